@@ -1,0 +1,178 @@
+"""Data as rows: one view of the many shapes that training sets and queries come in.
+
+Accepted: a list (or any sequence or map-style data set) of examples; columns, that is a tuple or dict of
+tensors or arrays of equal length; a DataLoader, whose data set and collate function are used, in order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, default_collate
+
+from whence.errors import WhenceError
+
+Collate = Callable[[list[Any]], Any]
+
+
+class Rows:
+    """`len`, `rows[i]` and batches of a data set, whatever its shape.
+
+    >>> rows = Rows((torch.arange(6.0).view(3, 2), torch.tensor([0, 1, 0])))
+    >>> len(rows), rows[1]
+    (3, (tensor([2., 3.]), tensor(1)))
+    >>> rows.batch([0, 2])[1]
+    tensor([0, 0])
+    """
+
+    def __init__(self, data: Any, collate: Collate | None = None) -> None:
+        if isinstance(data, Rows):
+            data, collate = data.data, collate or data.collate
+        if isinstance(data, DataLoader):
+            _refuse_shuffled(data)
+            collate = collate or data.collate_fn
+            data = data.dataset
+        self.data = data
+        self.collate: Collate = collate or default_collate
+        self.columns = isinstance(data, (tuple, Mapping)) and not hasattr(data, "_fields")
+        if isinstance(data, IterableDataset) or not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+            raise WhenceError(
+                f"data of type {type(data).__name__} cannot be read by position: expected a sequence, a map-style "
+                "data set, a tuple or dict of tensors, or a DataLoader over one of these"
+            )
+        if self.columns:
+            values = list(data.values()) if isinstance(data, Mapping) else list(data)
+            lengths = {len(v) for v in values}
+            if len(lengths) != 1:
+                raise WhenceError(
+                    f"columns of different lengths {sorted(lengths)}: a tuple or dict holds whole columns, one row "
+                    "for each example; pass a list for single examples"
+                )
+            self._length = lengths.pop()
+        else:
+            self._length = len(data)
+        if self._length == 0:
+            raise WhenceError("the data set is empty: expected at least one example")
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, i: int) -> Any:
+        if not self.columns:
+            return self.data[i]
+        if isinstance(self.data, Mapping):
+            return {k: v[i] for k, v in self.data.items()}
+        return tuple(v[i] for v in self.data)
+
+    def batch(self, indices: Iterable[int]) -> Any:
+        return self.collate([self[i] for i in indices])
+
+    def batches(self, ranges: Sequence[range], workers: int = 0) -> Iterator[tuple[range, Any, list[str]]]:
+        """(indices, collated batch, content digest of each example) for each range, read ahead by `workers`."""
+        loader = DataLoader(
+            _Indexed(self),
+            batch_sampler=[list(r) for r in ranges],  # ty: ignore[invalid-argument-type]
+            collate_fn=_CollateWithDigests(self.collate),
+            num_workers=workers,
+        )
+        for r, (batch, digests) in zip(ranges, loader):
+            yield r, batch, digests
+
+    def digests(self, indices: Iterable[int] | None = None) -> list[str]:
+        return [digest(self[i]) for i in (range(len(self)) if indices is None else indices)]
+
+
+class _Indexed(torch.utils.data.Dataset):
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.rows[i]
+
+
+class _CollateWithDigests:
+    def __init__(self, collate: Collate) -> None:
+        self.collate = collate
+
+    def __call__(self, examples: list[Any]) -> tuple[Any, list[str]]:
+        return self.collate(examples), [digest(e) for e in examples]
+
+
+def _refuse_shuffled(loader: DataLoader) -> None:
+    sampler = loader.sampler if loader.batch_sampler is not None else None
+    if sampler is not None and not isinstance(sampler, SequentialSampler):
+        raise WhenceError(
+            f"the DataLoader reads its data in another order ({type(sampler).__name__}): row n of an index must be "
+            "example n of the data set. Pass shuffle=False, or the data set itself"
+        )
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The batch with every tensor in it on `device`."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return type(batch)({k: to_device(v, device) for k, v in batch.items()})  # ty: ignore
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(v, device) for v in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(to_device(v, device) for v in batch)
+    return batch
+
+
+def digest(example: Any) -> str:
+    """A short content digest of one example, equal for equal content on every machine.
+
+    >>> digest((torch.ones(2), 3)) == digest((torch.ones(2), 3)) != digest((torch.ones(2), 4))
+    True
+    """
+    h = hashlib.blake2b(digest_size=8)
+    _feed(h.update, example)
+    return h.hexdigest()
+
+
+def _feed(update: Callable[[bytes], None], value: Any) -> None:
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        if value.dtype == torch.bfloat16:
+            value = value.view(torch.int16)
+        value = value.numpy()
+    if isinstance(value, (np.ndarray, np.generic)):
+        array = np.ascontiguousarray(value)
+        update(f"a{array.dtype.str}{array.shape}".encode())
+        update(array.tobytes())
+    elif isinstance(value, Mapping):
+        update(b"{")
+        for key in sorted(value, key=str):
+            update(str(key).encode())
+            _feed(update, value[key])
+        update(b"}")
+    elif isinstance(value, (list, tuple)):
+        update(b"[")
+        for v in value:
+            _feed(update, v)
+        update(b"]")
+    elif isinstance(value, str):
+        update(b"s" + value.encode())
+    elif isinstance(value, bytes):
+        update(b"b" + value)
+    elif isinstance(value, (bool, int)) or value is None:
+        update(f"i{value}".encode())
+    elif isinstance(value, float):
+        update(b"f" + struct.pack("<d", value))
+    elif hasattr(value, "tobytes") and hasattr(value, "size"):  # Pillow images
+        update(f"p{getattr(value, 'mode', '')}{value.size}".encode() + value.tobytes())
+    else:
+        raise WhenceError(
+            f"cannot tell whether two examples of type {type(value).__name__} are equal: expected tensors, arrays, "
+            "numbers, strings, or lists, tuples and dicts of these. Convert it in the data set"
+        )

@@ -1,0 +1,98 @@
+"""Per-example gradients of parameters that no layer rule covers: three general ways, each dearer than the last.
+
+    expanded    the parameter is replaced by one copy for each example (class tokens, position embeddings)
+    vmap        torch.func over the examples
+    loop        one backward pass for each example
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from whence.tasks.base import Task
+
+
+class Measured(nn.Module):
+    """The task's measure as a module, so that torch.func can swap parameters of the user's model in it."""
+
+    def __init__(self, model: nn.Module, task: Task, measure: str) -> None:
+        super().__init__()
+        self.training = model.training  # registering a child must not be followed by a mode change
+        self.model = model
+        self.task, self.measure = task, measure
+
+    def forward(self, batch: Any, ids: Sequence[int]) -> Tensor:
+        return self.task.measure(self.model, batch, name=self.measure, ids=ids)
+
+    def values(self, swapped: Mapping[str, Tensor], batch: Any, ids: Sequence[int]) -> Tensor:
+        if not swapped:
+            return self(batch, ids)
+        return functional_call(self, {f"model.{n}": t for n, t in swapped.items()}, (batch, ids))
+
+
+def expanded_copies(model: nn.Module, shapes: Mapping[str, tuple[int, ...]], batch: int) -> dict[str, Tensor]:
+    """Leaves of shape (B, *shape) for the named parameters, where `shape` is how one copy is laid out."""
+    parameters = dict(model.named_parameters()) if shapes else {}
+    return {
+        n: parameters[n].detach().reshape(shape).expand(batch, *shape).clone().requires_grad_()
+        for n, shape in shapes.items()
+    }
+
+
+def expansions(shape: Sequence[int]) -> list[tuple[int, ...]]:
+    """Layouts worth trying for one example's copy: broadcasting decides which, if any, is right."""
+    tries = [tuple(shape[1:])] if shape and shape[0] == 1 else []
+    return [*tries, tuple(shape), (1, *shape)]
+
+
+def by_vmap(measured: Measured, names: list[str], batch: Any, ids: Sequence[int]) -> dict[str, Tensor]:
+    """(B, *shape) gradients by vmap over the examples of a batch."""
+    leaves, spec = tree_flatten(batch)
+    mapped = [isinstance(x, Tensor) and x.dim() > 0 and x.shape[0] == len(ids) for x in leaves]
+    if not all(m or not isinstance(x, Tensor) for m, x in zip(mapped, leaves)):
+        raise ValueError("a tensor of the batch has no example axis")
+
+    def value(parameters: dict[str, Tensor], *tensors: Tensor) -> Tensor:
+        given = iter(tensors)
+        example = [next(given).unsqueeze(0) if m else x for m, x in zip(mapped, leaves)]
+        return measured.values(parameters, tree_unflatten(example, spec), [-1]).sum()
+
+    parameters = {n: p.detach() for n, p in measured.model.named_parameters() if n in names}
+    tensors = [x for m, x in zip(mapped, leaves) if m]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "performance drop: no batching rule" is expected here
+        per_example = vmap(grad(value), in_dims=(None, *[0] * len(tensors)))
+        return {n: g.detach() for n, g in per_example(parameters, *tensors).items()}
+
+
+def by_loop(measured: Measured, names: list[str], batch: Any, ids: Sequence[int]) -> dict[str, Tensor]:
+    """(B, *shape) gradients, one backward pass for each example."""
+    parameters = {n: p for n, p in measured.model.named_parameters() if n in names}
+    rows: dict[str, list[Tensor]] = {n: [] for n in names}
+    try:
+        for p in parameters.values():
+            p.requires_grad_(True)
+        for b in range(len(ids)):
+            with torch.backends.cudnn.flags(enabled=False):  # cuDNN's recurrent layers refuse backward in eval mode
+                value = measured(single(batch, b, len(ids)), [ids[b]]).sum()
+                grads = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
+            for (n, p), g in zip(parameters.items(), grads):
+                rows[n].append(torch.zeros_like(p) if g is None else g)
+    finally:
+        for p in parameters.values():
+            p.requires_grad_(False)
+    return {n: torch.stack(r) for n, r in rows.items()}
+
+
+def single(batch: Any, b: int, size: int) -> Any:
+    """Example b of a collated batch, as a batch of one."""
+    leaves, spec = tree_flatten(batch)
+    cut = [x[b : b + 1] if isinstance(x, Tensor) and x.dim() and x.shape[0] == size else x for x in leaves]
+    return tree_unflatten(cut, spec)

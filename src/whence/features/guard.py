@@ -1,0 +1,48 @@
+"""Leave a model, and the random number generators, exactly as they were."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import nn
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Inside: eval mode and no parameter requires grad. After, whatever happened: all as before.
+
+    Restores train/eval mode of every module, requires_grad and .grad of every parameter, the content of
+    every buffer, and the Python, NumPy and torch (CPU and CUDA) generators.
+    """
+    modes = [(m, m.training) for m in model.modules()]
+    parameters = [(p, p.requires_grad, p.grad) for p in model.parameters()]
+    buffers = [(b, b.detach().clone(), b._version) for b in model.buffers()]
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)  # it skips the modules whose hooks we need
+        model.eval()
+        for p, _, _ in parameters:
+            p.requires_grad_(False)
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fastpath)
+        for m, training in modes:
+            m.training = training
+        for p, requires_grad, grad in parameters:
+            p.requires_grad_(requires_grad)
+            p.grad = grad
+        with torch.no_grad():
+            for b, content, version in buffers:
+                if b._version != version:
+                    b.copy_(content)
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)

@@ -1,0 +1,95 @@
+"""Normalisation layers: y = x̂ ⊙ w + b, so the gradients are Σ δ ⊙ x̂ and Σ δ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from whence.features.layers.base import Add, Rule, fold, register, register_where
+
+
+class Affine(Rule):
+    """What the norms share. `normalized` gives x̂; `per_channel` sums over all but the parameter's own axes."""
+
+    def forward(self, x: Tensor, batch: int) -> Any:
+        return x  # autograd keeps the same tensor for the norm's own backward pass: no extra memory
+
+    def normalized(self, x: Tensor) -> Tensor:
+        raise TypeError(f"{type(self).__name__} defines no normalized")
+
+    def per_channel(self, g: Tensor, batch: int) -> Tensor:
+        raise TypeError(f"{type(self).__name__} defines no per_channel")
+
+    def backward(self, kept: Any, g: Tensor, batch: int, add: Add) -> None:
+        p = self.projections.get("weight")
+        if p is not None:
+            add("weight", p(self.per_channel(g * self.normalized(kept), batch)))
+        p = self.projections.get("bias")
+        if p is not None:
+            add("bias", p(self.per_channel(g, batch)))
+
+
+@register(nn.LayerNorm)
+class LayerNorm(Affine):
+    def normalized(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.module.normalized_shape, eps=self.module.eps)
+
+    def per_channel(self, g: Tensor, batch: int) -> Tensor:  # (B, ..., *normalized_shape) → (B, C)
+        return g.reshape(batch, -1, self.module.weight.numel()).sum(1)
+
+
+@register(nn.RMSNorm)
+class RMSNorm(LayerNorm):
+    parameters = ("weight",)
+
+    def normalized(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, tuple(self.module.weight.shape), eps=getattr(self.module, "eps", None))
+
+
+@register_where(lambda m: type(m).__name__.endswith("RMSNorm") and hasattr(m, "weight"))
+class LibraryRMSNorm(RMSNorm):
+    """Hugging Face's RMS norms. Statistics are taken in float32, as these modules do."""
+
+    def normalized(self, x: Tensor) -> Tensor:
+        eps = next((getattr(self.module, a) for a in ("variance_epsilon", "eps") if hasattr(self.module, a)), 1e-6)
+        wide = x if x.dtype == torch.float64 else x.float()
+        return F.rms_norm(wide, (x.shape[-1],), eps=eps)
+
+
+class ChannelNorm(Affine):
+    """Parameters along axis 1."""
+
+    def per_channel(self, g: Tensor, batch: int) -> Tensor:  # (B·n, C, ...) → (B, C)
+        return fold(g.flatten(2).sum(2) if g.dim() > 2 else g, batch)
+
+
+@register(nn.GroupNorm)
+class GroupNorm(ChannelNorm):
+    def normalized(self, x: Tensor) -> Tensor:
+        return F.group_norm(x, self.module.num_groups, eps=self.module.eps)
+
+
+@register(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+class BatchNorm(ChannelNorm):
+    """With running statistics (eval mode): an affine map with constant x̂ = (x − μ)/σ.
+
+    Σ δ x̂ = (Σ δ x − μ Σ δ)/σ needs no normalised copy of the activations.
+    """
+
+    @classmethod
+    def covers(cls, module: Any) -> bool:
+        return module.running_mean is not None
+
+    def backward(self, kept: Any, g: Tensor, batch: int, add: Add) -> None:
+        m = self.module
+        total = self.per_channel(g, batch)  # (B, C)
+        p = self.projections.get("weight")
+        if p is not None:
+            dots = self.per_channel(g * kept, batch)
+            add("weight", p((dots - m.running_mean * total) * torch.rsqrt(m.running_var + m.eps)))
+        p = self.projections.get("bias")
+        if p is not None:
+            add("bias", p(total))

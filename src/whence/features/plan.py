@@ -1,0 +1,236 @@
+"""Which way each parameter goes, decided on a few real examples and checked against autograd.
+
+Three examples are run one by one with ordinary autograd, and as one batch through the collector. A module
+whose features disagree is tried with another layout, then its parameters are handed to the general ways.
+So a wrong guess about somebody's model costs time, never correctness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whence.data import Rows, to_device
+from whence.errors import WhenceError
+from whence.features import fallback
+from whence.features.collector import FRONT, SECOND, SHARED, Collector, Coverage, Use
+from whence.features.guard import untouched
+from whence.features.layers import rule_for
+from whence.features.units import Unit, placement
+from whence.tasks.base import Task
+
+# Structural mistakes give errors of order one; these only leave room for rounding in another batch shape.
+TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
+EXAMPLES = 3
+
+
+def plan_coverage(model: nn.Module, task: Task, rows: Rows, units: Sequence[Unit], measure: str = "loss") -> Coverage:
+    """The cheapest correct way for each unit. Raises for what cannot be covered, by name."""
+    return _Planner(model, task, rows, units, measure).run()
+
+
+class _Planner:
+    def __init__(self, model: nn.Module, task: Task, rows: Rows, units: Sequence[Unit], measure: str) -> None:
+        self.model, self.task, self.units, self.measure = model, task, units, measure
+        self.device, _ = placement(model)
+        count = min(EXAMPLES, len(rows))
+        self.ids = sorted({round(i * (len(rows) - 1) / max(1, count - 1)) for i in range(count)})
+        self.batch = to_device(rows.batch(self.ids), self.device)
+        self.singles = [to_device(rows.batch([i]), self.device) for i in self.ids]
+        self.tolerance = TOLERANCE[next(model.parameters()).dtype]
+        self.coverage = Coverage(uses=_find_uses(model, units))
+
+    def run(self) -> Coverage:
+        self.truth, self.reached = self._autograd()
+        self._choose_layouts()
+        hooked = {u.name for use in self.coverage.uses for u in use.units.values()}
+        loose = [u for u in self.units if u.name not in hooked]
+        self.coverage.unused = [u.name for u in self.units if u.name not in self.reached]
+        loose = [u for u in loose if u.name in self.reached]
+        loose = [u for u in loose if not self._expands(u)]
+        if loose:
+            names = [u.name for u in loose]
+            self.coverage.vmapped = names
+            if self._wrong(loose):
+                self.coverage.vmapped, self.coverage.looped = [], names
+        wrong = self._wrong(self.units, catch=False)
+        if wrong:
+            raise WhenceError(
+                f"no per-example gradient could be confirmed for {', '.join(repr(u.name) for u in wrong)}: "
+                "features disagree with a backward pass of a single example. Name them in exclude=[regex]"
+            )
+        return self.coverage
+
+    def _autograd(self) -> tuple[Tensor, set[str]]:
+        """The (B, D) features of the examples run one by one, and the parameters that got a gradient."""
+        parameters = dict(self.model.named_parameters())
+        wanted = [parameters[u.name] for u in self.units]
+        rows, reached, values = [], set(), []
+        with untouched(self.model):
+            for p in wanted:
+                p.requires_grad_(True)
+            for i, single in zip(self.ids, self.singles):
+                total: list[Tensor | None] = [None] * len(wanted)
+                value = 0.0
+                for part in self.task.passes(single, [i]):
+                    out = self._values(part, [i])
+                    value += float(out.detach().sum())
+                    if not out.requires_grad:
+                        continue
+                    grads = torch.autograd.grad(out.sum(), wanted, allow_unused=True)
+                    total = [a if b is None else b if a is None else a + b for a, b in zip(total, grads)]
+                reached |= {u.name for u, g in zip(self.units, total) if g is not None}
+                rows.append(torch.cat([_project(u, g) for u, g in zip(self.units, total)]))
+                values.append(value)
+            for p in wanted:
+                p.requires_grad_(False)
+            with torch.no_grad():
+                together = sum(self._values(part, self.ids) for part in self.task.passes(self.batch, self.ids))
+        self._check_independent(values, together)
+        if not reached:
+            raise WhenceError("the loss depends on no attributed parameter: is the model detached or under no_grad?")
+        return torch.stack(rows), reached
+
+    def _values(self, batch: Any, ids: list[int]) -> Tensor:
+        values = self.task.measure(self.model, batch, name=self.measure, ids=ids)
+        if not isinstance(values, Tensor) or values.shape != (len(ids),):
+            shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            hint = " Use reduction='none' and average over everything but the first axis." if shape == () else ""
+            raise WhenceError(
+                f"{type(self.task).__name__} gave {'a scalar' if shape == () else shape} for a batch of {len(ids)}: "
+                f"expected one value for each example, shape ({len(ids)},).{hint}"
+            )
+        return values
+
+    def _check_independent(self, alone: list[float], together: Any) -> None:
+        a = torch.tensor(alone, dtype=torch.float64)
+        b = together.detach().double().cpu()
+        finite = a.isfinite() & b.isfinite()
+        if not torch.allclose(a[finite], b[finite], rtol=10 * self.tolerance, atol=10 * self.tolerance):
+            worst = int((a - b).abs().nan_to_num().argmax())
+            raise WhenceError(
+                f"the {self.measure} of example {self.ids[worst]} is {alone[worst]:.6g} alone but {float(b[worst]):.6g} "
+                "in a batch: features of an example must not depend on its batch mates or on random numbers. "
+                "Look for a mean over the batch, batch statistics, unmasked padding, or sampling in the model"
+            )
+
+    def _choose_layouts(self) -> None:
+        """Give every hooked module the first layout that agrees with autograd, or drop its units."""
+        tried: dict[str, list[str]] = {}
+        seen = _input_shapes(self)
+        for use in self.coverage.uses:
+            tried[use.name] = _layouts(seen.get(use.name, []), len(self.ids))
+            use.layout = tried[use.name].pop(0) if tried[use.name] else None
+        while True:
+            wrong = {u.name for u in self._wrong([u for use in self._live() for u in use.units.values()])}
+            bad = [use for use in self._live() if any(u.name in wrong for u in use.units.values())]
+            if not bad:
+                break
+            for use in bad:
+                if tried[use.name]:
+                    use.layout = tried[use.name].pop(0)
+                else:
+                    self._unhook(wrong)
+        # Reached by autograd, though not through any call of its modules: used as a bare tensor.
+        called = {u.name for use in self._live() for u in use.units.values()}
+        self._unhook(self.reached - called)
+
+    def _unhook(self, names: set[str]) -> None:
+        """A parameter is covered everywhere by its rules, or nowhere."""
+        for use in self.coverage.uses:
+            use.units = {k: u for k, u in use.units.items() if u.name not in names}
+            use.rule.projections = {k: u.projection for k, u in use.units.items()}
+        self.coverage.uses = [use for use in self.coverage.uses if use.units]
+
+    def _live(self) -> list[Use]:
+        return [use for use in self.coverage.uses if use.layout is not None]
+
+    def _expands(self, unit: Unit) -> bool:
+        for shape in fallback.expansions(unit.shape):
+            self.coverage.expanded[unit.name] = shape
+            if not self._wrong([unit]):
+                return True
+            del self.coverage.expanded[unit.name]
+        return False
+
+    def _wrong(self, units: Sequence[Unit], catch: bool = True) -> list[Unit]:
+        """Those of `units` whose features disagree with autograd; all of them if the pass fails."""
+        try:
+            with Collector(self.model, self.task, self.units, self.coverage, self.measure) as collect:
+                got, _ = collect(self.batch, self.ids)
+        except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
+            if catch:
+                return list(units)
+            raise
+        finite = self.truth.isfinite().all(1)
+        if not finite.any():
+            raise WhenceError(f"the gradients of all examples tried ({self.ids}) are NaN or infinite: look at the model")
+        truth, got = self.truth[finite], got[finite]
+        floor = 1e-3 * truth.norm(dim=1)
+
+        def agrees(u: Unit) -> bool:
+            error = (got[:, u.columns] - truth[:, u.columns]).norm(dim=1)
+            return bool((error <= self.tolerance * torch.maximum(truth[:, u.columns].norm(dim=1), floor)).all())
+
+        return [u for u in units if not agrees(u)]
+
+
+def _project(unit: Unit, gradient: Tensor | None) -> Tensor:
+    if gradient is None:
+        return torch.zeros(unit.stop - unit.start, **_like(unit))
+    return unit.projection(gradient.detach().to(_like(unit)["dtype"]).unsqueeze(0))[0]
+
+
+def _like(unit: Unit) -> dict[str, Any]:
+    p = unit.projection
+    return {"device": p.device, "dtype": p.dtype}
+
+
+def _find_uses(model: nn.Module, units: Sequence[Unit]) -> list[Use]:
+    """Every module with a rule that holds an attributed parameter. Tied parameters are found in all of them."""
+    parameters = dict(model.named_parameters())
+    unit_of = {id(parameters[u.name]): u for u in units}
+    uses = []
+    for name, module in model.named_modules():
+        own = {k: unit_of[id(p)] for k, p in module._parameters.items() if p is not None and id(p) in unit_of}
+        rule = rule_for(module) if own else None
+        if rule is not None:
+            own = {k: u for k, u in own.items() if k in rule.parameters}
+            uses.append(Use(name, module, rule(module, {k: u.projection for k, u in own.items()}), own))
+    return [use for use in uses if use.units]
+
+
+def _input_shapes(planner: _Planner) -> dict[str, list[tuple[int, ...]]]:
+    """The input shapes that each hooked module sees in a batch."""
+    seen: dict[str, list[tuple[int, ...]]] = {}
+    handles = []
+    try:
+        for use in planner.coverage.uses:
+
+            def note(_m: nn.Module, args: Any, kwargs: Any, _out: Any, name: str = use.name) -> None:
+                x = args[0] if args else next(iter(kwargs.values()))
+                seen.setdefault(name, []).append(tuple(x.shape))
+
+            handles.append(use.module.register_forward_hook(note, with_kwargs=True))
+        with untouched(planner.model), torch.no_grad():
+            for part in planner.task.passes(planner.batch, planner.ids):
+                planner._values(part, planner.ids)
+    finally:
+        for h in handles:
+            h.remove()
+    return seen
+
+
+def _layouts(shapes: list[tuple[int, ...]], batch: int) -> list[str]:
+    """Layouts that these shapes allow, likeliest first; none if the module was never reached."""
+    if not shapes:
+        return []
+    possible = [
+        (FRONT, all(s[0] % batch == 0 for s in shapes)),
+        (SECOND, all(len(s) > 1 and s[1] == batch for s in shapes)),
+        (SHARED, True),
+    ]
+    return [layout for layout, ok in possible if ok]

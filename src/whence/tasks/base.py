@@ -1,0 +1,39 @@
+"""Task: what a model is trained on and what is attributed, one value for each example of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.data import default_collate
+
+from whence.errors import unknown
+
+
+class Task:
+    """Subclass and define `loss`; override `measure` to differentiate something else.
+
+    Losses are (B,) tensors: entry b depends on example b alone.
+
+    >>> class Regression(Task):
+    ...     def loss(self, model, batch):
+    ...         x, y = batch
+    ...         return (model(x).squeeze(-1) - y) ** 2
+    """
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        raise TypeError(f"{type(self).__name__} defines no loss(model, batch) -> (B,) tensor")
+
+    def measure(self, model: nn.Module, batch: Any, *, name: str = "loss", ids: Sequence[int] | None = None) -> Tensor:
+        """What is differentiated; `name` is the method's choice, `ids` are the examples' positions."""
+        if name != "loss":
+            raise unknown(f"measure of {type(self).__name__}", name, ["loss"])
+        return self.loss(model, batch)
+
+    def passes(self, batch: Any, ids: Sequence[int] | None) -> Iterator[Any]:
+        """The batches to run for one batch of examples; gradients add up over them. Default: one."""
+        yield batch
+
+    def collate(self, examples: list[Any]) -> Any:
+        return default_collate(examples)
