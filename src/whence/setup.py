@@ -1,0 +1,30 @@
+"""Setup: everything the command line needs to know about a user's project."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from whence.data import Collate
+from whence.tasks.base import Task
+
+
+@dataclass
+class Setup:
+    """What `make()` returns in `whence build my_project.setup:make`.
+
+    `learn_queries` and `eval_queries` are two disjoint sets, neither part of the training data. `show` turns
+    an example into something a page can show: an image array, a text, or a dict with image, text and label.
+    """
+
+    model: nn.Module
+    task: Task
+    train_data: Any
+    learn_queries: Any = None
+    eval_queries: Any = None
+    collate: Collate | None = None
+    show: Callable[[Any], Any] | None = None
+    ids: Sequence[Any] | None = None
