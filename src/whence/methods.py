@@ -7,6 +7,7 @@ TracIn has K = I (Eq. 1 of the paper), TRAK K = (ΦᵀΦ + λI)⁻¹ (Eq. 2).
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
@@ -17,17 +18,24 @@ from whence.errors import WhenceError, unknown
 from whence.kernels.gram import Gram
 from whence.projection import Spec
 
+PROJECTION = "kron(16)"
+
 
 @dataclass(frozen=True)
 class Method:
-    """What every method names. Two methods fit one index if measure and projection agree."""
+    """What every method names. Two methods fit one index if measure and projection agree.
+
+    Without a `projection` a method takes kron(16) where an index is built, and that of the index where one
+    is scored.
+    """
 
     name: ClassVar[str] = ""
     measure: ClassVar[str] = "loss"  # what the task is asked to differentiate
-    projection: str = "kron(16)"
+    projection: str | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "projection", str(Spec.parse(self.projection)))
+        if self.projection is not None:
+            object.__setattr__(self, "projection", str(Spec.parse(self.projection)))
 
     @property
     def linear(self) -> bool:
@@ -40,12 +48,15 @@ class Method:
         return None
 
     def final(self, linear: Tensor, query_squares: Tensor, train_squares: Tensor, weights: Tensor) -> Tensor:
-        """(Q, N) scores from the linear part; squares are squared group norms, (Q, M) and (N, M)."""
+        """(Q, N) scores, entry by entry from the linear part; differentiable in `weights` (M,).
+
+        The squares are squared norms of the features of each group, (Q, M) and (N, M).
+        """
         return linear
 
     def describe(self) -> dict[str, Any]:
         """A JSON-able description that `parse` reads back."""
-        return {"name": self.name, **asdict(self)}  # ty: ignore[invalid-argument-type]
+        return {"name": self.name, **asdict(self)}
 
 
 @dataclass(frozen=True)
@@ -65,10 +76,11 @@ class TracIn(Method):
     def final(self, linear: Tensor, query_squares: Tensor, train_squares: Tensor, weights: Tensor) -> Tensor:
         if not self.cosine:
             return linear
-        q = (query_squares @ weights).clamp(min=0).sqrt()  # (Q,)
-        n = (train_squares @ weights).clamp(min=0).sqrt()  # (N,)
+        # Clamped before the root: a feature of zeros has score 0, and no NaN as its gradient.
         tiny = torch.finfo(linear.dtype).tiny
-        return linear / (q.unsqueeze(1) * n).clamp(min=tiny)
+        q = (query_squares @ weights).clamp(min=tiny).rsqrt()  # (Q,)
+        n = (train_squares @ weights).clamp(min=tiny).rsqrt()  # (N,)
+        return linear * q.unsqueeze(1) * n
 
 
 @dataclass(frozen=True)
@@ -83,8 +95,9 @@ class TRAK(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.damping >= 0:
+        if isinstance(self.damping, bool) or not 0 <= self.damping < math.inf:
             raise WhenceError(f"damping {self.damping} of TRAK: expected a number ≥ 0")
+        object.__setattr__(self, "damping", float(self.damping))
         if self.form not in ("auto", "primal", "dual"):
             raise unknown("form", self.form, ("auto", "primal", "dual"))
 
@@ -101,13 +114,19 @@ def parse(method: str | Method | dict[str, Any]) -> Method:
     """A method from its short name, its description, or itself.
 
     >>> parse("trak")
-    TRAK(projection='kron(16)', damping=0.1, relative=True, form='auto')
+    TRAK(projection=None, damping=0.1, relative=True, form='auto')
     """
     if isinstance(method, Method):
         return method
     if isinstance(method, dict):
         fields = dict(method)
-        return METHODS[fields.pop("name")](**fields)
+        name = fields.pop("name", None)
+        if name not in METHODS:
+            raise unknown("method", name, METHODS)
+        try:
+            return METHODS[name](**fields)
+        except TypeError as e:
+            raise WhenceError(f"{name!r} cannot be made from {fields}: {e}") from None
     if method in METHODS:
         return METHODS[method]()
     if method in _SHORT:
@@ -115,15 +134,22 @@ def parse(method: str | Method | dict[str, Any]) -> Method:
     raise unknown("method", method, [*METHODS, *_SHORT])
 
 
+def for_building(method: str | Method) -> Method:
+    """The method to build an index for, with its projection settled."""
+    method = parse(method)
+    return method if method.projection else replace(method, projection=PROJECTION)
+
+
 def on_index(method: str | Method | None, built: Method) -> Method:
-    """The method to score with on an index built for `built`. A short name takes over its projection."""
+    """The method to score with on an index built for `built`, whose projection it takes if it names none."""
     if method is None:
         return built
-    if isinstance(method, str):
-        method = replace(parse(method), projection=built.projection)
+    method = parse(method)
+    if method.projection is None:
+        method = replace(method, projection=built.projection)
     if (method.measure, method.projection) != (built.measure, built.projection):
         raise WhenceError(
             f"{method} differentiates {method.measure!r} under {method.projection}, but the index holds "
-            f"{built.measure!r} under {built.projection}: build another index, or choose a method of the same kind"
+            f"{built.measure!r} under {built.projection}: build another index, or choose a method like it"
         )
     return method

@@ -9,22 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from whence.errors import WhenceError
+from whence.errors import WhenceError, unknown
 from whence.groups import Groups
 from whence.methods import Method
 
 if TYPE_CHECKING:
     from whence.weights import Weights
 
+    WeightsLike = Weights | Tensor | Sequence[float] | None
+
 
 @dataclass(frozen=True)
 class Top:
-    """The k best training examples of each query, best first."""
+    """The k best training examples of each query, best first; of equal scores the earlier example first."""
 
     indices: Tensor  # (Q, k)
     values: Tensor  # (Q, k)
@@ -37,15 +40,19 @@ class TrainSide:
 
     examples: int
     units: Sequence[str]
-    columns: Sequence[slice]
-    checkpoint_weights: Sequence[float]
-    blocks: Callable[[], Iterator[tuple[slice, list[Tensor]]]]  # rows, [K g(n)] (n, D) for each checkpoint
+    columns: Sequence[slice]  # of each unit
+    checkpoint_weights: Sequence[float]  # η_c
+    cuts: Sequence[slice]  # the rows of each block
+    block: Callable[[int], list[Tensor]]  # [K g(n)] of the rows cuts[s], (n, D) for each checkpoint
     squares: Callable[[], Tensor]  # (N, U): squared norms of the features, summed over checkpoints with η
     skipped: Callable[[], Tensor]  # (N,) bool
     ids: Sequence[Any] | None
 
+    def blocks(self) -> Iterator[tuple[slice, list[Tensor]]]:
+        return ((rows, self.block(s)) for s, rows in enumerate(self.cuts))
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False, eq=False)
 class GroupScores:
     """Scores of Q queries against N training examples, resolved into M parameter groups."""
 
@@ -71,48 +78,54 @@ class GroupScores:
 
     def __repr__(self) -> str:
         q, n = self.shape
-        return f"GroupScores({self.method}, {q} queries × {n} training examples × {len(self.partition)} groups)"
+        return f"GroupScores({self.method}, {q} queries × {n} examples × {len(self.partition)} groups)"
 
     # --- scores ----------------------------------------------------------------------------------------
 
-    def total(self, weights: Weights | Tensor | Sequence[float] | None = None) -> Tensor:
+    def total(self, weights: WeightsLike = None) -> Tensor:
         """(Q, N) scores, one matrix product; positive = proponent."""
-        w = self._weights(weights)
-        scaled, out = self._scaled(w), torch.empty(self.shape)
+        w = self.weights(weights)
+        scaled, out = self.scaled(w), torch.empty(self.shape)
         for rows, blocks in self.train.blocks():
-            out[:, rows] = self._linear(scaled, blocks)
-        for q in self._query_blocks(self.train.examples):
-            out[q] = self.finish(out[q], w, q, slice(0, self.train.examples))
+            for q in self._query_blocks(rows):
+                out[q, rows] = self.finish(_linear(scaled[:, q], blocks), w, q, rows)
         return out
 
-    def top(self, k: int, weights: Weights | Tensor | Sequence[float] | None = None, largest: bool = True) -> Top:
+    def top(self, k: int, weights: WeightsLike = None, largest: bool = True) -> Top:
         """The k largest scores of each query (largest=False: the k smallest, opponents); only k are kept."""
-        if not 1 <= k <= self.train.examples:
-            raise WhenceError(f"top({k}) of {self.train.examples} training examples: expected 1 ≤ k ≤ N")
-        w = self._weights(weights)
-        scaled, skipped = self._scaled(w), self.train.skipped()
-        values = torch.empty(len(self), 0)
-        indices = torch.empty(len(self), 0, dtype=torch.long)
+        skipped = self.train.skipped()
+        usable = self.train.examples - int(skipped.sum())
+        if not 1 <= k <= usable:
+            left_out = f" ({self.train.examples - usable} more were skipped)" if skipped.any() else ""
+            raise WhenceError(f"top({k}) of {usable} training examples{left_out}: expected 1 ≤ k ≤ {usable}")
+        w = self.weights(weights)
+        scaled, worst = self.scaled(w), -torch.inf if largest else torch.inf
+        values, indices = torch.empty(len(self), k), torch.empty(len(self), k, dtype=torch.long)
+        have = 0
         for rows, blocks in self.train.blocks():
-            part = self.finish(self._linear(scaled, blocks), w, slice(0, len(self)), rows)
-            part = part.masked_fill(skipped[rows], -torch.inf if largest else torch.inf)
-            number = torch.arange(rows.start, rows.stop).expand_as(part)
-            values, indices = torch.cat([values, part], 1), torch.cat([indices, number], 1)
-            values, best = values.topk(min(k, values.shape[1]), largest=largest)
-            indices = indices.gather(1, best)
+            keep = min(k, have + rows.stop - rows.start)
+            for q in self._query_blocks(rows):
+                part = self.finish(_linear(scaled[:, q], blocks), w, q, rows)
+                part = part.masked_fill(skipped[rows], worst)
+                best, at = _stable_top(part, min(k, part.shape[1]), largest)
+                best = torch.cat([values[q, :have], best], 1)
+                number = torch.cat([indices[q, :have], at + rows.start], 1)
+                values[q, :keep], at = _stable_top(best, keep, largest)
+                indices[q, :keep] = number.gather(1, at)
+            have = keep
         ids = indices.tolist()
         if self.train.ids is not None:
             ids = [[self.train.ids[i] for i in row] for row in ids]
         return Top(indices, values, ids)
 
     def by_group(self) -> Tensor:
-        """(Q, N, M): the linear part group by group, before `final`. For small problems: all of it in memory."""
+        """(Q, N, M): the linear part, group by group, before `final`. For small problems: all in memory."""
         q, n = self.shape
         need = 4 * q * n * len(self.partition)
         if need > self.memory:
             raise WhenceError(
-                f"by_group() of {q} × {n} × {len(self.partition)} needs {need / 2**30:.1f} GiB, the budget is "
-                f"{self.memory / 2**30:.1f} GiB: score fewer queries, regroup, or raise memory= of the index"
+                f"by_group() of {q} × {n} × {len(self.partition)} needs {need / 2**30:.3g} GiB, the budget "
+                f"is {self.memory / 2**30:.3g} GiB: score fewer queries, regroup, or raise memory="
             )
         return self.contributions(slice(0, q))
 
@@ -120,30 +133,33 @@ class GroupScores:
 
     def contributions(self, queries: slice) -> Tensor:
         """(q, N, M) linear contributions of a block of queries."""
-        return torch.cat([part for _, part in self.stream(queries)], 1)
+        count = len(range(*queries.indices(len(self))))
+        out = torch.empty(count, self.train.examples, len(self.partition))
+        for rows, part in self.stream(queries):
+            out[:, rows] = part
+        return out
 
     def stream(self, queries: slice) -> Iterator[tuple[slice, Tensor]]:
         """(training rows, (q, n, M) linear contributions), block by block within the memory budget."""
         features = self.queries[:, queries]
-        group_of = self.partition.of(self.train.units)
-        m = len(self.partition)
-        step = max(1, self.memory // (8 * max(1, features.shape[1]) * m))
+        m, count = len(self.partition), max(1, features.shape[1])
+        step = max(1, self.memory // (8 * count * m))
         for rows, blocks in self.train.blocks():
-            for start in range(0, rows.stop - rows.start, step):
-                stop = min(start + step, rows.stop - rows.start)
+            for start in range(rows.start, rows.stop, step):
+                stop = min(start + step, rows.stop)
+                here = slice(start - rows.start, stop - rows.start)
                 out = torch.zeros(m, features.shape[1], stop - start)
                 for eta, q, block in zip(self.train.checkpoint_weights, features, blocks):
-                    for j, c in zip(group_of, self.train.columns):
-                        out[j].addmm_(q[:, c], block[start:stop, c].T, alpha=eta)
-                yield slice(rows.start + start, rows.start + stop), out.permute(1, 2, 0).contiguous()
+                    for j, c in self._runs:
+                        out[j].addmm_(q[:, c], block[here, c].T, alpha=eta)
+                yield slice(start, stop), out.permute(1, 2, 0).contiguous()
 
-    def finish(self, linear: Tensor, weights: Tensor, queries: slice, train: slice) -> Tensor:
+    def finish(self, linear: Tensor, weights: Tensor, queries: slice, train: slice | Tensor) -> Tensor:
         """Final scores from the linear part of a block; differentiable in `weights` (M,)."""
         if self.method.linear:
             return linear
-        q = self._to_groups(self._query_squares()[queries])
-        n = self._to_groups(self.train.squares()[train])
-        return self.method.final(linear, q, n, weights.to(linear.dtype))
+        q, n = self._query_squares[queries], self._train_squares[train]
+        return self.method.final(linear, q.to(linear), n.to(linear), weights.to(linear))
 
     # --- groups -----------------------------------------------------------------------------------------
 
@@ -153,54 +169,83 @@ class GroupScores:
         `groups` is a Groups over the same parameters, or {new name: names of groups of this one}.
         """
         if not isinstance(groups, Groups):
-            unknown = [g for names in groups.values() for g in names if g not in self.partition.members]
-            if unknown:
-                raise WhenceError(f"regroup names {unknown[0]!r}, which is not one of the groups {self.groups}")
-            groups = Groups(
-                {new: tuple(p for g in names for p in self.partition.members[g]) for new, names in groups.items()}
-            )
+            for name in (name for names in groups.values() for name in names):
+                if name not in self.partition.members:
+                    raise unknown("group", name, self.groups)
+            members = self.partition.members
+            groups = Groups({new: tuple(p for g in old for p in members[g]) for new, old in groups.items()})
         groups.of(self.train.units)
         return replace(self, partition=groups)
 
     # --- inside -----------------------------------------------------------------------------------------
 
-    def _weights(self, weights: Weights | Tensor | Sequence[float] | None) -> Tensor:
+    def weights(self, weights: WeightsLike) -> Tensor:
+        """(M,) from whatever names them; None is all ones."""
         m = len(self.partition)
         if weights is None:
             return torch.ones(m)
         aligned = getattr(weights, "aligned_to", None)
-        values = aligned(self.groups) if aligned else torch.as_tensor(weights, dtype=torch.float32)
-        values = values.to(torch.float32)
+        values = torch.as_tensor(aligned(self.groups) if aligned else weights, dtype=torch.float32).cpu()
         if values.shape != (m,):
             raise WhenceError(f"weights of shape {tuple(values.shape)} for {m} groups: expected ({m},)")
-        if not (values >= 0).all():
-            raise WhenceError("weights must be non-negative numbers, one for each group")
+        if not (values.isfinite() & (values >= 0)).all():
+            raise WhenceError("weights must be finite numbers ≥ 0, one for each group")
         return values
 
-    def _scaled(self, w: Tensor) -> Tensor:
+    def scaled(self, w: Tensor) -> Tensor:
         """Query features with η_c and the weight of its group on each column, (C, Q, D)."""
         column = torch.empty(self.queries.shape[2])
-        for j, c in zip(self.partition.of(self.train.units), self.train.columns):
+        for j, c in self._runs:
             column[c] = w[j]
         eta = torch.tensor(self.train.checkpoint_weights, dtype=torch.float32)
-        return self.queries * column * eta[:, None, None]
+        return self.queries * (eta.unsqueeze(1) * column).unsqueeze(1)
 
-    @staticmethod
-    def _linear(scaled: Tensor, blocks: Sequence[Tensor]) -> Tensor:
-        out = scaled[0] @ blocks[0].T
-        for q, block in zip(scaled[1:], blocks[1:]):
-            out.addmm_(q, block.T)
-        return out
+    @cached_property
+    def _runs(self) -> list[tuple[int, slice]]:
+        """(group, columns), where neighbouring units of one group are one run."""
+        runs: list[tuple[int, slice]] = []
+        for j, c in zip(self.partition.of(self.train.units), self.train.columns):
+            if runs and runs[-1][0] == j:
+                runs[-1] = (j, slice(runs[-1][1].start, c.stop))
+            else:
+                runs.append((j, c))
+        return runs
 
-    def _query_blocks(self, n: int) -> Iterator[slice]:
-        step = max(1, self.memory // (16 * n))
+    def _query_blocks(self, rows: slice) -> Iterator[slice]:
+        step = max(1, self.memory // (16 * (rows.stop - rows.start)))
         return (slice(a, min(a + step, len(self))) for a in range(0, len(self), step))
 
+    @cached_property
     def _query_squares(self) -> Tensor:
-        eta = torch.tensor(self.train.checkpoint_weights, dtype=torch.float32)
-        squares = (self.queries.square() * eta[:, None, None]).sum(0)  # (Q, D)
-        return torch.stack([squares[:, c].sum(1) for c in self.train.columns], 1)  # (Q, U)
+        """(Q, M): as `train.squares`, of the queries."""
+        out = torch.zeros(len(self), len(self.partition))
+        for eta, q in zip(self.train.checkpoint_weights, self.queries):
+            for j, c in self._runs:
+                out[:, j] += eta * q[:, c].square().sum(1)
+        return out
 
-    def _to_groups(self, per_unit: Tensor) -> Tensor:
-        out = torch.zeros(per_unit.shape[0], len(self.partition))
-        return out.index_add_(1, torch.tensor(self.partition.of(self.train.units)), per_unit)
+    @cached_property
+    def _train_squares(self) -> Tensor:
+        """(N, M)"""
+        out = torch.zeros(self.train.examples, len(self.partition))
+        return out.index_add_(1, torch.tensor(self.partition.of(self.train.units)), self.train.squares())
+
+
+def _linear(scaled: Tensor, blocks: Sequence[Tensor]) -> Tensor:
+    out = scaled[0] @ blocks[0].T
+    for q, block in zip(scaled[1:], blocks[1:]):
+        out.addmm_(q, block.T)
+    return out
+
+
+def _stable_top(values: Tensor, k: int, largest: bool) -> tuple[Tensor, Tensor]:
+    """As topk, but of equal values the earlier ones, in their order."""
+    best, at = values.topk(k, largest=largest)
+    last = best[:, -1:]
+    beaten_or_equal = (values >= last) if largest else (values <= last)
+    tied = (beaten_or_equal.sum(1) > k).nonzero()[:, 0]  # rows where topk chose among equals
+    if len(tied):
+        at[tied] = values[tied].sort(stable=True, dim=1, descending=largest).indices[:, :k]
+    at = at.sort(1).values
+    best, order = values.gather(1, at).sort(stable=True, dim=1, descending=largest)
+    return best, at.gather(1, order)

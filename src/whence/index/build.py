@@ -1,4 +1,4 @@
-"""Building an index: plan, print what it will cost, then shard after shard; a second call goes on where one stopped."""
+"""Building an index: the plan, then shard after shard; a second call goes on where the first stopped."""
 
 from __future__ import annotations
 
@@ -7,31 +7,30 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from whence import console
+from whence import console, methods
 from whence.data import Rows, to_device
 from whence.errors import WhenceError
-from whence.features import Collector, Coverage, Unit, plan_coverage
+from whence.features import Collector, Unit, plan_coverage
 from whence.index import manifest as mf
+from whence.index.checkpoints import Checkpoint, loaded
+from whence.index.checks import changed_example, length_now, shard_path, to_signed
+from whence.index.folder import LOG, locked, prepare_folder
 from whence.index.store import DTYPES, TEMPORARY, ShardError, pack, read_shard, write_bytes, write_shard
 from whence.tasks.base import Task
 
 SHARD_BYTES = 2**26
 SHARD_BATCHES = 64  # at most this much work is lost to a kill
 
-Checkpoint = Mapping[str, Tensor] | str | os.PathLike
-
-
-def shard_name(checkpoint: int, shard: int) -> str:
-    return f"c{checkpoint:02d}-{shard:06d}.safetensors"
+Batches = Iterator[tuple[range, Any, list[str]]]
+Todo = list[tuple[int, slice]]  # shard number, its rows
 
 
 def shard_size(batch_size: int, width: int, dtype: str) -> int:
@@ -60,36 +59,40 @@ class Builder:
         self.folder, self.manifest, self.model, self.task, self.rows = folder, manifest, model, task, rows
         self.units, self.checkpoints, self.ids = units, checkpoints, ids
         self.num_workers, self.progress = num_workers, progress
-        self.columns = manifest.columns
+        self.method = methods.parse(manifest.method)
+        self.measure = self.method.measure
 
     def run(self) -> None:
         prepare_folder(self.folder)
         with locked(self.folder):
             self._claim()
             todo = self._missing()
-            if not todo:
+            count = sum(r.stop - r.start for part in todo.values() for _, r in part)
+            if not count:
                 return
             started = time.perf_counter()
-            total = sum(len(r) for _, _, r in todo)
-            with console.progress("features", total, self.progress) as advance:
-                for c in sorted({c for c, _, _ in todo}):
-                    with self._weights_of(c):
-                        coverage = self._coverage(announce=c == todo[0][0])
-                        with Collector(self.model, self.task, self.units, coverage, self._measure) as collect:
-                            self._fill(collect, c, [(s, r) for k, s, r in todo if k == c], advance)
-            self._log(total, time.perf_counter() - started)
-
-    @property
-    def _measure(self) -> str:
-        from whence.methods import parse
-
-        return parse(self.manifest.method).measure
+            with ExitStack() as stack:
+                advance = None
+                for c, part in todo.items():
+                    checkpoint = None if self.checkpoints is None else self.checkpoints[c]
+                    with loaded(self.model, checkpoint):
+                        coverage = plan_coverage(self.model, self.task, self.rows, self.units, self.measure)
+                        if advance is None:
+                            if self.progress:
+                                kernel = self.method.kernel is not None
+                                console.show_plan(self.folder, self.manifest, coverage, count, kernel)
+                            bar = console.progress("features", count, self.progress, estimate="examples")
+                            advance = stack.enter_context(bar)
+                        with Collector(self.model, self.task, self.units, coverage, self.measure) as collect:
+                            self._fill(collect, c, part, advance)
+            self._log(count, time.perf_counter() - started)
+            self._check_data_stayed()
 
     def _claim(self) -> None:
         """Write the manifest, or check that the one there is the same."""
-        if (self.folder / mf.FILE).exists():
-            there = mf.Manifest.read(self.folder)
-            differ = mf.differences(there, self.manifest)
+        begun = (self.folder / mf.FILE).exists()
+        if begun:
+            differ = mf.differences(mf.Manifest.read(self.folder), self.manifest)
             if differ:
                 raise WhenceError(
                     f"{self.folder} already holds another index. What differs: {'; '.join(differ)}. "
@@ -98,69 +101,59 @@ class Builder:
         (self.folder / "shards").mkdir(exist_ok=True)
         if self.ids is not None:
             write_bytes(self.folder / "ids.json", (json.dumps(list(self.ids)) + "\n").encode())
-        if not (self.folder / mf.FILE).exists():
+        if not begun:
             write_bytes(self.folder / mf.FILE, self.manifest.to_json().encode())
         for leftover in (self.folder / "shards").glob(f"*{TEMPORARY}"):
             leftover.unlink()
 
-    def _missing(self) -> list[tuple[int, int, range]]:
-        """(checkpoint, shard, rows) still to compute; damaged shards are named and count as missing."""
-        todo = []
+    def _missing(self) -> dict[int, Todo]:
+        """What is still to compute, by checkpoint; damaged shards are named and count as missing."""
+        todo: dict[int, Todo] = {}
+        where, digests = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
         for c in range(len(self.manifest.models)):
             for s, r in enumerate(self.manifest.shards):
-                path = self.folder / "shards" / shard_name(c, s)
+                path = shard_path(self.folder, c, s)
                 try:
                     if path.exists():
-                        self._check_rows(read_shard(path, self.manifest.id), r)
+                        digests.append(read_shard(path, self.manifest.id)["digest"].clone())
+                        where.append(torch.arange(r.start, r.stop))
                         continue
                 except ShardError as e:
                     console.note(f"{e}: computing it again")
-                todo.append((c, s, r))
+                todo.setdefault(c, []).append((s, r))
+        changed = changed_example(self.rows, torch.cat(where), torch.cat(digests))
+        if changed is not None:
+            raise WhenceError(
+                f"example {changed} reads differently than when {self.folder} was begun: the data changed. "
+                "Restore the data, or build in another folder"
+            )
         return todo
 
-    def _check_rows(self, shard: Mapping[str, Tensor], rows: range) -> None:
-        """The shard's examples must still read as they did."""
-        for i in {rows[0], rows[-1]}:
-            if to_signed(self.rows.digests([i])[0]) != int(shard["digest"][i - rows.start]):
-                raise WhenceError(
-                    f"example {i} reads differently than when {self.folder} was begun: the data changed. "
-                    "Restore the data, or build in another folder"
-                )
+    def _fill(self, collect: Collector, c: int, todo: Todo, advance: console.Advance) -> None:
+        step, columns = self.manifest.batch_size, self.manifest.columns
+        cuts = [[range(a, min(a + step, r.stop)) for a in range(r.start, r.stop, step)] for _, r in todo]
+        stream = self.rows.batches([cut for shard in cuts for cut in shard], self.num_workers)
+        for (s, _), shard in zip(todo, cuts):
+            parts: list[dict[str, Tensor]] = []
+            for _ in shard:
+                where, batch, digests = self._next(stream)
+                parts.append(self._batch(collect, where, batch, digests))
+                advance(len(where))
+            whole = {k: torch.cat([p[k] for p in parts]) for k in parts[0]}
+            if c:
+                self._check_same(s, whole["digest"])
+            features = whole.pop("features")
+            whole["squares"] = torch.stack([features[:, x].square().sum(1) for x in columns], 1)
+            whole |= pack(features, columns, DTYPES[self.manifest.store_dtype])
+            write_shard(shard_path(self.folder, c, s), self.manifest.id, whole)
 
-    @contextmanager
-    def _weights_of(self, c: int) -> Iterator[None]:
-        with loaded(self.model, None if self.checkpoints is None else self.checkpoints[c]):
-            yield
-
-    def _coverage(self, announce: bool) -> Coverage:
-        coverage = plan_coverage(self.model, self.task, self.rows, self.units, self._measure)
-        if announce and self.progress:
-            console.show_plan(self.folder, self.manifest, coverage)
-        return coverage
-
-    def _fill(self, collect: Collector, c: int, todo: list[tuple[int, range]], advance: console.Advance) -> None:
-        step = self.manifest.batch_size
-        batches = [
-            range(a, min(a + step, r.stop)) for _, r in todo for a in range(r.start, r.stop, step)
-        ]
-        stream = self.rows.batches(batches, self.num_workers)
+    def _next(self, stream: Batches) -> tuple[range, Any, list[str]]:
         try:
-            for s, r in todo:
-                parts: list[dict[str, Tensor]] = []
-                while not parts or sum(len(p["loss"]) for p in parts) < len(r):
-                    where, batch, digests = next(stream)
-                    parts.append(self._batch(collect, where, batch, digests))
-                    advance(len(where))
-                whole = {k: torch.cat([p[k] for p in parts]) for k in parts[0]}
-                features = whole.pop("features")
-                whole["squares"] = torch.stack([features[:, x].square().sum(1) for x in self.columns], 1)
-                whole |= pack(features, self.columns, DTYPES[self.manifest.store_dtype])
-                write_shard(self.folder / "shards" / shard_name(c, s), self.manifest.id, whole)
-        except (StopIteration, IndexError) as e:
-            raise WhenceError(
-                f"the data ended before its {self.manifest.examples} examples were read: its length changed. "
-                "Build from data that stays as it is"
-            ) from e
+            return next(stream)
+        except IndexError:
+            if length_now(self.rows) == self.manifest.examples:
+                raise
+            raise self._other_length() from None
 
     def _batch(self, collect: Collector, where: range, batch: Any, digests: list[str]) -> dict[str, Tensor]:
         features, values = collect(to_device(batch, collect.device), list(where))
@@ -173,7 +166,7 @@ class Builder:
                 raise WhenceError(
                     f"the gradient of example {named[0]!r} is NaN or infinite"
                     + (f" (and of {len(bad) - 1} more in its batch)" if len(bad) > 1 else "")
-                    + ": look at the example and the model, or build with on_bad='skip' to leave it out of all scores"
+                    + ": look at the example and the model, or build with on_bad='skip' to leave it out"
                 )
             features[~finite] = 0.0
         return {
@@ -183,73 +176,42 @@ class Builder:
             "digest": torch.tensor([to_signed(d) for d in digests], dtype=torch.int64),
         }
 
+    def _check_same(self, s: int, digest: Tensor) -> None:
+        """Later checkpoints read the data again: it must be what the first one read."""
+        first = read_shard(shard_path(self.folder, 0, s), self.manifest.id, verify=False)["digest"]
+        changed = (first != digest).nonzero()[:, 0]
+        if len(changed):
+            raise mf.reads_differently(self.manifest.shards[s].start + int(changed[0]))
+
+    def _check_data_stayed(self) -> None:
+        """What could be seen to change while it was read: the length, and a sample of the content."""
+        if length_now(self.rows) != self.manifest.examples:
+            raise self._other_length()
+        where = torch.tensor(mf.sampled(self.manifest.examples))
+        digests = torch.empty_like(where)
+        for s, r in enumerate(self.manifest.shards):
+            here = (where >= r.start) & (where < r.stop)
+            if here.any():
+                shard = read_shard(shard_path(self.folder, 0, s), self.manifest.id, verify=False)
+                digests[here] = shard["digest"][where[here] - r.start]
+        changed = changed_example(self.rows, where, digests)
+        if changed is not None:
+            raise mf.reads_differently(changed)
+
+    def _other_length(self) -> WhenceError:
+        return WhenceError(
+            f"the length of the data changed while it was read: {self.manifest.examples} examples at first, "
+            f"now {length_now(self.rows)}. Build from data that stays as it is"
+        )
+
     def _log(self, examples: int, seconds: float) -> None:
         """How long it took, apart from what the index is: this file is no part of its identity."""
-        entry = {"examples": examples, "seconds": round(seconds, 3), "cpus": os.cpu_count()}
-        entry |= {"torch": torch.__version__, "machine": platform.machine()}
-        with contextlib.suppress(OSError), open(self.folder / "log.jsonl", "a") as f:
+        entry = {
+            "examples": examples,
+            "seconds": round(seconds, 3),
+            "cpus": os.cpu_count(),
+            "torch": torch.__version__,
+            "machine": platform.machine(),
+        }
+        with contextlib.suppress(OSError), open(self.folder / LOG, "a") as f:
             f.write(json.dumps(entry) + "\n")
-
-
-def to_signed(digest: str) -> int:
-    value = int(digest, 16)
-    return value - (1 << 64) if value >= 1 << 63 else value
-
-
-def prepare_folder(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise WhenceError(f"{folder} is a file: an index needs a folder")
-    if folder.exists() and not (folder / mf.FILE).exists():
-        ours = {"shards", ".lock", "ids.json", f"ids.json{TEMPORARY}", f"{mf.FILE}{TEMPORARY}"}
-        foreign = sorted(p.name for p in folder.iterdir() if p.name not in ours)
-        if foreign:
-            raise WhenceError(
-                f"{folder} holds something else ({', '.join(foreign[:3])}{', …' if len(foreign) > 3 else ''}): "
-                "choose an empty or new folder for the index"
-            )
-    folder.mkdir(parents=True, exist_ok=True)
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """One builder at a time; the lock goes with the process, also when it is killed."""
-    try:
-        import fcntl
-    except ImportError:  # not a POSIX system
-        yield
-        return
-    with open(folder / ".lock", "w") as f:
-        try:
-            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise WhenceError(f"another process is building {folder} right now: wait for it to end") from None
-        yield
-
-
-@contextmanager
-def loaded(model: nn.Module, checkpoint: Checkpoint | None) -> Iterator[None]:
-    """The model with a checkpoint's weights inside the block, and its own after it."""
-    if checkpoint is None:
-        yield
-        return
-    own = {k: v.detach().clone() for k, v in model.state_dict().items()}
-    try:
-        model.load_state_dict(read_checkpoint(checkpoint))
-        yield
-    except RuntimeError as e:
-        if "state_dict" in str(e):
-            raise WhenceError(f"a checkpoint does not fit the model: {e}") from None
-        raise
-    finally:
-        model.load_state_dict(own)
-
-
-def read_checkpoint(checkpoint: Checkpoint) -> Mapping[str, Tensor]:
-    if isinstance(checkpoint, Mapping):
-        return checkpoint
-    path = Path(checkpoint)
-    if path.suffix != ".safetensors":
-        raise WhenceError(f"checkpoint {path}: expected a .safetensors file or a state dict (pickles are never loaded)")
-    if not path.exists():
-        raise WhenceError(f"checkpoint {path} does not exist")
-    return load_file(path)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,9 @@ class Manifest:
     data: str  # fingerprint of the sampled examples
     ids: str  # fingerprint of the user's ids, or ""
 
-    @property
+    @cached_property
     def id(self) -> str:
-        return hashlib.blake2b(self.to_json().encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b(json.dumps(asdict(self)).encode(), digest_size=16).hexdigest()
 
     @property
     def width(self) -> int:
@@ -58,9 +59,10 @@ class Manifest:
         return out
 
     @property
-    def shards(self) -> list[range]:
+    def shards(self) -> list[slice]:
+        """The rows of each shard."""
         step = self.shard_size
-        return [range(a, min(a + step, self.examples)) for a in range(0, self.examples, step)]
+        return [slice(a, min(a + step, self.examples)) for a in range(0, self.examples, step)]
 
     @property
     def unit_names(self) -> list[str]:
@@ -70,58 +72,80 @@ class Manifest:
         return Groups({k: tuple(v) for k, v in self.groups.items()})
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1, sort_keys=False) + "\n"
+        return json.dumps({"id": self.id} | asdict(self), indent=1) + "\n"
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
         path = folder / FILE
         if not path.exists():
-            raise WhenceError(f"{folder} holds no whence index: there is no {FILE} in it. Build one with Index.build")
+            raise WhenceError(
+                f"{folder} holds no whence index: there is no {FILE} in it. Build one with Index.build"
+            )
         try:
             fields = json.loads(path.read_text())
-            schema = fields.get("schema")
-        except (json.JSONDecodeError, UnicodeDecodeError, AttributeError) as e:
-            raise WhenceError(f"{path} is not a whence manifest ({e})") from None
-        if schema != SCHEMA:
+        except ValueError as e:
+            raise _damaged(path, e) from None
+        if not isinstance(fields, dict) or not {"schema", "id"} <= set(fields):
+            raise WhenceError(f"{path} is not the manifest of a whence index: choose another folder")
+        if fields["schema"] != SCHEMA:
             raise WhenceError(
-                f"{folder} was written with index schema {schema}, this version reads {SCHEMA}: rebuild it, or install "
-                "the whence version that wrote it"
+                f"{folder} was written with index schema {fields['schema']}, this release reads {SCHEMA}: "
+                "rebuild it, or install the release of whence that wrote it"
             )
+        if fields.get("projection_version") != projection.VERSION:
+            raise WhenceError(
+                f"{folder} was projected with version {fields.get('projection_version')} of the random "
+                f"matrices, this release draws {projection.VERSION}: scores would be noise. Rebuild the index"
+            )
+        noted = fields.pop("id")
         try:
             manifest = cls(**fields)
         except TypeError as e:
-            raise WhenceError(f"{path} is damaged: {e}") from None
-        if manifest.projection_version != projection.VERSION:
-            raise WhenceError(
-                f"{folder} was projected with version {manifest.projection_version} of the random matrices, this "
-                f"version draws {projection.VERSION}: scores would be noise. Rebuild the index"
-            )
+            raise _damaged(path, e) from None
+        if manifest.id != noted:
+            raise _damaged(path, "its content does not match its id")
         return manifest
+
+
+def _damaged(path: Path, why: object) -> WhenceError:
+    return WhenceError(
+        f"{path} is damaged ({why}): delete this file and run the same Index.build again, which keeps all "
+        "sound shards"
+    )
 
 
 def differences(there: Manifest, asked: Manifest) -> list[str]:
     """What differs between an index on disk and one that is asked for, in words."""
-    words = {"models": "the model's weights", "data": "the training data", "ids": "the ids"}
     out = []
     for name, value in asdict(asked).items():
         old = getattr(there, name)
-        if old == value:
+        same = json.dumps(old) == json.dumps(value)  # order counts: it is part of the id
+        if same or (name == "data" and there.examples != asked.examples):
             continue
-        if name in words:
-            out.append(f"{words[name]} (another content)")
+        if name == "models" and len(old) != len(value):
+            out.append(f"the checkpoints ({len(old)} there, {len(value)} asked for)")
+        elif name == "models":
+            out.append("the model's weights (other values)")
+        elif name == "data":
+            out.append("the training data (same length, other content)")
+        elif name == "ids":
+            out.append("the ids" if old and value else f"the ids (there are {'some' if old else 'none'})")
         elif name in ("units", "groups"):
-            out.append(f"the {name} ({_brief(old, value)})")
+            out.append(f"the {'parameters' if name == 'units' else name} ({brief(old, value)})")
+        elif name == "examples":
+            out.append(f"the length of the training data ({old} there, {value} given)")
         else:
             out.append(f"{name} ({old!r} there, {value!r} asked for)")
     return out
 
 
-def _brief(old: Any, new: Any) -> str:
-    names = [[u["name"] for u in x] if isinstance(x, list) else list(x) for x in (old, new)]
-    gone, added = [n for n in names[0] if n not in names[1]], [n for n in names[1] if n not in names[0]]
-    if not gone and not added:
-        return "same names, other sizes or members"
-    return f"{len(names[0])} there, {len(names[1])} asked for; e.g. {(gone + added)[0]!r} is in one only"
+def brief(old: Any, new: Any) -> str:
+    named = [{u["name"]: u for u in x} if isinstance(x, list) else x for x in (old, new)]
+    lone = [n for n in [*named[0], *named[1]] if n not in named[0] or n not in named[1]]
+    if lone:
+        return f"{len(named[0])} there, {len(named[1])} asked for; e.g. {lone[0]!r} is in one only"
+    other = [n for n in named[0] if named[0][n] != named[1][n]]
+    return f"{other[0]!r} is not the same" if other else "in another order"
 
 
 def model_fingerprint(state: Mapping[str, Tensor] | nn.Module) -> str:
@@ -135,6 +159,7 @@ def model_fingerprint(state: Mapping[str, Tensor] | nn.Module) -> str:
 
 
 def sampled(n: int) -> list[int]:
+    """Up to 64 evenly spaced positions, the first and the last among them."""
     count = min(n, SAMPLED)
     return sorted({round(i * (n - 1) / max(1, count - 1)) for i in range(count)})
 
@@ -145,21 +170,34 @@ def data_fingerprint(rows: Rows) -> str:
     first, second = rows.digests(where), rows.digests(where)
     changed = [i for i, a, b in zip(where, first, second) if a != b]
     if changed:
-        raise WhenceError(
-            f"the data reads differently a second time (example {changed[0]}"
-            + (f" and {len(changed) - 1} more" if len(changed) > 1 else "")
-            + "): features could not be matched to examples. Turn off random augmentation and shuffling"
-        )
+        raise reads_differently(changed[0])
     return hashlib.blake2b(f"{len(rows)} {first}".encode(), digest_size=16).hexdigest()
+
+
+def reads_differently(example: object) -> WhenceError:
+    return WhenceError(
+        f"example {example} reads differently a second time: features could not be matched to examples. "
+        "Turn off random augmentation and shuffling"
+    )
 
 
 def task_name(task: Task) -> str:
     """The task's class and its plain settings."""
-    plain = {k: v for k, v in sorted(vars(task).items()) if isinstance(v, (str, int, float, bool, type(None)))}
-    return f"{type(task).__name__}({', '.join(f'{k}={v!r}' for k, v in plain.items())})"
+    plain = (str, int, float, bool, type(None))
+    settings = [f"{k}={v!r}" for k, v in sorted(vars(task).items()) if isinstance(v, plain)]
+    return f"{type(task).__name__}({', '.join(settings)})"
 
 
-def ids_fingerprint(ids: Iterable[Any] | None) -> str:
+def plain_ids(ids: Iterable[Any]) -> list[str | int | float]:
+    """The user's ids as JSON keeps them: strings and numbers."""
+    out = [i.item() if hasattr(i, "item") else i for i in ids]
+    odd = [i for i in out if not isinstance(i, (str, int, float))]
+    if odd:
+        raise WhenceError(f"ids must be strings or numbers, but one is {odd[0]!r} ({type(odd[0]).__name__})")
+    return out
+
+
+def ids_fingerprint(ids: Sequence[Any] | None) -> str:
     if ids is None:
         return ""
     return hashlib.blake2b(json.dumps(list(ids)).encode(), digest_size=16).hexdigest()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -38,12 +37,10 @@ def write_bytes(path: Path, content: bytes) -> None:
     except OSError as e:
         with contextlib.suppress(OSError):
             temporary.unlink()
-        if e.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise WhenceError(
-                f"no space left on the disk while writing {path}: nothing half-written is left behind. "
-                "Free some space and run the same call again, it goes on where it stopped"
-            ) from e
-        raise
+        raise WhenceError(
+            f"cannot write {path} ({e.strerror}): nothing half-written is left behind. Make room for "
+            f"{len(content):,} bytes there and run the same call again, it goes on where it stopped"
+        ) from e
 
 
 def _sync_folder(folder: Path) -> None:
@@ -55,28 +52,25 @@ def _sync_folder(folder: Path) -> None:
             os.close(fd)
 
 
-def write_json(path: Path, value: object) -> None:
-    write_bytes(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
-
-
-def write_shard(path: Path, owner: str, tensors: Mapping[str, Tensor]) -> None:
+def write_shard(path: Path, owner: str, tensors: Mapping[str, Tensor], place: str | None = None) -> None:
+    """Write tensors that belong to `owner` and to one place in it, by default the file's name."""
     tensors = {k: v.contiguous().cpu() for k, v in tensors.items()}
     # One metadata entry only: the order of several is not fixed in the format's writer.
-    meta = json.dumps({"index": owner, "name": path.name, "checksum": checksum(tensors)}, sort_keys=True)
-    write_bytes(path, save(tensors, metadata={"whence": meta}))
+    meta = {"checksum": checksum(tensors), "index": owner, "name": place or path.name}
+    write_bytes(path, save(tensors, metadata={"whence": json.dumps(meta)}))
 
 
-def read_shard(path: Path, owner: str, verify: bool = True) -> dict[str, Tensor]:
-    """The tensors of a shard, after checking that it is whole and belongs to `owner`."""
+def read_shard(path: Path, owner: str, verify: bool = True, place: str | None = None) -> dict[str, Tensor]:
+    """The tensors of a shard, mapped from the file, once it is known to be whole and to belong to `owner`."""
     try:
         with safe_open(path, framework="pt") as f:
             meta = json.loads((f.metadata() or {}).get("whence", "{}"))
             tensors = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise ShardError(f"shard {path.name} is missing from {path.parent}") from None
-    except (SafetensorError, json.JSONDecodeError, UnicodeDecodeError, OSError) as e:
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as e:
         raise ShardError(f"shard {path} is truncated or damaged ({e})") from None
-    if meta.get("index") != owner or meta.get("name") != path.name:
+    if not isinstance(meta, dict) or (meta.get("index"), meta.get("name")) != (owner, place or path.name):
         raise ShardError(f"shard {path} is foreign: it was written for another index or another place in it")
     if verify and meta.get("checksum") != checksum(tensors):
         raise ShardError(f"shard {path} is damaged: its content does not match its checksum")
@@ -92,21 +86,26 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
     return h.hexdigest()
 
 
-def pack(features: Tensor, columns: list[slice], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Features in storage precision. float16 keeps one scale for each unit, or small gradients would vanish."""
+def pack(features: Tensor, columns: Sequence[slice], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Features in storage precision.
+
+    float16 spans 12 decades only, gradients more. So each example keeps a power of two for each unit that
+    lifts its largest entry there just below the largest float16, and rounds as float32 would, to 11 bits.
+    """
     if dtype != torch.float16:
         return {"features": features.to(dtype)}
-    top = torch.stack([features[:, c].abs().amax() for c in columns]).clamp(min=torch.finfo(torch.float32).tiny)
-    scale = torch.exp2(torch.floor(torch.log2(top)) - 13)  # powers of two: scaling itself rounds nothing
-    scaled = features.clone()
-    for c, s in zip(columns, scale):
-        scaled[:, c] /= s
-    return {"features": scaled.to(dtype), "scale": scale}
+    largest = torch.stack([features[:, c].abs().amax(1) for c in columns], 1)  # (n, U)
+    exponent = (torch.frexp(largest).exponent - 15).clamp(-126, 126).to(torch.int8)
+    scaled = torch.empty_like(features, dtype=dtype)
+    for c, e in zip(columns, torch.exp2(-exponent.float()).unbind(1)):
+        scaled[:, c] = features[:, c] * e.unsqueeze(1)
+    return {"features": scaled, "exponent": exponent}
 
 
-def unpack(shard: Mapping[str, Tensor], columns: list[slice], rows: slice = slice(None)) -> Tensor:
-    features = shard["features"][rows].to(torch.float32)
-    if "scale" in shard:
-        for c, s in zip(columns, shard["scale"]):
-            features[:, c] *= s
+def unpack(shard: Mapping[str, Tensor], columns: Sequence[slice]) -> Tensor:
+    """(n, D) float32; float32 storage is handed on as it is mapped, without a copy."""
+    features = shard["features"].to(torch.float32)
+    if "exponent" in shard:
+        for c, e in zip(columns, torch.exp2(shard["exponent"].float()).unbind(1)):
+            features[:, c] *= e.unsqueeze(1)
     return features

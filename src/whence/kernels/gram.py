@@ -8,7 +8,8 @@ With N examples and D features the smaller of two equal forms is used:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +17,9 @@ from torch import Tensor
 
 from whence.errors import WhenceError
 
-Blocks = Callable[[], Iterator[tuple[slice, Tensor]]]  # each call reads Φ anew: (rows, (n, D) float32)
+Block = tuple[slice, Callable[[], Tensor]]  # consecutive rows of Φ, and how to read them: (n, D)
+
+_ILL = 1e5  # ‖ΦᵀΦ‖/λ above which float32 would lose the small part of K φ beside the large one
 
 
 @dataclass(frozen=True)
@@ -25,79 +28,104 @@ class Gram:
     relative: bool = True
     form: str = "auto"
 
-    def apply(self, blocks: Blocks, n: int, d: int, memory: int) -> Iterator[tuple[slice, Tensor]]:
-        """Blocks of Φ K, rows in the order and cut in which `blocks` gives Φ.
+    def apply(self, blocks: Sequence[Block], d: int, memory: int) -> Iterator[tuple[slice, Tensor]]:
+        """Φ K in the blocks of Φ, one after the other, in the precision of Φ.
 
         >>> phi = torch.randn(6, 3, dtype=torch.float64)
-        >>> [(rows, out)] = Gram(2.0, relative=False).apply(lambda: iter([(slice(0, 6), phi)]), 6, 3, 10**9)
+        >>> [(rows, out)] = Gram(2.0, relative=False).apply([(slice(0, 6), lambda: phi)], 3, memory=10**9)
         >>> torch.allclose(out, phi @ torch.linalg.inv(phi.T @ phi + 2 * torch.eye(3, dtype=torch.float64)))
         True
         """
+        n = blocks[-1][0].stop
         primal = self.form == "primal" or (self.form == "auto" and d <= n)
         side = d if primal else n
-        need = 2 * 8 * side * side  # the matrix and its inverse, in float64
+        need = 2 * 8 * side * side  # a matrix of float64, and one more to work with
         if need > memory:
             raise WhenceError(
-                f"the {'D × D' if primal else 'N × N'} kernel ({side:,} × {side:,}) needs {need / 2**30:.1f} GiB, "
-                f"the memory budget is {memory / 2**30:.1f} GiB: raise memory=, or build with a smaller projection"
+                f"the {'D × D' if primal else 'N × N'} kernel ({side:,} × {side:,}) needs "
+                f"{need / 2**30:.3g} GiB, the memory budget is {memory / 2**30:.3g} GiB: raise memory=, or "
+                "build with a smaller projection"
             )
+        left = memory - need // 2
+        gram, precision = _gram_primal(blocks, d) if primal else _gram_dual(blocks, n, d, left)
+        inverse = self._inverse(gram, d, precision)
         if primal:
-            inverse = self._inverse(_gram_primal(blocks, d), d)
-            for rows, phi in blocks():
-                yield rows, phi @ inverse.to(phi.dtype)
+            for rows, read in blocks:
+                yield rows, (read().to(inverse.dtype) @ inverse).to(precision)
         else:
-            inverse = self._inverse(_gram_dual(blocks, n), d)
-            yield from _apply_dual(blocks, inverse, d, memory)
+            for rows, out in _apply_dual(blocks, inverse, d, left):
+                yield rows, out.to(precision)
 
-    def _inverse(self, gram: Tensor, d: int) -> Tensor:
-        trace = float(gram.diagonal().sum())
-        if not torch.isfinite(gram).all():
-            raise WhenceError("the kernel ΦᵀΦ holds NaN or infinite entries: rebuild the index with on_bad='skip'")
+    def _inverse(self, gram: Tensor, d: int, precision: torch.dtype) -> Tensor:
+        """(gram + λI)⁻¹, made in the memory of `gram`, in the precision that products with it need."""
+        norm, trace = float(gram.norm()), float(gram.diagonal().sum())
+        if not math.isfinite(norm):
+            raise WhenceError(
+                "the kernel ΦᵀΦ holds NaN or infinite entries: some features are not finite, or too large to "
+                "square. Rebuild the index with on_bad='skip', or rescale the loss"
+            )
+        if trace == 0:
+            raise WhenceError(
+                "all features of the index are zero: ΦᵀΦ has no inverse. Has the loss a gradient?"
+            )
         lam = self.damping * trace / d if self.relative else self.damping
         gram.diagonal().add_(lam)
-        factor, failed = torch.linalg.cholesky_ex(gram)
-        if failed:
+        scale = gram.diagonal().clone()
+        failed = torch.empty((), dtype=torch.int32)
+        torch.linalg.cholesky_ex(gram, out=(gram, failed))
+        # What is left of a column that others explain is λ, or, without λ, what rounding made of zero.
+        unexplained = gram.diagonal().square() / scale
+        if failed or float(unexplained.min()) < 4 * torch.finfo(precision).eps:
             raise WhenceError(
-                f"ΦᵀΦ + λI is singular at λ = {lam:.3g} ({gram.shape[0]:,} × {gram.shape[0]:,}): raise the damping"
+                f"ΦᵀΦ + λI is singular at λ = {lam:.3g} ({len(gram):,} × {len(gram):,}): raise the damping"
             )
-        return torch.cholesky_inverse(factor)
+        torch.cholesky_inverse(gram, out=gram)
+        return gram if norm > _ILL * lam else gram.to(precision)
 
 
-def _gram_primal(blocks: Blocks, d: int) -> Tensor:
-    gram = None
-    for _, phi in blocks():
-        gram = torch.zeros(d, d, dtype=torch.float64, device=phi.device) if gram is None else gram
+def _gram_primal(blocks: Sequence[Block], d: int) -> tuple[Tensor, torch.dtype]:
+    """ΦᵀΦ, and the precision of its blocks."""
+    gram, precision = torch.zeros(d, d, dtype=torch.float64), torch.float64
+    for _, read in blocks:
+        phi = read()
         gram += phi.T @ phi
-    assert gram is not None
-    return gram
+        precision = phi.dtype
+    return gram, precision
 
 
-def _gram_dual(blocks: Blocks, n: int) -> Tensor:
-    gram = None
-    for rows, phi in blocks():
-        gram = torch.zeros(n, n, dtype=torch.float64, device=phi.device) if gram is None else gram
-        for cols, other in blocks():
-            if cols.start > rows.start:
-                break
-            gram[rows, cols] = (phi @ other.T).to(gram.dtype)
-            gram[cols, rows] = gram[rows, cols].T
-    assert gram is not None
-    return gram
+def _gram_dual(blocks: Sequence[Block], n: int, d: int, memory: int) -> tuple[Tensor, torch.dtype]:
+    """ΦΦᵀ, and the precision of its blocks."""
+    gram, precision = torch.zeros(n, n, dtype=torch.float64), torch.float64
+    for taken in _fitting(blocks, d, memory):
+        rows, phi = slice(taken[0][0].start, taken[-1][0].stop), torch.cat([read() for _, read in taken])
+        for cols, read in blocks:
+            if cols.start < rows.stop:
+                part = (phi @ read().T).double()
+                gram[rows, cols] = part
+                gram[cols, rows] = part.T
+        precision = phi.dtype
+    return gram, precision
 
 
-def _apply_dual(blocks: Blocks, inverse: Tensor, d: int, memory: int) -> Iterator[tuple[slice, Tensor]]:
-    """(ΦΦᵀ + λI)⁻¹ Φ, as many output rows at a time as the budget holds."""
-    cuts = [rows for rows, _ in blocks()]
-    budget = max(1, memory // (8 * d))  # rows: the sum and one block
-    while cuts:
-        taken = [cuts.pop(0)]
-        while cuts and cuts[0].stop - taken[0].start <= budget:
-            taken.append(cuts.pop(0))
-        first, last = taken[0].start, taken[-1].stop
-        total = None
-        for rows, phi in blocks():
-            part = inverse[first:last, rows].to(phi.dtype) @ phi
-            total = part if total is None else total.add_(part)
-        assert total is not None
-        for rows in taken:
+def _apply_dual(
+    blocks: Sequence[Block], inverse: Tensor, d: int, memory: int
+) -> Iterator[tuple[slice, Tensor]]:
+    """(ΦΦᵀ + λI)⁻¹ Φ, as many output rows in one pass over Φ as the budget holds."""
+    for taken in _fitting(blocks, d, memory):
+        first, last = taken[0][0].start, taken[-1][0].stop
+        total = torch.zeros(last - first, d, dtype=inverse.dtype)
+        for rows, read in blocks:
+            total.addmm_(inverse[first:last, rows], read().to(inverse.dtype))
+        for rows, _ in taken:
             yield rows, total[rows.start - first : rows.stop - first]
+
+
+def _fitting(blocks: Sequence[Block], d: int, memory: int) -> Iterator[list[Block]]:
+    """Runs of blocks, at least one in each, whose rows fit the budget twice over in float64."""
+    run: list[Block] = []
+    for block in blocks:
+        if run and block[0].stop - run[0][0].start > memory // (16 * d):
+            yield run
+            run = []
+        run.append(block)
+    yield run

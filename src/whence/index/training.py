@@ -1,0 +1,129 @@
+"""The training side with its kernel applied, K g(n): computed once, kept beside the shards."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from whence import console
+from whence.index.folder import locked
+from whence.index.store import DTYPES, TEMPORARY, ShardError, pack, read_shard, unpack, write_shard
+from whence.kernels import Gram
+
+if TYPE_CHECKING:
+    from whence.index.index import Index
+
+VERSION = 1  # raise when kernels come out differently: caches of another version are not read
+KEPT = 4  # blocks stay in memory if all of them take at most this fraction of the budget, 1 in 4
+
+
+class Training:
+    """K g(n) of all training examples under every checkpoint, block by block."""
+
+    def __init__(self, index: Index, kernel: Gram | None) -> None:
+        m = index.manifest
+        self.cuts = m.shards
+        self._readers = [_reader(index, kernel, c) for c in range(len(m.models))]
+        self._keep = 4 * m.examples * m.width * len(m.models) <= index.memory // KEPT
+        self._kept: dict[int, list[Tensor]] = {}
+
+    def block(self, s: int) -> list[Tensor]:
+        """The rows `cuts[s]`, (n, D) for each checkpoint."""
+        if s in self._kept:
+            return self._kept[s]
+        parts = [read(s) for read in self._readers]
+        if self._keep:
+            self._kept[s] = parts
+        return parts
+
+    def rows(self, which: Tensor) -> Tensor:
+        """(C, n, D) of the examples `which`; only the blocks that hold some are read."""
+        return gather(self.cuts, self.block, which)
+
+
+def gather(cuts: list[slice], block: Callable[[int], list[Tensor]], which: Tensor) -> Tensor:
+    out = None
+    for s, rows in enumerate(cuts):
+        here = (which >= rows.start) & (which < rows.stop)
+        if here.any():
+            parts = block(s)
+            out = torch.empty(len(parts), len(which), parts[0].shape[1]) if out is None else out
+            for c, part in enumerate(parts):
+                out[c, here] = part[which[here] - rows.start]
+    assert out is not None
+    return out
+
+
+def _reader(index: Index, kernel: Gram | None, checkpoint: int) -> Callable[[int], Tensor]:
+    if kernel is None:
+        return lambda s: index.block(checkpoint, s)
+    cache = _Cache(index, kernel, checkpoint)
+    return cache.read
+
+
+class _Cache:
+    """K g(n) on disk, shard for shard like the index; checked when opened, made anew if not whole."""
+
+    def __init__(self, index: Index, kernel: Gram, checkpoint: int) -> None:
+        m = index.manifest
+        self.index, self.kernel, self.checkpoint = index, kernel, checkpoint
+        self.cuts, self.columns, self.dtype = m.shards, m.columns, DTYPES[m.store_dtype]
+        self.owner = hashlib.blake2b(
+            f"{VERSION} {m.id} {kernel} {checkpoint}".encode(), digest_size=16
+        ).hexdigest()
+        self.folder = index.folder / "kernels" / self.owner
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        if self._sound():
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._make()
+        except OSError as e:
+            self._temporary = tempfile.TemporaryDirectory(prefix="whence-kernel-")
+            console.note(
+                f"cannot write in {self.folder} ({e.strerror}): this kernel is kept in "
+                f"{self._temporary.name} until the program ends"
+            )
+            self.folder = Path(self._temporary.name)
+            self._make()
+
+    def read(self, s: int) -> Tensor:
+        return unpack(read_shard(self._path(s), self.owner, verify=False), self.columns)
+
+    def _path(self, s: int) -> Path:
+        return self.folder / f"{s:06d}.safetensors"
+
+    def _sound(self) -> bool:
+        try:
+            for s in range(len(self.cuts)):
+                read_shard(self._path(s), self.owner)
+        except ShardError:
+            return False
+        return True
+
+    def _make(self) -> None:
+        with locked(self.folder, wait=True):
+            if self._sound():  # another process was at it
+                return
+            for leftover in self.folder.glob(f"*{TEMPORARY}"):
+                leftover.unlink()
+            m, seen = self.index.manifest, set()
+            with console.progress("kernel", 2 * m.examples) as advance:
+
+                def read(s: int) -> Tensor:
+                    if s not in seen:
+                        seen.add(s)
+                        advance(self.cuts[s].stop - self.cuts[s].start)
+                    return self.index.block(self.checkpoint, s)
+
+                blocks = [(rows, lambda s=s: read(s)) for s, rows in enumerate(self.cuts)]
+                made = self.kernel.apply(blocks, m.width, self.index.memory)
+                for s, (rows, block) in enumerate(made):
+                    write_shard(self._path(s), self.owner, pack(block, self.columns, self.dtype))
+                    advance(rows.stop - rows.start)
