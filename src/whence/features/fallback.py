@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from whence.tasks.base import Task
@@ -52,6 +53,24 @@ def expansions(shape: Sequence[int]) -> list[tuple[int, ...]]:
     return [*tries, tuple(shape), (1, *shape)]
 
 
+class FirstAxisWatch(TorchFunctionMode):
+    """Notices a cut along the first axis of an expanded copy, as in `positions[:length]`.
+
+    It cuts examples, not positions; on a batch shorter than the cut it does nothing, so no gradient shows it.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.shape, self.cut = shape, False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        x = args[0] if args else None
+        if func is Tensor.__getitem__ and x.is_leaf and x.requires_grad and x.shape == self.shape:
+            first = args[1][0] if isinstance(args[1], tuple) else args[1]
+            self.cut |= isinstance(first, slice) and first != slice(None)
+        return func(*args, **(kwargs or {}))
+
+
 def by_vmap(measured: Measured, names: list[str], batch: Any, ids: Sequence[int]) -> dict[str, Tensor]:
     """(B, *shape) gradients by vmap over the examples of a batch."""
     leaves, spec = tree_flatten(batch)
@@ -84,7 +103,7 @@ def by_loop(measured: Measured, names: list[str], batch: Any, ids: Sequence[int]
                 value = measured(single(batch, b, len(ids)), [ids[b]]).sum()
                 grads = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
             for (n, p), g in zip(parameters.items(), grads):
-                rows[n].append(torch.zeros_like(p) if g is None else g)
+                rows[n].append(torch.zeros_like(p) if g is None else g.to_dense())
     finally:
         for p in parameters.values():
             p.requires_grad_(False)

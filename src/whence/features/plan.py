@@ -56,7 +56,7 @@ class _Planner:
             self.coverage.vmapped = names
             if self._wrong(loose):
                 self.coverage.vmapped, self.coverage.looped = [], names
-        wrong = self._wrong(self.units, catch=False)
+        wrong = self._disagreeing(self.units, catch=False)
         if wrong:
             raise WhenceError(
                 f"no per-example gradient could be confirmed for {', '.join(repr(u.name) for u in wrong)}: "
@@ -119,21 +119,25 @@ class _Planner:
 
     def _choose_layouts(self) -> None:
         """Give every hooked module the first layout that agrees with autograd, or drop its units."""
-        tried: dict[str, list[str]] = {}
         seen = _input_shapes(self)
+        options = {use.name: _layouts(seen.get(use.name, []), len(self.ids)) for use in self.coverage.uses}
         for use in self.coverage.uses:
-            tried[use.name] = _layouts(seen.get(use.name, []), len(self.ids))
-            use.layout = tried[use.name].pop(0) if tried[use.name] else None
-        while True:
-            wrong = {u.name for u in self._wrong([u for use in self._live() for u in use.units.values()])}
-            bad = [use for use in self._live() if any(u.name in wrong for u in use.units.values())]
-            if not bad:
-                break
-            for use in bad:
-                if tried[use.name]:
-                    use.layout = tried[use.name].pop(0)
-                else:
-                    self._unhook(wrong)
+            use.layout = options[use.name].pop(0) if options[use.name] else None
+        bad = changed = self._live()
+        while bad:
+            wrong = self._disagreeing([u for use in self._live() for u in use.units.values()])
+            if wrong is None:  # the pass failed: the fault is in what changed since one that ran
+                bad = [use for use in changed if self._fails(use)] or changed
+                names = {u.name for use in bad for u in use.units.values()}
+            else:
+                names = {u.name for u in wrong}
+                bad = [use for use in self._live() if any(u.name in names for u in use.units.values())]
+            stuck = {u.name for use in bad if not options[use.name] for u in use.units.values()}
+            changed = [use for use in bad if options[use.name]]
+            for use in changed:
+                use.layout = options[use.name].pop(0)
+            self._unhook(stuck & names)
+            changed = [use for use in changed if use.units]
         # Reached by autograd, though not through any call of its modules: used as a bare tensor.
         called = {u.name for use in self._live() for u in use.units.values()}
         self._unhook(self.reached - called)
@@ -151,19 +155,34 @@ class _Planner:
     def _expands(self, unit: Unit) -> bool:
         for shape in fallback.expansions(unit.shape):
             self.coverage.expanded[unit.name] = shape
-            if not self._wrong([unit]):
+            with fallback.FirstAxisWatch((len(self.ids), *shape)) as watch:
+                right = not self._wrong([unit])
+            if right and not watch.cut:
                 return True
             del self.coverage.expanded[unit.name]
         return False
 
-    def _wrong(self, units: Sequence[Unit], catch: bool = True) -> list[Unit]:
+    def _fails(self, use: Use) -> bool:
+        """Whether a pass with this module hooked, and no other, cannot run."""
+        whole, self.coverage = self.coverage, Coverage(uses=[use])
+        try:
+            return self._disagreeing([]) is None
+        finally:
+            self.coverage = whole
+
+    def _wrong(self, units: Sequence[Unit]) -> list[Unit]:
         """Those of `units` whose features disagree with autograd; all of them if the pass fails."""
+        wrong = self._disagreeing(units)
+        return list(units) if wrong is None else wrong
+
+    def _disagreeing(self, units: Sequence[Unit], catch: bool = True) -> list[Unit] | None:
+        """Those of `units` whose features disagree with autograd; None if the pass fails."""
         try:
             with Collector(self.model, self.task, self.units, self.coverage, self.measure) as collect:
                 got, _ = collect(self.batch, self.ids)
         except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
             if catch:
-                return list(units)
+                return None
             raise
         finite = self.truth.isfinite().all(1)
         if not finite.any():
@@ -181,7 +200,8 @@ class _Planner:
 def _project(unit: Unit, gradient: Tensor | None) -> Tensor:
     if gradient is None:
         return torch.zeros(unit.stop - unit.start, **_like(unit))
-    return unit.projection(gradient.detach().to(_like(unit)["dtype"]).unsqueeze(0))[0]
+    dense = gradient.detach().to_dense()  # embeddings with sparse=True give sparse ones
+    return unit.projection(dense.to(_like(unit)["dtype"]).unsqueeze(0))[0]
 
 
 def _like(unit: Unit) -> dict[str, Any]:

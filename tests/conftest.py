@@ -1,0 +1,1 @@
+"""Here so that tests in subfolders can import `cases`, `models` and `oracles`."""
