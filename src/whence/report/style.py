@@ -1,0 +1,279 @@
+"""The style of the page: one sheet, light and dark, from phones to wide screens."""
+
+from __future__ import annotations
+
+# Every text colour keeps a contrast of at least 4.5 on both backgrounds of its scheme.
+LIGHT = """
+  --page: #fbfbf9; --panel: #ffffff; --ink: #1c2126; --muted: #59626d; --line: #e2e4e3; --fill: #eff1f0;
+  --pro: #0a6b70; --opp: #a8471a; --alarm: #9b2743; --accent: #3554a4;
+  --tone-0: #3554a4; --tone-1: #c07a1e; --tone-2: #2b8a7e;
+  --tone-3: #a8476f; --tone-4: #6f8f2c; --tone-5: #7a5fae;
+"""
+DARK = """
+  --page: #131619; --panel: #1b1f23; --ink: #e6e9ec; --muted: #a1aab4; --line: #2f353b; --fill: #262b30;
+  --pro: #55c4c6; --opp: #f0a071; --alarm: #f28aa3; --accent: #94adf2;
+  --tone-0: #7f9cea; --tone-1: #e0a450; --tone-2: #52b8aa;
+  --tone-3: #dc82a9; --tone-4: #a3c25c; --tone-5: #ac93e0;
+"""
+
+_BASE = """
+* { box-sizing: border-box; }
+html { scroll-behavior: smooth; scroll-padding-top: 4rem; -webkit-text-size-adjust: 100%; }
+body {
+  margin: 0; background: var(--page); color: var(--ink); font: 1rem/1.55 system-ui, sans-serif;
+  font-variant-numeric: tabular-nums; overflow-wrap: break-word;
+}
+main, .masthead, .contents ul { max-width: 76rem; margin: 0 auto; padding-left: 2rem; padding-right: 2rem; }
+h1, h2, h3, h4, h5, p, figure, ol, ul, dl, dd { margin: 0; padding: 0; }
+h1, h2, h3 { line-height: 1.2; letter-spacing: -0.015em; text-wrap: balance; }
+h1 { font-size: clamp(1.9rem, 1.4rem + 2.2vw, 3rem); font-weight: 650; }
+h2 { font-size: 1.6rem; font-weight: 640; }
+h3 { font-size: 1.05rem; font-weight: 620; }
+h4 { font-size: 0.95rem; font-weight: 620; }
+h5 { font-size: 0.8rem; font-weight: 600; }
+ol, ul { list-style: none; }
+a { color: inherit; }
+code, pre { font: 0.875em/1.5 ui-monospace, monospace; overflow-wrap: anywhere; }
+:focus-visible { outline: 2px solid var(--accent); outline-offset: 3px; border-radius: 4px; }
+.sr, .thumb .word, .strip .word, .facts .word {
+  position: absolute; width: 1px; height: 1px; margin: -1px; overflow: hidden; clip-path: inset(50%);
+  white-space: nowrap;
+}
+.faint, .note, figcaption { color: var(--muted); }
+.note, figcaption { font-size: 0.875rem; }
+.lead { max-width: 46rem; margin-top: 0.6rem; color: var(--muted); }
+.pro { --tone: var(--pro); } .opp { --tone: var(--opp); }
+.skip { position: absolute; left: -99rem; }
+.skip:focus { left: 1rem; top: 1rem; z-index: 3; padding: 0.5rem 1rem; background: var(--panel); }
+"""
+
+_FRAME = """
+.contents {
+  position: sticky; top: 0; z-index: 2; border-bottom: 1px solid var(--line);
+  background: color-mix(in srgb, var(--page) 88%, transparent); backdrop-filter: blur(10px);
+}
+.contents ul { display: flex; gap: 1.5rem; overflow-x: auto; scrollbar-width: none; white-space: nowrap; }
+.contents a {
+  display: block; padding: 0.8rem 0; font-size: 0.875rem; color: var(--muted);
+  text-decoration: none;
+}
+.contents a:hover { color: var(--ink); text-decoration: underline; text-underline-offset: 0.4em; }
+.contents .brand { margin-right: auto; } .contents .brand a { color: var(--ink); font-weight: 650; }
+.masthead { padding-top: 4.5rem; padding-bottom: 1rem; }
+.subtitle { max-width: 44rem; margin-top: 1rem; font-size: 1.15rem; color: var(--muted); text-wrap: pretty; }
+.cards {
+  display: grid; grid-template-columns: repeat(auto-fit, minmax(11rem, 16.5rem)); gap: 1.5rem 2rem;
+  margin-top: 3rem;
+}
+.cards > div { padding-top: 0.9rem; border-top: 2px solid var(--ink); }
+.cards dt { font-size: 0.875rem; color: var(--muted); }
+.cards .value { font-size: 1.9rem; font-weight: 620; line-height: 1.3; letter-spacing: -0.02em; }
+main > section { padding-top: 5rem; }
+main > section:last-child { padding-bottom: 6rem; }
+.reading-help {
+  margin-top: 3.5rem; padding: 1.5rem 1.75rem; border-radius: 12px; background: var(--fill);
+  max-width: 62rem;
+}
+.reading-help h2 { font-size: 1rem; letter-spacing: 0; }
+.reading-help p { margin-top: 0.4rem; text-wrap: pretty; }
+.reading-help strong { color: var(--tone); font-weight: 620; white-space: nowrap; }
+.legend, .blocks, .strip { display: flex; flex-wrap: wrap; gap: 0.5rem 1.5rem; }
+.legend { margin-top: 1rem; font-size: 0.875rem; color: var(--muted); }
+.legend .mark { margin-right: 0.5rem; } .legend .word { display: none; }
+.pair {
+  display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr));
+  gap: 2.5rem 4rem; margin-top: 2.5rem;
+}
+.pair .data, .fold .data { max-width: 44rem; } .pair th:first-child, .fold th:first-child { width: 3.5rem; }
+.pair h3 { margin-bottom: 0.8rem; }
+.scroll { overflow-x: auto; }
+.fold { margin-top: 1.5rem; }
+summary { cursor: pointer; }
+.fold > summary { width: fit-content; color: var(--muted); }
+.fold > summary:hover { color: var(--ink); }
+"""
+
+_EXAMPLES = """
+.strip { gap: 0.6rem; margin-top: 1.5rem; }
+.strip a {
+  position: relative; display: block; padding: 3px; border: 1px solid var(--line);
+  border-radius: 8px; background: var(--panel); text-decoration: none;
+}
+.strip a:hover { border-color: var(--muted); }
+.strip .picture { width: 48px; height: 48px; }
+.strip .id { padding: 0 1.6rem 0 0.5rem; font-size: 0.875rem; }
+.strip .mark { position: absolute; right: -5px; bottom: -5px; }
+.query {
+  display: grid; grid-template-columns: 9.5rem minmax(0, 1fr); gap: 1.5rem 3rem; margin-top: 2.5rem;
+  padding-top: 2rem; border-top: 1px solid var(--line);
+}
+.query.kind-text { grid-template-columns: minmax(0, 19rem) minmax(0, 1fr); }
+.asked { position: sticky; top: 4.5rem; align-self: start; }
+.asked .frame, .asked .passage { margin-top: 0.9rem; }
+.asked .note { margin-top: 0.9rem; }
+.facts { margin-top: 0.9rem; }
+.facts > div {
+  display: flex; flex-wrap: wrap; align-items: baseline; justify-content: space-between;
+  gap: 0 0.75rem; padding: 0.25rem 0;
+}
+.facts dt { font-size: 0.875rem; color: var(--muted); }
+.facts dd { font-weight: 620; } .facts .mark { margin-left: 0.4rem; }
+.rows { display: grid; gap: 1.75rem; align-content: start; }
+.row-head { display: flex; flex-wrap: wrap; align-items: baseline; gap: 0 1rem; }
+.sides {
+  display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 1rem 2.5rem;
+  margin-top: 0.5rem;
+}
+.side h5 { margin-bottom: 0.5rem; color: var(--tone); }
+.picture {
+  display: block; width: 100%; aspect-ratio: 1; height: auto; object-fit: contain;
+  border-radius: 6px; background: var(--fill);
+}
+.crisp { image-rendering: pixelated; }
+.missing {
+  display: grid; place-items: center; padding: 0.3rem; font-size: 0.8rem; color: var(--muted);
+  overflow: hidden; overflow-wrap: anywhere;
+}
+.frame { position: relative; display: block; }
+.examples.as-image { display: grid; grid-template-columns: repeat(5, minmax(0, 1fr)); gap: 0.9rem 0.6rem; }
+.label { font-weight: 620; overflow-wrap: anywhere; }
+.label s { font-weight: 400; color: var(--muted); } .label b { font-weight: inherit; }
+.score { color: var(--muted); white-space: nowrap; }
+.bar { display: block; height: 4px; border-radius: 2px; background: var(--fill); overflow: hidden; }
+.bar i { display: block; height: 100%; border-radius: 2px; background: var(--tone, var(--accent)); }
+.thumb .about { display: grid; padding-top: 0.3rem; font-size: 0.8rem; line-height: 1.35; }
+.thumb .label { display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 2; overflow: hidden; }
+.thumb .bar { margin-top: 0.25rem; }
+.mark {
+  display: inline-flex; align-items: center; gap: 0.3rem; font-size: 0.8rem; font-weight: 400;
+  color: var(--muted); white-space: nowrap;
+}
+.sign {
+  display: inline-grid; place-items: center; width: 1.15rem; height: 1.15rem; border-radius: 50%;
+  background: var(--ink); color: var(--page); font-size: 0.75rem; font-weight: 700; line-height: 1;
+}
+.mislabelled .sign, .wrong .sign { background: var(--alarm); }
+.right .sign, .mark.hit .sign { background: var(--pro); }
+.miss .sign { background: var(--muted); }
+.thumb .marks { position: absolute; top: -5px; right: -5px; display: flex; gap: 2px; }
+.thumb .sign { box-shadow: 0 0 0 2px var(--page); }
+.value { display: flex; align-items: center; gap: 0 0.8rem; } .thumb .value { display: grid; }
+.plain .about {
+  display: grid; grid-template-columns: minmax(4.5rem, auto) minmax(0, 1fr) auto;
+  align-items: center; gap: 0 1rem;
+}
+.plain .bar, .reading .bar { width: 4rem; } .plain .score { min-width: 5rem; text-align: right; }
+.plain { padding: 0.45rem 0; border-bottom: 1px solid var(--line); font-size: 0.9rem; }
+.what, .what .marks { display: flex; flex-wrap: wrap; align-items: center; gap: 0 0.8rem; }
+.reading { padding: 0.8rem 0; border-bottom: 1px solid var(--line); }
+.reading .about {
+  display: flex; flex-wrap: wrap; align-items: center; gap: 0.1rem 0.8rem; font-size: 0.8rem;
+}
+.reading .value { margin-left: auto; }
+.id { color: var(--muted); overflow-wrap: anywhere; }
+.reading .picture { width: 96px; margin-top: 0.5rem; }
+.passage {
+  margin-top: 0.35rem; font-size: 0.925rem; line-height: 1.55; white-space: pre-wrap;
+  overflow-wrap: anywhere;
+}
+.passage summary { list-style: none; } .passage summary::-webkit-details-marker { display: none; }
+.more { margin-left: 0.3rem; color: var(--accent); font-size: 0.85em; white-space: nowrap; }
+.passage[open] .more { display: none; } .rest { display: inline; }
+.detect {
+  display: grid; grid-template-columns: minmax(0, 23rem) minmax(0, 1fr); gap: 2.5rem 4rem;
+  margin-top: 2rem;
+}
+.roc { position: sticky; top: 4.5rem; align-self: start; }
+.detect .legend { margin: 0 0 1.2rem; }
+.wall.as-image { grid-template-columns: repeat(auto-fill, minmax(3.9rem, 1fr)); gap: 1.1rem 0.8rem; }
+.wall .miss .frame { outline: 2px dashed var(--muted); outline-offset: 2px; border-radius: 6px; }
+.wall.as-id, .wall.as-text { max-width: 48rem; margin-top: 1.5rem; }
+.wall .bar { --tone: var(--accent); }
+"""
+
+_PLOTS = """
+svg.plot { display: block; max-width: none; overflow: visible; }
+svg.lines { width: 100%; max-width: 30rem; height: auto; }
+figure.scroll { margin-top: 2rem; padding-bottom: 0.5rem; }
+svg text { font-size: 11px; fill: var(--muted); }
+.axis-label, .above { font-size: 12px; }
+.above { fill: var(--ink); font-weight: 650; }
+.grid { stroke: var(--line); stroke-width: 1; } .axis, .divider { stroke: var(--line); stroke-width: 1; }
+.reference { stroke: var(--ink); stroke-width: 1; stroke-dasharray: 5 4; }
+.reference-label { fill: var(--ink); }
+.hover { fill: transparent; } .bar-group:hover .hover { fill: var(--fill); }
+.bar-group:hover .bar-label { fill: var(--ink); }
+.tone-0 { fill: var(--tone-0); background: var(--tone-0); }
+.tone-1 { fill: var(--tone-1); background: var(--tone-1); }
+.tone-2 { fill: var(--tone-2); background: var(--tone-2); }
+.tone-3 { fill: var(--tone-3); background: var(--tone-3); }
+.tone-4 { fill: var(--tone-4); background: var(--tone-4); }
+.tone-5 { fill: var(--tone-5); background: var(--tone-5); }
+.swatch { display: inline-block; width: 0.75rem; height: 0.75rem; margin-right: 0.45rem; border-radius: 3px; }
+.blocks { gap: 0.25rem 1.4rem; margin-top: 0.3rem; font-size: 0.875rem; }
+.curve { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
+.line-0 { stroke: var(--muted); stroke-dasharray: 6 4; } .line-1 { stroke: var(--accent); stroke-width: 2.5; }
+.line-2 { stroke: var(--opp); stroke-dasharray: 2 4; }
+.lines .curve:only-of-type { stroke: var(--accent); stroke-dasharray: none; } .dot { fill: var(--accent); }
+.diagonal { stroke: var(--muted); stroke-width: 1; stroke-dasharray: 1 4; }
+.areas { display: grid; gap: 0.1rem; margin: 0.8rem 0 0.6rem; color: var(--ink); font-size: 1rem; }
+.areas > div { display: flex; justify-content: space-between; gap: 1rem; max-width: 20rem; }
+.areas dd { font-weight: 620; } .key { margin-right: 0.6rem; vertical-align: middle; }
+"""
+
+_TABLES = """
+.data { border-collapse: collapse; width: 100%; font-size: 0.925rem; }
+.data th, .data td {
+  padding: 0.45rem 1rem 0.45rem 0; border-bottom: 1px solid var(--line); text-align: left;
+  vertical-align: middle; font-weight: 400;
+}
+.data thead th { font-size: 0.8rem; color: var(--muted); white-space: nowrap; }
+.data .number { text-align: right; white-space: nowrap; }
+.data .meter { width: 26%; min-width: 4rem; padding-right: 0; }
+.data caption { padding-bottom: 0.6rem; text-align: left; font-size: 1.05rem; font-weight: 620; }
+.results { width: auto; min-width: min(100%, 32rem); margin-top: 2rem; }
+.results td.number, .results th.number { padding-left: 1.5rem; }
+.highlight > * { font-weight: 650 !important; }
+.results + .note { margin-top: 0.6rem; max-width: 46rem; }
+.steps { display: grid; gap: 0.9rem; max-width: 46rem; margin-top: 1.5rem; }
+.steps li { display: grid; grid-template-columns: 1fr auto; gap: 0.15rem 1rem; }
+.steps .bar { grid-column: 1 / -1; height: 6px; } .steps .note { grid-column: 1 / -1; }
+.step-time { color: var(--muted); }
+.provenance { display: grid; gap: 0.6rem; margin-top: 1rem; }
+.provenance > div { display: grid; grid-template-columns: 12rem minmax(0, 1fr); gap: 0.2rem 1.5rem; }
+.provenance dt { color: var(--muted); }
+.provenance pre { margin: 0; white-space: pre-wrap; }
+"""
+
+_SCREENS = """
+@media (max-width: 62rem) {
+  .detect { grid-template-columns: minmax(0, 1fr); }
+  .roc, .kind-text .asked { position: static; }
+  .query.kind-text { grid-template-columns: minmax(0, 1fr); }
+  .kind-image .sides { grid-template-columns: minmax(0, 1fr); }
+}
+@media (max-width: 44rem) {
+  main, .masthead, .contents ul { padding-left: 1.1rem; padding-right: 1.1rem; }
+  .masthead { padding-top: 2.5rem; }
+  main > section { padding-top: 3.5rem; }
+  .cards { grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 1.2rem; margin-top: 2rem; }
+  .cards .value { font-size: 1.5rem; }
+  .asked { position: static; }
+  .kind-image .asked { display: grid; grid-template-columns: 8rem minmax(0, 1fr); gap: 0 1.5rem; }
+  .kind-image .asked > * { grid-column: 1 / -1; } .kind-image .asked .frame { grid-column: 1; }
+  .kind-image .asked .facts { grid-column: 2; align-self: center; }
+  .data .meter, .data thead td { display: none; }
+  .query, .sides { grid-template-columns: minmax(0, 1fr); }
+  .facts { max-width: 16rem; }
+  .thumb .about { font-size: 0.75rem; }
+  .provenance > div { grid-template-columns: minmax(0, 1fr); }
+}
+@media (prefers-reduced-motion: reduce) { html { scroll-behavior: auto; } }
+@media print { .contents, .strip { display: none; } .query { break-inside: avoid; } }
+"""
+
+CSS = (
+    f":root {{ color-scheme: light dark; {LIGHT} }}\n"
+    f"@media (prefers-color-scheme: dark) {{ :root {{ {DARK} }} }}\n"
+    f"{_BASE}{_FRAME}{_EXAMPLES}{_PLOTS}{_TABLES}{_SCREENS}"
+)
