@@ -8,6 +8,7 @@ So a wrong guess about somebody's model costs time, never correctness.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from whence.data import Rows, to_device
 from whence.errors import WhenceError
 from whence.features import fallback
-from whence.features.collector import FRONT, SECOND, SHARED, Collector, Coverage, Use
+from whence.features.collector import FRONT, SECOND, SHARED, Collector, Coverage, Use, share
 from whence.features.guard import untouched
 from whence.features.layers import rule_for
 from whence.features.units import Unit, placement
@@ -106,10 +107,9 @@ class _Planner:
         return values
 
     def _check_independent(self, alone: list[float], together: Any) -> None:
-        a = torch.tensor(alone, dtype=torch.float64)
+        a = self.values = torch.tensor(alone, dtype=torch.float64)
         b = together.detach().double().cpu()
-        finite = a.isfinite() & b.isfinite()
-        if not torch.allclose(a[finite], b[finite], rtol=10 * self.tolerance, atol=10 * self.tolerance):
+        if not self._close(a, b):
             worst = int((a - b).abs().nan_to_num().argmax())
             raise WhenceError(
                 f"the {self.measure} of example {self.ids[worst]} is {alone[worst]:.6g} alone but {float(b[worst]):.6g} "
@@ -117,30 +117,37 @@ class _Planner:
                 "Look for a mean over the batch, batch statistics, unmasked padding, or sampling in the model"
             )
 
+    def _close(self, a: Tensor, b: Tensor) -> bool:
+        finite = a.isfinite() & b.isfinite()
+        return torch.allclose(a[finite], b[finite], rtol=10 * self.tolerance, atol=10 * self.tolerance)
+
     def _choose_layouts(self) -> None:
         """Give every hooked module the first layout that agrees with autograd, or drop its units."""
-        seen = _input_shapes(self)
-        options = {use.name: _layouts(seen.get(use.name, []), len(self.ids)) for use in self.coverage.uses}
-        for use in self.coverage.uses:
-            use.layout = options[use.name].pop(0) if options[use.name] else None
+        options = _first_guess(self)
         bad = changed = self._live()
         while bad:
             wrong = self._disagreeing([u for use in self._live() for u in use.units.values()])
             if wrong is None:  # the pass failed: the fault is in what changed since one that ran
                 bad = [use for use in changed if self._fails(use)] or changed
                 names = {u.name for use in bad for u in use.units.values()}
+                movable = bad
             else:
                 names = {u.name for u in wrong}
                 bad = [use for use in self._live() if any(u.name in names for u in use.units.values())]
-            stuck = {u.name for use in bad if not options[use.name] for u in use.units.values()}
-            changed = [use for use in bad if options[use.name]]
-            for use in changed:
-                use.layout = options[use.name].pop(0)
+                movable = [use for use in bad if not self._confirmed(use, names)]
+            movable = [use for use in movable if options[use.name]]
+            stuck = {u.name for use in bad if use not in movable for u in use.units.values()}
+            changed = _next_layouts(movable, options)
             self._unhook(stuck & names)
             changed = [use for use in changed if use.units]
         # Reached by autograd, though not through any call of its modules: used as a bare tensor.
         called = {u.name for use in self._live() for u in use.units.values()}
         self._unhook(self.reached - called)
+
+    def _confirmed(self, use: Use, wrong: set[str]) -> bool:
+        """Whether another parameter of the module agrees, and not by being zero: then its layout is right."""
+        right = [u for u in use.units.values() if u.name not in wrong]
+        return any(self.truth[:, u.columns].nan_to_num().any() for u in right)
 
     def _unhook(self, names: set[str]) -> None:
         """A parameter is covered everywhere by its rules, or nowhere."""
@@ -156,7 +163,7 @@ class _Planner:
         for shape in fallback.expansions(unit.shape):
             self.coverage.expanded[unit.name] = shape
             with fallback.FirstAxisWatch((len(self.ids), *shape)) as watch:
-                right = not self._wrong([unit])
+                right = not self._wrong([unit]) and self._disagreeing([unit], alone=True) == []
             if right and not watch.cut:
                 return True
             del self.coverage.expanded[unit.name]
@@ -175,19 +182,26 @@ class _Planner:
         wrong = self._disagreeing(units)
         return list(units) if wrong is None else wrong
 
-    def _disagreeing(self, units: Sequence[Unit], catch: bool = True) -> list[Unit] | None:
-        """Those of `units` whose features disagree with autograd; None if the pass fails."""
+    def _disagreeing(self, units: Sequence[Unit], alone: bool = False, catch: bool = True) -> list[Unit] | None:
+        """Those of `units` whose features disagree with autograd; None if the pass fails.
+
+        On the examples as one batch, or on the first of them `alone`: torch has other code for a batch of one.
+        """
+        batch, ids = (self.singles[0], self.ids[:1]) if alone else (self.batch, self.ids)
         try:
             with Collector(self.model, self.task, self.units, self.coverage, self.measure) as collect:
-                got, _ = collect(self.batch, self.ids)
+                got, values = collect(batch, ids)
         except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
             if catch:
                 return None
             raise
-        finite = self.truth.isfinite().all(1)
-        if not finite.any():
+        if catch and not self._close(values.double().cpu(), self.values[: len(ids)]):
+            return None  # the hooks changed what the model computes
+        truth = self.truth[: len(ids)]
+        finite = truth.isfinite().all(1)
+        if not finite.any() and not alone:
             raise WhenceError(f"the gradients of all examples tried ({self.ids}) are NaN or infinite: look at the model")
-        truth, got = self.truth[finite], got[finite]
+        truth, got = truth[finite], got[finite]
         floor = 1e-3 * truth.norm(dim=1)
 
         def agrees(u: Unit) -> bool:
@@ -223,34 +237,47 @@ def _find_uses(model: nn.Module, units: Sequence[Unit]) -> list[Use]:
     return [use for use in uses if use.units]
 
 
-def _input_shapes(planner: _Planner) -> dict[str, list[tuple[int, ...]]]:
-    """The input shapes that each hooked module sees in a batch."""
-    seen: dict[str, list[tuple[int, ...]]] = {}
+def _first_guess(planner: _Planner) -> dict[str, list[str]]:
+    """Gives every hooked module the likeliest layout; returns those left to try, in the order of calls."""
+    batch = len(planner.ids)
+    options: dict[str, list[str]] = {}
     handles = []
+
+    def note(use: Use, _m: nn.Module, args: Any, kwargs: Any, out: Tensor) -> Tensor | None:
+        x = args[0] if args else next(iter(kwargs.values()))
+        possible = _layouts(tuple(x.shape), batch)
+        if use.name not in options:
+            use.layout, options[use.name] = possible[0], possible[1:]
+        else:  # called again
+            options[use.name] = [layout for layout in options[use.name] if layout in possible]
+        return share(out, batch) if use.layout == SHARED else None  # what follows may see examples in front
+
     try:
         for use in planner.coverage.uses:
-
-            def note(_m: nn.Module, args: Any, kwargs: Any, _out: Any, name: str = use.name) -> None:
-                x = args[0] if args else next(iter(kwargs.values()))
-                seen.setdefault(name, []).append(tuple(x.shape))
-
-            handles.append(use.module.register_forward_hook(note, with_kwargs=True))
+            use.layout = None
+            handles.append(use.module.register_forward_hook(partial(note, use), with_kwargs=True))
         with untouched(planner.model), torch.no_grad():
             for part in planner.task.passes(planner.batch, planner.ids):
                 planner._values(part, planner.ids)
     finally:
         for h in handles:
             h.remove()
-    return seen
+    return options
 
 
-def _layouts(shapes: list[tuple[int, ...]], batch: int) -> list[str]:
-    """Layouts that these shapes allow, likeliest first; none if the module was never reached."""
-    if not shapes:
-        return []
-    possible = [
-        (FRONT, all(s[0] % batch == 0 for s in shapes)),
-        (SECOND, all(len(s) > 1 and s[1] == batch for s in shapes)),
-        (SHARED, True),
-    ]
-    return [layout for layout, ok in possible if ok]
+def _layouts(shape: tuple[int, ...], batch: int) -> list[str]:
+    """Layouts to try, likeliest first."""
+    second = [SECOND] if len(shape) > 1 and shape[1] == batch else []
+    if shape[0] % batch == 0:
+        return [FRONT, *second, SHARED]
+    return [*second, SHARED, FRONT]  # in front it may be, behind a module that turns out to be shared
+
+
+def _next_layouts(uses: list[Use], options: dict[str, list[str]]) -> list[Use]:
+    """Moves modules on to their next layout; to SHARED only the first called: those behind it may be right then."""
+    moved: list[Use] = []
+    for use in sorted(uses, key=lambda use: list(options).index(use.name)):
+        if options[use.name][0] != SHARED or not any(m.layout == SHARED for m in moved):
+            use.layout = options[use.name].pop(0)
+            moved.append(use)
+    return moved
