@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.markup import escape
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
@@ -20,6 +21,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
@@ -153,3 +155,22 @@ def show_plan(folder: Path, manifest: Manifest, coverage: Coverage, missing: int
     ):
         if names:
             _say(f"  {way}: {', '.join(names)}")
+
+
+def say(text: str) -> None:
+    """A line to stderr, with rich markup."""
+    _err.print(text, highlight=False)
+
+
+def fail(text: str) -> None:
+    _err.print(Text.assemble(("error: ", "bold red"), text), highlight=False, soft_wrap=True)
+
+
+def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table on stdout."""
+    table = Table(title=title, title_justify="left")
+    for c in columns:
+        table.add_column(c)
+    for row in rows:
+        table.add_row(*map(escape, row))
+    Console().print(table)

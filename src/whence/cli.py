@@ -1,0 +1,264 @@
+"""The command line: whence demo | build | learn | attribute | evaluate | report | bench."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from whence import __version__, console
+from whence.errors import WhenceError
+from whence.project import Project
+
+app = typer.Typer(
+    name="whence",
+    help="Which training examples made a trained model do that?\n\n"
+    "Your model is named as web servers name apps: my_project.setup:make, where make() returns a whence.Setup.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+
+Target = Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="a function that returns a whence.Setup")]
+IndexPath = Annotated[Path, typer.Option("--index", help="folder of the index")]
+MethodName = Annotated[str | None, typer.Option(help="tracin, tracin-cosine, trak, … (default: as built)")]
+WeightsFile = Annotated[Path | None, typer.Option("--weights", help="weights from `whence learn`")]
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="folder for the page, the index and the weights")] = Path("demo"),
+    method: Annotated[str, typer.Option(help="tracin or trak")] = "tracin",
+    seed: int = 0,
+) -> None:
+    """Train a small ResNet on real digits and see which of them mattered, in a page.
+
+    Example: `whence demo --out demo` writes demo/report.html
+    """
+    from whence.demo.run import run
+
+    typer.echo(f"Open {run(out, method, seed).resolve()} in a browser.")
+
+
+@app.command()
+def build(
+    target: Target,
+    out: Annotated[Path, typer.Option("--out", help="folder for the index; a half-built one is finished")],
+    method: Annotated[str, typer.Option(help="tracin, tracin-cosine or trak")] = "trak",
+    projection: Annotated[str, typer.Option(help="kron(16), sjlt(4096), dense(512) or none")] = "kron(16)",
+    groups: Annotated[str, typer.Option(help="layer, tensor or consecutive(128)")] = "layer",
+    exclude: Annotated[list[str] | None, typer.Option(help="regex of parameters to leave out; repeatable")] = None,
+    batch_size: int = 32,
+    num_workers: int = 0,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps, …")] = None,
+    store_dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16")] = "float32",
+    memory: Annotated[str, typer.Option(help="budget for blocks")] = "2GB",
+    seed: int = 0,
+    on_bad: Annotated[str, typer.Option(help="NaN gradients: error, or skip and record")] = "error",
+) -> None:
+    """Compute the gradient features of the training data.
+
+    Example: `whence build my_project.setup:make --out runs/idx --method trak --groups layer`
+    """
+    from dataclasses import replace
+
+    from whence import methods
+    from whence.index import Index
+
+    setup = Project(target).setup
+    index = Index.build(
+        setup.model,
+        setup.task,
+        setup.train_data,
+        out,
+        method=replace(methods.parse(method), projection=projection),
+        groups=groups,
+        exclude=exclude or (),
+        collate=setup.collate,
+        ids=setup.ids,
+        batch_size=batch_size,
+        num_workers=num_workers,
+        device=device,
+        store_dtype=store_dtype,
+        memory=memory,
+        seed=seed,
+        on_bad=on_bad,
+    )
+    typer.echo(f"{out}: {len(index):,} examples in {len(index.groups)} groups")
+
+
+@app.command()
+def learn(
+    target: Target,
+    index: IndexPath,
+    out: Annotated[Path, typer.Option("--out", help="where to save the weights")] = Path("weights.json"),
+    method: MethodName = None,
+    k: Annotated[int | None, typer.Option(help="top-ranked examples taken for true")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="pull towards the unweighted method")] = None,
+    loss: str = "top-k",
+    solver: Annotated[str | None, typer.Option(help="fixed-point or adamw")] = None,
+    seed: int = 0,
+) -> None:
+    """Learn the weights of the parameter groups from the setup's learn_queries, without labels.
+
+    Example: `whence learn my_project.setup:make --index runs/idx --out weights.json`
+    """
+    from whence.weights import learn_weights
+
+    project = Project(target)
+    scores = project.scores(index, "learn", method)
+    chosen: dict[str, Any] = {"k": k, "weight_decay": weight_decay}
+    weights = learn_weights(
+        scores, loss=loss, solver=solver, seed=seed, **{n: v for n, v in chosen.items() if v is not None}
+    )
+    weights.save(out)
+    typer.echo(f"{out}: {weights}")
+
+
+@app.command()
+def attribute(
+    target: Target,
+    index: IndexPath,
+    weights: WeightsFile = None,
+    method: MethodName = None,
+    top: Annotated[int, typer.Option(help="how many training examples for each query")] = 5,
+    opponents: Annotated[bool, typer.Option("--opponents", help="the lowest scores instead of the highest")] = False,
+    queries: Annotated[str, typer.Option(help="eval or learn")] = "eval",
+    format: Annotated[str, typer.Option(help="table, json or csv")] = "table",
+) -> None:
+    """Print the training examples that mattered most for each query.
+
+    Example: `whence attribute my_project.setup:make --index runs/idx --weights weights.json --format csv > top.csv`
+    """
+    from whence.errors import unknown
+
+    if format not in ("table", "json", "csv"):
+        raise unknown("format", format, ("table", "json", "csv"))
+    project = Project(target)
+    scores = project.scores(index, queries, method)
+    best = scores.top(top, project.weights(weights, scores), largest=not opponents)
+    rows = [
+        {"query": q, "rank": r + 1, "id": name, "index": int(i), "score": float(v)}
+        for q in range(len(scores))
+        for r, (i, v, name) in enumerate(zip(best.indices[q], best.values[q], best.ids[q]))
+    ]
+    if format == "json":
+        json.dump(rows, sys.stdout, indent=1)
+        sys.stdout.write("\n")
+    elif format == "csv":
+        writer = csv.DictWriter(sys.stdout, ["query", "rank", "id", "index", "score"])
+        writer.writeheader()
+        writer.writerows(rows)
+    else:
+        console.show_table(
+            "opponents" if opponents else "proponents",
+            ["query", *(f"{r + 1}." for r in range(top))],
+            [
+                [str(q), *(f"{x['id']} ({x['score']:.3g})" for x in rows[q * top : (q + 1) * top])]
+                for q in range(len(scores))
+            ],
+        )
+
+
+@app.command()
+def evaluate(
+    target: Target,
+    index: IndexPath,
+    bank: Annotated[Path, typer.Option(help="folder of a retraining bank (whence.evaluate.Bank)")],
+    weights: WeightsFile = None,
+    method: MethodName = None,
+    utility: Annotated[str, typer.Option(help="which utility of the bank belongs to eval_queries")] = "eval",
+    format: Annotated[str, typer.Option(help="table or json")] = "table",
+) -> None:
+    """Measure the linear datamodeling score (LDS) on eval_queries, with and without weights.
+
+    Example: `whence evaluate my_project.setup:make --index runs/idx --bank runs/bank --weights weights.json`
+    """
+    from whence.errors import unknown
+    from whence.evaluate import Bank, compare, lds
+
+    if format not in ("table", "json"):
+        raise unknown("format", format, ("table", "json"))
+    project = Project(target)
+    scores = project.scores(index, "eval", method)
+    retrained = Bank.open(bank)
+    if utility not in retrained.utility:
+        raise unknown("utility of the bank", utility, retrained.utility)
+    masks, values = retrained.masks, retrained.utility[utility]
+    learned = project.weights(weights, scores)
+    if learned is None:
+        found = {"unweighted": lds(scores.total(), masks, values)}
+    else:
+        both = compare(scores, learned, masks, values)
+        found = {"unweighted": both.unweighted, "weighted": both.weighted, "difference": both.difference}
+    if format == "json":
+        typer.echo(json.dumps({n: {"mean": e.mean, "ci95": e.ci95} for n, e in found.items()}, indent=1))
+    else:
+        console.show_table(
+            "LDS (%)", ["", "mean", "95 % CI"], [[n, f"{100 * e.mean:.2f}", f"± {100 * e.ci95:.2f}"] for n, e in found.items()]
+        )
+
+
+@app.command()
+def report(
+    target: Target,
+    index: IndexPath,
+    out: Annotated[Path, typer.Option("--out", help="the page to write")] = Path("report.html"),
+    weights: WeightsFile = None,
+    method: MethodName = None,
+    first: Annotated[int, typer.Option(help="how many of the eval_queries to show")] = 12,
+    top: Annotated[int, typer.Option(help="training examples on each side")] = 5,
+) -> None:
+    """Write one self-contained HTML page: queries, their proponents and opponents, and the weights.
+
+    Example: `whence report my_project.setup:make --index runs/idx --weights weights.json --out report.html`
+    """
+    path = Project(target).report(index, out, weights, method, first, top)
+    typer.echo(f"Open {path.resolve()} in a browser.")
+
+
+@app.command()
+def bench(
+    target: Target,
+    rank: Annotated[int, typer.Option(help="rank of the two-sided projection")] = 16,
+    batch_size: int = 32,
+    runs: int = 15,
+) -> None:
+    """Measure the cost of features on your model, as a ratio to one plain training pass.
+
+    Example: `whence bench my_project.setup:make --rank 16`
+    """
+    from whence.bench import measure
+
+    setup = Project(target).setup
+    typer.echo(measure(setup, rank=rank, batch_size=batch_size, runs=runs))
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"whence {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print it")] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run a command; an error is one clear line, without a traceback."""
+    try:
+        app()
+    except WhenceError as e:
+        console.fail(str(e))
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        console.fail("interrupted; run the same command again to go on where it stopped")
+        raise SystemExit(130) from None
