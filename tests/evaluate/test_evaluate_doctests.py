@@ -1,0 +1,22 @@
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+
+import whence.evaluate
+
+MODULES = [f"whence.evaluate.{module.name}" for module in pkgutil.iter_modules(whence.evaluate.__path__)]
+PUBLIC = [name for name in whence.evaluate.__all__ if name != "Comparison"]  # made by compare, shown there
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_the_docstrings_run(name):
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_has_an_example(name):
+    finder = doctest.DocTestFinder()
+    found = finder.find(getattr(whence.evaluate, name), name)
+    assert any(test.examples for test in found)
