@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from whence.index.manifest import Manifest
 
 Advance = Callable[[int], None]
-HEADER = 700  # bytes of a shard's header, about
+HEADER = 500  # bytes of a shard's header, about
 _err = Console(stderr=True)
 
 

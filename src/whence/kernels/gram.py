@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,7 +20,9 @@ from whence.errors import WhenceError
 
 Block = tuple[slice, Callable[[], Tensor]]  # consecutive rows of Φ, and how to read them: (n, D)
 
-_ILL = 1e5  # ‖ΦᵀΦ‖/λ above which float32 would lose the small part of K φ beside the large one
+# ‖ΦᵀΦ‖/λ above which all is done in float64: rounding to float32 would be like another λ, 1 % off. Relative
+# damping of 0.1 stays below it up to 10,000 features.
+_ILL = 1e5
 
 
 @dataclass(frozen=True)
@@ -47,17 +50,16 @@ class Gram:
                 "build with a smaller projection"
             )
         left = memory - need // 2
-        gram, precision = _gram_primal(blocks, d) if primal else _gram_dual(blocks, n, d, left)
-        inverse = self._inverse(gram, d, precision)
-        if primal:
-            for rows, read in blocks:
-                yield rows, (read().to(inverse.dtype) @ inverse).to(precision)
-        else:
-            for rows, out in _apply_dual(blocks, inverse, d, left):
-                yield rows, out.to(precision)
+        make = partial(_gram_primal, blocks, d) if primal else partial(_gram_dual, blocks, n, d, left)
+        given = blocks[0][1]().dtype
+        inverse = self._inverse(make, d, given)
+        made = _apply_primal(blocks, inverse) if primal else _apply_dual(blocks, inverse, d, left)
+        for rows, out in made:
+            yield rows, out.to(given)
 
-    def _inverse(self, gram: Tensor, d: int, precision: torch.dtype) -> Tensor:
-        """(gram + λI)⁻¹, made in the memory of `gram`, in the precision that products with it need."""
+    def _inverse(self, make: Callable[[torch.dtype], Tensor], d: int, precision: torch.dtype) -> Tensor:
+        """(gram + λI)⁻¹, made in the memory of one matrix, in the precision that is needed to use it."""
+        gram = make(precision)
         norm, trace = float(gram.norm()), float(gram.diagonal().sum())
         if not math.isfinite(norm):
             raise WhenceError(
@@ -65,46 +67,53 @@ class Gram:
                 "square. Rebuild the index with on_bad='skip', or rescale the loss"
             )
         if trace == 0:
-            raise WhenceError(
-                "all features of the index are zero: ΦᵀΦ has no inverse. Has the loss a gradient?"
-            )
+            raise WhenceError("all features of the index are zero: has the loss a gradient?")
         lam = self.damping * trace / d if self.relative else self.damping
+        if norm > _ILL * lam and precision != torch.float64:
+            precision = torch.float64
+            del gram
+            gram = make(precision)
         gram.diagonal().add_(lam)
         scale = gram.diagonal().clone()
         failed = torch.empty((), dtype=torch.int32)
         torch.linalg.cholesky_ex(gram, out=(gram, failed))
         # What is left of a column that others explain is λ, or, without λ, what rounding made of zero.
-        unexplained = gram.diagonal().square() / scale
-        if failed or float(unexplained.min()) < 4 * torch.finfo(precision).eps:
+        unexplained = float((gram.diagonal().square() / scale).min())
+        if failed or unexplained < 10 * len(gram) * torch.finfo(torch.float64).eps:
             raise WhenceError(
                 f"ΦᵀΦ + λI is singular at λ = {lam:.3g} ({len(gram):,} × {len(gram):,}): raise the damping"
             )
         torch.cholesky_inverse(gram, out=gram)
-        return gram if norm > _ILL * lam else gram.to(precision)
+        return gram.to(precision)
 
 
-def _gram_primal(blocks: Sequence[Block], d: int) -> tuple[Tensor, torch.dtype]:
-    """ΦᵀΦ, and the precision of its blocks."""
-    gram, precision = torch.zeros(d, d, dtype=torch.float64), torch.float64
+def _gram_primal(blocks: Sequence[Block], d: int, precision: torch.dtype) -> Tensor:
+    """ΦᵀΦ: products in `precision`, summed in float64."""
+    gram = torch.zeros(d, d, dtype=torch.float64)
     for _, read in blocks:
-        phi = read()
+        phi = read().to(precision)
         gram += phi.T @ phi
-        precision = phi.dtype
-    return gram, precision
+    return gram
 
 
-def _gram_dual(blocks: Sequence[Block], n: int, d: int, memory: int) -> tuple[Tensor, torch.dtype]:
-    """ΦΦᵀ, and the precision of its blocks."""
-    gram, precision = torch.zeros(n, n, dtype=torch.float64), torch.float64
+def _gram_dual(blocks: Sequence[Block], n: int, d: int, memory: int, precision: torch.dtype) -> Tensor:
+    """ΦΦᵀ: products in `precision`."""
+    gram = torch.zeros(n, n, dtype=torch.float64)
     for taken in _fitting(blocks, d, memory):
-        rows, phi = slice(taken[0][0].start, taken[-1][0].stop), torch.cat([read() for _, read in taken])
+        rows = slice(taken[0][0].start, taken[-1][0].stop)
+        phi = torch.cat([read() for _, read in taken]).to(precision)
         for cols, read in blocks:
             if cols.start < rows.stop:
-                part = (phi @ read().T).double()
+                part = (phi @ read().to(precision).T).double()
                 gram[rows, cols] = part
                 gram[cols, rows] = part.T
-        precision = phi.dtype
-    return gram, precision
+    return gram
+
+
+def _apply_primal(blocks: Sequence[Block], inverse: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Φ (ΦᵀΦ + λI)⁻¹."""
+    for rows, read in blocks:
+        yield rows, read().to(inverse.dtype) @ inverse
 
 
 def _apply_dual(

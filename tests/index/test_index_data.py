@@ -1,0 +1,265 @@
+"""Data that is not the same each time it is read is refused, before, between and during builds."""
+
+import json
+from itertools import pairwise
+from unittest import mock
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import toy
+from whence import Index, WhenceError
+from whence.index import checks, manifest
+from whence.tasks import Classification
+
+
+class Examples(torch.utils.data.Dataset):
+    """A list of (x, y), with something that happens when example i is read for the nth time."""
+
+    def __init__(self, n=22, seed=0):
+        x, y = toy.data(n, seed)
+        self.rows = list(zip(x, y))
+        self.reads = [0] * n
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        x, y = self.rows[i]  # the list says when it has ended
+        self.reads[i] += 1
+        self.on_read(i)
+        return x, y
+
+    def on_read(self, i):
+        pass
+
+
+class Interrupted(Exception):
+    pass
+
+
+def half_built(folder, train_data, shards, **options):
+    """An index whose build stopped after some shards."""
+    from whence.index import build
+
+    written = []
+
+    def write(path, *rest):
+        if len(written) == shards:
+            raise Interrupted
+        written.append(path)
+        build_write(path, *rest)
+
+    build_write = build.write_shard
+    with mock.patch.object(build, "write_shard", write), pytest.raises(Interrupted):
+        toy.build(folder, train_data=train_data, **options)
+    return written
+
+
+def test_random_augmentation_is_refused(tmp_path):
+    class Augmented(Examples):
+        def __getitem__(self, i):
+            x, y = super().__getitem__(i)
+            return x + torch.randn(()), y
+
+    with pytest.raises(WhenceError, match=r"example 0 reads differently a second time.*augmentation"):
+        toy.build(tmp_path / "i", train_data=Augmented())
+    assert not (tmp_path / "i").exists()
+
+
+def test_one_augmented_example_is_found(tmp_path):
+    class Augmented(Examples):
+        def __getitem__(self, i):
+            x, y = super().__getitem__(i)
+            return (x + self.reads[i] if i == 13 else x), y
+
+    with pytest.raises(WhenceError, match="example 13 reads differently"):
+        toy.build(tmp_path / "i", train_data=Augmented())
+
+
+def test_shuffled_loaders_are_refused(tmp_path):
+    loader = DataLoader(TensorDataset(*toy.data(22)), batch_size=4, shuffle=True)
+    with pytest.raises(WhenceError, match=r"another order \(RandomSampler\).*shuffle=False"):
+        toy.build(tmp_path / "i", train_data=loader)
+
+
+def test_an_unshuffled_loader_is_its_data_set(tmp_path):
+    loader = DataLoader(TensorDataset(*toy.data(22)), batch_size=7)
+    a, b = toy.build(tmp_path / "a", train_data=loader), toy.build(tmp_path / "b")
+    assert torch.equal(a.block(0, 1), b.block(0, 1))
+
+
+def test_data_that_changes_after_the_first_look_is_refused(tmp_path):
+    """The same when it is looked at before the build and when it is built, another content after."""
+
+    class Drifting(Examples):
+        def __getitem__(self, i):
+            x, y = super().__getitem__(i)
+            return (x + 1 if i == 12 and self.reads[i] > 3 else x), y
+
+    with pytest.raises(WhenceError, match="example 12 reads differently"):
+        toy.build(tmp_path / "i", train_data=Drifting())
+
+
+def test_checkpoints_must_read_the_same_data(tmp_path):
+    """No example is looked at beforehand but two; the second checkpoint's pass sees that one has changed."""
+
+    class Drifting(Examples):
+        def __getitem__(self, i):
+            x, y = super().__getitem__(i)
+            return (x + 1 if i == 12 and self.reads[i] > 1 else x), y
+
+    states = [toy.net(1).state_dict(), toy.net(2).state_dict()]
+    with (
+        mock.patch.object(manifest, "SAMPLED", 2),
+        pytest.raises(WhenceError, match="example 12 reads differ"),
+    ):
+        toy.build(tmp_path / "i", train_data=Drifting(), checkpoints=states)
+
+
+@pytest.mark.parametrize("sampled", [64, 2])
+@pytest.mark.parametrize("changed", [0, 5, 9, 15])
+def test_data_changed_between_runs_is_refused(tmp_path, changed, sampled):
+    """Also where the changed example is not one of those that are sampled beforehand."""
+    data = Examples()
+    with mock.patch.object(manifest, "SAMPLED", sampled):
+        assert len(half_built(tmp_path / "i", data, shards=2)) == 2
+        x, y = data.rows[changed]
+        data.rows[changed] = (x, (y + 1) % toy.CLASSES)
+        said = "training data" if sampled == 64 or changed == 0 else f"example {changed} reads differently"
+        with pytest.raises(WhenceError, match=said):
+            toy.build(tmp_path / "i", train_data=data)
+        data.rows[changed] = (x, y)
+        toy.build(tmp_path / "i", train_data=data)
+
+
+def test_a_changed_example_that_was_not_read_yet_is_new_data(tmp_path):
+    """Only the 64 sampled ones speak for what no shard holds: documented, and seen in the manifest."""
+    data = Examples()
+    with mock.patch.object(manifest, "SAMPLED", 2):
+        half_built(tmp_path / "i", data, shards=2)
+        data.rows[18] = (data.rows[18][0] * 2, data.rows[18][1])
+        index = toy.build(tmp_path / "i", train_data=data)
+    assert int(index.extras("digest")[18]) == checks.to_signed(manifest.Rows(data).digests([18])[0])
+
+
+def test_another_length_between_runs_is_refused(tmp_path):
+    data = Examples()
+    half_built(tmp_path / "i", data, shards=1)
+    data.rows.append(data.rows[0])
+    data.reads.append(0)
+    with pytest.raises(WhenceError, match=r"length of the training data \(22 there, 23 given\)"):
+        toy.build(tmp_path / "i", train_data=data)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_data_that_shrinks_while_it_is_read_is_refused(tmp_path, workers):
+    class Shrinking(Examples):
+        def on_read(self, i):
+            if self.reads[5] == 3:  # the build itself, after the first looks
+                del self.rows[20:]
+
+    if workers:  # each worker has its own copy of the data: what it reads ends, what we hold does not
+        with pytest.raises(IndexError):
+            toy.build(tmp_path / "i", train_data=Shrinking(), num_workers=1)
+        return
+    with pytest.raises(WhenceError, match="22 examples at first, now 20"):
+        toy.build(tmp_path / "i", train_data=Shrinking())
+
+
+def test_data_that_grows_while_it_is_read_is_refused(tmp_path):
+    class Growing(Examples):
+        def on_read(self, i):
+            if self.reads[21] == 3 and len(self.rows) == 22:
+                self.rows.append(self.rows[0])
+
+    with pytest.raises(WhenceError, match="22 examples at first, now 23"):
+        toy.build(tmp_path / "i", train_data=Growing())
+
+
+def test_an_index_error_of_the_data_is_not_taken_for_a_change_of_length(tmp_path):
+    class Broken(Examples):
+        def on_read(self, i):
+            if self.reads[i] == 3:
+                raise IndexError("no such label")
+
+    with pytest.raises(IndexError, match="no such label"):
+        toy.build(tmp_path / "i", train_data=Broken())
+
+
+def test_an_index_error_of_the_model_is_not_taken_for_a_change_of_length(tmp_path):
+    """Token 9 is out of range; it is not among the examples that are tried first."""
+    model = torch.nn.Sequential(torch.nn.Embedding(4, 2), torch.nn.Flatten(), torch.nn.Linear(2, 2))
+    x = torch.zeros(22, 1, dtype=torch.long)
+    x[6] = 9
+    with pytest.raises(IndexError, match="index out of range"):
+        toy.build(tmp_path / "i", train_data=(x, x[:, 0] * 0), model=model)
+
+
+def test_looking_takes_bounded_time_and_spreads(tmp_path):
+    order = list(checks._spread(1000))
+    assert sorted(order) == list(range(1000))
+    first = sorted(order[:50])
+    assert max(b - a for a, b in pairwise(first)) <= 55  # 20 on average; random: 90
+
+    rows = manifest.Rows(Examples(200))
+    seen = torch.tensor([checks.to_signed(d) for d in rows.digests()])
+    with mock.patch.object(checks, "LOOK_SECONDS", 0.0):
+        assert checks.changed_example(rows, torch.arange(200), seen) is None
+        assert sum(rows.data.reads) == 200 + manifest.SAMPLED + 1
+    seen[77] += 1
+    assert checks.changed_example(rows, torch.arange(200), seen) == 77
+
+
+def test_workers_read_the_same_index(tmp_path):
+    a, b = toy.build(tmp_path / "a"), toy.build(tmp_path / "b", num_workers=2)
+    assert toy.content(a.folder) == toy.content(b.folder)
+
+
+def test_empty_data(tmp_path):
+    with pytest.raises(WhenceError, match="empty"):
+        toy.build(tmp_path / "i", train_data=[])
+
+
+def test_open_compares_the_data(tmp_path):
+    index = toy.build(tmp_path / "i")
+    x, y = toy.data(22)
+    toy.reopen(index, train_data=(x, y))
+    other = x.clone()
+    other[17, 2] += 1e-6
+    with pytest.raises(WhenceError, match=r"training data \(example 17 has another content\)"):
+        toy.reopen(index, train_data=(other, y))
+    with pytest.raises(WhenceError, match=r"length of the training data \(22 there, 21 given\)"):
+        toy.reopen(index, train_data=(x[:21], y[:21]))
+
+
+def test_ids(tmp_path):
+    import numpy as np
+
+    index = toy.build(tmp_path / "i", ids=[f"img{i}" for i in range(22)])
+    top = index.score(toy.data(3, seed=9)).top(4)
+    assert top.ids == [[f"img{i}" for i in row] for row in top.indices.tolist()]
+    assert toy.reopen(index).ids == [f"img{i}" for i in range(22)]
+    assert toy.build(tmp_path / "n", ids=np.arange(100, 122)).ids == list(range(100, 122))
+    with pytest.raises(WhenceError, match="21 ids for 22 examples"):
+        toy.build(tmp_path / "j", ids=range(21))
+    with pytest.raises(WhenceError, match=r"strings or numbers, but one is \('a', 0\)"):
+        toy.build(tmp_path / "j", ids=[("a", i) for i in range(22)])
+    with pytest.raises(WhenceError, match="What differs: the ids"):
+        toy.build(tmp_path / "i", ids=[f"pic{i}" for i in range(22)])
+
+
+def test_damaged_ids_are_found_and_repaired(tmp_path):
+    ids = [f"img{i}" for i in range(22)]
+    index = toy.build(tmp_path / "i", ids=ids)
+    path = index.folder / "ids.json"
+    whole = path.read_bytes()
+    path.write_text(json.dumps(["other", *ids[1:]]))
+    with pytest.raises(WhenceError, match=r"ids.json is missing or damaged"):
+        Index.open(index.folder, model=toy.net(), task=Classification())
+    path.unlink()
+    with pytest.raises(WhenceError, match=r"ids.json is missing or damaged"):
+        Index.open(index.folder)
+    toy.build(tmp_path / "i", ids=ids)
+    assert path.read_bytes() == whole

@@ -1,0 +1,169 @@
+"""What a build says: the plan before it starts, the expected time after the first batches, then a bar."""
+
+import io
+import re
+import time
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+import toy
+import whence
+from whence import console
+
+
+def said(capsys) -> str:
+    return capsys.readouterr().err
+
+
+def on_disk(index) -> int:
+    return sum(p.stat().st_size for p in toy.shard_files(index))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("checkpoints", [1, 2])
+def test_bytes_are_predicted(tmp_path, capsys, dtype, checkpoints):
+    model = nn.Sequential(nn.Linear(5, 40), nn.Tanh(), nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 3))
+    states = [model.state_dict(), {k: v * 2 for k, v in model.state_dict().items()}][:checkpoints]
+    index = toy.build(
+        tmp_path / "i",
+        100,
+        model=model,
+        store_dtype=dtype,
+        checkpoints=states,
+        progress=True,
+        shard_batches=10,
+    )
+    assert console.index_bytes(index.manifest) == pytest.approx(on_disk(index), rel=0.02)
+    printed = re.search(r"([\d.]+) ([kM])B on disk", said(capsys))
+    assert float(printed[1]) * {"k": 1e3, "M": 1e6}[printed[2]] == pytest.approx(on_disk(index), rel=0.03)
+
+
+def test_bytes_are_predicted_for_tiny_shards(tmp_path):
+    index = toy.build(tmp_path / "i", 80, shard_batches=1)
+    assert console.index_bytes(index.manifest) == pytest.approx(on_disk(index), rel=0.05)
+
+
+def test_the_plan_comes_first(tmp_path, capsys):
+    seen = []
+
+    class Watched(whence.tasks.Classification):
+        def loss(self, model, batch):
+            seen.append((len(batch[0]), said(capsys)))
+            return super().loss(model, batch)
+
+    toy.build(tmp_path / "i", task=Watched(), progress=True, method="trak")
+    first = next(i for i, (size, _) in enumerate(seen) if size == 4)  # batches of 4, after tries of 1 and 3
+    before = "".join(text for _, text in seen[: first + 1])
+    assert "22 examples × 57 features (4 parameters in 2 groups)" in before
+    assert "in float32, 3 shards" in before
+    assert "its kernel will take 5.02 kB more" in before
+    assert "by layer rules: 2 × Linear" in before
+
+
+def test_a_resumed_build_says_what_is_left(tmp_path, capsys):
+    index = toy.build(tmp_path / "i")
+    toy.shard_files(index)[2].unlink()
+    toy.build(tmp_path / "i", progress=True)
+    assert "going on: 6 of 22 are still to do" in said(capsys)
+
+
+def test_the_time_is_estimated_after_the_first_batches(tmp_path, capsys):
+    """40 batches, each of which takes 20 ms; said on a pipe too, once, before a third is done."""
+    done = []
+
+    class Slow(whence.tasks.Classification):
+        def loss(self, model, batch):
+            time.sleep(0.02)
+            done.append((len(batch[0]), said(capsys)))
+            return super().loss(model, batch)
+
+    toy.build(tmp_path / "i", 160, task=Slow(), progress=True)
+    said_at = [i for i, (_, text) in enumerate(done) if "about" in text]
+    assert len(said_at) == 1
+    batches = sum(size == 4 for size, _ in done[: said_at[0]])
+    assert 3 <= batches <= 14
+    number = re.search(r"about (\d+) s for 160 examples", done[said_at[0]][1])
+    assert 1 <= int(number[1]) <= 10
+
+
+def test_an_estimate_does_not_count_the_first_step(monkeypatch, capsys):
+    now = 0.0
+    monkeypatch.setattr(console.time, "monotonic", lambda: now)
+    with console.progress("", 1000, estimate="things") as advance:
+        for seconds in (60.0, 2.0, 2.0, 2.0, 50.0):
+            now += seconds
+            advance(10)
+    assert said(capsys) == "  about 3 min for 1,000 things\n"  # 2 s for 10, whatever came before and after
+
+
+def test_slow_steps_are_not_waited_for(monkeypatch, capsys):
+    now = 0.0
+    monkeypatch.setattr(console.time, "monotonic", lambda: now)
+    with console.progress("", 1000, estimate="things") as advance:
+        for _ in range(2):
+            now += 60
+            advance(10)
+    assert said(capsys) == "  about 1 h 40 min for 1,000 things\n"
+
+
+def test_quiet_builds_are_quiet(tmp_path, capsys):
+    toy.build(tmp_path / "i", 80)
+    out = capsys.readouterr()
+    assert (out.out, out.err) == ("", "")
+
+
+def test_a_terminal_gets_a_bar(tmp_path, monkeypatch):
+    screen = io.StringIO()
+    monkeypatch.setattr(console, "_err", Console(file=screen, force_terminal=True, width=100))
+
+    class Slow(whence.tasks.Classification):
+        def loss(self, model, batch):
+            time.sleep(0.01)
+            return super().loss(model, batch)
+
+    toy.build(tmp_path / "i", 160, task=Slow(), progress=True)
+    assert "features" in screen.getvalue()
+    assert re.search(r"\d+/160", screen.getvalue())
+    assert "/s" in screen.getvalue()
+
+
+def test_paths_are_printed_as_they_are(tmp_path, capsys):
+    folder = tmp_path / "runs[bold]" / ("long" * 30)
+    index = toy.build(folder, progress=True)
+    assert f"{folder}: 22 examples" in said(capsys)
+    path = toy.shard_files(index)[0]
+    path.write_bytes(b"")
+    toy.build(folder)
+    assert str(path) in said(capsys)
+
+
+def test_sizes_for_people():
+    assert [console.size(x) for x in (5, 1500, 2.5e6, 7e9, 3e12)] == [
+        "5 B",
+        "1.5 kB",
+        "2.5 MB",
+        "7 GB",
+        "3 TB",
+    ]
+    times = [console.duration(s) for s in (0.1, 89, 91, 3599, 5401)]
+    assert times == ["1 s", "89 s", "2 min", "60 min", "1 h 30 min"]
+
+
+def test_what_goes_another_way_is_listed(tmp_path, capsys):
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.shift = nn.Linear(5, 3), nn.Parameter(torch.zeros(3))
+            self.spare = nn.Parameter(torch.zeros(2))
+
+        def forward(self, x):
+            return self.body(x) + self.shift
+
+    toy.build(tmp_path / "i", model=Odd(), progress=True)
+    text = said(capsys)
+    assert "by layer rules: 1 × Linear" in text
+    assert re.search(r"by (one copy|torch.func).*: shift\n", text)
+    assert "no gradient on the examples tried: spare" in text

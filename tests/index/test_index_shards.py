@@ -1,0 +1,184 @@
+"""Shards that are cut, flipped, missing or from elsewhere: open finds and names them, build repairs them."""
+
+import json
+import shutil
+import struct
+
+import pytest
+import torch
+
+import toy
+from whence import Index, WhenceError
+from whence.index.store import ShardError, read_shard, write_shard
+
+
+@pytest.fixture
+def index(tmp_path):
+    return toy.build(tmp_path / "i")
+
+
+def refuse_then_repair(index, *said, **options):
+    """Open names what is wrong; the same build puts it right, to the byte."""
+    with pytest.raises(ShardError) as e:
+        toy.reopen(index)
+    assert all(words in str(e.value) for words in (*said, "Run the same Index.build again"))
+    toy.build(index.folder, **options)
+    return toy.content(index.folder)
+
+
+def test_a_truncated_shard(index):
+    whole, path = toy.content(index.folder), toy.shard_files(index)[1]
+    full = path.read_bytes()
+    for size in (0, 5, 8, 100, len(full) // 2, len(full) - 1):
+        path.write_bytes(full[:size])
+        assert refuse_then_repair(index, path.name, "truncated or damaged") == whole
+
+
+def test_a_longer_shard(index):
+    whole, path = toy.content(index.folder), toy.shard_files(index)[1]
+    path.write_bytes(path.read_bytes() + b"\0")
+    assert refuse_then_repair(index, path.name) == whole
+
+
+def test_a_flip_in_any_byte_of_a_header_is_found(tmp_path):
+    """The header holds names, types, shapes, offsets, owner and checksum: nothing of it may change unseen."""
+    path = tmp_path / "s.safetensors"
+    write_shard(path, "owner", {"a": torch.arange(3.0), "b": torch.tensor([[1, 2]], dtype=torch.uint8)})
+    full = path.read_bytes()
+    header = 8 + struct.unpack("<Q", full[:8])[0]
+    read_shard(path, "owner")
+    for at in range(header):
+        for bit in (0, 2, 5):
+            flipped = bytearray(full)
+            flipped[at] ^= 1 << bit
+            path.write_bytes(flipped)
+            with pytest.raises(ShardError, match=r"s\.safetensors is (truncated|damaged|foreign)"):
+                read_shard(path, "owner")
+
+
+def test_any_flipped_bit_of_the_content_is_found(tmp_path):
+    path = tmp_path / "s.safetensors"
+    write_shard(path, "owner", {"a": torch.arange(9.0), "b": torch.tensor([[1, 2]], dtype=torch.uint8)})
+    full = path.read_bytes()
+    for at in range(8 + struct.unpack("<Q", full[:8])[0], len(full)):
+        for bit in range(8):
+            flipped = bytearray(full)
+            flipped[at] ^= 1 << bit
+            path.write_bytes(flipped)
+            with pytest.raises(ShardError, match="does not match its checksum"):
+                read_shard(path, "owner")
+            assert read_shard(path, "owner", verify=False)  # what verify=False leaves out
+
+
+@pytest.mark.parametrize("at", [40, -1, -300], ids=["header", "last byte", "middle"])
+def test_a_flipped_bit(index, at, capsys):
+    whole, path = toy.content(index.folder), toy.shard_files(index)[2]
+    flipped = bytearray(path.read_bytes())
+    flipped[at] ^= 4
+    path.write_bytes(flipped)
+    assert refuse_then_repair(index, path.name) == whole
+    assert f"{path.name} is" in capsys.readouterr().err  # build says which it computes again
+
+
+def test_missing_shards_are_named(index):
+    whole, paths = toy.content(index.folder), toy.shard_files(index)
+    paths[0].unlink()
+    paths[2].unlink()
+    said = ("not finished", "2 of 3 shards are missing", paths[0].name, paths[2].name)
+    assert refuse_then_repair(index, *said) == whole
+
+
+def test_all_damaged_shards_are_named(index):
+    paths = toy.shard_files(index)
+    for path in paths[1:]:
+        path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ShardError) as e:
+        toy.reopen(index)
+    assert paths[1].name in str(e.value)
+    assert paths[2].name in str(e.value)
+    assert paths[0].name not in str(e.value)
+
+
+def test_swapped_shards_are_foreign(index):
+    whole, (a, b, _) = toy.content(index.folder), toy.shard_files(index)
+    kept = a.read_bytes()
+    a.write_bytes(b.read_bytes())
+    b.write_bytes(kept)
+    assert refuse_then_repair(index, a.name, b.name, "is foreign") == whole
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"model": toy.net(5)}, {"seed": 1}, {"batch_size": 2, "shard_batches": 4}, {"groups": "tensor"}],
+    ids=["model", "seed", "batches", "groups"],
+)
+def test_a_shard_of_another_index_is_foreign(index, tmp_path, other):
+    whole = toy.content(index.folder)
+    stranger = toy.build(tmp_path / "other", **other)
+    shutil.copy(toy.shard_files(stranger)[1], toy.shard_files(index)[1])
+    assert refuse_then_repair(index, toy.shard_files(index)[1].name, "is foreign") == whole
+
+
+def test_a_shard_of_another_checkpoint_is_foreign(tmp_path):
+    states = [toy.net(1).state_dict(), toy.net(2).state_dict()]
+    index = toy.build(tmp_path / "i", checkpoints=states)
+    whole, paths = toy.content(index.folder), toy.shard_files(index)
+    shutil.copy(paths[3], paths[0])
+    assert refuse_then_repair(index, paths[0].name, "is foreign", checkpoints=states) == whole
+
+
+def test_only_what_is_damaged_is_computed_again(index):
+    paths = toy.shard_files(index)
+    before = [p.stat().st_mtime_ns for p in paths]
+    paths[1].write_bytes(b"")
+    toy.build(index.folder)
+    after = [p.stat().st_mtime_ns for p in paths]
+    assert [a == b for a, b in zip(before, after)] == [True, False, True]
+
+
+def test_opening_holds_one_shard_at_a_time(tmp_path, monkeypatch):
+    """The tensors of a shard are gone before the next shard is read."""
+    import gc
+    import weakref
+
+    from whence.index import checks
+
+    index, alive, most = toy.build(tmp_path / "i", 80), [], 0
+
+    def read(*args):
+        nonlocal most
+        tensors = read_shard(*args)
+        gc.collect()
+        most = max(most, sum(r() is not None for r in alive))
+        alive.append(weakref.ref(tensors["features"]))
+        return tensors
+
+    monkeypatch.setattr(checks, "read_shard", read)
+    toy.reopen(index)
+    assert len(alive) == 10
+    assert most == 0
+
+
+def test_a_damaged_manifest(index):
+    whole, path = toy.content(index.folder), index.folder / "manifest.json"
+    text = path.read_text()
+    for broken in (text[:-20], text.replace('"seed": 0', '"seed": 1'), text.replace('"seed"', '"sead"'), ""):
+        path.write_text(broken)
+        for use in (lambda: Index.open(index.folder), lambda: toy.build(index.folder)):
+            with pytest.raises(WhenceError, match=r"manifest.json is damaged .*delete this file"):
+                use()
+        path.unlink()
+        before = [p.stat().st_mtime_ns for p in toy.shard_files(index)]
+        toy.build(index.folder)
+        assert toy.content(index.folder) == whole
+        assert [p.stat().st_mtime_ns for p in toy.shard_files(index)] == before  # none was computed again
+
+
+def test_the_shards_hold_no_time_and_no_place(tmp_path):
+    """Built twice, in other folders and at other times: the same bytes; the log is apart."""
+    a, b = toy.build(tmp_path / "a"), toy.build(tmp_path / "elsewhere" / "b")
+    assert toy.content(a.folder) == toy.content(b.folder)
+    assert len((a.folder / "log.jsonl").read_text().splitlines()) == 1
+    assert json.loads((a.folder / "log.jsonl").read_text())["examples"] == 22
+    toy.build(tmp_path / "a")
+    assert len((a.folder / "log.jsonl").read_text().splitlines()) == 1  # nothing was done

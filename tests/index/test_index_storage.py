@@ -1,0 +1,250 @@
+"""What is stored: features in three precisions, losses, norms, and which examples were left out."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import toy
+import whence
+from whence import WhenceError
+from whence.index.store import DTYPES, pack, unpack
+from whence.tasks import Classification, Task
+
+COLUMNS = [slice(0, 3), slice(3, 4), slice(4, 40)]
+ROUNDING = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a unit in the last place
+
+
+def spread_out(n=50):
+    """Features of wildly different sizes: from example to example, unit to unit and entry to entry."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(n, 40, generator=g) * torch.exp2(torch.randint(-8, 8, (n, 40), generator=g))
+    x *= torch.exp2(torch.randint(-60, 40, (n, 1), generator=g))
+    for c in COLUMNS:
+        x[:, c] *= torch.exp2(torch.randint(-20, 20, (n, 1), generator=g))
+    return x
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rounding_of_each_entry(dtype):
+    x = spread_out()
+    back = unpack(pack(x, COLUMNS, DTYPES[dtype]), COLUMNS)
+    assert ((back - x).abs() <= ROUNDING[dtype] * x.abs()).all()
+    if dtype != "float32":
+        assert ((back - x).abs() > ROUNDING[dtype] * x.abs() / 4).any()  # it is stored in half precision
+
+
+def test_half_precision_keeps_what_is_small_beside_its_unit_to_absolute_accuracy():
+    """Below 2⁻²⁸ of the largest entry of its example and unit, float16 is left with absolute accuracy."""
+    x = torch.zeros(2, 40)
+    x[:, 4], x[0, 5], x[0, 6], x[1, 7] = 1.0, 2.0**-28, 2.0**-37, 2.0**-60
+    back = unpack(pack(x, COLUMNS, torch.float16), COLUMNS)
+    assert torch.equal(back[:, :7], x[:, :7])
+    assert back[1, 7] == 0
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e-30, 1e9, 1e30])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_size_of_a_feature_does_not_matter(dtype, scale):
+    x = torch.randn(20, 40, generator=torch.Generator().manual_seed(1)) * scale
+    back = unpack(pack(x, COLUMNS, DTYPES[dtype]), COLUMNS)
+    assert ((back - x).abs() <= ROUNDING[dtype] * x.abs()).all()
+
+
+def test_edges_of_the_range():
+    x = torch.tensor([0.0, -0.0, 3e38, -3e38, 1.2e-38, 1e-42, 65504.0, 65520.0]).repeat(5).view(1, 40).clone()
+    for columns in ([slice(i, i + 1) for i in range(40)], [slice(0, 40)]):
+        back = unpack(pack(x, columns, torch.float16), columns)
+        assert back.isfinite().all()
+        assert (back - x).abs().max() <= ROUNDING["float16"] * 3e38
+    alone = unpack(pack(x[:, 4:6], [slice(0, 1), slice(1, 2)], torch.float16), [slice(0, 1), slice(1, 2)])
+    assert alone[0, 0] == pytest.approx(1.2e-38, rel=1e-3)
+
+
+def test_float32_is_handed_on_without_a_copy():
+    x = torch.randn(3, 40)
+    assert unpack({"features": x}, COLUMNS).data_ptr() == x.data_ptr()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tiny_gradients_beside_large_ones_do_not_vanish(tmp_path, dtype):
+    """Examples weigh from 1e-9 to 1 in the loss. Unit gradients say the same whatever the storage."""
+
+    class Weighted(Classification):
+        def split(self, batch):
+            return batch[0], batch[1]
+
+        def loss(self, model, batch):
+            return super().loss(model, batch[:2]) * batch[2]
+
+    x, y = toy.data(22)
+    weight = 10.0 ** -torch.arange(22).remainder(10)
+    index = toy.build(tmp_path / "i", train_data=(x, y, weight), task=Weighted(), store_dtype=dtype)
+    true = toy.gradients(toy.net(), Classification(), (x, y))
+    got = index.rows(torch.arange(22))[0] / weight.unsqueeze(1)
+    assert ((got - true).norm(dim=1) <= (ROUNDING[dtype] + 1e-6) * true.norm(dim=1)).all()
+    cosine = index.score((x[:5], y[:5], weight[:5] * 0 + 1), method="tracin-cosine").total()
+    assert cosine.diagonal() == pytest.approx(torch.ones(5), abs=2 * ROUNDING[dtype] + 1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_extras(tmp_path, dtype):
+    model = toy.net()
+    index = toy.build(tmp_path / "i", model=model, store_dtype=dtype)
+    data, parameters = toy.data(22), [p.numel() for p in model.parameters()]
+    squares = toy.gradients(model, Classification(), data).square().split(parameters, dim=1)
+    loss = Classification().loss(model, data).detach()
+    torch.testing.assert_close(index.extras("loss"), loss, rtol=1e-6, atol=1e-7)
+    want = torch.stack([s.sum(1) for s in squares], 1)
+    torch.testing.assert_close(index.extras("squares"), want, rtol=1e-5, atol=1e-9)
+    assert not index.skipped.any()
+    with pytest.raises(WhenceError, match=r"unknown extra 'losses'.*Did you mean 'loss'"):
+        index.extras("losses")
+
+
+# --- gradients that are not finite -----------------------------------------------------------------------
+
+
+def with_bad(where, value=float("nan")):
+    x, y = toy.data(22)
+    x[where, 1] = value
+    return x, y
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_bad_gradient_names_the_example(tmp_path, value):
+    with pytest.raises(WhenceError, match=r"gradient of example 13 is NaN or infinite: .*on_bad='skip'"):
+        toy.build(tmp_path / "i", train_data=with_bad([13], value))
+
+
+def test_a_bad_gradient_names_the_id(tmp_path):
+    ids = [f"img{i}" for i in range(22)]
+    with pytest.raises(
+        WhenceError, match=r"example 'img13' is NaN or infinite \(and of 1 more in its batch\)"
+    ):
+        toy.build(tmp_path / "i", train_data=with_bad([13, 14]), ids=ids)
+    done = toy.shard_files(toy.build(tmp_path / "j", ids=ids))
+    assert [p.name for p in (tmp_path / "i" / "shards").iterdir()] == [done[0].name]  # what came before stays
+
+
+@pytest.mark.parametrize("method", ["tracin", "tracin-cosine", "trak"])
+def test_skipped_examples_are_recorded_and_never_on_top(tmp_path, method):
+    bad = [3, 13, 14]
+    index = toy.build(tmp_path / "i", train_data=with_bad(bad), on_bad="skip", method=method)
+    clean = toy.build(tmp_path / "clean", method=method)
+    good = [i for i in range(22) if i not in bad]
+    assert index.skipped.nonzero()[:, 0].tolist() == bad
+    assert index.extras("loss")[bad].isnan().all()
+    assert torch.equal(index.extras("squares")[bad], torch.zeros(3, 4))
+    every = torch.arange(22)
+    assert torch.equal(index.rows(every)[0, good], clean.rows(every)[0, good])  # batch mates are untouched
+
+    scores = index.score(toy.data(4, seed=5))
+    total = scores.total()
+    assert torch.equal(total[:, bad], torch.zeros(4, 3))
+    assert total.isfinite().all()
+    for largest in (True, False):
+        top = scores.top(19, largest=largest)
+        assert all(sorted(row) == good for row in top.indices.tolist())
+        want = total[:, good].sort(dim=1, descending=largest).values
+        torch.testing.assert_close(top.values, want)
+    with pytest.raises(WhenceError, match=r"top\(20\) of 19 training examples \(3 more were skipped\)"):
+        scores.top(20)
+    assert torch.equal(index.self_influence()[bad], torch.zeros(3))
+    assert torch.equal(index.self_influence(normalize_top=3)[bad], torch.zeros(3))
+
+
+def test_an_example_skipped_under_one_checkpoint_is_skipped(tmp_path):
+    """Fourth powers: 6e18 for the large example under the first checkpoint, too large under the second."""
+
+    class Quartic(Task):
+        def loss(self, model, batch):
+            return model(batch[0]).pow(4).sum(1)
+
+    x, y = toy.data(22)
+    x[5] = 1e4
+    model = nn.Linear(5, 1)
+    states = [{k: torch.full_like(v, scale) for k, v in model.state_dict().items()} for scale in (1.0, 1e6)]
+    options = {"task": Quartic(), "checkpoints": states, "on_bad": "skip"}
+    index = toy.build(tmp_path / "i", train_data=(x, y), model=model, **options)
+    assert not index.extras("skipped", 0).any()
+    assert index.extras("skipped", 1).nonzero()[:, 0].tolist() == [5]
+    assert index.skipped.nonzero()[:, 0].tolist() == [5]
+
+
+def test_a_bad_query_is_refused(tmp_path):
+    index = toy.build(tmp_path / "i")
+    x, y = toy.data(6, seed=4)
+    x[4] = float("nan")
+    with pytest.raises(WhenceError, match="gradient of query 4 is NaN or infinite"):
+        index.score((x, y))
+
+
+# --- checkpoints -----------------------------------------------------------------------------------------
+
+
+def test_checkpoints_in_files_and_in_memory(tmp_path):
+    states = [toy.net(1).state_dict(), toy.net(2).state_dict()]
+    for c, state in enumerate(states):
+        save_file(state, tmp_path / f"{c}.safetensors")
+    files = [tmp_path / "0.safetensors", str(tmp_path / "1.safetensors")]
+    model = toy.net(7)
+    a = toy.build(tmp_path / "a", checkpoints=states)
+    b = toy.build(tmp_path / "b", checkpoints=files, model=model)
+    assert toy.content(a.folder) == toy.content(b.folder)
+    assert all(torch.equal(v, toy.net(7).state_dict()[k]) for k, v in model.state_dict().items())
+    for c in range(2):
+        want = toy.gradients(toy.net(c + 1), Classification(), toy.data(22))
+        torch.testing.assert_close(b.rows(torch.arange(22))[c], want, rtol=1e-5, atol=1e-7)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 5, bias=False), nn.Linear(5, 5, bias=False)
+        self.second.weight = self.first.weight
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.head(self.second(self.first(x).tanh()))
+
+
+def test_a_file_may_leave_out_tied_weights(tmp_path):
+    model = Tied()
+    state = {k: v for k, v in model.state_dict().items() if k != "second.weight"}
+    index = toy.build(tmp_path / "i", model=model, checkpoints=[state])
+    assert torch.equal(
+        index.rows(torch.arange(3)), toy.build(tmp_path / "j", model=model).rows(torch.arange(3))
+    )
+    del state["head.bias"]
+    with pytest.raises(WhenceError, match=r"leaves out \['head.bias'\]"):
+        toy.build(tmp_path / "k", model=model, checkpoints=[state])
+
+
+def test_checkpoints_that_are_the_same_are_noted(tmp_path, capsys):
+    live = toy.net().state_dict()
+    toy.build(tmp_path / "i", checkpoints=[live, live])
+    assert "checkpoints 0 and 1 hold the same weights" in capsys.readouterr().err
+
+
+def test_a_damaged_checkpoint_file(tmp_path):
+    save_file(toy.net().state_dict(), tmp_path / "c.safetensors")
+    (tmp_path / "c.safetensors").write_bytes((tmp_path / "c.safetensors").read_bytes()[:-4])
+    with pytest.raises(WhenceError, match=r"c\.safetensors is damaged"):
+        toy.build(tmp_path / "i", checkpoints=[tmp_path / "c.safetensors"])
+
+
+def test_projections_are_in_the_index(tmp_path):
+    """kron(2) of each matrix: the features are what the projection makes of the true gradients."""
+    from whence.projection import Projection
+
+    index = toy.build(tmp_path / "i", method=whence.methods.TracIn(projection="kron(2)"), seed=5)
+    model = toy.net()
+    true = toy.gradients(model, Classification(), toy.data(22)).split(
+        [p.numel() for p in model.parameters()], 1
+    )
+    parts = [
+        Projection("kron(2)", name, tuple(p.shape), seed=5)(g.view(-1, *p.shape))
+        for (name, p), g in zip(model.named_parameters(), true)
+    ]
+    torch.testing.assert_close(index.rows(torch.arange(22))[0], torch.cat(parts, 1), rtol=1e-5, atol=1e-6)

@@ -1,0 +1,74 @@
+"""A model, data and an index so small that every test can afford its own."""
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+import whence
+from whence import Index
+from whence.tasks import Classification, Task
+
+FEATURES, HIDDEN, CLASSES = 5, 6, 3
+
+
+def net(seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, CLASSES))
+
+
+def data(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(n, FEATURES, generator=g), torch.randint(CLASSES, (n,), generator=g)
+
+
+def build(
+    folder: str | Path,
+    n: int = 22,
+    *,
+    model: nn.Module | None = None,
+    task: Task | None = None,
+    train_data: Any = None,
+    method: Any = None,
+    shard_batches: int = 2,
+    **options: Any,
+) -> Index:
+    """22 examples in 3 shards of 8, 8 and 6, batches of 4; features are the gradients themselves."""
+    defaults: dict[str, Any] = {"batch_size": 4, "progress": False, "memory": "50MB"}
+    with mock.patch("whence.index.build.SHARD_BATCHES", shard_batches):
+        return Index.build(
+            model or net(),
+            task or Classification(),
+            data(n) if train_data is None else train_data,
+            folder,
+            method=method or whence.methods.TracIn(projection="none"),
+            **(defaults | options),
+        )
+
+
+def reopen(index: Index, **options: Any) -> Index:
+    given = {"model": index.model, "task": index.task, "checkpoints": index.checkpoints}
+    return Index.open(index.folder, **(given | options))
+
+
+def shard_files(index: Index) -> list[Path]:
+    return sorted((index.folder / "shards").iterdir())
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file of an index that is part of what it is."""
+    files = (p for p in folder.rglob("*") if p.is_file() and p.name not in ("log.jsonl", ".lock"))
+    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
+
+
+def gradients(model: nn.Module, task: Task, examples: Any) -> Tensor:
+    """(n, P): the gradient of each example on its own, by a plain backward pass."""
+    rows = []
+    for i in range(len(examples[0])):
+        loss = task.measure(model, tuple(column[i : i + 1] for column in examples))
+        grads = torch.autograd.grad(loss.sum(), list(model.parameters()))
+        rows.append(torch.cat([g.flatten() for g in grads]))
+    return torch.stack(rows)
