@@ -1,0 +1,6 @@
+"""Learning, choosing, saving and transferring weights of parameter groups."""
+
+from whence.weights.learn import learn_weights
+from whence.weights.weights import Weights
+
+__all__ = ["Weights", "learn_weights"]
