@@ -118,14 +118,23 @@ def _refuse_shuffled(loader: DataLoader) -> None:
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """The batch with every tensor in it on `device`."""
+    return map_tensors(batch, lambda x: x.to(device, non_blocking=True))
+
+
+def map_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The batch with `change` applied to every tensor in it, in a fixed order.
+
+    >>> map_tensors({"x": [torch.ones(2), "text"]}, torch.neg)
+    {'x': [tensor([-1., -1.]), 'text']}
+    """
     if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
+        return change(batch)
     if isinstance(batch, Mapping):
-        return type(batch)({k: to_device(v, device) for k, v in batch.items()})  # ty: ignore
+        return type(batch)({k: map_tensors(v, change) for k, v in batch.items()})
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(v, device) for v in batch))
+        return type(batch)(*(map_tensors(v, change) for v in batch))
     if isinstance(batch, (list, tuple)):
-        return type(batch)(to_device(v, device) for v in batch)
+        return type(batch)(map_tensors(v, change) for v in batch)
     return batch
 
 

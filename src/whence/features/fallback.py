@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from whence.data import map_tensors
 from whence.tasks.base import Task
 
 
@@ -64,7 +64,7 @@ class FirstAxisWatch(TorchFunctionMode):
         self.shape, self.cut = shape, False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        x = args[0] if args else None
+        x: Any = args[0] if args else None
         if func is Tensor.__getitem__ and x.is_leaf and x.requires_grad and x.shape == self.shape:
             first = args[1][0] if isinstance(args[1], tuple) else args[1]
             self.cut |= isinstance(first, slice) and first != slice(None)
@@ -73,18 +73,22 @@ class FirstAxisWatch(TorchFunctionMode):
 
 def by_vmap(measured: Measured, names: list[str], batch: Any, ids: Sequence[int]) -> dict[str, Tensor]:
     """(B, *shape) gradients by vmap over the examples of a batch."""
-    leaves, spec = tree_flatten(batch)
-    mapped = [isinstance(x, Tensor) and x.dim() > 0 and x.shape[0] == len(ids) for x in leaves]
-    if not all(m or not isinstance(x, Tensor) for m, x in zip(mapped, leaves)):
+    tensors: list[Tensor] = []
+
+    def note(x: Tensor) -> Tensor:
+        tensors.append(x)
+        return x
+
+    map_tensors(batch, note)
+    if not all(x.dim() > 0 and x.shape[0] == len(ids) for x in tensors):
         raise ValueError("a tensor of the batch has no example axis")
 
-    def value(parameters: dict[str, Tensor], *tensors: Tensor) -> Tensor:
-        given = iter(tensors)
-        example = [next(given).unsqueeze(0) if m else x for m, x in zip(mapped, leaves)]
-        return measured.values(parameters, tree_unflatten(example, spec), [-1]).sum()
+    def value(parameters: dict[str, Tensor], *examples: Tensor) -> Tensor:
+        given = iter(examples)
+        example = map_tensors(batch, lambda _: next(given).unsqueeze(0))
+        return measured.values(parameters, example, [-1]).sum()
 
     parameters = {n: p.detach() for n, p in measured.model.named_parameters() if n in names}
-    tensors = [x for m, x in zip(mapped, leaves) if m]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # "performance drop: no batching rule" is expected here
         per_example = vmap(grad(value), in_dims=(None, *[0] * len(tensors)))
@@ -112,6 +116,4 @@ def by_loop(measured: Measured, names: list[str], batch: Any, ids: Sequence[int]
 
 def single(batch: Any, b: int, size: int) -> Any:
     """Example b of a collated batch, as a batch of one."""
-    leaves, spec = tree_flatten(batch)
-    cut = [x[b : b + 1] if isinstance(x, Tensor) and x.dim() and x.shape[0] == size else x for x in leaves]
-    return tree_unflatten(cut, spec)
+    return map_tensors(batch, lambda x: x[b : b + 1] if x.dim() and x.shape[0] == size else x)

@@ -15,11 +15,12 @@ from torch import nn
 def untouched(model: nn.Module) -> Iterator[None]:
     """Inside: eval mode and no parameter requires grad. After, whatever happened: all as before.
 
-    Restores train/eval mode of every module, requires_grad and .grad of every parameter, the content of
-    every buffer, and the Python, NumPy and torch (CPU and CUDA) generators.
+    Restores train/eval mode of every module, requires_grad and .grad of every parameter, every buffer (the
+    tensor itself and its content), and the Python, NumPy and torch (CPU and CUDA) generators.
     """
     modes = [(m, m.training) for m in model.modules()]
     parameters = [(p, p.requires_grad, p.grad) for p in model.parameters()]
+    registered = [(m, dict(m._buffers)) for m in model.modules()]
     buffers = [(b, b.detach().clone(), b._version) for b in model.buffers()]
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
@@ -37,9 +38,13 @@ def untouched(model: nn.Module) -> Iterator[None]:
         for p, requires_grad, grad in parameters:
             p.requires_grad_(requires_grad)
             p.grad = grad
+        for m, own in registered:  # a forward pass may have put other tensors in their place
+            m._buffers.clear()
+            m._buffers.update(own)
         with torch.no_grad():
             for b, content, version in buffers:
-                if b._version != version:
+                # Written only if changed: a graph of the caller's may hold it. `.data` changes bypass the version.
+                if b._version != version or not torch.equal(b, content):
                     b.copy_(content)
         random.setstate(states[0])
         np.random.set_state(states[1])

@@ -50,6 +50,7 @@ class _Planner:
         hooked = {u.name for use in self.coverage.uses for u in use.units.values()}
         loose = [u for u in self.units if u.name not in hooked]
         self.coverage.unused = [u.name for u in self.units if u.name not in self.reached]
+        self._unhook(set(self.coverage.unused))  # nothing to check a rule on: the collector watches them
         loose = [u for u in loose if u.name in self.reached]
         loose = [u for u in loose if not self._expands(u)]
         if loose:
