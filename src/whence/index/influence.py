@@ -23,8 +23,11 @@ def self_influence(
     index: Index, method: Method, weights: WeightsLike, normalize_top: int | None, where: Tensor
 ) -> Tensor:
     """(n,) for the examples `where`, gathered in parts that fit the memory budget."""
-    if where.dim() != 1 or len(where) == 0 or int(where.min()) < 0 or int(where.max()) >= len(index):
-        raise WhenceError(f"subset must name examples 0 to {len(index) - 1}, at least one")
+    counts = where.dim() == 1 and len(where) > 0 and where.dtype in (torch.int64, torch.int32)
+    if not counts or int(where.min()) < 0 or int(where.max()) >= len(index):
+        raise WhenceError(
+            f"subset must list examples by position, from 0 to {len(index) - 1} and at least one"
+        )
     m, training = index.manifest, index.training(method)
     per_example = 4 * 4 * m.width * len(m.models)  # own features, weighted, K g(n), and room to multiply
     tiny = torch.finfo(torch.float32).tiny

@@ -1,0 +1,192 @@
+"""Query features: computed once, kept, reused, and refused where they do not belong."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import toy
+from whence import Index, WhenceError
+from whence.methods import TRAK
+from whence.tasks import Classification
+
+
+class Counting(Classification):
+    """A task that counts how often the model is run."""
+
+    def __init__(self):
+        self._runs: list[int] = []
+
+    def loss(self, model, batch):
+        self._runs.append(len(batch[0]))
+        return super().loss(model, batch)
+
+
+def test_features_are_gradients(tmp_path):
+    index, queries = toy.build(tmp_path / "i"), toy.data(9, seed=3)
+    made = index.features(queries)
+    want = toy.gradients(toy.net(), Classification(), queries)
+    torch.testing.assert_close(made.features[0], want, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(made.loss[0], Classification().loss(toy.net(), queries).detach())
+    assert len(made) == 9
+
+
+def test_they_stand_for_the_queries(tmp_path):
+    task, queries = Counting(), toy.data(9, seed=3)
+    index = toy.build(tmp_path / "i", task=task)
+    made = index.features(queries)
+    task._runs.clear()
+    totals = [index.score(made, method=m).total() for m in ("tracin", "trak", "tracin-cosine")]
+    assert index.features(made) is made
+    assert task._runs == []  # the model is not run again
+    for method, total in zip(("tracin", "trak", "tracin-cosine"), totals):
+        assert torch.equal(index.score(queries, method=method).total(), total)
+    assert task._runs != []
+
+
+def test_they_are_kept_and_reused(tmp_path):
+    task, queries, path = Counting(), toy.data(9, seed=3), tmp_path / "deep" / "q.safetensors"
+    index = toy.build(tmp_path / "i", task=task)
+    made = index.features(queries, path=path)
+    task._runs.clear()
+    again = index.features(queries, path=path)
+    assert task._runs == []
+    assert torch.equal(made.features, again.features)
+    assert torch.equal(made.loss, again.loss)
+    assert made.digests == again.digests
+    moved = path.rename(tmp_path / "renamed.safetensors")  # a user's file, under the user's name
+    assert torch.equal(Index.open(index.folder).features(queries, path=moved).features, made.features)
+
+
+def test_other_queries_at_the_path_are_refused(tmp_path):
+    index, path = toy.build(tmp_path / "i"), tmp_path / "q.safetensors"
+    index.features(toy.data(9, seed=3), path=path)
+    for other in (toy.data(9, seed=4), toy.data(8, seed=3)):
+        with pytest.raises(WhenceError, match="holds the features of other queries"):
+            index.features(other, path=path)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"model": toy.net(4)},
+        {"seed": 3},
+        {"method": TRAK(projection="none")},
+        {"train_data": toy.data(22, 5)},
+    ],
+    ids=lambda o: next(iter(o)),
+)
+def test_features_for_another_index_are_refused(tmp_path, other):
+    index, stranger = toy.build(tmp_path / "i"), toy.build(tmp_path / "j", **other)
+    queries, path = toy.data(9, seed=3), tmp_path / "q.safetensors"
+    made = index.features(queries, path=path)
+    with pytest.raises(WhenceError, match="computed for another index"):
+        stranger.score(made)
+    with pytest.raises(WhenceError, match=r"does not hold query features of this index .*foreign"):
+        stranger.features(queries, path=path)
+
+
+def test_a_shard_is_no_file_of_queries(tmp_path):
+    index = toy.build(tmp_path / "i")
+    with pytest.raises(WhenceError, match="does not hold query features"):
+        index.features(toy.data(9, seed=3), path=toy.shard_files(index)[0])
+
+
+def test_a_damaged_file_of_queries(tmp_path):
+    index, path = toy.build(tmp_path / "i"), tmp_path / "q.safetensors"
+    index.features(toy.data(9, seed=3), path=path)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(WhenceError, match=r"truncated or damaged.*choose another path, or delete it"):
+        index.features(toy.data(9, seed=3), path=path)
+
+
+def test_features_do_not_depend_on_the_batch(tmp_path):
+    index, (x, y) = toy.build(tmp_path / "i"), toy.data(9, seed=3)
+    together = index.features((x, y)).features
+    alone = torch.cat([index.features((x[i : i + 1], y[i : i + 1])).features for i in range(9)], 1)
+    torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-7)
+
+
+def test_every_shape_of_data(tmp_path):
+    index, (x, y) = toy.build(tmp_path / "i"), toy.data(5, seed=3)
+    want = index.score((x, y)).total()
+    rows = list(zip(x, y))
+    for queries in (rows, TensorDataset(x, y), DataLoader(TensorDataset(x, y), batch_size=2)):
+        assert torch.equal(index.score(queries).total(), want)
+    with pytest.raises(WhenceError, match="another order"):
+        index.score(DataLoader(TensorDataset(x, y), shuffle=True))
+
+
+def test_a_loader_brings_its_own_collate(tmp_path):
+    def doubled(rows):
+        x, y = torch.utils.data.default_collate(rows)
+        return 2 * x, y
+
+    x, y = toy.data(22)
+    loader = DataLoader(TensorDataset(x / 2, y), collate_fn=doubled)
+    index = toy.build(tmp_path / "i", train_data=loader)
+    plain = toy.build(tmp_path / "j")
+    assert torch.equal(index.block(0, 0), plain.block(0, 0))
+    q, labels = toy.data(5, seed=3)
+    halves = DataLoader(TensorDataset(q / 2, labels), collate_fn=doubled)
+    want = plain.score((q, labels)).total()
+    assert torch.equal(plain.score(halves).total(), want)
+    assert torch.equal(index.score((q / 2, labels)).total(), want)
+
+
+@pytest.mark.parametrize(
+    ("queries", "said"),
+    [
+        (
+            (torch.randn(4, 7), torch.zeros(4, dtype=torch.long)),
+            r"cannot run on these queries \(RuntimeError: mat1",
+        ),
+        (
+            (torch.randn(4, 5, 5), torch.zeros(4, dtype=torch.long)),
+            r"logits of shape \(1, 5, 3\) for labels of shape \(1,\)",
+        ),
+        ((torch.randn(4, 5), torch.full((4,), 9)), r"cannot run on these queries \(IndexError: Target 9"),
+        ((torch.randn(4, 5),), "classification batch is"),
+        ((torch.randn(4, 5), torch.zeros(3)), "columns of different lengths"),
+        ([], "empty"),
+        (7, "data of type int cannot be read by position"),
+    ],
+    ids=["width", "dims", "label", "no labels", "columns", "empty", "int"],
+)
+def test_queries_that_do_not_fit(tmp_path, queries, said):
+    with pytest.raises(WhenceError, match=said):
+        toy.build(tmp_path / "i").score(queries)
+
+
+def test_queries_that_read_differently_each_time(tmp_path):
+    class Augmented(TensorDataset):
+        def __getitem__(self, i):
+            x, y = super().__getitem__(i)
+            return (x + torch.randn(()) if i == 7 else x), y
+
+    with pytest.raises(WhenceError, match="example 7 of the queries reads differently"):
+        toy.build(tmp_path / "i").score(Augmented(*toy.data(9, seed=3)))
+
+
+def test_digests_are_of_content(tmp_path):
+    index, (x, y) = toy.build(tmp_path / "i"), toy.data(9, seed=3)
+    one, two = index.score((x, y)), index.score((x[2:5], y[2:5]))
+    assert len(set(one.query_digests)) == 9
+    assert two.query_digests == one.query_digests[2:5]
+    torch.testing.assert_close(one.total()[2:5], two.total(), rtol=1e-5, atol=1e-7)
+
+
+def test_scoring_leaves_the_model_as_it_was(tmp_path):
+    model = toy.net()
+    model.train()
+    model[0].weight.grad = torch.ones(6, 5)
+    states = [toy.net(1).state_dict(), toy.net(2).state_dict()]
+    index = toy.build(tmp_path / "i", model=model, checkpoints=states)
+    index.score(toy.data(3))
+    assert all(torch.equal(v, toy.net().state_dict()[k]) for k, v in model.state_dict().items())
+    assert model.training
+    assert all(p.requires_grad for p in model.parameters())
+    assert torch.equal(model[0].weight.grad, torch.ones(6, 5))
+    assert not model[0]._forward_hooks
+    with pytest.raises(WhenceError):
+        index.score((torch.randn(3, 9), torch.zeros(3, dtype=torch.long)))
+    assert all(torch.equal(v, toy.net().state_dict()[k]) for k, v in model.state_dict().items())

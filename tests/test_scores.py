@@ -1,0 +1,375 @@
+"""Scores against explicit sums over queries, training examples, checkpoints and parameters."""
+
+import inspect
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from whence import Groups, GroupScores, Weights, WhenceError, learn_weights
+from whence.methods import TRAK, TracIn
+from whence.scores import TrainSide, _stable_top
+from whence.weights.source import Source
+
+SIZES = [3, 1, 4, 2, 5]  # of the units
+UNITS = ["a.weight", "a.bias", "b.weight", "b.bias", "c"]
+LAYERS = Groups({"a": ("a.weight", "a.bias"), "b": ("b.weight", "b.bias"), "c": ("c",)})
+ETAS = [0.7, 0.3]
+COLUMNS = [slice(a, a + n) for a, n in zip((0, 3, 4, 8, 10), SIZES)]
+D = sum(SIZES)
+
+
+class Reads:
+    """Training blocks in memory, with a count of how often one is asked for."""
+
+    def __init__(self, train, cuts):
+        self.train, self.cuts, self.count = train, cuts, 0
+
+    def __call__(self, s):
+        self.count += 1
+        return [t[self.cuts[s]] for t in self.train]
+
+
+def scores_of(
+    q=6, n=23, method=None, cuts=(7, 14, 21, 23), memory=10**9, seed=0, etas=ETAS, skipped=(), **options
+):
+    g = torch.Generator().manual_seed(seed)
+    queries, train = torch.randn(len(etas), q, D, generator=g), torch.randn(len(etas), n, D, generator=g)
+    rows = [slice(a, b) for a, b in zip((0, *cuts), cuts)]
+    squares = sum(e * torch.stack([t[:, c].square().sum(1) for c in COLUMNS], 1) for e, t in zip(etas, train))
+    bad = torch.zeros(n, dtype=torch.bool)
+    bad[list(skipped)] = True
+    side = TrainSide(
+        examples=n,
+        units=UNITS,
+        columns=COLUMNS,
+        checkpoint_weights=etas,
+        cuts=rows,
+        block=Reads(train, rows),
+        squares=lambda: squares,
+        skipped=lambda: bad,
+        ids=options.get("ids"),
+    )
+    digests = [f"{i:016x}" for i in range(q)]
+    return GroupScores(side, queries, method or TracIn(), LAYERS, digests, {"index": "x"}, memory)
+
+
+def explicit(scores):
+    """(Q, N, U) in float64: for each unit Σ_c η_c ⟨q, n⟩, one inner product at a time."""
+    train = scores.train.block.train.double()
+    etas = torch.tensor(scores.train.checkpoint_weights, dtype=torch.float64)
+    parts = [
+        torch.einsum("e,eqd,end->qn", etas, scores.queries[..., c].double(), train[..., c]) for c in COLUMNS
+    ]
+    return torch.stack(parts, 2)
+
+
+def by_layer(scores):
+    unit = explicit(scores)
+    return torch.stack([unit[..., 0] + unit[..., 1], unit[..., 2] + unit[..., 3], unit[..., 4]], 2)
+
+
+def close(got, want, tolerance=1e-5):
+    torch.testing.assert_close(got.double(), want.double(), rtol=tolerance, atol=tolerance)
+
+
+W = torch.tensor([0.1, 2.5, 0.4])
+
+
+# --- totals -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("etas", [[1.0], ETAS, [0.2, 0.0, 3.0]])
+def test_totals(etas):
+    scores = scores_of(etas=etas)
+    close(scores.total(), by_layer(scores).sum(2))
+    close(scores.total(W), by_layer(scores) @ W.double())
+    assert scores.shape == scores.total().shape == (6, 23)
+
+
+@pytest.mark.parametrize("method", [TracIn(), TracIn(cosine=True), TRAK()])
+def test_uniform_weights_are_no_weights_to_the_bit(method):
+    scores = scores_of(method=method)
+    for uniform in (Weights.uniform(scores.groups), torch.ones(3), [1, 1, 1]):
+        assert torch.equal(scores.total(uniform), scores.total())
+        assert torch.equal(scores.top(5, uniform).values, scores.top(5).values)
+
+
+def test_weights_are_matched_by_name():
+    scores = scores_of()
+    weights = Weights(torch.tensor([0.4, 0.1, 2.5]), ["c", "a", "b"])
+    assert torch.equal(scores.total(weights), scores.total(W))
+
+
+def test_a_weight_of_zero_leaves_a_group_out():
+    scores = scores_of()
+    close(scores.total([0, 1, 0]), by_layer(scores)[..., 1])
+
+
+@pytest.mark.parametrize(
+    ("weights", "said"),
+    [
+        ([1.0, 2.0], r"weights of shape \(2,\) for 3 groups: expected \(3,\)"),
+        (torch.ones(1, 3), r"weights of shape \(1, 3\)"),
+        ([1.0, -0.1, 1.0], "finite numbers ≥ 0"),
+        ([1.0, float("nan"), 1.0], "finite numbers ≥ 0"),
+        ([1.0, float("inf"), 1.0], "finite numbers ≥ 0"),
+        (Weights.uniform(["a", "b", "d"]), "no weight for 'c'; weights for unknown groups 'd'"),
+        (Weights.uniform(["a", "b"]), "no weight for 'c'"),
+    ],
+)
+def test_weights_that_do_not_fit(weights, said):
+    scores = scores_of()
+    for use in (scores.total, lambda w: scores.top(2, w)):
+        with pytest.raises(WhenceError, match=said):
+            use(weights)
+
+
+def test_a_weighted_total_reads_what_an_unweighted_one_does():
+    scores = scores_of()
+    scores.total()
+    unweighted, scores.train.block.count = scores.train.block.count, 0
+    scores.total(W)
+    assert scores.train.block.count == unweighted == 4
+
+
+# --- groups -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", [TracIn(), TracIn(cosine=True)])
+def test_by_group_is_the_linear_part(method):
+    scores = scores_of(method=method)
+    close(scores.by_group(), by_layer(scores))
+    linear = replace(scores, method=TracIn())
+    close(scores.by_group().sum(2), linear.total(), 2e-6)
+    close(scores.by_group() @ W, linear.total(W), 2e-6)
+
+
+def test_by_group_within_the_budget():
+    need = 4 * 6 * 23 * 3
+    scores_of(memory=need).by_group()
+    with pytest.raises(
+        WhenceError, match=r"by_group\(\) of 6 × 23 × 3 needs .* score fewer queries, regroup"
+    ):
+        scores_of(memory=need - 1).by_group()
+
+
+@pytest.mark.parametrize("memory", [1, 8 * 2 * 3 * 5, 10**9])
+def test_blocks_of_contributions(memory):
+    """In order, without gap or overlap, no larger than the budget; together they are by_group."""
+    scores = scores_of(memory=memory)
+    want, next_row = scores_of().by_group()[2:4], 0
+    for rows, part in scores.stream(slice(2, 4)):
+        assert rows.start == next_row
+        assert part.is_contiguous()
+        assert 2 * part.numel() * 4 <= max(memory, 2 * 4 * 2 * 3)
+        close(part, want[:, rows], 1e-6)
+        next_row = rows.stop
+    assert next_row == 23
+    close(scores.contributions(slice(2, 4)), want, 1e-6)
+
+
+def test_regrouping_by_names_sums_groups():
+    scores = scores_of()
+    coarse = scores.regroup({"ends": ["c", "a"], "middle": ["b"]})
+    assert coarse.groups == ["ends", "middle"]
+    parts = by_layer(scores)
+    close(coarse.by_group(), torch.stack([parts[..., 0] + parts[..., 2], parts[..., 1]], 2))
+    assert torch.equal(coarse.total(), scores.total())
+    close(coarse.total([2.0, 0.5]), scores.total([2.0, 0.5, 2.0]))
+    assert coarse.query_digests == scores.query_digests
+
+
+def test_regrouping_by_parameters_may_cut_across_groups():
+    scores, unit = scores_of(), explicit(scores_of())
+    kinds = Groups({"bias": ("a.bias", "b.bias"), "weight": ("a.weight", "b.weight", "c")})
+    want = torch.stack([unit[..., 1] + unit[..., 3], unit[..., 0] + unit[..., 2] + unit[..., 4]], 2)
+    close(scores.regroup(kinds).by_group(), want)
+    tensors = Groups({u: (u,) for u in UNITS})
+    close(scores.regroup(kinds).regroup(tensors).by_group(), unit)  # finer again: nothing was lost
+    one = scores.regroup(Groups({"all": tuple(UNITS)}))
+    close(one.by_group()[..., 0], scores.total())
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.permutations(UNITS), st.sets(st.integers(1, 4), max_size=4), st.data())
+def test_any_partition_of_the_parameters(order, cuts, data):
+    bounds = [0, *sorted(cuts), 5]
+    members = {f"g{a}": tuple(order[a:b]) for a, b in pairwise(bounds)}
+    scores, unit = scores_of(), explicit(scores_of())
+    regrouped = scores.regroup(Groups(members))
+    want = torch.stack([sum(unit[..., UNITS.index(p)] for p in g) for g in members.values()], 2)
+    close(regrouped.by_group(), want)
+    w = data.draw(st.lists(st.floats(0, 4, width=32), min_size=len(members), max_size=len(members)))
+    close(regrouped.total(w), want @ torch.tensor(w, dtype=torch.float64), 1e-4)
+
+
+def test_groups_that_do_not_fit():
+    scores = scores_of()
+    with pytest.raises(WhenceError, match=r"unknown group 'middel'.*Did you mean 'middle'"):
+        scores.regroup({"x": ["a", "b"], "middle": ["c"]}).regroup({"y": ["middel", "x"]})
+    with pytest.raises(WhenceError, match="leave out 'c'"):
+        scores.regroup({"x": ["a", "b"]})
+    with pytest.raises(WhenceError, match="is in groups 'x' and 'y'"):
+        scores.regroup({"x": ["a", "b"], "y": ["b", "c"]})
+    with pytest.raises(WhenceError, match="name unknown 'd'"):
+        scores.regroup(Groups({"x": tuple(UNITS), "y": ("d",)}))
+    with pytest.raises(WhenceError, match="no weight for 'all'"):
+        scores.regroup({"all": ["a", "b", "c"]}).total(Weights.uniform(["a", "b", "c"]))
+
+
+# --- top --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [1, 2, 7, 8, 22, 23])
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("method", [TracIn(), TracIn(cosine=True)])
+def test_top_is_the_top_of_the_totals(k, largest, method):
+    """Also where k is larger than a block, and where the best are in the last block."""
+    scores = scores_of(method=method)
+    for weights in (None, W):
+        want = scores.total(weights).sort(dim=1, descending=largest, stable=True)
+        top = scores.top(k, weights, largest=largest)
+        assert torch.equal(top.indices, want.indices[:, :k])
+        assert torch.equal(top.values, want.values[:, :k])
+        assert top.ids == top.indices.tolist()
+
+
+@pytest.mark.parametrize("k", [0, -1, 24])
+def test_more_than_there_are(k):
+    with pytest.raises(WhenceError, match=rf"top\({k}\) of 23 training examples: expected 1 ≤ k ≤ 23"):
+        scores_of().top(k)
+
+
+def test_ids_and_skipped_examples():
+    scores = scores_of(ids=[f"img{i}" for i in range(23)], skipped=[0, 7, 22])
+    for largest in (True, False):
+        top = scores.top(20, largest=largest)
+        assert not {0, 7, 22} & set(top.indices.flatten().tolist())
+        assert top.ids == [[f"img{i}" for i in row] for row in top.indices.tolist()]
+    with pytest.raises(WhenceError, match=r"top\(21\) of 20 training examples \(3 more were skipped\)"):
+        scores.top(21)
+
+
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("cuts", [(23,), (7, 14, 21, 23), tuple(range(1, 24))])
+def test_equal_scores_are_in_order_whatever_the_blocks(largest, cuts):
+    """Whole numbers from few: hundreds of ties, within blocks and across them."""
+    scores = scores_of(q=40, cuts=cuts, etas=[1.0])
+    scores.queries.round_().clamp_(-1, 1)
+    scores.train.block.train.round_().clamp_(-1, 1)
+    want = scores.total().sort(dim=1, descending=largest, stable=True)
+    assert int((want.values.diff(dim=1) == 0).sum()) > 300
+    for k in (1, 3, 10, 23):
+        top = scores.top(k, largest=largest)
+        assert torch.equal(top.indices, want.indices[:, :k])
+        assert torch.equal(top.values, want.values[:, :k])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(-2, 2), min_size=1, max_size=12), st.data(), st.booleans())
+def test_stable_top(values, data, largest):
+    k = data.draw(st.integers(1, len(values)))
+    row = torch.tensor([values], dtype=torch.float32)
+    order = sorted(range(len(values)), key=lambda i: (-values[i] if largest else values[i], i))[:k]
+    best, at = _stable_top(row, k, largest)
+    assert at[0].tolist() == order
+    assert best[0].tolist() == [values[i] for i in order]
+
+
+@pytest.mark.parametrize("method", [TracIn(), TracIn(cosine=True)])
+def test_a_tiny_budget_gives_the_same(method):
+    """One query at a time, one training example at a time."""
+    large, tiny = scores_of(method=method), scores_of(method=method, memory=1)
+    for weights in (None, W):
+        close(tiny.total(weights), large.total(weights), 1e-6)
+        assert torch.equal(tiny.top(9, weights).indices, large.top(9, weights).indices)
+        close(tiny.top(9, weights).values, large.top(9, weights).values, 1e-6)
+    assert tiny.train.block.count == large.train.block.count  # the training side is still read once a time
+
+
+# --- final ------------------------------------------------------------------------------------------------
+
+
+def test_cosine_is_the_cosine_of_weighted_features():
+    """√(η_c w_j) on both sides, then the plain cosine."""
+    scores = scores_of(method=TracIn(cosine=True))
+    for weights in (torch.ones(3), W):
+        column = weights[[0] * 4 + [1] * 6 + [2] * 5].double()
+        scale = (torch.tensor(ETAS, dtype=torch.float64)[:, None] * column).sqrt().unsqueeze(1)
+        q = (scores.queries * scale).transpose(0, 1).flatten(1)
+        n = (scores.train.block.train * scale).transpose(0, 1).flatten(1)
+        want = torch.nn.functional.cosine_similarity(q.unsqueeze(1), n, dim=2)
+        close(scores.total(weights), want, 2e-6)
+    assert scores.total().abs().max() < 1
+
+
+def test_features_of_zeros_have_cosine_zero():
+    scores = scores_of(method=TracIn(cosine=True))
+    scores.queries[:, 2] = 0
+    total = scores.total()
+    assert torch.equal(total[2], torch.zeros(23))
+    assert total.isfinite().all()
+
+
+@pytest.mark.parametrize("queries", [slice(0, 6), slice(2, 5)])
+def test_finish_makes_totals_of_weighted_contributions(queries):
+    for method in (TracIn(), TracIn(cosine=True)):
+        scores = scores_of(method=method)
+        for rows, part in scores.stream(queries):
+            close(scores.finish(part @ W, W, queries, rows), scores.total(W)[queries, rows], 2e-6)
+
+
+def test_finish_is_differentiable_in_the_weights():
+    scores = scores_of(method=TracIn(cosine=True))
+    parts = scores.by_group().double()[:, :9]
+
+    def final(w):
+        return scores.finish(parts @ w, w, slice(0, 6), slice(0, 9))
+
+    w = W.double().requires_grad_()
+    assert torch.autograd.gradcheck(final, w)
+    frozen = torch.autograd.functional.jacobian(
+        lambda w: scores.finish((parts @ W.double()).detach(), w, slice(0, 6), slice(0, 9)), W.double()
+    )
+    assert frozen.abs().max() > 0.1  # the norms, too, move with the weights
+
+
+def test_gradients_stay_finite_where_features_are_zero():
+    scores = scores_of(method=TracIn(cosine=True))
+    scores.queries[:, 1] = 0
+    w = W.clone().requires_grad_()
+    scores.finish(scores.by_group() @ w, w, slice(0, 6), slice(0, 23)).sum().backward()
+    assert w.grad.isfinite().all()
+
+
+# --- the weight learner -----------------------------------------------------------------------------------
+
+
+def test_scores_are_a_source_for_weight_learning():
+    scores = scores_of()
+    members = {name for name in vars(Source) if not name.startswith("_")}
+    assert {"groups", "shape", "method", "query_digests", "memory", "stream", "finish"} <= members
+    for name in members:
+        mine, theirs = getattr(GroupScores, name, None), getattr(Source, name)
+        assert hasattr(scores, name), name
+        if inspect.isfunction(theirs):
+            assert list(inspect.signature(mine).parameters) == list(inspect.signature(theirs).parameters)
+
+
+@pytest.mark.parametrize("method", [TracIn(), TracIn(cosine=True)])
+def test_weights_are_learned_alike_in_any_budget(method):
+    large = learn_weights(scores_of(method=method), k=3, epochs=3)
+    small = learn_weights(scores_of(method=method, memory=3000), k=3, epochs=3)
+    close(small.values, large.values, 1e-4)
+    assert large.groups == ["a", "b", "c"]
+    assert large.query_digests == scores_of().query_digests
+    assert not torch.allclose(large.values, torch.ones(3), atol=1e-3)
+
+
+def test_printing():
+    assert "6 queries × 23 examples × 3 groups" in repr(scores_of())
+    assert len(scores_of()) == 6
