@@ -36,7 +36,8 @@ class Rows:
             data, collate = data.data, collate or data.collate
         if isinstance(data, DataLoader):
             _refuse_shuffled(data)
-            collate = collate or data.collate_fn
+            if data.batch_sampler is not None:  # else its collate function is one for single examples
+                collate = collate or data.collate_fn
             data = data.dataset
         self.data = data
         self.collate: Collate = collate or default_collate
@@ -46,17 +47,7 @@ class Rows:
                 f"data of type {type(data).__name__} cannot be read by position: expected a sequence, a map-style "
                 "data set, a tuple or dict of tensors, or a DataLoader over one of these"
             )
-        if self.columns:
-            values = list(data.values()) if isinstance(data, Mapping) else list(data)
-            lengths = {len(v) for v in values}
-            if len(lengths) != 1:
-                raise WhenceError(
-                    f"columns of different lengths {sorted(lengths)}: a tuple or dict holds whole columns, one row "
-                    "for each example; pass a list for single examples"
-                )
-            self._length = lengths.pop()
-        else:
-            self._length = len(data)
+        self._length = _length_of_columns(data) if self.columns else len(data)
         if self._length == 0:
             raise WhenceError("the data set is empty: expected at least one example")
 
@@ -77,15 +68,28 @@ class Rows:
         """(indices, collated batch, content digest of each example) for each range, read ahead by `workers`."""
         loader = DataLoader(
             _Indexed(self),
-            batch_sampler=[list(r) for r in ranges],  # ty: ignore[invalid-argument-type]
+            batch_sampler=[list(r) for r in ranges],
             collate_fn=_CollateWithDigests(self.collate),
             num_workers=workers,
+            generator=torch.Generator(),  # else starting to read draws from the caller's generator
         )
         for r, (batch, digests) in zip(ranges, loader):
             yield r, batch, digests
 
     def digests(self, indices: Iterable[int] | None = None) -> list[str]:
         return [digest(self[i]) for i in (range(len(self)) if indices is None else indices)]
+
+
+def _length_of_columns(data: Any) -> int:
+    columns = dict(data) if isinstance(data, Mapping) else dict(enumerate(data))
+    expected = "a tuple or dict holds whole columns, one row for each example; pass a list for single examples"
+    for name, column in columns.items():
+        if not hasattr(column, "__len__") or (isinstance(column, (Tensor, np.ndarray)) and column.ndim == 0):
+            raise WhenceError(f"column {name!r} is a single {type(column).__name__}: {expected}")
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise WhenceError(f"columns of different lengths {lengths}: {expected}")
+    return next(iter(lengths.values()), 0)
 
 
 class _Indexed(torch.utils.data.Dataset):
@@ -95,8 +99,8 @@ class _Indexed(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, i: int) -> Any:
-        return self.rows[i]
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index]
 
 
 class _CollateWithDigests:
@@ -108,12 +112,14 @@ class _CollateWithDigests:
 
 
 def _refuse_shuffled(loader: DataLoader) -> None:
-    sampler = loader.sampler if loader.batch_sampler is not None else None
-    if sampler is not None and not isinstance(sampler, SequentialSampler):
-        raise WhenceError(
-            f"the DataLoader reads its data in another order ({type(sampler).__name__}): row n of an index must be "
-            "example n of the data set. Pass shuffle=False, or the data set itself"
-        )
+    if isinstance(loader.dataset, IterableDataset):
+        return  # refused for what it is
+    for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", loader.batch_sampler)):
+        if sampler is not None and not isinstance(sampler, SequentialSampler):
+            raise WhenceError(
+                f"the DataLoader reads its data in another order ({type(sampler).__name__}): row n of an index must "
+                "be example n of the data set. Pass shuffle=False, or the data set itself"
+            )
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
@@ -150,32 +156,33 @@ def digest(example: Any) -> str:
 
 
 def _feed(update: Callable[[bytes], None], value: Any) -> None:
+    """Each value with its type and length, so that no two different examples read alike."""
     if isinstance(value, Tensor):
         value = value.detach().cpu()
-        if value.dtype == torch.bfloat16:
-            value = value.view(torch.int16)
+        if value.dtype.is_floating_point and value.dtype.itemsize < 4 and value.dtype != torch.float16:
+            update(str(value.dtype).encode())  # bfloat16 and smaller: NumPy has no such type
+            value = value.view({1: torch.uint8, 2: torch.int16}[value.dtype.itemsize])
         value = value.numpy()
     if isinstance(value, (np.ndarray, np.generic)):
-        array = np.ascontiguousarray(value)
-        update(f"a{array.dtype.str}{array.shape}".encode())
-        update(array.tobytes())
+        if value.dtype.hasobject:
+            _feed(update, [f"object{value.shape}", *np.asarray(value).flat])
+            return
+        update(f"a{value.dtype.str}{value.shape}".encode())
+        update(value.tobytes())
     elif isinstance(value, Mapping):
-        update(b"{")
+        update(f"{{{len(value)}".encode())
         for key in sorted(value, key=str):
-            update(str(key).encode())
+            _feed(update, key)
             _feed(update, value[key])
-        update(b"}")
     elif isinstance(value, (list, tuple)):
-        update(b"[")
+        update(f"[{len(value)}".encode())
         for v in value:
             _feed(update, v)
-        update(b"]")
-    elif isinstance(value, str):
-        update(b"s" + value.encode())
-    elif isinstance(value, bytes):
-        update(b"b" + value)
+    elif isinstance(value, (str, bytes)):
+        kind, content = ("s", value.encode()) if isinstance(value, str) else ("b", value)
+        update(f"{kind}{len(content)}:".encode() + content)
     elif isinstance(value, (bool, int)) or value is None:
-        update(f"i{value}".encode())
+        update(f"i{value};".encode())
     elif isinstance(value, float):
         update(b"f" + struct.pack("<d", value))
     elif hasattr(value, "tobytes") and hasattr(value, "size"):  # Pillow images
