@@ -1,1 +1,13 @@
-"""Here so that tests in subfolders can import `cases`, `models` and `oracles`."""
+"""Shared by all tests; being here also lets those in subfolders import `cases`, `models` and `oracles`."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """For tests of models and matrices so small that a second thread only waits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
