@@ -23,7 +23,13 @@ class Classification(Task):
     def logits(self, model: nn.Module, batch: Any) -> Tensor:
         inputs, _ = self.split(batch)
         output = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
-        return getattr(output, "logits", output)
+        logits = getattr(output, "logits", output)
+        if not isinstance(logits, Tensor):
+            raise WhenceError(
+                f"the model returned a {type(logits).__name__}: expected logits, a tensor of shape (B, classes), or an "
+                "output with .logits. Override Classification.logits to pick them out"
+            )
+        return logits
 
     def split(self, batch: Any) -> tuple[Any, Tensor]:
         if isinstance(batch, Mapping):
@@ -40,7 +46,9 @@ class Classification(Task):
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         logits, labels = self.logits(model, batch), self.split(batch)[1]
-        if logits.dim() != 2 or logits.shape[0] != labels.shape[0]:
+        if labels.is_floating_point():
+            raise WhenceError(f"labels of type {labels.dtype}: expected class numbers. For others, subclass Task")
+        if logits.dim() != 2 or labels.shape != logits.shape[:1]:
             raise WhenceError(
                 f"logits of shape {tuple(logits.shape)} for labels of shape {tuple(labels.shape)}: "
                 "expected (B, classes) and (B,)"

@@ -48,6 +48,9 @@ class CausalLM(Task):
 
     def collate(self, examples: list[Any]) -> Any:
         """Pads on the right; the padding is masked and carries no loss."""
+        for i, e in enumerate(examples):
+            if set(e) != set(examples[0]):
+                raise WhenceError(f"example {i} of a batch has {sorted(e)}, the first {sorted(examples[0])}: expected the same")
         columns = {k: [torch.as_tensor(e[k]) for e in examples] for k in examples[0]}
         ragged = len({len(x) for x in columns["input_ids"]}) > 1
         if ragged and "attention_mask" not in columns:
