@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,

@@ -52,7 +52,7 @@ class Coverage:
     unused: list[str] = field(default_factory=list)  # no gradient on the examples tried
 
 
-class _Source(torch.autograd.Function):
+class Source(torch.autograd.Function):
     """Makes a tensor that needs no gradient the start of a graph, without copying it."""
 
     @staticmethod
@@ -149,7 +149,7 @@ class Collector:
         x = (args[0] if args else next(iter(kwargs.values()))).detach()
         fresh = output
         if not fresh.requires_grad:
-            fresh = _Source.apply(fresh, self._anchor)
+            fresh = Source.apply(fresh, self._anchor)
         if use.layout == SHARED:
             x, fresh = share(x, self._batch), share(fresh, self._batch)
         x = front(x, use, self._batch)

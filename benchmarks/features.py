@@ -1,0 +1,96 @@
+"""Speed and memory of the feature pass, as ratios to a plain training pass measured in the same run.
+
+    python benchmarks/features.py                   # prints the table, writes benchmarks/results/features.json
+    python benchmarks/features.py --case resnet --rank 16 --runs 5
+
+Cases: ResNet-18 (transformers) on 32 × 32 images in batches of 32; a GPT-2 of 6 layers, 256 wide, on 256
+tokens in batches of 8. Peak memory is the high-water mark of a process of its own for each pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from whence import Setup, bench
+from whence.data import Rows
+from whence.tasks import CausalLM, Classification
+
+RESULTS = Path(__file__).parent / "results" / "features.json"
+BATCH = {"resnet": 32, "gpt2": 8}
+BATCHES = {"resnet": 16, "gpt2": 12}
+
+
+def resnet() -> Setup:
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    config = ResNetConfig(depths=[2, 2, 2, 2], hidden_sizes=[64, 128, 256, 512], layer_type="basic", num_labels=10)
+    n = BATCH["resnet"] * BATCHES["resnet"]
+    data = (torch.randn(n, 3, 32, 32), torch.randint(0, 10, (n,)))
+    return Setup(ResNetForImageClassification(config), Classification(), data)
+
+
+def gpt2() -> Setup:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_layer=6, n_embd=256, n_head=8, n_positions=256, vocab_size=8192, bos_token_id=0, eos_token_id=0)
+    n = BATCH["gpt2"] * BATCHES["gpt2"]
+    data = {"input_ids": torch.randint(0, 8192, (n, 256))}
+    return Setup(GPT2LMHeadModel(config), CausalLM(), data)
+
+
+CASES = {"resnet": resnet, "gpt2": gpt2}
+
+
+def peak_memory(case: str, what: str, rank: int) -> int:
+    """Bytes that one pass adds to the peak of a fresh process."""
+    command = [sys.executable, __file__, "--case", case, "--rank", str(rank), "--peak", what]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def print_peak(case: str, what: str, rank: int) -> None:
+    setup = CASES[case]()
+    rows = Rows(setup.train_data, setup.task.collate)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if what == "plain":
+        bench.plain(setup, rows, BATCH[case])
+    else:
+        bench.build(setup, rows, BATCH[case], rank)
+    print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", choices=list(CASES))
+    parser.add_argument("--rank", type=int)
+    parser.add_argument("--runs", type=int, default=15)
+    parser.add_argument("--peak", choices=["plain", "build"], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    if options.peak:
+        print_peak(options.case, options.peak, options.rank)
+        return
+    rows = []
+    for case in [options.case] if options.case else CASES:
+        for rank in [options.rank] if options.rank else (16, 64):
+            cost = bench.measure(CASES[case](), rank, BATCH[case], options.runs, BATCHES[case])
+            memory = {what: peak_memory(case, what, rank) for what in ("plain", "build")}
+            rows.append({"case": case, "rank": rank, **cost.as_dict(), "peak_bytes": memory})
+            print(f"{case} rank {rank}: {cost}")
+            print(f"  peak memory {memory['build'] / 2**20:.0f} MiB, plain {memory['plain'] / 2**20:.0f} MiB", flush=True)
+    if options.case is None and options.rank is None:
+        machine = {"cpus": os.cpu_count(), "processor": platform.machine(), "threads": torch.get_num_threads()}
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps({"machine": machine, "torch": torch.__version__, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Which solver, k and weight decay to ship as defaults, measured on weight-learning digits only.
+
+    python experiments/choose_defaults.py
+
+The 500 weight-learning digits are cut in two halves: weights are learned on one, their LDS is measured on the
+other, both ways round. The evaluation digits are not touched.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+from classification_bank import bank
+from common import ARCHITECTURES, attributed, save
+
+from whence import learn_weights
+from whence.evaluate import lds
+from whence.methods import TracIn, TRAK
+
+KS = (1, 5, 10, 20, 50, 100, 400)
+DECAYS = {"fixed-point": (0.0, 0.03, 0.1, 0.3, 1.0, 3.0), "adamw": (0.0, 0.1, 0.5, 1.5)}
+BASES = {"TracIn": TracIn(), **{f"TRAK damping {d:g}": TRAK(damping=d) for d in (0.01, 0.1, 1.0, 10.0)}}
+
+
+def main() -> None:
+    results: dict[str, dict] = {}
+    for architecture in ARCHITECTURES:
+        index, data = attributed(architecture)
+        retrained = bank(architecture)
+        x, y = data.learn
+        cut = len(y) // 2
+        halves = [(slice(0, cut), slice(cut, None)), (slice(cut, None), slice(0, cut))]
+        features = [(index.features((x[a], y[a])), index.features((x[b], y[b])), b) for a, b in halves]
+        for name, method in BASES.items():
+            pairs = [(index.score(f[0], method), index.score(f[1], method), f[2]) for f in features]
+
+            def score(weights: list, pairs: list = pairs) -> float:
+                found = [
+                    lds(s.total(w), retrained.masks, retrained.utility["learn"][:, where]).mean
+                    for w, (_, s, where) in zip(weights, pairs)
+                ]
+                return 100 * float(np.mean(found))
+
+            base = score([None, None])
+            results[f"{architecture} {name}"] = {"unweighted": base}
+            print(f"{architecture} {name}: unweighted {base:.2f}", flush=True)
+            for solver, k in product(DECAYS, KS):
+                if solver == "adamw" and k not in (5, 10, 50):
+                    continue
+                row = {
+                    decay: score([learn_weights(a, k=k, weight_decay=decay, solver=solver) for a, _, _ in pairs])
+                    for decay in DECAYS[solver]
+                }
+                results[f"{architecture} {name}"][f"{solver} k={k}"] = row
+                cells = "  ".join(f"λ′={d:g}: {v:.2f}" for d, v in row.items())
+                print(f"  {solver:12} k={k:<4} {cells}", flush=True)
+    save("choose_defaults", results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""What the classification studies share: the attributed models, their indexes, and results with provenance."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import whence
+from whence import Index
+from whence.demo.digits import Digits, digits, train
+from whence.methods import Method, TracIn, TRAK
+from whence.tasks import Classification
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+ARCHITECTURES = ("resnet", "vit")
+METHODS: dict[str, Method] = {"TracIn": TracIn(), "TRAK": TRAK()}
+
+
+def attributed(architecture: str, corrupted: float = 0.0) -> tuple[Index, Digits]:
+    """A model trained on all 4,000 digits and the index of its gradients, kept in runs/ between commands."""
+    data = digits(corrupted)
+    torch.set_num_threads(1)  # one thread trains and indexes the same bits on every machine of a kind
+    model = train(architecture, *data.train)
+    folder = HERE / "runs" / f"mnist-{architecture}-{corrupted:g}"
+    return Index.build(model, Classification(), data.train, folder, method=TracIn(), batch_size=64), data
+
+
+def save(name: str, results: dict[str, Any]) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    provenance = {
+        "command": f"python {' '.join([os.path.relpath(sys.argv[0], HERE.parent), *sys.argv[1:]])}",
+        "whence": whence.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs",
+    }
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps({"results": results, "provenance": provenance}, indent=1) + "\n")
+    print(f"wrote {path.relative_to(HERE.parent)}")
