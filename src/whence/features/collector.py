@@ -21,6 +21,7 @@ from whence.errors import WhenceError
 from whence.features import fallback
 from whence.features.guard import untouched
 from whence.features.layers import Rule
+from whence.features.memory_format import channels_last
 from whence.features.units import Unit, placement
 from whence.tasks.base import Task
 
@@ -83,6 +84,7 @@ class Collector:
     def __enter__(self) -> Collector:
         with ExitStack() as stack:
             stack.enter_context(untouched(self.model))
+            stack.enter_context(channels_last(self.model))
             for use in self.coverage.uses:
                 hook = partial(self._on_forward, use)
                 handle = use.module.register_forward_hook(hook, with_kwargs=True)
