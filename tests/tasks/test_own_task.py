@@ -79,7 +79,7 @@ def test_passes_add_up():
         losses = [(model(k * x).squeeze() - y) ** 2 for k in (1, 2)]
         grads = torch.autograd.grad(sum(losses), list(model.parameters()))
         torch.testing.assert_close(row, torch.cat([g.flatten() for g in grads]), rtol=1e-12, atol=1e-14)
-        assert value.item() == pytest.approx(float(sum(losses)), rel=1e-12)
+        assert value.item() == pytest.approx(sum(losses).item(), rel=1e-12)
 
 
 def test_passes_add_up_on_the_general_ways():

@@ -7,6 +7,7 @@ So a wrong guess about somebody's model costs time, never correctness.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -26,6 +27,7 @@ from whence.tasks.base import Task
 # Structural mistakes give errors of order one; these only leave room for rounding in another batch shape.
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
 EXAMPLES = 3
+FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)  # of a wrong guess
 
 
 def plan_coverage(model: nn.Module, task: Task, rows: Rows, units: Sequence[Unit], measure: str = "loss") -> Coverage:
@@ -163,7 +165,8 @@ class _Planner:
     def _expands(self, unit: Unit) -> bool:
         for shape in fallback.expansions(unit.shape):
             self.coverage.expanded[unit.name] = shape
-            with fallback.FirstAxisWatch((len(self.ids), *shape)) as watch:
+            with fallback.FirstAxisWatch((len(self.ids), *shape)) as watch, warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about what the model does to copies of another shape
                 right = not self._wrong([unit]) and self._disagreeing([unit], alone=True) == []
             if right and not watch.cut:
                 return True
@@ -192,7 +195,7 @@ class _Planner:
         try:
             with Collector(self.model, self.task, self.units, self.coverage, self.measure) as collect:
                 got, values = collect(batch, ids)
-        except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
+        except FAILURES:
             if catch:
                 return None
             raise
@@ -238,8 +241,11 @@ def _find_uses(model: nn.Module, units: Sequence[Unit]) -> list[Use]:
     return [use for use in uses if use.units]
 
 
-def _first_guess(planner: _Planner) -> dict[str, list[str]]:
-    """Gives every hooked module the likeliest layout; returns those left to try, in the order of calls."""
+def _first_guess(planner: _Planner, sharing: bool = True) -> dict[str, list[str]]:
+    """Gives every hooked module the likeliest layout; returns those left to try, in the order of calls.
+
+    With `sharing`, modules behind one that seems to be shared get what they will get if it is.
+    """
     batch = len(planner.ids)
     options: dict[str, list[str]] = {}
     handles = []
@@ -251,7 +257,7 @@ def _first_guess(planner: _Planner) -> dict[str, list[str]]:
             use.layout, options[use.name] = possible[0], possible[1:]
         else:  # called again
             options[use.name] = [layout for layout in options[use.name] if layout in possible]
-        return share(out, batch) if use.layout == SHARED else None  # what follows may see examples in front
+        return share(out, batch) if sharing and use.layout == SHARED else None
 
     try:
         for use in planner.coverage.uses:
@@ -260,6 +266,10 @@ def _first_guess(planner: _Planner) -> dict[str, list[str]]:
         with untouched(planner.model), torch.no_grad():
             for part in planner.task.passes(planner.batch, planner.ids):
                 planner._values(part, planner.ids)
+    except FAILURES:
+        if not sharing:
+            raise
+        return _first_guess(planner, sharing=False)
     finally:
         for h in handles:
             h.remove()
