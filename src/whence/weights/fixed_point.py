@@ -23,9 +23,9 @@ non-negative least-squares problem. The iteration solves that problem with the H
 
 It rises. A query with ρ_q < 0 enters H with |ρ_q|, and b makes up for it so that b − H w stays the
 gradient. H is then positive semi-definite, the quadratic model is convex with slope −∇J at w, and the step
-to its minimiser is a direction of ascent; it is halved until J rises enough. Selecting anew cannot lower F
-either, since the k largest scores are those with the largest mean. There are finitely many selections, so
-this ends, at a point that satisfies the first-order conditions of the true objective.
+to its minimiser is a direction of ascent; a line search takes as much of it as raises J. Selecting anew
+cannot lower F either, since the k largest scores are those with the largest mean. There are finitely many
+selections, so this ends, at a point that satisfies the first-order conditions of the true objective.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.linalg import cholesky, solve_triangular
-from scipy.optimize import nnls
+from scipy.optimize import brentq, nnls
+from torch import Tensor
 
+from whence.weights.contributions import Contributions
 from whence.weights.problem import Fit, Problem, nothing_to_learn
 from whence.weights.selection import select
 
@@ -52,10 +54,13 @@ _SLOPE = 1e-9  # where the gradient of J counts as zero, in units in which H has
 _PROXIMAL = 1e-9  # pull to the present w, for what H leaves undetermined: equal groups, dead groups
 
 
-def fixed_point(problem: Problem, weight_decay: float) -> Fit:
-    """Weights by turns of selection and the fixed-point iteration, until nothing changes."""
+def fixed_point(problem: Problem, weight_decay: float, grams: Grams | None = None) -> Fit:
+    """Weights by turns of selection and the fixed-point iteration, until nothing changes.
+
+    `grams` are those of the problem's queries, if they are at hand from another problem.
+    """
     w = np.ones(problem.data.groups)
-    grams = Grams(problem)
+    grams = grams or Grams(problem.data, problem.queries)
     chosen, mean = select(problem, torch.from_numpy(w))
     rho, _ = _ratios(mean.numpy(), w, grams.apply(w))
     if not rho.any():
@@ -78,10 +83,10 @@ def fixed_point(problem: Problem, weight_decay: float) -> Fit:
 class Grams:
     """G_q = C_qᵀ C_q of every query, kept if they fit in half the memory budget, else made anew each time."""
 
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
-        self._bytes = 16 * problem.data.groups**2  # for each query, in float64 and twice over
-        fits = len(problem.queries) * self._bytes <= problem.data.memory
+    def __init__(self, data: Contributions, queries: Tensor) -> None:
+        self._data, self._queries = data, queries
+        self._bytes = 16 * data.groups**2  # for each query, in float64 and twice over
+        fits = len(queries) * self._bytes <= data.memory
         self._kept = list(self._parts()) if fits else None
 
     def apply(self, vector: Array) -> Array:
@@ -90,15 +95,15 @@ class Grams:
 
     def combine(self, factors: Array) -> Array:
         """Σ_q f_q G_q: (M, M)."""
-        total = np.zeros((self._problem.data.groups,) * 2)
+        total = np.zeros((self._data.groups, self._data.groups))
         for places, gram in self._kept or self._parts():
             total += np.tensordot(factors[places], gram, 1)
         return total
 
     def _parts(self) -> Iterator[tuple[slice, Array]]:
         """Queries' places with their (q, M, M) matrices, in float64: squares lose half the digits."""
-        problem, groups = self._problem, self._problem.data.groups
-        for span, blocks in problem.data.sweep("products of groups", problem.queries, self._bytes):
+        groups = self._data.groups
+        for span, blocks in self._data.sweep("products of groups", self._queries, self._bytes):
             gram = torch.zeros(len(span.wanted), groups, groups, dtype=torch.float64)
             for _, block in blocks:
                 for place, row in enumerate(span.wanted.tolist()):
@@ -147,11 +152,21 @@ class _Goal:
         return h, b
 
     def _line_search(self, a: Array, w: Array, gw: Array, step: Array, rise: float) -> tuple[Array, Array]:
-        """The first of w + step, w + step/2, … at which J rises enough (Armijo), with its G_q w."""
+        """The top of J on the way from w to w + step, with its G_q w.
+
+        The products with G_q are linear along the way, so the search costs O(Q') for each length tried.
+        """
         gstep = self.grams.apply(step)
         start = self._value(a, w, gw)
-        length = 1.0
-        # The slack is rounding: close to the maximum J cannot tell better from worse, the model can.
+
+        def slope(length: float) -> float:
+            x, gx = w + length * step, gw + length * gstep
+            rho, inverse = _ratios(a, x, gx)
+            along = (a @ step) * inverse - rho * inverse**2 * (gx @ step)  # (Q',)
+            return float(along.mean()) / self.scale - self.weight_decay / len(w) * float(x @ step)
+
+        length = 1.0 if slope(1.0) >= 0 or slope(0.0) <= 0 else float(brentq(slope, 0.0, 1.0, xtol=1e-6))
+        # A top need not be the highest one: J must have risen (Armijo), but for rounding.
         while self._value(a, w + length * step, gw + length * gstep) < start + 1e-4 * length * rise - 1e-14:
             length /= 2
         return np.maximum(w + length * step, 0), gw + length * gstep

@@ -13,7 +13,7 @@ from torch import Tensor
 from whence.errors import WhenceError, unknown
 from whence.weights.adamw import adamw
 from whence.weights.contributions import Contributions
-from whence.weights.fixed_point import fixed_point
+from whence.weights.fixed_point import Grams, fixed_point
 from whence.weights.objective import LOSSES
 from whence.weights.problem import Fit, Problem
 from whence.weights.source import Source
@@ -22,6 +22,7 @@ from whence.weights.weights import Weights
 # The defaults, in this one place. The solver is the first that can do the task.
 K = 10
 WEIGHT_DECAY = 0.1
+EPOCHS, LEARNING_RATE = 10, 0.01  # the paper's, for "adamw"
 SOLVERS = ("fixed-point", "adamw")
 
 Positives = Sequence[int] | Tensor
@@ -63,8 +64,8 @@ def learn_weights(
     weight_decay: float = WEIGHT_DECAY,
     loss: str = "top-k",
     solver: str | None = None,
-    epochs: int = 10,
-    lr: float = 0.01,
+    epochs: int = EPOCHS,
+    lr: float = LEARNING_RATE,
     positives: Positives | Mapping[str, Positives] | None = None,
     noise: float = 0.0,
     seed: int = 0,
@@ -112,12 +113,12 @@ class Settings:
 
     k: int
     weight_decay: float
-    loss: str
-    solver: str | None
-    epochs: int
-    lr: float
-    noise: float
-    seed: int
+    loss: str = "top-k"
+    solver: str | None = None
+    epochs: int = EPOCHS
+    lr: float = LEARNING_RATE
+    noise: float = 0.0
+    seed: int = 0
 
     def solver_for(self, source: Source) -> str:
         """The solver's name, or an error if it cannot do the task."""
@@ -153,6 +154,8 @@ class Settings:
         for name, value in (("weight_decay", self.weight_decay), ("noise", self.noise)):
             if not (value >= 0 and math.isfinite(value)):
                 raise WhenceError(f"{name} is {value}: expected a finite number, 0 or larger")
+        if self.seed < 0:
+            raise WhenceError(f"seed is {self.seed}: expected a whole number, 0 or larger")
         if self.solver_for(source) == "adamw":
             self._check_adamw()
 
@@ -166,10 +169,10 @@ class Settings:
             )
 
 
-def fit(problem: Problem, settings: Settings) -> Fit:
+def fit(problem: Problem, settings: Settings, grams: Grams | None = None) -> Fit:
     """Solve a checked problem with the solver that the settings lead to."""
     if settings.solver_for(problem.data.source) == "fixed-point":
-        return fixed_point(problem, settings.weight_decay)
+        return fixed_point(problem, settings.weight_decay, grams)
     return adamw(problem, settings.weight_decay, settings.epochs, settings.lr, settings.seed)
 
 

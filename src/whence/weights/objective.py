@@ -38,15 +38,23 @@ def objective(scores: Tensor, k: int, loss: str = "top-k", positives: Tensor | N
     if loss not in SIDES:
         raise unknown("loss", loss, LOSSES)
     if loss != "no-norm":
-        # The ratio does not depend on the unit of the scores, so take one in which squares neither
-        # overflow nor vanish.
-        unit = scores.detach().abs().amax(-1, keepdim=True)  # (..., 1)
-        scores = scores / torch.where(unit > 0, unit, 1.0)
-        norm = torch.linalg.vector_norm(scores, dim=-1)  # (...)
-        scores = scores / torch.where(norm > 0, norm, 1.0)[..., None]
+        scores = normalised(scores)
     if loss == "supervised":
         if positives is None:
             raise TypeError("the supervised objective needs positives")
         return scores.gather(-1, positives.to(scores.device)[..., None]).squeeze(-1)
     sides = [(side * scores).topk(k, dim=-1).values.mean(-1) for side in SIDES[loss]]
     return torch.stack(sides).sum(0)
+
+
+def normalised(scores: Tensor) -> Tensor:
+    """The scores of each query over their norm, (..., N); all zero if they are.
+
+    >>> normalised(torch.tensor([3e-30, 4e-30]))
+    tensor([0.6000, 0.8000])
+    """
+    # The unit of the scores cancels, so take one in which squares neither overflow nor vanish.
+    unit = scores.detach().abs().amax(-1, keepdim=True)  # (..., 1)
+    scores = scores / torch.where(unit > 0, unit, 1.0)
+    norm = torch.linalg.vector_norm(scores, dim=-1, keepdim=True)  # (..., 1)
+    return scores / torch.where(norm > 0, norm, 1.0)

@@ -1,0 +1,132 @@
+import json
+import os
+
+import pytest
+import torch
+
+from whence.errors import WhenceError
+from whence.weights import Weights
+
+
+def example() -> Weights:
+    values = torch.rand(7, generator=torch.Generator().manual_seed(0)) ** 4
+    groups = [f"block.{i}" for i in range(6)] + ["Kopf – ü"]
+    return Weights(values, groups, ["aa", "bb"], {"k": 10, "objective": {"curve": [0.1, 0.2]}})
+
+
+def test_mean_is_one_and_ratios_stay():
+    weights = Weights(torch.tensor([2.0, 6.0, 0.0]), ["a", "b", "c"])
+    torch.testing.assert_close(weights.values, torch.tensor([0.75, 2.25, 0.0]))
+
+
+def test_values_of_mean_one_are_taken_as_they_are():
+    for seed in range(200):  # to divide by a mean of 1 ± rounding would change a few of these
+        values = torch.rand(2 + seed % 9, generator=torch.Generator().manual_seed(seed)) ** 4
+        once = Weights(values, [f"g{i}" for i in range(len(values))])
+        assert torch.equal(Weights(once.values, once.groups).values, once.values)
+
+
+def test_uniform_is_exactly_one():
+    assert Weights.uniform([f"g{i}" for i in range(77)]).values.tolist() == [1.0] * 77
+
+
+def test_file_reads_back_exactly(tmp_path):
+    weights = example()
+    weights.save(tmp_path / "w.json")
+    loaded = Weights.load(tmp_path / "w.json")
+    assert torch.equal(loaded.values, weights.values)
+    assert loaded.groups == weights.groups
+    assert loaded.query_digests == ["aa", "bb"]
+    assert loaded.provenance == weights.provenance
+    assert '"Kopf – ü": ' in (tmp_path / "w.json").read_text(encoding="utf-8")
+
+
+def test_interrupted_save_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "w.json"
+    example().save(path)
+    before = path.read_bytes()
+
+    def crash(source, target):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", crash)
+    with pytest.raises(KeyboardInterrupt):
+        Weights.uniform(["a"]).save(path)
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["w.json"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": "other"}, "does not hold weights"),
+        ({"version": 2}, "version 2 .* reads version 1"),
+        ({"weights": {"a": -1.0, "b": 2.0}}, "non-negative.*'a'"),
+        ({"weights": {"a": float("nan"), "b": 2.0}}, "finite.*'a'"),
+        ({"weights": {"a": 0.0}}, "all are zero"),
+        ({"weights": {}}, "at least one group"),
+        ({"weights": {"a": "1"}}, "damaged"),
+        ({"weights": [1.0]}, "damaged"),
+        ({"query_digests": None}, "damaged"),
+        ({"provenance": 3}, "damaged"),
+    ],
+)
+def test_bad_files_are_refused(tmp_path, change, message):
+    path = tmp_path / "w.json"
+    Weights.uniform(["a", "b"]).save(path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(WhenceError, match=message) as caught:
+        Weights.load(path)
+    assert str(path) in str(caught.value)
+
+
+def test_missing_truncated_and_binary_files_are_refused(tmp_path):
+    path = tmp_path / "w.json"
+    with pytest.raises(WhenceError, match="no weights file"):
+        Weights.load(path)
+    example().save(path)
+    path.write_bytes(path.read_bytes()[:50])
+    with pytest.raises(WhenceError, match="not a whole JSON file"):
+        Weights.load(path)
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(WhenceError, match="not a whole JSON file"):
+        Weights.load(path)
+
+
+@pytest.mark.parametrize(
+    ("values", "groups", "message"),
+    [
+        (torch.ones(2), ["a"], "shape \\(2,\\) for 1 group names"),
+        (torch.ones(1, 1), ["a"], "expected one number"),
+        (torch.ones(3), ["a", "b", "a"], "more than once: 'a'"),
+        (torch.tensor([1.0, float("inf")]), ["a", "b"], "these are not: 'b'"),
+    ],
+)
+def test_bad_values_are_refused(values, groups, message):
+    with pytest.raises(WhenceError, match=message):
+        Weights(values, groups)
+
+
+def test_alignment_is_by_name():
+    weights = Weights(torch.tensor([0.5, 1.0, 1.5]), ["a", "b", "c"])
+    assert weights.aligned_to(["c", "a", "b"]).tolist() == [1.5, 0.5, 1.0]
+
+
+def test_alignment_lists_what_does_not_match():
+    weights = Weights(torch.ones(3), ["a", "b", "c"])
+    with pytest.raises(WhenceError, match="no weight for 'x', 'y'; weights for unknown groups 'b', 'c'"):
+        weights.aligned_to(["x", "a", "y"])
+    with pytest.raises(WhenceError, match="unknown groups 'c'\\. Expected the same 2 names"):
+        weights.aligned_to(["a", "b"])
+
+
+def test_long_lists_of_names_are_cut():
+    with pytest.raises(WhenceError, match="'n7' and 12 more"):
+        Weights(torch.ones(1), ["a"]).aligned_to(["a"] + [f"n{i}" for i in range(20)])
+
+
+def test_table_shows_the_largest_first():
+    lines = Weights(torch.tensor([1.0, 4.0, 0.0, 3.0]), ["a", "bb", "c", "d"]).table(2).split("\n")
+    assert lines[0].split() == ["bb", "2.000", "#" * 20]
+    assert lines[1].split() == ["d", "1.500", "#" * 15]
+    assert lines[2] == "… and 2 more groups"
