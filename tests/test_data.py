@@ -189,14 +189,6 @@ def test_any_ranges_in_any_order():
     assert [x[:, 0].tolist() for _, (x, _), _ in found] == [[9.0, 12.0], [0.0]]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_reading_leaves_the_random_numbers_alone(workers):
-    torch.manual_seed(0)
-    before = torch.get_rng_state()
-    list(Rows((X, Y)).batches(RANGES, workers))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 # --- digests ------------------------------------------------------------------------------------------
 
 DIFFERENT = [

@@ -71,7 +71,6 @@ class Rows:
             batch_sampler=[list(r) for r in ranges],
             collate_fn=_CollateWithDigests(self.collate),
             num_workers=workers,
-            generator=torch.Generator(),  # else starting to read draws from the caller's generator
         )
         for r, (batch, digests) in zip(ranges, loader):
             yield r, batch, digests
