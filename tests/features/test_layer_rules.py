@@ -111,7 +111,7 @@ LAYERS = {
     "batch-norm-3d": (lambda: nn.BatchNorm3d(9, momentum=None), (9, 2, 3, 2)),
 }
 FP32_INSIDE = "the rule for Hugging Face's RMS norm takes float64 statistics, the module itself float32 ones"
-PROJECTIONS = ["none", "kron(2)", "kron(6)", "sjlt(6)", "dense(6)", "dense(6, normal)"]
+PROJECTIONS = ["none", "kron(2)", "kron(6)", "sjlt(6)", "dense(6, normal)"]
 
 
 def build(layer, shape, behind, dtype, examples=5):
