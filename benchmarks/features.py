@@ -32,7 +32,9 @@ BATCHES = {"resnet": 16, "gpt2": 12}
 def resnet() -> Setup:
     from transformers import ResNetConfig, ResNetForImageClassification
 
-    config = ResNetConfig(depths=[2, 2, 2, 2], hidden_sizes=[64, 128, 256, 512], layer_type="basic", num_labels=10)
+    config = ResNetConfig(
+        depths=[2, 2, 2, 2], hidden_sizes=[64, 128, 256, 512], layer_type="basic", num_labels=10
+    )
     n = BATCH["resnet"] * BATCHES["resnet"]
     data = (torch.randn(n, 3, 32, 32), torch.randint(0, 10, (n,)))
     return Setup(ResNetForImageClassification(config), Classification(), data)
@@ -41,7 +43,9 @@ def resnet() -> Setup:
 def gpt2() -> Setup:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(n_layer=6, n_embd=256, n_head=8, n_positions=256, vocab_size=8192, bos_token_id=0, eos_token_id=0)
+    config = GPT2Config(
+        n_layer=6, n_embd=256, n_head=8, n_positions=256, vocab_size=8192, bos_token_id=0, eos_token_id=0
+    )
     n = BATCH["gpt2"] * BATCHES["gpt2"]
     data = {"input_ids": torch.randint(0, 8192, (n, 256))}
     return Setup(GPT2LMHeadModel(config), CausalLM(), data)
@@ -68,7 +72,9 @@ def print_peak(case: str, what: str, rank: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--case", choices=list(CASES))
     parser.add_argument("--rank", type=int)
     parser.add_argument("--runs", type=int, default=15)
@@ -85,11 +91,20 @@ def main() -> None:
             memory = {what: peak_memory(case, what, rank) for what in ("plain", "build")}
             rows.append({"case": case, "rank": rank, **cost.as_dict(), "peak_bytes": memory})
             print(f"{case} rank {rank}: {cost}")
-            print(f"  peak memory {memory['build'] / 2**20:.0f} MiB, plain {memory['plain'] / 2**20:.0f} MiB", flush=True)
+            print(
+                f"  peak memory {memory['build'] / 2**20:.0f} MiB, plain {memory['plain'] / 2**20:.0f} MiB",
+                flush=True,
+            )
     if options.case is None and options.rank is None:
-        machine = {"cpus": os.cpu_count(), "processor": platform.machine(), "threads": torch.get_num_threads()}
+        machine = {
+            "cpus": os.cpu_count(),
+            "processor": platform.machine(),
+            "threads": torch.get_num_threads(),
+        }
         RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps({"machine": machine, "torch": torch.__version__, "rows": rows}, indent=1) + "\n")
+        RESULTS.write_text(
+            json.dumps({"machine": machine, "torch": torch.__version__, "rows": rows}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -49,7 +49,9 @@ def main() -> None:
                 if solver == "adamw" and k not in (5, 10, 50):
                     continue
                 row = {
-                    decay: score([learn_weights(a, k=k, weight_decay=decay, solver=solver) for a, _, _ in pairs])
+                    decay: score(
+                        [learn_weights(a, k=k, weight_decay=decay, solver=solver) for a, _, _ in pairs]
+                    )
                     for decay in DECAYS[solver]
                 }
                 results[f"{architecture} {name}"][f"{solver} k={k}"] = row

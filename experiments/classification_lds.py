@@ -20,7 +20,9 @@ SOLVERS = ("fixed-point", "adamw")
 
 def main() -> None:
     results: dict[str, dict] = {}
-    print(f"{'':24}{'w/o w':>16}{'w':>16}{'difference':>16}   (LDS in %, 95 % CI over queries; total CI in the file)")
+    print(
+        f"{'':24}{'w/o w':>16}{'w':>16}{'difference':>16}   (LDS in %, 95 % CI over queries; total CI in the file)"
+    )
     for architecture in ARCHITECTURES:
         index, data = attributed(architecture)
         retrained = bank(architecture)
@@ -28,11 +30,16 @@ def main() -> None:
         for name, method in METHODS.items():
             for solver in SOLVERS:
                 weights = learn_weights(index.score(learn, method), solver=solver)
-                found = compare(index.score(evaluate, method), weights, retrained.masks, retrained.utility["eval"])
+                found = compare(
+                    index.score(evaluate, method), weights, retrained.masks, retrained.utility["eval"]
+                )
                 key = f"{architecture} {name} {solver}"
                 results[key] = {"method": str(method), "weights": weights.values.tolist(), **found.as_dict()}
                 three = (found.unweighted, found.weighted, found.difference)
-                print(f"{key:24}" + "".join(f"{100 * e.mean:>9.2f} ± {100 * e.ci95:4.2f}" for e in three), flush=True)
+                print(
+                    f"{key:24}" + "".join(f"{100 * e.mean:>9.2f} ± {100 * e.ci95:4.2f}" for e in three),
+                    flush=True,
+                )
     save("classification_lds", results)
 
 

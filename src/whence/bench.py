@@ -123,7 +123,11 @@ def frozen(setup: Setup, rows: Rows, batch_size: int) -> None:
     def start_graph(_module: nn.Module, _args: Any, out: Tensor) -> Tensor | None:
         return None if out.requires_grad else Source.apply(out, anchor)
 
-    held = [m for m in model.modules() if any(p.requires_grad for p in m.parameters(recurse=False)) and rule_for(m)]
+    held = [
+        m
+        for m in model.modules()
+        if any(p.requires_grad for p in m.parameters(recurse=False)) and rule_for(m)
+    ]
     handles = [m.register_forward_hook(start_graph) for m in held]
     try:
         with untouched(model):

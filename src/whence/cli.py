@@ -24,7 +24,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Target = Annotated[str, typer.Argument(metavar="MODULE:FUNCTION", help="a function that returns a whence.Setup")]
+Target = Annotated[
+    str, typer.Argument(metavar="MODULE:FUNCTION", help="a function that returns a whence.Setup")
+]
 IndexPath = Annotated[Path, typer.Option("--index", help="folder of the index")]
 MethodName = Annotated[str | None, typer.Option(help="tracin, tracin-cosine, trak, … (default: as built)")]
 WeightsFile = Annotated[Path | None, typer.Option("--weights", help="weights from `whence learn`")]
@@ -33,7 +35,7 @@ WeightsFile = Annotated[Path | None, typer.Option("--weights", help="weights fro
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="folder for the page, the index and the weights")] = Path("demo"),
-    method: Annotated[str, typer.Option(help="tracin or trak")] = "tracin",
+    method: Annotated[str, typer.Option(help="tracin or trak")] = "trak",
     seed: int = 0,
 ) -> None:
     """Train a small ResNet on real digits and see which of them mattered, in a page.
@@ -52,7 +54,9 @@ def build(
     method: Annotated[str, typer.Option(help="tracin, tracin-cosine or trak")] = "trak",
     projection: Annotated[str, typer.Option(help="kron(16), sjlt(4096), dense(512) or none")] = "kron(16)",
     groups: Annotated[str, typer.Option(help="layer, tensor or consecutive(128)")] = "layer",
-    exclude: Annotated[list[str] | None, typer.Option(help="regex of parameters to leave out; repeatable")] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(help="regex of parameters to leave out; repeatable")
+    ] = None,
     batch_size: int = 32,
     num_workers: int = 0,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps, …")] = None,
@@ -127,7 +131,9 @@ def attribute(
     weights: WeightsFile = None,
     method: MethodName = None,
     top: Annotated[int, typer.Option(help="how many training examples for each query")] = 5,
-    opponents: Annotated[bool, typer.Option("--opponents", help="the lowest scores instead of the highest")] = False,
+    opponents: Annotated[
+        bool, typer.Option("--opponents", help="the lowest scores instead of the highest")
+    ] = False,
     queries: Annotated[str, typer.Option(help="eval or learn")] = "eval",
     format: Annotated[str, typer.Option(help="table, json or csv")] = "table",
 ) -> None:
@@ -169,7 +175,7 @@ def attribute(
 def evaluate(
     target: Target,
     index: IndexPath,
-    bank: Annotated[Path, typer.Option(help="folder of a retraining bank (whence.evaluate.Bank)")],
+    bank: Annotated[Path, typer.Option(help="file of a retraining bank (whence.evaluate.Bank)")],
     weights: WeightsFile = None,
     method: MethodName = None,
     utility: Annotated[str, typer.Option(help="which utility of the bank belongs to eval_queries")] = "eval",
@@ -177,7 +183,7 @@ def evaluate(
 ) -> None:
     """Measure the linear datamodeling score (LDS) on eval_queries, with and without weights.
 
-    Example: `whence evaluate my_project.setup:make --index runs/idx --bank runs/bank --weights weights.json`
+    Example: `whence evaluate my_project.setup:make --index runs/idx --bank runs/bank.npz --weights weights.json`
     """
     from whence.errors import unknown
     from whence.evaluate import Bank, compare, lds
@@ -197,10 +203,12 @@ def evaluate(
         both = compare(scores, learned, masks, values)
         found = {"unweighted": both.unweighted, "weighted": both.weighted, "difference": both.difference}
     if format == "json":
-        typer.echo(json.dumps({n: {"mean": e.mean, "ci95": e.ci95} for n, e in found.items()}, indent=1))
+        typer.echo(json.dumps({n: e.as_dict() for n, e in found.items()}, indent=1))
     else:
         console.show_table(
-            "LDS (%)", ["", "mean", "95 % CI"], [[n, f"{100 * e.mean:.2f}", f"± {100 * e.ci95:.2f}"] for n, e in found.items()]
+            "LDS (%)",
+            ["", "mean", "95 % CI"],
+            [[n, f"{100 * e.mean:.2f}", f"± {100 * e.ci95:.2f}"] for n, e in found.items()],
         )
 
 
@@ -247,7 +255,9 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print it")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print it")
+    ] = False,
 ) -> None:
     pass
 

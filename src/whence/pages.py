@@ -65,7 +65,9 @@ def predictions(setup: Setup, queries: Rows) -> list[int] | None:
     device, _ = placement(setup.model)
     with untouched(setup.model), torch.no_grad():
         logits = [
-            setup.task.logits(setup.model, to_device(queries.batch(range(a, min(a + 64, len(queries)))), device))
+            setup.task.logits(
+                setup.model, to_device(queries.batch(range(a, min(a + 64, len(queries)))), device)
+            )
             for a in range(0, len(queries), 64)
         ]
     return torch.cat(logits).argmax(1).tolist()
@@ -88,9 +90,7 @@ def query_panels(
         def item(i: int) -> Item:
             return as_item(train[i], i if setup.ids is None else setup.ids[i], setup.show)
 
-    tops = {
-        name: (scores.top(count, w), scores.top(count, w, largest=False)) for name, w in weights.items()
-    }
+    tops = {name: (scores.top(count, w), scores.top(count, w, largest=False)) for name, w in weights.items()}
     predicted = predictions(setup, queries)
     panels = []
     for q in which:
@@ -103,7 +103,7 @@ def query_panels(
             for name, (best, worst) in tops.items()
         ]
         answer = None if predicted is None else predicted[q]
-        panels.append(QueryPanel(as_item(queries[q], f"query {q}", setup.show), rows, predicted=answer))
+        panels.append(QueryPanel(as_item(queries[q], q, setup.show), rows, predicted=answer))
     return panels
 
 

@@ -96,7 +96,9 @@ def load(target: str) -> Setup:
     """The Setup that `module:function` returns; modules are found from the current folder too."""
     module_name, colon, attribute = target.partition(":")
     if not colon or not module_name or not attribute:
-        raise WhenceError(f"cannot read {target!r}: expected MODULE:FUNCTION, for example my_project.setup:make")
+        raise WhenceError(
+            f"cannot read {target!r}: expected MODULE:FUNCTION, for example my_project.setup:make"
+        )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -110,8 +112,12 @@ def load(target: str) -> Setup:
         raise
     make = getattr(module, attribute, None)
     if make is None:
-        raise unknown(f"function of {module_name}", attribute, [n for n in vars(module) if not n.startswith("_")])
+        raise unknown(
+            f"function of {module_name}", attribute, [n for n in vars(module) if not n.startswith("_")]
+        )
     setup = make() if callable(make) else make
     if not isinstance(setup, Setup):
-        raise WhenceError(f"{target} gave a {type(setup).__name__}: expected a whence.Setup(model, task, train_data, …)")
+        raise WhenceError(
+            f"{target} gave a {type(setup).__name__}: expected a whence.Setup(model, task, train_data, …)"
+        )
     return setup

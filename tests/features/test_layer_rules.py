@@ -110,7 +110,6 @@ LAYERS = {
     "batch-norm-2d": (lambda: nn.BatchNorm2d(9), (9, 3, 4)),
     "batch-norm-3d": (lambda: nn.BatchNorm3d(9, momentum=None), (9, 2, 3, 2)),
 }
-FP32_INSIDE = "the rule for Hugging Face's RMS norm takes float64 statistics, the module itself float32 ones"
 PROJECTIONS = ["none", "kron(2)", "kron(6)", "sjlt(6)", "dense(6, normal)"]
 
 
@@ -133,9 +132,7 @@ def check(model, task, rows, projection, tolerance):
 
 @pytest.mark.parametrize("projection", PROJECTIONS)
 @pytest.mark.parametrize("name", LAYERS)
-def test_layer(name, projection, request):
-    if name == "rms-norm-llama":
-        request.applymarker(pytest.mark.xfail(strict=True, reason=FP32_INSIDE))
+def test_layer(name, projection):
     for behind in (True, False) if projection in ("none", "kron(2)") else (True,):
         model, task, rows = build(*LAYERS[name], behind, torch.float64)
         check(model, task, rows, projection, 1e-10)

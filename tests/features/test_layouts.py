@@ -267,12 +267,6 @@ GENERAL = {
 }
 
 
-IN_PLACE = (
-    "the output of a linear layer with 3-d input is a view: the hook on it is lost when it is changed in "
-    "place, so the layer goes the slow general way"
-)
-
-
 def check(build, data, projection, examples=8, batch_size=7):
     torch.manual_seed(1)
     model = randomized(build()).double().eval()
@@ -286,9 +280,7 @@ def check(build, data, projection, examples=8, batch_size=7):
 
 @pytest.mark.parametrize("projection", ["none", "kron(2)", "sjlt(5)"])
 @pytest.mark.parametrize("name", HOOKED)
-def test_hooked(name, projection, request):
-    if name in ("in-place-relu-after-linear-3d", "in-place-relu-behind-linear-3d"):
-        request.applymarker(pytest.mark.xfail(strict=True, reason=IN_PLACE))
+def test_hooked(name, projection):
     build, data, layout = HOOKED[name]
     found, coverage = check(build, data, projection)
     assert set(found.values()) == {"hook"}
@@ -324,11 +316,6 @@ class Other(nn.Linear):
         self.register_forward_pre_hook(lambda _m, args: (args[0] * self.weight.sum(),))
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a shared tensor of length one is taken for one with an axis of examples: (1, d) becomes (B, d), "
-    "not (B, 1, d), and every example gets the sum over all",
-)
 def test_one_position_for_all_examples():
     """A batch of sequences of length one, when longer ones were tried at the start."""
     model = Net(

@@ -6,15 +6,12 @@ import torch
 from cases import BY_NAME, CASES
 from oracles import TOLERANCE, assert_features, collect, explicit, plan, slow_gradients, ways
 
-FP32_INSIDE = "the rule for Hugging Face's RMS norm takes float64 statistics, the module itself float32 ones"
-
 
 EVERY = [
     pytest.param(
         case,
         dtype,
         id=f"{case}-{label}",
-        marks=[pytest.mark.xfail(strict=True, reason=FP32_INSIDE)] * (f"{case}-{label}" == "llama-fp64"),
     )
     for case in CASES
     for dtype, label in [(torch.float32, "fp32"), (torch.float64, "fp64")]
@@ -50,5 +47,5 @@ def test_projected(name, projection):
     truth = slow_gradients(model, task, rows)
     projected = {u.name: explicit(u.projection, truth[u.name]) for u in units}
     assert max(u.stop - u.start for u in units) <= 9
-    tolerance = 1e-6 if name == "llama" else 1e-10  # see FP32_INSIDE
+    tolerance = 1e-10
     assert_features(features, projected, units, tolerance)

@@ -19,7 +19,9 @@ CORRUPTED = 0.10  # share of training labels made wrong, as in the paper's misla
 class Digits:
     """5,000 MNIST digits in the paper's three disjoint roles: training, weight learning, evaluation."""
 
-    train: tuple[Tensor, Tensor]  # images (4000, 1, 28, 28) in [0, 1] and labels, some of them wrong if asked for
+    train: tuple[
+        Tensor, Tensor
+    ]  # images (4000, 1, 28, 28) in [0, 1] and labels, some of them wrong if asked for
     learn: tuple[Tensor, Tensor]  # 500
     evaluate: tuple[Tensor, Tensor]  # 500
     true_labels: Tensor  # (4000,)
@@ -94,7 +96,9 @@ RECIPES = {  # epochs, peak learning rate, weight decay
 }
 
 
-def train(name: str, x: Tensor, y: Tensor, seed: int = 0, batch_size: int = 64, on_epoch: Any = None) -> nn.Module:
+def train(
+    name: str, x: Tensor, y: Tensor, seed: int = 0, batch_size: int = 64, on_epoch: Any = None
+) -> nn.Module:
     """A model trained from scratch with AdamW and a one-cycle schedule, in seconds."""
     make, epochs, lr, decay = RECIPES[name]
     with torch.random.fork_rng(devices=[]):

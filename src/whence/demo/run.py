@@ -41,7 +41,7 @@ class Clock:
         self.steps.append(Step(name, time.perf_counter() - started, note))
 
 
-def run(out: Path, method: str = "tracin", seed: int = 0) -> Path:
+def run(out: Path, method: str = "trak", seed: int = 0) -> Path:
     """Train, index, learn weights, attribute, find wrong labels, and write `out/report.html`."""
     clock = Clock()
     if (out / "index" / "manifest.json").exists():  # of an earlier demo: this one trains its model anew
@@ -54,8 +54,12 @@ def run(out: Path, method: str = "tracin", seed: int = 0) -> Path:
         right = accuracy(model, *data.evaluate)
     setup = Setup(model, Classification(), data.train, data.learn, data.evaluate)
     with clock.step("Build the index", "projected gradients of every training digit, layer by layer"):
-        index = Index.build(model, setup.task, data.train, out / "index", method=method, batch_size=64, seed=seed)
-    with clock.step("Learn the weights", "from 500 digits that are used for nothing else, without their help"):
+        index = Index.build(
+            model, setup.task, data.train, out / "index", method=method, batch_size=64, seed=seed
+        )
+    with clock.step(
+        "Learn the weights", "from 500 digits that are used for nothing else, without their help"
+    ):
         weights = learn_weights(index.score(data.learn), seed=seed)
         weights.save(out / "weights.json")
     with clock.step("Attribute 500 held-out digits"):
@@ -76,7 +80,9 @@ def run(out: Path, method: str = "tracin", seed: int = 0) -> Path:
         f"A ResNet trained on 4,000 handwritten digits, {method} attributions, and weights learned without labels",
         cards=_cards(data, labels, right, clock),
         queries=panels,
-        weights=weights_panel(weights, "Weights above 1 mark layers whose gradients say more about what mattered."),
+        weights=weights_panel(
+            weights, "Weights above 1 mark layers whose gradients say more about what mattered."
+        ),
         mislabelled=labels,
         tables=[_agreement(scores, weights, data)],
         steps=clock.steps,

@@ -40,6 +40,7 @@ class Use:
     rule: Rule
     units: dict[str, Unit]
     layout: str | None = FRONT
+    lone: bool = False  # SHARED tensors have an axis of length one where examples would be
 
 
 @dataclass
@@ -136,7 +137,9 @@ class Collector:
         """Units that no hooked module holds."""
         return set(self._by_name) - {u.name for use in self.coverage.uses for u in use.units.values()}
 
-    def _general(self, by: Callable, names: list[str], batch: Any, ids: Sequence[int], features: Tensor) -> None:
+    def _general(
+        self, by: Callable, names: list[str], batch: Any, ids: Sequence[int], features: Tensor
+    ) -> None:
         for name, g in by(self._wrapped, names, batch, ids).items():
             unit = self._by_name[name]
             features[:, unit.columns] += unit.projection(g).to(self.dtype)
@@ -149,11 +152,12 @@ class Collector:
         if use.layout is None:
             raise _woken(f"module {use.name!r}")
         x = (args[0] if args else next(iter(kwargs.values()))).detach()
-        fresh = output
+        # In-place operations on a view would lose its hook; nobody else holds the tensor behind this one.
+        fresh = torch.ops.aten._unsafe_view(output, output.shape) if output._is_view() else output
         if not fresh.requires_grad:
             fresh = Source.apply(fresh, self._anchor)
         if use.layout == SHARED:
-            x, fresh = share(x, self._batch), share(fresh, self._batch)
+            x, fresh = share(x, self._batch, use.lone), share(fresh, self._batch, use.lone)
         x = front(x, use, self._batch)
         with torch.no_grad():
             kept = use.rule.forward(x, self._batch)
@@ -171,9 +175,9 @@ class Collector:
             use.rule.backward(kept, front(g, use, self._batch), self._batch, add)
 
 
-def share(x: Tensor, batch: int) -> Tensor:
-    """(1, ...) or (...) → (B, ...), without copying."""
-    x = x if x.shape[0] == 1 else x.unsqueeze(0)
+def share(x: Tensor, batch: int, lone: bool) -> Tensor:
+    """(1, ...) with a lone axis for examples, or (...) without one → (B, ...), without copying."""
+    x = x if lone and x.shape[0] == 1 else x.unsqueeze(0)
     return x.expand(batch, *x.shape[1:])
 
 

@@ -1,8 +1,8 @@
 """Per-example gradients of parameters that no layer rule covers: three general ways, each dearer than the last.
 
-    expanded    the parameter is replaced by one copy for each example (class tokens, position embeddings)
-    vmap        torch.func over the examples
-    loop        one backward pass for each example
+expanded    the parameter is replaced by one copy for each example (class tokens, position embeddings)
+vmap        torch.func over the examples
+loop        one backward pass for each example
 """
 
 from __future__ import annotations
@@ -103,7 +103,9 @@ def by_loop(measured: Measured, names: list[str], batch: Any, ids: Sequence[int]
         for p in parameters.values():
             p.requires_grad_(True)
         for b in range(len(ids)):
-            with torch.backends.cudnn.flags(enabled=False):  # cuDNN's recurrent layers refuse backward in eval mode
+            with torch.backends.cudnn.flags(
+                enabled=False
+            ):  # cuDNN's recurrent layers refuse backward in eval mode
                 value = measured(single(batch, b, len(ids)), [ids[b]]).sum()
                 grads = torch.autograd.grad(value, list(parameters.values()), allow_unused=True)
             for (n, p), g in zip(parameters.items(), grads):

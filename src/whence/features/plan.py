@@ -30,7 +30,9 @@ EXAMPLES = 3
 FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError)  # of a wrong guess
 
 
-def plan_coverage(model: nn.Module, task: Task, rows: Rows, units: Sequence[Unit], measure: str = "loss") -> Coverage:
+def plan_coverage(
+    model: nn.Module, task: Task, rows: Rows, units: Sequence[Unit], measure: str = "loss"
+) -> Coverage:
     """The cheapest correct way for each unit. Raises for what cannot be covered, by name."""
     return _Planner(model, task, rows, units, measure).run()
 
@@ -92,17 +94,23 @@ class _Planner:
             for p in wanted:
                 p.requires_grad_(False)
             with torch.no_grad():
-                together = sum(self._values(part, self.ids) for part in self.task.passes(self.batch, self.ids))
+                together = sum(
+                    self._values(part, self.ids) for part in self.task.passes(self.batch, self.ids)
+                )
         self._check_independent(values, together)
         if not reached:
-            raise WhenceError("the loss depends on no attributed parameter: is the model detached or under no_grad?")
+            raise WhenceError(
+                "the loss depends on no attributed parameter: is the model detached or under no_grad?"
+            )
         return torch.stack(rows), reached
 
     def _values(self, batch: Any, ids: list[int]) -> Tensor:
         values = self.task.measure(self.model, batch, name=self.measure, ids=ids)
         if not isinstance(values, Tensor) or values.shape != (len(ids),):
             shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-            hint = " Use reduction='none' and average over everything but the first axis." if shape == () else ""
+            hint = (
+                " Use reduction='none' and average over everything but the first axis." if shape == () else ""
+            )
             raise WhenceError(
                 f"{type(self.task).__name__} gave {'a scalar' if shape == () else shape} for a batch of {len(ids)}: "
                 f"expected one value for each example, shape ({len(ids)},).{hint}"
@@ -186,7 +194,9 @@ class _Planner:
         wrong = self._disagreeing(units)
         return list(units) if wrong is None else wrong
 
-    def _disagreeing(self, units: Sequence[Unit], alone: bool = False, catch: bool = True) -> list[Unit] | None:
+    def _disagreeing(
+        self, units: Sequence[Unit], alone: bool = False, catch: bool = True
+    ) -> list[Unit] | None:
         """Those of `units` whose features disagree with autograd; None if the pass fails.
 
         On the examples as one batch, or on the first of them `alone`: torch has other code for a batch of one.
@@ -204,13 +214,17 @@ class _Planner:
         truth = self.truth[: len(ids)]
         finite = truth.isfinite().all(1)
         if not finite.any() and not alone:
-            raise WhenceError(f"the gradients of all examples tried ({self.ids}) are NaN or infinite: look at the model")
+            raise WhenceError(
+                f"the gradients of all examples tried ({self.ids}) are NaN or infinite: look at the model"
+            )
         truth, got = truth[finite], got[finite]
         floor = 1e-3 * truth.norm(dim=1)
 
         def agrees(u: Unit) -> bool:
             error = (got[:, u.columns] - truth[:, u.columns]).norm(dim=1)
-            return bool((error <= self.tolerance * torch.maximum(truth[:, u.columns].norm(dim=1), floor)).all())
+            return bool(
+                (error <= self.tolerance * torch.maximum(truth[:, u.columns].norm(dim=1), floor)).all()
+            )
 
         return [u for u in units if not agrees(u)]
 
@@ -255,9 +269,10 @@ def _first_guess(planner: _Planner, sharing: bool = True) -> dict[str, list[str]
         possible = _layouts(tuple(x.shape), batch)
         if use.name not in options:
             use.layout, options[use.name] = possible[0], possible[1:]
+            use.lone = x.shape[0] == 1
         else:  # called again
             options[use.name] = [layout for layout in options[use.name] if layout in possible]
-        return share(out, batch) if sharing and use.layout == SHARED else None
+        return share(out, batch, use.lone) if sharing and use.layout == SHARED else None
 
     try:
         for use in planner.coverage.uses:

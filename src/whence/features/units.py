@@ -34,7 +34,9 @@ def make_units(model: nn.Module, names: Sequence[str], projection: Spec | str, s
     for name in names:
         shape = tuple(parameters[name].shape)
         if not parameters[name].is_floating_point():
-            raise WhenceError(f"parameter {name!r} is {parameters[name].dtype}: only real floating point is covered")
+            raise WhenceError(
+                f"parameter {name!r} is {parameters[name].dtype}: only real floating point is covered"
+            )
         p = Projection(projection, name, shape, seed).to(device, dtype)
         units.append(Unit(name, shape, p, start, start + p.size))
         start += p.size

@@ -39,4 +39,3 @@ def _rowwise(p: Projection, ids: Tensor, g: Tensor) -> Tensor:
     rows = columns.new_zeros(g.shape[0], p.R, columns.shape[-1])  # (B, V, c)
     rows.scatter_add_(1, ids.unsqueeze(-1).expand_as(columns), columns)
     return rows.flatten(1) if p.factored else p.flat(rows.flatten(1))
-

@@ -54,9 +54,10 @@ class LibraryRMSNorm(RMSNorm):
     """Hugging Face's RMS norms. Statistics are taken in float32, as these modules do."""
 
     def normalized(self, x: Tensor) -> Tensor:
-        eps = next((getattr(self.module, a) for a in ("variance_epsilon", "eps") if hasattr(self.module, a)), 1e-6)
-        wide = x if x.dtype == torch.float64 else x.float()
-        return F.rms_norm(wide, (x.shape[-1],), eps=eps)
+        eps = next(
+            (getattr(self.module, a) for a in ("variance_epsilon", "eps") if hasattr(self.module, a)), 1e-6
+        )
+        return F.rms_norm(x.float(), (x.shape[-1],), eps=eps)
 
 
 class ChannelNorm(Affine):
