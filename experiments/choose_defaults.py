@@ -11,16 +11,25 @@ from __future__ import annotations
 from itertools import product
 
 import numpy as np
+
 from classification_bank import bank
 from common import ARCHITECTURES, attributed, save
-
-from whence import learn_weights
-from whence.evaluate import lds
-from whence.methods import TracIn, TRAK
+from whence import Weights, learn_weights
+from whence.evaluate import Bank, lds
+from whence.methods import TRAK, TracIn
 
 KS = (1, 5, 10, 20, 50, 100, 400)
 DECAYS = {"fixed-point": (0.0, 0.03, 0.1, 0.3, 1.0, 3.0), "adamw": (0.0, 0.1, 0.5, 1.5)}
 BASES = {"TracIn": TracIn(), **{f"TRAK damping {d:g}": TRAK(damping=d) for d in (0.01, 0.1, 1.0, 10.0)}}
+
+
+def held_out(weights: list[Weights | None], pairs: list, retrained: Bank) -> float:
+    """LDS in % on the halves that the weights were not learned on."""
+    utility = retrained.utility["learn"]
+    found = [
+        lds(s.total(w), retrained.masks, utility[:, where]).mean for w, (_, s, where) in zip(weights, pairs)
+    ]
+    return 100 * float(np.mean(found))
 
 
 def main() -> None:
@@ -35,22 +44,17 @@ def main() -> None:
         for name, method in BASES.items():
             pairs = [(index.score(f[0], method), index.score(f[1], method), f[2]) for f in features]
 
-            def score(weights: list, pairs: list = pairs) -> float:
-                found = [
-                    lds(s.total(w), retrained.masks, retrained.utility["learn"][:, where]).mean
-                    for w, (_, s, where) in zip(weights, pairs)
-                ]
-                return 100 * float(np.mean(found))
-
-            base = score([None, None])
+            base = held_out([None, None], pairs, retrained)
             results[f"{architecture} {name}"] = {"unweighted": base}
             print(f"{architecture} {name}: unweighted {base:.2f}", flush=True)
             for solver, k in product(DECAYS, KS):
                 if solver == "adamw" and k not in (5, 10, 50):
                     continue
                 row = {
-                    decay: score(
-                        [learn_weights(a, k=k, weight_decay=decay, solver=solver) for a, _, _ in pairs]
+                    decay: held_out(
+                        [learn_weights(a, k=k, weight_decay=decay, solver=solver) for a, _, _ in pairs],
+                        pairs,
+                        retrained,
                     )
                     for decay in DECAYS[solver]
                 }

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from classification_bank import bank
 from common import ARCHITECTURES, METHODS, attributed, save
-
 from whence import learn_weights
 from whence.evaluate import compare
 

@@ -14,7 +14,7 @@ import torch
 import whence
 from whence import Index
 from whence.demo.digits import Digits, digits, train
-from whence.methods import Method, TracIn, TRAK
+from whence.methods import TRAK, Method, TracIn
 from whence.tasks import Classification
 
 HERE = Path(__file__).parent

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 from common import ARCHITECTURES, METHODS, attributed, save
-
 from whence import learn_weights
 from whence.demo.digits import CORRUPTED
 from whence.evaluate import mislabel_auc, mislabel_auc_interval

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -110,7 +111,7 @@ def test_evaluate_measures_lds_against_a_bank(built):
 
 def test_report_shows_queries_and_both_ways(built):
     run("report", built, "--index", "idx", "--weights", "w.json", "--out", "page.html", "--first", 2)
-    page = open("page.html").read()
+    page = Path("page.html").read_text()
     assert "unweighted" in page and "weighted" in page and "row-" in page
     assert "http://" not in page and "https://" not in page
 

@@ -229,6 +229,15 @@ def test_checkpoints_add_up(tmp_path, method):
     same(scored(tmp_path, method, "m", checkpoints=states).total(), single.mean(0), 2e-6)
 
 
+def test_cosine_over_checkpoints(tmp_path):
+    """The cosine of the features of all checkpoints side by side, each scaled by √η."""
+    states = [toy.net(c).state_dict() for c in (1, 2, 3)]
+    scores = scored(tmp_path, TracIn(cosine=True), checkpoints=states, checkpoint_weights=ETAS)
+    sides = zip(ETAS, [explicit(toy.net(c)) for c in (1, 2, 3)])
+    q, n = (torch.cat(parts, 1) for parts in zip(*[(eta**0.5 * q, eta**0.5 * n) for eta, (q, n) in sides]))
+    same(scores.total(), torch.nn.functional.cosine_similarity(q.unsqueeze(1), n, dim=2), 3e-6)
+
+
 def test_one_checkpoint_is_the_model_with_its_weights(tmp_path):
     one = scored(tmp_path, TracIn(), "a", checkpoints=[toy.net(4).state_dict()])
     assert torch.equal(one.total(), scored(tmp_path, TracIn(), "b", model=toy.net(4)).total())
@@ -292,6 +301,12 @@ def test_names():
     assert whence.methods.TRAK is TRAK
     assert methods.for_building("trak").projection == "kron(16)"
     assert TracIn(projection=" kron( 4 )").projection == "kron(4)"
+
+
+def test_a_damping_of_1_is_a_damping_of_1_0(tmp_path):
+    """One index, whichever way the number is written."""
+    a = toy.build(tmp_path / "i", method=TRAK(damping=1))
+    assert toy.build(tmp_path / "i", method=TRAK(damping=1.0)).manifest.id == a.manifest.id
 
 
 @pytest.mark.parametrize(

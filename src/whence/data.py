@@ -42,7 +42,11 @@ class Rows:
         self.data = data
         self.collate: Collate = collate or default_collate
         self.columns = isinstance(data, (tuple, Mapping)) and not hasattr(data, "_fields")
-        if isinstance(data, IterableDataset) or not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+        if (
+            isinstance(data, IterableDataset)
+            or not hasattr(data, "__len__")
+            or not hasattr(data, "__getitem__")
+        ):
             raise WhenceError(
                 f"data of type {type(data).__name__} cannot be read by position: expected a sequence, a map-style "
                 "data set, a tuple or dict of tensors, or a DataLoader over one of these"
@@ -81,7 +85,9 @@ class Rows:
 
 def _length_of_columns(data: Any) -> int:
     columns = dict(data) if isinstance(data, Mapping) else dict(enumerate(data))
-    expected = "a tuple or dict holds whole columns, one row for each example; pass a list for single examples"
+    expected = (
+        "a tuple or dict holds whole columns, one row for each example; pass a list for single examples"
+    )
     for name, column in columns.items():
         if not hasattr(column, "__len__") or (isinstance(column, (Tensor, np.ndarray)) and column.ndim == 0):
             raise WhenceError(f"column {name!r} is a single {type(column).__name__}: {expected}")

@@ -22,7 +22,9 @@ def trainable(model: nn.Module, exclude: Iterable[str] = ()) -> list[str]:
         )
     for pattern in patterns:
         if not any(pattern.search(n) for n in names):
-            raise WhenceError(f"exclude pattern {pattern.pattern!r} matches no trainable parameter: {_some(names)}")
+            raise WhenceError(
+                f"exclude pattern {pattern.pattern!r} matches no trainable parameter: {_some(names)}"
+            )
     kept = [n for n in names if not any(p.search(n) for p in patterns)]
     if not kept:
         raise WhenceError("exclude leaves no trainable parameter: expected at least one")
@@ -49,7 +51,9 @@ class Groups:
                 raise WhenceError(f"group {group!r} has no parameter: every group needs at least one")
             for param in params:
                 if param in seen:
-                    raise WhenceError(f"parameter {param!r} is in groups {seen[param]!r} and {group!r}: expected one")
+                    raise WhenceError(
+                        f"parameter {param!r} is in groups {seen[param]!r} and {group!r}: expected one"
+                    )
                 seen[param] = group
 
     @property
@@ -69,7 +73,9 @@ class Groups:
         missing = [p for p in parameters if p not in where]
         foreign = sorted(set(where) - set(parameters))
         if missing or foreign:
-            parts = [f"leave out {_some(missing)}"] * bool(missing) + [f"name unknown {_some(foreign)}"] * bool(foreign)
+            parts = [f"leave out {_some(missing)}"] * bool(missing) + [
+                f"name unknown {_some(foreign)}"
+            ] * bool(foreign)
             raise WhenceError(
                 f"the groups do not fit the {len(parameters)} attributed parameters: they {' and '.join(parts)}. "
                 "Every trainable parameter needs a group, or name it in exclude=[regex]"
@@ -93,7 +99,9 @@ class Groups:
         """`count` runs of consecutive parameter tensors, as equal in number as can be (the paper's 128 and 256)."""
         names = trainable(model, exclude)
         if not 1 <= count <= len(names):
-            raise WhenceError(f"cannot form {count} consecutive groups: expected 1 to {len(names)}, one for each tensor")
+            raise WhenceError(
+                f"cannot form {count} consecutive groups: expected 1 to {len(names)}, one per tensor"
+            )
         cuts = [round(j * len(names) / count) for j in range(count + 1)]
         width = len(str(count - 1))
         return cls(
@@ -101,7 +109,9 @@ class Groups:
         )
 
     @classmethod
-    def by_pattern(cls, model: nn.Module, patterns: Mapping[str, str], *, exclude: Iterable[str] = ()) -> Groups:
+    def by_pattern(
+        cls, model: nn.Module, patterns: Mapping[str, str], *, exclude: Iterable[str] = ()
+    ) -> Groups:
         """One group for each {name: regex}; every parameter must match exactly one (by `re.search`)."""
         compiled = dict(zip(patterns, _compile(patterns.values())))
         members: dict[str, list[str]] = {name: [] for name in patterns}
@@ -121,7 +131,9 @@ class Groups:
         return cls({k: tuple(v) for k, v in members.items()})
 
     @classmethod
-    def parse(cls, groups: Groups | str | Mapping[str, str], model: nn.Module, exclude: Iterable[str] = ()) -> Groups:
+    def parse(
+        cls, groups: Groups | str | Mapping[str, str], model: nn.Module, exclude: Iterable[str] = ()
+    ) -> Groups:
         """Groups as given, or from a short name: 'tensor', 'layer', 'consecutive(128)', or {name: regex}."""
         if isinstance(groups, Groups):
             return groups
@@ -139,7 +151,9 @@ class Groups:
 
 def _compile(patterns: Iterable[str]) -> list[re.Pattern[str]]:
     if isinstance(patterns, str):
-        raise WhenceError(f"expected a list of regular expressions, got the string {patterns!r}: write [{patterns!r}]")
+        raise WhenceError(
+            f"expected a list of regular expressions, got the string {patterns!r}: write [{patterns!r}]"
+        )
     out = []
     for p in patterns:
         try:

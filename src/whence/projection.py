@@ -55,9 +55,13 @@ class Spec:
         if kind not in ("none", "kron", "sjlt", "dense"):
             raise unknown("projection", kind, ("none", "kron", "sjlt", "dense"))
         if law not in ("rademacher", "normal") or (match[3] and kind != "dense"):
-            raise WhenceError(f"projection {text!r}: only 'dense(k, normal)' and 'dense(k, rademacher)' name a law")
+            raise WhenceError(
+                f"projection {text!r}: only 'dense(k, normal)' and 'dense(k, rademacher)' name a law"
+            )
         if (size < 1) != (kind == "none"):
-            raise WhenceError(f"projection {text!r}: expected 'none' or a size of at least 1, as in 'kron(16)'")
+            raise WhenceError(
+                f"projection {text!r}: expected 'none' or a size of at least 1, as in 'kron(16)'"
+            )
         return cls(kind, size, law)
 
     def __str__(self) -> str:

@@ -6,7 +6,6 @@ import torch
 from cases import BY_NAME, CASES
 from oracles import TOLERANCE, assert_features, collect, explicit, plan, slow_gradients, ways
 
-
 EVERY = [
     pytest.param(
         case,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -34,7 +34,7 @@ class Clock:
         self.steps: list[Step] = []
 
     @contextmanager
-    def step(self, name: str, note: str = "") -> Iterator[None]:
+    def step(self, name: str, note: str = "") -> Generator[None]:
         console.say(f"[bold]{name}[/] …")
         started = time.perf_counter()
         yield

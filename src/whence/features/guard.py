@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import nn
 
 
 @contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
+def untouched(model: nn.Module) -> Generator[None]:
     """Inside: eval mode and no parameter requires grad. After, whatever happened: all as before.
 
     Restores train/eval mode of every module, requires_grad and .grad of every parameter, every buffer (the

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 @contextmanager
-def channels_last(model: nn.Module) -> Iterator[None]:
+def channels_last(model: nn.Module) -> Generator[None]:
     """Inside: 2-d convolutions of a CPU model run channels-last. After: every weight is the tensor it was.
 
     Inputs are converted in front of each convolution; all but the first come in the right order already.

@@ -123,8 +123,9 @@ class _Planner:
         if not self._close(a, b):
             worst = int((a - b).abs().nan_to_num().argmax())
             raise WhenceError(
-                f"the {self.measure} of example {self.ids[worst]} is {alone[worst]:.6g} alone but {float(b[worst]):.6g} "
-                "in a batch: features of an example must not depend on its batch mates or on random numbers. "
+                f"the {self.measure} of example {self.ids[worst]} is {alone[worst]:.6g} alone but "
+                f"{float(b[worst]):.6g} in a batch: features of an example must not depend on its "
+                "batch mates or on random numbers. "
                 "Look for a mean over the batch, batch statistics, unmasked padding, or sampling in the model"
             )
 

@@ -25,7 +25,9 @@ class Task:
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         raise TypeError(f"{type(self).__name__} defines no loss(model, batch) -> (B,) tensor")
 
-    def measure(self, model: nn.Module, batch: Any, *, name: str = "loss", ids: Sequence[int] | None = None) -> Tensor:
+    def measure(
+        self, model: nn.Module, batch: Any, *, name: str = "loss", ids: Sequence[int] | None = None
+    ) -> Tensor:
         """What is differentiated; `name` is the method's choice, `ids` are the examples' positions."""
         if name != "loss":
             raise unknown(f"measure of {type(self).__name__}", name, ["loss"])

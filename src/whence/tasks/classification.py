@@ -47,7 +47,9 @@ class Classification(Task):
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         logits, labels = self.logits(model, batch), self.split(batch)[1]
         if labels.is_floating_point():
-            raise WhenceError(f"labels of type {labels.dtype}: expected class numbers. For others, subclass Task")
+            raise WhenceError(
+                f"labels of type {labels.dtype}: expected class numbers. For others, subclass Task"
+            )
         if logits.dim() != 2 or labels.shape != logits.shape[:1]:
             raise WhenceError(
                 f"logits of shape {tuple(logits.shape)} for labels of shape {tuple(labels.shape)}: "

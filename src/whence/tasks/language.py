@@ -30,7 +30,9 @@ class CausalLM(Task):
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         if not isinstance(batch, Mapping) or "input_ids" not in batch:
-            raise WhenceError("a language-modelling batch is a dict with 'input_ids' (and attention_mask, labels)")
+            raise WhenceError(
+                "a language-modelling batch is a dict with 'input_ids' (and attention_mask, labels)"
+            )
         ids, mask = batch["input_ids"], batch.get("attention_mask")
         labels = batch.get("labels")
         if labels is None:
@@ -39,7 +41,9 @@ class CausalLM(Task):
         logits = getattr(output, "logits", output)  # (B, T, V)
         # Shift the labels, not the logits: no copy of the largest tensor.
         target = F.pad(labels[:, 1:], (0, 1), value=IGNORE)  # (B, T)
-        per_token = F.cross_entropy(logits.flatten(0, 1), target.flatten(), ignore_index=IGNORE, reduction="none")
+        per_token = F.cross_entropy(
+            logits.flatten(0, 1), target.flatten(), ignore_index=IGNORE, reduction="none"
+        )
         per_token = per_token.view(target.shape)
         if self.reduction == "sum":
             return per_token.sum(1)
@@ -50,13 +54,17 @@ class CausalLM(Task):
         """Pads on the right; the padding is masked and carries no loss."""
         for i, e in enumerate(examples):
             if set(e) != set(examples[0]):
-                raise WhenceError(f"example {i} of a batch has {sorted(e)}, the first {sorted(examples[0])}: expected the same")
+                raise WhenceError(
+                    f"example {i} of a batch has {sorted(e)}, the first {sorted(examples[0])}: expected the same"
+                )
         columns = {k: [torch.as_tensor(e[k]) for e in examples] for k in examples[0]}
         ragged = len({len(x) for x in columns["input_ids"]}) > 1
         if ragged and "attention_mask" not in columns:
             columns["attention_mask"] = [torch.ones_like(x) for x in columns["input_ids"]]
         fill = {"labels": IGNORE}
         return {
-            k: pad_sequence(v, batch_first=True, padding_value=fill.get(k, 0)) if v[0].dim() else torch.stack(v)
+            k: pad_sequence(v, batch_first=True, padding_value=fill.get(k, 0))
+            if v[0].dim()
+            else torch.stack(v)
             for k, v in columns.items()
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -40,22 +40,23 @@ class Rule:
         raise TypeError(f"{type(self).__name__} defines no backward")
 
 
-_RULES: dict[type[nn.Module], type[Rule]] = {}
+R = TypeVar("R", bound=type[Rule])
+_RULES: dict[type, type[Rule]] = {}
 _LOOKALIKES: list[tuple[Callable[[nn.Module], bool], type[Rule]]] = []
 
 
-def register(*types: type[nn.Module]) -> Callable[[type[Rule]], type[Rule]]:
-    def add(rule: type[Rule]) -> type[Rule]:
+def register(*types: type[nn.Module]) -> Callable[[R], R]:
+    def add(rule: R) -> R:
         _RULES.update(dict.fromkeys(types, rule))
         return rule
 
     return add
 
 
-def register_where(test: Callable[[nn.Module], bool]) -> Callable[[type[Rule]], type[Rule]]:
+def register_where(test: Callable[[nn.Module], bool]) -> Callable[[R], R]:
     """For classes of libraries that are not imported here: recognised by name and attributes."""
 
-    def add(rule: type[Rule]) -> type[Rule]:
+    def add(rule: R) -> R:
         _LOOKALIKES.append((test, rule))
         return rule
 
@@ -64,9 +65,9 @@ def register_where(test: Callable[[nn.Module], bool]) -> Callable[[type[Rule]], 
 
 def rule_for(module: nn.Module) -> type[Rule] | None:
     """The rule for this module. A subclass with a forward of its own may compute something else: no rule."""
-    base = next((cls for cls in type(module).__mro__ if cls in _RULES), None)
-    if base is not None:
-        rule = _RULES[base] if type(module).forward is base.forward else None
+    known: type | None = next((cls for cls in type(module).__mro__ if cls in _RULES), None)
+    if known is not None:
+        rule = _RULES[known] if type(module).forward is getattr(known, "forward", None) else None
     else:
         rule = next((rule for test, rule in _LOOKALIKES if test(module)), None)
     return rule if rule is not None and rule.covers(module) else None
