@@ -25,7 +25,8 @@ It rises. A query with ρ_q < 0 enters H with |ρ_q|, and b makes up for it so t
 gradient. H is then positive semi-definite, the quadratic model is convex with slope −∇J at w, and the step
 to its minimiser is a direction of ascent; a line search takes as much of it as raises J. Selecting anew
 cannot lower F either, since the k largest scores are those with the largest mean. There are finitely many
-selections, so this ends, at a point that satisfies the first-order conditions of the true objective.
+selections, so this ends, at a point that satisfies the first-order conditions of the true objective; the
+code also stops when a new selection has raised J by less than a millionth.
 """
 
 from __future__ import annotations
@@ -175,7 +176,7 @@ class _Goal:
 def _ratios(a: Array, w: Array, gw: Array) -> tuple[Array, Array]:
     """ρ_q and 1/n_q of each query, both 0 for a query whose scores are all zero."""
     squares = gw @ w  # (Q',)
-    inverse = np.where(squares > 0, 1 / np.sqrt(np.where(squares > 0, squares, 1)), 0)
+    inverse = 1 / np.sqrt(np.where(squares > 0, squares, np.inf))
     return (a @ w) * inverse, inverse
 
 
