@@ -46,6 +46,12 @@ def test_bytes_are_predicted_for_tiny_shards(tmp_path):
     assert console.index_bytes(index.manifest) == pytest.approx(on_disk(index), rel=0.05)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_bytes_are_predicted_to_the_byte_but_for_headers(tmp_path, dtype):
+    index = toy.build(tmp_path / "i", 600, store_dtype=dtype, shard_batches=200)
+    assert console.index_bytes(index.manifest) == pytest.approx(on_disk(index), rel=0.002)
+
+
 def test_the_plan_comes_first(tmp_path, capsys):
     seen = []
 

@@ -10,6 +10,7 @@ import torch
 import toy
 from whence import Index, WhenceError
 from whence.index.store import ShardError, read_shard, write_shard
+from whence.tasks import Classification
 
 
 @pytest.fixture
@@ -138,7 +139,6 @@ def test_only_what_is_damaged_is_computed_again(index):
 
 def test_opening_holds_one_shard_at_a_time(tmp_path, monkeypatch):
     """The tensors of a shard are gone before the next shard is read."""
-    import gc
     import weakref
 
     from whence.index import checks
@@ -148,7 +148,6 @@ def test_opening_holds_one_shard_at_a_time(tmp_path, monkeypatch):
     def read(*args):
         nonlocal most
         tensors = read_shard(*args)
-        gc.collect()
         most = max(most, sum(r() is not None for r in alive))
         alive.append(weakref.ref(tensors["features"]))
         return tensors
@@ -172,6 +171,28 @@ def test_a_damaged_manifest(index):
         toy.build(index.folder)
         assert toy.content(index.folder) == whole
         assert [p.stat().st_mtime_ns for p in toy.shard_files(index)] == before  # none was computed again
+
+
+def test_batches_are_those_asked_for_also_when_resumed(tmp_path):
+    """Batches of another size round differently: a resumed build runs the very same ones."""
+    seen = []
+
+    class Watched(Classification):
+        def loss(self, model, batch):
+            seen.append(len(batch[0]))
+            return super().loss(model, batch)
+
+    def runs():
+        tries = [3, 1, 1, 1]  # batches that are tried first, to plan
+        out = [n for n in seen if n not in tries]
+        seen.clear()
+        return out
+
+    index = toy.build(tmp_path / "i", 24, task=Watched(), batch_size=5)
+    assert runs() == [5, 5, 5, 5, 4]
+    toy.shard_files(index)[1].unlink()
+    toy.build(tmp_path / "i", 24, task=Watched(), batch_size=5)
+    assert runs() == [5, 5]
 
 
 def test_the_shards_hold_no_time_and_no_place(tmp_path):

@@ -23,19 +23,19 @@ from whence.index import manifest as mf
 from whence.index.checkpoints import Checkpoint, loaded
 from whence.index.checks import changed_example, length_now, shard_path, to_signed
 from whence.index.folder import LOG, locked, prepare_folder
-from whence.index.store import DTYPES, TEMPORARY, ShardError, pack, read_shard, write_bytes, write_shard
+from whence.index.store import DTYPES, ShardError, pack, read_shard, write_bytes, write_shard
 from whence.tasks.base import Task
 
-SHARD_BYTES = 2**26
+SHARD_BYTES = 2**24  # in float32: what allocators hand out again and again without asking the system
 SHARD_BATCHES = 64  # at most this much work is lost to a kill
 
 Batches = Iterator[tuple[range, Any, list[str]]]
 Todo = list[tuple[int, slice]]  # shard number, its rows
 
 
-def shard_size(batch_size: int, width: int, dtype: str) -> int:
+def shard_size(batch_size: int, width: int) -> int:
     """Examples in a shard: a whole number of batches, so that a resumed build runs the very same batches."""
-    batches = SHARD_BYTES // max(1, batch_size * width * DTYPES[dtype].itemsize)
+    batches = SHARD_BYTES // max(1, 4 * batch_size * width)
     return batch_size * min(max(1, batches), SHARD_BATCHES)
 
 
@@ -103,8 +103,6 @@ class Builder:
             write_bytes(self.folder / "ids.json", (json.dumps(list(self.ids)) + "\n").encode())
         if not begun:
             write_bytes(self.folder / mf.FILE, self.manifest.to_json().encode())
-        for leftover in (self.folder / "shards").glob(f"*{TEMPORARY}"):
-            leftover.unlink()
 
     def _missing(self) -> dict[int, Todo]:
         """What is still to compute, by checkpoint; damaged shards are named and count as missing."""

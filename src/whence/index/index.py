@@ -23,7 +23,7 @@ from whence.index.build import Builder, shard_size
 from whence.index.checkpoints import Checkpoint, fingerprints, settled_weights
 from whence.index.queries import QueryFeatures, compute
 from whence.index.store import DTYPES, read_shard, unpack
-from whence.index.training import Training, gather
+from whence.index.training import Training
 from whence.kernels import Gram
 from whence.methods import Method
 from whence.scores import GroupScores, TrainSide
@@ -120,7 +120,7 @@ class Index:
                 task=mf.task_name(task),
                 examples=len(rows),
                 batch_size=batch_size,
-                shard_size=shard_size(batch_size, units[-1].stop, store_dtype),
+                shard_size=shard_size(batch_size, units[-1].stop),
                 store_dtype=store_dtype,
                 seed=seed,
                 on_bad=on_bad,
@@ -192,10 +192,20 @@ class Index:
         """(n, D) float32 features of shard s."""
         return unpack(self._shard(checkpoint, s), self.manifest.columns)
 
+    def blocks(self, s: int) -> list[Tensor]:
+        """The features of shard s under each checkpoint."""
+        return [self.block(c, s) for c in range(len(self.manifest.models))]
+
     def rows(self, which: Tensor) -> Tensor:
-        """(C, n, D) float32 features of the training examples `which`."""
-        each = range(len(self.manifest.models))
-        return gather(self.manifest.shards, lambda s: [self.block(c, s) for c in each], which)
+        """(C, n, D) float32 features of the training examples `which`, from the shards that hold them."""
+        out = torch.empty(len(self.manifest.models), len(which), self.manifest.width)
+        for s, rows in enumerate(self.manifest.shards):
+            here = ((which >= rows.start) & (which < rows.stop)).nonzero()[:, 0]
+            if len(here):
+                local = which[here] - rows.start
+                for c, block in enumerate(self.blocks(s)):
+                    out[c].index_copy_(0, here, block.index_select(0, local))
+        return out
 
     def extras(self, name: str, checkpoint: int = 0) -> Tensor:
         """A stored value of every example: "loss" (N,), "squares" (N, parameters), "skipped" (N,)."""

@@ -8,49 +8,63 @@ import torch
 from torch import Tensor
 
 from whence.errors import WhenceError
-from whence.index.training import Training
 from whence.methods import Method
-from whence.scores import GroupScores
 
 if TYPE_CHECKING:
     from whence.index.index import Index
     from whence.scores import WeightsLike
 
+_CHUNK = 2**23  # bytes: small enough to stay in cache from one operation to the next
 _DIAGONAL = 128  # pairs whose final scores are taken from one square block
 
 
 def self_influence(
     index: Index, method: Method, weights: WeightsLike, normalize_top: int | None, where: Tensor
 ) -> Tensor:
-    """(n,) for the examples `where`, gathered in parts that fit the memory budget."""
+    """(n,) for the examples `where`."""
     counts = where.dim() == 1 and len(where) > 0 and where.dtype in (torch.int64, torch.int32)
     if not counts or int(where.min()) < 0 or int(where.max()) >= len(index):
         raise WhenceError(
             f"subset must list examples by position, from 0 to {len(index) - 1} and at least one"
         )
-    m, training = index.manifest, index.training(method)
-    per_example = 4 * 4 * m.width * len(m.models)  # own features, weighted, K g(n), and room to multiply
+    own = _own(index, method, weights, where)
+    if normalize_top is None:
+        return own
+    total = _top_sums(index, method, weights, where, normalize_top)
     tiny = torch.finfo(torch.float32).tiny
-    out = []
-    for part in where.split(max(1, index.memory // per_example)):
-        scores = index.scores_of(method, index.rows(part), [""] * len(part))
-        own = _own(scores, training, part, weights)
-        if normalize_top is not None:
-            total = scores.top(normalize_top, weights).values.sum(1)
-            own = torch.where(total > tiny, own / total.clamp(min=tiny), 0.0)
-        out.append(own)
-    return torch.cat(out)
+    return torch.where(total > tiny, own / total.clamp(min=tiny), 0.0)
 
 
-def _own(scores: GroupScores, training: Training, which: Tensor, weights: WeightsLike) -> Tensor:
-    """The score of query i against training example which[i]."""
-    w = scores.weights(weights)
-    linear = (scores.scaled(w) * training.rows(which)).sum((0, 2))  # (n,)
-    if scores.method.linear:
-        return linear
-    # `final` is defined for blocks, entry by entry: of small square ones the diagonal is what is asked for.
-    out = torch.empty_like(linear)
-    for start in range(0, len(which), _DIAGONAL):
-        at = slice(start, min(start + _DIAGONAL, len(which)))
-        out[at] = scores.finish(linear[at].diag(), w, at, which[at]).diagonal()
+def _own(index: Index, method: Method, weights: WeightsLike, where: Tensor) -> Tensor:
+    """τ(i, i), shard by shard: one pass over the features and one over K g(n)."""
+    training, out = index.training(method), torch.empty(len(where))
+    step = max(1, _CHUNK // (4 * index.manifest.width * len(index.manifest.models)))
+    step = step if method.linear else min(step, _DIAGONAL)
+    for s, rows in enumerate(training.cuts):
+        here = ((where >= rows.start) & (where < rows.stop)).nonzero()[:, 0]
+        if not len(here):
+            continue
+        features, transformed = index.blocks(s), training.block(s)
+        for part in here.split(step):
+            local = where[part] - rows.start
+            q = torch.stack([f.index_select(0, local) for f in features])
+            n = torch.stack([t.index_select(0, local) for t in transformed])
+            scores = index.scores_of(method, q, [""] * len(part))
+            w = scores.weights(weights)
+            linear = torch.linalg.vecdot(scores.scaled(w), n).sum(0)
+            if (
+                not method.linear
+            ):  # `final` is entry by entry: the diagonal of a square block is what is asked
+                linear = scores.finish(linear.diag(), w, slice(0, len(part)), where[part]).diagonal()
+            out[part] = linear
     return out
+
+
+def _top_sums(index: Index, method: Method, weights: WeightsLike, where: Tensor, m: int) -> Tensor:
+    """The sum of the m largest scores of each example, as many examples at a time as the budget holds."""
+    width = index.manifest.width * len(index.manifest.models)
+    out = []
+    for part in where.split(max(1, index.memory // (4 * 4 * width))):
+        scores = index.scores_of(method, index.rows(part), [""] * len(part))
+        out.append(scores.top(m, weights).values.sum(1))
+    return torch.cat(out)

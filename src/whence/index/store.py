@@ -25,7 +25,7 @@ class ShardError(WhenceError):
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """All of the file or none of it, also after a power cut."""
+    """All of the file or none of it, also after a power cut. What a kill leaves is overwritten next time."""
     temporary = path.with_name(path.name + TEMPORARY)
     try:
         with open(temporary, "wb") as f:

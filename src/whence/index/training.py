@@ -8,12 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from whence import console
 from whence.index.folder import locked
-from whence.index.store import DTYPES, TEMPORARY, ShardError, pack, read_shard, unpack, write_shard
+from whence.index.store import DTYPES, ShardError, pack, read_shard, unpack, write_shard
 from whence.kernels import Gram
 
 if TYPE_CHECKING:
@@ -41,23 +40,6 @@ class Training:
         if self._keep:
             self._kept[s] = parts
         return parts
-
-    def rows(self, which: Tensor) -> Tensor:
-        """(C, n, D) of the examples `which`; only the blocks that hold some are read."""
-        return gather(self.cuts, self.block, which)
-
-
-def gather(cuts: list[slice], block: Callable[[int], list[Tensor]], which: Tensor) -> Tensor:
-    out = None
-    for s, rows in enumerate(cuts):
-        here = (which >= rows.start) & (which < rows.stop)
-        if here.any():
-            parts = block(s)
-            out = torch.empty(len(parts), len(which), parts[0].shape[1]) if out is None else out
-            for c, part in enumerate(parts):
-                out[c, here] = part[which[here] - rows.start]
-    assert out is not None
-    return out
 
 
 def _reader(index: Index, kernel: Gram | None, checkpoint: int) -> Callable[[int], Tensor]:
@@ -111,8 +93,6 @@ class _Cache:
         with locked(self.folder, wait=True):
             if self._sound():  # another process was at it
                 return
-            for leftover in self.folder.glob(f"*{TEMPORARY}"):
-                leftover.unlink()
             m, seen = self.index.manifest, set()
             with console.progress("kernel", 2 * m.examples) as advance:
 

@@ -24,6 +24,10 @@ Block = tuple[slice, Callable[[], Tensor]]  # consecutive rows of Φ, and how to
 # damping of 0.1 stays below it up to 10,000 features.
 _ILL = 1e5
 
+# A_ii (A⁻¹)_ii is one over the part of column i that the others do not explain, whatever its units. Where they
+# explain all of it, rounding leaves 1e13 or more.
+_SINGULAR = 1e12
+
 
 @dataclass(frozen=True)
 class Gram:
@@ -50,7 +54,7 @@ class Gram:
                 "build with a smaller projection"
             )
         left = memory - need // 2
-        make = partial(_gram_primal, blocks, d) if primal else partial(_gram_dual, blocks, n, d, left)
+        make = partial(_gram_primal if primal else _gram_dual, blocks, d, left // 4)
         given = blocks[0][1]().dtype
         inverse = self._inverse(make, d, given)
         made = _apply_primal(blocks, inverse) if primal else _apply_dual(blocks, inverse, d, left)
@@ -77,31 +81,31 @@ class Gram:
         scale = gram.diagonal().clone()
         failed = torch.empty((), dtype=torch.int32)
         torch.linalg.cholesky_ex(gram, out=(gram, failed))
-        # What is left of a column that others explain is λ, or, without λ, what rounding made of zero.
-        unexplained = float((gram.diagonal().square() / scale).min())
-        if failed or unexplained < 10 * len(gram) * torch.finfo(torch.float64).eps:
+        if not failed:
+            torch.cholesky_inverse(gram, out=gram)
+        if failed or not float((gram.diagonal() * scale).max()) < _SINGULAR:
             raise WhenceError(
                 f"ΦᵀΦ + λI is singular at λ = {lam:.3g} ({len(gram):,} × {len(gram):,}): raise the damping"
             )
-        torch.cholesky_inverse(gram, out=gram)
         return gram.to(precision)
 
 
-def _gram_primal(blocks: Sequence[Block], d: int, precision: torch.dtype) -> Tensor:
+def _gram_primal(blocks: Sequence[Block], d: int, memory: int, precision: torch.dtype) -> Tensor:
     """ΦᵀΦ: products in `precision`, summed in float64."""
     gram = torch.zeros(d, d, dtype=torch.float64)
-    for _, read in blocks:
-        phi = read().to(precision)
+    for taken in _fitting(blocks, d, memory):  # the fewer sums of D × D the better
+        phi = _joined(taken).to(precision)
         gram += phi.T @ phi
     return gram
 
 
-def _gram_dual(blocks: Sequence[Block], n: int, d: int, memory: int, precision: torch.dtype) -> Tensor:
+def _gram_dual(blocks: Sequence[Block], d: int, memory: int, precision: torch.dtype) -> Tensor:
     """ΦΦᵀ: products in `precision`."""
+    n = blocks[-1][0].stop
     gram = torch.zeros(n, n, dtype=torch.float64)
     for taken in _fitting(blocks, d, memory):
         rows = slice(taken[0][0].start, taken[-1][0].stop)
-        phi = torch.cat([read() for _, read in taken]).to(precision)
+        phi = _joined(taken).to(precision)
         for cols, read in blocks:
             if cols.start < rows.stop:
                 part = (phi @ read().to(precision).T).double()
@@ -138,3 +142,8 @@ def _fitting(blocks: Sequence[Block], d: int, memory: int) -> Iterator[list[Bloc
             run = []
         run.append(block)
     yield run
+
+
+def _joined(run: list[Block]) -> Tensor:
+    parts = [read() for _, read in run]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
