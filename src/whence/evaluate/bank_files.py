@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import sys
 import zipfile
 import zlib
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from whence.errors import WhenceError
+from whence.files import write_atomically
 
 FORMAT = "whence bank 1"
 UNREADABLE = (
@@ -145,22 +145,3 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     with np.load(path, allow_pickle=False) as file:
         return {key: file[key] for key in file.files}
 
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Either the whole file is there after a crash, or none of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    if os.name == "posix":  # the new name must reach the disk too
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)

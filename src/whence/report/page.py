@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from whence.errors import WhenceError
+from whence.files import write_atomically
 from whence.report.html import Html, el
 from whence.report.mislabel import MislabelPanel, mislabel_section
 from whence.report.queries import QueryPanel, queries_section
@@ -93,18 +93,9 @@ class Page:
         content = self.html().encode("utf-8")
         # Through a link, the file behind it is replaced, not the link.
         target = Path(os.path.realpath(target))
-        partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with open(partial, "xb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(partial, target)
-            except BaseException:
-                partial.unlink(missing_ok=True)
-                raise
+            write_atomically(target, content)
         except OSError as error:
             raise WhenceError(f"cannot write the report to {str(path)!r}: {error}") from error
         return Path(path)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from whence.errors import WhenceError
+from whence.files import write_atomically
 
 _FORMAT = "whence weights"
 _VERSION = 1
@@ -117,17 +118,8 @@ class Weights:
             "provenance": self.provenance,
             "query_digests": self.query_digests,
         }
-        target = Path(path)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        try:
-            with open(temporary, "w", encoding="utf-8") as file:
-                json.dump(content, file, indent=1, ensure_ascii=False)
-                file.write("\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+        write_atomically(Path(path), text.encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Weights:
