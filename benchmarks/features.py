@@ -26,7 +26,6 @@ from whence.tasks import CausalLM, Classification
 
 RESULTS = Path(__file__).parent / "results" / "features.json"
 BATCH = {"resnet": 32, "gpt2": 8}
-BATCHES = {"resnet": 16, "gpt2": 12}
 
 
 def resnet() -> Setup:
@@ -35,8 +34,7 @@ def resnet() -> Setup:
     config = ResNetConfig(
         depths=[2, 2, 2, 2], hidden_sizes=[64, 128, 256, 512], layer_type="basic", num_labels=10
     )
-    n = BATCH["resnet"] * BATCHES["resnet"]
-    data = (torch.randn(n, 3, 32, 32), torch.randint(0, 10, (n,)))
+    data = (torch.randn(128, 3, 32, 32), torch.randint(0, 10, (128,)))
     return Setup(ResNetForImageClassification(config), Classification(), data)
 
 
@@ -46,8 +44,7 @@ def gpt2() -> Setup:
     config = GPT2Config(
         n_layer=6, n_embd=256, n_head=8, n_positions=256, vocab_size=8192, bos_token_id=0, eos_token_id=0
     )
-    n = BATCH["gpt2"] * BATCHES["gpt2"]
-    data = {"input_ids": torch.randint(0, 8192, (n, 256))}
+    data = {"input_ids": torch.randint(0, 8192, (32, 256))}
     return Setup(GPT2LMHeadModel(config), CausalLM(), data)
 
 
@@ -62,12 +59,13 @@ def peak_memory(case: str, what: str, rank: int) -> int:
 
 def print_peak(case: str, what: str, rank: int) -> None:
     setup = CASES[case]()
-    rows = Rows(setup.train_data, setup.task.collate)
+    rows, size = Rows(setup.train_data, setup.task.collate), BATCH[case]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if what == "plain":
-        bench.plain(setup, rows, BATCH[case])
+        for start in range(0, len(rows), size):
+            bench.plain(setup, rows.batch(range(start, start + size)))
     else:
-        bench.build(setup, rows, BATCH[case], rank)
+        bench.build(setup, rows, size, rank)
     print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
 
 
@@ -77,7 +75,7 @@ def main() -> None:
     )
     parser.add_argument("--case", choices=list(CASES))
     parser.add_argument("--rank", type=int)
-    parser.add_argument("--runs", type=int, default=15)
+    parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--peak", choices=["plain", "build"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -87,7 +85,7 @@ def main() -> None:
     rows = []
     for case in [options.case] if options.case else CASES:
         for rank in [options.rank] if options.rank else (16, 64):
-            cost = bench.measure(CASES[case](), rank, BATCH[case], options.runs, BATCHES[case])
+            cost = bench.measure(CASES[case](), rank, BATCH[case], options.runs)
             memory = {what: peak_memory(case, what, rank) for what in ("plain", "build")}
             rows.append({"case": case, "rank": rank, **cost.as_dict(), "peak_bytes": memory})
             print(f"{case} rank {rank}: {cost}")

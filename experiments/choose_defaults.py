@@ -18,9 +18,9 @@ from whence import Weights, learn_weights
 from whence.evaluate import Bank, lds
 from whence.methods import TRAK, TracIn
 
-KS = (1, 5, 10, 20, 50, 100, 400)
-DECAYS = {"fixed-point": (0.0, 0.03, 0.1, 0.3, 1.0, 3.0), "adamw": (0.0, 0.1, 0.5, 1.5)}
-BASES = {"TracIn": TracIn(), **{f"TRAK damping {d:g}": TRAK(damping=d) for d in (0.01, 0.1, 1.0, 10.0)}}
+KS = (1, 3, 5, 10, 50)
+DECAYS = {"fixed-point": (0.0, 0.03, 0.1, 0.3, 1.0), "adamw": (0.0, 0.5)}
+BASES = {"TracIn": TracIn(), **{f"TRAK damping {d:g}": TRAK(damping=d) for d in (0.1, 1.0)}}
 
 
 def held_out(weights: list[Weights | None], pairs: list, retrained: Bank) -> float:
@@ -48,7 +48,7 @@ def main() -> None:
             results[f"{architecture} {name}"] = {"unweighted": base}
             print(f"{architecture} {name}: unweighted {base:.2f}", flush=True)
             for solver, k in product(DECAYS, KS):
-                if solver == "adamw" and k not in (5, 10, 50):
+                if solver == "adamw" and k not in (1, 5, 10):
                     continue
                 row = {
                     decay: held_out(

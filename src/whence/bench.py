@@ -1,19 +1,22 @@
 """What features cost: `Index.build` as a ratio to one plain training pass over the same examples.
 
-Three things are timed in turn, over and over, so that noise of the machine hits all alike:
+One index is built; in front of every batch of it two other passes over that batch are timed on a copy of the
+model, so that noise of the machine hits all three alike:
 
-    plain     forward and backward with all weights requiring grad: what one epoch of training costs at least
+    plain     forward and backward with all weights requiring grad: what training on it costs at least
     frozen    the same with frozen weights and no features: the floor under any feature pass
-    build     Index.build, everything included: planning, features, writing to disk
+    build     the time that Index.build takes until it asks for the next batch, with its share of the writing
+
+Planning (a few examples against autograd, fingerprints) is paid once for an index and reported apart.
 """
 
 from __future__ import annotations
 
+import copy
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +24,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from whence import console
-from whence.data import Rows, to_device
+from whence.data import Collate, Rows, to_device
+from whence.errors import WhenceError
 from whence.features.collector import Source
 from whence.features.guard import untouched
 from whence.features.layers import rule_for
+from whence.features.plan import EXAMPLES
 from whence.features.units import placement
 from whence.index import Index
 from whence.methods import TracIn
@@ -34,12 +38,13 @@ from whence.setup import Setup
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of every run, (runs,) each."""
+    """Seconds of every batch, (runs,) each, and of the planning before the first."""
 
-    examples: int
+    batch_size: int
     plain: np.ndarray
     frozen: np.ndarray
     build: np.ndarray
+    planning: float
 
     @property
     def ratio(self) -> float:
@@ -55,7 +60,7 @@ class Cost:
         return float(np.median((self.build - self.frozen) / self.plain))
 
     def interval(self) -> tuple[float, float]:
-        """A 95 % interval of the median ratio, by bootstrap over the runs."""
+        """A 95 % interval of the median ratio, by bootstrap over the batches."""
         ratios, rng = self.build / self.plain, np.random.default_rng(0)
         medians = np.median(rng.choice(ratios, (2000, len(ratios))), axis=1)
         return float(np.quantile(medians, 0.025)), float(np.quantile(medians, 0.975))
@@ -67,56 +72,82 @@ class Cost:
             "interval95": [round(low, 3), round(high, 3)],
             "floor": round(self.floor, 3),
             "overhead": round(self.overhead, 3),
-            "plain_seconds": round(float(np.median(self.plain)), 3),
-            "examples": self.examples,
+            "plain_seconds_per_batch": round(float(np.median(self.plain)), 4),
+            "planning_seconds": round(self.planning, 3),
+            "batch_size": self.batch_size,
             "runs": len(self.plain),
         }
 
     def __str__(self) -> str:
         low, high = self.interval()
-        per_second = self.examples / float(np.median(self.build))
+        per_second = self.batch_size / float(np.median(self.build))
         return (
-            f"features cost {self.ratio:.2f} of a plain pass [{low:.2f}, {high:.2f}], the frozen floor is "
-            f"{self.floor:.2f}, the overhead over it {self.overhead:.2f} ({per_second:,.0f} examples/s, "
-            f"{len(self.plain)} interleaved runs over {self.examples} examples)"
+            f"features cost {self.ratio:.2f} of a plain pass [{low:.2f}, {high:.2f}]; the frozen floor is "
+            f"{self.floor:.2f}, the overhead over it {self.overhead:.2f}; {per_second:,.0f} examples/s after "
+            f"{self.planning:.1f} s of planning ({len(self.plain)} interleaved batches of {self.batch_size})"
         )
 
 
-def measure(setup: Setup, rank: int = 16, batch_size: int = 32, runs: int = 15, batches: int = 16) -> Cost:
-    """Time the three passes on the first `batches` batches of the training data."""
-    whole = Rows(setup.train_data, setup.collate or setup.task.collate)
-    count = min(batches * batch_size, len(whole))
-    rows = Rows([whole[i] for i in range(count)], whole.collate)
-    passes: dict[str, Callable[[], None]] = {
-        "plain": lambda: plain(setup, rows, batch_size),
-        "frozen": lambda: frozen(setup, rows, batch_size),
-        "build": lambda: build(setup, rows, batch_size, rank),
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in passes}
-    with console.progress("runs", runs + 1) as advance:
-        for turn in range(runs + 1):  # the first turn warms up
-            for name, run in passes.items():
-                started = time.perf_counter()
-                run()
-                if turn:
-                    seconds[name].append(time.perf_counter() - started)
-            advance(1)
-    return Cost(count, **{name: np.array(s) for name, s in seconds.items()})
+class _Interleaved:
+    """A collate function that times the other passes whenever the build asks for a batch."""
+
+    def __init__(self, setup: Setup, batch_size: int) -> None:
+        self.collate = setup.collate or setup.task.collate
+        self.setup = replace(setup, model=copy.deepcopy(setup.model))
+        self.batch_size = batch_size
+        self.seconds: dict[str, list[float]] = {"plain": [], "frozen": [], "build": []}
+        self.resumed: float | None = None
+        self.started = time.perf_counter()
+        self.planning = 0.0
+
+    def __call__(self, examples: list[Any]) -> Any:
+        batch = self.collate(examples)
+        if len(examples) != self.batch_size:  # planning
+            return batch
+        now = time.perf_counter()
+        if self.resumed is None:
+            self.planning = now - self.started
+        else:
+            self.seconds["build"].append(now - self.resumed)
+        for name, run in (("plain", plain), ("frozen", frozen)):
+            begun = time.perf_counter()
+            run(self.setup, batch)
+            self.seconds[name].append(time.perf_counter() - begun)
+        self.resumed = time.perf_counter()
+        return batch
+
+    def cost(self, ended: float) -> Cost:
+        """Without the first batch, which warms up; what followed the last one is writing, shared by all."""
+        assert self.resumed is not None
+        tail = ended - self.resumed
+        build = np.array(self.seconds["build"][1:])
+        writing = max(0.0, tail - float(np.median(build)))
+        build = np.append(build, tail - writing) + writing / (len(build) + 2)
+        others = {n: np.array(self.seconds[n][1:]) for n in ("plain", "frozen")}
+        return Cost(self.batch_size, **others, build=build, planning=self.planning)
 
 
-def plain(setup: Setup, rows: Rows, batch_size: int) -> None:
+def measure(setup: Setup, rank: int = 16, batch_size: int = 32, runs: int = 15) -> Cost:
+    """Build an index of `runs` + 1 batches of the training data, repeated if there are fewer."""
+    if batch_size <= EXAMPLES:
+        raise WhenceError(f"batch_size {batch_size}: expected at least {EXAMPLES + 1} to measure batches")
+    data = Rows(setup.train_data)
+    rows = [data[i % len(data)] for i in range((runs + 1) * batch_size)]
+    interleaved = _Interleaved(setup, batch_size)
+    build(setup, rows, batch_size, rank, interleaved)
+    return interleaved.cost(time.perf_counter())
+
+
+def plain(setup: Setup, batch: Any) -> None:
     model, (device, _) = setup.model, placement(setup.model)
     trained = [p for p in model.parameters() if p.requires_grad]
     with untouched(model):
         for p in trained:
             p.requires_grad_(True)
-        for batch in _batches(rows, batch_size):
-            for p in trained:
-                p.grad = None
-            setup.task.loss(model, to_device(batch, device)).sum().backward()
+        setup.task.loss(model, to_device(batch, device)).sum().backward()
 
 
-def frozen(setup: Setup, rows: Rows, batch_size: int) -> None:
+def frozen(setup: Setup, batch: Any) -> None:
     model, (device, _) = setup.model, placement(setup.model)
     anchor = torch.zeros((), device=device, requires_grad=True)
 
@@ -131,29 +162,26 @@ def frozen(setup: Setup, rows: Rows, batch_size: int) -> None:
     handles = [m.register_forward_hook(start_graph) for m in held]
     try:
         with untouched(model):
-            for batch in _batches(rows, batch_size):
-                loss = setup.task.loss(model, to_device(batch, device)).sum()
-                torch.autograd.grad(loss, anchor, allow_unused=True)
+            loss = setup.task.loss(model, to_device(batch, device)).sum()
+            torch.autograd.grad(loss, anchor, allow_unused=True)
     finally:
         for handle in handles:
             handle.remove()
 
 
-def build(setup: Setup, rows: Rows, batch_size: int, rank: int) -> None:
+def build(setup: Setup, data: Any, batch_size: int, rank: int, collate: Collate | None = None) -> None:
+    """An index in a temporary folder."""
     folder = tempfile.mkdtemp(prefix="whence-bench-")
     try:
         Index.build(
             setup.model,
             setup.task,
-            rows,
+            data,
             Path(folder) / "index",
             method=TracIn(projection=f"kron({rank})"),
             batch_size=batch_size,
+            collate=collate,
             progress=False,
         )
     finally:
         shutil.rmtree(folder)
-
-
-def _batches(rows: Rows, batch_size: int) -> list[Any]:
-    return [rows.batch(range(a, min(a + batch_size, len(rows)))) for a in range(0, len(rows), batch_size)]
