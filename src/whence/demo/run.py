@@ -24,6 +24,7 @@ from whence.tasks import Classification
 from whence.weights import Weights, learn_weights
 
 SHOWN = 12  # queries on the page
+NAMES = {"tracin": "TracIn", "trak": "TRAK"}
 NORMALIZE_TOP = 10  # of self-influence, as the paper does for ResNets
 
 
@@ -77,7 +78,7 @@ def run(out: Path, method: str = "trak", seed: int = 0) -> Path:
         labels = _mislabelled(index, weights, data)
     page = Page(
         "Which training digits made it say that?",
-        f"A ResNet trained on 4,000 handwritten digits, {method} attributions, and weights learned without labels",
+        f"A ResNet trained on 4,000 handwritten digits, {NAMES.get(method, method)} attributions, and weights learned without labels",
         cards=_cards(data, labels, right, clock),
         queries=panels,
         weights=weights_panel(
