@@ -78,7 +78,8 @@ def run(out: Path, method: str = "trak", seed: int = 0) -> Path:
         labels = _mislabelled(index, weights, data)
     page = Page(
         "Which training digits made it say that?",
-        f"A ResNet trained on 4,000 handwritten digits, {NAMES.get(method, method)} attributions, and weights learned without labels",
+        f"A ResNet trained on 4,000 handwritten digits, {NAMES.get(method, method)} attributions, "
+        "and weights learned without labels",
         cards=_cards(data, labels, right, clock),
         queries=panels,
         weights=weights_panel(
