@@ -14,6 +14,8 @@ from whence.methods import TRAK, TracIn
 from whence.projection import Projection
 from whence.tasks import Classification, Task
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 # --- ridge regression -------------------------------------------------------------------------------------
 
 N, D, Q, RIDGE = 40, 6, 5, 1.7

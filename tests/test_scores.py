@@ -14,6 +14,8 @@ from whence.methods import TRAK, TracIn
 from whence.scores import TrainSide, _stable_top
 from whence.weights.source import Source
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SIZES = [3, 1, 4, 2, 5]  # of the units
 UNITS = ["a.weight", "a.bias", "b.weight", "b.bias", "c"]
 LAYERS = Groups({"a": ("a.weight", "a.bias"), "b": ("b.weight", "b.bias"), "c": ("c",)})

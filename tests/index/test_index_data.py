@@ -13,6 +13,8 @@ from whence import Index, WhenceError
 from whence.index import checks, manifest
 from whence.tasks import Classification
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 class Examples(torch.utils.data.Dataset):
     """A list of (x, y), with something that happens when example i is read for the nth time."""

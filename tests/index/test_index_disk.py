@@ -17,6 +17,8 @@ from whence import Index, WhenceError
 from whence.index import store
 from whence.index.folder import locked
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 class FullDisk:
     """Takes so many bytes, then raises what a full disk raises, in the middle of a write or when flushing."""

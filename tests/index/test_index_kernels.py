@@ -17,6 +17,8 @@ from whence.index import store, training
 from whence.kernels import Gram
 from whence.methods import TRAK
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 QUERIES = toy.data(4, seed=3)
 
 

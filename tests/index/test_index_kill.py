@@ -9,6 +9,8 @@ import pytest
 
 import toy
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 HERE = Path(__file__).parent
 
 

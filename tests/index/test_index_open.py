@@ -11,6 +11,8 @@ import whence
 from whence import Groups, Index, WhenceError
 from whence.tasks import Classification
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 def refused(said, index, **given):
     with pytest.raises(WhenceError, match=f"was made from something else. What differs: {said}"):

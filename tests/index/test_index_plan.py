@@ -13,6 +13,8 @@ import toy
 import whence
 from whence import console
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 def said(capsys) -> str:
     return capsys.readouterr().err

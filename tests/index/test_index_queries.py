@@ -9,6 +9,8 @@ from whence import Index, WhenceError
 from whence.methods import TRAK
 from whence.tasks import Classification
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 class Counting(Classification):
     """A task that counts how often the model is run."""

@@ -7,6 +7,8 @@ import toy
 from whence import Weights, WhenceError
 from whence.methods import TRAK, TracIn
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 METHODS = [
     TracIn(projection="none"),
     TracIn(projection="none", cosine=True),

@@ -12,6 +12,8 @@ from whence import Index, WhenceError
 from whence.index.store import ShardError, read_shard, write_shard
 from whence.tasks import Classification
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.fixture
 def index(tmp_path):

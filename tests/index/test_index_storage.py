@@ -11,6 +11,8 @@ from whence import WhenceError
 from whence.index.store import DTYPES, pack, unpack
 from whence.tasks import Classification, Task
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 COLUMNS = [slice(0, 3), slice(3, 4), slice(4, 40)]
 ROUNDING = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a unit in the last place
 

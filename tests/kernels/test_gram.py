@@ -9,6 +9,8 @@ from whence import WhenceError
 from whence.kernels import Gram
 from whence.kernels import gram as gram_module
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 GIB = 2**30
 
 
