@@ -22,7 +22,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import toy
-from whence.index import store
+from whence import files
 
 STEPS = ("opened", "half written", "written", "synced", "renamed")
 TIMED = 22  # kills at random moments, at least
@@ -80,7 +80,7 @@ def die_at(step: str, count: int) -> None:
         replace(a, b)
         reached("renamed")
 
-    store.open = File
+    files.open = File
     os.fsync, os.replace = sync, replaced
 
 

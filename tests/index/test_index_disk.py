@@ -13,8 +13,7 @@ import pytest
 import torch
 
 import toy
-from whence import Index, WhenceError
-from whence.index import store
+from whence import Index, WhenceError, files
 from whence.index.folder import locked
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -25,7 +24,7 @@ class FullDisk:
 
     def __init__(self, monkeypatch, room, at):
         self.room, self.at = room, at
-        monkeypatch.setattr(store, "open", self.open, raising=False)
+        monkeypatch.setattr(files, "open", self.open, raising=False)
         monkeypatch.setattr(os, "fsync", self.fsync)
 
     def open(self, path, mode):

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import IO
 
 from whence.errors import WhenceError
+from whence.files import PARTIAL
 from whence.index.manifest import FILE
-from whence.index.store import TEMPORARY
 
 LOG = "log.jsonl"
 LOCK = ".lock"
-_OURS = {"shards", "kernels", "ids.json", LOCK, LOG, f"ids.json{TEMPORARY}", f"{FILE}{TEMPORARY}"}
+_OURS = {"shards", "kernels", "ids.json", LOCK, LOG, f"ids.json{PARTIAL}", f"{FILE}{PARTIAL}"}
 _ORPHANS = 20.0  # seconds that worker processes may outlive a killed builder, lock in hand
 
 

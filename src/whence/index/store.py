@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,9 +13,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from whence.errors import WhenceError
+from whence.files import write_atomically
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-TEMPORARY = ".partial"
 
 
 class ShardError(WhenceError):
@@ -25,31 +23,14 @@ class ShardError(WhenceError):
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """All of the file or none of it, also after a power cut. What a kill leaves is overwritten next time."""
-    temporary = path.with_name(path.name + TEMPORARY)
+    """All of the file or none of it. What a kill leaves is overwritten next time."""
     try:
-        with open(temporary, "wb") as f:
-            f.write(content)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
+        write_atomically(path, content)
     except OSError as e:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise WhenceError(
             f"cannot write {path} ({e.strerror}): nothing half-written is left behind. Make room for "
             f"{len(content):,} bytes there and run the same call again, it goes on where it stopped"
         ) from e
-
-
-def _sync_folder(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        fd = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
 
 
 def write_shard(path: Path, owner: str, tensors: Mapping[str, Tensor], place: str | None = None) -> None:
