@@ -8,6 +8,7 @@ import os
 import platform
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -128,22 +129,32 @@ class Builder:
         return todo
 
     def _fill(self, collect: Collector, c: int, todo: Todo, advance: console.Advance) -> None:
-        step, columns = self.manifest.batch_size, self.manifest.columns
+        step = self.manifest.batch_size
         cuts = [[range(a, min(a + step, r.stop)) for a in range(r.start, r.stop, step)] for _, r in todo]
         stream = self.rows.batches([cut for shard in cuts for cut in shard], self.num_workers)
-        for (s, _), shard in zip(todo, cuts):
-            parts: list[dict[str, Tensor]] = []
-            for _ in shard:
-                where, batch, digests = self._next(stream)
-                parts.append(self._batch(collect, where, batch, digests))
-                advance(len(where))
-            whole = {k: torch.cat([p[k] for p in parts]) for k in parts[0]}
-            if c:
-                self._check_same(s, whole["digest"])
-            features = whole.pop("features")
-            whole["squares"] = torch.stack([features[:, x].square().sum(1) for x in columns], 1)
-            whole |= pack(features, columns, DTYPES[self.manifest.store_dtype])
-            write_shard(shard_path(self.folder, c, s), self.manifest.id, whole)
+        with ThreadPoolExecutor(1) as writer:  # hashing and the disk work while the next shard is computed
+            written: list[Future[None]] = []
+            for (s, _), shard in zip(todo, cuts):
+                parts: list[dict[str, Tensor]] = []
+                for _ in shard:
+                    where, batch, digests = self._next(stream)
+                    parts.append(self._batch(collect, where, batch, digests))
+                    advance(len(where))
+                whole = {k: torch.cat([p[k] for p in parts]) for k in parts[0]}
+                if c:
+                    self._check_same(s, whole["digest"])
+                if written:
+                    written.pop().result()
+                path = shard_path(self.folder, c, s)
+                written.append(writer.submit(self._write, path, whole))
+            for last in written:
+                last.result()
+
+    def _write(self, path: Path, whole: dict[str, Tensor]) -> None:
+        columns, features = self.manifest.columns, whole.pop("features")
+        whole["squares"] = torch.stack([features[:, x].square().sum(1) for x in columns], 1)
+        whole |= pack(features, columns, DTYPES[self.manifest.store_dtype])
+        write_shard(path, self.manifest.id, whole)
 
     def _next(self, stream: Batches) -> tuple[range, Any, list[str]]:
         try:

@@ -151,7 +151,7 @@ def brief(old: Any, new: Any) -> str:
 def model_fingerprint(state: Mapping[str, Tensor] | nn.Module) -> str:
     """A digest of all weights and buffers, by name."""
     tensors = state.state_dict() if isinstance(state, nn.Module) else state
-    h = hashlib.blake2b(digest_size=16)
+    h = hashlib.sha256()
     for name in sorted(tensors):
         h.update(name.encode())
         _feed(h.update, tensors[name])
