@@ -25,6 +25,7 @@ from whence.tasks import CausalLM, Classification
 
 RESULTS = Path(__file__).parent / "results" / "features.json"
 BATCH = {"resnet": 32, "gpt2": 8}
+BATCHES = {"resnet": 4, "gpt2": 2}  # of one run
 
 
 def resnet() -> Setup:
@@ -81,7 +82,7 @@ def main() -> None:
     )
     parser.add_argument("--case", choices=list(CASES))
     parser.add_argument("--rank", type=int)
-    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--runs", type=int, default=15)
     parser.add_argument("--peak", choices=["plain", "build"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.manual_seed(0)
@@ -91,7 +92,7 @@ def main() -> None:
     rows = []
     for case in [options.case] if options.case else CASES:
         for rank in [options.rank] if options.rank else (16, 64):
-            cost = bench.measure(CASES[case](), rank, BATCH[case], options.runs)
+            cost = bench.measure(CASES[case](), rank, BATCH[case], options.runs, BATCHES[case])
             memory = {what: peak_memory(case, what, rank) for what in ("plain", "build")}
             rows.append({"case": case, "rank": rank, **cost.as_dict(), "peak_bytes": memory})
             print(f"{case} rank {rank}: {cost}")

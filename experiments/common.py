@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,12 @@ METHODS: dict[str, Method] = {"TracIn": TracIn(), "TRAK": TRAK()}
 
 
 def attributed(architecture: str, corrupted: float = 0.0) -> tuple[Index, Digits]:
-    """A model trained on all 4,000 digits and the index of its gradients, kept in runs/ between commands."""
+    """A model trained on all 4,000 digits and the index of its gradients, built anew in runs/ in seconds."""
     data = digits(corrupted)
     torch.set_num_threads(1)  # one thread trains and indexes the same bits on every machine of a kind
     model = train(architecture, *data.train)
-    folder = HERE / "runs" / f"mnist-{architecture}-{corrupted:g}"
+    folder = HERE / "runs" / f"{Path(sys.argv[0]).stem}-{architecture}"
+    shutil.rmtree(folder, ignore_errors=True)
     return Index.build(model, Classification(), data.train, folder, method=TracIn(), batch_size=64), data
 
 

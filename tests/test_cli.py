@@ -118,7 +118,7 @@ def test_report_shows_queries_and_both_ways(built):
 
 def test_bench_tells_a_ratio(project):
     text = run("bench", f"{project}:make", "--batch-size", 30, "--runs", 2)
-    assert "of a plain pass" in text and "2 interleaved batches of 30" in text
+    assert "of a plain pass" in text and "2 interleaved runs over 120 examples" in text
 
 
 @pytest.mark.parametrize(

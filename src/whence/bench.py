@@ -1,22 +1,20 @@
 """What features cost: `Index.build` as a ratio to one plain training pass over the same examples.
 
-One index is built; in front of every batch of it two other passes over that batch are timed on a copy of the
-model, so that noise of the machine hits all three alike:
+Three passes over a few batches are timed in turn, over and over, so that noise of the machine hits all alike:
 
-    plain     forward and backward with all weights requiring grad: what training on it costs at least
+    plain     forward and backward with all weights requiring grad: what training on them costs at least
     frozen    the same with frozen weights and no features: the floor under any feature pass
-    build     the time that Index.build takes until it asks for the next batch, with its share of the writing
+    build     Index.build from its first batch to its end, writing included
 
 Planning (a few examples against autograd, fingerprints) is paid once for an index and reported apart.
 """
 
 from __future__ import annotations
 
-import copy
 import shutil
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from whence import console
 from whence.data import Collate, Rows, to_device
 from whence.errors import WhenceError
 from whence.features.collector import Source
@@ -38,13 +37,13 @@ from whence.setup import Setup
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of every batch, (runs,) each, and of the planning before the first."""
+    """Seconds of every run, (runs,) each."""
 
-    batch_size: int
+    examples: int
     plain: np.ndarray
     frozen: np.ndarray
     build: np.ndarray
-    planning: float
+    planning: np.ndarray
 
     @property
     def ratio(self) -> float:
@@ -60,7 +59,7 @@ class Cost:
         return float(np.median((self.build - self.frozen) / self.plain))
 
     def interval(self) -> tuple[float, float]:
-        """A 95 % interval of the median ratio, by bootstrap over the batches."""
+        """A 95 % interval of the median ratio, by bootstrap over the runs."""
         ratios, rng = self.build / self.plain, np.random.default_rng(0)
         medians = np.median(rng.choice(ratios, (2000, len(ratios))), axis=1)
         return float(np.quantile(medians, 0.025)), float(np.quantile(medians, 0.975))
@@ -72,70 +71,59 @@ class Cost:
             "interval95": [round(low, 3), round(high, 3)],
             "floor": round(self.floor, 3),
             "overhead": round(self.overhead, 3),
-            "plain_seconds_per_batch": round(float(np.median(self.plain)), 4),
-            "planning_seconds": round(self.planning, 3),
-            "batch_size": self.batch_size,
+            "plain_seconds": round(float(np.median(self.plain)), 4),
+            "planning_seconds": round(float(np.median(self.planning)), 3),
+            "examples": self.examples,
             "runs": len(self.plain),
         }
 
     def __str__(self) -> str:
         low, high = self.interval()
-        per_second = self.batch_size / float(np.median(self.build))
+        per_second = self.examples / float(np.median(self.build))
         return (
             f"features cost {self.ratio:.2f} of a plain pass [{low:.2f}, {high:.2f}]; the frozen floor is "
             f"{self.floor:.2f}, the overhead over it {self.overhead:.2f}; {per_second:,.0f} examples/s after "
-            f"{self.planning:.1f} s of planning ({len(self.plain)} interleaved batches of {self.batch_size})"
+            f"{np.median(self.planning):.1f} s of planning "
+            f"({len(self.plain)} interleaved runs over {self.examples} examples)"
         )
 
 
-class _Interleaved:
-    """A collate function that times the other passes whenever the build asks for a batch."""
+class _Start:
+    """A collate function that notes when the build asks for its first whole batch: planning is over."""
 
-    def __init__(self, setup: Setup, batch_size: int) -> None:
-        self.collate = setup.collate or setup.task.collate
-        self.setup = replace(setup, model=copy.deepcopy(setup.model))
-        self.batch_size = batch_size
-        self.seconds: dict[str, list[float]] = {"plain": [], "frozen": [], "build": []}
-        self.resumed: float | None = None
-        self.started = time.perf_counter()
-        self.planning = 0.0
+    def __init__(self, collate: Collate, batch_size: int) -> None:
+        self.collate, self.batch_size = collate, batch_size
+        self.time: float | None = None
 
     def __call__(self, examples: list[Any]) -> Any:
-        batch = self.collate(examples)
-        if len(examples) != self.batch_size:  # planning
-            return batch
-        now = time.perf_counter()
-        if self.resumed is None:
-            self.planning = now - self.started
-        else:
-            self.seconds["build"].append(now - self.resumed)
-        for name, run in (("plain", plain), ("frozen", frozen)):
-            begun = time.perf_counter()
-            run(self.setup, batch)
-            self.seconds[name].append(time.perf_counter() - begun)
-        self.resumed = time.perf_counter()
-        return batch
-
-    def cost(self, ended: float) -> Cost:
-        """Without the first batch, which warms up; what followed the last one is writing, shared by all."""
-        assert self.resumed is not None
-        tail = ended - self.resumed
-        build = np.array(self.seconds["build"][1:])
-        writing = max(0.0, tail - float(np.median(build)))
-        build = np.append(build, tail - writing) + writing / (len(build) + 2)
-        others = {n: np.array(self.seconds[n][1:]) for n in ("plain", "frozen")}
-        return Cost(self.batch_size, **others, build=build, planning=self.planning)
+        if len(examples) == self.batch_size and self.time is None:
+            self.time = time.perf_counter()
+        return self.collate(examples)
 
 
-def measure(setup: Setup, rank: int = 16, batch_size: int = 32, runs: int = 15) -> Cost:
-    """Build an index of `runs` + 1 batches of the training data, repeated if there are fewer."""
+def measure(setup: Setup, rank: int = 16, batch_size: int = 32, runs: int = 15, batches: int = 4) -> Cost:
+    """Time the passes on the first batches of the training data, which is repeated if there are fewer."""
     if batch_size <= EXAMPLES:
-        raise WhenceError(f"batch_size {batch_size}: expected at least {EXAMPLES + 1} to measure batches")
-    data = Rows(setup.train_data)
-    rows = [data[i % len(data)] for i in range((runs + 1) * batch_size)]
-    interleaved = _Interleaved(setup, batch_size)
-    build(setup, rows, batch_size, rank, interleaved)
-    return interleaved.cost(time.perf_counter())
+        raise WhenceError(
+            f"batch_size {batch_size}: expected at least {EXAMPLES + 1} to tell batches from planning"
+        )
+    data, collate = Rows(setup.train_data), setup.collate or setup.task.collate
+    rows = Rows([data[i % len(data)] for i in range(batches * batch_size)], collate)
+    seconds: dict[str, list[float]] = {"plain": [], "frozen": [], "build": [], "planning": []}
+    with console.progress("runs", runs + 1) as advance:
+        for _ in range(runs + 1):
+            for name, run in (("plain", plain), ("frozen", frozen)):
+                begun = time.perf_counter()
+                for a in range(0, len(rows), batch_size):
+                    run(setup, rows.batch(range(a, a + batch_size)))
+                seconds[name].append(time.perf_counter() - begun)
+            begun, start = time.perf_counter(), _Start(collate, batch_size)
+            build(setup, rows, batch_size, rank, start)
+            assert start.time is not None
+            seconds["build"].append(time.perf_counter() - start.time)
+            seconds["planning"].append(start.time - begun)
+            advance(1)
+    return Cost(len(rows), **{name: np.array(s[1:]) for name, s in seconds.items()})  # the first run warms up
 
 
 def plain(setup: Setup, batch: Any) -> None:
