@@ -140,7 +140,9 @@ class Builder:
                     where, batch, digests = self._next(stream)
                     parts.append(self._batch(collect, where, batch, digests))
                     advance(len(where))
-                whole = {k: torch.cat([p[k] for p in parts]) for k in parts[0]}
+                whole = (
+                    parts[0] if len(parts) == 1 else {k: torch.cat([p[k] for p in parts]) for k in parts[0]}
+                )
                 if c:
                     self._check_same(s, whole["digest"])
                 if written:
