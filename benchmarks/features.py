@@ -63,8 +63,7 @@ def print_peak(case: str, what: str, rank: int) -> None:
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak of the imports
     before = _status("VmRSS")
     if what == "plain":
-        for start in range(0, len(rows), size):
-            bench.plain(setup, rows.batch(range(start, start + size)))
+        bench.plain(setup, (rows.batch(range(start, start + size)) for start in range(0, len(rows), size)))
     else:
         bench.build(setup, rows, size, rank)
     print(_status("VmHWM") - before)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from whence.errors import WhenceError
 from whence.features.collector import Source
 from whence.features.guard import untouched
 from whence.features.layers import rule_for
+from whence.features.memory_format import channels_last
 from whence.features.plan import EXAMPLES
 from whence.features.units import placement
 from whence.index import Index
@@ -114,8 +116,7 @@ def measure(setup: Setup, rank: int = 16, batch_size: int = 32, runs: int = 15, 
         for _ in range(runs + 1):
             for name, run in (("plain", plain), ("frozen", frozen)):
                 begun = time.perf_counter()
-                for a in range(0, len(rows), batch_size):
-                    run(setup, rows.batch(range(a, a + batch_size)))
+                run(setup, (rows.batch(range(a, a + batch_size)) for a in range(0, len(rows), batch_size)))
                 seconds[name].append(time.perf_counter() - begun)
             begun, start = time.perf_counter(), _Start(collate, batch_size)
             build(setup, rows, batch_size, rank, start)
@@ -126,16 +127,19 @@ def measure(setup: Setup, rank: int = 16, batch_size: int = 32, runs: int = 15, 
     return Cost(len(rows), **{name: np.array(s[1:]) for name, s in seconds.items()})  # the first run warms up
 
 
-def plain(setup: Setup, batch: Any) -> None:
+def plain(setup: Setup, batches: Iterable[Any]) -> None:
     model, (device, _) = setup.model, placement(setup.model)
     trained = [p for p in model.parameters() if p.requires_grad]
     with untouched(model):
         for p in trained:
             p.requires_grad_(True)
-        setup.task.loss(model, to_device(batch, device)).sum().backward()
+        for batch in batches:
+            for p in trained:
+                p.grad = None
+            setup.task.loss(model, to_device(batch, device)).sum().backward()
 
 
-def frozen(setup: Setup, batch: Any) -> None:
+def frozen(setup: Setup, batches: Iterable[Any]) -> None:
     model, (device, _) = setup.model, placement(setup.model)
     anchor = torch.zeros((), device=device, requires_grad=True)
 
@@ -149,9 +153,10 @@ def frozen(setup: Setup, batch: Any) -> None:
     ]
     handles = [m.register_forward_hook(start_graph) for m in held]
     try:
-        with untouched(model):
-            loss = setup.task.loss(model, to_device(batch, device)).sum()
-            torch.autograd.grad(loss, anchor, allow_unused=True)
+        with untouched(model), channels_last(model):  # the floor under the pass that the build really runs
+            for batch in batches:
+                loss = setup.task.loss(model, to_device(batch, device)).sum()
+                torch.autograd.grad(loss, anchor, allow_unused=True)
     finally:
         for handle in handles:
             handle.remove()
