@@ -6,11 +6,15 @@ all parameters share one scale and learned weights need not undo the projection.
 
     none        the gradient itself
     kron(r)     two-sided, A G Bᵀ with A (r × R) and B (r × C): needs only the two factors of G, never G
+    pca(r)      as kron, A and B the leading directions of output gradients and inputs, from a pass over a sample
     sjlt(k)     sparse Johnson–Lindenstrauss: every coordinate goes to one of k buckets with a random sign
     dense(k)    k full random directions, entries normal or Rademacher
 
 A parameter that has no more entries than its feature would have passes unprojected. The random numbers are
-drawn with a counter-based generator keyed by (seed, parameter name, side, version).
+drawn with a counter-based generator keyed by (seed, parameter name, side, version). pca alone is not random,
+and so not unbiased: what its directions leave out is lost.
+
+A `scale` multiplies the gradient entry by entry before it is projected (second moments of an optimiser).
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +32,8 @@ from torch import Tensor
 from whence.errors import WhenceError, unknown
 
 VERSION = 1  # raise when the numbers drawn for a given key change: indexes of another version are refused
+KINDS = ("none", "kron", "pca", "sjlt", "dense")
+TWO_SIDED = ("kron", "pca")
 DENSE_LIMIT = 2**31  # bytes of one dense matrix
 
 
@@ -52,8 +59,8 @@ class Spec:
         if match is None:
             raise WhenceError(f"cannot read projection {text!r}: expected 'none', 'kron(16)' or 'sjlt(4096)'")
         kind, size, law = match[1], int(match[2] or 0), match[3] or "rademacher"
-        if kind not in ("none", "kron", "sjlt", "dense"):
-            raise unknown("projection", kind, ("none", "kron", "sjlt", "dense"))
+        if kind not in KINDS:
+            raise unknown("projection", kind, KINDS)
         if law not in ("rademacher", "normal") or (match[3] and kind != "dense"):
             raise WhenceError(
                 f"projection {text!r}: only 'dense(k, normal)' and 'dense(k, rademacher)' name a law"
@@ -82,24 +89,34 @@ class Projection:
     True
     """
 
-    def __init__(self, spec: Spec | str, name: str, shape: tuple[int, ...], seed: int = 0) -> None:
-        spec = Spec.parse(spec)
+    def __init__(
+        self,
+        spec: Spec | str,
+        name: str,
+        shape: tuple[int, ...],
+        seed: int = 0,
+        given: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """`given` may hold "rows/<name>" and "cols/<name>" (the matrices of pca), and "scale/<name>"."""
+        spec, given = Spec.parse(spec), given or {}
         self.R = shape[0] if len(shape) > 1 else 1
         self.C = math.prod(shape[1:]) if len(shape) > 1 else math.prod(shape)
         self._rows: Tensor | None = None  # (r, R); None is the identity
         self._cols: Tensor | None = None  # (r, C)
         self._flat: Tensor | None = None  # (size, R·C), dense or sparse
+        scale = given.get(f"scale/{name}")
+        self._scale = None if scale is None else scale.reshape(1, -1)  # (1, R·C)
         self.device, self.dtype = torch.device("cpu"), torch.float32
-        numel, self.size = self.R * self.C, self.R * self.C
-        if spec.kind == "none" or numel <= (spec.size**2 if spec.kind == "kron" else spec.size):
+        numel, self.size = self.R * self.C, feature_size(spec, shape)
+        if self.size == numel:
             return
-        if spec.kind == "kron" and len(shape) > 1:
-            self._rows = _signs(seed, name, "rows", spec.size, self.R) if self.R > spec.size else None
-            self._cols = _signs(seed, name, "cols", spec.size, self.C) if self.C > spec.size else None
-            self.size = min(self.R, spec.size) * min(self.C, spec.size)
-            return
-        self.size = spec.size**2 if spec.kind == "kron" else spec.size
-        if spec.kind == "dense":
+        if spec.kind in TWO_SIDED and len(shape) > 1:
+            r = spec.size
+            for side, n in (("rows", self.R), ("cols", self.C)):
+                if n > r:
+                    matrix = given.get(f"{side}/{name}") if spec.kind == "pca" else None
+                    setattr(self, f"_{side}", _signs(seed, name, side, r, n) if matrix is None else matrix)
+        elif spec.kind == "dense":
             if 4 * self.size * numel > DENSE_LIMIT:
                 raise WhenceError(
                     f"projection {spec} of parameter {name!r} ({numel:,} entries) would need a matrix of "
@@ -112,7 +129,7 @@ class Projection:
 
     @property
     def factored(self) -> bool:
-        return self._flat is None
+        return self._flat is None and self._scale is None
 
     @property
     def row_matrix(self) -> Tensor | None:
@@ -124,7 +141,7 @@ class Projection:
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Projection:
         self.device, self.dtype = device, dtype
-        for side in ("_rows", "_cols", "_flat"):
+        for side in ("_rows", "_cols", "_flat", "_scale"):
             matrix = getattr(self, side)
             if matrix is not None:
                 setattr(self, side, matrix.to(device, dtype))
@@ -137,8 +154,10 @@ class Projection:
         return x if self._cols is None else x.to(self._cols.dtype) @ self._cols.T
 
     def flat(self, g: Tensor) -> Tensor:  # (B, R·C) → (B, size)
+        if self._scale is not None:
+            g = g.to(self._scale.dtype) * self._scale
         if self._flat is None:
-            return g
+            return self._two_sided(g.reshape(-1, self.R, self.C))
         if self._flat.is_sparse:
             return torch.sparse.mm(self._flat, g.to(self._flat.dtype).T).T
         return g.to(self._flat.dtype) @ self._flat.T
@@ -147,10 +166,36 @@ class Projection:
         """Project whole gradients, (B, R, C) or (B, *shape) → (B, size)."""
         if not self.factored:
             return self.flat(gradient.flatten(1))
-        g = self.cols(gradient.reshape(-1, self.R, self.C))  # (B, R, c)
+        return self._two_sided(gradient.reshape(-1, self.R, self.C))
+
+    def _two_sided(self, g: Tensor) -> Tensor:  # (B, R, C) → (B, size)
+        g = self.cols(g)  # (B, R, c)
         if self._rows is not None:
             g = self._rows.to(g.dtype) @ g
         return g.flatten(1)
+
+
+def feature_size(spec: Spec, shape: tuple[int, ...]) -> int:
+    """How long the feature of a parameter is.
+
+    >>> feature_size(Spec.parse("kron(16)"), (8, 100)), feature_size(Spec.parse("sjlt(64)"), (8, 100))
+    (128, 64)
+    """
+    numel = math.prod(shape)
+    most = spec.size**2 if spec.kind in TWO_SIDED else spec.size
+    if spec.kind == "none" or numel <= most:
+        return numel
+    if spec.kind in TWO_SIDED and len(shape) > 1:
+        return math.prod(two_sides(spec, shape))
+    return most
+
+
+def two_sides(spec: Spec, shape: tuple[int, ...]) -> tuple[int, int]:
+    """The rows and columns (r, c) of the feature of a matrix under a projection that keeps it a matrix."""
+    rows, cols = shape[0], math.prod(shape[1:])
+    if spec.kind == "none" or rows * cols <= spec.size**2:
+        return rows, cols
+    return min(rows, spec.size), min(cols, spec.size)
 
 
 def _generator(seed: int, name: str, side: str) -> np.random.Philox:

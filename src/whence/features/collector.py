@@ -19,8 +19,10 @@ from torch import Tensor, nn
 
 from whence.errors import WhenceError
 from whence.features import fallback
+from whence.features.factors import Factors
 from whence.features.guard import untouched
 from whence.features.layers import Rule
+from whence.features.layers.base import fold, outer
 from whence.features.memory_format import channels_last
 from whence.features.units import Unit, placement
 from whence.tasks.base import Task
@@ -68,12 +70,23 @@ class Source(torch.autograd.Function):
 
 
 class Collector:
-    """Inside a `with` block, maps batches to features: `features, values = collector(batch, ids)`."""
+    """Inside a `with` block, maps batches to features: `features, values = collector(batch, ids)`.
+
+    `factors` gathers covariances on the way (see `factors.py`).
+    """
 
     def __init__(
-        self, model: nn.Module, task: Task, units: Sequence[Unit], coverage: Coverage, measure: str = "loss"
+        self,
+        model: nn.Module,
+        task: Task,
+        units: Sequence[Unit],
+        coverage: Coverage,
+        measure: str = "loss",
+        factors: Factors | None = None,
     ) -> None:
         self.model, self.task, self.units, self.coverage, self.measure = model, task, units, coverage, measure
+        self.factors = factors
+        self._mask: Tensor | None = None
         self.device, self.dtype = placement(model)
         self.width = units[-1].stop if units else 0
         self._by_name = {u.name: u for u in units}
@@ -111,6 +124,7 @@ class Collector:
 
     def _hooked(self, batch: Any, ids: Sequence[int], features: Tensor) -> Tensor:
         self._out, self._batch = features, len(ids)
+        self._mask = self.task.mask(batch) if self.factors is not None else None
         copies = fallback.expanded_copies(self.model, self.coverage.expanded, len(ids))
         parameters = dict(self.model.named_parameters())
         watched = {n: parameters[n].requires_grad_(True) for n in self.coverage.unused if n in self._loose}
@@ -165,14 +179,29 @@ class Collector:
         return fresh
 
     def _on_backward(self, use: Use, kept: Any, g: Tensor) -> None:
-        out = self._out
-        assert out is not None
-
-        def add(parameter: str, feature: Tensor) -> None:
-            out[:, use.units[parameter].columns] += feature
-
+        assert self._out is not None
         with torch.no_grad():
-            use.rule.backward(kept, front(g, use, self._batch), self._batch, add)
+            out = _Out(use, self._out, self._batch, self.factors, self._mask)
+            use.rule.backward(kept, front(g, use, self._batch), self._batch, out)
+
+
+@dataclass
+class _Out:
+    """Puts the features of one use of a module where they belong."""
+
+    use: Use
+    features: Tensor  # (B, D)
+    batch: int
+    factors: Factors | None
+    mask: Tensor | None
+
+    def add(self, parameter: str, feature: Tensor) -> None:
+        self.features[:, self.use.units[parameter].columns] += feature
+
+    def outer(self, parameter: str, left: Tensor, right: Tensor) -> None:
+        if self.factors is not None:
+            self.factors.add(self.use.units[parameter].name, left, right, self.mask)
+        self.add(parameter, fold(outer(self.use.rule.projections[parameter], left, right), self.batch))
 
 
 def share(x: Tensor, batch: int, lone: bool) -> Tensor:

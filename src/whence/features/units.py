@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from whence.errors import WhenceError
 from whence.projection import Projection, Spec
@@ -27,7 +27,14 @@ class Unit:
         return slice(self.start, self.stop)
 
 
-def make_units(model: nn.Module, names: Sequence[str], projection: Spec | str, seed: int) -> list[Unit]:
+def make_units(
+    model: nn.Module,
+    names: Sequence[str],
+    projection: Spec | str,
+    seed: int,
+    given: Mapping[str, Tensor] | None = None,
+) -> list[Unit]:
+    """`given` holds matrices that are not drawn: see `Projection`."""
     parameters = dict(model.named_parameters())
     device, dtype = placement(model)
     units, start = [], 0
@@ -37,7 +44,7 @@ def make_units(model: nn.Module, names: Sequence[str], projection: Spec | str, s
             raise WhenceError(
                 f"parameter {name!r} is {parameters[name].dtype}: only real floating point is covered"
             )
-        p = Projection(projection, name, shape, seed).to(device, dtype)
+        p = Projection(projection, name, shape, seed, given).to(device, dtype)
         units.append(Unit(name, shape, p, start, start + p.size))
         start += p.size
     return units

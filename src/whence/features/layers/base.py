@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from whence.projection import Projection
 
-Add = Callable[[str, Tensor], None]
 CHUNK = 2**28  # bytes of whole per-example gradients held at once, where a projection needs them
+
+
+class Out(Protocol):
+    """Where a rule puts the features of one module's parameters."""
+
+    def add(self, parameter: str, feature: Tensor) -> None:
+        """A feature, (B, size)."""
+
+    def outer(self, parameter: str, left: Tensor, right: Tensor) -> None:
+        """The gradient Σ_t left_t right_tᵀ by its factors (B·n, T, ·), both projected already if `factored`."""
 
 
 class Rule:
     """How one module's parameters get per-example features.
 
     `forward` sees the input and returns all that has to be kept (already projected where it can be);
-    `backward` gets that and the gradient of the output, and calls `add(parameter, feature (B, size))`.
-    Tensors come with the batch in front: (B·n, ...), n > 1 where a model folds something into the batch.
+    `backward` gets that and the gradient of the output, and hands features to `out`. Tensors come with the
+    batch in front: (B·n, ...), n > 1 where a model folds something into the batch.
     """
 
     parameters: ClassVar[tuple[str, ...]] = ("weight", "bias")
@@ -36,7 +45,7 @@ class Rule:
     def forward(self, x: Tensor, batch: int) -> Any:
         raise TypeError(f"{type(self).__name__} defines no forward")
 
-    def backward(self, kept: Any, g: Tensor, batch: int, add: Add) -> None:
+    def backward(self, kept: Any, g: Tensor, batch: int, out: Out) -> None:
         raise TypeError(f"{type(self).__name__} defines no backward")
 
 
@@ -78,16 +87,15 @@ def fold(x: Tensor, batch: int) -> Tensor:
     return x if x.shape[0] == batch else x.unflatten(0, (batch, -1)).sum(1)
 
 
-def add_outer(projection: Projection, left: Tensor, right: Tensor, emit: Callable[[Tensor], None]) -> None:
+def outer(projection: Projection, left: Tensor, right: Tensor) -> Tensor:
     """The feature of G = Σ_t left_t right_tᵀ, from factors (B, T, ·); both projected already if `factored`."""
     dtype = torch.promote_types(left.dtype, right.dtype)
     left, right = left.to(dtype).mT, right.to(dtype)
     if projection.factored:
-        emit(torch.bmm(left, right).flatten(1))
-        return
+        return torch.bmm(left, right).flatten(1)
     step = max(1, CHUNK // (projection.R * projection.C * right.element_size()))
     parts = [
         projection.flat(torch.bmm(left[i : i + step], right[i : i + step]).flatten(1))
         for i in range(0, left.shape[0], step)
     ]
-    emit(torch.cat(parts))
+    return torch.cat(parts)

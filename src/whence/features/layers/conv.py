@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from whence.features.layers.base import CHUNK, Add, Rule, add_outer, fold, register
+from whence.features.layers.base import CHUNK, Out, Rule, fold, register
 from whence.projection import Projection
 
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -40,18 +40,18 @@ class Conv(Rule):
         a = _CONV[self.dims](x.to(kernel.dtype), kernel, None, m.stride, padding, m.dilation, self.groups)
         return a.flatten(2).unflatten(1, (self.groups, -1))  # (X, groups, r, P)
 
-    def backward(self, kept: Any, g: Tensor, batch: int, add: Add) -> None:
+    def backward(self, kept: Any, g: Tensor, batch: int, out: Out) -> None:
         g = g.flatten(2)  # (X, out, P)
         p = self.projections.get("weight")
         if p is not None:
             if self.groups == 1 and p.factored:
                 left = g if p.row_matrix is None else p.row_matrix @ g.to(p.row_matrix.dtype)
-                add_outer(p, left.mT, kept[:, 0].mT, lambda f: add("weight", fold(f, batch)))
+                out.outer("weight", left.mT, kept[:, 0].mT)
             else:
-                add("weight", self._grouped(p, kept, g, batch))
+                out.add("weight", self._grouped(p, kept, g, batch))
         p = self.projections.get("bias")
         if p is not None:
-            add("bias", p(fold(g.sum(2), batch)))
+            out.add("bias", p(fold(g.sum(2), batch)))
 
     def _grouped(self, p: Projection, kept: Tensor, g: Tensor, batch: int) -> Tensor:
         """Gradients with columns projected (or not), group by group; then the rows, or the whole."""

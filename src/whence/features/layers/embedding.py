@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whence.features.layers.base import Add, Rule, add_outer, register
+from whence.features.layers.base import Out, Rule, register
 from whence.projection import Projection
 
 
@@ -22,15 +22,15 @@ class Embedding(Rule):
     def forward(self, x: Tensor, batch: int) -> Any:
         return x.reshape(batch, -1)  # (B, T) token ids
 
-    def backward(self, kept: Any, g: Tensor, batch: int, add: Add) -> None:
+    def backward(self, kept: Any, g: Tensor, batch: int, out: Out) -> None:
         p, ids = self.projections["weight"], kept
         g = g.reshape(batch, -1, g.shape[-1])  # (B, T, d)
         if self.module.padding_idx is not None:
             g = g.masked_fill((ids == self.module.padding_idx).unsqueeze(-1), 0)
-        if p.row_matrix is not None:
-            add_outer(p, p.row_matrix.T[ids], p.cols(g), lambda f: add("weight", f))
+        if p.factored and p.row_matrix is not None:
+            out.outer("weight", p.row_matrix.T[ids], p.cols(g))
         else:
-            add("weight", _rowwise(p, ids, g))
+            out.add("weight", _rowwise(p, ids, g))
 
 
 def _rowwise(p: Projection, ids: Tensor, g: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whence.features.layers.base import Add, Rule, add_outer, register, register_where
+from whence.features.layers.base import Out, Rule, register, register_where
+from whence.projection import Projection
 
 
 @register(nn.Linear)
@@ -16,16 +17,25 @@ class Linear(Rule):
         if p is None:
             return None
         x = x.reshape(batch, -1, x.shape[-1])  # (B, T, in)
-        return p.cols(x) if p.factored else x
+        return self.inputs(p, x) if p.factored else x
 
-    def backward(self, kept: Any, g: Tensor, batch: int, add: Add) -> None:
+    def backward(self, kept: Any, g: Tensor, batch: int, out: Out) -> None:
         g = g.reshape(batch, -1, g.shape[-1])  # (B, T, out)
         p = self.projections.get("weight")
         if p is not None:
-            add_outer(p, p.rows(g) if p.factored else g, kept, lambda f: add("weight", f))
+            self.combine(out, kept, self.outputs(p, g) if p.factored else g)
         p = self.projections.get("bias")
         if p is not None:
-            add("bias", p(g.sum(1)))
+            out.add("bias", p(g.sum(1)))
+
+    def inputs(self, p: Projection, x: Tensor) -> Tensor:
+        return p.cols(x)
+
+    def outputs(self, p: Projection, g: Tensor) -> Tensor:
+        return p.rows(g)
+
+    def combine(self, out: Out, x: Tensor, g: Tensor) -> None:
+        out.outer("weight", g, x)
 
 
 def _is_conv1d(module: nn.Module) -> bool:
@@ -36,18 +46,11 @@ def _is_conv1d(module: nn.Module) -> bool:
 class TransposedLinear(Linear):
     """Hugging Face's Conv1D, as in GPT-2: a linear layer whose weight is stored (in, out)."""
 
-    def forward(self, x: Tensor, batch: int) -> Any:
-        p = self.projections.get("weight")
-        if p is None:
-            return None
-        x = x.reshape(batch, -1, x.shape[-1])
-        return p.rows(x) if p.factored else x
+    def inputs(self, p: Projection, x: Tensor) -> Tensor:
+        return p.rows(x)
 
-    def backward(self, kept: Any, g: Tensor, batch: int, add: Add) -> None:
-        g = g.reshape(batch, -1, g.shape[-1])
-        p = self.projections.get("weight")
-        if p is not None:
-            add_outer(p, kept, p.cols(g) if p.factored else g, lambda f: add("weight", f))
-        p = self.projections.get("bias")
-        if p is not None:
-            add("bias", p(g.sum(1)))
+    def outputs(self, p: Projection, g: Tensor) -> Tensor:
+        return p.cols(g)
+
+    def combine(self, out: Out, x: Tensor, g: Tensor) -> None:
+        out.outer("weight", x, g)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from whence.features.layers.base import Add, Rule, fold, register, register_where
+from whence.features.layers.base import Out, Rule, fold, register, register_where
 
 
 class Affine(Rule):
@@ -23,13 +23,13 @@ class Affine(Rule):
     def per_channel(self, g: Tensor, batch: int) -> Tensor:
         raise TypeError(f"{type(self).__name__} defines no per_channel")
 
-    def backward(self, kept: Any, g: Tensor, batch: int, add: Add) -> None:
+    def backward(self, kept: Any, g: Tensor, batch: int, out: Out) -> None:
         p = self.projections.get("weight")
         if p is not None:
-            add("weight", p(self.per_channel(g * self.normalized(kept), batch)))
+            out.add("weight", p(self.per_channel(g * self.normalized(kept), batch)))
         p = self.projections.get("bias")
         if p is not None:
-            add("bias", p(self.per_channel(g, batch)))
+            out.add("bias", p(self.per_channel(g, batch)))
 
 
 @register(nn.LayerNorm)
@@ -84,13 +84,13 @@ class BatchNorm(ChannelNorm):
     def covers(cls, module: Any) -> bool:
         return module.running_mean is not None
 
-    def backward(self, kept: Any, g: Tensor, batch: int, add: Add) -> None:
+    def backward(self, kept: Any, g: Tensor, batch: int, out: Out) -> None:
         m = self.module
         total = self.per_channel(g, batch)  # (B, C)
         p = self.projections.get("weight")
         if p is not None:
             dots = self.per_channel(g * kept, batch)
-            add("weight", p((dots - m.running_mean * total) * torch.rsqrt(m.running_var + m.eps)))
+            out.add("weight", p((dots - m.running_mean * total) * torch.rsqrt(m.running_var + m.eps)))
         p = self.projections.get("bias")
         if p is not None:
-            add("bias", p(total))
+            out.add("bias", p(total))
