@@ -37,5 +37,9 @@ class Task:
         """The batches to run for one batch of examples; gradients add up over them. Default: one."""
         yield batch
 
+    def mask(self, batch: Any) -> Tensor | None:
+        """(B, T), True at positions that are real and not padding; None if all are."""
+        return None
+
     def collate(self, examples: list[Any]) -> Any:
         return default_collate(examples)

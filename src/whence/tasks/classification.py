@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from whence.errors import WhenceError
+from whence.errors import WhenceError, unknown
+from whence.tasks import sampling
 from whence.tasks.base import Task
 
 
@@ -45,6 +46,25 @@ class Classification(Task):
         )
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        logits, labels = self._predictions(model, batch)
+        return F.cross_entropy(logits, labels, reduction="none")
+
+    def measure(
+        self, model: nn.Module, batch: Any, *, name: str = "loss", ids: Sequence[int] | None = None
+    ) -> Tensor:
+        """The "loss", or that of labels drawn from the model's own predictions: "sampled".
+
+        What is drawn depends on the example's id and the predictions alone.
+        """
+        if name == "loss":
+            return self.loss(model, batch)
+        if name == "sampled":
+            logits, _ = self._predictions(model, batch)
+            labels = sampling.draw(logits, sampling.uniforms(ids, 1)[:, 0])
+            return F.cross_entropy(logits, labels, reduction="none")
+        raise unknown(f"measure of {type(self).__name__}", name, ("loss", "sampled"))
+
+    def _predictions(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         logits, labels = self.logits(model, batch), self.split(batch)[1]
         if labels.is_floating_point():
             raise WhenceError(
@@ -55,4 +75,4 @@ class Classification(Task):
                 f"logits of shape {tuple(logits.shape)} for labels of shape {tuple(labels.shape)}: "
                 "expected (B, classes) and (B,)"
             )
-        return F.cross_entropy(logits, labels.long(), reduction="none")
+        return logits, labels.long()
