@@ -2,7 +2,8 @@
 
     score(q, n; w) = final( Σ_c η_c Σ_j w_j ⟨ g_j(q), [K g(n)]_j ⟩ )
 
-TracIn has K = I (Eq. 1 of the paper), TRAK K = (ΦᵀΦ + λI)⁻¹ (Eq. 2).
+TracIn has K = I (Eq. 1 of the paper), TRAK K = (ΦᵀΦ + λI)⁻¹ (Eq. 2), LoGRA its diagonal blocks layer by layer,
+EKFAC the eigenvalue-corrected Kronecker approximation of the Fisher matrix, inverted.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import torch
 from torch import Tensor
 
 from whence.errors import WhenceError, unknown
-from whence.kernels.gram import Gram
-from whence.projection import Spec
+from whence.kernels import EKFACKernel, Gram, Kernel
+from whence.projection import TWO_SIDED, Spec
 
 PROJECTION = "kron(16)"
 
@@ -31,6 +32,7 @@ class Method:
 
     name: ClassVar[str] = ""
     measure: ClassVar[str] = "loss"  # what the task is asked to differentiate
+    factors: ClassVar[bool] = False  # whether K needs the covariances of inputs and output gradients
     projection: str | None = None
 
     def __post_init__(self) -> None:
@@ -43,7 +45,7 @@ class Method:
         return True
 
     @property
-    def kernel(self) -> Gram | None:
+    def kernel(self) -> Kernel | None:
         """K, or None for the identity."""
         return None
 
@@ -84,29 +86,100 @@ class TracIn(Method):
 
 
 @dataclass(frozen=True)
-class TRAK(Method):
-    """TRAK with the loss as output function. `damping` is a multiple of the mean diagonal of ΦᵀΦ, or
-    with `relative=False` the absolute λ of the paper. `form` is "primal", "dual", or "auto": the smaller."""
+class Damped(Method):
+    """What methods with a kernel share. `damping` is a multiple of the mean diagonal of what is inverted, or with
+    `relative=False` the absolute λ of the paper."""
 
-    name: ClassVar[str] = "trak"
     damping: float = 0.1
     relative: bool = True
-    form: str = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.damping, bool) or not 0 <= self.damping < math.inf:
-            raise WhenceError(f"damping {self.damping} of TRAK: expected a number ≥ 0")
+            raise WhenceError(f"damping {self.damping} of {type(self).__name__}: expected a number ≥ 0")
         object.__setattr__(self, "damping", float(self.damping))
+
+
+@dataclass(frozen=True)
+class TRAK(Damped):
+    """TRAK with the loss as output function. `form` is "primal", "dual", or "auto": the smaller."""
+
+    name: ClassVar[str] = "trak"
+    form: str = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.form not in ("auto", "primal", "dual"):
             raise unknown("form", self.form, ("auto", "primal", "dual"))
 
     @property
-    def kernel(self) -> Gram | None:
+    def kernel(self) -> Kernel:
         return Gram(self.damping, self.relative, self.form)
 
 
-METHODS: dict[str, type[Method]] = {m.name: m for m in (TracIn, TRAK)}
+@dataclass(frozen=True)
+class LoGRA(Damped):
+    """LoGRA: two-sided projection, kron(r) for random directions or pca(r) for leading ones.
+
+    `blocks` is "layer", a Gram matrix for each layer with its own damping, or "full", one for all (as TRAK).
+    """
+
+    name: ClassVar[str] = "logra"
+    blocks: str = "layer"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.blocks not in ("layer", "full"):
+            raise unknown("blocks", self.blocks, ("layer", "full"))
+        if self.projection is not None and Spec.parse(self.projection).kind not in ("none", *TWO_SIDED):
+            raise WhenceError(
+                f"LoGRA projects both sides of a gradient, but {self.projection} projects it whole: use 'kron(16)' or "
+                "'pca(16)', or TRAK for other projections"
+            )
+
+    @property
+    def kernel(self) -> Kernel:
+        return Gram(self.damping, self.relative, blocks=self.blocks)
+
+
+@dataclass(frozen=True)
+class EKFAC(Damped):
+    """LoGRA features under the EKFAC kernel; unprojected EKFAC with projection="none".
+
+    Its covariances are gathered while the index is built. `fisher` says whose gradients they and the corrected
+    eigenvalues are taken of: "empirical", the training gradients themselves, or "sampled", gradients with labels
+    drawn from the model's own predictions (the true Fisher matrix; a second pass over the data when building).
+    """
+
+    name: ClassVar[str] = "ekfac"
+    factors: ClassVar[bool] = True
+    fisher: str = "empirical"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.fisher not in ("empirical", "sampled"):
+            raise unknown("fisher", self.fisher, ("empirical", "sampled"))
+        if self.projection is not None and Spec.parse(self.projection).kind not in ("none", *TWO_SIDED):
+            raise WhenceError(
+                f"EKFAC needs the two sides of a gradient, but {self.projection} projects it whole: use 'kron(16)', "
+                "'pca(16)' or 'none'"
+            )
+
+    @property
+    def kernel(self) -> Kernel:
+        return EKFACKernel(self.damping, self.relative, self.fisher)
+
+
+@dataclass(frozen=True)
+class Fisher(Method):
+    """Not for scoring: the gradients with sampled labels that EKFAC(fisher="sampled") is made of."""
+
+    name: ClassVar[str] = "fisher"
+    measure: ClassVar[str] = "sampled"
+    factors: ClassVar[bool] = True
+
+
+METHODS: dict[str, type[Method]] = {m.name: m for m in (TracIn, TRAK, LoGRA, EKFAC)}
 _SHORT = {"tracin-cosine": TracIn(cosine=True)}
 
 
@@ -121,6 +194,8 @@ def parse(method: str | Method | dict[str, Any]) -> Method:
     if isinstance(method, dict):
         fields = dict(method)
         name = fields.pop("name", None)
+        if name == Fisher.name:
+            return Fisher(**fields)
         if name not in METHODS:
             raise unknown("method", name, METHODS)
         try:

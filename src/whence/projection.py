@@ -139,6 +139,11 @@ class Projection:
     def col_matrix(self) -> Tensor | None:
         return self._cols
 
+    def widen(self, rows: bool, cols: bool) -> None:
+        """Leave these sides unprojected."""
+        self._rows = None if rows else self._rows
+        self._cols = None if cols else self._cols
+
     def to(self, device: torch.device, dtype: torch.dtype) -> Projection:
         self.device, self.dtype = device, dtype
         for side in ("_rows", "_cols", "_flat", "_scale"):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from whence import WhenceError
-from whence.kernels import Gram
+from whence.kernels import Gram, Part
 from whence.kernels import gram as gram_module
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -30,7 +30,7 @@ def blocks(phi, sizes=None):
 
 
 def applied(kernel, phi, sizes=None, memory=GIB):
-    parts = list(kernel.apply(blocks(phi, sizes), phi.shape[1], memory))
+    parts = list(kernel.apply(blocks(phi, sizes), [Part("w", slice(0, phi.shape[1]))], memory))
     assert [rows for rows, _ in parts] == [rows for rows, _ in blocks(phi, sizes)]
     return torch.cat([part for _, part in parts])
 
@@ -97,7 +97,7 @@ def test_a_larger_budget_reads_less():
     kernel, counts = Gram(0.1, form="dual"), []
     for memory in (2 * 8 * 40**2, 2 * 8 * 40**2 + 16 * 100 * 20, GIB):
         reads = 0
-        list(kernel.apply(counted, 100, memory))
+        list(kernel.apply(counted, [Part("w", slice(0, 100))], memory))
         counts.append(reads)
     assert counts[0] > counts[1] > counts[2]
     assert counts[2] == 1 + 10 + 10 + 10  # a first look, rows, columns, output
@@ -181,14 +181,14 @@ def test_the_memory_budget(form, n, d, said):
     phi = torch.ones(n, d)
     with pytest.raises(WhenceError, match=said):
         applied(Gram(0.1, form=form), phi, memory=10**7)
-    list(Gram(0.1).apply(blocks(phi), d, 10**7))  # the other form is small
+    list(Gram(0.1).apply(blocks(phi), [Part("w", slice(0, d))], 10**7))  # the other form is small
 
 
 def test_the_memory_that_is_used():
     """No more than two matrices of float64 at any time, as the budget says. In bytes that torch asks for."""
     d, phi = 300, features(400, 300, dtype=torch.float32)
     with torch.profiler.profile(profile_memory=True) as profile:
-        list(Gram(0.1, form="primal").apply(blocks(phi), d, GIB))
+        list(Gram(0.1, form="primal").apply(blocks(phi), [Part("w", slice(0, d))], GIB))
     held = most = 0
     for event in profile.profiler.kineto_results.events():
         if event.name() == "[memory]":

@@ -2,6 +2,6 @@
 
 from whence.features.collector import Collector, Coverage
 from whence.features.plan import plan_coverage
-from whence.features.units import Unit, make_units
+from whence.features.units import Unit, make_units, placement
 
-__all__ = ["Collector", "Coverage", "Unit", "make_units", "plan_coverage"]
+__all__ = ["Collector", "Coverage", "Unit", "make_units", "placement", "plan_coverage"]

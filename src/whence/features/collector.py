@@ -72,7 +72,8 @@ class Source(torch.autograd.Function):
 class Collector:
     """Inside a `with` block, maps batches to features: `features, values = collector(batch, ids)`.
 
-    `factors` gathers covariances on the way (see `factors.py`).
+    `factors` gathers covariances on the way (see `factors.py`); with emit=False it gathers nothing else, and the
+    features are left empty.
     """
 
     def __init__(
@@ -83,12 +84,13 @@ class Collector:
         coverage: Coverage,
         measure: str = "loss",
         factors: Factors | None = None,
+        emit: bool = True,
     ) -> None:
         self.model, self.task, self.units, self.coverage, self.measure = model, task, units, coverage, measure
-        self.factors = factors
+        self.factors, self.emit = factors, emit
         self._mask: Tensor | None = None
         self.device, self.dtype = placement(model)
-        self.width = units[-1].stop if units else 0
+        self.width = units[-1].stop if units and emit else 0
         self._by_name = {u.name: u for u in units}
         self._out: Tensor | None = None
         self._batch = 0
@@ -116,6 +118,8 @@ class Collector:
         values = torch.zeros(len(ids), device=self.device, dtype=self.dtype)
         for part in self.task.passes(batch, ids):
             values += self._hooked(part, ids, features)
+            if not self.emit:
+                continue
             if self.coverage.vmapped:
                 self._general(fallback.by_vmap, self.coverage.vmapped, part, ids, features)
             if self.coverage.looped:
@@ -125,7 +129,8 @@ class Collector:
     def _hooked(self, batch: Any, ids: Sequence[int], features: Tensor) -> Tensor:
         self._out, self._batch = features, len(ids)
         self._mask = self.task.mask(batch) if self.factors is not None else None
-        copies = fallback.expanded_copies(self.model, self.coverage.expanded, len(ids))
+        shapes = self.coverage.expanded if self.emit else {}
+        copies = fallback.expanded_copies(self.model, shapes, len(ids))
         parameters = dict(self.model.named_parameters())
         watched = {n: parameters[n].requires_grad_(True) for n in self.coverage.unused if n in self._loose}
         try:
@@ -181,7 +186,7 @@ class Collector:
     def _on_backward(self, use: Use, kept: Any, g: Tensor) -> None:
         assert self._out is not None
         with torch.no_grad():
-            out = _Out(use, self._out, self._batch, self.factors, self._mask)
+            out = _Out(use, self._out if self.emit else None, self._batch, self.factors, self._mask)
             use.rule.backward(kept, front(g, use, self._batch), self._batch, out)
 
 
@@ -190,18 +195,20 @@ class _Out:
     """Puts the features of one use of a module where they belong."""
 
     use: Use
-    features: Tensor  # (B, D)
+    features: Tensor | None  # (B, D)
     batch: int
     factors: Factors | None
     mask: Tensor | None
 
     def add(self, parameter: str, feature: Tensor) -> None:
-        self.features[:, self.use.units[parameter].columns] += feature
+        if self.features is not None:
+            self.features[:, self.use.units[parameter].columns] += feature
 
     def outer(self, parameter: str, left: Tensor, right: Tensor) -> None:
         if self.factors is not None:
             self.factors.add(self.use.units[parameter].name, left, right, self.mask)
-        self.add(parameter, fold(outer(self.use.rule.projections[parameter], left, right), self.batch))
+        if self.features is not None:
+            self.add(parameter, fold(outer(self.use.rule.projections[parameter], left, right), self.batch))
 
 
 def share(x: Tensor, batch: int, lone: bool) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from whence.projection import Spec, two_sides
 
-LIMIT = 8192  # the longest side that gets a covariance matrix: a vocabulary of 50,000 would need 10 GB
+LIMIT = 4096  # the longest side that gets a covariance matrix: that of a vocabulary would cost more than the model
 
 
 def sides(spec: Spec, shape: Sequence[int]) -> tuple[int, int] | None:
@@ -41,9 +41,7 @@ class Factors:
         dtype: torch.dtype,
     ) -> None:
         self.sums = {
-            name: tuple(
-                None if n is None else torch.zeros(n, n, device=device, dtype=dtype) for n in pair
-            )
+            name: tuple(None if n is None else torch.zeros(n, n, device=device, dtype=dtype) for n in pair)
             for name, pair in sizes.items()
         }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import platform
@@ -19,7 +20,8 @@ from torch import Tensor, nn
 from whence import console, methods
 from whence.data import Rows, to_device
 from whence.errors import WhenceError
-from whence.features import Collector, Unit, plan_coverage
+from whence.features import Collector, Coverage, Unit, placement, plan_coverage
+from whence.features.factors import Factors, gathered
 from whence.index import manifest as mf
 from whence.index.checkpoints import Checkpoint, loaded
 from whence.index.checks import changed_example, length_now, shard_path, to_signed
@@ -84,10 +86,17 @@ class Builder:
                                 console.show_plan(self.folder, self.manifest, coverage, count, kernel)
                             bar = console.progress("features", count, self.progress, estimate="examples")
                             advance = stack.enter_context(bar)
-                        with Collector(self.model, self.task, self.units, coverage, self.measure) as collect:
+                        with self._collector(coverage) as collect:
                             self._fill(collect, c, part, advance)
             self._log(count, time.perf_counter() - started)
             self._check_data_stayed()
+
+    def _collector(self, coverage: Coverage) -> Collector:
+        factors = None
+        if self.manifest.factors:
+            sizes = gathered(self.manifest.units, str(self.method.projection))
+            factors = Factors(sizes, *placement(self.model))
+        return Collector(self.model, self.task, self.units, coverage, self.measure, factors)
 
     def _claim(self) -> None:
         """Write the manifest, or check that the one there is the same."""
@@ -140,9 +149,7 @@ class Builder:
                     where, batch, digests = self._next(stream)
                     parts.append(self._batch(collect, where, batch, digests))
                     advance(len(where))
-                whole = (
-                    parts[0] if len(parts) == 1 else {k: torch.cat([p[k] for p in parts]) for k in parts[0]}
-                )
+                whole = _joined(parts)
                 if c:
                     self._check_same(s, whole["digest"])
                 if written:
@@ -180,7 +187,16 @@ class Builder:
                     + ": look at the example and the model, or build with on_bad='skip' to leave it out"
                 )
             features[~finite] = 0.0
-        return {
+        sums = {}
+        if collect.factors is not None:
+            sums["factors"] = collect.factors.take().cpu()
+            if not finite.all():  # the covariances of the others alone
+                good = [where[int(i)] for i in finite.nonzero()[:, 0]]
+                sums["factors"].zero_()
+                if good:
+                    collect(to_device(self.rows.batch(good), collect.device), good)
+                    sums["factors"] = collect.factors.take().cpu()
+        return sums | {
             "features": features,
             "loss": values,
             "skipped": (~finite).to(torch.uint8),
@@ -226,3 +242,11 @@ class Builder:
         }
         with contextlib.suppress(OSError), open(self.folder / LOG, "a") as f:
             f.write(json.dumps(entry) + "\n")
+
+
+def _joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The batches of a shard as one: rows one after the other, covariances added up."""
+    if len(parts) == 1:
+        return parts[0]
+    summed = {k: functools.reduce(torch.add, [p[k] for p in parts]) for k in ("factors",) if k in parts[0]}
+    return {k: torch.cat([p[k] for p in parts]) for k in parts[0] if k not in summed} | summed

@@ -15,7 +15,10 @@ from whence.index.manifest import FILE
 
 LOG = "log.jsonl"
 LOCK = ".lock"
-_OURS = {"shards", "kernels", "ids.json", LOCK, LOG, f"ids.json{PARTIAL}", f"{FILE}{PARTIAL}"}
+GIVEN = "projection.safetensors"  # matrices of the projection that are not drawn
+FISHER = "fisher"  # an index of gradients with sampled labels, where EKFAC asks for it
+_WRITTEN = {"ids.json", GIVEN, FILE}
+_OURS = {"shards", "kernels", FISHER, LOCK, LOG, *_WRITTEN, *(f + PARTIAL for f in _WRITTEN)}
 _ORPHANS = 20.0  # seconds that worker processes may outlive a killed builder, lock in hand
 
 

@@ -12,19 +12,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from whence import methods, projection
+from whence import methods
 from whence.data import Collate, Rows
 from whence.errors import WhenceError, unknown
-from whence.features import make_units
-from whence.groups import Groups, trainable
+from whence.features.factors import gathered, split
+from whence.groups import Groups
 from whence.index import checks, influence
 from whence.index import manifest as mf
-from whence.index.build import Builder, shard_size
-from whence.index.checkpoints import Checkpoint, fingerprints, settled_weights
+from whence.index.checkpoints import Checkpoint, fingerprints
+from whence.index.folder import FISHER
+from whence.index.making import Making
 from whence.index.queries import QueryFeatures, compute
-from whence.index.store import DTYPES, read_shard, unpack
+from whence.index.store import read_shard, unpack
 from whence.index.training import Training
-from whence.kernels import Gram
+from whence.kernels import Kernel
 from whence.methods import Method
 from whence.scores import GroupScores, TrainSide
 from whence.tasks.base import Task
@@ -52,7 +53,7 @@ class Index:
         self.method = methods.parse(manifest.method)
         self.batch_size = manifest.batch_size
         self.ids = checks.read_ids(folder, manifest)
-        self._training: dict[Gram | None, Training] = {}
+        self._training: dict[Kernel | None, Training] = {}
 
     def __len__(self) -> int:
         return self.manifest.examples
@@ -85,6 +86,7 @@ class Index:
         memory: int | str = "2GB",
         seed: int = 0,
         on_bad: str = "error",
+        second_moments: Any = None,
         progress: bool = True,
     ) -> Index:
         """Compute the features of `train_data`, or finish an index that was begun in `path`.
@@ -92,57 +94,25 @@ class Index:
         `checkpoints` are state dicts or .safetensors files; `checkpoint_weights` their η_c (learning rates
         for TracInCP; equal shares by default). `exclude` names parameters to leave out, by regular
         expressions. `on_bad` is what to do about NaN gradients: "error", or "skip" and record.
+        `second_moments`, an Adam-like optimizer, its state_dict() or {parameter: v}, divides gradients by √v.
         """
-        method = methods.for_building(method)
-        if store_dtype not in DTYPES:
-            raise unknown("store_dtype", store_dtype, DTYPES)
-        if on_bad not in ("error", "skip"):
-            raise unknown("on_bad", on_bad, ("error", "skip"))
-        if batch_size < 1:
-            raise WhenceError(f"batch_size {batch_size}: expected at least 1")
-        budget, folder = parse_bytes(memory), Path(path)
         rows = Rows(train_data, collate or _own_collate(task, train_data))
-        if ids is not None:
-            ids = mf.plain_ids(ids)
-            if len(ids) != len(rows):
-                raise WhenceError(f"{len(ids)} ids for {len(rows)} examples: expected one for each")
-        names = trainable(model, exclude)
-        partition = Groups.parse(groups, model, exclude)
-        partition.of(names)
-        models = fingerprints(model, checkpoints)
-        etas = settled_weights(checkpoint_weights, len(models))
+        budget, folder = parse_bytes(memory), Path(path)
         with _on_device(model, device):
-            units = make_units(model, names, str(method.projection), seed)
-            manifest = mf.Manifest(
-                schema=mf.SCHEMA,
-                projection_version=projection.VERSION,
-                method=method.describe(),
-                task=mf.task_name(task),
-                examples=len(rows),
+            manifest = Making(
+                model=model,
+                task=task,
+                rows=rows,
+                method=methods.for_building(method),
                 batch_size=batch_size,
-                shard_size=shard_size(batch_size, units[-1].stop),
                 store_dtype=store_dtype,
                 seed=seed,
                 on_bad=on_bad,
-                units=[{"name": u.name, "shape": list(u.shape), "size": u.stop - u.start} for u in units],
-                groups={k: list(v) for k, v in partition.members.items()},
-                models=models,
-                checkpoint_weights=etas,
-                data=mf.data_fingerprint(rows),
-                ids=mf.ids_fingerprint(ids),
-            )
-            Builder(
-                folder,
-                manifest,
-                model,
-                task,
-                rows,
-                units,
                 checkpoints=checkpoints,
                 ids=ids,
                 num_workers=num_workers,
                 progress=progress,
-            ).run()
+            ).run(folder, groups, exclude, checkpoint_weights, second_moments)
         return cls(folder, manifest, model, task, checkpoints, rows.collate, budget)
 
     @classmethod
@@ -213,6 +183,28 @@ class Index:
         if name not in known:
             raise unknown("extra", name, known)
         return torch.cat([self._shard(checkpoint, s)[name] for s in range(len(self.manifest.shards))])
+
+    def factors(self, checkpoint: int = 0) -> dict[str, tuple[Tensor, Tensor]]:
+        """The covariances that EKFAC is made of, in float64, of the parameters that have them."""
+        m = self.manifest
+        if not m.factors:
+            raise WhenceError(
+                f"{self.folder} holds no covariances, which EKFAC is made of: build it with method='ekfac' (all other "
+                "methods can be scored on such an index too)"
+            )
+        total = sum(self._shard(checkpoint, s)["factors"].double() for s in range(len(m.shards)))
+        found = split(total, gathered(m.units, str(self.method.projection)))
+        return {name: pair for name, pair in found.items() if all(side.any() for side in pair)}
+
+    @cached_property
+    def fisher(self) -> Index:
+        """The gradients with sampled labels."""
+        folder = self.folder / FISHER
+        if not (folder / mf.FILE).exists():
+            raise WhenceError(
+                f"{self.folder} holds no gradients with sampled labels: build it with EKFAC(fisher='sampled')"
+            )
+        return Index.open(folder, memory=self.memory)
 
     @cached_property
     def skipped(self) -> Tensor:

@@ -18,7 +18,7 @@ from whence.errors import WhenceError
 from whence.groups import Groups
 from whence.tasks.base import Task
 
-SCHEMA = 1
+SCHEMA = 2
 FILE = "manifest.json"
 SAMPLED = 64  # examples whose content is compared before anything else is trusted
 
@@ -41,6 +41,8 @@ class Manifest:
     checkpoint_weights: list[float]
     data: str  # fingerprint of the sampled examples
     ids: str  # fingerprint of the user's ids, or ""
+    factors: bool  # whether shards hold the covariances that EKFAC is made of
+    given: str  # fingerprint of the matrices that are not drawn (pca, second moments), or ""
 
     @cached_property
     def id(self) -> str:
@@ -132,6 +134,10 @@ def differences(there: Manifest, asked: Manifest) -> list[str]:
             out.append("the ids" if old and value else f"the ids (there are {'some' if old else 'none'})")
         elif name in ("units", "groups"):
             out.append(f"the {'parameters' if name == 'units' else name} ({brief(old, value)})")
+        elif name == "given":
+            out.append("the directions of pca or the second moments (other values)")
+        elif name == "factors":
+            out.append(f"the covariances for EKFAC ({'some' if old else 'none'} there)")
         elif name == "examples":
             out.append(f"the length of the training data ({old} there, {value} given)")
         else:

@@ -12,6 +12,7 @@ from torch import Tensor
 from whence.data import Rows, to_device
 from whence.errors import WhenceError
 from whence.features import Collector, Unit, make_units, plan_coverage
+from whence.index import given
 from whence.index import manifest as mf
 from whence.index.checkpoints import fingerprints, loaded
 from whence.index.checks import to_signed
@@ -65,7 +66,11 @@ def compute(index: Index, rows: Rows) -> QueryFeatures:
             "Restore them, or build another index"
         )
     units = make_units(
-        index.model, index.manifest.unit_names, str(index.method.projection), index.manifest.seed
+        index.model,
+        index.manifest.unit_names,
+        str(index.method.projection),
+        index.manifest.seed,
+        given.read(index.folder, index.manifest),
     )
     features, losses = [], []
     for c in range(len(index.manifest.models)):

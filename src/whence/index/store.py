@@ -41,8 +41,11 @@ def write_shard(path: Path, owner: str, tensors: Mapping[str, Tensor], place: st
     write_bytes(path, save(tensors, metadata={"whence": json.dumps(meta)}))
 
 
-def read_shard(path: Path, owner: str, verify: bool = True, place: str | None = None) -> dict[str, Tensor]:
-    """The tensors of a shard, mapped from the file, once it is known to be whole and to belong to `owner`."""
+def read_shard(
+    path: Path, owner: str | None, verify: bool = True, place: str | None = None
+) -> dict[str, Tensor]:
+    """The tensors of a shard, mapped from the file, once it is known to be whole and to belong to `owner`
+    (None: whoever it is)."""
     try:
         with safe_open(path, framework="pt") as f:
             meta = json.loads((f.metadata() or {}).get("whence", "{}"))
@@ -51,7 +54,8 @@ def read_shard(path: Path, owner: str, verify: bool = True, place: str | None = 
         raise ShardError(f"shard {path.name} is missing from {path.parent}") from None
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as e:
         raise ShardError(f"shard {path} is truncated or damaged ({e})") from None
-    if not isinstance(meta, dict) or (meta.get("index"), meta.get("name")) != (owner, place or path.name):
+    owned = isinstance(meta, dict) and owner in (None, meta.get("index"))
+    if not owned or meta.get("name") != (place or path.name):
         raise ShardError(f"shard {path} is foreign: it was written for another index or another place in it")
     if verify and meta.get("checksum") != checksum(tensors):
         raise ShardError(f"shard {path} is damaged: its content does not match its checksum")

@@ -13,7 +13,7 @@ from torch import Tensor
 from whence import console
 from whence.index.folder import locked
 from whence.index.store import DTYPES, ShardError, pack, read_shard, unpack, write_shard
-from whence.kernels import Gram
+from whence.kernels import Block, EKFACKernel, Kernel, Part
 
 if TYPE_CHECKING:
     from whence.index.index import Index
@@ -25,7 +25,7 @@ KEPT = 4  # blocks stay in memory if all of them take at most this fraction of t
 class Training:
     """K g(n) of all training examples under every checkpoint, block by block."""
 
-    def __init__(self, index: Index, kernel: Gram | None) -> None:
+    def __init__(self, index: Index, kernel: Kernel | None) -> None:
         m = index.manifest
         self.cuts = m.shards
         self._readers = [_reader(index, kernel, c) for c in range(len(m.models))]
@@ -42,7 +42,7 @@ class Training:
         return parts
 
 
-def _reader(index: Index, kernel: Gram | None, checkpoint: int) -> Callable[[int], Tensor]:
+def _reader(index: Index, kernel: Kernel | None, checkpoint: int) -> Callable[[int], Tensor]:
     if kernel is None:
         return lambda s: index.block(checkpoint, s)
     cache = _Cache(index, kernel, checkpoint)
@@ -52,7 +52,7 @@ def _reader(index: Index, kernel: Gram | None, checkpoint: int) -> Callable[[int
 class _Cache:
     """K g(n) on disk, shard for shard like the index; checked when opened, made anew if not whole."""
 
-    def __init__(self, index: Index, kernel: Gram, checkpoint: int) -> None:
+    def __init__(self, index: Index, kernel: Kernel, checkpoint: int) -> None:
         m = index.manifest
         self.index, self.kernel, self.checkpoint = index, kernel, checkpoint
         self.cuts, self.columns, self.dtype = m.shards, m.columns, DTYPES[m.store_dtype]
@@ -103,7 +103,21 @@ class _Cache:
                     return self.index.block(self.checkpoint, s)
 
                 blocks = [(rows, lambda s=s: read(s)) for s, rows in enumerate(self.cuts)]
-                made = self.kernel.apply(blocks, m.width, self.index.memory)
+                source = self.index.fisher if getattr(self.kernel, "fisher", None) == "sampled" else None
+                fit = None if source is None else _blocks(source, self.checkpoint)
+                parts = _parts(source or self.index, self.kernel, self.checkpoint)
+                made = self.kernel.apply(blocks, parts, self.index.memory, fit)
                 for s, (rows, block) in enumerate(made):
                     write_shard(self._path(s), self.owner, pack(block, self.columns, self.dtype))
                     advance(rows.stop - rows.start)
+
+
+def _blocks(index: Index, checkpoint: int) -> list[Block]:
+    return [(rows, lambda s=s: index.block(checkpoint, s)) for s, rows in enumerate(index.manifest.shards)]
+
+
+def _parts(index: Index, kernel: Kernel, checkpoint: int) -> list[Part]:
+    """The parameters of an index, with their covariances if the kernel is made of them."""
+    m = index.manifest
+    factors = index.factors(checkpoint) if isinstance(kernel, EKFACKernel) else {}
+    return [Part(name, columns, factors.get(name)) for name, columns in zip(m.unit_names, m.columns)]
