@@ -18,6 +18,7 @@ class Setup:
 
     `learn_queries` and `eval_queries` are two disjoint sets, neither part of the training data. `show` turns
     an example into something a page can show: an image array, a text, or a dict with image, text and label.
+    `pieces` gives the text of every token of an example, for pages that shade tokens.
     """
 
     model: nn.Module
@@ -28,3 +29,4 @@ class Setup:
     collate: Collate | None = None
     show: Callable[[Any], Any] | None = None
     ids: Sequence[Any] | None = None
+    pieces: Callable[[Any], list[str]] | None = None

@@ -1,0 +1,101 @@
+"""Texts from files of every kind, and the line of every mistake."""
+
+import csv
+import gzip
+import json
+
+import pytest
+
+from whence import WhenceError
+from whence.integrations.documents import read_documents
+
+TEXTS = ["One.", 'Two, with "quotes"\nand a second line.', "Drei – ä, 三."]
+
+
+def read(path, field="text"):
+    return [(d.name, d.text) for d in read_documents(path, field)]
+
+
+def test_every_format_holds_the_same_texts(tmp_path):
+    jsonl = "".join(json.dumps({"text": t}) + "\n" for t in TEXTS)
+    (tmp_path / "a.jsonl").write_text(jsonl)
+    (tmp_path / "b.JSONL.gz").write_bytes(gzip.compress(jsonl.encode()))
+    (tmp_path / "c.json").write_text(json.dumps([{"text": t} for t in TEXTS], ensure_ascii=False))
+    with open(tmp_path / "d.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, ["n", "text"])
+        writer.writeheader()
+        writer.writerows({"n": i, "text": t} for i, t in enumerate(TEXTS))
+    expected = [(str(i), t) for i, t in enumerate(TEXTS, 1)]
+    for name in ("a.jsonl", "b.JSONL.gz", "c.json", "d.csv"):
+        assert read(tmp_path / name) == expected, name
+
+
+def test_parquet(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"n": [1, 2, 3], "text": TEXTS}), tmp_path / "a.parquet")
+    assert read(tmp_path / "a.parquet") == [(str(i), t) for i, t in enumerate(TEXTS, 1)]
+    with pytest.raises(WhenceError, match=r"a.parquet, row 1: no field 'body', there is 'n', 'text'"):
+        read(tmp_path / "a.parquet", "body")
+    (tmp_path / "b.parquet").write_bytes(b"PAR1 not really")
+    with pytest.raises(WhenceError, match=r"cannot read .*b.parquet"):
+        read(tmp_path / "b.parquet")
+
+
+def test_lines_of_a_text_file_are_documents(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfOne.\r\n\n  \nTwo.  \n")
+    assert read(tmp_path / "a.txt") == [("1", "One."), ("4", "Two.  ")]
+
+
+def test_records_may_name_themselves(tmp_path):
+    lines = [{"id": "washington-1790", "text": "a"}, {"id": 7, "text": "b"}, {"id": None, "text": "c"}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    assert read(tmp_path / "a.jsonl") == [("washington-1790", "a"), ("7", "b"), ("3", "c")]
+
+
+def test_lists_of_texts():
+    assert read(["a", "b"]) == [("0", "a"), ("1", "b")]
+    with pytest.raises(WhenceError, match="text 1: the text is empty"):
+        read(["a", " "])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        (
+            "a.jsonl",
+            b'{"text": "a"}\nplain words\n',
+            r"a.jsonl, line 2: not JSON .*expected one object on each",
+        ),
+        ("a.jsonl", b'{"text": "a"}\n["b"]\n', r"line 2: a list, expected an object with a field 'text'"),
+        (
+            "a.jsonl",
+            b'{"text": "a"}\n\n{"body": "b", "url": "c"}',
+            r"line 3: no field 'text', there is 'body', 'url'",
+        ),
+        ("a.jsonl", b'{"text": "a"}\n{"text": " \\n"}', r"line 2: the text is empty"),
+        ("a.jsonl", b'{"text": null}', r"line 1: 'text' is NoneType, expected a text"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}', r"line 2: not UTF-8"),
+        ("a.jsonl.gz", b"not packed", r"cannot read .*a.jsonl.gz"),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 99)[:-9], r"cannot read .*a.jsonl.gz"),
+        ("a.json", b'{"text": "a"}\n{"text": "b"}', r"a.json: not JSON .*Is it .jsonl"),
+        ("a.json", b'{"text": "a"}', r"a.json: a dict, expected a list of objects"),
+        ("a.csv", b"id,text\n1,a\n2\n", r"a.csv, line 3: expected 2 values"),
+        ("a.csv", b'text\n"a" b\n', r"a.csv, after line 1: not CSV"),
+        ("a.docx", b"", r"cannot read .*a.docx: expected .jsonl"),
+        ("noend", b"", r"cannot read .*noend: expected .jsonl"),
+    ],
+)
+def test_mistakes_are_named_with_their_line(tmp_path, name, content, says):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(WhenceError, match=says):
+        read(tmp_path / name)
+
+
+def test_files_that_are_not_there(tmp_path):
+    with pytest.raises(WhenceError, match=r"no file .*a.jsonl$"):
+        read(tmp_path / "a.jsonl")
+    (tmp_path / "b.txt").mkdir()
+    with pytest.raises(WhenceError, match=r"no file .*b.txt: it is a folder"):
+        read(tmp_path / "b.txt")

@@ -1,0 +1,171 @@
+"""Checkpoints recorded while a real Trainer trains: the weights of that step, the rates of the schedule."""
+
+import json
+
+import pytest
+import torch
+from hf_toy import LINES, gpt2, tokenizer
+from safetensors.torch import load_file
+from torch import nn
+
+from whence import Index, WhenceError
+from whence.index.checkpoints import loaded
+from whence.integrations.transformers import CheckpointRecorder, recorded
+from whence.methods import TracIn
+from whence.tasks import CausalLM
+
+pytest.importorskip("accelerate")
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+RATE, STEPS, WARMUP = 0.01, 6, 2
+DATA = [{"input_ids": torch.tensor(tokenizer()(line)["input_ids"])} for line in LINES]
+
+
+class Watch(TrainerCallback):
+    """What another callback sees: the weights after every step."""
+
+    def __init__(self):
+        self.weights = {}
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.weights[state.global_step] = {k: v.clone() for k, v in kwargs["model"].state_dict().items()}
+
+
+def collate(examples):
+    return CausalLM().collate([{**e, "labels": e["input_ids"]} for e in examples])
+
+
+def train(tmp_path, recorder, *others, resume=None, model=None, **options):
+    options = {"save_strategy": "steps", "save_steps": 2} | options
+    arguments = TrainingArguments(
+        str(tmp_path / "out"),
+        learning_rate=RATE,
+        warmup_steps=WARMUP,
+        max_steps=STEPS,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        **options,
+    )
+    trainer = Trainer(
+        model or gpt2(), arguments, train_dataset=DATA, data_collator=collate, callbacks=[recorder, *others]
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def schedule(step):
+    """The rate of a step, counted from 1: linear warm-up, then linear decay."""
+    done = step - 1
+    return RATE * (done / WARMUP if done < WARMUP else (STEPS - done) / (STEPS - WARMUP))
+
+
+def test_weights_and_rates_are_those_of_the_step(tmp_path):
+    watch = Watch()
+    train(tmp_path, CheckpointRecorder(tmp_path / "rec"), watch)
+    checkpoints, rates = recorded(tmp_path / "rec")
+    assert [p.name for p in checkpoints] == [f"step-{s:08d}.safetensors" for s in (2, 4, 6)]
+    assert rates == pytest.approx([schedule(s) for s in (2, 4, 6)])
+    model = gpt2(seed=1)
+    for path, step in zip(checkpoints, (2, 4, 6)):
+        with loaded(model, path):
+            assert set(watch.weights[step]) == set(model.state_dict())
+            assert all(torch.equal(v, watch.weights[step][k]) for k, v in model.state_dict().items())
+        assert "lm_head.weight" not in load_file(path) or "transformer.wte.weight" not in load_file(
+            path
+        )  # tied
+
+
+def test_every_few_steps_instead_of_every_save(tmp_path):
+    train(tmp_path, CheckpointRecorder(tmp_path / "rec", every=3), save_strategy="no")
+    assert [e["step"] for e in json.loads((tmp_path / "rec" / "checkpoints.json").read_text())] == [3, 6]
+    assert recorded(tmp_path / "rec")[1] == pytest.approx([schedule(3), schedule(6)])
+
+
+def test_recorded_checkpoints_make_tracincp(tmp_path):
+    trainer = train(tmp_path, CheckpointRecorder(tmp_path / "rec"))
+    checkpoints, rates = recorded(tmp_path / "rec")
+    index = Index.build(
+        trainer.model,
+        CausalLM(),
+        DATA[:4],
+        tmp_path / "idx",
+        method=TracIn(projection="none"),
+        checkpoints=checkpoints,
+        checkpoint_weights=rates,
+        progress=False,
+    )
+
+    def gradient(state, ids):
+        model = gpt2()
+        model.load_state_dict(state, strict=False)
+        model(input_ids=ids[None], labels=ids[None]).loss.backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+    expected = torch.zeros(4)
+    for path, rate in zip(checkpoints, rates):
+        state = load_file(path)
+        query = gradient(state, DATA[5]["input_ids"])
+        expected += rate * torch.stack([query @ gradient(state, e["input_ids"]) for e in DATA[:4]])
+    torch.testing.assert_close(index.score(DATA[5:6]).total()[0], expected, rtol=1e-4, atol=1e-7)
+
+
+def test_a_training_that_goes_on_replaces_what_it_passes_again(tmp_path):
+    first, second = Watch(), Watch()
+    train(tmp_path, CheckpointRecorder(tmp_path / "rec", every=1), first)
+    went_on = CheckpointRecorder(
+        tmp_path / "rec", every=3
+    )  # so that of the steps 5 and 6, only 6 is passed again
+    train(tmp_path, went_on, second, resume=str(tmp_path / "out" / "checkpoint-4"))
+    checkpoints, rates = recorded(tmp_path / "rec")
+    assert rates == pytest.approx([schedule(s) for s in (1, 2, 3, 4, 6)])
+    for path, (step, seen) in zip(checkpoints, [(s, first) for s in (1, 2, 3, 4)] + [(6, second)]):
+        found = load_file(path)
+        assert found and all(torch.equal(v, seen.weights[step][k]) for k, v in found.items())
+
+
+def test_two_trainings_do_not_mix(tmp_path):
+    train(tmp_path, CheckpointRecorder(tmp_path / "rec"))
+    with pytest.raises(WhenceError, match="holds 3 checkpoints of an earlier training"):
+        train(tmp_path, CheckpointRecorder(tmp_path / "rec"))
+
+
+def test_recording_nothing_is_refused(tmp_path):
+    with pytest.raises(WhenceError, match="nothing would be recorded"):
+        train(tmp_path, CheckpointRecorder(tmp_path / "rec"), save_strategy="no")
+    with pytest.raises(WhenceError, match="every=0"):
+        CheckpointRecorder(tmp_path, every=0)
+    with pytest.raises(WhenceError, match="holds no recorded checkpoint"):
+        recorded(tmp_path / "nowhere")
+    (tmp_path / "checkpoints.json").write_text('{"a": 1}')
+    with pytest.raises(WhenceError, match="not what a CheckpointRecorder writes"):
+        recorded(tmp_path)
+
+
+def test_rates_that_differ_are_refused(tmp_path):
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD([{"params": [model.weight], "lr": 0.1}, {"params": [model.bias], "lr": 0.2}])
+    with pytest.raises(WhenceError, match=r"different learning rates \[0.1, 0.2\]"):
+        CheckpointRecorder(tmp_path).on_step_begin(None, None, None, optimizer=optimizer)
+
+
+def test_views_of_one_memory_are_saved(tmp_path):
+    from whence.integrations.recorder import _save
+
+    class Packed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            packed = torch.arange(12.0)
+            self.register_buffer("a", packed[:6].view(2, 3))
+            self.register_buffer("b", packed[6:].view(3, 2).T)
+            self.register_buffer("c", self.a)
+            self.register_buffer("none", torch.empty(0))
+
+    _save(tmp_path / "w.safetensors", Packed())
+    found = load_file(tmp_path / "w.safetensors")
+    assert set(found) == {"a", "b", "none"}
+    assert torch.equal(found["b"], torch.arange(6.0, 12.0).view(3, 2).T)
+    assert [p.name for p in tmp_path.iterdir()] == ["w.safetensors"]
