@@ -1,20 +1,27 @@
-"""How good is an attribution? Metrics on plain arrays, and the bank of retrained models that LDS needs."""
+"""How good is an attribution? Metrics, the baselines to beat, and the bank of retrained models that LDS needs."""
 
 from whence.evaluate.bank import Bank
+from whence.evaluate.baselines import bm25, representation_similarity
 from whence.evaluate.compare import Comparison, compare
 from whence.evaluate.estimate import Estimate, paired
 from whence.evaluate.lds import lds
 from whence.evaluate.mislabel import mislabel_auc, mislabel_auc_interval
 from whence.evaluate.recall import recall_at_k
+from whence.evaluate.tail_patch import TailPatch, random_indices, tail_patch
 
 __all__ = [
     "Bank",
     "Comparison",
     "Estimate",
+    "TailPatch",
+    "bm25",
     "compare",
     "lds",
     "mislabel_auc",
     "mislabel_auc_interval",
     "paired",
+    "random_indices",
     "recall_at_k",
+    "representation_similarity",
+    "tail_patch",
 ]

@@ -1,0 +1,443 @@
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import models
+from whence.errors import WhenceError
+from whence.evaluate import TailPatch, paired, random_indices, tail_patch
+from whence.tasks import CausalLM, Classification, Task
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SHARED = torch.optim.SGD([nn.Parameter(torch.ones(1))])
+TOP = [[3, 0, 7], [5, 2, 1], [4, 9, 6]]
+
+
+def sgd(params):
+    return torch.optim.SGD(params, lr=0.05, momentum=0.9, weight_decay=0.01)
+
+
+def adamw(params):
+    return torch.optim.AdamW(params, lr=1e-3, betas=(0.8, 0.95), weight_decay=0.1)
+
+
+def classifier():
+    """Everything that differs between train and eval mode is in it."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3)
+    ).double()
+
+
+def points(n, seed=1):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(n, 5, generator=g, dtype=torch.float64), torch.randint(3, (n,), generator=g)
+
+
+def sequences(n, seed=2, length=None):
+    g = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(3, 9, (n,), generator=g).tolist()
+    return [{"input_ids": torch.randint(23, (length or t,), generator=g)} for t in lengths]
+
+
+def trained_state(model, factory, loss):
+    """The optimizer state after some steps, which also change the model."""
+    optimizer = factory([p for p in model.parameters() if p.requires_grad])
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss(model).backward()
+        optimizer.step()
+    model.zero_grad()
+    return optimizer.state_dict()
+
+
+def by_hand(model, factory, state, lr, train_loss, query_loss, top=TOP, max_norm=None):
+    """Δ(−loss) of each query: a copy of the model, one step of torch, nothing of whence."""
+    change = []
+    for q, row in enumerate(top):
+        patched = copy.deepcopy(model).eval()
+        optimizer = factory(list(patched.parameters()))
+        if state is not None:
+            optimizer.load_state_dict(copy.deepcopy(state))
+        for group in optimizer.param_groups:
+            group["lr"] = lr if lr is not None else group["lr"]
+        before = query_loss(patched, q).item()
+        optimizer.zero_grad()
+        torch.stack([train_loss(patched, i) for i in row]).mean().backward()
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(patched.parameters(), max_norm)
+        optimizer.step()
+        change.append(before - query_loss(patched, q).item())
+    return np.array(change)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 32])
+@pytest.mark.parametrize("lr", [None, 0.3])
+def test_classifier_and_sgd_with_momentum(micro_batch, lr):
+    model, (x, y), (qx, qy) = classifier(), points(10), points(3, seed=5)
+    state = trained_state(model, sgd, lambda m: F.cross_entropy(m(x), y))
+    result = tail_patch(
+        model, Classification(), (x, y), (qx, qy), torch.tensor(TOP), optimizer=sgd, optimizer_state=state,
+        lr=lr, micro_batch=micro_batch,
+    )  # fmt: skip
+    expected = by_hand(
+        model, sgd, state, lr,
+        lambda m, i: F.cross_entropy(m(x[[i]]), y[[i]]), lambda m, q: F.cross_entropy(m(qx[[q]]), qy[[q]]),
+    )  # fmt: skip
+    np.testing.assert_allclose(result.summed.per_query, expected, rtol=1e-10)
+    np.testing.assert_allclose(result.per_token.per_query, 100 * expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("max_norm", [None, 0.5])
+def test_gpt2_and_adamw_with_a_state(reduction, max_norm):
+    """Sequence by sequence, without padding."""
+    torch.manual_seed(0)
+    model, train, queries = models.gpt2().double(), sequences(10), sequences(3, seed=4)
+
+    def mean_loss(m, example):
+        ids = example["input_ids"]
+        return F.cross_entropy(m(ids[None]).logits[0, :-1], ids[1:])
+
+    def loss(m, example):
+        return mean_loss(m, example) * (len(example["input_ids"]) - 1 if reduction == "sum" else 1)
+
+    state = trained_state(model, adamw, lambda m: torch.stack([loss(m, e) for e in train]).mean())
+    result = tail_patch(
+        model, CausalLM(reduction), train, queries, np.array(TOP), optimizer=adamw, optimizer_state=state,
+        lr=0.01, micro_batch=2, max_grad_norm=max_norm,
+    )  # fmt: skip
+    expected = by_hand(
+        model, adamw, state, 0.01,
+        lambda m, i: loss(m, train[i]), lambda m, q: mean_loss(m, queries[q]), max_norm=max_norm,
+    )  # fmt: skip
+    tokens = np.array([len(e["input_ids"]) - 1 for e in queries])
+    assert len(set(tokens)) > 1
+    np.testing.assert_allclose(result.per_token.per_query, 100 * expected, rtol=1e-8)
+    np.testing.assert_allclose(result.summed.per_query, expected * tokens, rtol=1e-8)
+
+
+def test_only_targets_count_as_tokens():
+    """Labels of −100 carry no loss; the target tokens are those of the answer."""
+    torch.manual_seed(0)
+    model, (query,) = models.gpt2().double(), sequences(1, length=8)
+    labels = query["input_ids"].clone()
+    labels[:5] = -100
+    queries = [{**query, "labels": labels}]
+    train = [{**e, "labels": e["input_ids"]} for e in sequences(4)]
+    result = tail_patch(model, CausalLM(), train, queries, [[2]], optimizer=sgd)
+    assert result.summed.mean / result.per_token.mean == pytest.approx(3 / 100)
+
+
+def test_same_class_helps_more_than_others():
+    model, (x, y) = classifier(), points(30)
+    queries = x[:4], y[:4]
+    same = np.array([np.flatnonzero((y == c).numpy())[:5] for c in y[:4]])
+    other = np.array([np.flatnonzero((y != c).numpy())[:5] for c in y[:4]])
+    a, b = (tail_patch(model, Classification(), (x, y), queries, top, optimizer=sgd) for top in (other, same))
+    difference = paired(a.per_token, b.per_token)
+    assert difference.mean > 0
+    np.testing.assert_allclose(difference.per_query, b.per_token.per_query - a.per_token.per_query)
+
+
+def test_every_shape_of_data_gives_the_same():
+    datasets = pytest.importorskip("datasets")
+    torch.manual_seed(0)
+    model, train, queries = models.gpt2(), sequences(10), sequences(3, seed=4)
+    lists = [[{"input_ids": e["input_ids"].tolist()} for e in data] for data in (train, queries)]
+    own = CausalLM().collate
+    shapes = [
+        (train, queries),
+        [datasets.Dataset.from_list(rows).with_format("torch") for rows in lists],
+        [torch.utils.data.DataLoader(data, batch_size=4, collate_fn=own) for data in (train, queries)],
+    ]
+    results = [tail_patch(model, CausalLM(), *data, TOP, optimizer=sgd).summed.per_query for data in shapes]
+    assert np.array_equal(results[0], results[1]) and np.array_equal(results[0], results[2])
+
+
+def test_a_collate_function_of_ones_own():
+    model, (x, y) = classifier(), points(10)
+    rows = [{"point": a, "class": b} for a, b in zip(x, y)]
+
+    def collate(examples):
+        return torch.stack([e["point"] for e in examples]), torch.stack([e["class"] for e in examples])
+
+    ours = tail_patch(model, Classification(), rows, rows[:3], TOP, optimizer=sgd, collate=collate)
+    plain = tail_patch(model, Classification(), (x, y), (x[:3], y[:3]), TOP, optimizer=sgd)
+    assert np.array_equal(ours.summed.per_query, plain.summed.per_query)
+
+
+def test_half_precision_losses_are_added_up_in_float32():
+    torch.manual_seed(0)
+    model, train, queries = models.gpt2().bfloat16(), sequences(4), sequences(1, seed=4, length=16)
+    ids = queries[0]["input_ids"][None]
+
+    def log_p(m):
+        return m(ids).logits.float().log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None]).sum()
+
+    result = tail_patch(model, CausalLM(), train, queries, [[0]], optimizer=torch.optim.SGD, lr=0.5)
+    expected = by_hand(
+        model.eval(), torch.optim.SGD, None, 0.5,
+        lambda m, i: CausalLM().loss(m, {"input_ids": train[i]["input_ids"][None]})[0],
+        lambda m, q: -log_p(m), top=[[0]],
+    )  # fmt: skip
+    np.testing.assert_allclose(result.summed.per_query, expected, rtol=1e-4)
+    np.testing.assert_allclose(result.per_token.per_query, 100 * expected / 15, rtol=1e-4)
+
+
+def test_a_loss_with_noise_is_measured_on_the_same_noise():
+    class Noisy(Classification):
+        def loss(self, model, batch):
+            return super().loss(model, (batch[0] + torch.randn_like(batch[0]), batch[1]))
+
+    model, (x, y) = classifier(), points(10)
+    result = tail_patch(model, Noisy(), (x, y), (x[:3], y[:3]), TOP, optimizer=torch.optim.SGD, lr=1e-9)
+    assert np.abs(result.summed.per_query).max() < 1e-6
+
+
+# --- nothing is left behind -----------------------------------------------------------------------------
+
+
+def everything(model, state):
+    """Bits of all that must not change, and which tensors they are in."""
+    return {
+        "parameters": [
+            (id(p), p.data_ptr(), p.detach().clone(), p.requires_grad) for p in model.parameters()
+        ],
+        "grads": [None if p.grad is None else (id(p.grad), p.grad.clone()) for p in model.parameters()],
+        "buffers": [(id(b), b.clone()) for b in model.buffers()],
+        "modes": [m.training for m in model.modules()],
+        "hooks": [len(m._forward_hooks) for m in model.modules()],
+        "random": (torch.get_rng_state(), np.random.get_state()[1].copy()),
+        "state": copy.deepcopy(state),
+    }
+
+
+def same(a, b):
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and torch.equal(
+            a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8)
+        )
+    if isinstance(a, np.ndarray):
+        return np.array_equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+class Failing(Classification):
+    """Raises at the given call, after it has drawn random numbers."""
+
+    def __init__(self, at):
+        self.calls, self.at = 0, at
+
+    def loss(self, model, batch):
+        torch.rand(3)
+        self.calls += 1
+        if self.calls == self.at:
+            raise RuntimeError("on purpose")
+        return super().loss(model, batch)
+
+
+@pytest.mark.parametrize(
+    "fail_at", [None, 1, 3, 4, 5, 8]
+)  # before, in the step, after; first and second query
+def test_model_generators_and_state_are_restored_bit_for_bit(fail_at):
+    model, (x, y) = classifier(), points(10)
+    model[0].bias.requires_grad_(False)
+    state = trained_state(model, adamw, lambda m: F.cross_entropy(m(x), y))
+    F.cross_entropy(model(x), y).backward()  # gradients of the caller's
+    model[1].eval()
+    before = everything(model, state)
+    arguments = (model, Failing(fail_at), (x, y), (x[:3], y[:3]), TOP)
+    options = {"optimizer": adamw, "optimizer_state": state, "lr": 0.1, "micro_batch": 2}
+    if fail_at is None:
+        assert np.abs(tail_patch(*arguments, **options).summed.per_query).min() > 0
+    else:
+        with pytest.raises(RuntimeError, match="on purpose"):
+            tail_patch(*arguments, **options)
+    assert same(everything(model, state), before)
+
+
+def test_restored_when_the_optimizer_fails():
+    class Broken(torch.optim.SGD):
+        def step(self, closure=None):
+            super().step()
+            raise RuntimeError("half way")
+
+    model, (x, y) = classifier(), points(10)
+    before = everything(model, None)
+    with pytest.raises(WhenceError, match=r"Broken cannot take a step \(RuntimeError: half way\)"):
+        tail_patch(model, Classification(), (x, y), (x[:3], y[:3]), TOP, optimizer=Broken, lr=1.0)
+    assert same(everything(model, None), before)
+
+
+# --- bad input ------------------------------------------------------------------------------------------
+
+
+def patch(**changes):
+    x, y = points(10)
+    arguments = {
+        "model": classifier(), "task": Classification(), "train_data": (x, y), "queries": (x[:3], y[:3]),
+        "top_indices": TOP, "optimizer": sgd,
+    }  # fmt: skip
+    return tail_patch(**{**arguments, **changes})
+
+
+@pytest.mark.parametrize(
+    ("top", "message"),
+    [
+        ([[0, 1]], "1 rows for 3 queries"),
+        ([[0, 1], [2, 10], [3, 4]], r"top_indices\[1, 1\] is 10: .* 0 to 9"),
+        ([[0, 1], [2, 3], [-1, 4]], r"top_indices\[2, 0\] is -1: .* smaller k"),
+        ([[0, 1], [3, 3], [1, 2]], "twice for query 1"),
+        ([[0.1], [0.2], [0.3]], "whole numbers, not float64"),
+        ([0, 1, 2], r"shape \(Q, k\)"),
+    ],
+)
+def test_bad_positions(top, message):
+    with pytest.raises(WhenceError, match=message):
+        patch(top_indices=np.array(top))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"micro_batch": 0}, "micro_batch is 0"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm is 0.0"),
+        ({"lr": 0.0}, "lr is 0.0: expected a positive"),
+        ({"lr": float("nan")}, "lr is nan"),
+        (
+            {"model": nn.Linear(5, 3).double().requires_grad_(False)},
+            "no parameter of the model requires grad",
+        ),
+        ({"optimizer": "adamw"}, "optimizer is a str: expected a function"),
+        ({"optimizer": sgd(classifier().parameters())}, "optimizer is a SGD: .* optimizer_state="),
+        ({"optimizer": lambda params: None}, "gave a NoneType"),
+        ({"optimizer": lambda params: SHARED}, "the same optimizer twice"),
+        ({"optimizer": lambda params: sgd(classifier().parameters())}, r"shape \(8, 5\) that is not one of"),
+        ({"optimizer": torch.optim.LBFGS}, "LBFGS cannot take a step .* needs no argument"),
+        (
+            {"optimizer_state": {"model": 1}},
+            r"optimizer_state is \['model'\]: expected what optimizer.state_dict",
+        ),
+        (
+            {"optimizer": adamw, "optimizer_state": sgd(classifier().parameters()).state_dict()},
+            "KeyError: 'betas'",
+        ),
+        ({"lr": 1e200}, "query 0 is (nan|inf) after the step"),
+    ],
+)
+def test_bad_arguments(changes, message):
+    with pytest.raises(WhenceError, match=message):
+        patch(**changes)
+
+
+@pytest.mark.parametrize("where", ["factory", "state"])
+def test_the_learning_rate_that_a_schedule_leaves(where):
+    model, (x, y) = classifier(), points(10)
+    state = trained_state(model, sgd, lambda m: F.cross_entropy(m(x), y))
+    state["param_groups"][0]["lr"] = 0.0
+    options = {
+        "factory": {"optimizer": lambda params: torch.optim.SGD(params, lr=0.0)},
+        "state": {"optimizer_state": state},
+    }[where]
+    with pytest.raises(WhenceError, match=r"learning rate in .* is 0, as a schedule leaves it .* Pass lr="):
+        patch(**options)
+    assert np.abs(patch(**options, lr=0.1).summed.per_query).min() > 0
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (
+            [nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)],
+            r"parameter '4.weight': its exp_avg has shape \(4, 8\), expected \(3, 8\). It was saved for another",
+        ),
+        (
+            [nn.Linear(5, 8)],
+            r"2 parameters in groups of \[2\], the optimizer 6 .* the first without .* '1.weight'",
+        ),
+        (
+            [nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3), nn.Linear(3, 3)],
+            r"8 parameters in groups of \[8\], the optimizer 6 in groups of \[6\]. It was saved for another",
+        ),
+        (
+            [nn.Linear(5, 6), nn.Linear(6, 3)],
+            r"'0.weight': its exp_avg has shape \(6, 5\), expected \(8, 5\). It holds 4 parameters",
+        ),
+    ],
+)
+def test_the_optimizer_state_of_another_model(other, message):
+    state = trained_state(nn.Sequential(*other), adamw, lambda m: m(torch.ones(2, 5)).square().sum())
+    with pytest.raises(WhenceError, match=message):
+        patch(optimizer=adamw, optimizer_state=state)
+
+
+def test_the_state_of_another_kind_of_optimizer():
+    model, (x, y) = classifier(), points(10)
+    state = trained_state(model, sgd, lambda m: F.cross_entropy(m(x), y))
+    with pytest.raises(WhenceError, match=r"AdamW cannot take a step .* this kind of optimizer has saved"):
+        patch(model=model, optimizer=adamw, optimizer_state=state)
+
+
+def test_bad_queries_and_losses():
+    class Averaged(Task):
+        def loss(self, model, batch):
+            return F.cross_entropy(model(batch[0]), batch[1])
+
+    with pytest.raises(
+        WhenceError, match=r"query 0: task.loss gave .* shape \(\) for 1 examples: expected \(1,\)"
+    ):
+        patch(task=Averaged())
+
+    class Zero(CausalLM):
+        def loss(self, model, batch):
+            return 0 * super().loss(model, batch)
+
+    train = [*sequences(2), {"input_ids": torch.tensor([1])}]
+    options = {"model": models.gpt2(), "task": CausalLM(), "train_data": train, "queries": train[:1]}
+    with pytest.raises(WhenceError, match=r"training examples \[1, 2\]: example 1 .* no target"):
+        patch(**options, top_indices=[[1, 2]])
+    with pytest.raises(WhenceError, match="query 0: the loss is exactly 0"):
+        patch(**{**options, "task": Zero(), "top_indices": [[0]]})
+    x, y = points(3)
+    x[1] = float("nan")
+    with pytest.raises(WhenceError, match="query 1: the loss is nan under the model as it is"):
+        patch(queries=(x, y))
+
+
+def test_result_as_a_dict():
+    result = patch()
+    assert isinstance(result, TailPatch)
+    assert result.as_dict() == {"per_token": result.per_token.as_dict(), "summed": result.summed.as_dict()}
+    assert result.as_dict()["per_token"]["queries"] == 3
+
+
+# --- the random baseline --------------------------------------------------------------------------------
+
+
+def test_random_positions():
+    drawn = random_indices(50, 400, 20, seed=3)
+    assert drawn.dtype == np.int64 and drawn.min() == 0 and drawn.max() == 49
+    assert all(len(set(row)) == 20 for row in drawn.tolist())
+    counts = np.bincount(drawn.ravel(), minlength=50)  # each is drawn 160 times, ± 9.8
+    assert np.abs(counts - 160).max() < 5 * 9.8
+    assert np.array_equal(drawn, random_indices(50, 400, 20, seed=3))
+    assert np.array_equal(drawn[:7, :5], random_indices(50, 7, 5, seed=3))
+    assert not np.array_equal(drawn, random_indices(50, 400, 20, seed=4))
+    assert sorted(random_indices(5, 1, 5, seed=0)[0]) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), [((5, 2, 6), "k is 6: expected 1 to 5"), ((5, 0, 2), "queries is 0")]
+)
+def test_bad_random_positions(arguments, message):
+    with pytest.raises(WhenceError, match=message):
+        random_indices(*arguments, seed=0)
