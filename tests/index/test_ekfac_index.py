@@ -1,0 +1,246 @@
+"""EKFAC and LoGRA on an index, from hooks and backward passes written out here; covariances on disk."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import toy
+from whence import Index, WhenceError
+from whence.methods import EKFAC, TRAK, LoGRA, TracIn
+from whence.tasks import CausalLM, Classification
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def passes(model, task, batch):
+    """{layer: inputs (n, in)}, {layer: output gradients (n, out)} of plain linear layers."""
+    inputs, outputs, handles = {}, {}, []
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+
+            def keep(_m, args, out, name=name):
+                inputs[name], outputs[name] = args[0].detach(), out
+
+            handles.append(module.register_forward_hook(keep))
+    loss = task.loss(model, batch)
+    grads = torch.autograd.grad(loss.sum(), list(outputs.values()))
+    for h in handles:
+        h.remove()
+    return inputs, dict(zip(outputs, grads))
+
+
+def damped_inverse(basis, phi, damping):
+    lam = ((phi @ basis) ** 2).mean(0)
+    return basis @ np.diag(1 / (lam + damping * lam.mean())) @ basis.T
+
+
+def ekfac_by_hand(model, task, train, queries, damping):
+    """Σ over parameters of g_qᵀ Q (Λ + λ)⁻¹ Qᵀ g_n, weights by Kronecker bases, biases by their second moments."""
+    inputs, outputs = passes(model, task, train)
+    g, q = toy.gradients(model, task, train).numpy(), toy.gradients(model, task, queries).numpy()
+    total, start = 0, 0
+    for name, p in model.named_parameters():
+        columns, layer = slice(start, start + p.numel()), name.rpartition(".")[0]
+        start += p.numel()
+        if p.dim() == 2:
+            sides = [x.T @ x for x in (outputs[layer].numpy(), inputs[layer].numpy())]
+            basis = np.kron(*(np.linalg.eigh(s)[1] for s in sides))
+        else:
+            basis = np.linalg.eigh(g[:, columns].T @ g[:, columns])[1]
+        total = total + q[:, columns] @ damped_inverse(basis, g[:, columns], damping) @ g[:, columns].T
+    return torch.from_numpy(total)
+
+
+def close(got, want, tolerance=2e-4):
+    assert (got.double() - want.double()).norm() <= tolerance * want.double().norm()
+
+
+@pytest.mark.parametrize("damping", [0.1, 1.0])
+def test_unprojected_ekfac_is_the_equation(tmp_path, damping):
+    index = toy.build(tmp_path / "i", method=EKFAC(projection="none", damping=damping))
+    queries = toy.data(5, seed=3)
+    want = ekfac_by_hand(toy.net().double(), Classification(), _double(toy.data(22)), _double(queries), damping)
+    close(index.score(queries).total(), want)
+
+
+def _double(data):
+    return data[0].double(), data[1]
+
+
+def test_projected_covariances_and_features(tmp_path):
+    """A, G are covariances of projected inputs and output gradients."""
+    index = toy.build(tmp_path / "i", method=EKFAC(projection="kron(2)"))
+    from whence.projection import Projection
+
+    inputs, outputs = passes(toy.net(), Classification(), toy.data(22))
+    for layer in ("0", "2"):
+        name = f"{layer}.weight"
+        p = Projection("kron(2)", name, dict(toy.net().named_parameters())[name].shape)
+        left, right = p.rows(outputs[layer]), p.cols(inputs[layer])
+        got = index.factors()[name]
+        torch.testing.assert_close(got[0].float(), left.T @ left, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(got[1].float(), right.T @ right, rtol=1e-5, atol=1e-6)
+    assert set(index.factors()) == {"0.weight", "2.weight"}
+
+
+def test_logra_is_the_inverse_of_each_layer(tmp_path):
+    index = toy.build(tmp_path / "i", method=LoGRA(projection="none", damping=0.3))
+    queries = toy.data(5, seed=3)
+    g = toy.gradients(toy.net(), Classification(), toy.data(22)).double()
+    q = toy.gradients(toy.net(), Classification(), queries).double()
+    want, cut = 0, 36  # 6 × 5 weights and 6 biases in the first layer
+    for c in (slice(0, cut), slice(cut, None)):
+        gram = g[:, c].T @ g[:, c]
+        gram += 0.3 * gram.diagonal().mean() * torch.eye(len(gram))
+        want = want + q[:, c] @ torch.linalg.inv(gram) @ g[:, c].T
+    close(index.score(queries).total(), want)
+
+
+def test_logra_full_is_trak(tmp_path):
+    index = toy.build(tmp_path / "i", method=LoGRA(blocks="full", projection="kron(2)"))
+    queries = toy.data(5, seed=3)
+    torch.testing.assert_close(
+        index.score(queries).total(), index.score(queries, TRAK(projection="kron(2)")).total()
+    )
+
+
+def test_other_methods_score_on_an_ekfac_index_but_not_the_other_way_round(tmp_path):
+    queries = toy.data(5, seed=3)
+    plain = toy.build(tmp_path / "plain")
+    rich = toy.build(tmp_path / "rich", method=EKFAC(projection="none"))
+    for method in ("tracin", "trak", "logra"):
+        torch.testing.assert_close(
+            rich.score(queries, method).total(), plain.score(queries, method).total()
+        )
+    with pytest.raises(WhenceError, match=r"holds no covariances.*build it with method='ekfac'"):
+        plain.score(queries, "ekfac").total()
+    with pytest.raises(WhenceError, match=r"no gradients with sampled labels"):
+        rich.score(queries, EKFAC(fisher="sampled")).total()
+
+
+def test_a_resumed_build_writes_the_same_bytes(tmp_path):
+    whole = toy.build(tmp_path / "whole", method="ekfac")
+    cut = toy.build(tmp_path / "cut", method="ekfac")
+    toy.shard_files(cut)[1].unlink()
+    toy.build(tmp_path / "cut", method="ekfac")
+    assert toy.content(tmp_path / "cut") == toy.content(tmp_path / "whole")
+    close(Index.open(whole.folder).factors()["0.weight"][0], whole.factors()["0.weight"][0])
+
+
+def test_bad_examples_leave_the_covariances_alone(tmp_path):
+    x, y = toy.data(22)
+    keep = [i for i in range(22) if i != 5]
+    x_bad = x.clone()
+    x_bad[5] = torch.nan
+    method = EKFAC(projection="kron(2)")
+    skipped = toy.build(tmp_path / "bad", train_data=(x_bad, y), method=method, on_bad="skip")
+    without = toy.build(tmp_path / "good", train_data=(x[keep], y[keep]), method=method)
+    for name, pair in without.factors().items():
+        for a, b in zip(skipped.factors()[name], pair):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+    queries = toy.data(3, seed=3)
+    a, b = skipped.score(queries).total()[:, keep], without.score(queries).total()
+    close(a / a.norm(), b / b.norm(), 1e-4)  # the mean is over 22 in one and 21 in the other
+
+
+def test_sampled_fisher_is_made_of_sampled_gradients(tmp_path):
+    index = toy.build(tmp_path / "i", method=EKFAC(projection="none", fisher="sampled"))
+    task, model = Classification(), toy.net()
+    train, queries = toy.data(22), toy.data(4, seed=3)
+
+    class Sampled(Classification):
+        def __init__(self, ids):
+            self.ids = ids
+
+        def loss(self, model, batch):
+            return Classification.measure(self, model, batch, name="sampled", ids=self.ids)
+
+    inputs, outputs = passes(model, Sampled(range(22)), train)
+    g, q = toy.gradients(model, task, train).numpy(), toy.gradients(model, task, queries).numpy()
+    rows = []
+    for i in range(22):
+        value = task.measure(model, tuple(c[i : i + 1] for c in train), name="sampled", ids=[i])
+        rows.append(torch.cat([x.flatten() for x in torch.autograd.grad(value.sum(), list(model.parameters()))]))
+    s = torch.stack(rows).numpy()
+    want, start = 0, 0
+    for name, p in model.named_parameters():
+        c, layer = slice(start, start + p.numel()), name.rpartition(".")[0]
+        start += p.numel()
+        sides = [x.T @ x for x in (outputs[layer].numpy(), inputs[layer].numpy())]
+        whole = p.dim() == 2
+        basis = np.kron(*(np.linalg.eigh(x)[1] for x in sides)) if whole else np.linalg.eigh(s[:, c].T @ s[:, c])[1]
+        want = want + q[:, c] @ damped_inverse(basis, s[:, c], 0.1) @ g[:, c].T
+    close(index.score(queries).total(), torch.from_numpy(want), 1e-3)
+    assert (s != g).any()
+    reopened = toy.reopen(index)
+    close(reopened.score(queries).total(), torch.from_numpy(want), 1e-3)
+
+
+def small_gpt2():
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=40, n_positions=12, n_embd=8, n_layer=1, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
+    )
+    return GPT2LMHeadModel(config).eval()
+
+
+def sentences(n, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(3, 12, (n,), generator=g).tolist()
+    return [{"input_ids": torch.randint(40, (length,), generator=g)} for length in lengths]
+
+
+def test_padding_is_not_counted(tmp_path):
+    """Batches of ragged lengths give the covariances of the sequences alone."""
+    model, train = small_gpt2(), sentences(9)
+    made = {
+        size: Index.build(
+            model, CausalLM(), train, tmp_path / f"{size}", method=EKFAC(projection="kron(3)"), batch_size=size,
+            progress=False,
+        )
+        for size in (1, 9)
+    }  # fmt: skip
+    assert len(made[1].factors()) == 6  # wte, wpe, c_attn, c_proj, c_fc, c_proj
+    for name, pair in made[1].factors().items():
+        for a, b in zip(pair, made[9].factors()[name]):
+            torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-6)
+    queries = sentences(3, seed=1)
+    torch.testing.assert_close(
+        made[9].score(queries).total(), made[1].score(queries).total(), rtol=1e-3, atol=1e-4
+    )
+
+
+def test_an_input_covariance_by_hand(tmp_path):
+    """Of the inputs of c_fc, one sequence at a time, projected with the index's own matrices."""
+    model, train = small_gpt2(), sentences(9)
+    index = Index.build(
+        model, CausalLM(), train, tmp_path / "i", method=EKFAC(projection="kron(3)"), batch_size=4, progress=False
+    )
+    from whence.projection import Projection
+
+    kept = []
+    layer = model.transformer.h[0].mlp.c_fc
+    handle = layer.register_forward_hook(lambda _m, args, _o: kept.append(args[0].detach()))
+    with torch.no_grad():
+        for row in train:
+            model(input_ids=row["input_ids"][None])
+    handle.remove()
+    p = Projection("kron(3)", "transformer.h.0.mlp.c_fc.weight", tuple(layer.weight.shape))
+    x = p.rows(torch.cat([k[0] for k in kept]))  # stored (in, out): inputs are the rows
+    got = index.factors()["transformer.h.0.mlp.c_fc.weight"][0]
+    torch.testing.assert_close(got.float(), x.T @ x, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", [LoGRA, EKFAC])
+def test_projections_of_whole_gradients_are_refused(method):
+    with pytest.raises(WhenceError, match=r"sjlt\(64\) projects it whole"):
+        method(projection="sjlt(64)")
+
+
+def test_unknown_options_are_refused():
+    with pytest.raises(WhenceError, match=r"fisher 'true'"):
+        EKFAC(fisher="true")
+    with pytest.raises(WhenceError, match=r"blocks 'layers'"):
+        LoGRA(blocks="layers")
+    assert TracIn().factors is False
