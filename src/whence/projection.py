@@ -173,6 +173,17 @@ class Projection:
             return self.flat(gradient.flatten(1))
         return self._two_sided(gradient.reshape(-1, self.R, self.C))
 
+    def back(self, features: Tensor) -> Tensor:
+        """Pᵀ, (B, size) → (B, R·C): ⟨P g, f⟩ = ⟨g, back(f)⟩."""
+        if self._flat is not None:
+            g = (self._flat.mT @ features.T).T
+        else:
+            r = self.R if self._rows is None else len(self._rows)
+            g = features.unflatten(1, (r, -1))
+            g = g if self._rows is None else self._rows.T @ g
+            g = (g if self._cols is None else g @ self._cols).flatten(1)
+        return g if self._scale is None else g * self._scale
+
     def _two_sided(self, g: Tensor) -> Tensor:  # (B, R, C) → (B, size)
         g = self.cols(g)  # (B, R, c)
         if self._rows is not None:

@@ -24,6 +24,7 @@ from whence.index.folder import FISHER
 from whence.index.making import Making
 from whence.index.queries import QueryFeatures, compute
 from whence.index.store import read_shard, unpack
+from whence.index.tokens import TokenScores
 from whence.index.training import Training
 from whence.kernels import Kernel
 from whence.methods import Method
@@ -246,6 +247,10 @@ class Index:
         chosen = methods.on_index(method, self.method)
         made = self.features(queries)
         return self.scores_of(chosen, made.features, made.digests)
+
+    def tokens(self, scores: GroupScores, weights: WeightsLike = None) -> TokenScores:
+        """Contributions of single tokens: `index.tokens(scores)(q, example)` adds up to the score of `example`."""
+        return TokenScores(self, scores, weights)
 
     def self_influence(
         self,

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from whence import console
 from whence.index.folder import locked
 from whence.index.store import DTYPES, ShardError, pack, read_shard, unpack, write_shard
 from whence.kernels import Block, EKFACKernel, Kernel, Part
+from whence.methods import Method
 
 if TYPE_CHECKING:
     from whence.index.index import Index
@@ -40,6 +42,25 @@ class Training:
         if self._keep:
             self._kept[s] = parts
         return parts
+
+
+def transformed(index: Index, method: Method, features: Tensor) -> Tensor:
+    """K applied to other features (C, n, D), such as those of queries."""
+    kernel = method.kernel
+    if kernel is None:
+        return features
+    out = []
+    for c, rows in enumerate(features):
+        source = _source(index, kernel)
+        parts, fit = _parts(source, kernel, c), _blocks(source, c)
+        [(_, made)] = kernel.apply([(slice(0, len(rows)), lambda rows=rows: rows)], parts, index.memory, fit)
+        out.append(made)
+    return torch.stack(out)
+
+
+def _source(index: Index, kernel: Kernel) -> Index:
+    """The index whose features the kernel is made of."""
+    return index.fisher if getattr(kernel, "fisher", None) == "sampled" else index
 
 
 def _reader(index: Index, kernel: Kernel | None, checkpoint: int) -> Callable[[int], Tensor]:
@@ -103,9 +124,9 @@ class _Cache:
                     return self.index.block(self.checkpoint, s)
 
                 blocks = [(rows, lambda s=s: read(s)) for s, rows in enumerate(self.cuts)]
-                source = self.index.fisher if getattr(self.kernel, "fisher", None) == "sampled" else None
-                fit = None if source is None else _blocks(source, self.checkpoint)
-                parts = _parts(source or self.index, self.kernel, self.checkpoint)
+                source = _source(self.index, self.kernel)
+                fit = None if source is self.index else _blocks(source, self.checkpoint)
+                parts = _parts(source, self.kernel, self.checkpoint)
                 made = self.kernel.apply(blocks, parts, self.index.memory, fit)
                 for s, (rows, block) in enumerate(made):
                     write_shard(self._path(s), self.owner, pack(block, self.columns, self.dtype))

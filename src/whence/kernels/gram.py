@@ -65,7 +65,7 @@ class Gram:
         self, blocks: Sequence[Block], fit: Sequence[Block], d: int, memory: int, given: torch.dtype
     ) -> Iterator[tuple[slice, Tensor]]:
         n = fit[-1][0].stop
-        primal = self.form == "primal" or fit is not blocks or (self.form == "auto" and d <= n)
+        primal = self.form == "primal" or (self.form == "auto" and d <= n)
         side = d if primal else n
         need = 2 * 8 * side * side  # a matrix of float64, and one more to work with
         if need > memory:
@@ -76,8 +76,13 @@ class Gram:
             )
         left = memory - need // 2
         make = partial(_gram_primal if primal else _gram_dual, fit, d, left // 4)
-        inverse = self._inverse(make, d, given)
-        yield from _apply_primal(blocks, inverse) if primal else _apply_dual(blocks, inverse, d, left)
+        inverse, lam = self._inverse(make, d, given)
+        if primal:
+            yield from _apply_primal(blocks, inverse)
+        elif fit is blocks:
+            yield from _apply_dual(blocks, inverse, d, left)
+        else:
+            yield from _apply_dual_elsewhere(blocks, fit, inverse, lam)
 
     def _by_layer(
         self,
@@ -127,7 +132,9 @@ class Gram:
         for name, gram in zip(names, grams):
             dead = float(gram.diagonal().sum()) == 0
             try:
-                found.append(None if dead else self._inverse(lambda _, g=gram: g, len(gram), torch.float64))
+                found.append(
+                    None if dead else self._inverse(lambda _, g=gram: g, len(gram), torch.float64)[0]
+                )
             except WhenceError as e:
                 raise WhenceError(f"layer {name!r}: {e}") from None
         if all(inverse is None for inverse in found):
@@ -137,8 +144,10 @@ class Gram:
     def _damping(self, gram: Tensor) -> float:
         return self.damping * float(gram.diagonal().mean()) if self.relative else self.damping
 
-    def _inverse(self, make: Callable[[torch.dtype], Tensor], d: int, precision: torch.dtype) -> Tensor:
-        """(gram + λI)⁻¹, made in the memory of one matrix, in the precision that is needed to use it."""
+    def _inverse(
+        self, make: Callable[[torch.dtype], Tensor], d: int, precision: torch.dtype
+    ) -> tuple[Tensor, float]:
+        """(gram + λI)⁻¹, made in the memory of one matrix, in the precision that is needed to use it; and λ."""
         gram = make(precision)
         norm, trace = float(gram.norm()), float(gram.diagonal().sum())
         if not math.isfinite(norm):
@@ -163,7 +172,7 @@ class Gram:
             raise WhenceError(
                 f"ΦᵀΦ + λI is singular at λ = {lam:.3g} ({len(gram):,} × {len(gram):,}): raise the damping"
             )
-        return gram.to(precision)
+        return gram.to(precision), lam
 
 
 def layer_columns(parts: Sequence[Part]) -> dict[str, list[slice]]:
@@ -242,6 +251,21 @@ def _apply_dual(
             total.addmm_(inverse[first:last, rows], read().to(inverse.dtype))
         for rows, _ in taken:
             yield rows, total[rows.start - first : rows.stop - first]
+
+
+def _apply_dual_elsewhere(
+    blocks: Sequence[Block], fit: Sequence[Block], inverse: Tensor, lam: float
+) -> Iterator[tuple[slice, Tensor]]:
+    """A (ΦᵀΦ + λI)⁻¹ = (A − A Φᵀ (ΦΦᵀ + λI)⁻¹ Φ) / λ for rows A that are not those of Φ."""
+    if lam == 0:
+        raise WhenceError("without damping the dual form has no inverse for other rows: raise the damping")
+    for rows, read in blocks:
+        a = read().double()
+        products = torch.cat([a @ phi().double().T for _, phi in fit], 1)  # (n, N)
+        solved, out = products @ inverse.double(), a
+        for cols, phi in fit:
+            out = out - solved[:, cols] @ phi().double()
+        yield rows, out / lam
 
 
 def _fitting(blocks: Sequence[Block], d: int, memory: int) -> Iterator[list[Block]]:
