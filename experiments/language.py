@@ -1,0 +1,82 @@
+"""What the language studies share: the attributed GPT-2-like and Llama-like models, their indexes and methods."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from common import HERE
+from corpora import EPOCHS, VOCABULARY, Corpus, corpus, gpt2, llama, train
+from whence import Index
+from whence.evaluate import bm25, representation_similarity
+from whence.methods import EKFAC, TRAK, LoGRA, Method, TracIn
+from whence.tasks import CausalLM
+
+PROJECTION = "kron(32)"
+METHODS: dict[str, Method] = {"TracIn": TracIn(), "TRAK": TRAK(), "LoGRA": LoGRA(), "EKFAC": EKFAC()}
+MODELS: dict[str, Callable[[int], nn.Module]] = {"gpt2": gpt2, "llama": llama}
+LAST_BLOCK = {"gpt2": "transformer.h.3", "llama": "model.layers.3"}
+
+
+@dataclass
+class Attributed:
+    """A model trained on all training sequences of a corpus, its optimizer state, and the index of its gradients."""
+
+    data: Corpus
+    model: nn.Module
+    optimizer_state: dict[str, Any]
+    index: Index
+    architecture: str
+
+    def similarity(self, queries: Tensor) -> Tensor:
+        """(Q, N) cosine similarity of mean-pooled hidden states of the last block."""
+        layer = LAST_BLOCK[self.architecture]
+        rows = {"input_ids": self.data.train}
+        return representation_similarity(self.model, CausalLM(), rows, {"input_ids": queries}, layer=layer)
+
+    def bm25(self, queries: Tensor) -> Tensor:
+        texts = [[self.data.text(row) for row in rows] for rows in (self.data.train, queries)]
+        return bm25(*texts)
+
+
+def trained(name: str, architecture: str) -> tuple[nn.Module, dict[str, Any]]:
+    """Trained once, kept in runs/."""
+    model, path = MODELS[architecture](VOCABULARY[name]), HERE / "runs" / f"{name}-{architecture}.pt"
+    if path.exists():
+        state = torch.load(path, weights_only=True)
+        model.load_state_dict(state["model"])
+        return model.eval(), state["optimizer"]
+    model, optimizer = train(model, corpus(name).train, epochs=EPOCHS[name], seed=0)
+    path.parent.mkdir(exist_ok=True)
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+    return model, optimizer.state_dict()
+
+
+def attributed(name: str, architecture: str = "gpt2") -> Attributed:
+    torch.set_num_threads(1)  # one thread trains and indexes the same bits on every machine of a kind
+    data = corpus(name)
+    model, state = trained(name, architecture)
+    folder = HERE / "runs" / f"{Path(sys.argv[0]).stem}-{name}-{architecture}"
+    shutil.rmtree(folder, ignore_errors=True)
+    index = Index.build(
+        model,
+        CausalLM(),
+        {"input_ids": data.train},
+        folder,
+        method=EKFAC(projection=PROJECTION),
+        memory="4GB",
+    )
+    return Attributed(data, model, state, index, architecture)
+
+
+def row(title: str, *cells: Any) -> str:
+    """A line of a printed table; estimates as mean ± half width of the 95 % interval."""
+    shown = [f"{c.mean:8.2f} ± {c.ci95:4.2f}" if hasattr(c, "ci95") else f"{c:>15}" for c in cells]
+    return f"{title:30}" + "".join(f"{s:>18}" for s in shown)

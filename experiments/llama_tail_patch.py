@@ -1,0 +1,93 @@
+"""The paper's Llama protocol on a small Llama-type model: generated queries, top-1 tail-patch.
+
+    python experiments/llama_tail_patch.py
+
+The model (RoPE, grouped queries, SwiGLU, RMSNorm, trained from scratch on 2,048 sequences of State of the Union
+addresses) continues snippets of its own training sequences: the first 16 tokens of each, 48 more sampled from its
+predictions. 128 such texts learn the weights, 128 from other snippets evaluate. For each query the model takes one
+AdamW step on its top-1 training sequence; printed is 100 × Δ log p a token. Also: the qualitative figure, the top-1
+passage of LoGRA beside that of weighted LoGRA, for the queries where they differ.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from common import save
+from corpora import LENGTH, PEAK_LR, adamw
+from language import METHODS, attributed, row
+from whence import learn_weights
+from whence.evaluate import paired, random_indices, tail_patch
+from whence.tasks import CausalLM
+
+SNIPPET, QUERIES, LR = 16, 128, PEAK_LR / 10
+SHOWN = 4
+
+
+@torch.no_grad()
+def continued(model: nn.Module, prompts: Tensor, seed: int) -> Tensor:
+    """(n, 64): each prompt, and tokens sampled one after the other from the model's own distribution."""
+    draw, tokens = torch.Generator().manual_seed(seed), prompts
+    while tokens.shape[1] < LENGTH:
+        probabilities = model(input_ids=tokens).logits[:, -1].softmax(-1)
+        tokens = torch.cat([tokens, torch.multinomial(probabilities, 1, generator=draw)], 1)
+    return tokens
+
+
+def main() -> None:
+    there = attributed("sotu", "llama")
+    snippets = torch.randperm(len(there.data.train), generator=torch.Generator().manual_seed(0))
+    roles = [
+        continued(there.model, there.data.train[which, :SNIPPET], seed)
+        for seed, which in enumerate(snippets[: 2 * QUERIES].split(QUERIES))
+    ]
+    learn, evaluate = (there.index.features({"input_ids": rows}) for rows in roles)
+    queries, train = {"input_ids": roles[1]}, {"input_ids": there.data.train}
+
+    def patch(indices):
+        return tail_patch(
+            there.model, CausalLM(), train, queries, indices, optimizer=adamw,
+            optimizer_state=there.optimizer_state, lr=LR, max_grad_norm=1.0,
+        )  # fmt: skip
+
+    results: dict = {"setting": {"k": 1, "queries": QUERIES, "lr": LR, "snippet": SNIPPET}}
+    for title, indices in (
+        ("random", random_indices(len(there.data.train), QUERIES, 1)),
+        ("BM25", there.bm25(roles[1]).topk(1).indices),
+        ("similarity", there.similarity(roles[1]).topk(1).indices),
+    ):
+        found = patch(indices)
+        results[title] = found.as_dict()
+        print(row(title, found.per_token), flush=True)
+    print(row("", "w/o w", "w", "difference"))
+    source = snippets[QUERIES : 2 * QUERIES]
+    for title in ("TracIn", "LoGRA"):
+        weights = learn_weights(there.index.score(learn, METHODS[title]))
+        scores = there.index.score(evaluate, METHODS[title])
+        tops = [scores.top(1, w).indices for w in (None, weights)]
+        plain, weighted = map(patch, tops)
+        difference = paired(plain.per_token, weighted.per_token)
+        own = [float((top[:, 0] == source).float().mean()) for top in tops]
+        results[title] = {
+            "unweighted": plain.as_dict(),
+            "weighted": weighted.as_dict(),
+            "difference": difference.as_dict(),
+            "own snippet is top-1": own,
+        }
+        print(row(title, plain.per_token, weighted.per_token, difference), flush=True)
+        print(f"    the snippet's own sequence is top-1: {own[0]:.0%} without weights, {own[1]:.0%} with")
+    differ = (tops[0] != tops[1])[:, 0].nonzero()[:SHOWN, 0].tolist()
+    results["qualitative"] = [
+        {
+            "query": there.data.text(roles[1][q]),
+            "LoGRA": there.data.text(there.data.train[tops[0][q, 0]]),
+            "weighted LoGRA": there.data.text(there.data.train[tops[1][q, 0]]),
+        }
+        for q in differ
+    ]
+    save("llama_tail_patch", results)
+
+
+if __name__ == "__main__":
+    main()

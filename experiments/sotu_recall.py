@@ -1,0 +1,77 @@
+"""Does attribution find the right speaker? Recall@10 of addresses by the same president and of the same decade.
+
+    python experiments/sotu_recall.py
+
+Queries are 256 evaluation passages of State of the Union addresses; a training passage counts if its address was
+given by the same president (or in the same decade). Chance is the share of such passages in the training set.
+Also kept: the paper's qualitative figure, the top-1 passage of EKFAC beside that of weighted EKFAC.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from common import save
+from language import METHODS, attributed, row
+from whence import learn_weights
+from whence.evaluate import Estimate, paired, recall_at_k
+
+K, SHOWN = 10, 6
+
+
+def main() -> None:
+    there = attributed("sotu")
+    train, queries = there.data.about["train"], there.data.about["evaluate"]
+    relevant = {
+        "president": np.array([[a["president"] == b["president"] for b in train] for a in queries]),
+        "decade": np.array([[a["year"] // 10 == b["year"] // 10 for b in train] for a in queries]),
+    }
+    learn, evaluate = (
+        there.index.features({"input_ids": rows}) for rows in (there.data.learn, there.data.evaluate)
+    )
+    simple = {"BM25": there.bm25(there.data.evaluate), "similarity": there.similarity(there.data.evaluate)}
+    results: dict = {}
+    for what, truth in relevant.items():
+        print(row(f"same {what}, %", "w/o w", "w", "difference"))
+        rows = results[what] = {"chance": 100 * float(truth.mean())}
+        print(row("chance", f"{rows['chance']:.2f}"))
+        for title, scores in simple.items():
+            found = _percent(recall_at_k(scores.topk(K).indices, truth))
+            rows[title] = found.as_dict()
+            print(row(title, found))
+        for title, method in METHODS.items():
+            weights = learn_weights(there.index.score(learn, method))
+            scores = there.index.score(evaluate, method)
+            plain, weighted = (
+                _percent(recall_at_k(scores.top(K, w).indices, truth)) for w in (None, weights)
+            )
+            difference = paired(plain, weighted)
+            rows[title] = {
+                "unweighted": plain.as_dict(),
+                "weighted": weighted.as_dict(),
+                "difference": difference.as_dict(),
+            }
+            print(row(title, plain, weighted, difference), flush=True)
+            if title == "EKFAC":
+                tops = [scores.top(1, w).indices[:, 0] for w in (None, weights)]
+    results["qualitative"] = [
+        {
+            "query": _shown(there, "evaluate", q),
+            "EKFAC": _shown(there, "train", int(tops[0][q])),
+            "weighted EKFAC": _shown(there, "train", int(tops[1][q])),
+        }
+        for q in (tops[0] != tops[1]).nonzero()[:SHOWN, 0].tolist()
+    ]
+    save("sotu_recall", results)
+
+
+def _percent(e: Estimate) -> Estimate:
+    return Estimate(100 * e.per_query)
+
+
+def _shown(there, role: str, i: int) -> str:
+    return f"[{there.data.about[role][i]['title']}] {there.data.text(getattr(there.data, role)[i])}"
+
+
+if __name__ == "__main__":
+    main()
