@@ -11,7 +11,6 @@ from whence import Index, WhenceError
 from whence.integrations.language import hf_setup, load_model
 from whence.methods import TracIn
 
-peft = pytest.importorskip("peft")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -22,6 +21,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory, folder):
+    peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=2, target_modules=["c_attn"], task_type="CAUSAL_LM", fan_in_fan_out=True)
     made = peft.get_peft_model(load_model(str(folder)), config)
     for name, p in made.named_parameters():

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from whence.errors import WhenceError
-from whence.report.html import Html, el, score
+from whence.report.html import Child, Html, el, score
 from whence.report.pixels import data_uri, to_pixels
+from whence.report.tokens import cut_at, joined, shades
 
 MAX_SIDE = 192  # pixels kept of a picture's longer side: twice what the page shows, for dense screens
 _SMALL = 96  # pictures below this are enlarged with hard pixel edges
@@ -60,12 +61,17 @@ class Item:
 class Scored:
     """An example with its score. Positive = proponent.
 
+    `tokens` are the pieces of its text with what each adds to the score; shown instead of the text.
+
     >>> Scored(Item(17, label=3), 0.25).score
     0.25
+    >>> Scored(Item(4), 0.25, tokens=[("to", 0.5), (" be", -0.25)]).item.kind
+    'id'
     """
 
     item: Item
     score: float
+    tokens: Sequence[tuple[str, float]] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "score", float(self.score))
@@ -73,6 +79,16 @@ class Scored:
             raise WhenceError(
                 f"the score of example {self.item.id!r} is {self.score}: expected a finite number"
             )
+        if self.tokens is not None:
+            tokens = [(str(piece), float(value)) for piece, value in self.tokens]
+            object.__setattr__(self, "tokens", tokens)
+            total, size = math.fsum(v for _, v in tokens), math.fsum(abs(v) for _, v in tokens)
+            # Not exactly: features kept in half precision lose a little.
+            if not abs(total - self.score) <= 0.01 * max(size, abs(self.score)):
+                raise WhenceError(
+                    f"the tokens of example {self.item.id!r} add up to {total:.6g}, its score is {self.score:.6g}: "
+                    "expected contributions that sum to the score"
+                )
 
 
 def same(one: object, other: object) -> bool:
@@ -126,15 +142,39 @@ def picture(item: Item, role: str, max_side: int = MAX_SIDE) -> Html:
 def passage(text: str) -> Html:
     """A passage of text; a long one shows its beginning and opens on demand."""
     head, rest = fold(text)
-    if not rest:
-        return el("p", {"class": "passage", "dir": "auto"}, head)
-    more = el("span", {"class": "more"}, f"… {len(rest):,} more characters")
+    return folded(head, rest, f"… {len(rest):,} more characters" if rest else "")
+
+
+def folded(head: Child, rest: Child, more: str, kind: str = "passage") -> Html:
+    """A passage whose rest, if `more` announces one, opens on demand."""
+    if not more:
+        return el("p", {"class": kind, "dir": "auto"}, head)
     return el(
         "details",
-        {"class": "passage", "dir": "auto"},
-        el("summary", None, el("span", {"class": "head"}, head), more),
+        {"class": kind, "dir": "auto"},
+        el(
+            "summary",
+            None,
+            el("span", {"class": "head"}, head),
+            el("wbr"),
+            el("span", {"class": "more"}, more),
+        ),
         el("div", {"class": "rest"}, rest),
     )
+
+
+def shaded_passage(tokens: Sequence[tuple[str, float]]) -> Html:
+    """A passage whose tokens are shaded by what they add to the score, folded as any other."""
+    spans = shades(tokens)
+    head, rest = fold("".join(span.text for span in spans))
+    at = cut_at(spans, len(head))
+    shown, hidden = spans[:at], spans[at:]
+    more = ""
+    if rest:
+        more = f"… {sum(len(span.text) for span in hidden):,} more characters"
+        if max(span.level for span in hidden) > max((span.level for span in shown), default=0):
+            more += ", the strongest token among them"
+    return folded(joined(shown), joined(hidden), more, "passage shaded")
 
 
 def fold(text: str) -> tuple[str, str]:
@@ -235,8 +275,9 @@ def example(
     line = el("span", {"class": "about"}, name, el("span", {"class": "what"}, label, signs), value)
     if kind == "id":
         return el("li", {"class": f"example plain {state}".strip()}, line)
-    body = [
-        picture(item, "training example") if item.image is not None else None,
-        passage(item.text) if item.text is not None else None,
-    ]
+    if scored.tokens is not None:
+        words: Html | None = shaded_passage(scored.tokens)
+    else:
+        words = passage(item.text) if item.text is not None else None
+    body = [picture(item, "training example") if item.image is not None else None, words]
     return el("li", {"class": f"example reading {state}".strip()}, line, body)

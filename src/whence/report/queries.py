@@ -21,6 +21,7 @@ from whence.report.items import (
     picture,
     same,
 )
+from whence.report.tokens import key
 
 RIGHT = mark("right", "✓", "right", "the prediction equals the true label")
 WRONG = mark("wrong", "✗", "wrong", "the prediction differs from the true label")
@@ -77,7 +78,12 @@ class QueryPanel:
     @property
     def kind(self) -> str:
         """How the panel is laid out: as "text", "image" or "id", after the training examples in it."""
-        return kind_of(scored.item for scored in self._scored())
+        return "text" if self.shaded else kind_of(scored.item for scored in self._scored())
+
+    @property
+    def shaded(self) -> bool:
+        """Whether some example shows what its tokens add to the score."""
+        return any(scored.tokens is not None for scored in self._scored())
 
     def _scored(self) -> Iterator[Scored]:
         for row in self.rows:
@@ -103,6 +109,8 @@ def _legend(panels: Sequence[QueryPanel]) -> Html | None:
         entries.append(el("li", None, DIFFERS, "its label differs from the query’s"))
     if any(scored.item.is_mislabelled for panel in panels for scored in panel._scored()):
         entries.append(el("li", None, MISLABELLED, "its label is known to be wrong; given → true"))
+    if any(panel.shaded for panel in panels):
+        entries.append(key())
     return el("ul", {"class": "legend", "aria-label": "marks"}, entries) if entries else None
 
 
@@ -153,7 +161,7 @@ def _panel(panel: QueryPanel, position: int) -> Html:
         ),
         el(
             "div",
-            {"class": "rows"},
+            {"class": "rows" if len(panel.rows) == 1 else "rows beside"},
             [_row(panel, row, panel.rows[0] if index else None) for index, row in enumerate(panel.rows)],
         ),
     )

@@ -107,7 +107,7 @@ _EXAMPLES = """
   display: grid; grid-template-columns: 9.5rem minmax(0, 1fr); gap: 1.5rem 3rem; margin-top: 2.5rem;
   padding-top: 2rem; border-top: 1px solid var(--line);
 }
-.query.kind-text { grid-template-columns: minmax(0, 19rem) minmax(0, 1fr); }
+.query.kind-text { grid-template-columns: minmax(0, 17rem) minmax(0, 1fr); gap: 1.5rem 2.5rem; }
 .asked { position: sticky; top: 4.5rem; align-self: start; }
 .asked .frame, .asked .passage { margin-top: 0.9rem; }
 .asked .note { margin-top: 0.9rem; }
@@ -119,6 +119,9 @@ _EXAMPLES = """
 .facts dt { font-size: 0.875rem; color: var(--muted); }
 .facts dd { font-weight: 620; } .facts .mark { margin-left: 0.4rem; }
 .rows { display: grid; gap: 1.75rem; align-content: start; }
+.kind-text .beside { grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr)); gap: 2rem 2.5rem; }
+.kind-text .beside .sides { grid-template-columns: minmax(0, 1fr); gap: 1.5rem; }
+.kind-text .beside .row { display: grid; grid-template-rows: subgrid; grid-row: span 2; gap: 0; }
 .row-head { display: flex; flex-wrap: wrap; align-items: baseline; gap: 0 1rem; }
 .sides {
   display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 1rem 2.5rem;
@@ -176,6 +179,11 @@ _EXAMPLES = """
   margin-top: 0.35rem; font-size: 0.925rem; line-height: 1.55; white-space: pre-wrap;
   overflow-wrap: anywhere;
 }
+.t { border-radius: 2px; background: color-mix(in srgb, var(--tone) var(--shade), transparent); }
+.t.plus { --tone: var(--pro); } .t.minus { --tone: var(--opp); text-decoration-style: dotted; }
+.l1 { --shade: 12%; } .l2 { --shade: 20%; } .l3 { --shade: 29%; } .l4 { --shade: 37%; } .l5 { --shade: 46%; }
+.l4, .l5 { text-decoration-line: underline; text-decoration-thickness: 2px; text-underline-offset: 0.2em; }
+.scale { white-space: pre; } .scale + .scale { margin-left: 2px; }
 .passage summary { list-style: none; } .passage summary::-webkit-details-marker { display: none; }
 .more { margin-left: 0.3rem; color: var(--accent); font-size: 0.85em; white-space: nowrap; }
 .passage[open] .more { display: none; } .rest { display: inline; }
