@@ -282,14 +282,14 @@ def _first_guess(planner: _Planner, sharing: bool = True) -> dict[str, list[str]
         with untouched(planner.model), torch.no_grad():
             for part in planner.task.passes(planner.batch, planner.ids):
                 planner._values(part, planner.ids)
+        return options
     except FAILURES:
         if not sharing:
             raise
-        return _first_guess(planner, sharing=False)
     finally:
         for h in handles:
             h.remove()
-    return options
+    return _first_guess(planner, sharing=False)  # without the hooks of this try
 
 
 def _layouts(shape: tuple[int, ...], batch: int) -> list[str]:

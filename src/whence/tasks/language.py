@@ -39,8 +39,8 @@ class CausalLM(Task):
     with one sequence in each step. "sum" (its −log p): every token weighs the same, as in the mean over all
     tokens of a step that transformers' Trainer takes; the gradients differ by one factor for each step.
 
-    Padding may be on either side: with some on the left, positions are counted from the first real token if
-    the model takes position_ids. All other entries of a batch are handed to the model as they are.
+    Padding may be on either side; what is on the left is moved to the right before the model sees it, so that
+    positions are counted from the first real token. All entries of a batch but labels go to the model.
 
     Packed rows (several documents in one, position_ids restarting at 0): a row is one example, and its loss
     is what transformers trains on. Documents see each other unless the batch has no attention_mask
@@ -58,7 +58,8 @@ class CausalLM(Task):
 
     def token_losses(self, model: nn.Module, batch: Any) -> Tensor:
         """(B, T): what predicting each token adds to the loss of its sequence; 0 where nothing is predicted."""
-        return self._per_token(*self._predictions(model, batch))
+        logits, target, ahead = self._predictions(model, batch)
+        return _rolled(self._per_token(logits, target), -ahead)
 
     def measure(
         self, model: nn.Module, batch: Any, *, name: str = "loss", ids: Sequence[int] | None = None
@@ -72,15 +73,16 @@ class CausalLM(Task):
             if name == "loss":
                 return self.loss(model, batch)
             if name == "sampled":
-                logits, target = self._predictions(model, batch)
+                logits, target, _ = self._predictions(model, batch)
                 return self._per_token(logits, _resampled(logits, target, ids)).sum(1)
         except BadExample as e:
             raise BadExample(e.row, e.what, ids) from None
         raise unknown(f"measure of {type(self).__name__}", name, ("loss", "sampled"))
 
     def mask(self, batch: Any) -> Tensor | None:
-        mask = batch.get("attention_mask")
-        return None if mask is None or mask.dim() != 2 else mask != 0
+        """As the model sees them: with padding on the right."""
+        real = _real(batch)
+        return None if real is None else _rolled(real, _ahead(real))
 
     def collate(self, examples: list[Any]) -> Any:
         """Pads on the right; the padding is masked and carries no loss.
@@ -110,20 +112,20 @@ class CausalLM(Task):
             for k, v in columns.items()
         }
 
-    def _predictions(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-        """(B, T, V) logits, and the (B, T) tokens that are predicted: −100 where none is."""
-        ids, labels, real = self._columns(batch)
-        ahead = _ahead(ids, real)
-        place = torch.arange(ids.shape[1], device=ids.device) - ahead  # of the first real token: 0
-        target = labels.masked_fill(place <= 0, IGNORE)
+    def _predictions(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, T, V) logits, the (B, T) tokens that are predicted (−100 where none is), padding on the right.
+
+        And the (B, 1) places by which that moved them to the left.
+        """
+        ids, labels, real = _columns(batch)
+        ahead = torch.zeros_like(ids[:, :1]) if real is None else _ahead(real)
+        target = labels.masked_fill(torch.arange(ids.shape[1], device=ids.device) <= ahead, IGNORE)
         inputs = {k: v for k, v in batch.items() if k != "labels"}
-        takes = _arguments(model)
-        padded_left = _check(model, inputs, target, real, ahead)
-        if padded_left and "position_ids" in takes:
-            inputs.setdefault("position_ids", place.clamp(min=0))
-        if (
-            "use_cache" in takes
-        ):  # only for generation; with a cache transformers does not look for packed rows
+        if _check(model, inputs, target, real, ahead):
+            target = _rolled(target, ahead)
+            inputs = {k: _rolled(v, ahead) if _like(v, ids) else v for k, v in inputs.items()}
+        if "use_cache" in _arguments(model):
+            # It is for generation only, and with a cache transformers does not look for packed rows.
             inputs.setdefault("use_cache", False)
         output = model(**inputs)
         logits = getattr(output, "logits", output)
@@ -133,26 +135,7 @@ class CausalLM(Task):
                 f"the model returned {got} for tokens of shape {tuple(ids.shape)}: expected logits, a tensor of "
                 "shape (B, T, vocabulary), or an output with .logits"
             )
-        return logits, target
-
-    def _columns(self, batch: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Token ids, labels and which tokens are real (None: all), each (B, T)."""
-        if not isinstance(batch, Mapping) or "input_ids" not in batch:
-            raise WhenceError(_EXPECTED.format("batch"))
-        ids, labels, real = batch["input_ids"], batch.get("labels"), self.mask(batch)
-        if ids.dim() != 2 or ids.is_floating_point():
-            raise WhenceError(
-                f"input_ids of shape {tuple(ids.shape)} and type {ids.dtype}: expected token numbers, (B, T)"
-            )
-        for name, column in (("labels", labels), ("attention_mask", real)):
-            if column is not None and column.shape != ids.shape:
-                raise WhenceError(
-                    f"{name} of shape {tuple(column.shape)} for input_ids of shape {tuple(ids.shape)}: "
-                    "expected the same"
-                )
-        if labels is None:
-            labels = ids if real is None else ids.masked_fill(~real, IGNORE)
-        return ids, labels.long(), real
+        return logits, target, ahead
 
     def _per_token(self, logits: Tensor, target: Tensor) -> Tensor:
         # Shift the labels, not the logits: no copy of the largest tensor.
@@ -187,11 +170,45 @@ def _tensor(name: str, value: Any) -> Tensor:
     return x if x.numel() else x.long()  # of an empty list torch cannot tell the type
 
 
-def _ahead(ids: Tensor, real: Tensor | None) -> Tensor:
+def _real(batch: Any) -> Tensor | None:
+    """(B, T), True at tokens that are no padding; None if no mask says which."""
+    mask = batch.get("attention_mask")
+    return None if mask is None or mask.dim() != 2 else mask != 0
+
+
+def _ahead(real: Tensor) -> Tensor:
     """(B, 1): the padding in front of the first real token."""
-    if real is None:
-        return torch.zeros_like(ids[:, :1])
     return (real.cumsum(1) == 0).sum(1, keepdim=True)
+
+
+def _rolled(x: Tensor, places: Tensor) -> Tensor:
+    """Each row of (B, T) moved to the left by its number of places; what leaves comes in again on the right."""
+    length = x.shape[1]
+    return x.gather(1, (torch.arange(length, device=x.device) + places) % length)
+
+
+def _like(x: Any, ids: Tensor) -> bool:
+    return isinstance(x, Tensor) and x.shape == ids.shape
+
+
+def _columns(batch: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Token ids, labels and which tokens are real (None: all), each (B, T)."""
+    if not isinstance(batch, Mapping) or "input_ids" not in batch:
+        raise WhenceError(_EXPECTED.format("batch"))
+    ids, labels, real = batch["input_ids"], batch.get("labels"), _real(batch)
+    if ids.dim() != 2 or ids.is_floating_point():
+        raise WhenceError(
+            f"input_ids of shape {tuple(ids.shape)} and type {ids.dtype}: expected token numbers, (B, T)"
+        )
+    for name, column in (("labels", labels), ("attention_mask", real)):
+        if column is not None and column.shape != ids.shape:
+            raise WhenceError(
+                f"{name} of shape {tuple(column.shape)} for input_ids of shape {tuple(ids.shape)}: "
+                "expected the same"
+            )
+    if labels is None:
+        labels = ids if real is None else ids.masked_fill(~real, IGNORE)
+    return ids, labels.long(), real
 
 
 def _arguments(model: nn.Module) -> Mapping[str, Any]:
@@ -226,10 +243,11 @@ def _check(
     empty = far = torch.zeros_like(ids[:, 0], dtype=torch.bool)
     if real is not None:
         empty = ~real.any(1)
-    if positions is None:
-        far = length - ahead[:, 0] > context
-    elif positions.dim() == 2:
+    if positions is not None and positions.dim() == 2:
         far = (positions.amax(1) >= context).expand_as(far)
+    elif length > context:
+        long = far | True if real is None else real.sum(1) > context
+        far = long | ~long.any()  # or all of them, being padded so far
     foreign = (ids < 0) | (ids >= vocabulary) | counts & ((target < 0) | (target >= vocabulary))
     flags = torch.stack([empty, foreign.any(1), far, ~counts.any(1), ahead[:, 0] > 0])
     try:
