@@ -1,9 +1,11 @@
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from cases import BY_NAME
+from cases import BY_NAME, randomized
 from whence.errors import WhenceError
+from whence.features.fallback import Measured, by_loop, by_vmap
 from whence.tasks import CausalLM
 
 
@@ -38,6 +40,110 @@ def test_padded_batches(reduction):
     for value, tokens in zip(found, TOKENS):
         losses = torch.stack(by_hand(model, tokens, tokens))
         torch.testing.assert_close(value, losses.mean() if reduction == "mean" else losses.sum())
+
+
+def left(rows, length=None, labels=None):
+    """The rows padded on the left, with token 5 to be easy to see."""
+    length = length or max(map(len, rows))
+    batch = {
+        "input_ids": torch.tensor([[5] * (length - len(r)) + r for r in rows]),
+        "attention_mask": torch.tensor([[0] * (length - len(r)) + [1] * len(r) for r in rows]),
+    }
+    if labels is not None:
+        batch["labels"] = torch.tensor([[-100] * (length - len(r)) + r for r in labels])
+    return batch
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_token_losses_belong_to_the_predicted_tokens(reduction):
+    model, task = Lookup(), CausalLM(reduction)
+    targets = [[1, 2, None, 4], [5, 6], [0, 3, 3]]  # what counts, but for the first of each
+    batch = task.collate(
+        [
+            {"input_ids": t, "labels": [-100 if y is None else y for y in want]}
+            for t, want in zip(TOKENS, targets)
+        ]
+    )
+    found = task.token_losses(model, batch)
+    expected = torch.zeros(3, 4, dtype=torch.float64)
+    logp = model.table.weight.log_softmax(1)
+    for b, (tokens, want) in enumerate(zip(TOKENS, targets)):
+        count = 1 if reduction == "sum" else sum(y is not None for y in want[1:])
+        for t in range(1, len(tokens)):
+            if want[t] is not None:
+                expected[b, t] = -logp[tokens[t - 1], want[t]] / count
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    assert torch.equal(found.sum(1), task.loss(model, batch))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_padding_on_the_left_changes_nothing(reduction):
+    """The first real token does not count: it would be predicted from padding."""
+    model, task = Lookup(), CausalLM(reduction)
+    right = task.collate([{"input_ids": torch.tensor(t)} for t in TOKENS])
+    for batch in (left(TOKENS), left(TOKENS, 6), left(TOKENS, labels=TOKENS)):
+        torch.testing.assert_close(task.loss(model, batch), task.loss(model, right), rtol=1e-12, atol=0)
+        there, here = task.token_losses(model, batch), task.token_losses(model, right)
+        for row, other, tokens in zip(there, here, TOKENS):  # at the places they have in the batch given
+            torch.testing.assert_close(row[-len(tokens) :], other[: len(tokens)], rtol=1e-12, atol=0)
+            assert not row[: -len(tokens)].any()
+
+
+def test_the_model_sees_padding_on_the_right_only():
+    seen = {}
+
+    class Watched(Lookup):
+        def forward(self, **inputs):
+            seen.update(inputs)
+            return super().forward(inputs["input_ids"])
+
+    batch = left(TOKENS) | {"segments": torch.arange(12).view(3, 4), "kind": torch.tensor([7, 8, 9])}
+    before = {k: v.clone() for k, v in batch.items()}
+    CausalLM().loss(Watched(), batch)
+    assert seen["input_ids"].tolist() == [[1, 2, 3, 4], [5, 6, 5, 5], [0, 3, 3, 5]]
+    assert seen["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 0]]
+    assert seen["segments"].tolist() == [[0, 1, 2, 3], [6, 7, 4, 5], [9, 10, 11, 8]]
+    assert seen["kind"].tolist() == [7, 8, 9]
+    assert CausalLM().mask(batch).tolist() == seen["attention_mask"].bool().tolist()
+    assert all(torch.equal(batch[k], before[k]) for k in before)
+
+
+def test_mask():
+    ids = torch.ones(2, 3, dtype=torch.long)
+    assert CausalLM().mask({"input_ids": ids}) is None
+    assert CausalLM().mask({"input_ids": ids, "attention_mask": torch.ones(2, 1, 3, 3)}) is None
+    found = CausalLM().mask({"input_ids": ids, "attention_mask": torch.tensor([[1, 1, 0], [1, 0, 1]])})
+    assert found.tolist() == [[True, True, False], [True, False, True]]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_under_vmap(side):
+    """What no rule covers is mapped over: nothing in the task may look at a value there."""
+
+    class Mixed(Lookup):
+        def __init__(self):
+            super().__init__()
+            self.mix = nn.Parameter(torch.randn(7, 7).double())
+
+        def forward(self, input_ids, attention_mask=None):
+            return (super().forward(input_ids) @ self.mix).cumsum(1)
+
+    model, task = Mixed(), CausalLM()
+    batch = left(TOKENS) if side == "left" else task.collate([{"input_ids": t} for t in TOKENS])
+    measured = Measured(model, task, "loss")
+    mapped = by_vmap(measured, ["mix"], batch, range(3))["mix"]
+    torch.testing.assert_close(mapped, by_loop(measured, ["mix"], batch, range(3))["mix"])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_losses_of_half_precision_models_are_single_precision(dtype):
+    """As in transformers: the mean of 100 tokens would lose half its digits."""
+    model = randomized(Lookup()).to(dtype)
+    ids = torch.randint(7, (2, 100))
+    found = CausalLM().loss(model, {"input_ids": ids})
+    expected = F.cross_entropy(model(ids)[:, :-1].float().mT, ids[:, 1:], reduction="none").mean(1)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
 
 
 def test_without_padding_there_is_no_mask():
@@ -138,12 +244,56 @@ def test_the_model_gets_no_labels():
         (torch.tensor([[1, 2]]), "is a dict with 'input_ids'"),
         ({"ids": torch.tensor([[1, 2]])}, "is a dict with 'input_ids'"),
         ((torch.tensor([[1, 2]]), torch.tensor([[1, 2]])), "is a dict with 'input_ids'"),
+        ({"input_ids": torch.tensor([1, 2])}, r"input_ids of shape \(2,\).*expected token numbers, \(B, T\)"),
+        ({"input_ids": torch.ones(1, 2)}, r"type torch\.float32: expected token numbers"),
+        (
+            {"input_ids": torch.ones(1, 2).long(), "labels": torch.ones(1, 3).long()},
+            r"labels of shape \(1, 3\) for input_ids of shape \(1, 2\)",
+        ),
+        (
+            {"input_ids": torch.ones(1, 2).long(), "attention_mask": torch.ones(1, 3)},
+            r"attention_mask of shape \(1, 3\) for input_ids",
+        ),
     ],
-    ids=["tensor", "other-name", "tuple"],
+    ids=["tensor", "other-name", "tuple", "one-row", "float", "labels", "mask"],
 )
 def test_refused(batch, message):
     with pytest.raises(WhenceError, match=message):
         CausalLM().loss(Lookup(), batch)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda x: (x,), "the model returned a tuple for tokens"),
+        (lambda x: x[:, 0], r"returned \(2, 7\) for tokens of shape \(2, 3\): expected logits"),
+        (lambda x: torch.cat([x, x], 1), r"returned \(2, 6, 7\) for tokens of shape \(2, 3\)"),
+    ],
+    ids=["tuple", "last-token", "prompt-tuning"],
+)
+def test_models_that_return_something_else(answer, message):
+    class Other(Lookup):
+        def forward(self, input_ids):
+            return answer(super().forward(input_ids))
+
+    with pytest.raises(WhenceError, match=message):
+        CausalLM().loss(Other(), {"input_ids": torch.tensor([[1, 2, 3], [3, 4, 5]])})
+
+
+@pytest.mark.parametrize(
+    ("examples", "message"),
+    [
+        ([{"input_ids": [1, 2], "text": "a b"}], r"column 'text' .* holds no numbers \(str\).*Remove it"),
+        ([{"input_ids": [1, 2], "words": ["a", "b"]}], r"column 'words'.*\(list\)"),
+        ([{"input_ids": [1, 2], "meta": None}], r"column 'meta'.*\(NoneType\)"),
+        ([torch.tensor([1, 2])], "example is a dict with 'input_ids'"),
+        ([{"tokens": [1, 2]}], "example is a dict with 'input_ids'"),
+    ],
+    ids=["text", "words", "none", "tensor", "other-name"],
+)
+def test_examples_that_cannot_be_collated(examples, message):
+    with pytest.raises(WhenceError, match=f"(?i){message}"):
+        CausalLM().collate(examples)
 
 
 def test_examples_with_other_columns_are_refused():
