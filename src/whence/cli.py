@@ -12,24 +12,69 @@ import typer
 
 from whence import __version__, console
 from whence.errors import WhenceError
+from whence.integrations.source import Source
+from whence.pages import show_top
 from whence.project import Project
 
 app = typer.Typer(
     name="whence",
     help="Which training examples made a trained model do that?\n\n"
-    "Your model is named as web servers name apps: my_project.setup:make, where make() returns a whence.Setup.",
+    "A Hugging Face language model needs no Python: `whence build --hf-model DIR --data train.jsonl --out runs/idx`, "
+    'then `whence attribute --index runs/idx --query "some text"`.\n\n'
+    "Any other model is named as web servers name apps: my_project.setup:make, where make() returns a whence.Setup.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
 
+METHODS = "tracin, tracin-cosine, trak, logra or ekfac"
+_HF = "Hugging Face language models (instead of MODULE:FUNCTION)"
+
 Target = Annotated[
-    str, typer.Argument(metavar="MODULE:FUNCTION", help="a function that returns a whence.Setup")
+    str | None, typer.Argument(metavar="MODULE:FUNCTION", help="a function that returns a whence.Setup")
 ]
-IndexPath = Annotated[Path, typer.Option("--index", help="folder of the index")]
-MethodName = Annotated[str | None, typer.Option(help="tracin, tracin-cosine, trak, … (default: as built)")]
+HFModel = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR", help="folder of save_pretrained, of a PEFT adapter, or a hub name", rich_help_panel=_HF
+    ),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="training texts: .jsonl, .json, .csv, .txt (a text on each line), also as .gz; .parquet",
+        rich_help_panel=_HF,
+    ),
+]
+TextField = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="field that holds the text (default: text)", rich_help_panel=_HF),
+]
+SeqLen = Annotated[
+    int | None,
+    typer.Option(
+        metavar="TOKENS",
+        help="a text is cut into consecutive sequences of this length, the last one shorter; each is an example "
+        "with the id text:part (default: 512, or the model's context)",
+        rich_help_panel=_HF,
+    ),
+]
+Queries = Annotated[
+    Path | None,
+    typer.Option("--queries", metavar="FILE", help="texts to ask about, as in --data", rich_help_panel=_HF),
+]
+IndexPath = Annotated[
+    Path, typer.Option("--index", help="folder of the index; remembers --hf-model and --data of its build")
+]
+MethodName = Annotated[str | None, typer.Option(help=f"{METHODS} (default: as built)")]
 WeightsFile = Annotated[Path | None, typer.Option("--weights", help="weights from `whence learn`")]
+Device = Annotated[str | None, typer.Option(help="where the model runs: cpu, cuda, cuda:1, mps, …")]
+
+
+def _source(hf_model: str | None, data: Path | None, text_field: str | None, seq_len: int | None) -> Source:
+    return Source(hf_model, None if data is None else str(data), text_field, seq_len)
 
 
 @app.command()
@@ -49,17 +94,26 @@ def demo(
 
 @app.command()
 def build(
-    target: Target,
     out: Annotated[Path, typer.Option("--out", help="folder for the index; a half-built one is finished")],
-    method: Annotated[str, typer.Option(help="tracin, tracin-cosine or trak")] = "trak",
-    projection: Annotated[str, typer.Option(help="kron(16), sjlt(4096), dense(512) or none")] = "kron(16)",
+    target: Target = None,
+    hf_model: HFModel = None,
+    data: Data = None,
+    text_field: TextField = None,
+    seq_len: SeqLen = None,
+    method: Annotated[str, typer.Option(help=METHODS)] = "trak",
+    projection: Annotated[
+        str | None,
+        typer.Option(
+            help="kron(16), sjlt(4096), dense(512) or none (default: the method's, mostly kron(16))"
+        ),
+    ] = None,
     groups: Annotated[str, typer.Option(help="layer, tensor or consecutive(128)")] = "layer",
     exclude: Annotated[
         list[str] | None, typer.Option(help="regex of parameters to leave out; repeatable")
     ] = None,
     batch_size: int = 32,
     num_workers: int = 0,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps, …")] = None,
+    device: Device = None,
     store_dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16")] = "float32",
     memory: Annotated[str, typer.Option(help="budget for blocks")] = "2GB",
     seed: int = 0,
@@ -67,39 +121,53 @@ def build(
 ) -> None:
     """Compute the gradient features of the training data.
 
-    Example: `whence build my_project.setup:make --out runs/idx --method trak --groups layer`
+    Examples:
+
+    `whence build --hf-model ./my-gpt2 --data train.jsonl --seq-len 512 --out runs/idx`
+
+    `whence build my_project.setup:make --out runs/idx --method logra --projection "kron(64)"`
     """
     from dataclasses import replace
 
     from whence import methods
     from whence.index import Index
 
-    setup = Project(target).setup
+    chosen = methods.parse(method)
+    if projection is not None:
+        chosen = replace(chosen, projection=projection)
+    project = Project(target, _source(hf_model, data, text_field, seq_len), device=device)
+    setup = project.setup
     index = Index.build(
         setup.model,
         setup.task,
         setup.train_data,
         out,
-        method=replace(methods.parse(method), projection=projection),
+        method=chosen,
         groups=groups,
         exclude=exclude or (),
         collate=setup.collate,
         ids=setup.ids,
         batch_size=batch_size,
         num_workers=num_workers,
-        device=device,
         store_dtype=store_dtype,
         memory=memory,
         seed=seed,
         on_bad=on_bad,
     )
+    if project.source is not None:
+        project.source.remember(out)
     typer.echo(f"{out}: {len(index):,} examples in {len(index.groups)} groups")
 
 
 @app.command()
 def learn(
-    target: Target,
     index: IndexPath,
+    target: Target = None,
+    queries: Queries = None,
+    hf_model: HFModel = None,
+    data: Data = None,
+    text_field: TextField = None,
+    seq_len: SeqLen = None,
     out: Annotated[Path, typer.Option("--out", help="where to save the weights")] = Path("weights.json"),
     method: MethodName = None,
     k: Annotated[int | None, typer.Option(help="top-ranked examples taken for true")] = None,
@@ -107,14 +175,23 @@ def learn(
     loss: str = "top-k",
     solver: Annotated[str | None, typer.Option(help="fixed-point or adamw")] = None,
     seed: int = 0,
+    device: Device = None,
 ) -> None:
-    """Learn the weights of the parameter groups from the setup's learn_queries, without labels.
+    """Learn how much each group of parameters should count, without labels.
 
-    Example: `whence learn my_project.setup:make --index runs/idx --out weights.json`
+    The queries are data of the same kind that is neither trained on nor evaluated on: a file, or the setup's
+    learn_queries.
+
+    Examples:
+
+    `whence learn --index runs/idx --queries learn.jsonl --out weights.json`
+
+    `whence learn my_project.setup:make --index runs/idx --out weights.json`
     """
     from whence.weights import learn_weights
 
-    project = Project(target)
+    source = _source(hf_model, data, text_field, seq_len)
+    project = Project(target, source, index=index, learn=queries, device=device)
     scores = project.scores(index, "learn", method)
     chosen: dict[str, Any] = {"k": k, "weight_decay": weight_decay}
     weights = learn_weights(
@@ -126,27 +203,48 @@ def learn(
 
 @app.command()
 def attribute(
-    target: Target,
     index: IndexPath,
+    target: Target = None,
+    query: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="a text to ask about; repeatable", rich_help_panel=_HF),
+    ] = None,
+    queries: Annotated[
+        str | None,
+        typer.Option(help="a file of texts as in --data; with MODULE:FUNCTION: eval (the default) or learn"),
+    ] = None,
+    hf_model: HFModel = None,
+    data: Data = None,
+    text_field: TextField = None,
+    seq_len: SeqLen = None,
     weights: WeightsFile = None,
     method: MethodName = None,
     top: Annotated[int, typer.Option(help="how many training examples for each query")] = 5,
     opponents: Annotated[
         bool, typer.Option("--opponents", help="the lowest scores instead of the highest")
     ] = False,
-    queries: Annotated[str, typer.Option(help="eval or learn")] = "eval",
     format: Annotated[str, typer.Option(help="table, json or csv")] = "table",
+    device: Device = None,
 ) -> None:
     """Print the training examples that mattered most for each query.
 
-    Example: `whence attribute my_project.setup:make --index runs/idx --weights weights.json --format csv > top.csv`
+    Examples:
+
+    `whence attribute --index runs/idx --query "The state of the union is strong."`
+
+    `whence attribute my_project.setup:make --index runs/idx --weights weights.json --format csv > top.csv`
     """
     from whence.errors import unknown
 
     if format not in ("table", "json", "csv"):
         raise unknown("format", format, ("table", "json", "csv"))
-    project = Project(target)
-    scores = project.scores(index, queries, method)
+    if query and queries:
+        raise WhenceError("--query and --queries: give one of the two")
+    texts = query or (Path(queries) if queries and target is None else None)
+    source = _source(hf_model, data, text_field, seq_len)
+    project = Project(target, source, index=index, evaluate=texts, device=device)
+    role = queries if queries and target is not None else "eval"
+    scores = project.scores_of_anything(index, method) if query else project.scores(index, role, method)
     best = scores.top(top, project.weights(weights, scores), largest=not opponents)
     rows = [
         {"query": q, "rank": r + 1, "id": name, "index": int(i), "score": float(v)}
@@ -161,36 +259,45 @@ def attribute(
         writer.writeheader()
         writer.writerows(rows)
     else:
-        console.show_table(
-            "opponents" if opponents else "proponents",
-            ["query", *(f"{r + 1}." for r in range(top))],
-            [
-                [str(q), *(f"{x['id']} ({x['score']:.3g})" for x in rows[q * top : (q + 1) * top])]
-                for q in range(len(scores))
-            ],
+        show_top(
+            project.setup, project.queries(role), None if query else project.names(role), best, opponents
         )
 
 
 @app.command()
 def evaluate(
-    target: Target,
     index: IndexPath,
     bank: Annotated[Path, typer.Option(help="file of a retraining bank (whence.evaluate.Bank)")],
+    target: Target = None,
+    queries: Queries = None,
+    hf_model: HFModel = None,
+    data: Data = None,
+    text_field: TextField = None,
+    seq_len: SeqLen = None,
     weights: WeightsFile = None,
     method: MethodName = None,
-    utility: Annotated[str, typer.Option(help="which utility of the bank belongs to eval_queries")] = "eval",
+    utility: Annotated[str, typer.Option(help="which utility of the bank belongs to the queries")] = "eval",
     format: Annotated[str, typer.Option(help="table or json")] = "table",
+    device: Device = None,
 ) -> None:
-    """Measure the linear datamodeling score (LDS) on eval_queries, with and without weights.
+    """Measure the linear datamodeling score (LDS) of the queries, with and without weights.
 
-    Example: `whence evaluate my_project.setup:make --index runs/idx --bank runs/bank.npz --weights weights.json`
+    How well scores predict models that were retrained on parts of the data; such a bank is made with
+    whence.evaluate.Bank.run.
+
+    Examples:
+
+    `whence evaluate --index runs/idx --queries eval.jsonl --bank runs/bank.npz --weights weights.json`
+
+    `whence evaluate my_project.setup:make --index runs/idx --bank runs/bank.npz --weights weights.json`
     """
     from whence.errors import unknown
     from whence.evaluate import Bank, compare, lds
 
     if format not in ("table", "json"):
         raise unknown("format", format, ("table", "json"))
-    project = Project(target)
+    source = _source(hf_model, data, text_field, seq_len)
+    project = Project(target, source, index=index, evaluate=queries, device=device)
     scores = project.scores(index, "eval", method)
     retrained = Bank.open(bank)
     if utility not in retrained.utility:
@@ -214,36 +321,52 @@ def evaluate(
 
 @app.command()
 def report(
-    target: Target,
     index: IndexPath,
+    target: Target = None,
+    queries: Queries = None,
+    hf_model: HFModel = None,
+    data: Data = None,
+    text_field: TextField = None,
+    seq_len: SeqLen = None,
     out: Annotated[Path, typer.Option("--out", help="the page to write")] = Path("report.html"),
     weights: WeightsFile = None,
     method: MethodName = None,
-    first: Annotated[int, typer.Option(help="how many of the eval_queries to show")] = 12,
+    first: Annotated[int, typer.Option(help="how many of the queries to show")] = 12,
     top: Annotated[int, typer.Option(help="training examples on each side")] = 5,
+    device: Device = None,
 ) -> None:
     """Write one self-contained HTML page: queries, their proponents and opponents, and the weights.
 
-    Example: `whence report my_project.setup:make --index runs/idx --weights weights.json --out report.html`
+    Examples:
+
+    `whence report --index runs/idx --queries eval.jsonl --weights weights.json --out report.html`
+
+    `whence report my_project.setup:make --index runs/idx --weights weights.json --out report.html`
     """
-    path = Project(target).report(index, out, weights, method, first, top)
+    source = _source(hf_model, data, text_field, seq_len)
+    project = Project(target, source, index=index, evaluate=queries, device=device)
+    path = project.report(index, out, weights, method, first, top)
     typer.echo(f"Open {path.resolve()} in a browser.")
 
 
 @app.command()
 def bench(
-    target: Target,
+    target: Target = None,
+    hf_model: HFModel = None,
+    data: Data = None,
+    text_field: TextField = None,
+    seq_len: SeqLen = None,
     rank: Annotated[int, typer.Option(help="rank of the two-sided projection")] = 16,
     batch_size: int = 32,
     runs: int = 15,
 ) -> None:
     """Measure the cost of features on your model, as a ratio to one plain training pass.
 
-    Example: `whence bench my_project.setup:make --rank 16`
+    Example: `whence bench my_project.setup:make --rank 16`, or with --hf-model and --data
     """
     from whence.bench import measure
 
-    setup = Project(target).setup
+    setup = Project(target, _source(hf_model, data, text_field, seq_len)).setup
     typer.echo(measure(setup, rank=rank, batch_size=batch_size, runs=runs))
 
 

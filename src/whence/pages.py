@@ -7,18 +7,22 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.markup import escape
 from torch import Tensor
 
+from whence import console
 from whence.data import Rows, to_device
+from whence.errors import WhenceError
 from whence.features.guard import untouched
 from whence.features.units import placement
 from whence.report import Item, QueryPanel, Row, Scored, WeightsPanel
-from whence.scores import GroupScores
+from whence.scores import GroupScores, Top
 from whence.setup import Setup
 from whence.tasks import Classification
 from whence.weights import Weights
 
 Show = Callable[[Any], Any]
+Tokens = Callable[[int, int, Weights | None], Sequence[float] | Tensor | None]  # of query, example, weights
 
 
 def as_item(example: Any, name: int | str, show: Show | None = None) -> Item:
@@ -82,31 +86,100 @@ def query_panels(
     which: Sequence[int],
     count: int = 5,
     item: Callable[[int], Item] | None = None,
+    names: Sequence[int | str] | None = None,
+    tokens: Tokens | None = None,
 ) -> list[QueryPanel]:
-    """Panels of some queries: a row for each named way of weighting, proponents and opponents in it."""
-    train = Rows(setup.train_data)
-    if item is None:
+    """Panels of some queries: a row for each named way of weighting, proponents and opponents in it.
 
-        def item(i: int) -> Item:
-            return as_item(train[i], i if setup.ids is None else setup.ids[i], setup.show)
+    `names` are what the queries are called, by default their positions. With `tokens` and `setup.pieces`, the
+    tokens of training examples are shaded by what they add to the score.
+    """
+    train = Rows(setup.train_data)
+
+    def shown(i: int) -> Item:
+        return as_item(train[i], i if setup.ids is None else setup.ids[i], setup.show)
+
+    make = item or shown
+
+    def scored(q: int, top: Top, w: Weights | None) -> list[Scored]:
+        found = zip(top.indices[q].tolist(), top.values[q].tolist())
+        return [Scored(make(i), v, _parts(setup, train, tokens, q, i, w)) for i, v in found]
 
     tops = {name: (scores.top(count, w), scores.top(count, w, largest=False)) for name, w in weights.items()}
     predicted = predictions(setup, queries)
     panels = []
     for q in which:
         rows = [
-            Row(
-                name,
-                [Scored(item(i), v) for i, v in zip(best.indices[q].tolist(), best.values[q].tolist())],
-                [Scored(item(i), v) for i, v in zip(worst.indices[q].tolist(), worst.values[q].tolist())],
-            )
+            Row(name, scored(q, best, weights[name]), scored(q, worst, weights[name]))
             for name, (best, worst) in tops.items()
         ]
         answer = None if predicted is None else predicted[q]
-        panels.append(QueryPanel(as_item(queries[q], q, setup.show), rows, predicted=answer))
+        panels.append(
+            QueryPanel(
+                as_item(queries[q], q if names is None else names[q], setup.show), rows, predicted=answer
+            )
+        )
     return panels
+
+
+def _parts(
+    setup: Setup, train: Rows, tokens: Tokens | None, q: int, i: int, weights: Weights | None
+) -> list[tuple[str, float]] | None:
+    """The pieces of training example i, each with what it adds to the score for query q; None if not known."""
+    values = None if tokens is None or setup.pieces is None else tokens(q, i, weights)
+    if values is None or setup.pieces is None:
+        return None
+    pieces = setup.pieces(train[i])
+    if len(pieces) != len(values):
+        raise WhenceError(
+            f"Setup.pieces gives {len(pieces)} pieces for training example {i}, which has {len(values)} tokens: "
+            "expected one for each"
+        )
+    return list(zip(pieces, map(float, values)))
 
 
 def weights_panel(weights: Weights, note: str = "") -> WeightsPanel:
     curve = weights.provenance.get("objective", {}).get("curve") or None
     return WeightsPanel(weights.groups, weights.values.numpy(), objective=curve, note=note)
+
+
+def show_top(
+    setup: Setup, queries: Rows, names: Sequence[str] | None, best: Top, opponents: bool = False
+) -> None:
+    """Print the top examples of each query: passages below the query where these are texts, else ids in one table.
+
+    `names` are what the queries are called, if they have names.
+    """
+    title, top = "opponents" if opponents else "proponents", best.indices.shape[1]
+    asked = [as_item(queries[q], q, setup.show) for q in range(len(queries))]
+    if any(item.text is None for item in asked):
+        rows = [
+            [str(q), *(f"{name} ({value:.3g})" for name, value in zip(best.ids[q], best.values[q].tolist()))]
+            for q in range(len(queries))
+        ]
+        console.show_table(title, ["query", *(f"{r + 1}." for r in range(top))], rows)
+        return
+    train = Rows(setup.train_data)
+    for q, item in enumerate(asked):
+        found = zip(best.indices[q].tolist(), best.values[q].tolist(), best.ids[q])
+        passages = [
+            [f"{r}.", f"{value:+.3g}", str(name), _brief(as_item(train[i], name, setup.show).text or "", 300)]
+            for r, (i, value, name) in enumerate(found, 1)
+        ]
+        name = f" {names[q]}" if names is not None else f" {q}"
+        console.show_table(
+            f"Query{name}: {escape(_brief(item.text or '', 600))}", ["", "score", "id", title], passages
+        )
+
+
+def _brief(text: str, characters: int) -> str:
+    """A text in one line for a terminal, cut between words.
+
+    >>> _brief("to be\\nor  not\\x1b[31m to be", 12)
+    'to be or …'
+    """
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    if len(line) <= characters:
+        return line
+    space = line.rfind(" ", 0, characters - 1)
+    return f"{line[: space if space > 0 else characters - 2]} …"

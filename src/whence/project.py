@@ -2,28 +2,69 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
 
 import whence
+from whence import console
 from whence.data import Rows
 from whence.errors import WhenceError, unknown
 from whence.index import Index
-from whence.pages import query_panels, weights_panel
+from whence.integrations.source import Source
+from whence.pages import Tokens, query_panels, weights_panel
 from whence.report import Page
 from whence.scores import GroupScores
 from whence.setup import Setup
 from whence.weights import Weights
 
+if TYPE_CHECKING:
+    from whence.index.tokens import TokenScores
+    from whence.integrations.documents import Texts
+
 
 class Project:
-    """`module:function` made real. Nothing is computed before it is needed."""
+    """`module:function`, or a Hugging Face model and texts, made real. Exactly one of the two ways.
 
-    def __init__(self, target: str) -> None:
-        self.target = target
-        self.setup = load(target)
+    `index` is where a source that is not given is looked up; `learn` and `evaluate` are the texts of queries,
+    for a Hugging Face model, whose setup brings none.
+    """
+
+    def __init__(
+        self,
+        target: str | None,
+        source: Source | None = None,
+        *,
+        index: Path | None = None,
+        learn: Texts | None = None,
+        evaluate: Texts | None = None,
+        device: str | None = None,
+    ) -> None:
+        said = source.said if source is not None else {}
+        if target is not None and said:
+            raise WhenceError(
+                f"{target} and --{'hf-model' if 'model' in said else next(iter(said)).replace('_', '-')}: give "
+                "MODULE:FUNCTION, or --hf-model with --data, not both"
+            )
+        self.source: Source | None = None
+        if target is not None:
+            if learn is not None or evaluate is not None:
+                raise WhenceError(
+                    f"queries as texts go with --hf-model: {target} brings its own, learn_queries and eval_queries"
+                )
+            self.name, self.setup = target, load(target)
+        else:
+            self.source = (source or Source()).settled(index)
+            self.name, self.setup = _hugging_face(self.source, learn, evaluate)
+            self.source = replace(self.source, seq_len=self.setup.train_data.length)
+        if device is not None:
+            _move(self.setup.model, device)
 
     def index(self, path: Path) -> Index:
         s = self.setup
@@ -33,16 +74,33 @@ class Project:
         if role not in ("learn", "eval"):
             raise unknown("queries", role, ("learn", "eval"))
         data = self.setup.learn_queries if role == "learn" else self.setup.eval_queries
+        if data is None and self.source is not None:
+            raise WhenceError(
+                "no queries: give texts that are not in the training data (--queries FILE.jsonl)"
+                + (", nor used to evaluate" if role == "learn" else "")
+            )
         if data is None:
-            raise WhenceError(f"{self.target} gives no {role}_queries: set Setup(..., {role}_queries=...)")
+            raise WhenceError(f"{self.name} gives no {role}_queries: set Setup(..., {role}_queries=...)")
         return Rows(data, self.setup.collate or self.setup.task.collate)
+
+    def names(self, role: str) -> list[str] | None:
+        """What the queries of a file are called."""
+        return self.queries(role).data.ids if self.source is not None else None
 
     def scores(self, path: Path, role: str, method: str | None) -> GroupScores:
         """Scores of one role's queries, after checking that the roles share no example."""
         queries = self.queries(role)
         self._check_roles(role, queries)
-        index = self.index(path)
-        return index.score(index.features(queries, index.folder / "queries" / f"{role}.safetensors"), method)
+        return self._scores(self.index(path), queries, method)
+
+    def scores_of_anything(self, path: Path, method: str | None) -> GroupScores:
+        """Scores of queries that nothing is learned from and nothing measured on: they may be training data."""
+        return self.index(path).score(self.queries("eval"), method)
+
+    def _scores(self, index: Index, queries: Rows, method: str | None) -> GroupScores:
+        """Scores of queries whose features are kept, for the next command that asks for them."""
+        key = hashlib.blake2b("".join(queries.digests()).encode(), digest_size=8).hexdigest()
+        return index.score(index.features(queries, index.folder / "queries" / f"{key}.safetensors"), method)
 
     def _check_roles(self, role: str, queries: Rows) -> None:
         other = "eval" if role == "learn" else "learn"
@@ -74,16 +132,28 @@ class Project:
     def report(
         self, path: Path, out: Path, weights: Path | None, method: str | None, first: int, top: int
     ) -> Path:
-        scores = self.scores(path, "eval", method)
+        everything = self.queries("eval")
+        self._check_roles("eval", everything)
+        queries = Rows([everything[q] for q in range(min(first, len(everything)))], everything.collate)
+        index = self.index(path)
+        scores = self._scores(index, queries, method)
         learned = self.weights(weights, scores)
-        queries = self.queries("eval")
         ways = {"unweighted": None} if learned is None else {"unweighted": None, "weighted": learned}
         count = min(top, scores.shape[1])
-        panels = query_panels(
-            self.setup, queries, scores, ways, which=range(min(first, len(queries))), count=count
-        )
+        steps = 2 * count * len(ways) * len(queries)
+        with console.progress("tokens", steps, self._has_tokens) as advance:
+            panels = query_panels(
+                self.setup,
+                queries,
+                scores,
+                ways,
+                which=range(len(queries)),
+                count=count,
+                names=self.names("eval"),
+                tokens=self._tokens(index, scores, advance) if self._has_tokens else None,
+            )
         page = Page(
-            f"What made {self.target.partition(':')[0]} do that?",
+            f"What made {Path(self.name.partition(':')[0]).name} do that?",
             f"{scores.shape[1]:,} training examples, {scores.method.name} attributions",
             queries=panels,
             weights=None if learned is None else weights_panel(learned),
@@ -91,13 +161,53 @@ class Project:
         )
         return page.write(out)
 
+    @property
+    def _has_tokens(self) -> bool:
+        """Whether the parts that single tokens have in a score can be computed, and shown."""
+        return self.setup.pieces is not None and hasattr(self.setup.task, "token_losses")
+
+    def _tokens(self, index: Index, scores: GroupScores, advance: console.Advance) -> Tokens:
+        made: dict[int, TokenScores] = {}
+
+        def tokens(q: int, i: int, weights: Weights | None) -> Tensor:
+            if id(weights) not in made:
+                made[id(weights)] = index.tokens(scores, weights)
+            advance(1)
+            return made[id(weights)](q, self.setup.train_data[i])
+
+        return tokens
+
+
+def _hugging_face(source: Source, learn: Texts | None, evaluate: Texts | None) -> tuple[str, Setup]:
+    from whence.integrations.language import hf_setup
+
+    assert source.model is not None
+    assert source.data is not None
+    setup = hf_setup(
+        source.model,
+        source.data,
+        text_field=source.text_field or "text",
+        seq_len=source.seq_len,
+        learn_queries=learn,
+        eval_queries=evaluate,
+    )
+    return source.model, setup
+
+
+def _move(model: nn.Module, device: str) -> None:
+    try:
+        model.to(device)
+    except (RuntimeError, AssertionError) as e:
+        raise WhenceError(f"cannot use the device {device!r} ({str(e).splitlines()[0]})") from None
+
 
 def load(target: str) -> Setup:
     """The Setup that `module:function` returns; modules are found from the current folder too."""
     module_name, colon, attribute = target.partition(":")
     if not colon or not module_name or not attribute:
+        hint = f". For the model in this folder: --hf-model {target}" if os.path.isdir(target) else ""
         raise WhenceError(
-            f"cannot read {target!r}: expected MODULE:FUNCTION, for example my_project.setup:make"
+            f"cannot read {target!r}: expected MODULE:FUNCTION, for example my_project.setup:make{hint}"
         )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

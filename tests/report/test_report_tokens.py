@@ -76,7 +76,7 @@ def test_tokens_are_shown_instead_of_the_text_and_explained():
     root = parse(queries_section([QueryPanel(Item("q"), [Row("trak", [shaded])])]))
     assert "kind-text" in root.one("article").classes
     assert [node.text for node in root.all("li.example .t")] == ["to", "be"]
-    assert "tokens that raise the query’s loss" in words(root.one("ul.legend"))
+    assert "learning a token raises the query’s loss" in words(root.one("ul.legend"))
     assert len(root.all("ul.legend .t")) == 2 * LEVELS
     assert not parse(queries_section([QueryPanel(Item("q"), [Row("trak", [plain])])])).all("ul.legend")
 

@@ -88,9 +88,9 @@ def key() -> Html:
     return el(
         "li",
         {"class": "shades"},
-        "tokens that raise the query’s loss ",
+        "learning a token raises the query’s loss ",
         el("span", {"class": "scale", "aria-hidden": "true"}, side("minus", range(LEVELS, 0, -1))),
         el("span", {"class": "scale", "aria-hidden": "true"}, side("plus", range(1, LEVELS + 1))),
-        " tokens that lower it (strong ones underlined, dotted and solid). The shade is relative to the strongest "
-        "token of the passage; point at a token for what it adds to the score.",
+        " lowers it (strong ones underlined, dotted and solid). The shade is relative to the strongest token of the "
+        "passage; point at a token for what it adds to the score.",
     )
