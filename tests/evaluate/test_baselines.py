@@ -9,7 +9,7 @@ from torch import nn
 
 import models
 from whence.errors import WhenceError
-from whence.evaluate import bm25, lds, recall_at_k, representation_similarity
+from whence.evaluate import bm25, lds, random_indices, recall_at_k, representation_similarity
 from whence.tasks import CausalLM, Classification, Task
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -21,6 +21,26 @@ CORPUS = [
     "Cats and dogs; a dog, a DOG!",
     "naïve 2nd_hand x y z",
 ]
+
+
+def test_random_positions():
+    drawn = random_indices(50, 400, 20, seed=3)
+    assert drawn.dtype == np.int64 and drawn.min() == 0 and drawn.max() == 49
+    assert all(len(set(row)) == 20 for row in drawn.tolist())
+    counts = np.bincount(drawn.ravel(), minlength=50)  # each is drawn 160 times, ± 9.8
+    assert np.abs(counts - 160).max() < 5 * 9.8
+    assert np.array_equal(drawn, random_indices(50, 400, 20, seed=3))
+    assert np.array_equal(drawn[:7, :5], random_indices(50, 7, 5, seed=3))
+    assert not np.array_equal(drawn, random_indices(50, 400, 20, seed=4))
+    assert sorted(random_indices(5, 1, 5, seed=0)[0]) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), [((5, 2, 6), "k is 6: expected 1 to 5"), ((5, 0, 2), "queries is 0")]
+)
+def test_bad_random_positions(arguments, message):
+    with pytest.raises(WhenceError, match=message):
+        random_indices(*arguments, seed=0)
 
 
 def formula(corpus, query, k1=1.5, b=0.75):

@@ -1,13 +1,13 @@
 """How good is an attribution? Metrics, the baselines to beat, and the bank of retrained models that LDS needs."""
 
 from whence.evaluate.bank import Bank
-from whence.evaluate.baselines import bm25, representation_similarity
+from whence.evaluate.baselines import bm25, random_indices, representation_similarity
 from whence.evaluate.compare import Comparison, compare
 from whence.evaluate.estimate import Estimate, paired
 from whence.evaluate.lds import lds
 from whence.evaluate.mislabel import mislabel_auc, mislabel_auc_interval
 from whence.evaluate.recall import recall_at_k
-from whence.evaluate.tail_patch import TailPatch, random_indices, tail_patch
+from whence.evaluate.tail_patch import TailPatch, tail_patch
 
 __all__ = [
     "Bank",

@@ -1,4 +1,4 @@
-"""What every comparison should show beside an attribution method: shared words, similar representations."""
+"""What every comparison should show beside an attribution method: chance, shared words, similar representations."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -19,6 +20,27 @@ from whence.features.guard import untouched
 from whence.tasks import Task
 
 _SHORT_LIST = 12  # so many module names fit into an error message
+
+
+def random_indices(n_train: int, queries: int, k: int, seed: int = 0) -> np.ndarray:
+    """(Q, k) positions of k random training examples for each query, none twice in a row: the random baseline.
+
+    Row q depends on (seed, q, n_train) only and is the same on every machine; a smaller k gives its beginning.
+
+    >>> random_indices(n_train=1000, queries=2, k=3, seed=0).shape
+    (2, 3)
+    """
+    if not 0 < k <= n_train:
+        raise WhenceError(f"k is {k}: expected 1 to {n_train}, the number of training examples")
+    if queries < 1 or seed < 0:
+        raise WhenceError(
+            f"queries is {queries} and seed {seed}: expected at least 1 query and a seed from 0 on"
+        )
+    drawn = np.empty((queries, k), dtype=np.int64)
+    for q in range(queries):
+        keys = np.random.Philox(np.random.SeedSequence(seed, spawn_key=(q,))).random_raw(n_train)
+        drawn[q] = np.argsort(keys, kind="stable")[:k]
+    return drawn
 
 
 def bm25(train_texts: Iterable[str], query_texts: Iterable[str]) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from whence.data import Collate, Rows, map_tensors, to_device
+from whence.data import Collate, Rows, to_device
 from whence.errors import WhenceError
 from whence.evaluate._arrays import Array, numbers
 from whence.evaluate.estimate import Estimate
@@ -72,9 +72,9 @@ def tail_patch(
     """The change of each query's log-probability when the model takes one step on the query's proponents.
 
     Row q of `top_indices` (Q, k) names the k training examples of query q: `scores.top(k).indices`, or
-    `random_indices` for the random baseline. They form one batch, whose loss is the mean of `task.loss`;
-    `micro_batch` of them run at a time, and their gradients add up to those of the whole batch. The paper
-    takes as many as training had in a batch, or one.
+    `random_indices` for the random baseline. They form one batch, whose loss is the mean of `task.loss` (so a
+    `CausalLM` should have the reduction of training); `micro_batch` of them run at a time, and their gradients
+    add up to those of the whole batch. The paper takes k as large as the batches of training, or 1.
 
     The step should be the one that training would have taken next. `optimizer` makes the optimizer from the
     list of trainable parameters (`torch.optim.AdamW`, or a function that also sets betas and weight decay);
@@ -117,7 +117,8 @@ def tail_patch(
     change, tokens = np.empty(len(asked)), np.empty(len(asked))
     with ModelProgress("tail-patch", len(asked), 0) as bar:
         for q, proponents in enumerate(top.tolist()):
-            query = to_device(asked.batch([q]), device)
+            with untouched(model):  # reading may draw random numbers
+                query = to_device(asked.batch([q]), device)
             pieces = [proponents[a : a + micro_batch] for a in range(0, len(proponents), micro_batch)]
             batches = ((piece, to_device(train.batch(piece), device)) for piece in pieces)
             with _about(f"query {q}"):
@@ -133,27 +134,6 @@ def tail_patch(
             change[q] = before - after
             bar.step()
     return TailPatch(per_token=Estimate(100 * change / tokens), summed=Estimate(change))
-
-
-def random_indices(n_train: int, queries: int, k: int, seed: int = 0) -> np.ndarray:
-    """(Q, k) positions of k random training examples for each query, none twice in a row: the random baseline.
-
-    Row q depends on (seed, q, n_train) only and is the same on every machine; a smaller k gives its beginning.
-
-    >>> random_indices(n_train=1000, queries=2, k=3, seed=0).shape
-    (2, 3)
-    """
-    if not 0 < k <= n_train:
-        raise WhenceError(f"k is {k}: expected 1 to {n_train}, the number of training examples")
-    if queries < 1 or seed < 0:
-        raise WhenceError(
-            f"queries is {queries} and seed {seed}: expected at least 1 query and a seed from 0 on"
-        )
-    drawn = np.empty((queries, k), dtype=np.int64)
-    for q in range(queries):
-        keys = np.random.Philox(np.random.SeedSequence(seed, spawn_key=(q,))).random_raw(n_train)
-        drawn[q] = np.argsort(keys, kind="stable")[:k]
-    return drawn
 
 
 # --- one query ------------------------------------------------------------------------------------------
@@ -186,22 +166,8 @@ def _reducing(task: CausalLM, reduction: str) -> CausalLM:
 
 def _loss(model: nn.Module, task: Task, batch: Any) -> float:
     """The loss of a batch of one. Every call starts from the same random numbers, should the task draw any."""
-    with untouched(model), torch.no_grad(), _full_precision(model):
+    with untouched(model), torch.no_grad():
         return float(_per_example(task.loss(model, batch), 1))
-
-
-@contextmanager
-def _full_precision(model: nn.Module) -> Generator[None]:
-    """Inside: what a half-precision model returns is float32, since a sum of bfloat16 losses is too coarse."""
-
-    def widen(x: Tensor) -> Tensor:
-        return x.float() if x.is_floating_point() and x.dtype.itemsize < 4 else x
-
-    handle = model.register_forward_hook(lambda _module, _args, output: map_tensors(output, widen))
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 def _step(
