@@ -21,6 +21,7 @@ import torch
 
 from whence import Setup, bench
 from whence.data import Rows
+from whence.methods import TracIn
 from whence.tasks import CausalLM, Classification
 
 RESULTS = Path(__file__).parent / "results" / "features.json"
@@ -65,7 +66,7 @@ def print_peak(case: str, what: str, rank: int) -> None:
     if what == "plain":
         bench.plain(setup, (rows.batch(range(start, start + size)) for start in range(0, len(rows), size)))
     else:
-        bench.build(setup, rows, size, rank)
+        bench.build(setup, rows, size, TracIn(projection=f"kron({rank})"))
     print(_status("VmHWM") - before)
 
 

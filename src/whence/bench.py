@@ -14,7 +14,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from whence.features.memory_format import channels_last
 from whence.features.plan import EXAMPLES
 from whence.features.units import placement
 from whence.index import Index
-from whence.methods import TracIn
+from whence.methods import Method, TracIn
 from whence.setup import Setup
 
 
@@ -90,7 +90,7 @@ class Cost:
         )
 
 
-class _Start:
+class Start:
     """A collate function that notes when the build asks for its first whole batch: planning is over."""
 
     def __init__(self, collate: Collate, batch_size: int) -> None:
@@ -118,8 +118,8 @@ def measure(setup: Setup, rank: int = 16, batch_size: int = 32, runs: int = 15, 
                 begun = time.perf_counter()
                 run(setup, (rows.batch(range(a, a + batch_size)) for a in range(0, len(rows), batch_size)))
                 seconds[name].append(time.perf_counter() - begun)
-            begun, start = time.perf_counter(), _Start(collate, batch_size)
-            build(setup, rows, batch_size, rank, start)
+            begun, start = time.perf_counter(), Start(collate, batch_size)
+            build(setup, rows, batch_size, TracIn(projection=f"kron({rank})"), start)
             assert start.time is not None
             seconds["build"].append(time.perf_counter() - start.time)
             seconds["planning"].append(start.time - begun)
@@ -162,19 +162,28 @@ def frozen(setup: Setup, batches: Iterable[Any]) -> None:
             handle.remove()
 
 
-def build(setup: Setup, data: Any, batch_size: int, rank: int, collate: Collate | None = None) -> None:
-    """An index in a temporary folder."""
+def build(
+    setup: Setup,
+    data: Any,
+    batch_size: int,
+    method: Method,
+    collate: Collate | None = None,
+    use: Callable[[Index], Any] | None = None,
+) -> None:
+    """An index in a temporary folder, which `use` may ask something before it is gone."""
     folder = tempfile.mkdtemp(prefix="whence-bench-")
     try:
-        Index.build(
+        index = Index.build(
             setup.model,
             setup.task,
             data,
             Path(folder) / "index",
-            method=TracIn(projection=f"kron({rank})"),
+            method=method,
             batch_size=batch_size,
             collate=collate,
             progress=False,
         )
+        if use is not None:
+            use(index)
     finally:
         shutil.rmtree(folder)
