@@ -1,0 +1,126 @@
+"""Hugging Face models as they come, small: what `test_huggingface.py` and its neighbours run over."""
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+import models
+from cases import Case, images, ragged
+from whence.data import Rows
+from whence.tasks import CausalLM
+
+SMALL = {
+    "vocab_size": 23,
+    "hidden_size": 12,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,  # grouped queries
+    "head_dim": 4,
+    "max_position_embeddings": 16,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+
+
+def language_model(family, **options):
+    """A decoder of this family, by the names that transformers gives its classes."""
+
+    def build():
+        import transformers
+
+        config = getattr(transformers, f"{family}Config")(**(SMALL | options))
+        return getattr(transformers, f"{family}ForCausalLM")(config)
+
+    return build
+
+
+def gpt2(tied):
+    def build():
+        from transformers import GPT2LMHeadModel
+
+        config = models.gpt2().config
+        config.tie_word_embeddings = tied
+        return GPT2LMHeadModel(config)
+
+    return build
+
+
+def bert():
+    from transformers import BertConfig, BertForSequenceClassification
+
+    return BertForSequenceClassification(
+        BertConfig(
+            vocab_size=23,
+            hidden_size=12,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=16,
+            max_position_embeddings=16,
+            num_labels=3,
+        )
+    )
+
+
+def texts(n):
+    """Texts of 3 to 12 tokens with a class."""
+    return [
+        {"input_ids": torch.randint(1, 23, (3 + 5 * i % 10,)), "labels": torch.tensor(i % 3)}
+        for i in range(n)
+    ]
+
+
+def padded(examples):
+    """As transformers' DataCollatorWithPadding does it."""
+    ids = [e["input_ids"] for e in examples]
+    return {
+        "input_ids": pad_sequence(ids, batch_first=True),
+        "attention_mask": pad_sequence([torch.ones_like(x) for x in ids], batch_first=True),
+        "labels": torch.stack([e["labels"] for e in examples]),
+    }
+
+
+def left_padded(examples):
+    """Texts padded on the left, as tokenizers do for generation."""
+    length = max(len(e["input_ids"]) for e in examples)
+    rows = [[0] * (length - len(e["input_ids"])) + list(e["input_ids"]) for e in examples]
+    masks = [[0] * (length - len(e["input_ids"])) + [1] * len(e["input_ids"]) for e in examples]
+    return {"input_ids": torch.tensor(rows), "attention_mask": torch.tensor(masks)}
+
+
+LANGUAGE = [
+    Case("gpt2-tied", gpt2(True), ragged, CausalLM),
+    Case("gpt2-untied", gpt2(False), ragged, CausalLM),
+    Case("llama", language_model("Llama"), ragged, CausalLM),
+    Case("llama-tied", language_model("Llama", tie_word_embeddings=True), ragged, CausalLM),
+    Case("qwen2", language_model("Qwen2"), ragged, CausalLM),
+    Case("qwen3", language_model("Qwen3"), ragged, CausalLM),
+    Case("qwen3-tied", language_model("Qwen3", tie_word_embeddings=True), ragged, CausalLM),
+    Case("mistral", language_model("Mistral", sliding_window=4), ragged, CausalLM),
+]
+CLASSIFIERS = [
+    Case("bert", bert, texts),
+    Case("vit", models.vit, images(8), ways={r"cls_token|position_embeddings": "expanded"}),
+    Case("resnet", models.resnet, images(16)),
+]
+BY_NAME = {case.name: case for case in [*LANGUAGE, *CLASSIFIERS]}
+
+
+def make(case, dtype=torch.float64, examples=7):
+    """Model, task and rows; texts with a class come with their own way to pad."""
+    model, task, rows = case.make(dtype, examples)
+    return model, task, Rows(rows.data, padded) if case.data is texts else rows
+
+
+def their_gradients(model, rows):
+    """{parameter: (N, *shape)} of the loss that transformers computes itself, one example at a time."""
+    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    found = {n: [] for n in named}
+    for i in range(len(rows)):
+        batch = rows.batch([i])
+        labels = batch["labels"] if "labels" in batch else batch["input_ids"]
+        loss = model(**(batch | {"labels": labels})).loss
+        grads = torch.autograd.grad(loss, list(named.values()))
+        for n, g in zip(named, grads):
+            found[n].append(g.detach())
+    return {n: torch.stack(g) for n, g in found.items()}
