@@ -1,0 +1,167 @@
+"""A model, its batches and its projections as shapes alone, for running the real code without any numbers.
+
+torch's fake tensors have a shape, a type and a device, and no content. They are made as tensors of the CPU,
+so that torch takes the ways that it takes there (fused attention, channels-last convolutions), whatever
+device the model is on, the meta device included.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from whence.data import map_tensors
+from whence.errors import WhenceError
+from whence.features.collector import Collector, Coverage
+from whence.features.guard import untouched
+from whence.features.plan import EXAMPLES, FAILURES, _find_uses, _Planner
+from whence.features.units import Unit, placement
+from whence.projection import Projection, Spec, feature_size
+from whence.tasks.base import Task
+
+Batches = Callable[[int], Any]  # how many examples → a batch of them
+
+
+def no_numbers() -> FakeTensorMode:
+    """Inside, all new tensors are fake. Real ones that come up, as in a task's tables, count as fake too."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def without_numbers(model: nn.Module) -> nn.Module:
+    """A copy of the model whose tensors are fake; nothing of the model itself is changed or copied."""
+    tensors = [*model.parameters(), *model.buffers()]
+    tensors += [t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor)]
+    memo: dict[int, Any] = {id(t): _fake(t) for t in tensors}
+    try:
+        return copy.deepcopy(model, memo)
+    except (RuntimeError, TypeError, ValueError) as e:
+        raise WhenceError(
+            f"the {type(model).__name__} cannot be copied ({e}), which planning needs: plan for one that is built "
+            "from its config alone"
+        ) from e
+
+
+def _fake(t: Tensor) -> Tensor:
+    made = torch.empty_like(t, device="cpu")
+    return nn.Parameter(made, t.requires_grad) if isinstance(t, nn.Parameter) else made
+
+
+def batches_like(example: Any) -> Batches:
+    """Batches of any number of examples, like one that has them along the first axis of its tensors."""
+    counts: list[int] = []
+
+    def note(x: Tensor) -> Tensor:
+        counts.extend(x.shape[:1])
+        return x
+
+    map_tensors(example, note)
+    if not counts:
+        raise WhenceError(
+            f"a batch of type {type(example).__name__} without a tensor whose first axis are the examples: expected "
+            "a batch as the task gets it, of any number of examples; tensors may be on the meta device"
+        )
+
+    def make(n: int) -> Any:
+        def resized(x: Tensor) -> Tensor:
+            shape = (n, *x.shape[1:]) if x.dim() and x.shape[0] == counts[0] else x.shape
+            return torch.empty(shape, dtype=x.dtype)
+
+        return map_tensors(example, resized)
+
+    return make
+
+
+class Undrawn(Projection):
+    """The projection of a parameter with matrices of the right shapes that nobody drew."""
+
+    def __init__(self, spec: Spec, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        super().__init__("none", "", shape)
+        self.dtype, self.size = dtype, feature_size(spec, shape)
+        numel = self.R * self.C
+        if self.size == numel:
+            return
+        if spec.kind in ("kron", "pca") and len(shape) > 1:
+            r = spec.size
+            self._rows = torch.empty(r, self.R, dtype=dtype) if self.R > r else None
+            self._cols = torch.empty(r, self.C, dtype=dtype) if self.C > r else None
+        elif spec.kind == "dense":
+            self._flat = torch.empty(self.size, numel, dtype=dtype)
+        else:  # sparse: a row and a column number for each entry
+            self._flat = torch.empty(numel * (16 + dtype.itemsize), dtype=torch.uint8)
+
+    def flat(self, g: Tensor) -> Tensor:
+        sparse = self._flat is not None and self._flat.dtype == torch.uint8
+        return g.new_empty(g.shape[0], self.size, dtype=self.dtype) if sparse else super().flat(g)
+
+
+def undrawn_units(model: nn.Module, names: Sequence[str], projection: str) -> list[Unit]:
+    """As `make_units`."""
+    parameters, spec = dict(model.named_parameters()), Spec.parse(projection)
+    _, dtype = placement(model)
+    units, start = [], 0
+    for name in names:
+        p = Undrawn(spec, tuple(parameters[name].shape), dtype)
+        units.append(Unit(name, tuple(parameters[name].shape), p, start, start + p.size))
+        start += p.size
+    return units
+
+
+def matrices(units: Sequence[Unit]) -> list[Tensor]:
+    """All that the projections hold."""
+    sides = ((u.projection._rows, u.projection._cols, u.projection._flat) for u in units)
+    return [m for three in sides for m in three if m is not None]
+
+
+class ShapePlanner(_Planner):
+    """Chooses the way of each parameter as a build does, except that what runs counts as right."""
+
+    def __init__(
+        self, model: nn.Module, task: Task, batches: Batches, units: Sequence[Unit], measure: str
+    ) -> None:
+        self.model, self.task, self.units, self.measure = model, task, units, measure
+        self.device, _ = placement(model)
+        self.ids = list(range(EXAMPLES))
+        self.batch, self.singles = batches(EXAMPLES), [batches(1)] * EXAMPLES
+        self.coverage = Coverage(uses=_find_uses(model, units))
+
+    def _autograd(self) -> tuple[Tensor, set[str]]:
+        """One of the examples, with the gradients of all parameters at once, as the build has them."""
+        parameters = dict(self.model.named_parameters())
+        wanted = [parameters[u.name] for u in self.units]
+        reached: set[str] = set()
+        with untouched(self.model):
+            for p in wanted:
+                p.requires_grad_(True)
+            for part in self.task.passes(self.singles[0], self.ids[:1]):
+                out = self._values(part, self.ids[:1])
+                if out.requires_grad:
+                    grads = torch.autograd.grad(out.sum(), wanted, allow_unused=True)
+                    reached |= {u.name for u, g in zip(self.units, grads) if g is not None}
+                    for u, g in zip(self.units, grads):
+                        if g is not None:
+                            u.projection(g.to_dense().to(u.projection.dtype).unsqueeze(0))
+            for p in wanted:
+                p.requires_grad_(False)
+        if not reached:
+            raise WhenceError(
+                "the loss depends on no attributed parameter: is the model detached or under no_grad?"
+            )
+        return torch.empty(0), reached
+
+    def _disagreeing(
+        self, units: Sequence[Unit], alone: bool = False, catch: bool = True
+    ) -> list[Unit] | None:
+        batch, ids = (self.singles[0], self.ids[:1]) if alone else (self.batch, self.ids)
+        try:
+            with Collector(self.model, self.task, self.units, self.coverage, self.measure) as collect:
+                collect(batch, ids)
+        except FAILURES:
+            if catch:
+                return None
+            raise
+        return []
