@@ -23,6 +23,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from whence.features.factors import gathered
+
 if TYPE_CHECKING:
     from whence.features import Coverage
     from whence.index.manifest import Manifest
@@ -121,8 +123,16 @@ def index_bytes(manifest: Manifest) -> int:
     item = 4 if manifest.store_dtype == "float32" else 2
     per_unit = 5 if manifest.store_dtype == "float16" else 4  # squared norm, and the exponent of float16
     per_example = manifest.width * item + len(manifest.units) * per_unit + 13  # loss, digest, skipped
-    shards = HEADER * len(manifest.shards)
+    shards = (HEADER + _factor_bytes(manifest)) * len(manifest.shards)
     return (manifest.examples * per_example + shards) * len(manifest.models)
+
+
+def _factor_bytes(manifest: Manifest) -> int:
+    """The covariances in each shard, where there are any."""
+    if not manifest.factors:
+        return 0
+    sizes = gathered(manifest.units, manifest.method["projection"])
+    return 4 * sum(r * r + c * c for r, c in sizes.values())
 
 
 def show_plan(folder: Path, manifest: Manifest, coverage: Coverage, missing: int, kernel: bool) -> None:
