@@ -12,7 +12,7 @@ import typer
 
 from whence import __version__, console
 from whence.errors import WhenceError
-from whence.integrations.source import Source
+from whence.integrations.options import PANEL, Data, HFModel, Queries, SeqLen, TextField, source_of
 from whence.pages import show_top
 from whence.project import Project
 
@@ -29,41 +29,9 @@ app = typer.Typer(
 )
 
 METHODS = "tracin, tracin-cosine, trak, logra or ekfac"
-_HF = "Hugging Face language models (instead of MODULE:FUNCTION)"
 
 Target = Annotated[
     str | None, typer.Argument(metavar="MODULE:FUNCTION", help="a function that returns a whence.Setup")
-]
-HFModel = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DIR", help="folder of save_pretrained, of a PEFT adapter, or a hub name", rich_help_panel=_HF
-    ),
-]
-Data = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="training texts: .jsonl, .json, .csv, .txt (a text on each line), also as .gz; .parquet",
-        rich_help_panel=_HF,
-    ),
-]
-TextField = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="field that holds the text (default: text)", rich_help_panel=_HF),
-]
-SeqLen = Annotated[
-    int | None,
-    typer.Option(
-        metavar="TOKENS",
-        help="a text is cut into consecutive sequences of this length, the last one shorter; each is an example "
-        "with the id text:part (default: 512, or the model's context)",
-        rich_help_panel=_HF,
-    ),
-]
-Queries = Annotated[
-    Path | None,
-    typer.Option("--queries", metavar="FILE", help="texts to ask about, as in --data", rich_help_panel=_HF),
 ]
 IndexPath = Annotated[
     Path, typer.Option("--index", help="folder of the index; remembers --hf-model and --data of its build")
@@ -71,10 +39,6 @@ IndexPath = Annotated[
 MethodName = Annotated[str | None, typer.Option(help=f"{METHODS} (default: as built)")]
 WeightsFile = Annotated[Path | None, typer.Option("--weights", help="weights from `whence learn`")]
 Device = Annotated[str | None, typer.Option(help="where the model runs: cpu, cuda, cuda:1, mps, …")]
-
-
-def _source(hf_model: str | None, data: Path | None, text_field: str | None, seq_len: int | None) -> Source:
-    return Source(hf_model, None if data is None else str(data), text_field, seq_len)
 
 
 @app.command()
@@ -135,7 +99,7 @@ def build(
     chosen = methods.parse(method)
     if projection is not None:
         chosen = replace(chosen, projection=projection)
-    project = Project(target, _source(hf_model, data, text_field, seq_len), device=device)
+    project = Project(target, source_of(hf_model, data, text_field, seq_len), device=device)
     setup = project.setup
     index = Index.build(
         setup.model,
@@ -190,7 +154,7 @@ def learn(
     """
     from whence.weights import learn_weights
 
-    source = _source(hf_model, data, text_field, seq_len)
+    source = source_of(hf_model, data, text_field, seq_len)
     project = Project(target, source, index=index, learn=queries, device=device)
     scores = project.scores(index, "learn", method)
     chosen: dict[str, Any] = {"k": k, "weight_decay": weight_decay}
@@ -207,7 +171,7 @@ def attribute(
     target: Target = None,
     query: Annotated[
         list[str] | None,
-        typer.Option(metavar="TEXT", help="a text to ask about; repeatable", rich_help_panel=_HF),
+        typer.Option(metavar="TEXT", help="a text to ask about; repeatable", rich_help_panel=PANEL),
     ] = None,
     queries: Annotated[
         str | None,
@@ -240,8 +204,10 @@ def attribute(
         raise unknown("format", format, ("table", "json", "csv"))
     if query and queries:
         raise WhenceError("--query and --queries: give one of the two")
+    if target is None and not query and not queries:
+        raise WhenceError('nothing to attribute: give --query "some text", or --queries FILE.jsonl')
     texts = query or (Path(queries) if queries and target is None else None)
-    source = _source(hf_model, data, text_field, seq_len)
+    source = source_of(hf_model, data, text_field, seq_len)
     project = Project(target, source, index=index, evaluate=texts, device=device)
     role = queries if queries and target is not None else "eval"
     scores = project.scores_of_anything(index, method) if query else project.scores(index, role, method)
@@ -296,7 +262,7 @@ def evaluate(
 
     if format not in ("table", "json"):
         raise unknown("format", format, ("table", "json"))
-    source = _source(hf_model, data, text_field, seq_len)
+    source = source_of(hf_model, data, text_field, seq_len)
     project = Project(target, source, index=index, evaluate=queries, device=device)
     scores = project.scores(index, "eval", method)
     retrained = Bank.open(bank)
@@ -343,7 +309,7 @@ def report(
 
     `whence report my_project.setup:make --index runs/idx --weights weights.json --out report.html`
     """
-    source = _source(hf_model, data, text_field, seq_len)
+    source = source_of(hf_model, data, text_field, seq_len)
     project = Project(target, source, index=index, evaluate=queries, device=device)
     path = project.report(index, out, weights, method, first, top)
     typer.echo(f"Open {path.resolve()} in a browser.")
@@ -366,7 +332,7 @@ def bench(
     """
     from whence.bench import measure
 
-    setup = Project(target, _source(hf_model, data, text_field, seq_len)).setup
+    setup = Project(target, source_of(hf_model, data, text_field, seq_len)).setup
     typer.echo(measure(setup, rank=rank, batch_size=batch_size, runs=runs))
 
 

@@ -166,10 +166,9 @@ def show_top(
             [f"{r}.", f"{value:+.3g}", str(name), _brief(as_item(train[i], name, setup.show).text or "", 300)]
             for r, (i, value, name) in enumerate(found, 1)
         ]
-        name = f" {names[q]}" if names is not None else f" {q}"
-        console.show_table(
-            f"Query{name}: {escape(_brief(item.text or '', 600))}", ["", "score", "id", title], passages
-        )
+        name = "Query" if names is None else f"Query {escape(names[q])}"
+        asks = f"{name}: {escape(_brief(item.text or '', 600))}"
+        console.show_table(asks, ["", "score", "id", title], passages)
 
 
 def _brief(text: str, characters: int) -> str:

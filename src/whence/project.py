@@ -75,9 +75,13 @@ class Project:
             raise unknown("queries", role, ("learn", "eval"))
         data = self.setup.learn_queries if role == "learn" else self.setup.eval_queries
         if data is None and self.source is not None:
+            other = (
+                "to evaluate (--queries FILE.jsonl)"
+                if role == "learn"
+                else "to learn weights (--queries FILE.jsonl)"
+            )
             raise WhenceError(
-                "no queries: give texts that are not in the training data (--queries FILE.jsonl)"
-                + (", nor used to evaluate" if role == "learn" else "")
+                f"no queries: give texts that are not in the training data and not used {other}"
             )
         if data is None:
             raise WhenceError(f"{self.name} gives no {role}_queries: set Setup(..., {role}_queries=...)")
@@ -104,6 +108,7 @@ class Project:
 
     def _check_roles(self, role: str, queries: Rows) -> None:
         other = "eval" if role == "learn" else "learn"
+        asked = f"{role}_queries" if self.source is None else "queries"
         taken = set(queries.digests())
         rest = self.setup.eval_queries if role == "learn" else self.setup.learn_queries
         for name, data in (("the training data", self.setup.train_data), (f"{other}_queries", rest)):
@@ -112,7 +117,7 @@ class Project:
             shared = taken & set(Rows(data).digests())
             if shared:
                 raise WhenceError(
-                    f"{len(shared)} of the {role}_queries are also in {name}: training, weight learning and "
+                    f"{len(shared)} of the {asked} are also in {name}: training, weight learning and "
                     "evaluation need disjoint data. Remove them from one of the two"
                 )
 

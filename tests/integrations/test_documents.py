@@ -96,6 +96,9 @@ def test_mistakes_are_named_with_their_line(tmp_path, name, content, says):
 def test_files_that_are_not_there(tmp_path):
     with pytest.raises(WhenceError, match=r"no file .*a.jsonl$"):
         read(tmp_path / "a.jsonl")
+    (tmp_path / "train.jsonl").touch()
+    with pytest.raises(WhenceError, match=r"no file .*trian.jsonl. Did you mean .*train.jsonl\?"):
+        read(tmp_path / "trian.jsonl")
     (tmp_path / "b.txt").mkdir()
-    with pytest.raises(WhenceError, match=r"no file .*b.txt: it is a folder"):
+    with pytest.raises(WhenceError, match=r"b.txt is a folder: expected a file"):
         read(tmp_path / "b.txt")

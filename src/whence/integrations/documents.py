@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import difflib
 import gzip
 import io
 import json
@@ -68,14 +69,24 @@ def _text(record: Any, text_field: str, where: str) -> str:
     return text
 
 
-def _records(path: Path, text_field: str) -> Iterator[tuple[str, str, Any]]:
-    """(name, where, record) of each record in a file."""
+def check_file(path: Path) -> tuple[str, bool]:
+    """The kind of a file and whether it is packed, after checking that it is there and can be read."""
     packed = path.name.lower().endswith(".gz")
     suffix = Path(path.name.lower().removesuffix(".gz")).suffix
     if suffix not in SUFFIXES or (packed and suffix == ".parquet"):
         raise WhenceError(f"cannot read {path}: expected {', '.join(SUFFIXES)} (or .jsonl.gz and the like)")
-    if not path.is_file():
-        raise WhenceError(f"no file {path}" + (": it is a folder" if path.is_dir() else ""))
+    if path.is_dir():
+        raise WhenceError(f"{path} is a folder: expected a file")
+    if not path.exists():
+        others = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = difflib.get_close_matches(path.name, others, n=1)
+        raise WhenceError(f"no file {path}" + (f". Did you mean {path.parent / near[0]}?" if near else ""))
+    return suffix, packed
+
+
+def _records(path: Path, text_field: str) -> Iterator[tuple[str, str, Any]]:
+    """(name, where, record) of each record in a file."""
+    suffix, packed = check_file(path)
     if suffix == ".parquet":
         yield from _parquet(path, text_field)
         return

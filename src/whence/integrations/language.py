@@ -11,7 +11,7 @@ from torch import nn
 
 from whence import console
 from whence.errors import WhenceError
-from whence.integrations.documents import Texts
+from whence.integrations.documents import Texts, check_file
 from whence.integrations.sequences import Sequences, pieces
 from whence.setup import Setup
 from whence.tasks import CausalLM
@@ -47,6 +47,9 @@ def hf_setup(
     `seq_len` tokens (512, or the model's context if that is shorter); each is an example with the id
     "document:part", the document named by its field "id", or else by its line.
     """
+    for texts in (data, learn_queries, eval_queries):
+        if isinstance(texts, (str, os.PathLike)):
+            check_file(Path(texts))  # before a large model is loaded
     name = "the model" if isinstance(model, nn.Module) else os.path.expanduser(model)
     if isinstance(model, nn.Module) and tokenizer is None:
         raise WhenceError("a model that is loaded already needs its tokenizer=")

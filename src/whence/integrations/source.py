@@ -27,21 +27,26 @@ class Source:
 
     def settled(self, index: Path | None) -> Source:
         """With what the index remembers for all that was not said, and checked to be enough."""
+        if index is not None and not index.is_dir():
+            raise WhenceError(f"no folder {index}: make an index with whence build")
         there = _read(index) if index is not None else Source()
-        for flag, value in (("--hf-model", there.model), ("--data", there.data)):
-            known = {"--hf-model": self.model, "--data": self.data}[flag]
-            if known is None and value is not None and Path(value).is_absolute() and not Path(value).exists():
+        for flag, said, found in (("hf-model", self.model, there.model), ("data", self.data, there.data)):
+            if said is None and found is not None and Path(found).is_absolute() and not Path(found).exists():
                 raise WhenceError(
-                    f"{index} was built from {value}, which is gone: say where it is now ({flag})"
+                    f"{index} was built from {found}, which is gone: say where it is now (--{flag})"
                 )
         whole = replace(there, **self.said)
-        if whole.model is None or whole.data is None:
-            raise WhenceError(
-                "name a model and its training data: MODULE:FUNCTION (a function that returns a whence.Setup), or "
-                "--hf-model DIR with --data FILE.jsonl"
-                + ("" if index is None else f". {index} does not remember them, as it was not built so")
-            )
-        return whole
+        if whole.model is not None and whole.data is not None:
+            return whole
+        if whole.model is not None:
+            raise WhenceError(f"--hf-model {whole.model} needs --data FILE: the texts that it was trained on")
+        if whole.data is not None:
+            raise WhenceError(f"--data {whole.data} needs --hf-model DIR: the model that was trained on it")
+        raise WhenceError(
+            "name a model and its training data: MODULE:FUNCTION (a function that returns a whence.Setup), or "
+            "--hf-model DIR with --data FILE.jsonl"
+            + ("" if index is None else f". {index} remembers none, as it was not built with --hf-model")
+        )
 
     def remember(self, index: Path) -> None:
         """Keep this in the folder of an index, with paths that hold from any working folder."""

@@ -1,0 +1,271 @@
+"""The command line on a Hugging Face model and files of texts, without Python: from build to report."""
+
+import gzip
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hf_toy import LINES, save, write_jsonl
+from typer.testing import CliRunner
+
+from whence import Index, Weights, WhenceError, cli
+from whence.evaluate import Bank
+from whence.integrations.language import hf_setup
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+LEARN = ["The people of the west ask for roads.", "Peace with all nations, and honest trade."]
+EVAL = ["The army and the navy are strong again.", "The grain of the north was good in spring."]
+
+
+def run(*arguments):
+    result = CliRunner().invoke(cli.app, [str(a) for a in arguments], env={"COLUMNS": "100"})
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A folder with a model, texts, an index and weights, made with commands alone."""
+    folder = tmp_path_factory.mktemp("project")
+    save(folder / "model")
+    write_jsonl(folder / "train.jsonl", LINES, "body")
+    write_jsonl(folder / "learn.jsonl", LEARN, "body")
+    write_jsonl(folder / "eval.jsonl", EVAL, "body")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        told = run(
+            *(
+                "build",
+                "--hf-model",
+                "model",
+                "--data",
+                "train.jsonl",
+                "--text-field",
+                "body",
+                "--seq-len",
+                24,
+            ),
+            *("--out", "idx", "--projection", "none", "--method", "tracin"),
+        )
+        assert told.startswith("idx: ")
+        run("learn", "--index", "idx", "--queries", "learn.jsonl", "--out", "w.json", "--k", 3)
+    return folder
+
+
+@pytest.fixture
+def project(prepared, monkeypatch):
+    monkeypatch.chdir(prepared)
+    return prepared
+
+
+def setup(**queries):
+    return hf_setup("model", "train.jsonl", text_field="body", seq_len=24, **queries)
+
+
+def test_attribute_prints_what_the_library_gives(project):
+    here = setup(eval_queries="eval.jsonl")
+    index = Index.open("idx", model=here.model, task=here.task, train_data=here.train_data)
+    expected = index.score(here.eval_queries).top(3, Weights.load("w.json"))
+    options = ("--index", "idx", "--queries", "eval.jsonl", "--weights", "w.json", "--top", 3)
+    rows = json.loads(run("attribute", *options, "--format", "json"))
+    assert [r["index"] for r in rows] == expected.indices.flatten().tolist()
+    assert [r["score"] for r in rows] == pytest.approx(expected.values.flatten().tolist(), rel=1e-5)
+    assert [r["id"] for r in rows] == [here.train_data.ids[r["index"]] for r in rows]
+    assert run("attribute", *options, "--format", "csv").splitlines()[1].startswith(f"0,1,{rows[0]['id']},")
+    table = run("attribute", *options)
+    assert here.show is not None
+    for query, name in zip(here.eval_queries, here.eval_queries.ids):
+        assert f"Query {name}: {here.show(query)}" in " ".join(table.split())
+    words = " ".join(re.sub("[│┃]", " ", table).split())
+    for row in rows:
+        assert row["id"] in words and f"{row['score']:+.3g}" in words
+        assert here.show(here.train_data[row["index"]]).split()[0] in words
+
+
+def test_a_query_on_the_command_line(project, tmp_path, monkeypatch):
+    here = setup(eval_queries=["Trade [red]with[/red] the west"])
+    index = Index.open("idx", model=here.model, task=here.task)
+    expected = index.score(here.eval_queries).top(2)
+    index_path = project / "idx"
+    monkeypatch.chdir(tmp_path)  # what the index remembers holds from any folder
+    options = ("attribute", "--index", index_path, "--top", 2, "--query", "Trade [red]with[/red] the west")
+    rows = json.loads(run(*options, "--format", "json"))
+    assert [r["index"] for r in rows] == expected.indices.flatten().tolist()
+    assert "Query: Trade [red]with[/red] the west" in run(*options)
+    two = json.loads(run(*options, "--query", "Peace and trade", "--format", "json"))
+    assert [r["query"] for r in two] == [0, 0, 1, 1]
+    assert [r["id"] for r in two[:2]] == [r["id"] for r in rows]
+    # Nothing is learned or measured here, so that a training text may be asked about too.
+    own = here.show(here.train_data[3]) if here.show else ""
+    [first] = json.loads(
+        run(*options[:3], "--top", 1, "--query", own, "--method", "tracin-cosine", "--format", "json")
+    )
+    assert first["index"] == 3 and first["score"] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_the_report_shades_tokens_that_sum_to_the_score(project):
+    run(
+        "report",
+        "--index",
+        "idx",
+        "--queries",
+        "eval.jsonl",
+        "--weights",
+        "w.json",
+        "--out",
+        "r.html",
+        "--top",
+        2,
+    )
+    page = Path("r.html").read_text()
+    assert "What made model do that?" in page
+    assert "rows beside" in page and 'class="t plus l5"' in page and "learning a token" in page
+    assert "Query </span>1:1" in page
+    shown = re.findall(
+        r'<span class="score">(.*?)</span>.*?class="passage shaded"[^>]*>(.*?)</(?:p|details)>', page
+    )
+    assert len(shown) >= 16
+    for score, passage in shown:
+        parts = re.findall(r'title="([^" ]+)', passage)
+        number = [float(x.replace("−", "-")) for x in (score, *parts)]
+        assert sum(number[1:]) == pytest.approx(number[0], abs=0.01 * sum(map(abs, number)))
+
+
+def test_without_weights_there_is_one_column(project):
+    run("report", "--index", "idx", "--queries", "eval.jsonl", "--out", "one.html", "--first", 1, "--top", 1)
+    page = Path("one.html").read_text()
+    assert 'class="rows"' in page and page.count("<article") == 1
+
+
+def test_evaluate_measures_lds(project):
+    here = setup(eval_queries="eval.jsonl")
+    total = Index.open("idx", model=here.model, task=here.task).score(here.eval_queries).total().numpy()
+    Bank.run(  # a bank whose models behave exactly as the unweighted scores predict
+        "bank.npz",
+        train=lambda indices, seed: total[:, indices].sum(1),
+        utility=lambda predicted: {"eval": predicted},
+        n_train=total.shape[1],
+        subsets=8,
+    )
+    options = ("--index", "idx", "--queries", "eval.jsonl", "--bank", "bank.npz", "--format", "json")
+    assert json.loads(run("evaluate", *options))["unweighted"]["mean"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("method", ["logra", "ekfac"])
+def test_other_methods_and_packed_texts(project, tmp_path, method):
+    (tmp_path / "train.jsonl.gz").write_bytes(gzip.compress((project / "train.jsonl").read_bytes()))
+    run(
+        *("build", "--hf-model", "model", "--data", tmp_path / "train.jsonl.gz", "--text-field", "body"),
+        *("--out", tmp_path / "idx", "--method", method, "--projection", "kron(4)"),
+    )
+    rows = json.loads(
+        run("attribute", "--index", tmp_path / "idx", "--query", EVAL[0], "--top", 8, "--format", "json")
+    )
+    assert sorted(r["id"] for r in rows) == [f"{n}:1" for n in range(1, 9)]  # one line, one sequence of 64
+    assert Index.open(tmp_path / "idx").method.name == method
+
+
+def test_an_adapter_on_the_command_line(project, tmp_path):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=2, target_modules=["c_fc"], task_type="CAUSAL_LM", fan_in_fan_out=True)
+    peft.get_peft_model(setup().model, config).save_pretrained(tmp_path / "adapter")
+    adapter = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    adapter["base_model_name_or_path"] = str(project / "model")
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(adapter))
+    run(
+        *("build", "--hf-model", tmp_path / "adapter", "--data", "train.jsonl", "--text-field", "body"),
+        *("--out", tmp_path / "idx", "--method", "tracin"),
+    )
+    assert all("lora" in name for name in Index.open(tmp_path / "idx").manifest.unit_names)
+    assert "1." in run("attribute", "--index", tmp_path / "idx", "--query", EVAL[0], "--top", 1)
+
+
+def test_data_that_changed_or_went_away(project, tmp_path):
+    data = write_jsonl(tmp_path / "train.jsonl", LINES[:3])
+    run("build", "--hf-model", "model", "--data", data, "--out", tmp_path / "idx", "--method", "tracin")
+    ask = ("attribute", "--index", tmp_path / "idx", "--query", EVAL[0], "--top", 1, "--format", "json")
+    before = run(*ask)
+    write_jsonl(data, [*LINES[:2], "Something else than was there at first."])
+    with pytest.raises(
+        WhenceError, match=r"What differs: the training data \(example 2 has another content\)"
+    ):
+        run(*ask)
+    data.unlink()
+    with pytest.raises(WhenceError, match=r"train.jsonl, which is gone: say where it is now \(--data\)"):
+        run(*ask)
+    moved = write_jsonl(tmp_path / "moved.jsonl", LINES[:3])
+    assert run(*ask, "--data", moved) == before
+
+
+def test_the_three_roles_stay_apart(project):
+    with pytest.raises(WhenceError, match="of the queries are also in the training data"):
+        run("attribute", "--index", "idx", "--queries", "train.jsonl")
+    with pytest.raises(WhenceError, match="of the queries are also in the training data"):
+        run("learn", "--index", "idx", "--queries", "train.jsonl", "--out", "no.json")
+    count = len(setup(learn_queries="learn.jsonl").learn_queries)
+    with pytest.raises(WhenceError, match=rf"w.json was learned on {count} of these queries"):
+        run("attribute", "--index", "idx", "--queries", "learn.jsonl", "--weights", "w.json")
+    count = len(setup(learn_queries=LEARN[:1]).learn_queries)
+    with pytest.raises(WhenceError, match=rf"w.json was learned on {count} of these queries"):
+        run("attribute", "--index", "idx", "--query", LEARN[0], "--weights", "w.json")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        (
+            "build --out x",
+            "name a model and its training data: MODULE:FUNCTION .* or --hf-model DIR with --data",
+        ),
+        ("build --out x --hf-model model", "--hf-model model needs --data FILE"),
+        ("build --out x --data train.jsonl", "--data train.jsonl needs --hf-model DIR"),
+        (
+            "build a:b --out x --hf-model model --data train.jsonl",
+            "a:b and --hf-model: give MODULE:FUNCTION, or",
+        ),
+        ("attribute a:b --index idx --seq-len 3", "a:b and --seq-len: give MODULE:FUNCTION, or"),
+        ("attribute a:b --index idx --query x", "queries as texts go with --hf-model: a:b brings its own"),
+        (
+            "learn a:b --index idx --queries learn.jsonl",
+            "queries as texts go with --hf-model: a:b brings its own",
+        ),
+        ("build model --out x", "expected MODULE:FUNCTION.* For the model in this folder: --hf-model model"),
+        (
+            "build --out x --hf-model model --data trian.jsonl",
+            "no file trian.jsonl. Did you mean train.jsonl",
+        ),
+        (
+            "build --out x --hf-model model --data train.jsonl",
+            "train.jsonl, line 1: no field 'text', there is 'body'",
+        ),
+        ("attribute --index idx", 'nothing to attribute: give --query "some text", or --queries FILE.jsonl'),
+        (
+            "attribute --index idx --query x --queries eval.jsonl",
+            "--query and --queries: give one of the two",
+        ),
+        ("attribute --index nowhere --query x", "no folder nowhere: make an index with whence build"),
+        ("attribute --index model --query x", "model remembers none, as it was not built with --hf-model"),
+        ("attribute --index idx --query Peace --device gpu", "cannot use the device 'gpu'"),
+        (
+            "learn --index idx",
+            "no queries: give texts that are not in the training data and not used to evaluate",
+        ),
+        (
+            "report --index idx",
+            "no queries: give texts that are not in the training data and not used to learn",
+        ),
+    ],
+)
+def test_mistakes(project, line, says):
+    with pytest.raises(WhenceError, match=says):
+        run(*re.findall(r"\S+", line))
+    assert not (project / "x").exists()
+
+
+def test_a_damaged_memory_is_named(project, tmp_path):
+    (tmp_path / "source.json").write_text('{"model": 3}')
+    with pytest.raises(WhenceError, match=r"source.json is damaged .*delete it, and give --hf-model"):
+        run("attribute", "--index", tmp_path, "--query", "x")

@@ -1,0 +1,101 @@
+"""From scores to panels and tables: which examples, under which names, with which tokens."""
+
+import doctest
+
+import pytest
+import torch
+
+import toy
+from whence import Setup, WhenceError, pages
+from whence.data import Rows
+from whence.pages import query_panels, show_top
+from whence.tasks import Task
+
+WORDS = ["to", " be", " or", " not"]
+
+
+class Sum(Task):
+    def loss(self, model, batch):
+        return model(batch[0]).square().sum(1)
+
+
+@pytest.fixture
+def found(tmp_path):
+    index = toy.build(tmp_path / "idx", 6, ids=[f"t{i}" for i in range(6)])
+    setup = Setup(
+        index.model,
+        Sum(),
+        toy.data(6),
+        eval_queries=toy.data(2, seed=1),
+        show=lambda example: "".join(WORDS),
+        ids=[f"t{i}" for i in range(6)],
+        pieces=lambda example: WORDS,
+    )
+    return setup, Rows(setup.eval_queries), index.score(setup.eval_queries)
+
+
+def test_the_examples_in_the_docstrings_hold():
+    assert doctest.testmod(pages).failed == 0
+
+
+def test_tokens_are_those_of_the_pair_and_the_way(found):
+    setup, queries, scores = found
+    total = {"unweighted": scores.total(), "weighted": scores.total(torch.tensor([0.0, 2.0]))}
+    asked = []
+
+    def tokens(q, i, w):
+        asked.append((q, i))
+        value = float(total["unweighted" if w is None else "weighted"][q, i])
+        return torch.tensor([value, 1.0, -1.0, 0.0], dtype=torch.float64)
+
+    weights = torch.tensor([0.0, 2.0])
+    panels = query_panels(
+        setup, queries, scores, {"unweighted": None, "weighted": weights}, which=[1], count=2, tokens=tokens
+    )
+    [panel] = panels
+    assert len(asked) == 8 and {q for q, _ in asked} == {1}
+    for row in panel.rows:
+        best = total[row.name][1].sort(descending=True)
+        assert [s.item.id for s in row.proponents] == [f"t{i}" for i in best.indices[:2].tolist()]
+        assert [s.item.id for s in row.opponents] == [f"t{i}" for i in best.indices.flip(0)[:2].tolist()]
+        for s in (*row.proponents, *row.opponents):
+            assert s.tokens is not None
+            assert [piece for piece, _ in s.tokens] == WORDS
+            assert s.tokens[0][1] == pytest.approx(s.score, rel=1e-6)
+
+
+def test_shading_needs_both_tokens_and_pieces(found):
+    setup, queries, scores = found
+    options = {"which": [0], "count": 1}
+    plain = query_panels(setup, queries, scores, {"a": None}, **options)
+    silent = query_panels(setup, queries, scores, {"a": None}, tokens=lambda q, i, w: None, **options)
+    setup.pieces = None
+    bare = query_panels(setup, queries, scores, {"a": None}, tokens=lambda q, i, w: [1.0] * 4, **options)
+    assert [p[0].shaded for p in (plain, silent, bare)] == [False] * 3
+
+
+def test_pieces_that_do_not_match_their_tokens_are_refused(found):
+    setup, queries, scores = found
+    with pytest.raises(WhenceError, match=r"4 pieces for training example \d, which has 3 tokens"):
+        query_panels(setup, queries, scores, {"a": None}, which=[0], tokens=lambda q, i, w: [1.0] * 3)
+
+
+def test_queries_have_names_where_given(found):
+    setup, queries, scores = found
+    named = query_panels(setup, queries, scores, {"a": None}, which=[0, 1], count=1, names=["x:1", "x:2"])
+    assert [p.query.id for p in named] == ["x:1", "x:2"]
+    assert [p.query.id for p in query_panels(setup, queries, scores, {"a": None}, which=[0, 1])] == [0, 1]
+
+
+def test_what_is_no_text_is_printed_as_ids(found, capsys):
+    setup, queries, scores = found
+    setup.show = lambda example: example[0]  # numbers, no text
+    show_top(setup, queries, None, scores.top(2))
+    printed = capsys.readouterr().out
+    best = scores.top(2)
+    assert f"{best.ids[1][0]} ({best.values[1, 0]:.3g})" in printed and "to be" not in printed
+    setup.show = lambda example: "\x1b[31mred[bold]" + "x" * 900
+    show_top(setup, queries, None, scores.top(1), opponents=True)
+    printed = capsys.readouterr().out
+    assert "Query: [31mred[bold]xxx" in " ".join(printed.split()) and "opponents" in printed
+    assert "\x1b" not in printed
