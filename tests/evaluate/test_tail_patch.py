@@ -141,11 +141,11 @@ def test_only_targets_count_as_tokens():
 
 
 def test_same_class_helps_more_than_others():
-    model, (x, y) = classifier(), points(30)
-    queries = x[:4], y[:4]
+    x, y = points(30)
     same = np.array([np.flatnonzero((y == c).numpy())[:5] for c in y[:4]])
     other = np.array([np.flatnonzero((y != c).numpy())[:5] for c in y[:4]])
-    a, b = (tail_patch(model, Classification(), (x, y), queries, top, optimizer=sgd) for top in (other, same))
+    data = {"train_data": (x, y), "queries": (x[:4], y[:4])}
+    a, b = (patch(**data, top_indices=top) for top in (other, same))
     difference = paired(a.per_token, b.per_token)
     assert difference.mean > 0 and isinstance(a, TailPatch)
     assert a.as_dict() == {"per_token": a.per_token.as_dict(), "summed": a.summed.as_dict()}
@@ -157,12 +157,8 @@ def test_every_shape_of_data_gives_the_same():
     torch.manual_seed(0)
     model, train, queries = models.gpt2(), sequences(10), sequences(3, seed=4)
     lists = [[{"input_ids": e["input_ids"].tolist()} for e in data] for data in (train, queries)]
-    own = CausalLM().collate
-    shapes = [
-        (train, queries),
-        [datasets.Dataset.from_list(rows).with_format("torch") for rows in lists],
-        [torch.utils.data.DataLoader(data, batch_size=4, collate_fn=own) for data in (train, queries)],
-    ]
+    loaders = [torch.utils.data.DataLoader(d, collate_fn=CausalLM().collate) for d in (train, queries)]
+    shapes = [(train, queries), [datasets.Dataset.from_list(d).with_format("torch") for d in lists], loaders]
     results = [tail_patch(model, CausalLM(), *data, TOP, optimizer=sgd).summed.per_query for data in shapes]
     assert len({r.tobytes() for r in results}) == 1
 

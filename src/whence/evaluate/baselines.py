@@ -121,7 +121,6 @@ def representation_similarity(
 
     def hidden(rows: Rows, r: range) -> Tensor:
         batch = to_device(rows.batch(r), device)
-        seen.clear()
         task.loss(model, batch)
         return _pooled(seen, layer, batch, len(r))
 
@@ -141,14 +140,18 @@ def _cuts(rows: Rows, step: int) -> list[range]:
 
 @contextmanager
 def _outputs(model: nn.Module, layer: str) -> Generator[list[Any]]:
-    """A list that the named module appends its output to at every call."""
+    """A list that holds what the named module gave last."""
     modules = dict(model.named_modules())
     if not layer or layer not in modules:
         names = [name for name in modules if name]
         near = difflib.get_close_matches(layer, names, n=_SHORT_LIST, cutoff=0.3)
         raise unknown("layer", layer, names if len(names) <= _SHORT_LIST else near or names[:_SHORT_LIST])
     seen: list[Any] = []
-    handle = modules[layer].register_forward_hook(lambda _module, _args, output: seen.append(output))
+
+    def keep(_module: nn.Module, _args: Any, output: Any) -> None:
+        seen[:] = [output]
+
+    handle = modules[layer].register_forward_hook(keep)
     try:
         yield seen
     finally:
@@ -161,7 +164,7 @@ def _pooled(seen: list[Any], layer: str, batch: Any, examples: int) -> Tensor:
         raise WhenceError(
             f"layer {layer!r} takes no part in the loss: expected a module that the model calls"
         )
-    x = seen[-1]
+    x = seen.pop()
     while not isinstance(x, Tensor):
         if isinstance(x, Mapping) and x:  # the outputs of transformers among them
             x = next(iter(x.values()))
