@@ -124,3 +124,18 @@ def their_gradients(model, rows):
         for n, g in zip(named, grads):
             found[n].append(g.detach())
     return {n: torch.stack(g) for n, g in found.items()}
+
+
+def assert_rounded(features, truth, rough, units):
+    """No further off the truth than `rough`, gradients by torch in bfloat16, which keeps 8 bits.
+
+    A batch rounds differently than single examples, so a unit may be off by half as much again and by the
+    rounding of its own entries. Norms are over all examples: single ones can be lucky.
+    """
+    for u in units:
+        exact = truth[u.name].flatten(1)
+        ours = (features[:, u.columns] - exact).norm()
+        theirs = (rough[u.name].flatten(1).float() - exact).norm()
+        assert ours <= 1.5 * theirs + 2**-8 * exact.norm(), (
+            f"{u.name}: off by {ours:.3g}, torch by {theirs:.3g}"
+        )

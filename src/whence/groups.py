@@ -16,6 +16,13 @@ def trainable(model: nn.Module, exclude: Iterable[str] = ()) -> list[str]:
     patterns = _compile(exclude)
     names = [n for n, p in model.named_parameters() if p.requires_grad]
     if not names:
+        adapters = [n for n, _ in model.named_parameters() if "lora_" in n]
+        if adapters:
+            raise WhenceError(
+                f"the model has no trainable parameter: its {len(adapters)} adapter parameters ({_some(adapters, 1)}) "
+                "are frozen for inference. Load them with PeftModel.from_pretrained(..., is_trainable=True), make them "
+                "with inference_mode=False, or set requires_grad=True on them"
+            )
         raise WhenceError(
             "the model has no trainable parameter: every requires_grad is False. "
             "Set requires_grad=True on the parameters that were trained"
