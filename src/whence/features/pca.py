@@ -18,7 +18,7 @@ from whence.features.factors import LIMIT, Factors
 from whence.features.layers.embedding import Embedding
 from whence.features.plan import plan_coverage
 from whence.features.units import Unit, make_units, placement
-from whence.kernels.ekfac import eigenvectors
+from whence.linalg import eigh
 from whence.projection import Spec
 from whence.tasks.base import Task
 
@@ -73,6 +73,6 @@ def _sides(unit: Unit, r: int, uses: Sequence[Use]) -> tuple[int | None, int | N
 
 def _leading(covariance: Tensor, r: int, name: str) -> Tensor:
     """(r, n) orthonormal rows, largest eigenvalue first, the largest entry of each positive."""
-    vectors = eigenvectors(covariance.cpu(), name)[:, -r:].flip(1).T
+    vectors = eigh(covariance.cpu(), name)[1][:, -r:].flip(1).T
     largest = vectors.gather(1, vectors.abs().argmax(1, keepdim=True))
     return (vectors * largest.sign()).to(torch.float32).contiguous()

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from whence.errors import WhenceError
 from whence.kernels.base import Block, Part, width
+from whence.linalg import eigh
 
 EXACT = 4096  # entries of a parameter whose second moment is kept whole
 _ZERO = 1e-12  # an eigenvalue this much smaller than the largest is rounding
@@ -104,7 +105,7 @@ class _Spectrum:
 class _Kronecker(_Spectrum):
     def __init__(self, part: Part, factors: tuple[Tensor, Tensor], dtype: torch.dtype) -> None:
         super().__init__(part.columns.stop - part.columns.start)
-        left, right = (eigenvectors(f, part.name).to(dtype) for f in factors)
+        left, right = (eigh(f, part.name)[1].to(dtype) for f in factors)
         self.left, self.right = left, right
         self.bytes = left.nbytes + right.nbytes
 
@@ -131,7 +132,7 @@ class _Whole(_Spectrum):
         self.moment += (x.T @ x).double()
 
     def settle(self, count: int) -> Tensor:
-        values, vectors = _eigh(self.moment / count, self.name)
+        values, vectors = eigh(self.moment / count, self.name)
         self.vectors = vectors.to(self.dtype)
         return values.clamp(min=0)
 
@@ -147,29 +148,3 @@ def _spectrum(part: Part, dtype: torch.dtype) -> _Spectrum:
         return _Kronecker(part, part.factors, dtype)
     size = part.columns.stop - part.columns.start
     return _Whole(part, dtype) if size <= EXACT else _Spectrum(size)
-
-
-def eigenvectors(covariance: Tensor, name: str) -> Tensor:
-    """(n, n) in float64, one in each column, of the smallest eigenvalue first."""
-    return _eigh(covariance, name)[1]
-
-
-def _eigh(matrix: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    matrix = matrix.double()
-    if not matrix.isfinite().all():
-        raise WhenceError(
-            f"a covariance of parameter {name!r} holds NaN or infinite entries: an example has a gradient that is "
-            "not finite. Rebuild the index with on_bad='skip'"
-        )
-    matrix = (matrix + matrix.T) / 2
-    try:
-        return torch.linalg.eigh(matrix)
-    except torch.linalg.LinAlgError:  # it fails to converge on rare matrices with many equal eigenvalues
-        try:
-            vectors, values, _ = torch.linalg.svd(matrix)
-        except torch.linalg.LinAlgError as e:
-            raise WhenceError(
-                f"no eigenvectors could be found for a covariance ({len(matrix)} × {len(matrix)}) of parameter "
-                f"{name!r} ({e}): exclude the parameter, or build with another projection"
-            ) from None
-        return values.flip(0), vectors.flip(1)
