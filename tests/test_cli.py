@@ -162,7 +162,7 @@ def test_an_error_is_one_line_and_exit_code_2(project, monkeypatch, capsys):
 
 
 def test_every_command_has_help_with_an_example():
-    for name in ("demo", "build", "learn", "attribute", "evaluate", "report", "bench"):
+    for name in ("demo", "plan", "build", "learn", "attribute", "evaluate", "report", "bench"):
         assert (
             f"whence {name}" in CliRunner().invoke(cli.app, [name, "--help"], env={"COLUMNS": "200"}).stdout
         )

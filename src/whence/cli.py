@@ -1,4 +1,4 @@
-"""The command line: whence demo | build | learn | attribute | evaluate | report | bench."""
+"""The command line: whence demo | plan | build | learn | attribute | evaluate | report | bench."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from whence import __version__, console
 from whence.errors import WhenceError
 from whence.integrations.options import PANEL, Data, HFModel, Queries, SeqLen, TextField, source_of
 from whence.pages import show_top
+from whence.plan_command import plan
 from whence.project import Project
 
 app = typer.Typer(
@@ -38,6 +39,7 @@ IndexPath = Annotated[
 ]
 MethodName = Annotated[str | None, typer.Option(help=f"{METHODS} (default: as built)")]
 WeightsFile = Annotated[Path | None, typer.Option("--weights", help="weights from `whence learn`")]
+BatchSize = Annotated[int, typer.Option(help="examples in one pass; fewer need less memory")]
 Device = Annotated[str | None, typer.Option(help="where the model runs: cpu, cuda, cuda:1, mps, …")]
 
 
@@ -45,7 +47,7 @@ Device = Annotated[str | None, typer.Option(help="where the model runs: cpu, cud
 def demo(
     out: Annotated[Path, typer.Option(help="folder for the page, the index and the weights")] = Path("demo"),
     method: Annotated[str, typer.Option(help="tracin or trak")] = "trak",
-    seed: int = 0,
+    seed: Annotated[int, typer.Option(help="of the training and the projection")] = 0,
 ) -> None:
     """Train a small ResNet on real digits and see which of them mattered, in a page.
 
@@ -54,6 +56,9 @@ def demo(
     from whence.demo.run import run
 
     typer.echo(f"Open {run(out, method, seed).resolve()} in a browser.")
+
+
+app.command()(plan)
 
 
 @app.command()
@@ -67,20 +72,20 @@ def build(
     method: Annotated[str, typer.Option(help=METHODS)] = "trak",
     projection: Annotated[
         str | None,
-        typer.Option(
-            help="kron(16), sjlt(4096), dense(512) or none (default: the method's, mostly kron(16))"
-        ),
+        typer.Option(help="kron(16), pca(16), sjlt(4096), dense(512) or none (default: kron(16))"),
     ] = None,
     groups: Annotated[str, typer.Option(help="layer, tensor or consecutive(128)")] = "layer",
     exclude: Annotated[
         list[str] | None, typer.Option(help="regex of parameters to leave out; repeatable")
     ] = None,
-    batch_size: int = 32,
-    num_workers: int = 0,
+    batch_size: BatchSize = 32,
+    num_workers: Annotated[int, typer.Option(help="processes that read the data")] = 0,
     device: Device = None,
     store_dtype: Annotated[str, typer.Option(help="float32, float16 or bfloat16")] = "float32",
-    memory: Annotated[str, typer.Option(help="budget for blocks")] = "2GB",
-    seed: int = 0,
+    memory: Annotated[
+        str, typer.Option(help="budget for what is computed at once, besides the model")
+    ] = "2GB",
+    seed: Annotated[int, typer.Option(help="of the random projection")] = 0,
     on_bad: Annotated[str, typer.Option(help="NaN gradients: error, or skip and record")] = "error",
 ) -> None:
     """Compute the gradient features of the training data.
@@ -136,9 +141,9 @@ def learn(
     method: MethodName = None,
     k: Annotated[int | None, typer.Option(help="top-ranked examples taken for true")] = None,
     weight_decay: Annotated[float | None, typer.Option(help="pull towards the unweighted method")] = None,
-    loss: str = "top-k",
+    loss: Annotated[str, typer.Option(help="top-k, bottom-k, top-k-bottom-k or no-norm")] = "top-k",
     solver: Annotated[str | None, typer.Option(help="fixed-point or adamw")] = None,
-    seed: int = 0,
+    seed: Annotated[int, typer.Option(help="of the adamw solver")] = 0,
     device: Device = None,
 ) -> None:
     """Learn how much each group of parameters should count, without labels.
@@ -323,8 +328,8 @@ def bench(
     text_field: TextField = None,
     seq_len: SeqLen = None,
     rank: Annotated[int, typer.Option(help="rank of the two-sided projection")] = 16,
-    batch_size: int = 32,
-    runs: int = 15,
+    batch_size: BatchSize = 32,
+    runs: Annotated[int, typer.Option(help="how often each is timed, in turns")] = 15,
 ) -> None:
     """Measure the cost of features on your model, as a ratio to one plain training pass.
 
