@@ -3,7 +3,7 @@
     python experiments/language_tail_patch.py sotu       # and: wikitext, with WHENCE_DATA set
 
 One AdamW step from the end of training on the top 128 sequences of each query, at a tenth of the peak learning
-rate (the schedule itself ends at 0). The first 64 evaluation sequences are the queries; weights are learned on the
+rate (the schedule itself ends at 0). The first 48 evaluation sequences are the queries; weights are learned on the
 learning sequences. Printed: 100 × Δ log p a token, 95 % interval over queries.
 """
 
@@ -18,7 +18,7 @@ from whence import learn_weights
 from whence.evaluate import TailPatch, paired, random_indices, tail_patch
 from whence.tasks import CausalLM
 
-K, QUERIES, LR = 128, 64, PEAK_LR / 10
+K, QUERIES, LR = 128, 48, PEAK_LR / 10
 
 
 def main(name: str) -> None:
