@@ -195,6 +195,12 @@ def _columns(batch: Any) -> tuple[Tensor, Tensor, Tensor | None]:
     """Token ids, labels and which tokens are real (None: all), each (B, T)."""
     if not isinstance(batch, Mapping) or "input_ids" not in batch:
         raise WhenceError(_EXPECTED.format("batch"))
+    for name in batch.keys() & {"input_ids", "attention_mask", "labels"}:
+        if not isinstance(batch[name], Tensor):
+            raise WhenceError(
+                f"{name} of the batch is a {type(batch[name]).__name__}, not a tensor: a DataLoader of lists needs "
+                "collate_fn=CausalLM().collate; with a data set of Hugging Face, set_format('torch') does too"
+            )
     ids, labels, real = batch["input_ids"], batch.get("labels"), _real(batch)
     if ids.dim() != 2 or ids.is_floating_point():
         raise WhenceError(
