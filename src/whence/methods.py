@@ -9,6 +9,7 @@ EKFAC the eigenvalue-corrected Kronecker approximation of the Fisher matrix, inv
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
@@ -20,6 +21,17 @@ from whence.kernels import EKFACKernel, Gram, Kernel
 from whence.projection import TWO_SIDED, Spec
 
 PROJECTION = "kron(16)"
+LEAST = 1e-3  # of 1 − h in DAS
+
+
+@dataclass(frozen=True)
+class Sides:
+    """What `final` may ask about the Q queries and N training examples of a block."""
+
+    query_squares: Callable[[], Tensor]  # (Q, M) squared norms of the features of each group
+    train_squares: Callable[[], Tensor]  # (N, M)
+    leverage: Callable[[], Tensor]  # (N,) h = ⟨g(n), K g(n)⟩
+    also: Callable[[], Tensor]  # (N, ·) what the method keeps beside features
 
 
 @dataclass(frozen=True)
@@ -33,6 +45,7 @@ class Method:
     name: ClassVar[str] = ""
     measure: ClassVar[str] = "loss"  # what the task is asked to differentiate
     factors: ClassVar[bool] = False  # whether K needs the covariances of inputs and output gradients
+    also: ClassVar[tuple[str, ...]] = ()  # measures whose values are kept beside the features
     projection: str | None = None
 
     def __post_init__(self) -> None:
@@ -45,15 +58,21 @@ class Method:
         return True
 
     @property
+    def groupwise(self) -> bool:
+        """Whether `by_group` is not the identity: weighted totals are no single product then."""
+        return False
+
+    @property
     def kernel(self) -> Kernel | None:
         """K, or None for the identity."""
         return None
 
-    def final(self, linear: Tensor, query_squares: Tensor, train_squares: Tensor, weights: Tensor) -> Tensor:
-        """(Q, N) scores, entry by entry from the linear part; differentiable in `weights` (M,).
+    def final(self, linear: Tensor, sides: Sides, weights: Tensor) -> Tensor:
+        """(Q, N) scores, entry by entry from the linear part; differentiable in `weights` (M,)."""
+        return linear
 
-        The squares are squared norms of the features of each group, (Q, M) and (N, M).
-        """
+    def by_group(self, linear: Tensor, sides: Sides) -> Tensor:
+        """(Q, N, M) contributions of the groups, from their linear parts; weights act on what this gives."""
         return linear
 
     def describe(self) -> dict[str, Any]:
@@ -75,13 +94,13 @@ class TracIn(Method):
     def linear(self) -> bool:
         return not self.cosine
 
-    def final(self, linear: Tensor, query_squares: Tensor, train_squares: Tensor, weights: Tensor) -> Tensor:
+    def final(self, linear: Tensor, sides: Sides, weights: Tensor) -> Tensor:
         if not self.cosine:
             return linear
         # Clamped before the root: a feature of zeros has score 0, and no NaN as its gradient.
         tiny = torch.finfo(linear.dtype).tiny
-        q = (query_squares @ weights).clamp(min=tiny).rsqrt()  # (Q,)
-        n = (train_squares @ weights).clamp(min=tiny).rsqrt()  # (N,)
+        q = (sides.query_squares().to(linear) @ weights).clamp(min=tiny).rsqrt()  # (Q,)
+        n = (sides.train_squares().to(linear) @ weights).clamp(min=tiny).rsqrt()  # (N,)
         return linear * q.unsqueeze(1) * n
 
 
@@ -171,6 +190,56 @@ class EKFAC(Damped):
 
 
 @dataclass(frozen=True)
+class DTRAK(TRAK):
+    """D-TRAK: TRAK on the mean square of the predicted noise in place of the loss."""
+
+    name: ClassVar[str] = "d-trak"
+    measure: ClassVar[str] = "square"
+
+
+@dataclass(frozen=True)
+class DAS(TRAK):
+    """Diffusion attribution score, (⟨g(q), K g(n)⟩ r_n / (1 − h_n))², of the mean of the predicted noise.
+
+    h_n = ⟨g(n), K g(n)⟩ is the leverage and r_n the mean square residual of n: for a linear model the square is the
+    exact change of a prediction when n is left out. `weigh` says where weights act: "before" the square, on the signed
+    inner product, Σ_j w_j C_j (contributions of groups can cancel, as they do in the unweighted score, and uniform
+    weights give it back), or "after" it, Σ_j w_j (C_j r_n / (1 − h_n))² (the literal reading of Algorithm 1, whose
+    uniform weights are another score, since cross terms are missing).
+    `by_group` gives C_j before, and the squares after.
+    """
+
+    name: ClassVar[str] = "das"
+    measure: ClassVar[str] = "mean"
+    also: ClassVar[tuple[str, ...]] = ("residual",)
+    weigh: str = "before"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.weigh not in ("before", "after"):
+            raise unknown("weigh", self.weigh, ("before", "after"))
+
+    @property
+    def linear(self) -> bool:
+        return self.weigh == "after"
+
+    @property
+    def groupwise(self) -> bool:
+        return self.weigh == "after"
+
+    def final(self, linear: Tensor, sides: Sides, weights: Tensor) -> Tensor:
+        return linear if self.groupwise else (linear * _das_factor(sides).to(linear)).square()
+
+    def by_group(self, linear: Tensor, sides: Sides) -> Tensor:
+        return (linear * _das_factor(sides).to(linear).unsqueeze(-1)).square() if self.groupwise else linear
+
+
+def _das_factor(sides: Sides) -> Tensor:
+    """r_n / (1 − h_n), where an example that nothing else resembles (h near 1) keeps a finite score."""
+    return sides.also()[:, 0] / (1 - sides.leverage()).clamp(min=LEAST)
+
+
+@dataclass(frozen=True)
 class Fisher(Method):
     """Not for scoring: the gradients with sampled labels that EKFAC(fisher="sampled") is made of."""
 
@@ -179,7 +248,7 @@ class Fisher(Method):
     factors: ClassVar[bool] = True
 
 
-METHODS: dict[str, type[Method]] = {m.name: m for m in (TracIn, TRAK, LoGRA, EKFAC)}
+METHODS: dict[str, type[Method]] = {m.name: m for m in (TracIn, TRAK, LoGRA, EKFAC, DTRAK, DAS)}
 _SHORT = {"tracin-cosine": TracIn(cosine=True)}
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from whence.errors import WhenceError, unknown
 from whence.groups import Groups
-from whence.methods import Method
+from whence.methods import Method, Sides
 
 if TYPE_CHECKING:
     from whence.weights import Weights
@@ -34,6 +34,10 @@ class Top:
     ids: list[list[Any]]  # (Q, k), the user's ids if the index has them
 
 
+def _unknown() -> Tensor:
+    raise WhenceError("this training side knows neither leverages nor residuals: score through an Index")
+
+
 @dataclass(frozen=True)
 class TrainSide:
     """What scores need to know of the training side of an index."""
@@ -47,6 +51,8 @@ class TrainSide:
     squares: Callable[[], Tensor]  # (N, U): squared norms of the features, summed over checkpoints with η
     skipped: Callable[[], Tensor]  # (N,) bool
     ids: Sequence[Any] | None
+    leverage: Callable[[], Tensor] = _unknown  # (N,): ⟨g(n), K g(n)⟩
+    also: Callable[[], Tensor] = _unknown  # (N, ·): what the method keeps beside features
 
     def blocks(self) -> Iterator[tuple[slice, list[Tensor]]]:
         return ((rows, self.block(s)) for s, rows in enumerate(self.cuts))
@@ -84,11 +90,9 @@ class GroupScores:
 
     def total(self, weights: WeightsLike = None) -> Tensor:
         """(Q, N) scores, one matrix product; positive = proponent."""
-        w = self.weights(weights)
-        scaled, out = self.scaled(w), torch.empty(self.shape)
-        for rows, blocks in self.train.blocks():
-            for q in self._query_blocks(rows):
-                out[q, rows] = self.finish(_linear(scaled[:, q], blocks), w, q, rows)
+        out = torch.empty(self.shape)
+        for rows, q, part in self._totals(self.weights(weights)):
+            out[q, rows] = part
         return out
 
     def top(self, k: int, weights: WeightsLike = None, largest: bool = True) -> Top:
@@ -98,28 +102,23 @@ class GroupScores:
         if not 1 <= k <= usable:
             left_out = f" ({self.train.examples - usable} more were skipped)" if skipped.any() else ""
             raise WhenceError(f"top({k}) of {usable} training examples{left_out}: expected 1 ≤ k ≤ {usable}")
-        w = self.weights(weights)
-        scaled, worst = self.scaled(w), -torch.inf if largest else torch.inf
+        worst = -torch.inf if largest else torch.inf
         values, indices = torch.empty(len(self), k), torch.empty(len(self), k, dtype=torch.long)
-        have = 0
-        for rows, blocks in self.train.blocks():
-            keep = min(k, have + rows.stop - rows.start)
-            for q in self._query_blocks(rows):
-                part = self.finish(_linear(scaled[:, q], blocks), w, q, rows)
-                part = part.masked_fill(skipped[rows], worst)
-                best, at = _stable_top(part, min(k, part.shape[1]), largest)
-                best = torch.cat([values[q, :have], best], 1)
-                number = torch.cat([indices[q, :have], at + rows.start], 1)
-                values[q, :keep], at = _stable_top(best, keep, largest)
-                indices[q, :keep] = number.gather(1, at)
-            have = keep
+        for rows, q, part in self._totals(self.weights(weights)):
+            have, keep = min(k, rows.start), min(k, rows.stop)
+            part = part.masked_fill(skipped[rows], worst)
+            best, at = _stable_top(part, min(k, part.shape[1]), largest)
+            best = torch.cat([values[q, :have], best], 1)
+            number = torch.cat([indices[q, :have], at + rows.start], 1)
+            values[q, :keep], at = _stable_top(best, keep, largest)
+            indices[q, :keep] = number.gather(1, at)
         ids = indices.tolist()
         if self.train.ids is not None:
             ids = [[self.train.ids[i] for i in row] for row in ids]
         return Top(indices, values, ids)
 
     def by_group(self) -> Tensor:
-        """(Q, N, M): the linear part, group by group, before `final`. For small problems: all in memory."""
+        """(Q, N, M): the contributions of the groups, before `final`. For small problems: all in memory."""
         q, n = self.shape
         need = 4 * q * n * len(self.partition)
         if need > self.memory:
@@ -140,7 +139,7 @@ class GroupScores:
         return out
 
     def stream(self, queries: slice) -> Iterator[tuple[slice, Tensor]]:
-        """(training rows, (q, n, M) linear contributions), block by block within the memory budget."""
+        """(training rows, (q, n, M) contributions), block by block within the memory budget."""
         features = self.queries[:, queries]
         m, count = len(self.partition), max(1, features.shape[1])
         step = max(1, self.memory // (8 * count * m))
@@ -152,14 +151,51 @@ class GroupScores:
                 for eta, q, block in zip(self.train.checkpoint_weights, features, blocks):
                     for j, c in self._runs:
                         out[j].addmm_(q[:, c], block[here, c].T, alpha=eta)
-                yield slice(start, stop), out.permute(1, 2, 0).contiguous()
+                parts, taken = out.permute(1, 2, 0).contiguous(), slice(start, stop)
+                if self.method.groupwise:
+                    parts = self.method.by_group(parts, self._sides(queries, taken))
+                yield taken, parts
 
     def finish(self, linear: Tensor, weights: Tensor, queries: slice, train: slice | Tensor) -> Tensor:
         """Final scores from the linear part of a block; differentiable in `weights` (M,)."""
         if self.method.linear:
             return linear
-        q, n = self._query_squares[queries], self._train_squares[train]
-        return self.method.final(linear, q.to(linear), n.to(linear), weights.to(linear))
+        return self.method.final(linear, self._sides(queries, train), weights.to(linear))
+
+    def _sides(self, queries: slice, train: slice | Tensor) -> Sides:
+        return Sides(
+            query_squares=lambda: self._query_squares[queries],
+            train_squares=lambda: self._train_squares[train],
+            leverage=lambda: self._leverage[train],
+            also=lambda: self._also[train],
+        )
+
+    def _totals(self, w: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
+        """(training rows, queries, their scores), block by block, rows in order."""
+        if self.method.groupwise:  # weights act on what is no longer linear in the features
+            step = max(
+                1, self.memory // (16 * len(self.partition) * max(r.stop - r.start for r in self.train.cuts))
+            )
+            blocks = [slice(a, min(a + step, len(self))) for a in range(0, len(self), step)]
+            streams = [self.stream(q) for q in blocks]
+            for found in zip(*streams):
+                for q, (rows, parts) in zip(blocks, found):
+                    yield rows, q, parts @ w
+            return
+        scaled = self.scaled(w)
+        for rows, blocks in self.train.blocks():
+            for q in self._query_blocks(rows):
+                yield rows, q, self.finish(_linear(scaled[:, q], blocks), w, q, rows)
+
+    def own(self, transformed: Tensor, train: Tensor) -> Tensor:
+        """(n, M) contributions of queries to themselves: they are the training examples `train`, with K g (C, n, D)."""
+        parts = torch.zeros(len(self), len(self.partition))
+        for eta, q, t in zip(self.train.checkpoint_weights, self.queries, transformed):
+            for j, c in self._runs:
+                parts[:, j] += eta * torch.linalg.vecdot(q[:, c], t[:, c])
+        square = torch.diag_embed(parts.T).permute(1, 2, 0)  # (n, n, M), zero off the diagonal
+        made = self.method.by_group(square, self._sides(slice(0, len(self)), train))
+        return made.diagonal().T
 
     # --- groups -----------------------------------------------------------------------------------------
 
@@ -223,6 +259,14 @@ class GroupScores:
             for j, c in self._runs:
                 out[:, j] += eta * q[:, c].square().sum(1)
         return out
+
+    @cached_property
+    def _leverage(self) -> Tensor:
+        return self.train.leverage()
+
+    @cached_property
+    def _also(self) -> Tensor:
+        return self.train.also()
 
     @cached_property
     def _train_squares(self) -> Tensor:

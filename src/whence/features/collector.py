@@ -73,7 +73,8 @@ class Collector:
     """Inside a `with` block, maps batches to features: `features, values = collector(batch, ids)`.
 
     `factors` gathers covariances on the way (see `factors.py`); with emit=False it gathers nothing else, and the
-    features are left empty.
+    features are left empty. `also` names measures that are not differentiated; their values are in `.also`, (B, ·),
+    after each call.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Collector:
         measure: str = "loss",
         factors: Factors | None = None,
         emit: bool = True,
+        also: Sequence[str] = (),
     ) -> None:
         self.model, self.task, self.units, self.coverage, self.measure = model, task, units, coverage, measure
         self.factors, self.emit = factors, emit
@@ -95,7 +97,8 @@ class Collector:
         self._out: Tensor | None = None
         self._batch = 0
         self._anchor = torch.zeros((), device=self.device, requires_grad=True)
-        self._wrapped = fallback.Measured(model, task, measure)
+        self._wrapped = fallback.Measured(model, task, measure, also)
+        self.also = torch.empty(0, len(also))
 
     def __enter__(self) -> Collector:
         with ExitStack() as stack:
@@ -116,6 +119,7 @@ class Collector:
         """(B, D) features and (B,) values of the measure, for the B examples `ids`."""
         features = torch.zeros(len(ids), self.width, device=self.device, dtype=self.dtype)
         values = torch.zeros(len(ids), device=self.device, dtype=self.dtype)
+        self.also = torch.zeros(len(ids), len(self._wrapped.also), device=self.device, dtype=self.dtype)
         for part in self.task.passes(batch, ids):
             values += self._hooked(part, ids, features)
             if not self.emit:
@@ -134,7 +138,11 @@ class Collector:
         parameters = dict(self.model.named_parameters())
         watched = {n: parameters[n].requires_grad_(True) for n in self.coverage.unused if n in self._loose}
         try:
-            values = self._wrapped.values(copies, batch, ids)
+            if self._wrapped.also:
+                values, also = self._wrapped.values_and_also(copies, batch, ids)
+                self.also += also
+            else:
+                values = self._wrapped.values(copies, batch, ids)
             if values.requires_grad:
                 wanted = [self._anchor, *copies.values(), *watched.values()]
                 grads = torch.autograd.grad(values.sum(), wanted, allow_unused=True)[1:]

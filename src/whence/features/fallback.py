@@ -23,19 +23,31 @@ from whence.tasks.base import Task
 class Measured(nn.Module):
     """The task's measure as a module, so that torch.func can swap parameters of the user's model in it."""
 
-    def __init__(self, model: nn.Module, task: Task, measure: str) -> None:
+    def __init__(self, model: nn.Module, task: Task, measure: str, also: Sequence[str] = ()) -> None:
         super().__init__()
         self.training = model.training  # registering a child must not be followed by a mode change
         self.model = model
-        self.task, self.measure = task, measure
+        self.task, self.measure, self.also = task, measure, also
 
-    def forward(self, batch: Any, ids: Sequence[int]) -> Tensor:
-        return self.task.measure(self.model, batch, name=self.measure, ids=ids)
+    def forward(self, batch: Any, ids: Sequence[int], both: bool = False) -> Any:
+        if not both:
+            return self.task.measure(self.model, batch, name=self.measure, ids=ids)
+        found = self.task.measures(self.model, batch, [self.measure, *self.also], ids)
+        return found[self.measure], torch.stack([found[name].detach() for name in self.also], 1)
 
     def values(self, swapped: Mapping[str, Tensor], batch: Any, ids: Sequence[int]) -> Tensor:
+        return self._with(swapped, batch, ids, False)
+
+    def values_and_also(
+        self, swapped: Mapping[str, Tensor], batch: Any, ids: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """The measure, and those that are kept beside it, (B, ·)."""
+        return self._with(swapped, batch, ids, True)
+
+    def _with(self, swapped: Mapping[str, Tensor], *given: Any) -> Any:
         if not swapped:
-            return self(batch, ids)
-        return functional_call(self, {f"model.{n}": t for n, t in swapped.items()}, (batch, ids))
+            return self(*given)
+        return functional_call(self, {f"model.{n}": t for n, t in swapped.items()}, given)
 
 
 def expanded_copies(model: nn.Module, shapes: Mapping[str, tuple[int, ...]], batch: int) -> dict[str, Tensor]:

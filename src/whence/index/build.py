@@ -96,7 +96,8 @@ class Builder:
         if self.manifest.factors:
             sizes = gathered(self.manifest.units, str(self.method.projection))
             factors = Factors(sizes, *placement(self.model))
-        return Collector(self.model, self.task, self.units, coverage, self.measure, factors)
+        also = self.method.also
+        return Collector(self.model, self.task, self.units, coverage, self.measure, factors, also=also)
 
     def _claim(self) -> None:
         """Write the manifest, or check that the one there is the same."""
@@ -187,16 +188,16 @@ class Builder:
                     + ": look at the example and the model, or build with on_bad='skip' to leave it out"
                 )
             features[~finite] = 0.0
-        sums = {}
+        beside = {"also": collect.also.float().cpu()} if self.method.also else {}
         if collect.factors is not None:
-            sums["factors"] = collect.factors.take().cpu()
+            beside["factors"] = collect.factors.take().cpu()
             if not finite.all():  # the covariances of the others alone
                 good = [where[int(i)] for i in finite.nonzero()[:, 0]]
-                sums["factors"].zero_()
+                beside["factors"].zero_()
                 if good:
                     collect(to_device(self.rows.batch(good), collect.device), good)
-                    sums["factors"] = collect.factors.take().cpu()
-        return sums | {
+                    beside["factors"] = collect.factors.take().cpu()
+        return beside | {
             "features": features,
             "loss": values,
             "skipped": (~finite).to(torch.uint8),

@@ -179,8 +179,9 @@ class Index:
         return out
 
     def extras(self, name: str, checkpoint: int = 0) -> Tensor:
-        """A stored value of every example: "loss" (N,), "squares" (N, parameters), "skipped" (N,)."""
-        known = ("loss", "squares", "skipped", "digest")
+        """A stored value of every example: "loss" (N,), "squares" (N, parameters), "skipped" (N,), and
+        "also" (N, ·), the measures that the method keeps beside features."""
+        known = ("loss", "squares", "skipped", "digest", *["also"] * bool(self.method.also))
         if name not in known:
             raise unknown("extra", name, known)
         return torch.cat([self._shard(checkpoint, s)[name] for s in range(len(self.manifest.shards))])
@@ -286,6 +287,8 @@ class Index:
             cuts=training.cuts,
             block=training.block,
             squares=lambda: self._squares,
+            leverage=lambda: influence.leverage(self, method),
+            also=lambda: self.extras("also"),
             skipped=lambda: self.skipped,
             ids=self.ids,
         )

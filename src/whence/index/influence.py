@@ -35,6 +35,15 @@ def self_influence(
     return torch.where(total > tiny, own / total.clamp(min=tiny), 0.0)
 
 
+def leverage(index: Index, method: Method) -> Tensor:
+    """(N,) ⟨g(n), K g(n)⟩, summed over checkpoints with η."""
+    training, out = index.training(method), torch.empty(len(index))
+    for s, rows in enumerate(training.cuts):
+        pairs = zip(index.manifest.checkpoint_weights, index.blocks(s), training.block(s))
+        out[rows] = torch.stack([eta * torch.linalg.vecdot(f, t) for eta, f, t in pairs]).sum(0)
+    return out
+
+
 def _own(index: Index, method: Method, weights: WeightsLike, where: Tensor) -> Tensor:
     """τ(i, i), shard by shard: one pass over the features and one over K g(n)."""
     training, out = index.training(method), torch.empty(len(where))
@@ -51,6 +60,9 @@ def _own(index: Index, method: Method, weights: WeightsLike, where: Tensor) -> T
             n = torch.stack([t.index_select(0, local) for t in transformed])
             scores = index.scores_of(method, q, [""] * len(part))
             w = scores.weights(weights)
+            if method.groupwise:
+                out[part] = scores.own(n, where[part]) @ w
+                continue
             linear = torch.linalg.vecdot(scores.scaled(w), n).sum(0)
             if (
                 not method.linear

@@ -10,6 +10,7 @@ derivative for each pair of query and sequence.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -93,13 +94,9 @@ class TokenScores:
             return linear
         made = self.index.features([example]).features  # (C, 1, D)
         own = self.index.scores_of(method, made, [""])
-        value = method.final(
-            torch.tensor([[total]]),
-            self.scores._query_squares[q : q + 1],
-            own.regroup(self.scores.partition)._query_squares,
-            self.w,
-        )
-        return linear * (float(value) / total)
+        squares = own.regroup(self.scores.partition)._query_squares
+        sides = replace(self.scores._sides(slice(q, q + 1), slice(0)), train_squares=lambda: squares)
+        return linear * (float(method.final(torch.tensor([[total]]), sides, self.w)) / total)
 
 
 class _TokenLosses(torch.nn.Module):

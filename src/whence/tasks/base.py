@@ -33,6 +33,12 @@ class Task:
             raise unknown(f"measure of {type(self).__name__}", name, ["loss"])
         return self.loss(model, batch)
 
+    def measures(
+        self, model: nn.Module, batch: Any, names: Sequence[str], ids: Sequence[int] | None = None
+    ) -> dict[str, Tensor]:
+        """Several measures; override where they share a forward pass."""
+        return {name: self.measure(model, batch, name=name, ids=ids) for name in names}
+
     def passes(self, batch: Any, ids: Sequence[int] | None) -> Iterator[Any]:
         """The batches to run for one batch of examples; gradients add up over them. Default: one."""
         yield batch

@@ -1,0 +1,226 @@
+"""Denoising diffusion: losses and measurements at evenly spaced timesteps, with noise that belongs to the example.
+
+For an image x, a timestep t and noise ε, the model sees x_t = √ᾱ_t x + √(1 − ᾱ_t) ε. Its prediction is compared with
+ε (or with v = √ᾱ_t ε − √(1 − ᾱ_t) x); all measures are means over the K timesteps:
+
+    loss      mean (ε_θ(x_t, t) − ε)²     the simple loss (of v where the model predicts v)
+    square    mean ε_θ(x_t, t)²           D-TRAK
+    mean      mean ε_θ(x_t, t)            DAS
+    residual  as loss                     r of DAS
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from whence.data import digest
+from whence.errors import WhenceError, unknown
+from whence.tasks.base import Task
+
+MEASURES = ("loss", "square", "mean", "residual")
+ROWS = 64  # noisy images in one forward pass
+_PREPARED = "noisy"  # marks a batch that `passes` made
+
+
+class Diffusion(Task):
+    """For denoisers of diffusers (UNet2DModel, UNet2DConditionModel, DiT-like transformers) or alike.
+
+    Batches are images (B, C, H, W) in [−1, 1], or a dict with "images" (or "latents", which no VAE encodes again) and
+    what the model is conditioned on: "prompts" as token ids for `text_encoder`, or arguments of the model itself,
+    such as "encoder_hidden_states" or "class_labels".
+
+    `scheduler` is the diffusers scheduler the model was trained with; `timesteps` is K, or the timesteps. The noise of
+    an example is drawn from (seed, its content, t), so that a feature depends on no other example and no position.
+    `vae` and `text_encoder` are not attributed and run without gradients; of the VAE's distribution the mean is taken.
+    """
+
+    def __init__(
+        self,
+        scheduler: Any,
+        timesteps: int | Sequence[int] = 10,
+        *,
+        seed: int = 0,
+        vae: nn.Module | None = None,
+        text_encoder: nn.Module | None = None,
+        rows: int = ROWS,
+    ) -> None:
+        self.scheduler, self.seed, self.rows = scheduler, seed, rows
+        self.timesteps = _settled(timesteps, scheduler)
+        self.prediction = _config(scheduler, "prediction_type", "epsilon")
+        if self.prediction not in ("epsilon", "v_prediction"):
+            raise unknown("prediction_type of the scheduler", self.prediction, ("epsilon", "v_prediction"))
+        self.alphas = torch.as_tensor(scheduler.alphas_cumprod, dtype=torch.float64)  # ᾱ
+        self.settings = (
+            f"timesteps={self.timesteps} alphas={_short(self.alphas)}"  # part of the index's identity
+        )
+        self._frozen = {"vae": vae, "text_encoder": text_encoder}
+
+    # --- measures ---------------------------------------------------------------------------------------
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return self.measure(model, batch)
+
+    def measure(
+        self, model: nn.Module, batch: Any, *, name: str = "loss", ids: Sequence[int] | None = None
+    ) -> Tensor:
+        return self.measures(model, batch, [name], ids)[name]
+
+    def measures(
+        self, model: nn.Module, batch: Any, names: Sequence[str], ids: Sequence[int] | None = None
+    ) -> dict[str, Tensor]:
+        """Several measures from one forward pass."""
+        for name in names:
+            if name not in MEASURES:
+                raise unknown("measure of Diffusion", name, MEASURES)
+        if not (isinstance(batch, Mapping) and _PREPARED in batch):
+            parts = [self.measures(model, part, names, ids) for part in self.passes(batch, ids)]
+            return {name: torch.stack([p[name] for p in parts]).sum(0) for name in names}
+        noisy, t = batch["noisy"], batch["t"]  # (B, k, C, H, W), (B, k)
+        out = self._predict(model, batch, noisy.flatten(0, 1), t.flatten()).view_as(noisy)
+        predicted = self._as_noise(out, noisy, t)
+        share = t.shape[1] / len(self.timesteps)  # of this pass in the mean over all timesteps
+        values = {
+            "loss": lambda: (out - batch["target"]).square(),
+            "residual": lambda: (out - batch["target"]).square(),
+            "square": predicted.square,
+            "mean": lambda: predicted,
+        }
+        return {name: share * values[name]().flatten(1).mean(1) for name in names}
+
+    def _predict(self, model: nn.Module, batch: Mapping[str, Any], x: Tensor, t: Tensor) -> Tensor:
+        k, channels = batch["t"].shape[1], _config(model, "in_channels")
+        if isinstance(channels, int) and channels != x.shape[1]:
+            raise WhenceError(
+                f"images or latents of shape {tuple(x.shape[1:])} for a model of {channels} channels: pass images "
+                "with a vae=, or latents as the model was trained on"
+            )
+        given = {name: v.repeat_interleave(k, 0) for name, v in batch["given"].items()}
+        try:
+            out = model(x, t, **given)
+        except TypeError as e:
+            raise WhenceError(
+                f"{type(model).__name__} does not take {', '.join(given) or 'images and timesteps alone'} ({e}): an "
+                "unconditional model has no prompts, a conditional one needs encoder_hidden_states or prompts"
+            ) from e
+        out = getattr(out, "sample", out)
+        out = out[0] if isinstance(out, tuple) else out
+        if out.shape[1] == 2 * x.shape[1]:  # DiT predicts a variance too
+            out = out[:, : x.shape[1]]
+        if out.shape != x.shape:
+            raise WhenceError(
+                f"the model gave {tuple(out.shape)} for images of {tuple(x.shape)}: expected the shape of the images"
+            )
+        return out
+
+    def _as_noise(self, out: Tensor, noisy: Tensor, t: Tensor) -> Tensor:
+        """ε̂, also where the model predicts v."""
+        if self.prediction == "epsilon":
+            return out
+        signal, noise = self._scales(t, noisy)
+        return signal * out + noise * noisy
+
+    def _scales(self, t: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        """√ᾱ_t and √(1 − ᾱ_t), shaped to multiply images (B, k, C, H, W)."""
+        a = self.alphas.to(t.device)[t].to(like.dtype)
+        a = a.view(*t.shape, *[1] * (like.dim() - t.dim()))
+        return a.sqrt(), (1 - a).sqrt()
+
+    # --- passes -----------------------------------------------------------------------------------------
+
+    def passes(self, batch: Any, ids: Sequence[int] | None) -> Iterator[Any]:
+        """As many timesteps in one forward pass as `rows` noisy images hold."""
+        clean, given = self._split(batch)
+        keys = [digest(image) for image in clean.cpu()]
+        step = max(1, self.rows // len(clean))
+        for start in range(0, len(self.timesteps), step):
+            yield self.prepared(clean, given, keys, self.timesteps[start : start + step])
+
+    def prepared(
+        self, clean: Tensor, given: Mapping[str, Tensor], keys: Sequence[str], timesteps: Sequence[int]
+    ) -> dict[str, Any]:
+        """A batch for one forward pass: noisy images at these timesteps, and what is to be predicted."""
+        t = torch.tensor(timesteps, device=clean.device).expand(len(clean), -1)
+        noise = torch.stack([self.noise(key, timesteps, clean.shape[1:]) for key in keys]).to(clean)
+        signal, spread = self._scales(t, noise)
+        x = clean.unsqueeze(1)
+        noisy = signal * x + spread * noise
+        target = noise if self.prediction == "epsilon" else signal * noise - spread * x
+        return {"noisy": noisy, "target": target, "t": t, "given": dict(given)}
+
+    def noise(self, key: str, timesteps: Sequence[int], shape: Sequence[int]) -> Tensor:
+        """(k, *shape) standard normal, of one example: the same on every machine."""
+        drawn = []
+        for t in timesteps:
+            words = hashlib.blake2b(f"{self.seed} {key} {t}".encode(), digest_size=16).digest()
+            generator = np.random.Generator(np.random.Philox(key=int.from_bytes(words, "little")))
+            drawn.append(generator.standard_normal(tuple(shape), dtype=np.float32))
+        return torch.from_numpy(np.stack(drawn))
+
+    @torch.no_grad()
+    def _split(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """Images or latents as the denoiser sees them, and what it is conditioned on."""
+        if isinstance(batch, (tuple, list)) and len(batch) == 1:
+            batch = batch[0]
+        rest: dict[str, Any] = {"images": batch} if isinstance(batch, Tensor) else dict(batch)
+        vae, text_encoder = self._frozen["vae"], self._frozen["text_encoder"]
+        clean = rest.pop("latents", None)
+        images = rest.pop("images", None)
+        if clean is None:
+            if images is None:
+                raise WhenceError(f"a diffusion batch has 'images' or 'latents': this one has {sorted(rest)}")
+            clean = images if vae is None else _encoded(vae, images)
+        if not isinstance(clean, Tensor) or not clean.is_floating_point() or clean.dim() < 3:
+            known = isinstance(clean, Tensor)
+            found = f"{clean.dtype} of shape {tuple(clean.shape)}" if known else type(clean).__name__
+            raise WhenceError(f"images are {found}: expected floating point (B, C, H, W), in [−1, 1]")
+        prompts = rest.pop("prompts", None)
+        if prompts is not None:
+            if text_encoder is None:
+                raise WhenceError(
+                    "the batch has 'prompts' (token ids), but the task has no text_encoder to read them: pass "
+                    "Diffusion(..., text_encoder=), or 'encoder_hidden_states' in the batch"
+                )
+            text_encoder.to(prompts.device)
+            rest["encoder_hidden_states"] = text_encoder(prompts)[0]
+        return clean, {k: v for k, v in rest.items() if isinstance(v, Tensor)}
+
+
+def _encoded(vae: Any, images: Tensor) -> Tensor:
+    distribution = vae.to(images.device).encode(images.to(next(vae.parameters()).dtype)).latent_dist
+    return (distribution.mean * vae.config.scaling_factor).to(images.dtype)
+
+
+def _config(owner: Any, name: str, default: Any = None) -> Any:
+    config = getattr(owner, "config", None)
+    found = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
+    return default if found is None else found
+
+
+def _settled(timesteps: int | Sequence[int], scheduler: Any) -> list[int]:
+    """K timesteps evenly spaced from 0, or those that are given."""
+    total = _config(scheduler, "num_train_timesteps")
+    if total is None or not hasattr(scheduler, "alphas_cumprod"):
+        raise WhenceError(
+            f"{type(scheduler).__name__} has no training timesteps (config.num_train_timesteps and alphas_cumprod): "
+            "pass the scheduler that the model was trained with, such as diffusers' DDPMScheduler"
+        )
+    if isinstance(timesteps, int):
+        if not 1 <= timesteps <= total:
+            raise WhenceError(
+                f"timesteps={timesteps}: expected 1 to {total}, the scheduler's training timesteps"
+            )
+        return [k * total // timesteps for k in range(timesteps)]
+    found = [int(t) for t in timesteps]
+    if not found or not all(0 <= t < total for t in found):
+        raise WhenceError(f"timesteps {found[:5]}: expected at least one, each from 0 to {total - 1}")
+    return found
+
+
+def _short(x: Tensor) -> str:
+    return hashlib.blake2b(np.ascontiguousarray(x.numpy()).tobytes(), digest_size=8).hexdigest()
