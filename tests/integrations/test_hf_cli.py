@@ -247,7 +247,10 @@ def test_the_three_roles_stay_apart(project):
             "--query and --queries: give one of the two",
         ),
         ("attribute --index nowhere --query x", "no folder nowhere: make an index with whence build"),
-        ("attribute --index model --query x", "model remembers none, as it was not built with --hf-model"),
+        (
+            "attribute --index model --query x",
+            "model remembers none: it is not finished, or was not built with --hf-model",
+        ),
         ("attribute --index idx --query Peace --device gpu", "cannot use the device 'gpu'"),
         (
             "learn --index idx",

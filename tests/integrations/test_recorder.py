@@ -162,10 +162,12 @@ def test_views_of_one_memory_are_saved(tmp_path):
             self.register_buffer("a", packed[:6].view(2, 3))
             self.register_buffer("b", packed[6:].view(3, 2).T)
             self.register_buffer("c", self.a)
+            self.register_buffer("d", packed[3:9])
             self.register_buffer("none", torch.empty(0))
 
     _save(tmp_path / "w.safetensors", Packed())
     found = load_file(tmp_path / "w.safetensors")
-    assert set(found) == {"a", "b", "none"}
+    assert set(found) == {"a", "b", "d", "none"}
+    assert found["d"].tolist() == [3, 4, 5, 6, 7, 8]
     assert torch.equal(found["b"], torch.arange(6.0, 12.0).view(3, 2).T)
     assert [p.name for p in tmp_path.iterdir()] == ["w.safetensors"]

@@ -45,7 +45,11 @@ class Source:
         raise WhenceError(
             "name a model and its training data: MODULE:FUNCTION (a function that returns a whence.Setup), or "
             "--hf-model DIR with --data FILE.jsonl"
-            + ("" if index is None else f". {index} remembers none, as it was not built with --hf-model")
+            + (
+                ""
+                if index is None
+                else f". {index} remembers none: it is not finished, or was not built with --hf-model"
+            )
         )
 
     def remember(self, index: Path) -> None:
