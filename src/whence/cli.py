@@ -12,7 +12,16 @@ import typer
 
 from whence import __version__, console
 from whence.errors import WhenceError
-from whence.integrations.options import PANEL, Data, HFModel, Queries, SeqLen, TextField, source_of
+from whence.integrations.options import (
+    PANEL,
+    Data,
+    HFModel,
+    Queries,
+    QueryField,
+    SeqLen,
+    TextField,
+    source_of,
+)
 from whence.pages import show_top
 from whence.plan_command import plan
 from whence.project import Project
@@ -137,6 +146,7 @@ def learn(
     data: Data = None,
     text_field: TextField = None,
     seq_len: SeqLen = None,
+    query_field: QueryField = None,
     out: Annotated[Path, typer.Option("--out", help="where to save the weights")] = Path("weights.json"),
     method: MethodName = None,
     k: Annotated[int | None, typer.Option(help="top-ranked examples taken for true")] = None,
@@ -160,7 +170,7 @@ def learn(
     from whence.weights import learn_weights
 
     source = source_of(hf_model, data, text_field, seq_len)
-    project = Project(target, source, index=index, learn=queries, device=device)
+    project = Project(target, source, index=index, learn=queries, query_field=query_field, device=device)
     scores = project.scores(index, "learn", method)
     chosen: dict[str, Any] = {"k": k, "weight_decay": weight_decay}
     weights = learn_weights(
@@ -186,6 +196,7 @@ def attribute(
     data: Data = None,
     text_field: TextField = None,
     seq_len: SeqLen = None,
+    query_field: QueryField = None,
     weights: WeightsFile = None,
     method: MethodName = None,
     top: Annotated[int, typer.Option(help="how many training examples for each query")] = 5,
@@ -213,7 +224,7 @@ def attribute(
         raise WhenceError('nothing to attribute: give --query "some text", or --queries FILE.jsonl')
     texts = query or (Path(queries) if queries and target is None else None)
     source = source_of(hf_model, data, text_field, seq_len)
-    project = Project(target, source, index=index, evaluate=texts, device=device)
+    project = Project(target, source, index=index, evaluate=texts, query_field=query_field, device=device)
     role = queries if queries and target is not None else "eval"
     scores = project.scores_of_anything(index, method) if query else project.scores(index, role, method)
     best = scores.top(top, project.weights(weights, scores), largest=not opponents)
@@ -245,6 +256,7 @@ def evaluate(
     data: Data = None,
     text_field: TextField = None,
     seq_len: SeqLen = None,
+    query_field: QueryField = None,
     weights: WeightsFile = None,
     method: MethodName = None,
     utility: Annotated[str, typer.Option(help="which utility of the bank belongs to the queries")] = "eval",
@@ -268,7 +280,7 @@ def evaluate(
     if format not in ("table", "json"):
         raise unknown("format", format, ("table", "json"))
     source = source_of(hf_model, data, text_field, seq_len)
-    project = Project(target, source, index=index, evaluate=queries, device=device)
+    project = Project(target, source, index=index, evaluate=queries, query_field=query_field, device=device)
     scores = project.scores(index, "eval", method)
     retrained = Bank.open(bank)
     if utility not in retrained.utility:
@@ -299,6 +311,7 @@ def report(
     data: Data = None,
     text_field: TextField = None,
     seq_len: SeqLen = None,
+    query_field: QueryField = None,
     out: Annotated[Path, typer.Option("--out", help="the page to write")] = Path("report.html"),
     weights: WeightsFile = None,
     method: MethodName = None,
@@ -315,7 +328,7 @@ def report(
     `whence report my_project.setup:make --index runs/idx --weights weights.json --out report.html`
     """
     source = source_of(hf_model, data, text_field, seq_len)
-    project = Project(target, source, index=index, evaluate=queries, device=device)
+    project = Project(target, source, index=index, evaluate=queries, query_field=query_field, device=device)
     path = project.report(index, out, weights, method, first, top)
     typer.echo(f"Open {path.resolve()} in a browser.")
 

@@ -44,6 +44,7 @@ class Project:
         index: Path | None = None,
         learn: Texts | None = None,
         evaluate: Texts | None = None,
+        query_field: str | None = None,
         device: str | None = None,
     ) -> None:
         said = source.said if source is not None else {}
@@ -61,7 +62,7 @@ class Project:
             self.name, self.setup = target, load(target)
         else:
             self.source = (source or Source()).settled(index)
-            self.name, self.setup = _hugging_face(self.source, learn, evaluate)
+            self.name, self.setup = _hugging_face(self.source, learn, evaluate, query_field)
             self.source = replace(self.source, seq_len=self.setup.train_data.length)
         if device is not None:
             _move(self.setup.model, device)
@@ -183,7 +184,9 @@ class Project:
         return tokens
 
 
-def _hugging_face(source: Source, learn: Texts | None, evaluate: Texts | None) -> tuple[str, Setup]:
+def _hugging_face(
+    source: Source, learn: Texts | None, evaluate: Texts | None, query_field: str | None
+) -> tuple[str, Setup]:
     from whence.integrations.language import hf_setup
 
     assert source.model is not None
@@ -195,6 +198,7 @@ def _hugging_face(source: Source, learn: Texts | None, evaluate: Texts | None) -
         seq_len=source.seq_len,
         learn_queries=learn,
         eval_queries=evaluate,
+        query_field=query_field,
     )
     return source.model, setup
 

@@ -200,6 +200,16 @@ def test_data_that_changed_or_went_away(project, tmp_path):
     assert run(*ask, "--data", moved) == before
 
 
+def test_queries_may_name_their_text_otherwise(project, tmp_path):
+    other = write_jsonl(tmp_path / "eval.jsonl", EVAL, "speech")
+    options = ("attribute", "--index", "idx", "--top", 1, "--format", "json", "--queries")
+    with pytest.raises(
+        WhenceError, match=r"eval.jsonl, line 1: no field 'body', there is 'speech'.*--query-field"
+    ):
+        run(*options, other)
+    assert run(*options, other, "--query-field", "speech") == run(*options, "eval.jsonl")
+
+
 def test_the_three_roles_stay_apart(project):
     with pytest.raises(WhenceError, match="of the queries are also in the training data"):
         run("attribute", "--index", "idx", "--queries", "train.jsonl")

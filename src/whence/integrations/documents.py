@@ -28,11 +28,14 @@ class Document:
     where: str  # for messages: "train.jsonl, line 3"
 
 
-def read_documents(source: Texts, text_field: str = "text") -> Iterator[Document]:
+def read_documents(
+    source: Texts, text_field: str = "text", option: str = "--text-field"
+) -> Iterator[Document]:
     """The documents of a file, or of a list of texts.
 
     .jsonl holds one object on each line, .json a list of objects, .csv a column and .parquet a column of that
-    name, .txt one document on each line, blank lines between them not counting.
+    name, .txt one document on each line, blank lines between them not counting. `option` is what names the field
+    on the command line, for messages.
 
     >>> [d.name for d in read_documents(["To be", "or not to be"])]
     ['0', '1']
@@ -44,14 +47,14 @@ def read_documents(source: Texts, text_field: str = "text") -> Iterator[Document
     else:
         records = _records(Path(source), text_field)
     for name, where, record in records:
-        text = _text(record, text_field, where)
+        text = _text(record, text_field, where, option)
         own = record.get("id")
         if isinstance(own, (str, int)) and not isinstance(own, bool) and str(own).strip():
             name = str(own)
         yield Document(name, text, where)
 
 
-def _text(record: Any, text_field: str, where: str) -> str:
+def _text(record: Any, text_field: str, where: str, option: str) -> str:
     if not isinstance(record, dict):
         raise WhenceError(
             f"{where}: a {type(record).__name__}, expected an object with a field {text_field!r}"
@@ -59,7 +62,7 @@ def _text(record: Any, text_field: str, where: str) -> str:
     if text_field not in record:
         there = ", ".join(repr(k) for k in record) or "no field at all"
         raise WhenceError(
-            f"{where}: no field {text_field!r}, there is {there}. Say which field holds the text (--text-field)"
+            f"{where}: no field {text_field!r}, there is {there}. Say which field holds the text ({option})"
         )
     text = record[text_field]
     if not isinstance(text, str):

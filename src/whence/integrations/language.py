@@ -37,6 +37,7 @@ def hf_setup(
     seq_len: int | None = None,
     learn_queries: Texts | None = None,
     eval_queries: Texts | None = None,
+    query_field: str | None = None,
     tokenizer: Any = None,
 ) -> Setup:
     """Everything whence needs to know about a causal language model and its training texts.
@@ -45,7 +46,8 @@ def hf_setup(
     that is loaded already, together with its `tokenizer`. `data` and the queries are files (.jsonl, .json, .csv,
     .txt, .parquet; all but the last also .gz) or lists of texts. Texts are cut into consecutive sequences of
     `seq_len` tokens (512, or the model's context if that is shorter); each is an example with the id
-    "document:part", the document named by its field "id", or else by its line.
+    "document:part", the document named by its field "id", or else by its line. The text of a record is in
+    `text_field`, that of a query in `query_field` if that is another.
     """
     for texts in (data, learn_queries, eval_queries):
         if isinstance(texts, (str, os.PathLike)):
@@ -64,18 +66,20 @@ def hf_setup(
     rows = _rows(loaded, tokenizer, name)
     length = _length(loaded, seq_len, name)
 
-    def sequences(texts: Texts | None) -> Sequences | None:
-        return None if texts is None else Sequences(texts, tokenizer, length, text_field, rows)
+    def asked(texts: Texts | None) -> Sequences | None:
+        field = query_field or text_field
+        return None if texts is None else Sequences(texts, tokenizer, length, rows, field, "--query-field")
 
+    train = Sequences(data, tokenizer, length, rows, text_field)
     return Setup(
         loaded,
         CausalLM(),
-        train := sequences(data),
-        learn_queries=sequences(learn_queries),
-        eval_queries=sequences(eval_queries),
+        train,
+        learn_queries=asked(learn_queries),
+        eval_queries=asked(eval_queries),
         show=lambda example: tokenizer.decode(example["input_ids"].tolist(), skip_special_tokens=True),
         pieces=lambda example: pieces(tokenizer, example["input_ids"].tolist()),
-        ids=None if train is None else train.ids,
+        ids=train.ids,
     )
 
 

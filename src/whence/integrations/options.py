@@ -44,6 +44,12 @@ Queries = Annotated[
     Path | None,
     typer.Option("--queries", metavar="FILE", help="texts to ask about, as in --data", rich_help_panel=PANEL),
 ]
+QueryField = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="the same of the queries (default: as --text-field)", rich_help_panel=PANEL
+    ),
+]
 
 
 def source_of(hf_model: str | None, data: Path | None, text_field: str | None, seq_len: int | None) -> Source:

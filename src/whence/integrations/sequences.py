@@ -24,13 +24,21 @@ class Sequences(Dataset):
     the tokenizer puts at the start of a text.
     """
 
-    def __init__(self, source: Texts, tokenizer: Any, length: int, text_field: str, rows: int) -> None:
-        """`rows` is how many tokens the model knows."""
+    def __init__(
+        self,
+        source: Texts,
+        tokenizer: Any,
+        length: int,
+        rows: int,
+        text_field: str = "text",
+        option: str = "--text-field",
+    ) -> None:
+        """`rows` is how many tokens the model knows; the rest as in `read_documents`."""
         if length < _SHORTEST:
             raise WhenceError(f"sequences of {length} tokens: expected at least {_SHORTEST} (--seq-len)")
         self.length, self.ids = length, list[str]()
         tokens, lengths = [], []
-        for document, found in _tokenized(read_documents(source, text_field), tokenizer):
+        for document, found in _tokenized(read_documents(source, text_field, option), tokenizer):
             _check(document, found, rows)
             cuts = cut(len(found), length)
             tokens.append(np.asarray(found, dtype=np.int32))
