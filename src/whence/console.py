@@ -124,7 +124,7 @@ def index_bytes(manifest: Manifest) -> int:
     per_unit = 5 if manifest.store_dtype == "float16" else 4  # squared norm, and the exponent of float16
     per_example = manifest.width * item + len(manifest.units) * per_unit + 13  # loss, digest, skipped
     shards = (HEADER + _factor_bytes(manifest)) * len(manifest.shards)
-    return (manifest.examples * per_example + shards) * len(manifest.models)
+    return (manifest.examples * per_example + shards) * manifest.terms
 
 
 def _factor_bytes(manifest: Manifest) -> int:
@@ -137,7 +137,7 @@ def _factor_bytes(manifest: Manifest) -> int:
 
 def show_plan(folder: Path, manifest: Manifest, coverage: Coverage, missing: int, kernel: bool) -> None:
     """What is going to be built, what it takes, and which way each parameter goes."""
-    checkpoints = len(manifest.models)
+    checkpoints = manifest.terms
     _say(
         f"{folder}: {manifest.examples:,} examples × {manifest.width:,} features "
         f"({len(manifest.units)} parameters in {len(manifest.groups)} groups"

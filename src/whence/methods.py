@@ -9,7 +9,7 @@ EKFAC the eigenvalue-corrected Kronecker approximation of the Fisher matrix, inv
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
@@ -58,6 +58,11 @@ class Method:
         return True
 
     @property
+    def steps(self) -> int:
+        """Over how many steps of a trajectory features are kept apart; 1 for none."""
+        return 1
+
+    @property
     def groupwise(self) -> bool:
         """Whether `by_group` is not the identity: weighted totals are no single product then."""
         return False
@@ -74,6 +79,9 @@ class Method:
     def by_group(self, linear: Tensor, sides: Sides) -> Tensor:
         """(Q, N, M) contributions of the groups, from their linear parts; weights act on what this gives."""
         return linear
+
+    def check_queries(self, queries: Any) -> None:
+        """Raises if the method cannot be asked about these."""
 
     def describe(self) -> dict[str, Any]:
         """A JSON-able description that `parse` reads back."""
@@ -198,6 +206,41 @@ class DTRAK(TRAK):
 
 
 @dataclass(frozen=True)
+class JourneyTRAK(TRAK):
+    """TRAK along the trajectory on which a query was sampled (`whence.diffusion.sample`).
+
+    A query's gradients are those of the simple loss at each x_t that the sampler visited, with the noise that x_t holds
+    beside the final image, ε = (x_t − √ᾱ_t x_0) / √(1 − ᾱ_t), as the target.
+
+    `training="averaged"`, as the authors' code does, pairs their mean with the mean of the training gradients over the
+    task's timesteps: one feature for each example, on the same index as TRAK. `training="per-step"` is the equation of
+    the paper: the gradient at step t is paired with the training gradient at the same timestep, for each of the
+    `inference_steps` of the sampler, under the kernel of their mean. It takes as many times the disk. The default is
+    "averaged": it needs no index of its own, and averages the noise of single timesteps out before taking products.
+    """
+
+    name: ClassVar[str] = "journey-trak"
+    training: str = "averaged"
+    inference_steps: int = 50
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.training not in ("averaged", "per-step"):
+            raise unknown("training", self.training, ("averaged", "per-step"))
+
+    def check_queries(self, queries: Any) -> None:
+        if isinstance(queries, Mapping) and "trajectory" not in queries:
+            raise WhenceError(
+                "Journey-TRAK follows the trajectory on which a query was sampled, but these queries have none: sample "
+                "them with whence.diffusion.sample and pass its .queries(journey=True)"
+            )
+
+    @property
+    def steps(self) -> int:
+        return self.inference_steps if self.training == "per-step" else 1
+
+
+@dataclass(frozen=True)
 class DAS(TRAK):
     """Diffusion attribution score, (⟨g(q), K g(n)⟩ r_n / (1 − h_n))², of the mean of the predicted noise.
 
@@ -248,7 +291,7 @@ class Fisher(Method):
     factors: ClassVar[bool] = True
 
 
-METHODS: dict[str, type[Method]] = {m.name: m for m in (TracIn, TRAK, LoGRA, EKFAC, DTRAK, DAS)}
+METHODS: dict[str, type[Method]] = {m.name: m for m in (TracIn, TRAK, LoGRA, EKFAC, DTRAK, JourneyTRAK, DAS)}
 _SHORT = {"tracin-cosine": TracIn(cosine=True)}
 
 
@@ -291,6 +334,10 @@ def on_index(method: str | Method | None, built: Method) -> Method:
     method = parse(method)
     if method.projection is None:
         method = replace(method, projection=built.projection)
+    if method.steps != built.steps:
+        raise WhenceError(
+            f"{method} needs the features of {method.steps} steps, the index holds {built.steps}: build another index"
+        )
     if (method.measure, method.projection) != (built.measure, built.projection):
         raise WhenceError(
             f"{method} differentiates {method.measure!r} under {method.projection}, but the index holds "

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from denoisers import ddpm, images, toy
 from torch import nn
 
-from denoisers import ddpm, images, toy
 from whence import Index, WhenceError
 from whence.data import Rows, digest
 from whence.methods import DAS, DTRAK, TracIn
@@ -55,7 +55,9 @@ def test_measures_are_means_over_timesteps(prediction, name, rows):
 def test_features_are_gradients_of_the_mean(tmp_path, method, name, rows):
     model, x = toy(), images(7)
     task = Diffusion(ddpm(), timesteps=4, rows=rows)
-    index = Index.build(model, task, x, tmp_path / "i", method=method(projection="none"), batch_size=3, progress=False)
+    index = Index.build(
+        model, task, x, tmp_path / "i", method=method(projection="none"), batch_size=3, progress=False
+    )
     for i in range(7):
         value = by_hand(model, task, x[i], name)
         g = torch.cat([p.flatten() for p in torch.autograd.grad(value, list(model.parameters()))])
@@ -85,7 +87,9 @@ def test_conditions_and_prompts(tmp_path):
     vectors = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
     task = Diffusion(ddpm(), timesteps=4, rows=8)
     want = torch.stack([by_hand(model, task, x[i], "loss", condition=vectors[i : i + 1]) for i in range(5)])
-    torch.testing.assert_close(task.measure(model, {"images": x, "condition": vectors}), want, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        task.measure(model, {"images": x, "condition": vectors}), want, rtol=1e-5, atol=1e-6
+    )
     data = {"images": x, "condition": vectors}
     index = Index.build(model, task, data, tmp_path / "i", method=DTRAK(), progress=False)
     assert index.score({k: v[:2] for k, v in data.items()}).total().isfinite().all()
@@ -114,7 +118,9 @@ def unet(**options):
 def against_autograd(model, task, data, tmp_path):
     from whence.methods import TracIn
 
-    index = Index.build(model, task, data, tmp_path / "i", method=TracIn(projection="none"), batch_size=4, progress=False)
+    index = Index.build(
+        model, task, data, tmp_path / "i", method=TracIn(projection="none"), batch_size=4, progress=False
+    )
     rows = Rows(data)
     trained = [p for p in model.parameters() if p.requires_grad]
     for i in range(len(rows)):
@@ -125,7 +131,10 @@ def against_autograd(model, task, data, tmp_path):
 
 def test_text_conditional_unet_with_prompts(tmp_path):
     encoder = Encoder()
-    data = {"latents": images(4), "prompts": torch.randint(9, (4, 5), generator=torch.Generator().manual_seed(0))}
+    data = {
+        "latents": images(4),
+        "prompts": torch.randint(9, (4, 5), generator=torch.Generator().manual_seed(0)),
+    }
     task = Diffusion(ddpm(prediction_type="v_prediction"), timesteps=3, text_encoder=encoder)
     against_autograd(unet(), task, data, tmp_path)
     given = {"latents": data["latents"], "encoder_hidden_states": encoder(data["prompts"])[0].detach()}
@@ -150,7 +159,9 @@ def test_lora_adapters_of_a_unet(tmp_path):
 
     model = unet()
     model.requires_grad_(False)
-    model.add_adapter(LoraConfig(r=2, init_lora_weights=False, target_modules=["to_q", "to_k", "to_v", "to_out.0"]))
+    model.add_adapter(
+        LoraConfig(r=2, init_lora_weights=False, target_modules=["to_q", "to_k", "to_v", "to_out.0"])
+    )
     data = {"latents": images(4), "encoder_hidden_states": torch.randn(4, 5, 6)}
     assert all("lora" in n for n, p in model.named_parameters() if p.requires_grad)
     against_autograd(model, Diffusion(ddpm(), timesteps=3), data, tmp_path)

@@ -78,6 +78,7 @@ class Builder:
                 advance = None
                 for c, part in todo.items():
                     checkpoint = None if self.checkpoints is None else self.checkpoints[c]
+                    task = self.task if self.method.steps == 1 else self.task.step(c, self.method.steps)
                     with loaded(self.model, checkpoint):
                         coverage = plan_coverage(self.model, self.task, self.rows, self.units, self.measure)
                         if advance is None:
@@ -86,18 +87,18 @@ class Builder:
                                 console.show_plan(self.folder, self.manifest, coverage, count, kernel)
                             bar = console.progress("features", count, self.progress, estimate="examples")
                             advance = stack.enter_context(bar)
-                        with self._collector(coverage) as collect:
+                        with self._collector(coverage, task) as collect:
                             self._fill(collect, c, part, advance)
             self._log(count, time.perf_counter() - started)
             self._check_data_stayed()
 
-    def _collector(self, coverage: Coverage) -> Collector:
+    def _collector(self, coverage: Coverage, task: Task) -> Collector:
         factors = None
         if self.manifest.factors:
             sizes = gathered(self.manifest.units, str(self.method.projection))
             factors = Factors(sizes, *placement(self.model))
         also = self.method.also
-        return Collector(self.model, self.task, self.units, coverage, self.measure, factors, also=also)
+        return Collector(self.model, task, self.units, coverage, self.measure, factors, also=also)
 
     def _claim(self) -> None:
         """Write the manifest, or check that the one there is the same."""
@@ -119,7 +120,7 @@ class Builder:
         """What is still to compute, by checkpoint; damaged shards are named and count as missing."""
         todo: dict[int, Todo] = {}
         where, digests = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
-        for c in range(len(self.manifest.models)):
+        for c in range(self.manifest.terms):
             for s, r in enumerate(self.manifest.shards):
                 path = shard_path(self.folder, c, s)
                 try:

@@ -28,7 +28,7 @@ def shard_path(folder: Path, checkpoint: int, shard: int) -> Path:
 def check_shards(folder: Path, manifest: mf.Manifest, verify: bool) -> None:
     """Every shard there, whole and at its place; one is in memory at a time."""
     count = len(manifest.shards)
-    paths = [shard_path(folder, c, s) for c in range(len(manifest.models)) for s in range(count)]
+    paths = [shard_path(folder, c, s) for c in range(manifest.terms) for s in range(count)]
     missing = [p.name for p in paths if not p.exists()]
     if missing:
         raise ShardError(

@@ -165,11 +165,11 @@ class Index:
 
     def blocks(self, s: int) -> list[Tensor]:
         """The features of shard s under each checkpoint."""
-        return [self.block(c, s) for c in range(len(self.manifest.models))]
+        return [self.block(c, s) for c in range(self.manifest.terms)]
 
     def rows(self, which: Tensor) -> Tensor:
         """(C, n, D) float32 features of the training examples `which`, from the shards that hold them."""
-        out = torch.empty(len(self.manifest.models), len(which), self.manifest.width)
+        out = torch.empty(self.manifest.terms, len(which), self.manifest.width)
         for s, rows in enumerate(self.manifest.shards):
             here = ((which >= rows.start) & (which < rows.stop)).nonzero()[:, 0]
             if len(here):
@@ -211,7 +211,7 @@ class Index:
     @cached_property
     def skipped(self) -> Tensor:
         """(N,) bool: examples left out because of NaN gradients."""
-        flags = [self.extras("skipped", c).bool() for c in range(len(self.manifest.models))]
+        flags = [self.extras("skipped", c).bool() for c in range(self.manifest.terms)]
         return torch.stack(flags).any(0)
 
     @cached_property
@@ -246,6 +246,7 @@ class Index:
     def score(self, queries: Any, method: str | Method | None = None) -> GroupScores:
         """Group-resolved scores of queries, under the index's method or another on the same measurement."""
         chosen = methods.on_index(method, self.method)
+        chosen.check_queries(queries)
         made = self.features(queries)
         return self.scores_of(chosen, made.features, made.digests)
 

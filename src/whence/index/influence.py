@@ -47,7 +47,7 @@ def leverage(index: Index, method: Method) -> Tensor:
 def _own(index: Index, method: Method, weights: WeightsLike, where: Tensor) -> Tensor:
     """τ(i, i), shard by shard: one pass over the features and one over K g(n)."""
     training, out = index.training(method), torch.empty(len(where))
-    step = max(1, _CHUNK // (4 * index.manifest.width * len(index.manifest.models)))
+    step = max(1, _CHUNK // (4 * index.manifest.width * index.manifest.terms))
     step = step if method.linear else min(step, _DIAGONAL)
     for s, rows in enumerate(training.cuts):
         here = ((where >= rows.start) & (where < rows.stop)).nonzero()[:, 0]
@@ -74,7 +74,7 @@ def _own(index: Index, method: Method, weights: WeightsLike, where: Tensor) -> T
 
 def _top_sums(index: Index, method: Method, weights: WeightsLike, where: Tensor, m: int) -> Tensor:
     """The sum of the m largest scores of each example, as many examples at a time as the budget holds."""
-    width = index.manifest.width * len(index.manifest.models)
+    width = index.manifest.width * index.manifest.terms
     out = []
     for part in where.split(max(1, index.memory // (4 * 4 * width))):
         scores = index.scores_of(method, index.rows(part), [""] * len(part))

@@ -66,7 +66,9 @@ class Making:
         partition = Groups.parse(groups, self.model, exclude)
         partition.of(names)
         self.models = fingerprints(self.model, self.checkpoints)
-        etas = settled_weights(checkpoint_weights, len(self.models))
+        if self.method.steps > 1 and self.checkpoints is not None:
+            raise WhenceError(f"{self.method} sums over steps of trajectories: it takes one checkpoint")
+        etas = settled_weights(checkpoint_weights, len(self.models) * self.method.steps)
         self.data = mf.data_fingerprint(self.rows)
         matrices = self._matrices(folder, names, second_moments)
         units = make_units(self.model, names, str(self.method.projection), self.seed, matrices)

@@ -49,6 +49,11 @@ class Manifest:
         return hashlib.blake2b(json.dumps(asdict(self)).encode(), digest_size=16).hexdigest()
 
     @property
+    def terms(self) -> int:
+        """How many terms the sum over c has: checkpoints, or steps of a trajectory."""
+        return len(self.checkpoint_weights)
+
+    @property
     def width(self) -> int:
         return sum(u["size"] for u in self.units)
 

@@ -17,6 +17,7 @@ from whence.index import manifest as mf
 from whence.index.checkpoints import fingerprints, loaded
 from whence.index.checks import to_signed
 from whence.index.store import ShardError, read_shard, write_shard
+from whence.tasks.base import Task
 
 if TYPE_CHECKING:
     from whence.index.index import Index
@@ -73,9 +74,11 @@ def compute(index: Index, rows: Rows) -> QueryFeatures:
         given.read(index.folder, index.manifest),
     )
     features, losses = [], []
-    for c in range(len(index.manifest.models)):
+    for c in range(index.manifest.terms):
         with loaded(index.model, None if index.checkpoints is None else index.checkpoints[c]):
-            one, loss, digests = _pass(index, rows, units)
+            steps = index.method.steps
+            task = index.task if steps == 1 else index.task.step(c, steps)
+            one, loss, digests = _pass(index, task, rows, units)
         features.append(one)
         losses.append(loss)
     where = mf.sampled(len(rows))
@@ -85,7 +88,7 @@ def compute(index: Index, rows: Rows) -> QueryFeatures:
     return QueryFeatures(index.manifest.id, torch.stack(features), torch.stack(losses), digests)
 
 
-def _pass(index: Index, rows: Rows, units: list[Unit]) -> tuple[Tensor, Tensor, list[str]]:
+def _pass(index: Index, task: Task, rows: Rows, units: list[Unit]) -> tuple[Tensor, Tensor, list[str]]:
     """(Q, D) features, (Q,) values and digests under the weights that are loaded."""
     assert index.model is not None
     assert index.task is not None
@@ -93,8 +96,9 @@ def _pass(index: Index, rows: Rows, units: list[Unit]) -> tuple[Tensor, Tensor, 
     cuts = [range(a, min(a + step, len(rows))) for a in range(0, len(rows), step)]
     features, values, digests = [], [], []
     try:
+        # Planned on all steps of a trajectory: the target of the last is the model's own output, its gradient rounding.
         coverage = plan_coverage(index.model, index.task, rows, units, measure)
-        with Collector(index.model, index.task, units, coverage, measure) as collect:
+        with Collector(index.model, task, units, coverage, measure) as collect:
             for r, batch, read in rows.batches(cuts):
                 f, v = collect(to_device(batch, collect.device), list(r))
                 features.append(f.float().cpu())

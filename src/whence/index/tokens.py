@@ -57,7 +57,7 @@ class TokenScores:
         device, dtype = placement(index.model)
         batch = to_device(Rows([example], index.collate).batch([0]), device)
         total: Tensor | None = None
-        for c in range(len(index.manifest.models)):
+        for c in range(index.manifest.terms):
             with loaded(index.model, None if index.checkpoints is None else index.checkpoints[c]):
                 part = self._along(self.directions[c, q].to(device, dtype), batch)
             total = part if total is None else total + part

@@ -30,8 +30,8 @@ class Training:
     def __init__(self, index: Index, kernel: Kernel | None) -> None:
         m = index.manifest
         self.cuts = m.shards
-        self._readers = [_reader(index, kernel, c) for c in range(len(m.models))]
-        self._keep = 4 * m.examples * m.width * len(m.models) <= index.memory // KEPT
+        self._readers = [_reader(index, kernel, c) for c in range(m.terms)]
+        self._keep = 4 * m.examples * m.width * m.terms <= index.memory // KEPT
         self._kept: dict[int, list[Tensor]] = {}
 
     def block(self, s: int) -> list[Tensor]:
@@ -125,7 +125,8 @@ class _Cache:
 
                 blocks = [(rows, lambda s=s: read(s)) for s, rows in enumerate(self.cuts)]
                 source = _source(self.index, self.kernel)
-                fit = None if source is self.index else _blocks(source, self.checkpoint)
+                own = source is self.index and self.index.method.steps == 1
+                fit = None if own else _blocks(source, self.checkpoint)
                 parts = _parts(source, self.kernel, self.checkpoint)
                 made = self.kernel.apply(blocks, parts, self.index.memory, fit)
                 for s, (rows, block) in enumerate(made):
@@ -134,6 +135,12 @@ class _Cache:
 
 
 def _blocks(index: Index, checkpoint: int) -> list[Block]:
+    """The features that a kernel is made of; of a trajectory, those of all steps averaged."""
+    if index.method.steps > 1:
+        return [
+            (rows, lambda s=s: torch.stack(index.blocks(s)).mean(0))
+            for s, rows in enumerate(index.manifest.shards)
+        ]
     return [(rows, lambda s=s: index.block(checkpoint, s)) for s, rows in enumerate(index.manifest.shards)]
 
 

@@ -43,6 +43,10 @@ class Task:
         """The batches to run for one batch of examples; gradients add up over them. Default: one."""
         yield batch
 
+    def step(self, c: int, steps: int) -> Task:
+        """The task at one step of a trajectory of `steps`, for methods that sum over steps."""
+        raise TypeError(f"{type(self).__name__} knows no trajectories")
+
     def mask(self, batch: Any) -> Tensor | None:
         """(B, T), True at positions that are real and not padding; None if all are."""
         return None

@@ -11,6 +11,7 @@ For an image x, a timestep t and noise ε, the model sees x_t = √ᾱ_t x + √
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -50,7 +51,7 @@ class Diffusion(Task):
         text_encoder: nn.Module | None = None,
         rows: int = ROWS,
     ) -> None:
-        self.scheduler, self.seed, self.rows = scheduler, seed, rows
+        self.scheduler, self.seed = scheduler, seed
         self.timesteps = _settled(timesteps, scheduler)
         self.prediction = _config(scheduler, "prediction_type", "epsilon")
         if self.prediction not in ("epsilon", "v_prediction"):
@@ -59,7 +60,13 @@ class Diffusion(Task):
         self.settings = (
             f"timesteps={self.timesteps} alphas={_short(self.alphas)}"  # part of the index's identity
         )
-        self._frozen = {"vae": vae, "text_encoder": text_encoder}
+        self.only: int | None = None  # the one step of trajectories that is looked at
+        self.steps: int | None = None  # how many they have
+        self._aside: dict[str, Any] = {
+            "vae": vae,
+            "text_encoder": text_encoder,
+            "rows": rows,
+        }  # not its identity
 
     # --- measures ---------------------------------------------------------------------------------------
 
@@ -84,7 +91,7 @@ class Diffusion(Task):
         noisy, t = batch["noisy"], batch["t"]  # (B, k, C, H, W), (B, k)
         out = self._predict(model, batch, noisy.flatten(0, 1), t.flatten()).view_as(noisy)
         predicted = self._as_noise(out, noisy, t)
-        share = t.shape[1] / len(self.timesteps)  # of this pass in the mean over all timesteps
+        share = t.shape[1] / batch["of"]  # of this pass in the mean over all timesteps
         values = {
             "loss": lambda: (out - batch["target"]).square(),
             "residual": lambda: (out - batch["target"]).square(),
@@ -136,10 +143,53 @@ class Diffusion(Task):
     def passes(self, batch: Any, ids: Sequence[int] | None) -> Iterator[Any]:
         """As many timesteps in one forward pass as `rows` noisy images hold."""
         clean, given = self._split(batch)
+        step = max(1, self._aside["rows"] // len(clean))
+        if "trajectory" in given:
+            yield from self._along(clean, given, step)
+            return
         keys = [digest(image) for image in clean.cpu()]
-        step = max(1, self.rows // len(clean))
         for start in range(0, len(self.timesteps), step):
             yield self.prepared(clean, given, keys, self.timesteps[start : start + step])
+
+    def _along(self, clean: Tensor, given: dict[str, Tensor], step: int) -> Iterator[Any]:
+        """The passes along trajectories: x_t as the sampler saw it, and the noise in it beside the final image."""
+        noisy, t = given.pop("trajectory"), given.pop("timesteps", None)
+        self._check_trajectory(clean, noisy, t)
+        if self.only is not None:
+            noisy, t = noisy[:, self.only : self.only + 1], t[:, self.only : self.only + 1]
+        signal, spread = self._scales(t, noisy)
+        x = clean.unsqueeze(1)
+        noise = (noisy - signal * x) / spread
+        target = noise if self.prediction == "epsilon" else signal * noise - spread * x
+        for a in range(0, t.shape[1], step):
+            cut = slice(a, a + step)
+            part = {"noisy": noisy[:, cut], "target": target[:, cut], "t": t[:, cut]}
+            yield part | {"given": given, "of": t.shape[1]}
+
+    def _check_trajectory(self, clean: Tensor, noisy: Tensor, t: Tensor | None) -> None:
+        if t is None or t.shape != noisy.shape[:2] or noisy.shape[2:] != clean.shape[1:]:
+            times = None if t is None else tuple(t.shape)
+            raise WhenceError(
+                f"a trajectory of shape {tuple(noisy.shape)} with timesteps {times} for images of "
+                f"{tuple(clean.shape)}: expected (B, steps, C, H, W) and (B, steps), as whence.diffusion.sample gives"
+            )
+        expected = sampler_timesteps(self.scheduler, t.shape[1])
+        if not bool((t.cpu() == torch.tensor(expected)).all()):
+            raise WhenceError(
+                f"a trajectory with timesteps {t[0, :3].tolist()}… is of another sampler or scheduler: expected "
+                f"{expected[:3]}…, those of {t.shape[1]} DDIM steps under the scheduler of this task. Sample with "
+                "whence.diffusion.sample"
+            )
+        if self.steps is not None and t.shape[1] != self.steps:
+            raise WhenceError(
+                f"a trajectory of {t.shape[1]} steps for an index of {self.steps}: sample with as many"
+            )
+
+    def step(self, c: int, steps: int) -> Diffusion:
+        """At step c of a DDIM trajectory of `steps`."""
+        one = copy.copy(self)
+        one.timesteps, one.only, one.steps = [sampler_timesteps(self.scheduler, steps)[c]], c, steps
+        return one
 
     def prepared(
         self, clean: Tensor, given: Mapping[str, Tensor], keys: Sequence[str], timesteps: Sequence[int]
@@ -151,7 +201,7 @@ class Diffusion(Task):
         x = clean.unsqueeze(1)
         noisy = signal * x + spread * noise
         target = noise if self.prediction == "epsilon" else signal * noise - spread * x
-        return {"noisy": noisy, "target": target, "t": t, "given": dict(given)}
+        return {"noisy": noisy, "target": target, "t": t, "given": dict(given), "of": len(self.timesteps)}
 
     def noise(self, key: str, timesteps: Sequence[int], shape: Sequence[int]) -> Tensor:
         """(k, *shape) standard normal, of one example: the same on every machine."""
@@ -168,7 +218,7 @@ class Diffusion(Task):
         if isinstance(batch, (tuple, list)) and len(batch) == 1:
             batch = batch[0]
         rest: dict[str, Any] = {"images": batch} if isinstance(batch, Tensor) else dict(batch)
-        vae, text_encoder = self._frozen["vae"], self._frozen["text_encoder"]
+        vae, text_encoder = self._aside["vae"], self._aside["text_encoder"]
         clean = rest.pop("latents", None)
         images = rest.pop("images", None)
         if clean is None:
@@ -220,6 +270,15 @@ def _settled(timesteps: int | Sequence[int], scheduler: Any) -> list[int]:
     if not found or not all(0 <= t < total for t in found):
         raise WhenceError(f"timesteps {found[:5]}: expected at least one, each from 0 to {total - 1}")
     return found
+
+
+def sampler_timesteps(scheduler: Any, steps: int) -> list[int]:
+    """The timesteps of a DDIM sampler under the schedule of `scheduler`, the noisiest first."""
+    from diffusers import DDIMScheduler
+
+    sampler = DDIMScheduler.from_config(scheduler.config)
+    sampler.set_timesteps(steps)
+    return [int(t) for t in sampler.timesteps]
 
 
 def _short(x: Tensor) -> str:

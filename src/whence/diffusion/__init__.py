@@ -1,0 +1,5 @@
+"""Generating the images that diffusion models are asked about."""
+
+from whence.diffusion.sample import Samples, sample
+
+__all__ = ["Samples", "sample"]
