@@ -1,0 +1,152 @@
+"""D-TRAK and DAS as their equations are written, and DAS as the exact leave-one-out change of ridge regression."""
+
+import pytest
+import torch
+from denoisers import ddpm, images, toy
+from torch import nn
+
+from whence import Groups, Index, Task, WhenceError, learn_weights
+from whence.methods import DAS, DTRAK
+from whence.tasks import Diffusion
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+N, Q = 9, 4
+
+
+def gradients(model, task, x, name):
+    rows = []
+    for i in range(len(x)):
+        value = task.measure(model, x[i : i + 1], name=name).sum()
+        rows.append(torch.cat([g.flatten() for g in torch.autograd.grad(value, list(model.parameters()))]))
+    return torch.stack(rows).double()
+
+
+def kernel(phi, damping=0.1):
+    gram = phi.T @ phi
+    return torch.linalg.inv(gram + damping * gram.diagonal().mean() * torch.eye(len(gram)))
+
+
+@pytest.fixture
+def setting(tmp_path):
+    model, task = toy(), Diffusion(ddpm(), timesteps=4)
+    x, queries = images(N), images(Q, seed=5)
+
+    def scores(method):
+        index = Index.build(model, task, x, tmp_path / method.name / method.weigh if method.name == "das" else tmp_path,
+                            method=method, progress=False, groups="tensor")  # fmt: skip
+        return index, index.score(queries)
+
+    return model, task, x, queries, scores
+
+
+def close(got, want, tolerance=2e-3):
+    assert (got.double() - want).norm() <= tolerance * want.norm()
+
+
+def test_d_trak(setting):
+    model, task, x, queries, scores = setting
+    phi, q = (gradients(model, task, rows, "square") for rows in (x, queries))
+    close(scores(DTRAK(projection="none"))[1].total(), q @ kernel(phi) @ phi.T)
+
+
+def das_parts(model, task, x, queries):
+    """C_j (Q, N, M) by parameter, and r / (1 − h)."""
+    phi, q = (gradients(model, task, rows, "mean") for rows in (x, queries))
+    k = kernel(phi)
+    transformed, start, parts = phi @ k, 0, []
+    for p in model.parameters():
+        c = slice(start, start + p.numel())
+        start += p.numel()
+        parts.append(q[:, c] @ transformed[:, c].T)
+    h = (transformed * phi).sum(1)
+    r = task.measure(model, x, name="loss").double().detach()
+    return torch.stack(parts, 2), r / (1 - h)
+
+
+def test_das_with_weights_before_the_square(setting):
+    model, task, x, queries, scores = setting
+    parts, factor = das_parts(model, task, x, queries)
+    index, got = scores(DAS(projection="none"))
+    close(got.total(), (parts.sum(2) * factor) ** 2)
+    close(got.by_group(), parts)
+    w = torch.rand(parts.shape[2], generator=torch.Generator().manual_seed(0))
+    close(got.total(w), (parts @ w.double() * factor) ** 2)
+    assert torch.equal(got.top(3, w).indices, got.total(w).topk(3).indices)
+    assert (got.total() >= 0).all()
+    own = index.self_influence()
+    alone, same = das_parts(model, task, x, x)
+    close(own, torch.diagonal((alone.sum(2) * same) ** 2))
+
+
+def test_das_with_weights_after_the_square(setting):
+    model, task, x, queries, scores = setting
+    parts, factor = das_parts(model, task, x, queries)
+    squares = (parts * factor[:, None]) ** 2
+    index, got = scores(DAS(projection="none", weigh="after"))
+    close(got.by_group(), squares)
+    close(got.total(), squares.sum(2))
+    w = torch.rand(parts.shape[2], generator=torch.Generator().manual_seed(0))
+    close(got.total(w), squares @ w.double())
+    assert torch.equal(got.top(3, w).indices, got.total(w).topk(3).indices)
+    alone, same = das_parts(model, task, x, x)
+    close(index.self_influence(), torch.diagonal(((alone * same[:, None]) ** 2).sum(2)))
+
+
+@pytest.mark.parametrize("weigh", ["before", "after"])
+def test_weights_are_learned(setting, weigh):
+    *_, scores = setting
+    _, got = scores(DAS(weigh=weigh))
+    w = learn_weights(got, k=2)
+    assert (w.values >= 0).all()
+    assert got.total(w).isfinite().all()
+
+
+class Ridge(Task):
+    """The prediction of a linear model as measurement, its residual as r."""
+
+    def measure(self, model, batch, *, name="loss", ids=None):
+        x, y = batch
+        predicted = model(x)[:, 0]
+        return {"mean": predicted, "residual": y - predicted, "loss": (y - predicted) ** 2}[name]
+
+
+def test_das_is_the_squared_leave_one_out_change_of_ridge_regression(tmp_path):
+    g = torch.Generator().manual_seed(0)
+    x, truth = torch.randn(20, 5, generator=g), torch.randn(5, generator=g)
+    y = x @ truth + 0.3 * torch.randn(20, generator=g)
+    queries, lam = torch.randn(6, 5, generator=g), 0.7
+
+    def fit(keep):
+        a, b = x[keep].double(), y[keep].double()
+        return torch.linalg.solve(a.T @ a + lam * torch.eye(5), a.T @ b)
+
+    everything = list(range(20))
+    theta = fit(everything)
+    model = nn.Linear(5, 1, bias=False)
+    model.weight.data = theta.float()[None]
+    method = DAS(damping=lam, relative=False, projection="none")
+    index = Index.build(
+        model, Ridge(), (x, y), tmp_path / "i", method=method, progress=False, groups=Groups.by_tensor(model)
+    )
+    got = index.score((queries, torch.zeros(6))).total()
+    for n in everything:
+        without = fit([i for i in everything if i != n])
+        change = queries.double() @ (theta - without)
+        torch.testing.assert_close(got[:, n].double(), change**2, rtol=1e-3, atol=1e-8)
+
+
+def test_a_leverage_of_one_stays_finite(tmp_path):
+    """Nearly no damping and as many parameters as examples: every example is its own prediction."""
+    x = torch.eye(3)
+    model = nn.Linear(3, 1, bias=False)
+    method = DAS(damping=1e-9, relative=False, projection="none")
+    index = Index.build(model, Ridge(), (x, torch.ones(3)), tmp_path / "i", method=method, progress=False)
+    assert index.score((x, torch.ones(3))).total().isfinite().all()
+
+
+def test_options():
+    with pytest.raises(WhenceError, match="weigh 'both'"):
+        DAS(weigh="both")
+    assert DAS(weigh="after").linear
+    assert not DAS().linear
