@@ -20,7 +20,7 @@ from whence.index.store import DTYPES
 from whence.methods import Method
 from whence.planning import stages
 from whence.planning.passes import Measured, measure
-from whence.planning.shapes import batches_like
+from whence.planning.shapes import batches_like, tokens
 from whence.planning.stages import Bytes, Run
 from whence.tasks.base import Task
 
@@ -176,7 +176,7 @@ def _example(model: nn.Module, example: Any, seq_len: int | None) -> Any:
         raise WhenceError(
             f"seq_len {seq_len}: the model reads {longest} tokens at most (max_position_embeddings of its config)"
         )
-    return {"input_ids": torch.empty(1, seq_len, dtype=torch.long, device="meta")}
+    return tokens(model, seq_len)
 
 
 def _ways(found: Measured) -> dict[str, int]:

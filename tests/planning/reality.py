@@ -1,0 +1,124 @@
+"""Real runs to hold plans against: small models, their data, and the same meter on real tensors."""
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from whence import bench
+from whence.data import Rows
+from whence.features import Collector, make_units, placement, plan_coverage
+from whence.features.factors import Factors, gathered
+from whence.groups import trainable
+from whence.methods import Method
+from whence.planning.meter import Meter
+from whence.planning.shapes import matrices
+from whence.setup import Setup
+from whence.tasks import CausalLM, Classification, Task
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    model: Callable[[], nn.Module]
+    data: Callable[[int], Any]
+    task: Task
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(30, 64), nn.Tanh(), nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 5))
+
+
+def conv() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 24, 3, stride=2, groups=2),
+        nn.GroupNorm(4, 24),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(24, 5),
+    )
+
+
+def gpt2() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    tokens = {"vocab_size": 60, "bos_token_id": 0, "eos_token_id": 0}
+    return GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=32, n_head=2, n_positions=48, **tokens))
+
+
+def llama() -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 60}
+    return LlamaForCausalLM(LlamaConfig(max_position_embeddings=48, **sizes, **heads))
+
+
+def texts(n: int) -> Any:
+    return {"input_ids": torch.randint(60, (n, 40))}
+
+
+CASES = [
+    Case("mlp", mlp, lambda n: (torch.randn(n, 30), torch.randint(5, (n,))), Classification()),
+    Case("conv", conv, lambda n: (torch.randn(n, 3, 12, 12), torch.randint(5, (n,))), Classification()),
+    Case("gpt2", gpt2, texts, CausalLM()),
+    Case("llama", llama, texts, CausalLM()),
+]
+
+
+def made(case: Case, examples: int) -> tuple[nn.Module, Any]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return case.model(), case.data(examples)
+
+
+def metered(held: Any, run: Callable[[], Any], besides: Any = ()) -> Meter:
+    """The meter of a run; what is held counts, `besides` does not."""
+    gc.collect()
+    meter = Meter()
+    meter.hold(held)
+    others = meter.hold(besides)
+    meter.restart()
+    with meter:
+        run()
+    meter.peak -= others
+    return meter
+
+
+def passes(case: Case, method: Method, batch_size: int) -> dict[str, Meter]:
+    """The passes of one batch on real tensors."""
+    model, data = made(case, batch_size)
+    rows, setup = Rows(data, case.task.collate), Setup(model, case.task, data)
+    batch = rows.batch(range(batch_size))
+    weights, inputs = [*model.parameters(), *model.buffers()], tensors(batch)
+    found = {
+        "training": metered([*weights, *inputs], lambda: bench.plain(setup, [batch])),
+        "frozen": metered([*weights, *inputs], lambda: bench.frozen(setup, [batch])),
+    }
+    units = make_units(model, trainable(model), str(method.projection), 0)
+    held = [*weights, *matrices(units)]
+    coverage = plan_coverage(model, case.task, rows, units)
+    found["check"] = metered(held, lambda: plan_coverage(model, case.task, rows, units), tensors(data))
+    described = [{"name": u.name, "shape": u.shape} for u in units]
+
+    def features() -> None:
+        sizes = gathered(described, str(method.projection))
+        factors = Factors(sizes, *placement(model)) if method.factors else None
+        with Collector(model, case.task, units, coverage, factors=factors) as collect:
+            collect(batch, list(range(batch_size)))
+
+    return found | {"features": metered([*held, *inputs], features)}
+
+
+def tensors(batch: Any) -> list[torch.Tensor]:
+    return list(batch.values()) if isinstance(batch, dict) else list(batch)

@@ -1,0 +1,124 @@
+"""Memory and operations of the stages after the features, against real ones under the same meter."""
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+from whence import Groups, Index, WhenceError, learn_weights, methods
+from whence.features import make_units
+from whence.groups import trainable
+from whence.planning import stages
+from whence.planning.meter import Meter
+from whence.planning.stages import Run
+from whence.tasks import Classification
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+EXAMPLES, BATCH, QUERIES = 1024, 64, 40
+
+
+@pytest.fixture(autouse=True)
+def four_shards(monkeypatch):
+    monkeypatch.setattr("whence.index.build.SHARD_BATCHES", 4)
+
+
+def net() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Linear(40, 48), nn.Tanh(), nn.Linear(48, 48), nn.Tanh(), nn.Linear(48, 48), nn.Linear(48, 10)
+        )
+
+
+def data(n: int):
+    return torch.randn(n, 40), torch.randint(10, (n,))
+
+
+def sizes(method, memory="2GB", store_dtype="float16", examples=EXAMPLES) -> Run:
+    model = net()
+    return Run(
+        method=method,
+        units=make_units(model, trainable(model), str(method.projection), 0),
+        groups=Groups.by_layer(model),
+        examples=examples,
+        batch_size=BATCH,
+        store_dtype=store_dtype,
+        checkpoints=1,
+        queries=QUERIES,
+        memory=int(float(memory[:-2]) * {"G": 1e9, "M": 1e6, "k": 1e3}[memory[-2]]),
+    )
+
+
+def build(folder, method, memory="2GB", store_dtype="float16", examples=EXAMPLES) -> Index:
+    options = {"batch_size": BATCH, "store_dtype": store_dtype, "memory": memory, "progress": False}
+    return Index.build(net(), Classification(), data(examples), folder, method=method, **options)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        (methods.TRAK(projection="kron(16)"), {}),
+        (methods.TRAK(projection="kron(16)"), {"memory": "40MB"}),
+        (methods.TRAK(projection="kron(16)", relative=False, damping=1e-3), {}),
+        (methods.TRAK(projection="kron(16)", relative=False, damping=1e-3), {"memory": "30MB"}),
+        (methods.TRAK(projection="kron(32)"), {"examples": 256, "store_dtype": "float32"}),
+        (methods.TRAK(projection="kron(32)"), {"examples": 512, "memory": "20MB"}),
+        (methods.LoGRA(projection="kron(24)"), {}),
+        (methods.LoGRA(projection="kron(24)"), {"memory": "30MB", "store_dtype": "float32"}),
+        (methods.EKFAC(projection="kron(16)"), {}),
+        (methods.EKFAC(projection="kron(32)"), {"store_dtype": "float32"}),
+    ],
+    ids=str,
+)
+def test_kernels(method, options, tmp_path):
+    index, run = build(tmp_path, method, **options), sizes(method, **options)
+    with Meter() as meter:
+        index.training(index.method)
+    memory, flops = stages.kernel(run)
+    assert sum(memory.values()) == pytest.approx(meter.peak, rel=0.15)
+    inverted = 0  # torch has no formula for matrix factors; a matrix of d × d takes d³ operations
+    if method.name == "logra":
+        inverted = sum(d**3 for d in (24 * 24 + 48, 24 * 24 + 48, 24 * 24 + 48, 48 * 10 + 10))
+    elif method.name == "trak":
+        inverted = min(run.width, run.examples) ** 3
+    assert flops == meter.flops + inverted
+
+
+@pytest.mark.parametrize(
+    "method", [methods.TRAK(projection="kron(16)"), methods.LoGRA(projection="kron(16)")]
+)
+def test_what_a_kernel_asks_of_the_budget(method, tmp_path):
+    """One byte less than planned is refused by the index, the planned number is not."""
+    index, needs = build(tmp_path, method, examples=800), stages.kernel_needs(sizes(method, examples=800))
+    index.memory = needs - 1
+    with pytest.raises(WhenceError, match="the memory budget is"):
+        index.training(method)
+    index.memory = needs
+    index.training(method)
+
+
+def test_what_ekfac_asks_of_the_budget(tmp_path):
+    method = methods.EKFAC(projection="kron(16)")
+    index, needs = build(tmp_path, method, examples=80), stages.kernel_needs(sizes(method, examples=80))
+    index.memory = needs - 1
+    with pytest.raises(WhenceError, match="the memory budget is"):
+        index.training(method)
+    index.memory = needs
+    index.training(method)
+
+
+@pytest.mark.parametrize("memory", ["2GB", "6MB", "300kB"])
+@pytest.mark.parametrize("store_dtype", ["float32", "float16"])
+def test_scoring_and_learning(memory, store_dtype, tmp_path):
+    method = methods.TracIn(projection="kron(16)")
+    run, index = sizes(method, memory, store_dtype), build(tmp_path, method, memory, store_dtype)
+    queries = index.features(data(QUERIES))
+    for planned, use in ((stages.scoring, lambda s: s.total()), (stages.learning, learn_weights)):
+        index._training.clear()
+        gc.collect()
+        meter = Meter()
+        meter.hold([queries.features])
+        with meter:
+            use(index.score(queries))
+        assert sum(planned(run).values()) == pytest.approx(meter.peak, rel=0.15)
