@@ -150,9 +150,6 @@ def test_gradient_checkpointing(case, reentrant):
     assert model.is_gradient_checkpointing
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the embedding's output is made a leaf, which cuts the graph from its anchor"
-)
 @pytest.mark.parametrize("case", [BY_NAME["gpt2-tied"], BY_NAME["llama"], adapted("llama")], ids=str)
 def test_gradient_checkpointing_costs_nothing(case):
     model, task, rows = make(case)

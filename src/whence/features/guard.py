@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 @contextmanager
@@ -24,14 +25,20 @@ def untouched(model: nn.Module) -> Generator[None]:
     buffers = [(b, b.detach().clone(), b._version) for b in model.buffers()]
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    ends: list[Any] = []
     fastpath = torch.backends.mha.get_fastpath_enabled()
     try:
         torch.backends.mha.set_fastpath_enabled(False)  # it skips the modules whose hooks we need
         model.eval()
         for p, _, _ in parameters:
             p.requires_grad_(False)
+        for m in model.modules():
+            if m._forward_hooks:  # one may start a graph of its own, as gradient checkpointing does
+                ends.append(m.register_forward_hook(_end_of_graph))
         yield
     finally:
+        for handle in ends:
+            handle.remove()
         torch.backends.mha.set_fastpath_enabled(fastpath)
         for m, training in modes:
             m.training = training
@@ -51,3 +58,7 @@ def untouched(model: nn.Module) -> Generator[None]:
         torch.set_rng_state(states[2])
         if cuda:
             torch.cuda.set_rng_state_all(cuda)
+
+
+def _end_of_graph(_module: nn.Module, _args: Any, output: Any) -> Any:
+    return output.detach() if isinstance(output, Tensor) and output.requires_grad and output.is_leaf else None
