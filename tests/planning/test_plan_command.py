@@ -1,0 +1,103 @@
+"""The command `whence plan` and the table it prints."""
+
+import json
+import re
+
+import pytest
+import torch
+import typer
+from torch import nn
+from typer.testing import CliRunner
+
+from whence import Setup, WhenceError
+from whence.plan_command import plan
+from whence.tasks import Classification
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SIZES = {"n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 32, "vocab_size": 50}
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    from transformers import GPT2Config
+
+    folder = tmp_path_factory.mktemp("gpt2")
+    GPT2Config(**SIZES, bos_token_id=0, eos_token_id=0).save_pretrained(folder)
+    return folder
+
+
+def run(*arguments):
+    app = typer.Typer()
+    app.command()(plan)
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    if result.exception is not None:
+        raise result.exception
+    return result.output
+
+
+def test_a_config(config):
+    given = ["--hf-config", config, "--examples", 1000, "--seq-len", 24, "--projection", "kron(4)"]
+    told = json.loads(run(*given, "--store-dtype", "float16", "--batch-size", 4, "--format", "json"))
+    parameters = 50 * 16 + 32 * 16 + 16 * 48 + 48 + 16 * 16 + 16 + 2 * 16 * 64 + 64 + 16 + 3 * 2 * 16
+    assert told["totals"]["parameters"] == parameters
+    assert told["totals"]["features"] == 16 * 16  # four matrices and two tables, four biases, six of norms
+    assert told["disk"]["features"] == 1000 * (2 * 256 + 16)
+    assert told["totals"]["flops_relative_to_training"]["training"] == 1
+    assert 0.5 < told["totals"]["flops_relative_to_training"]["frozen"] < 1
+    table = run(*given[:1], config / "config.json", *given[2:], "--exclude", "wte|wpe", "--queries", 7)
+    assert re.search(r"^GPT2LMHeadModel in float32: 1,000 examples in batches of 32; logra, kron\(4\)", table)
+    assert re.search(r"^2 × transformer\.h\.\*\.ln_\* +64 +64$", table, re.MULTILINE)
+    assert re.search(rf"^all 7 +{parameters - 50 * 16 - 32 * 16:,} +224$", table, re.MULTILINE)
+    assert re.search(r"^training pass \(forward and backward\) +1\.000 ", table, re.MULTILINE)
+    assert "weight learning on 7 queries" in table
+    assert "note:" not in table
+
+
+def setup():
+    model = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 3))
+    return Setup(model, Classification(), (torch.randn(50, 6), torch.randint(3, (50,))))
+
+
+def test_a_setup(monkeypatch):
+    monkeypatch.setattr("whence.project.load", lambda target: setup())
+    told = json.loads(run("mine:setup", "--method", "trak", "--projection", "none", "--format", "json"))
+    assert (told["examples"], told["method"]["name"]) == (50, "trak")
+    assert told["totals"]["features"] == told["totals"]["parameters"] == 6 * 20 + 20 + 60 + 3
+
+
+def test_a_kernel_beyond_the_budget_is_said(monkeypatch):
+    monkeypatch.setattr("whence.project.load", lambda target: setup())
+    given = ["mine:setup", "--method", "trak", "--projection", "none", "--memory"]
+    needs = 16 * 50**2  # dual: as many examples squared
+    assert "note: the kernel needs 40 kB, more than memory=40 kB" in run(*given, needs - 1)
+    assert "note" not in run(*given, needs)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "expected one of two things to plan for"),
+        (["mine:setup", "--hf-config", "x"], "expected one of two things to plan for"),
+        (
+            ["--hf-config", "nowhere", "--examples", 5, "--seq-len", 4],
+            "nowhere does not exist.*Nothing is downloaded",
+        ),
+        (["--hf-config", "CONFIG", "--seq-len", 4], "--examples is missing"),
+        (["--hf-config", "CONFIG", "--examples", 4], "--seq-len is missing"),
+        (["--hf-config", "CONFIG", "--format", "xml"], "unknown format 'xml'"),
+        (
+            ["--hf-config", "OTHER", "--examples", 5, "--seq-len", 4],
+            "no causal language model can be made from",
+        ),
+        (
+            ["--hf-config", "BROKEN", "--examples", 5, "--seq-len", 4],
+            "no causal language model can be made from",
+        ),
+    ],
+)
+def test_errors(arguments, said, config, tmp_path):
+    (tmp_path / "other.json").write_text('{"model_type": "vit"}')
+    (tmp_path / "broken.json").write_text("{")
+    places = {"CONFIG": config, "OTHER": tmp_path / "other.json", "BROKEN": tmp_path / "broken.json"}
+    with pytest.raises(WhenceError, match=said):
+        run(*(places.get(a, a) for a in arguments))
