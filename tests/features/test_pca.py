@@ -101,7 +101,7 @@ def test_lost_or_foreign_directions_are_refused(tmp_path):
     with pytest.raises(WhenceError, match="already holds another index, or a damaged one"):
         toy.build(tmp_path / "i", method=LoGRA(projection="pca(2)"))
     (index.folder / GIVEN).unlink()
-    with pytest.raises(WhenceError, match="missing.*queries cannot be projected"):
+    with pytest.raises(WhenceError, match=r"missing.*queries cannot be projected"):
         toy.reopen(index).score(toy.data(4, seed=3))
     (index.folder / GIVEN).write_bytes(kept[:100])
     with pytest.raises(WhenceError, match="truncated or damaged"):

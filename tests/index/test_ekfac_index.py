@@ -60,7 +60,9 @@ def close(got, want, tolerance=2e-4):
 def test_unprojected_ekfac_is_the_equation(tmp_path, damping):
     index = toy.build(tmp_path / "i", method=EKFAC(projection="none", damping=damping))
     queries = toy.data(5, seed=3)
-    want = ekfac_by_hand(toy.net().double(), Classification(), _double(toy.data(22)), _double(queries), damping)
+    want = ekfac_by_hand(
+        toy.net().double(), Classification(), _double(toy.data(22)), _double(queries), damping
+    )
     close(index.score(queries).total(), want)
 
 
@@ -110,9 +112,7 @@ def test_other_methods_score_on_an_ekfac_index_but_not_the_other_way_round(tmp_p
     plain = toy.build(tmp_path / "plain")
     rich = toy.build(tmp_path / "rich", method=EKFAC(projection="none"))
     for method in ("tracin", "trak", "logra"):
-        torch.testing.assert_close(
-            rich.score(queries, method).total(), plain.score(queries, method).total()
-        )
+        torch.testing.assert_close(rich.score(queries, method).total(), plain.score(queries, method).total())
     with pytest.raises(WhenceError, match=r"holds no covariances.*build it with method='ekfac'"):
         plain.score(queries, "ekfac").total()
     with pytest.raises(WhenceError, match=r"no gradients with sampled labels"):
@@ -161,7 +161,9 @@ def test_sampled_fisher_is_made_of_sampled_gradients(tmp_path):
     rows = []
     for i in range(22):
         value = task.measure(model, tuple(c[i : i + 1] for c in train), name="sampled", ids=[i])
-        rows.append(torch.cat([x.flatten() for x in torch.autograd.grad(value.sum(), list(model.parameters()))]))
+        rows.append(
+            torch.cat([x.flatten() for x in torch.autograd.grad(value.sum(), list(model.parameters()))])
+        )
     s = torch.stack(rows).numpy()
     want, start = 0, 0
     for name, p in model.named_parameters():
@@ -169,7 +171,11 @@ def test_sampled_fisher_is_made_of_sampled_gradients(tmp_path):
         start += p.numel()
         sides = [x.T @ x for x in (outputs[layer].numpy(), inputs[layer].numpy())]
         whole = p.dim() == 2
-        basis = np.kron(*(np.linalg.eigh(x)[1] for x in sides)) if whole else np.linalg.eigh(s[:, c].T @ s[:, c])[1]
+        basis = (
+            np.kron(*(np.linalg.eigh(x)[1] for x in sides))
+            if whole
+            else np.linalg.eigh(s[:, c].T @ s[:, c])[1]
+        )
         want = want + q[:, c] @ damped_inverse(basis, s[:, c], 0.1) @ g[:, c].T
     close(index.score(queries).total(), torch.from_numpy(want), 1e-3)
     assert (s != g).any()
@@ -180,7 +186,14 @@ def test_sampled_fisher_is_made_of_sampled_gradients(tmp_path):
 def small_gpt2():
     torch.manual_seed(0)
     config = GPT2Config(
-        vocab_size=40, n_positions=12, n_embd=8, n_layer=1, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
+        vocab_size=40,
+        n_positions=12,
+        n_embd=8,
+        n_layer=1,
+        n_head=2,
+        resid_pdrop=0,
+        embd_pdrop=0,
+        attn_pdrop=0,
     )
     return GPT2LMHeadModel(config).eval()
 
@@ -215,7 +228,13 @@ def test_an_input_covariance_by_hand(tmp_path):
     """Of the inputs of c_fc, one sequence at a time, projected with the index's own matrices."""
     model, train = small_gpt2(), sentences(9)
     index = Index.build(
-        model, CausalLM(), train, tmp_path / "i", method=EKFAC(projection="kron(3)"), batch_size=4, progress=False
+        model,
+        CausalLM(),
+        train,
+        tmp_path / "i",
+        method=EKFAC(projection="kron(3)"),
+        batch_size=4,
+        progress=False,
     )
     from whence.projection import Projection
 
@@ -244,3 +263,39 @@ def test_unknown_options_are_refused():
     with pytest.raises(WhenceError, match=r"blocks 'layers'"):
         LoGRA(blocks="layers")
     assert TracIn().factors is False
+
+
+def test_padding_of_a_text_classifier_is_not_counted(tmp_path):
+    from transformers import BertConfig, BertForSequenceClassification
+
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=30,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=12,
+        num_labels=2,
+    )
+    model = BertForSequenceClassification(config).eval()
+    rows = []
+    for i, length in enumerate((4, 9, 6)):
+        ids = torch.randint(30, (length,), generator=torch.Generator().manual_seed(i))
+        rows.append((ids, length, i % 2))
+
+    def padded(width):
+        keep = torch.tensor([[t < length for t in range(width)] for _, length, _ in rows])
+        ids = torch.stack([torch.nn.functional.pad(x, (0, width - len(x))) for x, _, _ in rows])
+        return {
+            "input_ids": ids,
+            "attention_mask": keep.long(),
+            "labels": torch.tensor([y for *_, y in rows]),
+        }
+
+    short, long = (
+        Index.build(model, Classification(), padded(w), tmp_path / f"{w}", method=EKFAC(projection="kron(3)"), progress=False)
+        for w in (9, 14)
+    )  # fmt: skip
+    for name, pair in short.factors().items():
+        for a, b in zip(pair, long.factors()[name]):
+            torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5)

@@ -109,6 +109,7 @@ SHAPES = {
     "datasets, torch": lambda rows: hugging_face(rows, "torch"),
     "datasets, numpy": lambda rows: hugging_face(rows, "numpy"),
     "loader": lambda rows: DataLoader(Texts(rows), batch_size=5, collate_fn=CausalLM().collate),
+    "loader without a collate function": lambda rows: DataLoader(hugging_face(rows), batch_size=5),
     "loader of datasets": lambda rows: DataLoader(
         hugging_face(rows, "torch"), batch_size=5, collate_fn=CausalLM().collate
     ),
@@ -125,28 +126,6 @@ def test_data_of_every_shape(tmp_path, shape):
     assert_right(index, model, task, rows)
     queries = index.features(SHAPES[shape](rows.data[3:6]))
     torch.testing.assert_close(queries.features[0], features(index)[3:6], rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("kind", [None, "torch"])
-def test_texts_of_one_length_need_no_collate(tmp_path, kind):
-    """Not even in a loader, whose own way to collate stacks tensors."""
-    model, task, rows = make(BY_NAME["gpt2-tied"], torch.float32, examples=9)
-    rows.data[:] = [{"input_ids": torch.randint(1, 23, (6,))} for _ in range(9)]
-    plain = build(model, rows.data, tmp_path / "a")
-    assert_right(plain, model, task, rows)
-    if kind is not None:
-        loader = DataLoader(hugging_face(rows.data, kind), batch_size=2)
-        assert torch.equal(features(build(model, loader, tmp_path / "b")), features(plain))
-
-
-def test_a_loader_of_lists_is_refused(tmp_path):
-    """Of lists torch makes a list with a tensor for each position."""
-    model, _, rows = make(BY_NAME["gpt2-tied"], torch.float32, examples=5)
-    rows.data[:] = [{"input_ids": torch.randint(1, 23, (6,))} for _ in range(5)]
-    with pytest.raises(
-        WhenceError, match=r"input_ids of the batch is a list.*collate_fn=CausalLM\(\)\.collate"
-    ):
-        build(model, DataLoader(hugging_face(rows.data)), tmp_path / "i")
 
 
 def test_a_column_of_text_is_refused(tmp_path):

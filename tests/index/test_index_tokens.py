@@ -16,7 +16,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def gpt2(attention="sdpa"):
     torch.manual_seed(0)
-    config = GPT2Config(vocab_size=40, n_positions=12, n_embd=8, n_layer=1, n_head=2, attn_implementation=attention)
+    config = GPT2Config(
+        vocab_size=40, n_positions=12, n_embd=8, n_layer=1, n_head=2, attn_implementation=attention
+    )
     return GPT2LMHeadModel(config).eval()
 
 
@@ -50,7 +52,9 @@ METHODS = [
 @pytest.mark.parametrize("method", METHODS, ids=str)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_tokens_add_up_to_the_score(tmp_path, method, weighted):
-    index = Index.build(gpt2(), CausalLM(), TRAIN, tmp_path / "i", method=method, batch_size=4, progress=False)
+    index = Index.build(
+        gpt2(), CausalLM(), TRAIN, tmp_path / "i", method=method, batch_size=4, progress=False
+    )
     scores = index.score(QUERIES)
     w = torch.rand(len(scores.groups), generator=torch.Generator().manual_seed(0)) if weighted else None
     tokens, total = index.tokens(scores, w), scores.total(w)
@@ -59,7 +63,9 @@ def test_tokens_add_up_to_the_score(tmp_path, method, weighted):
             parts = tokens(q, TRAIN[n])
             assert parts.shape == TRAIN[n]["input_ids"].shape
             assert parts[0] == 0  # nothing predicts the first token
-            assert float(parts.sum()) == pytest.approx(float(total[q, n]), rel=2e-3, abs=1e-5 * float(total.abs().max()))
+            assert float(parts.sum()) == pytest.approx(
+                float(total[q, n]), rel=2e-3, abs=1e-5 * float(total.abs().max())
+            )
 
 
 @pytest.mark.parametrize("make", [gpt2, lambda: gpt2("eager"), llama])

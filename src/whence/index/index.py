@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, default_collate
 
 from whence import methods
 from whence.data import Collate, Rows
@@ -229,8 +230,7 @@ class Index:
                     "these query features were computed for another index: compute them anew with this one"
                 )
             return queries
-        own = isinstance(queries, torch.utils.data.DataLoader)  # brings its own way to collate
-        rows = Rows(queries, None if own else self.collate)
+        rows = Rows(queries, None if _brings_collate(queries) else self.collate)
         if path is not None and Path(path).exists():
             there = QueryFeatures.load(Path(path), self.manifest.id)
             if there.digests != rows.digests():
@@ -315,8 +315,12 @@ def parse_bytes(memory: int | str) -> int:
 
 
 def _own_collate(task: Task, data: Any) -> Collate | None:
-    """The task's collate function, unless the data comes with one (a DataLoader)."""
-    return None if isinstance(data, torch.utils.data.DataLoader) else task.collate
+    """The task's collate function, unless the data comes with one of its own (a DataLoader)."""
+    return None if _brings_collate(data) else task.collate
+
+
+def _brings_collate(data: Any) -> bool:
+    return isinstance(data, DataLoader) and data.collate_fn is not default_collate
 
 
 @contextmanager

@@ -45,6 +45,10 @@ class Classification(Task):
             + (f" of length {len(batch)}" if isinstance(batch, (tuple, list)) else "")
         )
 
+    def mask(self, batch: Any) -> Tensor | None:
+        mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+        return mask != 0 if mask is not None and mask.dim() == 2 else None
+
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         logits, labels = self._predictions(model, batch)
         return F.cross_entropy(logits, labels, reduction="none")
