@@ -292,10 +292,10 @@ def test_padding_of_a_text_classifier_is_not_counted(tmp_path):
             "labels": torch.tensor([y for *_, y in rows]),
         }
 
+    method, task = EKFAC(projection="kron(3)"), Classification()
     short, long = (
-        Index.build(model, Classification(), padded(w), tmp_path / f"{w}", method=EKFAC(projection="kron(3)"), progress=False)
-        for w in (9, 14)
-    )  # fmt: skip
+        Index.build(model, task, padded(w), tmp_path / f"{w}", method=method, progress=False) for w in (9, 14)
+    )
     for name, pair in short.factors().items():
         for a, b in zip(pair, long.factors()[name]):
             torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5)

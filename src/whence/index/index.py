@@ -33,6 +33,7 @@ from whence.scores import GroupScores, TrainSide
 from whence.tasks.base import Task
 
 if TYPE_CHECKING:
+    from whence.planning import Plan
     from whence.scores import WeightsLike
 
 
@@ -154,6 +155,16 @@ class Index:
                     f"(example {changed} has another content)"
                 )
         return index
+
+    @staticmethod
+    def plan(model: nn.Module, task: Task, example: Any = None, **options: Any) -> Plan:
+        """What building and asking an index would need, for a model that may be on the meta device.
+
+        Options are those of `whence.planning.plan`: n_examples, seq_len, and most of `Index.build`.
+        """
+        from whence.planning import plan
+
+        return plan(model, task, example, **options)
 
     # --- reading ----------------------------------------------------------------------------------------
 
