@@ -26,7 +26,9 @@ def test_parts_cover_a_document(count, length):
     parts = cut(count, length)
     assert sum(parts) == count
     assert max(parts) <= length
-    assert min(parts) >= 2
+    assert min(parts) >= 2  # a token alone has nothing to predict
+    assert all(part == length for part in parts[:-2])
+    assert len(parts) == 1 or min(parts) >= length // 2
     assert len(parts) == -(-count // length)  # no more parts than needed
 
 

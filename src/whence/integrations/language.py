@@ -45,7 +45,7 @@ def hf_setup(
     `model` is a folder that `save_pretrained` wrote, the folder of a PEFT adapter, a name on the hub, or a model
     that is loaded already, together with its `tokenizer`. `data` and the queries are files (.jsonl, .json, .csv,
     .txt, .parquet; all but the last also .gz) or lists of texts. Texts are cut into consecutive sequences of
-    `seq_len` tokens (512, or the model's context if that is shorter); each is an example with the id
+    `seq_len` tokens (512, or the model's context if that is shorter), nothing dropped; each is an example with the id
     "document:part", the document named by its field "id", or else by its line. The text of a record is in
     `text_field`, that of a query in `query_field` if that is another.
     """

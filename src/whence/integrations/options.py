@@ -35,8 +35,8 @@ SeqLen = Annotated[
     int | None,
     typer.Option(
         metavar="TOKENS",
-        help="a text is cut into consecutive sequences of this length, the last one shorter; each is an example "
-        "with the id text:part (default: 512, or the model's context)",
+        help="a text is cut into consecutive sequences of this length, the last ones shorter; each is an "
+        "example with the id text:part (default: 512, or the model's context)",
         rich_help_panel=PANEL,
     ),
 ]

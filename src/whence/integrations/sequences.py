@@ -14,14 +14,14 @@ from whence.errors import WhenceError
 from whence.integrations.documents import Document, Texts, read_documents
 
 _AT_ONCE = 1000  # documents given to the tokenizer together
-_SHORTEST = 3  # tokens; with two, a rest of one token could not be avoided
+_SHORTEST = 3  # tokens; with two, a part of one token, with nothing to predict, could not be avoided
 
 
 class Sequences(Dataset):
     """Consecutive sequences of at most `length` tokens, each an example {"input_ids"} with the id "document:part".
 
-    Parts count from 1. The rest of a document is a shorter last sequence; only its first part begins with what
-    the tokenizer puts at the start of a text.
+    Parts count from 1; the last ones may be shorter (see `cut`). Only the first part of a document begins with
+    what the tokenizer puts at the start of a text.
     """
 
     def __init__(
@@ -62,15 +62,18 @@ class Sequences(Dataset):
 
 
 def cut(count: int, length: int) -> list[int]:
-    """How long the parts of a document are. None is one token long: it would have nothing to predict.
+    """How long the parts of a document are: whole ones, then a shorter rest.
 
-    >>> cut(5, 8), cut(16, 8), cut(19, 8), cut(17, 8)
-    ([5], [8, 8], [8, 8, 3], [8, 7, 2])
+    If the rest is less than half of a whole part, the last two parts share evenly. The gradient of a few tokens
+    is large and says little, so that rests of a word or two would crowd out everything else.
+
+    >>> cut(5, 8), cut(16, 8), cut(21, 8), cut(17, 8)
+    ([5], [8, 8], [8, 8, 5], [8, 5, 4])
     """
     whole, rest = divmod(count, length)
     parts = [length] * whole + [rest] * (rest > 0)
-    if rest == 1 and whole:
-        parts[-2:] = [length - 1, 2]
+    if whole and 0 < rest < length / 2:
+        parts[-2:] = [(length + rest + 1) // 2, (length + rest) // 2]
     return parts
 
 

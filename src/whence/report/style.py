@@ -186,7 +186,8 @@ _EXAMPLES = """
 .scale { white-space: pre; } .scale + .scale { margin-left: 2px; }
 .passage summary { list-style: none; } .passage summary::-webkit-details-marker { display: none; }
 .more { margin-left: 0.3rem; color: var(--accent); font-size: 0.85em; white-space: nowrap; }
-.passage[open] .more { display: none; } .rest { display: inline; }
+.passage[open] .more { display: none; }
+.passage[open] summary, .passage::details-content, .rest { display: inline; }
 .detect {
   display: grid; grid-template-columns: minmax(0, 23rem) minmax(0, 1fr); gap: 2.5rem 4rem;
   margin-top: 2rem;
