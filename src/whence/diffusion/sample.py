@@ -79,7 +79,7 @@ def sample(
     _check(
         seeds, given, unconditional, prompts, [apart_from] if isinstance(apart_from, Samples) else apart_from
     )
-    sampler = DDIMScheduler.from_config(scheduler.config)
+    sampler: Any = DDIMScheduler.from_config(scheduler.config)
     sampler.set_timesteps(steps)
     times = sampler_timesteps(scheduler, steps)
     device, dtype = placement(model)

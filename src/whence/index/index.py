@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -206,7 +206,8 @@ class Index:
                 f"{self.folder} holds no covariances, which EKFAC is made of: build it with method='ekfac' (all other "
                 "methods can be scored on such an index too)"
             )
-        total = sum(self._shard(checkpoint, s)["factors"].double() for s in range(len(m.shards)))
+        parts = (self._shard(checkpoint, s)["factors"].double() for s in range(len(m.shards)))
+        total = reduce(torch.add, parts)
         found = split(total, gathered(m.units, str(self.method.projection)))
         return {name: pair for name, pair in found.items() if all(side.any() for side in pair)}
 

@@ -153,8 +153,8 @@ class Diffusion(Task):
 
     def _along(self, clean: Tensor, given: dict[str, Tensor], step: int) -> Iterator[Any]:
         """The passes along trajectories: x_t as the sampler saw it, and the noise in it beside the final image."""
-        noisy, t = given.pop("trajectory"), given.pop("timesteps", None)
-        self._check_trajectory(clean, noisy, t)
+        noisy = given.pop("trajectory")
+        t = self._checked(clean, noisy, given.pop("timesteps", None))
         if self.only is not None:
             noisy, t = noisy[:, self.only : self.only + 1], t[:, self.only : self.only + 1]
         signal, spread = self._scales(t, noisy)
@@ -166,7 +166,8 @@ class Diffusion(Task):
             part = {"noisy": noisy[:, cut], "target": target[:, cut], "t": t[:, cut]}
             yield part | {"given": given, "of": t.shape[1]}
 
-    def _check_trajectory(self, clean: Tensor, noisy: Tensor, t: Tensor | None) -> None:
+    def _checked(self, clean: Tensor, noisy: Tensor, t: Tensor | None) -> Tensor:
+        """The timesteps of a trajectory, if they are those of the sampler."""
         if t is None or t.shape != noisy.shape[:2] or noisy.shape[2:] != clean.shape[1:]:
             times = None if t is None else tuple(t.shape)
             raise WhenceError(
@@ -184,6 +185,7 @@ class Diffusion(Task):
             raise WhenceError(
                 f"a trajectory of {t.shape[1]} steps for an index of {self.steps}: sample with as many"
             )
+        return t
 
     def step(self, c: int, steps: int) -> Diffusion:
         """At step c of a DDIM trajectory of `steps`."""
@@ -276,7 +278,7 @@ def sampler_timesteps(scheduler: Any, steps: int) -> list[int]:
     """The timesteps of a DDIM sampler under the schedule of `scheduler`, the noisiest first."""
     from diffusers import DDIMScheduler
 
-    sampler = DDIMScheduler.from_config(scheduler.config)
+    sampler: Any = DDIMScheduler.from_config(scheduler.config)
     sampler.set_timesteps(steps)
     return [int(t) for t in sampler.timesteps]
 
