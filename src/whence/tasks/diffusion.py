@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from whence.data import digest
 from whence.errors import WhenceError, unknown
@@ -147,7 +148,7 @@ class Diffusion(Task):
         if "trajectory" in given:
             yield from self._along(clean, given, step)
             return
-        keys = [digest(image) for image in clean.cpu()]
+        keys = [_key(image) for image in clean.cpu()]
         for start in range(0, len(self.timesteps), step):
             yield self.prepared(clean, given, keys, self.timesteps[start : start + step])
 
@@ -241,6 +242,11 @@ class Diffusion(Task):
             text_encoder.to(prompts.device)
             rest["encoder_hidden_states"] = text_encoder(prompts)[0]
         return clean, {k: v for k, v in rest.items() if isinstance(v, Tensor)}
+
+
+def _key(image: Tensor) -> str:
+    """What the noise of an image is drawn from: its content, which shapes alone (a plan) do not have."""
+    return "" if isinstance(image, FakeTensor) else digest(image)
 
 
 def _encoded(vae: Any, images: Tensor) -> Tensor:
