@@ -3,7 +3,7 @@
     python experiments/language_tail_patch.py sotu       # and: wikitext, with WHENCE_DATA set
 
 One AdamW step from the end of training on the top 128 sequences of each query, at a tenth of the peak learning
-rate (the schedule itself ends at 0). The first 48 evaluation sequences are the queries; weights are learned on the
+rate (the schedule itself ends at 0). The first 48 (24) evaluation sequences are the queries; weights are learned on the
 learning sequences. Printed: 100 × Δ log p a token, 95 % interval over queries.
 """
 
@@ -18,12 +18,13 @@ from whence import learn_weights
 from whence.evaluate import TailPatch, paired, random_indices, tail_patch
 from whence.tasks import CausalLM
 
-K, QUERIES, LR = 128, 48, PEAK_LR / 10
+K, LR = 128, PEAK_LR / 10
+QUERIES = {"sotu": 48, "wikitext": 24}
 
 
 def main(name: str) -> None:
-    there = attributed(name)
-    queries, train = there.data.evaluate[:QUERIES], {"input_ids": there.data.train}
+    there, count = attributed(name), QUERIES[name]
+    queries, train = there.data.evaluate[:count], {"input_ids": there.data.train}
 
     def patch(indices) -> TailPatch:
         return tail_patch(
@@ -31,9 +32,9 @@ def main(name: str) -> None:
             optimizer_state=there.optimizer_state, lr=LR, micro_batch=64, max_grad_norm=1.0,
         )  # fmt: skip
 
-    results: dict[str, dict] = {"setting": {"k": K, "queries": QUERIES, "lr": LR}}
+    results: dict[str, dict] = {"setting": {"k": K, "queries": count, "lr": LR}}
     for title, indices in (
-        ("random", random_indices(len(there.data.train), QUERIES, K)),
+        ("random", random_indices(len(there.data.train), count, K)),
         ("BM25", there.bm25(queries).topk(K).indices),
         ("similarity", there.similarity(queries).topk(K).indices),
     ):
