@@ -44,9 +44,7 @@ def test_features_are_divided_before_they_are_projected(tmp_path, projection, fo
     scale = by_hand(model, opt)
     given = {"optimizer": opt, "state": opt.state_dict(), "named state": opt.state_dict()}.get(form)
     if form == "mapping":
-        given = {
-            n: opt.state[p]["exp_avg_sq"] / (1 - 0.999**3) for n, p in model.named_parameters()
-        }
+        given = {n: opt.state[p]["exp_avg_sq"] / (1 - 0.999**3) for n, p in model.named_parameters()}
     index = toy.build(
         tmp_path / "i", model=model, method=TracIn(projection=projection, cosine=True), second_moments=given
     )

@@ -61,7 +61,9 @@ def _groups(plan: Plan) -> list[tuple[str, ...]]:
 
 
 def _operations(plan: Plan) -> list[tuple[str, ...]]:
-    return [(_PASSES[name], f"{plan.ratio(name):.3f}", flops(n)) for name, n in plan.flops.items()]
+    shares = {name: plan.ratio(name) for name in plan.flops}
+    shown = {name: f"{share:.3f}" if share >= 0.001 else "< 0.001" for name, share in shares.items()}
+    return [(_PASSES[name], shown[name], flops(n)) for name, n in plan.flops.items()]
 
 
 def _disk(plan: Plan) -> list[tuple[str, ...]]:
