@@ -222,13 +222,13 @@ def fine_tune(
     with console.progress("fine-tuning", total, estimate="steps") as advance:
         for _ in range(args.epochs):
             for batch in torch.randperm(count, generator=generator).split(args.batch_size):
-                flips = torch.randint(2, (len(batch),), generator=generator)
-                for part, flip in zip(batch.split(args.rows), flips.split(args.rows)):
-                    conditions = torch.stack([given[int(i)] for i in part]).to(args.device)
-                    loss = simple_loss(
-                        unet, scheduler, both[flip, part].to(args.device), conditions, generator
-                    )
-                    (loss * len(part) / len(batch)).backward()
+                x = both[torch.randint(2, (len(batch),), generator=generator), batch]
+                noise = torch.randn(x.shape, generator=generator)
+                t = torch.randint(scheduler.config.num_train_timesteps, (len(x),), generator=generator)
+                conditions = torch.stack([given[int(i)] for i in batch])
+                for parts in zip(*(column.split(args.rows) for column in (x, noise, t, conditions))):
+                    loss = simple_loss(unet, scheduler, *(part.to(args.device) for part in parts))
+                    (loss * len(parts[0]) / len(batch)).backward()
                 optimizer.step()
                 schedule.step()
                 optimizer.zero_grad()
@@ -238,12 +238,7 @@ def fine_tune(
     unfinished.rename(folder)
 
 
-def simple_loss(
-    unet: Any, scheduler: Any, x: Tensor, conditions: Tensor, generator: torch.Generator
-) -> Tensor:
-    """Of random timesteps and noise."""
-    t = torch.randint(scheduler.config.num_train_timesteps, (len(x),), generator=generator).to(x.device)
-    noise = torch.randn(x.shape, generator=generator).to(x.device)
+def simple_loss(unet: Any, scheduler: Any, x: Tensor, noise: Tensor, t: Tensor, conditions: Tensor) -> Tensor:
     velocity = scheduler.config.prediction_type == "v_prediction"
     target = scheduler.get_velocity(x, noise, t) if velocity else noise
     out = unet(scheduler.add_noise(x, noise, t), t, encoder_hidden_states=conditions).sample
