@@ -4,9 +4,10 @@
 
 The model (RoPE, grouped queries, SwiGLU, RMSNorm, trained from scratch on 2,048 sequences of State of the Union
 addresses) continues snippets of its own training sequences: the first 16 tokens of each, 48 more sampled from its
-predictions. 128 such texts learn the weights, 128 from other snippets evaluate. For each query the model takes one
-AdamW step on its top-1 training sequence; printed is 100 × Δ log p a token. Also: the qualitative figure, the top-1
-passage of LoGRA beside that of weighted LoGRA, for the queries where they differ.
+predictions. Only what it generated counts as the query; the snippet is masked (with it, the sequence that the
+snippet is from would be top-1 nearly always). 128 such texts learn the weights, 128 from other snippets evaluate. For
+each query the model takes one AdamW step on its top-1 training sequence; printed is 100 × Δ log p a token. Also: the
+qualitative figure, the top-1 passage of LoGRA beside that of weighted LoGRA, for the queries where they differ.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from language import METHODS, attributed, row
 from whence import learn_weights
 from whence.evaluate import paired, random_indices, tail_patch
 from whence.tasks import CausalLM
+from whence.tasks.language import IGNORE
 
 SNIPPET, QUERIES, LR = 16, 128, PEAK_LR / 10
 SHOWN = 4
@@ -35,6 +37,13 @@ def continued(model: nn.Module, prompts: Tensor, seed: int) -> Tensor:
     return tokens
 
 
+def asked(rows: Tensor) -> dict[str, Tensor]:
+    """The generated tokens alone have a loss."""
+    labels = rows.clone()
+    labels[:, :SNIPPET] = IGNORE
+    return {"input_ids": rows, "labels": labels}
+
+
 def main() -> None:
     there = attributed("sotu", "llama")
     snippets = torch.randperm(len(there.data.train), generator=torch.Generator().manual_seed(0))
@@ -42,8 +51,8 @@ def main() -> None:
         continued(there.model, there.data.train[which, :SNIPPET], seed)
         for seed, which in enumerate(snippets[: 2 * QUERIES].split(QUERIES))
     ]
-    learn, evaluate = (there.index.features({"input_ids": rows}) for rows in roles)
-    queries, train = {"input_ids": roles[1]}, {"input_ids": there.data.train}
+    learn, evaluate = (there.index.features(asked(rows)) for rows in roles)
+    queries, train = asked(roles[1]), {"input_ids": there.data.train}
 
     def patch(indices):
         return tail_patch(
@@ -54,8 +63,8 @@ def main() -> None:
     results: dict = {"setting": {"k": 1, "queries": QUERIES, "lr": LR, "snippet": SNIPPET}}
     for title, indices in (
         ("random", random_indices(len(there.data.train), QUERIES, 1)),
-        ("BM25", there.bm25(roles[1]).topk(1).indices),
-        ("similarity", there.similarity(roles[1]).topk(1).indices),
+        ("BM25", there.bm25(roles[1][:, SNIPPET:]).topk(1).indices),
+        ("similarity", there.similarity(roles[1][:, SNIPPET:]).topk(1).indices),
     ):
         found = patch(indices)
         results[title] = found.as_dict()
