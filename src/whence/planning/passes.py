@@ -85,8 +85,11 @@ class _Passes:
     def run(self, names: Sequence[str]) -> Measured:
         model, spec, self.meter = self.model, Spec.parse(str(self.method.projection)), Meter()
         weights = self.meter.hold([*model.parameters(), *model.buffers()])
+        trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
         setup = Setup(model, self.task, None)
         plain = self._cost(lambda batch: bench.plain(setup, [batch]))
+        for name, p in model.named_parameters():
+            p.requires_grad_(name in names)  # the backward pass ends where the first attributed one is
         frozen = self._cost(lambda batch: bench.frozen(setup, [batch]))
         units = undrawn_units(model, names, str(spec))
         projection = self.meter.hold(matrices(units))
@@ -107,7 +110,6 @@ class _Passes:
             wide = {n: pair for n, pair in wide.items() if any(pair)}
             given = 4 * spec.size * sum(n for pair in wide.values() for n in pair if n)
             directions = self._collect(units, coverage, wide, emit=False)
-        trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
         return Measured(
             units=units,
             coverage=coverage,
