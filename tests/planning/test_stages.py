@@ -122,3 +122,15 @@ def test_scoring_and_learning(memory, store_dtype, tmp_path):
         with meter:
             use(index.score(queries))
         assert sum(planned(run).values()) == pytest.approx(meter.peak, rel=0.15)
+
+
+def test_shards_that_are_being_written():
+    """Three batches wait while the fourth is computed; the shard before is held, packed, and twice a file."""
+    method = methods.TracIn(projection="kron(16)")
+    run, alone = sizes(method), sizes(method, examples=256)
+    batch = 4 * 64 * run.width
+    assert stages.shard_buffers(run) == 3 * batch + 4 * batch + 3 * (4 * batch // 2)
+    assert stages.shard_buffers(sizes(method, store_dtype="float32")) == 3 * batch + 4 * batch + 2 * (
+        4 * batch
+    )
+    assert stages.shard_buffers(alone) == 3 * batch
