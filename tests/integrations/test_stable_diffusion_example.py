@@ -132,8 +132,8 @@ def test_training_does_not_depend_on_how_many_rows_fit(saved, tmp_path, monkeypa
         optimizer.step()
     want = {n.replace(".default", ""): p for n, p in pipeline.unet.named_parameters() if "lora_" in n}
     for name, value in found[0].items():
-        torch.testing.assert_close(value, found[1][name], rtol=1e-3, atol=1e-6)
-        torch.testing.assert_close(value, want[name].detach(), rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(value, found[1][name], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(value, want[name].detach(), rtol=1e-5, atol=1e-6)
 
 
 def test_mistakes_in_the_folder(tmp_path):
