@@ -104,6 +104,21 @@ def test_encodings(pipeline):
     torch.testing.assert_close(encode_images(pipeline, pictures), want, rtol=1e-4, atol=1e-6)
 
 
+def test_encoders_in_half_precision(pipeline):
+    """The UNet stays in float32, and so does what is handed to it."""
+    samples = sample_pipeline(pipeline, PROMPTS[:2], [1, 2], steps=2, progress=False)
+    want = encode_images(pipeline, pixels()), encode_prompts(pipeline, PROMPTS), samples.images(pipeline.vae)
+    pipeline.vae.to(torch.bfloat16)
+    pipeline.text_encoder.to(torch.bfloat16)
+    got = encode_images(pipeline, pixels()), encode_prompts(pipeline, PROMPTS), samples.images(pipeline.vae)
+    for a, b in zip(got, want):
+        assert a.dtype == torch.float32
+        torch.testing.assert_close(a, b, rtol=0, atol=0.05 * float(b.abs().max()))
+    setup = diffusion_setup(pipeline, pixels(), PROMPTS, timesteps=2, eval_queries=samples)
+    shown = setup.show(Rows(setup.eval_queries)[0])["image"]
+    torch.testing.assert_close(shown, got[2][0], rtol=0, atol=0.02)
+
+
 def test_features_are_gradients_of_lora(pipeline, tmp_path):
     from whence.methods import DTRAK
 

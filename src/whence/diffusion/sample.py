@@ -48,7 +48,8 @@ class Samples:
         """(Q, 3, H, W) in [0, 1]; `vae` decodes latents."""
         parts = self.latents.split(batch_size)
         if vae is not None:
-            parts = [vae.decode(x / vae.config.scaling_factor).sample for x in parts]
+            home = next(vae.parameters())  # may be on a GPU, or in half precision
+            parts = [vae.decode(x.to(home) / vae.config.scaling_factor).sample.float().cpu() for x in parts]
         return (torch.cat(list(parts)) / 2 + 0.5).clamp(0, 1)
 
 
