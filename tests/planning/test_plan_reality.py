@@ -30,7 +30,7 @@ def planned(case, method=EKFAC, **options):
     else:
         options |= {"example": tuple(x.to("meta") for x in tensors(case.data(1)))}
     sizes = {"n_examples": EXAMPLES, "batch_size": BATCH, "store_dtype": "float16"}
-    return plan(model, case.task, method=method, **(sizes | options))
+    return Index.plan(model, case.task, method=method, **(sizes | options))
 
 
 def size(folder: Path) -> int:

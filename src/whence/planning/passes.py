@@ -129,9 +129,9 @@ class _Passes:
 
         def run(batch: Any) -> None:
             factors = None if sizes is None else Factors(sizes, *placement(self.model))
-            measure, ids = self.method.measure, list(range(self.batch_size))
-            with Collector(self.model, self.task, units, coverage, measure, factors, emit) as collect:
-                collect(batch, ids)
+            measure, also = self.method.measure, self.method.also if emit else ()
+            with Collector(self.model, self.task, units, coverage, measure, factors, emit, also) as collect:
+                collect(batch, list(range(self.batch_size)))
 
         return self._cost(run)
 

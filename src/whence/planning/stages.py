@@ -78,7 +78,8 @@ def disk(run: Run) -> Bytes:
     features = rows * run.width * run.item + exponents
     found = {
         "features": features,
-        "norms, losses, digests": rows * (4 * len(run.units) + 13) + HEADER * per_shard,
+        "norms, losses, digests": rows * (4 * (len(run.units) + len(run.method.also)) + 13)
+        + HEADER * per_shard,
         "manifest": _manifest(run),
     }
     if run.method.factors:
