@@ -15,7 +15,7 @@ from whence.planning.stages import Run
 from whence.tasks import Classification
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-EXAMPLES, BATCH, QUERIES = 1024, 64, 40
+EXAMPLES, BATCH, QUERIES = 2048, 128, 40
 
 
 @pytest.fixture(autouse=True)
@@ -60,10 +60,11 @@ def build(folder, method, memory="2GB", store_dtype="float16", examples=EXAMPLES
     [
         (methods.TRAK(projection="kron(16)"), {}),
         (methods.TRAK(projection="kron(16)"), {"memory": "40MB"}),
+        (methods.TRAK(projection="kron(16)"), {"memory": "85MB"}),  # two shards at a time
         (methods.TRAK(projection="kron(16)", relative=False, damping=1e-3), {}),
-        (methods.TRAK(projection="kron(16)", relative=False, damping=1e-3), {"memory": "30MB"}),
+        (methods.TRAK(projection="kron(8)", relative=False, damping=1e-3), {"memory": "8MB"}),
         (methods.TRAK(projection="kron(32)"), {"examples": 256, "store_dtype": "float32"}),
-        (methods.TRAK(projection="kron(32)"), {"examples": 512, "memory": "20MB"}),
+        (methods.TRAK(projection="kron(32)"), {"examples": 1024, "memory": "60MB"}),
         (methods.LoGRA(projection="kron(24)"), {}),
         (methods.LoGRA(projection="kron(24)"), {"memory": "30MB", "store_dtype": "float32"}),
         (methods.EKFAC(projection="kron(16)"), {}),
@@ -76,7 +77,7 @@ def test_kernels(method, options, tmp_path):
     with Meter() as meter:
         index.training(index.method)
     memory, flops = stages.kernel(run)
-    assert sum(memory.values()) == pytest.approx(meter.peak, rel=0.15)
+    assert sum(memory.values()) == pytest.approx(meter.peak, rel=0.05)
     inverted = 0  # torch has no formula for matrix factors; a matrix of d × d takes d³ operations
     if method.name == "logra":
         inverted = sum(d**3 for d in (24 * 24 + 48, 24 * 24 + 48, 24 * 24 + 48, 48 * 10 + 10))
@@ -121,14 +122,14 @@ def test_scoring_and_learning(memory, store_dtype, tmp_path):
         meter.hold([queries.features])
         with meter:
             use(index.score(queries))
-        assert sum(planned(run).values()) == pytest.approx(meter.peak, rel=0.15)
+        assert sum(planned(run).values()) == pytest.approx(meter.peak, rel=0.1)
 
 
 def test_shards_that_are_being_written():
     """Three batches wait while the fourth is computed; the shard before is held, packed, and twice a file."""
     method = methods.TracIn(projection="kron(16)")
-    run, alone = sizes(method), sizes(method, examples=256)
-    batch = 4 * 64 * run.width
+    run, alone = sizes(method), sizes(method, examples=512)
+    batch = 4 * BATCH * run.width
     assert stages.shard_buffers(run) == 3 * batch + 4 * batch + 3 * (4 * batch // 2)
     assert stages.shard_buffers(sizes(method, store_dtype="float32")) == 3 * batch + 4 * batch + 2 * (
         4 * batch

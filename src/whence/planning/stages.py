@@ -147,7 +147,7 @@ def _gram(run: Run, k: Gram) -> tuple[Peak, int]:
             gram + _reading(run, rows, item),
             gram + item * (rows * d + d * d),  # a product of blocks
             inverse,
-            item * d * d + _applying(run, item),
+            item * d * d + _applying(run, item=item),
         ]
         passes = 4 if item == 4 else 6  # in float64 the products are made anew
         return (gram, max(moments)), passes * n * d * d + d**3
@@ -174,7 +174,7 @@ def _gram_by_layer(run: Run, k: Gram) -> tuple[Peak, int]:
         gram + _reading(run, rows, item),
         gram + item * (rows * run.width + max(sides) ** 2),
         gram + (4 * squares if item == 4 else 0),  # the inverses in the precision that they are used in
-        item * (squares + 2 * run.shard * max(sides)) + _applying(run),
+        item * squares + _applying(run, working=2 * item * run.shard * max(sides)),
     ]
     passes = 4 if item == 4 else 6
     return (gram, max(moments)), passes * run.examples * squares + sum(d**3 for d in sides)
@@ -185,7 +185,7 @@ def _ekfac(run: Run) -> tuple[Peak, int]:
     matrices = spectra + 8 * run.width + 8 * run.covariances
     largest = max(u.stop - u.start for u in run.units)
     rotating = 3 * 4 * run.shard * largest
-    return (matrices, matrices + _applying(run) + rotating), run.examples * flops
+    return (matrices, matrices + _applying(run, working=rotating)), run.examples * flops
 
 
 def _spectra(run: Run) -> tuple[int, int]:
@@ -237,11 +237,11 @@ def _reading(run: Run, rows: int, item: int) -> int:
     return before + max(now, converted)
 
 
-def _applying(run: Run, item: int = 4) -> int:
-    """A block is read while the one before it, and what was made of that, are still there."""
+def _applying(run: Run, working: int = 0, item: int = 4) -> int:
+    """A block is read while the one before it, and what was made of that, are still there; then it is worked on."""
     if item == 8:  # both converted, there and back
         return (4 if run.shards == 1 else 7) * run.block
-    return run.raw + (2 if run.shards == 1 else 3) * run.block
+    return max(run.raw, working) + (2 if run.shards == 1 else 3) * run.block
 
 
 # --- scores and weights -----------------------------------------------------------------------------------
