@@ -80,8 +80,8 @@ class Method:
         """(Q, N, M) contributions of the groups, from their linear parts; weights act on what this gives."""
         return linear
 
-    def check_queries(self, queries: Any) -> None:
-        """Raises if the method cannot be asked about these."""
+    def check_query(self, example: Any) -> None:
+        """Raises if the method cannot be asked about queries like this one."""
 
     def describe(self) -> dict[str, Any]:
         """A JSON-able description that `parse` reads back."""
@@ -228,8 +228,8 @@ class JourneyTRAK(TRAK):
         if self.training not in ("averaged", "per-step"):
             raise unknown("training", self.training, ("averaged", "per-step"))
 
-    def check_queries(self, queries: Any) -> None:
-        if isinstance(queries, Mapping) and "trajectory" not in queries:
+    def check_query(self, example: Any) -> None:
+        if not isinstance(example, Mapping) or "trajectory" not in example:
             raise WhenceError(
                 "Journey-TRAK follows the trajectory on which a query was sampled, but these queries have none: sample "
                 "them with whence.diffusion.sample and pass its .queries(journey=True)"

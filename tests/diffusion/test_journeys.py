@@ -113,6 +113,10 @@ def test_bad_journeys(tmp_path):
     index = Index.build(model, task, images(6), tmp_path / "i", method="trak", progress=False)
     with pytest.raises(WhenceError, match="Journey-TRAK follows the trajectory"):
         index.score(made.queries(), "journey-trak")
+    with pytest.raises(WhenceError, match="Journey-TRAK follows the trajectory"):
+        index.score([{"latents": x} for x in made.latents], "journey-trak")
+    with pytest.raises(WhenceError, match="Journey-TRAK follows the trajectory"):
+        index.score(made.latents, "journey-trak")
     foreign = made.queries(journey=True) | {"timesteps": made.timesteps.flip(1)}
     with pytest.raises(WhenceError, match="of another sampler or scheduler"):
         index.score(foreign, "journey-trak")

@@ -17,7 +17,7 @@ from whence import console
 from whence.errors import WhenceError
 from whence.features.guard import untouched
 from whence.features.units import placement
-from whence.tasks.diffusion import sampler_timesteps
+from whence.tasks.diffusion import prediction, sampler_timesteps
 
 GUIDANCE = 7.5  # the paper's
 
@@ -119,17 +119,12 @@ def _predicted(
     """The model's output, pushed away from the unconditional one where there is guidance."""
     when = torch.full((len(x),), t, device=x.device)
     if unconditional is None:
-        return _output(model(x, when, **given), x)
+        return prediction(model(x, when, **given), x.shape[1])
     nothing = {k: unconditional[k].to(x.device).expand_as(v) for k, v in given.items()}
     both = {k: torch.cat([nothing[k], given[k]]) for k in given}
-    plain, guided = _output(model(torch.cat([x, x]), torch.cat([when, when]), **both), x).chunk(2)
+    out = model(torch.cat([x, x]), torch.cat([when, when]), **both)
+    plain, guided = prediction(out, x.shape[1]).chunk(2)
     return plain + guidance * (guided - plain)
-
-
-def _output(out: Any, x: Tensor) -> Tensor:
-    out = getattr(out, "sample", out)
-    out = out[0] if isinstance(out, tuple) else out
-    return out[:, : x.shape[1]]  # without the variance that some transformers predict
 
 
 def _noise(seed: int, shape: Sequence[int]) -> Tensor:

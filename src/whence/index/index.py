@@ -258,8 +258,9 @@ class Index:
     def score(self, queries: Any, method: str | Method | None = None) -> GroupScores:
         """Group-resolved scores of queries, under the index's method or another on the same measurement."""
         chosen = methods.on_index(method, self.method)
-        chosen.check_queries(queries)
         made = self.features(queries)
+        if not isinstance(queries, QueryFeatures):
+            chosen.check_query(Rows(queries)[0])
         return self.scores_of(chosen, made.features, made.digests)
 
     def tokens(self, scores: GroupScores, weights: WeightsLike = None) -> TokenScores:

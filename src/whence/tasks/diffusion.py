@@ -116,10 +116,7 @@ class Diffusion(Task):
                 f"{type(model).__name__} does not take {', '.join(given) or 'images and timesteps alone'} ({e}): an "
                 "unconditional model has no prompts, a conditional one needs encoder_hidden_states or prompts"
             ) from e
-        out = getattr(out, "sample", out)
-        out = out[0] if isinstance(out, tuple) else out
-        if out.shape[1] == 2 * x.shape[1]:  # DiT predicts a variance too
-            out = out[:, : x.shape[1]]
+        out = prediction(out, x.shape[1])
         if out.shape != x.shape:
             raise WhenceError(
                 f"the model gave {tuple(out.shape)} for images of {tuple(x.shape)}: expected the shape of the images"
@@ -247,6 +244,13 @@ class Diffusion(Task):
 def _key(image: Tensor) -> str:
     """What the noise of an image is drawn from: its content, which shapes alone (a plan) do not have."""
     return "" if isinstance(image, FakeTensor) else digest(image)
+
+
+def prediction(out: Any, channels: int) -> Tensor:
+    """What a denoiser predicts, from what it returns; without the variance that DiT predicts too."""
+    out = getattr(out, "sample", out)
+    out = out[0] if isinstance(out, tuple) else out
+    return out[:, :channels] if out.shape[1] == 2 * channels else out
 
 
 def _encoded(vae: Any, images: Tensor) -> Tensor:
