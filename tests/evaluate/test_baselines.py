@@ -5,11 +5,19 @@ import sys
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics.pairwise import euclidean_distances
 from torch import nn
 
 import models
 from whence.errors import WhenceError
-from whence.evaluate import bm25, lds, random_indices, recall_at_k, representation_similarity
+from whence.evaluate import (
+    bm25,
+    lds,
+    random_indices,
+    recall_at_k,
+    representation_distance,
+    representation_similarity,
+)
 from whence.tasks import CausalLM, Classification, Task
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -271,3 +279,55 @@ def test_a_mask_of_another_length_is_refused():
     data = {"input_ids": torch.ones(3, 6).long(), "attention_mask": torch.ones(3, 6).long()}
     with pytest.raises(WhenceError, match=r"\(3, 3, 4\), but attention_mask has shape \(3, 6\)"):
         representation_similarity(Shortened(), Size(), data, data, layer="body")
+
+
+def test_distances_are_those_of_scikit_learn():
+    """A convolutional module, batch by batch, against all its features at once."""
+    torch.manual_seed(0)
+    encoder = nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.Dropout(0.5))
+    train, queries = torch.randn(11, 3, 5, 5), torch.randn(4, 3, 5, 5)
+    scores = representation_distance(encoder, train, queries, batch_size=3)
+    assert encoder.training and all(p.requires_grad for p in encoder.parameters())
+    encoder.eval()
+    with torch.no_grad():
+        features = [encoder(x).mean((2, 3)).double().numpy() for x in (queries, train)]
+    np.testing.assert_allclose(scores, -euclidean_distances(*features), rtol=1e-5, atol=1e-6)
+
+
+def test_distances_of_a_function_and_of_an_encoder_of_transformers():
+    """The spatial mean of the last feature map, which comes first, is what the pooler gives."""
+    from transformers import ResNetConfig, ResNetModel
+
+    torch.manual_seed(0)
+    config = ResNetConfig(embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], layer_type="basic")
+    model = ResNetModel(config).eval()
+    images = torch.randn(6, 3, 16, 16)
+    with torch.no_grad():
+        pooled = model(images).pooler_output.flatten(1)
+    expected = -euclidean_distances(pooled.double().numpy())
+    found = representation_distance(model, images, images, batch_size=4)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    labelled = [{"image": image, "label": 0} for image in images]
+
+    def pooler(batch):
+        return model(batch["image"]).pooler_output.flatten(1)
+
+    found = representation_distance(pooler, labelled, labelled, batch_size=4)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert not found.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("encoder", "options", "message"),
+    [
+        (None, {}, "encoder is a NoneType: expected a module, or a function"),
+        (lambda x: "text", {}, "the encoder gives a str: expected a tensor"),
+        (lambda x: x.mean(), {}, r"the encoder gives shape \(\) for 4 examples"),
+        (lambda x: x.T, {}, r"the encoder gives shape \(3, 4\) for 4 examples"),
+        (lambda x: x[:, : 1 + len(x) % 2], {}, "features have 1 numbers for queries and 2 for training"),
+        (lambda x: x, {"batch_size": 0}, "batch_size is 0"),
+    ],
+)
+def test_bad_encoders(encoder, options, message):
+    with pytest.raises(WhenceError, match=message):
+        representation_distance(encoder, torch.randn(5, 3), torch.randn(4, 3), **options)

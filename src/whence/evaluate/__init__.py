@@ -1,9 +1,10 @@
 """How good is an attribution? Metrics, the baselines to beat, and the bank of retrained models that LDS needs."""
 
 from whence.evaluate.bank import Bank
-from whence.evaluate.baselines import bm25, random_indices, representation_similarity
+from whence.evaluate.baselines import bm25, random_indices, representation_distance, representation_similarity
 from whence.evaluate.compare import Comparison, compare
 from whence.evaluate.estimate import Estimate, paired
+from whence.evaluate.fine_grained import FineGrained, fine_grained
 from whence.evaluate.lds import lds
 from whence.evaluate.mislabel import mislabel_auc, mislabel_auc_interval
 from whence.evaluate.recall import recall_at_k
@@ -13,15 +14,18 @@ __all__ = [
     "Bank",
     "Comparison",
     "Estimate",
+    "FineGrained",
     "TailPatch",
     "bm25",
     "compare",
+    "fine_grained",
     "lds",
     "mislabel_auc",
     "mislabel_auc_interval",
     "paired",
     "random_indices",
     "recall_at_k",
+    "representation_distance",
     "representation_similarity",
     "tail_patch",
 ]

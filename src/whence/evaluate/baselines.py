@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -111,27 +111,77 @@ def representation_similarity(
     """
     if metric not in ("cosine", "l2"):
         raise unknown("metric", metric, ("cosine", "l2"))
-    if batch_size < 1:
-        raise WhenceError(f"batch_size is {batch_size}: expected at least 1")
     train, asked = (
         Rows(data, collate or (None if isinstance(data, (DataLoader, Rows)) else task.collate))
         for data in (train_data, queries)
     )
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = _device(model)
 
     def hidden(rows: Rows, r: range) -> Tensor:
         batch = to_device(rows.batch(r), device)
         task.loss(model, batch)
-        return _pooled(seen, layer, batch, len(r))
+        if not seen:
+            raise WhenceError(
+                f"layer {layer!r} takes no part in the loss: expected a module that the model calls"
+            )
+        return _pooled(seen.pop(), f"layer {layer!r}", batch, len(r))
 
     with untouched(model), torch.no_grad(), _outputs(model, layer) as seen:
-        wanted = torch.cat([hidden(asked, r) for r in _cuts(asked, batch_size)])  # (Q, d)
-        scores = torch.empty(len(asked), len(train))
-        with console.progress("representations", len(train)) as advance:
-            for r in _cuts(train, batch_size):
-                scores[:, r.start : r.stop] = _similarity(wanted, hidden(train, r), metric).cpu()
-                advance(len(r))
+        return _table(hidden, train, asked, batch_size, metric)
+
+
+def representation_distance(
+    encoder: Callable[[Any], Any],
+    train_data: Any,
+    queries: Any,
+    *,
+    batch_size: int = 32,
+    collate: Collate | None = None,
+) -> Tensor:
+    """(Q, N) negative Euclidean distance of queries and training examples in the features of an encoder.
+
+    The encoder is a module, which runs in eval mode on its own device, or a function. It is called with a
+    batch as the data gives it, (B, 3, H, W) for a tensor of images, and must bring images to the size and range
+    that it was trained on itself. What it gives is averaged as in `representation_similarity`, which asks a
+    layer inside a model that has a task.
+
+    >>> images = torch.tensor([0.0, 0.5, 1.0]).view(3, 1, 1, 1).expand(3, 3, 8, 8)
+    >>> representation_distance(lambda batch: batch.mean((2, 3)), images, images[:1])
+    tensor([[-0.0000, -0.8660, -1.7321]])
+    """
+    if not callable(encoder):
+        raise WhenceError(
+            f"encoder is a {type(encoder).__name__}: expected a module, or a function from a batch to its features"
+        )
+    train, asked = Rows(train_data, collate), Rows(queries, collate)
+    module = encoder if isinstance(encoder, nn.Module) else None
+
+    def features(rows: Rows, r: range) -> Tensor:
+        batch = rows.batch(r)
+        batch = batch if module is None else to_device(batch, _device(module))
+        return _pooled(encoder(batch), "the encoder", batch, len(r))
+
+    with nullcontext() if module is None else untouched(module), torch.no_grad():
+        return _table(features, train, asked, batch_size, "l2")
+
+
+def _table(
+    features: Callable[[Rows, range], Tensor], train: Rows, asked: Rows, batch_size: int, metric: str
+) -> Tensor:
+    """(Q, N) similarity of the features (B, d) of queries and training examples, batch by batch."""
+    if batch_size < 1:
+        raise WhenceError(f"batch_size is {batch_size}: expected at least 1")
+    wanted = torch.cat([features(asked, r) for r in _cuts(asked, batch_size)])  # (Q, d)
+    scores = torch.empty(len(asked), len(train))
+    with console.progress("representations", len(train)) as advance:
+        for r in _cuts(train, batch_size):
+            scores[:, r.start : r.stop] = _similarity(wanted, features(train, r), metric).cpu()
+            advance(len(r))
     return scores
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
 def _cuts(rows: Rows, step: int) -> list[range]:
@@ -158,25 +208,18 @@ def _outputs(model: nn.Module, layer: str) -> Generator[list[Any]]:
         handle.remove()
 
 
-def _pooled(seen: list[Any], layer: str, batch: Any, examples: int) -> Tensor:
-    """(B, d) from what the module gave last."""
-    if not seen:
-        raise WhenceError(
-            f"layer {layer!r} takes no part in the loss: expected a module that the model calls"
-        )
-    x = seen.pop()
+def _pooled(x: Any, source: str, batch: Any, examples: int) -> Tensor:
+    """(B, d) from what `source` gave."""
     while not isinstance(x, Tensor):
         if isinstance(x, Mapping) and x:  # the outputs of transformers among them
             x = next(iter(x.values()))
         elif isinstance(x, (tuple, list)) and x:
             x = x[0]
         else:
-            raise WhenceError(
-                f"layer {layer!r} gives a {type(x).__name__}: expected a tensor, alone or first"
-            )
+            raise WhenceError(f"{source} gives a {type(x).__name__}: expected a tensor, alone or first")
     if x.dim() not in (2, 3, 4) or len(x) != examples:
         raise WhenceError(
-            f"layer {layer!r} gives shape {tuple(x.shape)} for {examples} examples: expected (B, d), (B, T, d) or "
+            f"{source} gives shape {tuple(x.shape)} for {examples} examples: expected (B, d), (B, T, d) or "
             "(B, C, H, W), the examples first"
         )
     x = x.float()
@@ -187,8 +230,8 @@ def _pooled(seen: list[Any], layer: str, batch: Any, examples: int) -> Tensor:
         return x.mean(1)
     if mask.shape != x.shape[:2]:
         raise WhenceError(
-            f"layer {layer!r} gives shape {tuple(x.shape)}, but attention_mask has shape {tuple(mask.shape)}: "
-            f"expected {tuple(x.shape[:2])}, to tell tokens from padding. Name a layer that sees all tokens"
+            f"{source} gives shape {tuple(x.shape)}, but attention_mask has shape {tuple(mask.shape)}: "
+            f"expected {tuple(x.shape[:2])}, to tell tokens from padding. Take features that see all tokens"
         )
     kept = (mask != 0).to(x.dtype).unsqueeze(2)  # (B, T, 1)
     return (x * kept).sum(1) / kept.sum(1).clamp(min=1)
@@ -198,7 +241,7 @@ def _similarity(a: Tensor, b: Tensor, metric: str) -> Tensor:
     """(Q, d), (B, d) → (Q, B)."""
     if a.shape[1] != b.shape[1]:
         raise WhenceError(
-            f"the layer gives {a.shape[1]} numbers for queries and {b.shape[1]} for training examples: "
+            f"features have {a.shape[1]} numbers for queries and {b.shape[1]} for training examples: "
             "expected as many for both"
         )
     if metric == "cosine":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 
@@ -14,6 +14,7 @@ from whence.evaluate.estimate import Estimate, paired
 from whence.evaluate.lds import lds
 
 
+@runtime_checkable
 class Learned(Protocol):
     """Weights that remember the queries they were learned on."""
 
@@ -98,15 +99,21 @@ def compare(
     >>> result.difference.mean > 0.2
     True
     """
-    digests, learned = list(scores.query_digests), set(weights.query_digests)
+    checked = refuse_seen(scores.query_digests, weights)
+    unweighted, weighted = (
+        lds(scores.total(weights=w), masks, utility, bootstrap=bootstrap, seed=seed) for w in (None, weights)
+    )
+    return Comparison(unweighted, weighted, checked)
+
+
+def refuse_seen(query_digests: Sequence[str], weights: Learned, called: str = "the weights") -> bool:
+    """Raises if the weights were learned on one of the queries; False if they do not remember theirs."""
+    digests, learned = list(query_digests), set(weights.query_digests)
     seen = [position for position, digest in enumerate(digests) if digest in learned]
     if seen:
         shown = ", ".join(map(str, seen[:10])) + (", …" if len(seen) > 10 else "")
         raise WhenceError(
-            f"the weights were learned on {len(seen)} of these {len(digests)} queries, at positions {shown}: "
+            f"{called} were learned on {len(seen)} of these {len(digests)} queries, at positions {shown}: "
             "evaluation needs queries of its own. Leave those out, or learn weights on others"
         )
-    unweighted, weighted = (
-        lds(scores.total(weights=w), masks, utility, bootstrap=bootstrap, seed=seed) for w in (None, weights)
-    )
-    return Comparison(unweighted, weighted, checked=bool(digests and learned))
+    return bool(digests and learned)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from whence.errors import WhenceError
-from whence.evaluate._arrays import Array, booleans, numbers
+from whence.evaluate._arrays import Array, booleans, finite, numbers
 from whence.evaluate.estimate import Estimate
 
 
@@ -43,3 +46,49 @@ def recall_at_k(top_indices: Array, relevant: Array) -> Estimate:
             "a hit must count once"
         )
     return Estimate(np.take_along_axis(truth, top.astype(np.int64), axis=1).mean(axis=1))
+
+
+def ranked(total_scores: Array, k: int, without: Array | None = None) -> np.ndarray:
+    """(Q, k) positions of the k highest of each query's scores (Q, N), best first; of equal ones the earlier.
+
+    Training examples that `without` (N,) marks are not candidates.
+
+    >>> ranked(np.array([[0.1, 0.7, 0.7, 0.3]]), 3, without=np.array([False, False, False, True]))
+    array([[1, 2, 0]])
+    """
+    total = numbers(total_scores, "total_scores", "(Q, N)")
+    finite(total, "total_scores", ("query", "training example"), "find out where the scores broke")
+    candidates = np.arange(total.shape[1])
+    if without is not None:
+        candidates = np.flatnonzero(~booleans(without, "without", "(N,)"))
+    if not 1 <= k <= len(candidates):
+        raise WhenceError(f"k is {k}: expected 1 to {len(candidates)}, the number of training examples")
+    order = np.argsort(-total[:, candidates].astype(np.float64), axis=1, kind="stable")
+    return candidates[order[:, :k]]
+
+
+def contributors(relevant: Mapping[str, Array], shape: tuple[int, int]) -> dict[str, np.ndarray]:
+    """The (Q, N) marks of each attribute, once they are known to fit scores of this shape."""
+    if not isinstance(relevant, Mapping) or not relevant:
+        what = "empty" if isinstance(relevant, Mapping) else f"a {type(relevant).__name__}"
+        raise WhenceError(
+            f"relevant is {what}: expected {{attribute: (Q, N) marks}}, such as {{'style': marks}}"
+        )
+    marks = {a: booleans(m, f"relevant[{a!r}]", "(Q, N)") for a, m in relevant.items()}
+    for attribute, found in marks.items():
+        if found.shape != tuple(shape):
+            raise WhenceError(
+                f"relevant[{attribute!r}] has shape {found.shape}: expected {tuple(shape)}, as the scores have"
+            )
+        if not found.any():
+            raise WhenceError(
+                f"relevant[{attribute!r}] marks no contributor of any query: leave out an attribute that these "
+                "queries do not name"
+            )
+    return marks
+
+
+def skipped(scores: Any) -> np.ndarray | None:
+    """(N,) which training examples an index left out; None for scores that do not come from one."""
+    train = getattr(scores, "train", None)
+    return None if train is None else train.skipped().numpy()
