@@ -1,0 +1,106 @@
+"""Small networks that read subject, style and background off a picture: a judge of generated ones, and an encoder."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import ResNetConfig, ResNetModel
+
+from denoisers import MODELS, load_half, load_into, save_half, trainable
+from whence.datasets import Attributes, pretraining_robots, robot_queries
+from whence.datasets.robot_sets import CATEGORIES
+
+STEPS, BATCH, LR = 900, 32, 2e-3
+
+
+class Reader(nn.Module):
+    """(B, 3, 32, 32) in [0, 1] → logits for each attribute."""
+
+    def __init__(self, sizes: dict[str, int]) -> None:
+        super().__init__()
+        config = ResNetConfig(
+            embedding_size=32, hidden_sizes=[32, 64, 128], depths=[1, 1, 1], layer_type="basic"
+        )
+        self.body = ResNetModel(config)
+        self.heads = nn.ModuleDict({a: nn.Linear(128, size) for a, size in sizes.items()})
+
+    def features(self, x: Tensor) -> Tensor:
+        x = F.interpolate(2 * x - 1, scale_factor=2.0)  # the stem of a ResNet shrinks its input by four
+        return self.body(x).pooler_output.flatten(1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        found = self.features(x)
+        return {a: head(found) for a, head in self.heads.items()}
+
+
+def to_tensor(images: np.ndarray) -> Tensor:
+    return torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255
+
+
+def _fitted(those: Attributes) -> Reader:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        reader = Reader({a: len(names) for a, names in those.categories.items()})
+    x, y = to_tensor(those.images), {a: torch.from_numpy(v) for a, v in those.labels.items()}
+    optimizer = torch.optim.AdamW(reader.parameters(), lr=LR)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LR, STEPS)
+    random = torch.Generator().manual_seed(0)
+    reader.train()
+    for _ in range(STEPS):
+        rows = torch.randint(len(x), (BATCH,), generator=random)
+        logits = reader(x[rows])
+        optimizer.zero_grad()
+        sum(F.cross_entropy(out, y[a][rows]) for a, out in logits.items()).backward()
+        optimizer.step()
+        schedule.step()
+    return reader.eval()
+
+
+def _kept(name: str, those: Attributes) -> Reader:
+    path = MODELS / f"{name}.safetensors"
+    if not path.exists():
+        reader = _fitted(those)
+        buffers = {k: v for k, v in reader.named_buffers() if v.is_floating_point()}
+        save_half(path, trainable(reader) | buffers)
+    return load_into(Reader({a: len(names) for a, names in those.categories.items()}), load_half(path))
+
+
+def _both(repeats: int, seed: int) -> Attributes:
+    """Drawn combinations of the categories of each split."""
+    a, b = (robot_queries(split, repeats, seed=seed) for split in ("train", "validation"))
+    labels = {k: np.concatenate([a.labels[k], b.labels[k]]) for k in a.labels}
+    return Attributes(
+        np.concatenate([a.images, b.images]), a.prompts + b.prompts, labels, CATEGORIES, a.licence, a.glue
+    )
+
+
+@cache
+def judge() -> Reader:
+    """Knows the thirty categories, from 2,000 drawn combinations."""
+    return _kept("judge", _both(8, seed=1))
+
+
+@cache
+def encoder() -> Reader:
+    """Knows other subjects, styles and backgrounds only: what `pretraining_robots` shows."""
+    return _kept("encoder", pretraining_robots(4000, 32))
+
+
+@torch.no_grad()
+def accuracy(images: Tensor, labels: dict[str, np.ndarray]) -> dict[str, float]:
+    """How often the judge sees in pictures what they should show."""
+    logits = [judge()(part) for part in images.split(100)]
+    return {
+        a: float((torch.cat([out[a] for out in logits]).argmax(1).numpy() == wanted).mean())
+        for a, wanted in labels.items()
+    }
+
+
+def accuracy_on_drawn() -> dict[str, float]:
+    """On drawn combinations that it was not trained on: the most to expect of generated ones."""
+    drawn = _both(2, seed=0)
+    return accuracy(to_tensor(drawn.images), drawn.labels)

@@ -1,0 +1,67 @@
+"""Robots: LoRA fine-tuned on 600 pictures with known contributors, and the pictures it generates."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from diffusers import UNet2DConditionModel
+from torch import Tensor
+
+import pictures
+from denoisers import MODELS, load_half, load_into, save_half, seeds, trainable
+from whence.datasets import Attributes
+from whence.datasets import robots as draw
+from whence.diffusion import Samples
+
+N = 600
+QUERIES = 200  # generated pictures for LDS, for each role
+STEPS, LR = 340, 2e-3  # steps for half of the pictures
+GROUPS = "tensor"  # each matrix of LoRA
+
+
+def to_pixels(latents: Tensor) -> Tensor:
+    return F.pixel_shuffle(latents, pictures.PATCH)
+
+
+def from_pixels(images: Tensor) -> Tensor:
+    return F.pixel_unshuffle(images, pictures.PATCH)
+
+
+@cache
+def data() -> Attributes:
+    return draw(32)
+
+
+@cache
+def columns() -> dict[str, Tensor]:
+    """The training pictures as the denoiser sees them."""
+    conditions = pictures.encode(data().prompts)
+    return {"latents": pictures.patches(data().images), "encoder_hidden_states": conditions}
+
+
+def train(rows: np.ndarray | None = None, seed: int = 0) -> UNet2DConditionModel:
+    """On all pictures, or on some; always as many steps for each picture."""
+    chosen = torch.arange(N) if rows is None else torch.from_numpy(rows)
+    x, told = (v[chosen] for v in columns().values())
+    return pictures.finetuned(x, told, steps=STEPS * len(chosen) * 2 // N, seed=seed, lr=LR)
+
+
+@cache
+def attributed() -> UNet2DConditionModel:
+    """Fine-tuned on all pictures once; the adapter is kept in models/."""
+    path = MODELS / "robots.safetensors"
+    if not path.exists():
+        save_half(path, trainable(train()))
+    return load_into(pictures.with_lora(), load_half(path))
+
+
+@cache
+def queries(role: str) -> Samples:
+    """For LDS, "learn" and "eval": random combinations of all categories, as in the paper."""
+    random = np.random.default_rng(seeds(role, 1)[0])
+    sizes = {a: len(names) for a, names in data().categories.items()}
+    rows = [{a: int(random.integers(size)) for a, size in sizes.items()} for _ in range(QUERIES)]
+    return pictures.generate(attributed(), [data().prompt(**row) for row in rows], role)
