@@ -8,6 +8,13 @@ from whence.evaluate.fine_grained import FineGrained, fine_grained
 from whence.evaluate.lds import lds
 from whence.evaluate.mislabel import mislabel_auc, mislabel_auc_interval
 from whence.evaluate.recall import recall_at_k
+from whence.evaluate.strength import (
+    Heatmap,
+    lds_strength,
+    pattern_similarity,
+    recall_strength,
+    unet_cell,
+)
 from whence.evaluate.tail_patch import TailPatch, tail_patch
 
 __all__ = [
@@ -15,17 +22,22 @@ __all__ = [
     "Comparison",
     "Estimate",
     "FineGrained",
+    "Heatmap",
     "TailPatch",
     "bm25",
     "compare",
     "fine_grained",
     "lds",
+    "lds_strength",
     "mislabel_auc",
     "mislabel_auc_interval",
     "paired",
+    "pattern_similarity",
     "random_indices",
     "recall_at_k",
+    "recall_strength",
     "representation_distance",
     "representation_similarity",
     "tail_patch",
+    "unet_cell",
 ]
