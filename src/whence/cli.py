@@ -48,6 +48,12 @@ IndexPath = Annotated[
 ]
 MethodName = Annotated[str | None, typer.Option(help=f"{METHODS} (default: as built)")]
 WeightsFile = Annotated[Path | None, typer.Option("--weights", help="weights from `whence learn`")]
+WeightsFiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--weights", metavar="[NAME=]FILE", help="weights from `whence learn`; several: NAME=FILE each"
+    ),
+]
 BatchSize = Annotated[int, typer.Option(help="examples in one pass; fewer need less memory")]
 Device = Annotated[str | None, typer.Option(help="where the model runs: cpu, cuda, cuda:1, mps, …")]
 
@@ -313,7 +319,7 @@ def report(
     seq_len: SeqLen = None,
     query_field: QueryField = None,
     out: Annotated[Path, typer.Option("--out", help="the page to write")] = Path("report.html"),
-    weights: WeightsFile = None,
+    weights: WeightsFiles = None,
     method: MethodName = None,
     first: Annotated[int, typer.Option(help="how many of the queries to show")] = 12,
     top: Annotated[int, typer.Option(help="training examples on each side")] = 5,
@@ -326,10 +332,12 @@ def report(
     `whence report --index runs/idx --queries eval.jsonl --weights weights.json --out report.html`
 
     `whence report my_project.setup:make --index runs/idx --weights weights.json --out report.html`
+
+    `whence report my_project.setup:make --index runs/idx --weights subject=w1.json --weights style=w2.json`
     """
     source = source_of(hf_model, data, text_field, seq_len)
     project = Project(target, source, index=index, evaluate=queries, query_field=query_field, device=device)
-    path = project.report(index, out, weights, method, first, top)
+    path = project.report(index, out, weights or (), method, first, top)
     typer.echo(f"Open {path.resolve()} in a browser.")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,16 +14,18 @@ from torch import Tensor
 
 from whence import console
 from whence.data import Rows, to_device
-from whence.errors import WhenceError
+from whence.errors import WhenceError, unknown
 from whence.features.guard import untouched
 from whence.features.units import placement
 from whence.report import Item, QueryPanel, Row, Scored, WeightsPanel
+from whence.report.contributors import checked, marks_for
 from whence.scores import GroupScores, Top
 from whence.setup import Setup
 from whence.tasks import Classification
 from whence.weights import Weights
 
 Show = Callable[[Any], Any]
+_SHOWN = [f.name for f in fields(Item) if f.name != "id"]
 Tokens = Callable[[int, int, Weights | None], Sequence[float] | Tensor | None]  # of query, example, weights
 
 
@@ -35,6 +39,9 @@ def as_item(example: Any, name: int | str, show: Show | None = None) -> Item:
     if isinstance(shown, str):
         return Item(name, text=shown)
     if isinstance(shown, Mapping):
+        for key in shown:
+            if key not in _SHOWN:
+                raise unknown("key in what Setup.show returns", key, _SHOWN)
         return Item(name, **shown)
     if isinstance(shown, (Tensor, np.ndarray)):
         return Item(name, image=shown)
@@ -88,22 +95,33 @@ def query_panels(
     item: Callable[[int], Item] | None = None,
     names: Sequence[int | str] | None = None,
     tokens: Tokens | None = None,
+    contributors: Mapping[str, Any] | None = None,
 ) -> list[QueryPanel]:
     """Panels of some queries: a row for each named way of weighting, proponents and opponents in it.
 
     `names` are what the queries are called, by default their positions. With `tokens` and `setup.pieces`, the
-    tokens of training examples are shaded by what they add to the score.
+    tokens of training examples are shaded by what they add to the score. `contributors` marks the training examples
+    that are known to have contributed to each of `queries`: (Q, N) bool for each name.
     """
     train = Rows(setup.train_data)
+    known = checked(contributors or {}, (len(queries), len(train)), "each query and training example")
+    marks = marks_for(known)
 
-    def shown(i: int) -> Item:
-        return as_item(train[i], i if setup.ids is None else setup.ids[i], setup.show)
-
-    make = item or shown
+    @cache  # an example is on a page many times, and an image may have to be decoded
+    def make(i: int) -> Item:
+        return item(i) if item else as_item(train[i], i if setup.ids is None else setup.ids[i], setup.show)
 
     def scored(q: int, top: Top, w: Weights | None) -> list[Scored]:
         found = zip(top.indices[q].tolist(), top.values[q].tolist())
-        return [Scored(make(i), v, _parts(setup, train, tokens, q, i, w)) for i, v in found]
+        return [
+            Scored(
+                make(i),
+                v,
+                _parts(setup, train, tokens, q, i, w),
+                [marks[name] for name, flags in known.items() if flags[q, i]],
+            )
+            for i, v in found
+        ]
 
     tops = {name: (scores.top(count, w), scores.top(count, w, largest=False)) for name, w in weights.items()}
     predicted = predictions(setup, queries)
@@ -138,9 +156,17 @@ def _parts(
     return list(zip(pieces, map(float, values)))
 
 
-def weights_panel(weights: Weights, note: str = "") -> WeightsPanel:
+def weights_panel(weights: Weights, note: str = "", name: str = "") -> WeightsPanel:
     curve = weights.provenance.get("objective", {}).get("curve") or None
-    return WeightsPanel(weights.groups, weights.values.numpy(), objective=curve, note=note)
+    return WeightsPanel(weights.groups, weights.values.numpy(), objective=curve, note=note, name=name)
+
+
+def weights_panels(weights: Mapping[str, Weights], groups: Sequence[str]) -> list[WeightsPanel]:
+    """A panel for each named set of weights, all in the order of `groups`."""
+    return [
+        weights_panel(replace(w, values=w.aligned_to(groups), groups=list(groups)), name=name)
+        for name, w in weights.items()
+    ]
 
 
 def show_top(

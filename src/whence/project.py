@@ -6,10 +6,12 @@ import hashlib
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from torch import Tensor, nn
 
 import whence
@@ -18,8 +20,9 @@ from whence.data import Rows
 from whence.errors import WhenceError, unknown
 from whence.index import Index
 from whence.integrations.source import Source
-from whence.pages import Tokens, query_panels, weights_panel
+from whence.pages import Tokens, query_panels, weights_panels
 from whence.report import Page
+from whence.report.contributors import checked
 from whence.scores import GroupScores
 from whence.setup import Setup
 from whence.weights import Weights
@@ -27,6 +30,8 @@ from whence.weights import Weights
 if TYPE_CHECKING:
     from whence.index.tokens import TokenScores
     from whence.integrations.documents import Texts
+
+UNWEIGHTED = "unweighted"
 
 
 class Project:
@@ -126,8 +131,13 @@ class Project:
         """Weights from a file, refused for queries that they were learned on."""
         if path is None:
             return None
+        if path.is_dir():
+            raise WhenceError(f"{path} is a folder: expected a file of weights, written by `whence learn`")
         weights = Weights.load(path)
-        weights.aligned_to(scores.groups)
+        try:
+            weights.aligned_to(scores.groups)
+        except WhenceError as e:
+            raise WhenceError(f"{path}: {e}") from None
         shared = set(weights.query_digests) & set(scores.query_digests)
         if shared:
             raise WhenceError(
@@ -136,15 +146,18 @@ class Project:
         return weights
 
     def report(
-        self, path: Path, out: Path, weights: Path | None, method: str | None, first: int, top: int
+        self, path: Path, out: Path, weights: Sequence[str], method: str | None, first: int, top: int
     ) -> Path:
+        """Write the page of the first queries; `weights` are files, NAME=FILE if there are several."""
+        files = named_files(weights)
         everything = self.queries("eval")
+        known = self._contributors(len(everything))
         self._check_roles("eval", everything)
         queries = Rows([everything[q] for q in range(min(first, len(everything)))], everything.collate)
         index = self.index(path)
         scores = self._scores(index, queries, method)
-        learned = self.weights(weights, scores)
-        ways = {"unweighted": None} if learned is None else {"unweighted": None, "weighted": learned}
+        learned = {name: w for name, file in files.items() if (w := self.weights(file, scores)) is not None}
+        ways: dict[str, Weights | None] = {UNWEIGHTED: None, **learned}
         count = min(top, scores.shape[1])
         steps = 2 * count * len(ways) * len(queries)
         with console.progress("tokens", steps, self._has_tokens) as advance:
@@ -157,15 +170,22 @@ class Project:
                 count=count,
                 names=self.names("eval"),
                 tokens=self._tokens(index, scores, advance) if self._has_tokens else None,
+                contributors={name: flags[: len(queries)] for name, flags in known.items()},
             )
         page = Page(
             f"What made {Path(self.name.partition(':')[0]).name} do that?",
             f"{scores.shape[1]:,} training examples, {scores.method.name} attributions",
             queries=panels,
-            weights=None if learned is None else weights_panel(learned),
+            weights=weights_panels(learned, scores.groups),
             provenance={"whence": whence.__version__, "index": str(path), **scores.provenance["method"]},
         )
         return page.write(out)
+
+    def _contributors(self, queries: int) -> dict[str, np.ndarray]:
+        shape = (queries, len(Rows(self.setup.train_data)))
+        return checked(
+            self.setup.contributors or {}, shape, "each of the setup's eval_queries and training examples"
+        )
 
     @property
     def _has_tokens(self) -> bool:
@@ -182,6 +202,36 @@ class Project:
             return made[id(weights)](q, self.setup.train_data[i])
 
         return tokens
+
+
+def named_files(given: Sequence[str]) -> dict[str, Path]:
+    """Files of weights by name: one path is "weighted", several are NAME=FILE each.
+
+    >>> named_files(["subject=w1.json", "style=w2.json"])["style"].name
+    'w2.json'
+    """
+    files: dict[str, Path] = {}
+    for text in given:
+        name, equals, file = text.partition("=")
+        # A path may hold the sign too, as in runs/lr=0.1/w.json.
+        if not equals or os.sep in name or os.path.exists(text):
+            if len(given) > 1:
+                raise WhenceError(
+                    f"--weights {text} has no name: with several, name each, as in --weights subject={text}"
+                )
+            name, file = "weighted", text
+        if not name or not file:
+            raise WhenceError(
+                f"cannot read --weights {text}: expected FILE or NAME=FILE, such as style=w.json"
+            )
+        if name in files:
+            raise WhenceError(f"--weights {name}=… is given twice: give each set a name of its own")
+        if name == UNWEIGHTED:
+            raise WhenceError(
+                f"--weights {text}: {UNWEIGHTED!r} names the scores without weights, choose another"
+            )
+        files[name] = Path(file)
+    return files
 
 
 def _hugging_face(

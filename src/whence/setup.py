@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,10 @@ class Setup:
     """What `make()` returns in `whence build my_project.setup:make`.
 
     `learn_queries` and `eval_queries` are two disjoint sets, neither part of the training data. `show` turns
-    an example into something a page can show: an image array, a text, or a dict with image, text and label.
-    `pieces` gives the text of every token of an example, for pages that shade tokens.
+    an example into something a page can show: an image array, a text, or a dict with image, text, label and prompt.
+    `pieces` gives the text of every token of an example, for pages that shade tokens. `contributors` says which
+    training examples are known to have given each of `eval_queries` its subject, style, …: a (Q, N) bool array for
+    each of these names, as `whence.datasets.Attributes.contributors` makes them. Pages mark them with letters.
     """
 
     model: nn.Module
@@ -30,3 +32,4 @@ class Setup:
     show: Callable[[Any], Any] | None = None
     ids: Sequence[Any] | None = None
     pieces: Callable[[Any], list[str]] | None = None
+    contributors: Mapping[str, Any] | None = None

@@ -156,9 +156,9 @@ def test_a_setup_with_queries_and_what_a_page_shows(pipeline, tmp_path):
     assert setup.eval_queries["text"] == ["a dog"]
     assert set(query_columns(evaluate, journey=True)) >= {"trajectory", "timesteps"}
     shown = setup.show(Rows(setup.eval_queries)[0])
-    assert shown["label"] == "a dog"
+    assert shown["prompt"] == "a dog"
     torch.testing.assert_close(shown["image"], evaluate.images(pipeline.vae)[0])
-    assert setup.show(Rows(setup.train_data)[3])["label"] == "a fish"
+    assert setup.show(Rows(setup.train_data)[3])["prompt"] == "a fish"
     with pytest.raises(WhenceError, match=r"seeds \[2\] are in the queries for learning"):
         diffusion_setup(pipeline, pixels(), PROMPTS, learn_queries=evaluate, eval_queries=evaluate)
 

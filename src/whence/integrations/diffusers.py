@@ -287,7 +287,7 @@ def _shown(pipeline: Any, example: dict[str, Any]) -> dict[str, Any]:
         with untouched(vae), torch.no_grad():
             x = latents.to(vae.device, vae.dtype) / vae.config.scaling_factor
             latents = vae.decode(x).sample.float().cpu()
-    return {"image": (latents[0] / 2 + 0.5).clamp(0, 1), "label": example.get("text")}
+    return {"image": (latents[0] / 2 + 0.5).clamp(0, 1), "prompt": example.get("text")}
 
 
 # --- images -----------------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ A `Page` is put together from what the rest of the package found; nothing here r
 >>> path = page.write("report.html")  # doctest: +SKIP
 """
 
+from whence.report.contributors import Mark
+from whence.report.heatmap import HeatmapPanel
 from whence.report.items import Item, Scored
 from whence.report.mislabel import MislabelPanel, RocCurve
 from whence.report.page import Page
@@ -17,7 +19,9 @@ from whence.report.weights import WeightsPanel
 
 __all__ = [
     "Card",
+    "HeatmapPanel",
     "Item",
+    "Mark",
     "MislabelPanel",
     "Page",
     "QueryPanel",

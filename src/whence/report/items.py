@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,6 +14,9 @@ from whence.errors import WhenceError
 from whence.report.html import Child, Html, el, score
 from whence.report.pixels import data_uri, to_pixels
 from whence.report.tokens import cut_at, joined, shades
+
+if TYPE_CHECKING:
+    from whence.report.contributors import Mark
 
 MAX_SIDE = 192  # pixels kept of a picture's longer side: twice what the page shows, for dense screens
 _SMALL = 96  # pictures below this are enlarged with hard pixel edges
@@ -26,7 +30,8 @@ class Item:
 
     `label` is the label that the example carries. Where the right one is known to be another, `true_label`
     says so; `mislabelled=True` says that the label is wrong without saying what is right. `image` is
-    anything that `to_pixels` understands: (H, W), (H, W, C) or (C, H, W), array or tensor.
+    anything that `to_pixels` understands: (H, W), (H, W, C) or (C, H, W), array or tensor. `prompt` is the
+    text that an image was made from, or learned with.
 
     >>> Item(17, label=3, true_label=8).is_mislabelled
     True
@@ -40,6 +45,7 @@ class Item:
     text: str | None = None
     true_label: int | str | None = None
     mislabelled: bool = False
+    prompt: str | None = None
 
     @property
     def name(self) -> str:
@@ -61,7 +67,8 @@ class Item:
 class Scored:
     """An example with its score. Positive = proponent.
 
-    `tokens` are the pieces of its text with what each adds to the score; shown instead of the text.
+    `tokens` are the pieces of its text with what each adds to the score; shown instead of the text. `marks` say
+    what it is known to have contributed to the query.
 
     >>> Scored(Item(17, label=3), 0.25).score
     0.25
@@ -72,6 +79,7 @@ class Scored:
     item: Item
     score: float
     tokens: Sequence[tuple[str, float]] | None = None
+    marks: Sequence[Mark] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "score", float(self.score))
@@ -125,6 +133,7 @@ def picture(item: Item, role: str, max_side: int = MAX_SIDE) -> Html:
         raise WhenceError(f"example {item.id!r}: {error}") from error
     height, width = pixels.shape[:2]
     alt = f"{role} {item.name}" + (f", label {label_text(item.label)}" if item.label is not None else "")
+    alt += f", prompt “{item.prompt}”" if item.prompt is not None else ""
     crisp = " crisp" if max(height, width) < _SMALL else ""
     return el(
         "img",
@@ -217,6 +226,13 @@ def label_of(item: Item) -> Html | None:
     )
 
 
+def prompt_of(item: Item) -> Html | None:
+    """The prompt of an example, for the little room beneath its picture; whole in the tooltip."""
+    if item.prompt is None:
+        return None
+    return el("span", {"class": "caption", "title": item.prompt, "dir": "auto"}, item.prompt)
+
+
 def mark(kind: str, sign: str, word: str, meaning: str) -> Html:
     """A small sign on an example: a symbol, a word and a tooltip, so that colour alone never speaks."""
     return el(
@@ -263,7 +279,7 @@ def example(
     """One example of a list, in the layout `kind`; `state` is an extra class for its frame."""
     item = scored.item
     signs = el("span", {"class": "marks"}, marks) if marks else None
-    label, value = label_of(item), score_of(scored, largest)
+    label, value = [label_of(item), prompt_of(item)], score_of(scored, largest)
     if kind == "image":
         return el(
             "li",

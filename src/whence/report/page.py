@@ -9,6 +9,7 @@ from pathlib import Path
 
 from whence.errors import WhenceError
 from whence.files import write_atomically
+from whence.report.heatmap import HeatmapPanel, heatmaps_section
 from whence.report.html import Html, el
 from whence.report.mislabel import MislabelPanel, mislabel_section
 from whence.report.queries import QueryPanel, queries_section
@@ -22,6 +23,7 @@ from whence.report.tables import (
     provenance_section,
     steps_section,
 )
+from whence.report.weight_sets import check_sets, weight_sets_section
 from whence.report.weights import WeightsPanel, weights_section
 
 # The browser itself is told to fetch nothing and to run nothing.
@@ -31,6 +33,8 @@ _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-ur
 @dataclass(frozen=True, eq=False)
 class Page:
     """A report. Every part but the title may be left out; `write` makes one HTML file of it.
+
+    Several sets of weights over the same groups are a list, in which each has a name.
 
     >>> from whence.report import Item, Row, Scored
     >>> row = Row("unweighted", [Scored(Item(12, label="cat"), 0.8)], [Scored(Item(7, label="dog"), -0.3)])
@@ -43,11 +47,22 @@ class Page:
     subtitle: str = ""
     cards: Sequence[Card] = ()
     queries: Sequence[QueryPanel] = ()
-    weights: WeightsPanel | None = None
+    weights: WeightsPanel | Sequence[WeightsPanel] | None = None
+    heatmaps: Sequence[HeatmapPanel] = ()
     mislabelled: MislabelPanel | None = None
     tables: Sequence[Table] = ()
     steps: Sequence[Step] = ()
     provenance: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self._weights) > 1:
+            check_sets(self._weights)
+
+    @property
+    def _weights(self) -> list[WeightsPanel]:
+        if self.weights is None:
+            return []
+        return [self.weights] if isinstance(self.weights, WeightsPanel) else list(self.weights)
 
     def html(self) -> str:
         """The whole page as text."""
@@ -77,7 +92,7 @@ class Page:
             el(
                 "main",
                 {"id": "main"},
-                _how_to_read(self.weights is not None) if len(self.queries) else None,
+                _how_to_read(self.queries, bool(self._weights)) if len(self.queries) else None,
                 [section for _, _, section in sections],
             ),
         )
@@ -103,8 +118,12 @@ class Page:
     def _sections(self) -> Iterator[tuple[str, str, Html]]:
         if len(self.queries):
             yield "queries", "Queries", queries_section(self.queries)
-        if self.weights is not None:
-            yield "weights", "Weights", weights_section(self.weights)
+        if len(self._weights) == 1:
+            yield "weights", "Weights", weights_section(self._weights[0])
+        elif self._weights:
+            yield "weights", "Weights", weight_sets_section(self._weights)
+        if len(self.heatmaps):
+            yield "heatmaps", "Heat maps", heatmaps_section(self.heatmaps)
         if self.mislabelled is not None:
             yield "mislabelled", "Labels", mislabel_section(self.mislabelled)
         if len(self.tables):
@@ -131,7 +150,15 @@ def _head(title: str) -> Html:
     )
 
 
-def _how_to_read(weighted: bool) -> Html:
+def _how_to_read(queries: Sequence[QueryPanel], weighted: bool) -> Html:
+    rows = [row for panel in queries for row in panel.rows]
+    asked = (
+        "A query is an image that the model made from the prompt below it; beside it stand the training examples that "
+        "mattered most to it. "
+        if all(panel.query.prompt is not None for panel in queries)
+        else "A query is something the model was asked; beneath it stand the training examples that moved its answer "
+        "most. "
+    )
     return el(
         "aside",
         {"class": "reading-help", "aria-label": "how to read this page"},
@@ -139,14 +166,29 @@ def _how_to_read(weighted: bool) -> Html:
         el(
             "p",
             None,
-            "A query is something the model was asked; beneath it stand the training examples that moved its "
-            "answer most. A ",
-            el("strong", {"class": "pro"}, "proponent ▲"),
-            " has a positive score: training on it lowers the model’s loss on the query. An ",
-            el("strong", {"class": "opp"}, "opponent ▼"),
-            " has a negative score: training on it raises that loss. Each bar is a score relative to the "
-            "largest one in its row; rows can have different units, so compare which examples are there and "
-            "in what order, rather than the numbers.",
+            asked,
+            _signs() if any(row.signed for row in rows) else None,
+            _squares() if not all(row.signed for row in rows) else None,
+            "Each bar is a score relative to the largest one in its row; rows can have different units, so compare "
+            "which examples are there and in what order, rather than the numbers.",
             " A weighted row trusts some layers of the model more than others." if weighted else None,
         ),
+    )
+
+
+def _signs() -> list[Html | str]:
+    return [
+        "A ",
+        el("strong", {"class": "pro"}, "proponent ▲"),
+        " has a positive score: training on it lowers the model’s loss on the query. An ",
+        el("strong", {"class": "opp"}, "opponent ▼"),
+        " has a negative score: training on it raises that loss. ",
+    ]
+
+
+def _squares() -> str:
+    return (
+        "Where not even the lowest score is negative, as with methods whose scores are squares, there are no "
+        "opponents: the highest scores are of examples that mattered, whichever way, the lowest of those that "
+        "hardly did. "
     )

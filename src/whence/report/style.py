@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-# Every text colour keeps a contrast of at least 4.5 on both backgrounds of its scheme.
+# Every text colour keeps a contrast of at least 4.5 on both backgrounds of its scheme. The heats grow only darker
+# (on dark pages: lighter), so that they can be told apart without hues; numbers stand on them in ink, then in page.
 LIGHT = """
   --page: #fbfbf9; --panel: #ffffff; --ink: #1c2126; --muted: #59626d; --line: #e2e4e3; --fill: #eff1f0;
   --pro: #0a6b70; --opp: #a8471a; --alarm: #9b2743; --accent: #3554a4;
   --tone-0: #3554a4; --tone-1: #c07a1e; --tone-2: #2b8a7e;
   --tone-3: #a8476f; --tone-4: #6f8f2c; --tone-5: #7a5fae;
+  --heat-0: #f5f7d4; --heat-1: #cae3b7; --heat-2: #9bd0a6; --heat-3: #6bbb9e; --heat-4: #33a499;
+  --heat-5: #007d88; --heat-6: #006787; --heat-7: #004e7f; --heat-8: #00366f; --heat-9: #122056;
 """
 DARK = """
   --page: #131619; --panel: #1b1f23; --ink: #e6e9ec; --muted: #a1aab4; --line: #2f353b; --fill: #262b30;
   --pro: #55c4c6; --opp: #f0a071; --alarm: #f28aa3; --accent: #94adf2;
   --tone-0: #7f9cea; --tone-1: #e0a450; --tone-2: #52b8aa;
   --tone-3: #dc82a9; --tone-4: #a3c25c; --tone-5: #ac93e0;
+  --heat-0: #262445; --heat-1: #233264; --heat-2: #01457c; --heat-3: #005b88; --heat-4: #007187;
+  --heat-5: #009c97; --heat-6: #39b591; --heat-7: #76cb85; --heat-8: #b4dd74; --heat-9: #f4ea68;
 """
 
 _BASE = """
@@ -43,6 +48,8 @@ code, pre { font: 0.875em/1.5 ui-monospace, monospace; overflow-wrap: anywhere; 
 .note, figcaption { font-size: 0.875rem; }
 .lead { max-width: 46rem; margin-top: 0.6rem; color: var(--muted); }
 .pro { --tone: var(--pro); } .opp { --tone: var(--opp); }
+.high { --tone: var(--ink); } .low { --tone: var(--muted); }
+.high .bar, .low .bar { --tone: var(--accent); }
 .skip { position: absolute; left: -99rem; }
 .skip:focus { left: 1rem; top: 1rem; z-index: 3; padding: 0.5rem 1rem; background: var(--panel); }
 """
@@ -111,6 +118,7 @@ _EXAMPLES = """
 .asked { position: sticky; top: 4.5rem; align-self: start; }
 .asked .frame, .asked .passage { margin-top: 0.9rem; }
 .asked .note { margin-top: 0.9rem; }
+.prompt { margin-top: 0.9rem; } .asked .prompt .passage { margin-top: 0.1rem; }
 .facts { margin-top: 0.9rem; }
 .facts > div {
   display: flex; flex-wrap: wrap; align-items: baseline; justify-content: space-between;
@@ -146,6 +154,11 @@ _EXAMPLES = """
 .bar i { display: block; height: 100%; border-radius: 2px; background: var(--tone, var(--accent)); }
 .thumb .about { display: grid; padding-top: 0.3rem; font-size: 0.8rem; line-height: 1.35; }
 .thumb .label { display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 2; overflow: hidden; }
+.caption { color: var(--muted); overflow-wrap: anywhere; }
+.thumb .caption {
+  display: -webkit-box; -webkit-box-orient: vertical; -webkit-line-clamp: 2; overflow: hidden;
+  min-height: 2.7em; line-height: 1.35;
+}
 .thumb .bar { margin-top: 0.25rem; }
 .mark {
   display: inline-flex; align-items: center; gap: 0.3rem; font-size: 0.8rem; font-weight: 400;
@@ -157,7 +170,7 @@ _EXAMPLES = """
 }
 .mislabelled .sign, .wrong .sign { background: var(--alarm); }
 .right .sign, .mark.hit .sign { background: var(--pro); }
-.miss .sign { background: var(--muted); }
+.miss .sign { background: var(--muted); } .known .sign { background: var(--accent); }
 .thumb .marks { position: absolute; top: -5px; right: -5px; display: flex; gap: 2px; }
 .thumb .sign { box-shadow: 0 0 0 2px var(--page); }
 .value { display: flex; align-items: center; gap: 0 0.8rem; } .thumb .value { display: grid; }
@@ -220,6 +233,31 @@ svg text { font-size: 11px; fill: var(--muted); }
 .tone-5 { fill: var(--tone-5); background: var(--tone-5); }
 .swatch { display: inline-block; width: 0.75rem; height: 0.75rem; margin-right: 0.45rem; border-radius: 3px; }
 .blocks { gap: 0.25rem 1.4rem; margin-top: 0.3rem; font-size: 0.875rem; }
+.key-line { margin-top: 1.2rem; }
+.sets {
+  display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 33.75rem), 1fr));
+  gap: 3rem 2.5rem; margin-top: 2rem;
+}
+.weight-set { min-width: 0; } .weight-set .note { margin-top: 0.3rem; }
+.weight-set figure.scroll { margin-top: 1rem; } .weight-set .fold { margin-top: 0.6rem; }
+.weight-set .pair { margin-top: 1rem; }
+.maps { display: flex; flex-wrap: wrap; gap: 2rem 1.5rem; margin-top: 1rem; }
+.maps figure.scroll { max-width: 100%; margin-top: 0; } .maps figcaption { margin-top: 0.4rem; }
+.heat-panel { margin-top: 2rem; } .heat-panel h3 + .note { margin-top: 0.3rem; }
+.heat-panel + .heat-panel { margin-top: 4rem; }
+.heat-scale .shades { display: inline-flex; gap: 1px; vertical-align: -0.1em; margin: 0 0.4rem; }
+.heat-scale i { width: 1.1rem; height: 0.8rem; } .heat-scale { margin-top: 0.5rem; }
+.cell-label, .none { fill: var(--muted); } .cool { fill: var(--ink); } .hot { fill: var(--page); }
+.heat-0 { fill: var(--heat-0); background: var(--heat-0); }
+.heat-1 { fill: var(--heat-1); background: var(--heat-1); }
+.heat-2 { fill: var(--heat-2); background: var(--heat-2); }
+.heat-3 { fill: var(--heat-3); background: var(--heat-3); }
+.heat-4 { fill: var(--heat-4); background: var(--heat-4); }
+.heat-5 { fill: var(--heat-5); background: var(--heat-5); }
+.heat-6 { fill: var(--heat-6); background: var(--heat-6); }
+.heat-7 { fill: var(--heat-7); background: var(--heat-7); }
+.heat-8 { fill: var(--heat-8); background: var(--heat-8); }
+.heat-9 { fill: var(--heat-9); background: var(--heat-9); }
 .curve { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
 .line-0 { stroke: var(--muted); stroke-dasharray: 6 4; } .line-1 { stroke: var(--accent); stroke-width: 2.5; }
 .line-2 { stroke: var(--opp); stroke-dasharray: 2 4; }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,6 +16,9 @@ TONES = 6  # colours that blocks cycle through: .tone-0 … .tone-5 in the style
 _LABELLED_BARS = 64  # up to here every bar carries its name; beyond, blocks and tooltips do
 _CHARACTER = 6.3  # width of a character of the plots' 11 px text, generously
 _LONGEST_LABEL = 30
+_COMPACT = 540.0  # width of a plot that stands beside another one
+HEATS = 10  # shades of a heat map: .heat-0 … .heat-9 in the style
+_CELL = (34.0, 26.0)
 _MAX_POINTS = 600  # a curve drawn a few hundred pixels wide needs no more
 
 
@@ -92,8 +95,19 @@ def block_tones(blocks: Sequence[str]) -> dict[str, int]:
     return {block: index % TONES for index, block in enumerate(dict.fromkeys(blocks))}
 
 
-def bar_plot(bars: Sequence[Bar], *, title: str, reference: float, reference_label: str) -> Html:
+def bar_plot(
+    bars: Sequence[Bar],
+    *,
+    title: str,
+    reference: float,
+    reference_label: str,
+    highest: float | None = None,
+    compact: bool = False,
+) -> Html:
     """Bars from zero in their given order, coloured by block, with a reference line across them.
+
+    `highest` ends the axis, by default at the highest bar. A `compact` plot fits beside another one; its bars are
+    named by their tooltips only.
 
     >>> plot = bar_plot([Bar(0.5, "conv"), Bar(1.5, "fc")], title="w", reference=1, reference_label="one")
     >>> plot.count('<rect class="mark-bar')
@@ -102,16 +116,17 @@ def bar_plot(bars: Sequence[Bar], *, title: str, reference: float, reference_lab
     if not bars:
         raise WhenceError("a bar plot needs at least one bar")
     blocks = any(bar.block for bar in bars)
-    labelled = len(bars) <= _LABELLED_BARS
+    labelled = len(bars) <= _LABELLED_BARS and not compact
     longest = max(len(_shorten(bar.label)) for bar in bars)
     left, right = 40.0, len(reference_label) * _CHARACTER + 14
-    slots = min(1100.0 - left - right, max(300.0, len(bars) * 26.0))
+    slots = _COMPACT - left - right if compact else min(1100.0 - left - right, max(300.0, len(bars) * 26.0))
     width = left + slots + right
-    top, plot_height = (46.0 if blocks else 22.0), 190.0
+    top, plot_height = (46.0 if blocks else 22.0), (140.0 if compact else 190.0)
     height = top + plot_height + (longest * _CHARACTER + 16 if labelled else 10)
-    highest = max(reference, *(bar.value for bar in bars)) * 1.02
-    frame = _Frame(left, left + slots, top, top + plot_height, (0, len(bars)), (0, highest))
+    ceiling = max(reference, *(bar.value for bar in bars)) if highest is None else highest
+    frame = _Frame(left, left + slots, top, top + plot_height, (0, len(bars)), (0, ceiling * 1.02))
     tones = block_tones([bar.block for bar in bars])
+    bars = _legible(bars, frame.x(1) - frame.x(0))
     return _svg(
         width,
         height,
@@ -123,6 +138,15 @@ def bar_plot(bars: Sequence[Bar], *, title: str, reference: float, reference_lab
         _line_element("reference", frame.left, frame.y(reference), frame.right, frame.y(reference)),
         _text("reference-label", frame.right + 6, frame.y(reference) + 4, reference_label),
     )
+
+
+def _legible(bars: Sequence[Bar], slot: float) -> list[Bar]:
+    """Of words above neighbouring bars that would run into each other, only that of the highest bar."""
+    kept: list[int] = []
+    for index in sorted((i for i, bar in enumerate(bars) if bar.above), key=lambda i: -bars[i].value):
+        if all(abs(index - other) * slot >= 1.5 * _CHARACTER for other in kept):
+            kept.append(index)
+    return [replace(bar, above=bar.above if i in kept else "") for i, bar in enumerate(bars)]
 
 
 def _bar(bar: Bar, index: int, frame: _Frame, tone: int, labelled: bool) -> Html:
@@ -217,6 +241,60 @@ def roc_plot(lines: Sequence[Line], *, title: str) -> Html:
         y_range=unit,
         diagonal=True,
         size=(370, 370),
+    )
+
+
+def heat_map(
+    values: np.ndarray, rows: Sequence[str], columns: Sequence[str], *, title: str, top: float
+) -> Html:
+    """Cells with their values in per cent, shaded from 0 to `top`; NaN is a cell that does not exist.
+
+    >>> heat_map(np.array([[0.5, np.nan]]), ["mid"], ["q", "k"], title="t", top=1.0).count('class="heat-')
+    1
+    """
+    width, height = _CELL
+    row_names, column_names = [_shorten(name) for name in rows], [_shorten(name) for name in columns]
+    left = max(map(len, row_names)) * _CHARACTER + 10
+    above = max(map(len, column_names)) * _CHARACTER + 10
+    places = [(r, c) for r in range(len(rows)) for c in range(len(columns))]
+    return _svg(
+        left + width * len(columns) + 2,
+        above + height * len(rows) + 2,
+        title,
+        "plot heat",
+        [
+            _text("cell-label", left + (c + 0.5) * width + 4, above - 8, name, turned=True)
+            for c, name in enumerate(column_names)
+        ],
+        [
+            _text("cell-label", left - 8, above + (r + 0.5) * height + 4, name, anchor="end")
+            for r, name in enumerate(row_names)
+        ],
+        [
+            _cell(float(values[r, c]), left + c * width, above + r * height, f"{rows[r]}, {columns[c]}", top)
+            for r, c in places
+        ],
+    )
+
+
+def _cell(value: float, x: float, y: float, name: str, top: float) -> Html:
+    width, height = _CELL
+    middle, base = x + width / 2, y + height / 2 + 4
+    if math.isnan(value):
+        return el("g", None, el("title", None, f"{name}: none"), _text("none", middle, base, "–", "middle"))
+    level = min(HEATS - 1, int(HEATS * value / top))
+    return el(
+        "g",
+        None,
+        el("title", None, f"{name}: {number(100 * value)} %"),
+        el("rect", {"class": f"heat-{level}", **_box(x + 1, y + 1, width - 2, height - 2), "rx": 3}),
+        _text(
+            "cool" if level < HEATS // 2 else "hot",
+            middle,
+            base,
+            f"{100 * value:.{0 if top > 0.1 else 1}f}",
+            "middle",
+        ),
     )
 
 

@@ -93,11 +93,12 @@ def evaluation_section(tables: Sequence[Table]) -> Html:
         "section",
         {"id": "evaluation", "aria-labelledby": "evaluation-title"},
         el("h2", {"id": "evaluation-title"}, "Evaluation"),
-        [_table(table) for table in tables],
+        [result_table(table) for table in tables],
     )
 
 
-def _table(table: Table) -> Html:
+def result_table(table: Table) -> Html:
+    """One table of results, with its caption and note."""
     numeric = [
         all(_is_numeric(row[column]) for row in table.rows) and bool(table.rows)
         for column in range(len(table.columns))

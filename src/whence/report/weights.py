@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from whence.errors import WhenceError
 from whence.report.html import Html, count, el, number
 from whence.report.pixels import to_array
 from whence.report.svg import Bar, Line, bar_plot, block_tones, line_plot
+from whence.report.unet import flow, stages
 
 _TOP = 10  # groups in the table of the largest weights
 _RANKED = 5  # bars that carry their rank
@@ -23,8 +24,9 @@ _GROUPS_IN_A_BLOCK = 3  # blocks are worth a colour when they hold this many gro
 class WeightsPanel:
     """Learned weights: one value for each group, mean 1, so that 1 is the unweighted method.
 
-    `blocks` names the block of each group and colours its bar; without it, blocks are found from the names
-    (`block_names`). `objective` is the course of the learning objective, one value for each step or epoch.
+    `blocks` names the block of each group and colours its bar; without it, blocks are found from the names: Down,
+    Mid and Up in a UNet of diffusers, else by prefix (`block_names`). `objective` is the course of the learning
+    objective, one value for each step or epoch. `name` tells several sets of weights on one page apart.
 
     >>> panel = WeightsPanel(["conv", "fc"], [0.5, 1.5], objective=[0.1, 0.3, 0.35])
     >>> panel.values
@@ -38,6 +40,7 @@ class WeightsPanel:
     objective_label: str = "objective"
     objective_steps: str = "step"
     note: str = ""
+    name: str = ""
 
     def __post_init__(self) -> None:
         values = to_array(self.values).astype(np.float64)
@@ -91,6 +94,27 @@ def block_names(groups: Sequence[str]) -> list[str] | None:
     return found
 
 
+def arranged(panel: WeightsPanel) -> WeightsPanel:
+    """The panel with its blocks; the groups of a UNet in the order in which an image runs through them."""
+    if panel.blocks is not None:
+        return panel
+    found = stages(panel.groups)
+    if found is None:
+        return replace(panel, blocks=block_names(panel.groups))
+    order = flow(found)
+    return replace(
+        panel,
+        groups=[panel.groups[i] for i in order],
+        values=np.asarray(panel.values)[order],
+        blocks=[found[i] for i in order],
+    )
+
+
+def order_of(panel: WeightsPanel) -> str:
+    """In words, the order that `arranged` gives."""
+    return "in the order of the UNet" if panel.blocks is None and stages(panel.groups) else "in model order"
+
+
 def short_names(names: Sequence[str]) -> dict[str, str]:
     """Names cut to as few of their last parts, but two at least, as keep them apart.
 
@@ -109,79 +133,74 @@ def short_names(names: Sequence[str]) -> dict[str, str]:
 
 def weights_section(panel: WeightsPanel) -> Html:
     """The section with the plot of all weights, the largest ones as a table and the objective's course."""
-    values = np.asarray(panel.values)
-    blocks = list(panel.blocks) if panel.blocks is not None else block_names(panel.groups)
+    places = order_of(panel)
+    panel = arranged(panel)
+    values, blocks = np.asarray(panel.values), panel.blocks
     order = np.argsort(-values, kind="stable")
     return el(
         "section",
         {"id": "weights", "aria-labelledby": "weights-title"},
         el("h2", {"id": "weights-title"}, "Learned weights, layer by layer"),
-        el("p", {"class": "lead"}, _in_words(values)),
+        el("p", {"class": "lead"}, f"{MEANING} Here weights run from {in_words(values)}"),
         el("p", {"class": "note"}, panel.note) if panel.note else None,
         el(
             "figure",
             {"class": "scroll", "tabindex": "0", "role": "region", "aria-label": "plot of all weights"},
             bar_plot(
-                _bars(panel, values, blocks, order),
-                title=f"Bar plot of the weights of {count(len(values), 'group')} in model order",
+                bars(panel, order),
+                title=f"Bar plot of the weights of {count(len(values), 'group')} {places}",
                 reference=1.0,
                 reference_label="uniform",
             ),
         ),
-        _block_legend(blocks, values) if blocks else None,
-        el(
-            "div",
-            {"class": "pair"},
-            el(
-                "div",
-                None,
-                el("h3", None, f"Largest {min(_TOP, len(values))} of {len(values)}"),
-                _table(panel, values, order[:_TOP]),
-            ),
-            _objective(panel) if panel.objective is not None and len(panel.objective) else None,
-        ),
+        _block_legend(list(blocks), values) if blocks else None,
+        largest(panel, order, "h3"),
         el(
             "details",
             {"class": "fold"},
-            el("summary", None, f"All {count(len(values), 'group')} in model order"),
-            _table(panel, values, np.arange(len(values))),
+            el("summary", None, f"All {count(len(values), 'group')} {places}"),
+            _table(panel, np.arange(len(values))),
         )
         if len(values) > _TOP
         else None,
     )
 
 
-def _in_words(values: np.ndarray) -> str:
+MEANING = "A weight says how far a group of parameters is trusted when scores are added up; 1 is the unweighted method."
+
+
+def in_words(values: np.ndarray) -> str:
+    """How weights are spread, from their range on."""
     above, silent = int((values > 1).sum()), int((values < 0.01).sum())
-    largest, total = np.sort(values)[::-1], values.sum()
-    half = int(np.searchsorted(np.cumsum(largest), total / 2)) + 1
+    ordered, total = np.sort(values)[::-1], values.sum()
+    half = int(np.searchsorted(np.cumsum(ordered), total / 2)) + 1
     words = (
-        "A weight says how far a group of parameters is trusted when scores are added up; 1 is the "
-        f"unweighted method. Here weights run from {number(values.min())} to {number(values.max())}: "
-        f"{above} of {count(len(values), 'group')} lie above 1, and half of the total "
-        f"is in the largest {half}."
+        f"{number(values.min())} to {number(values.max())}: {above} of {count(len(values), 'group')} lie above 1, "
+        f"and half of the total is in the largest {half}."
     )
     return words + (f" Below 0.01, and so hardly counting: {count(silent, 'group')}." if silent else "")
 
 
-def _bars(panel: WeightsPanel, values: np.ndarray, blocks: list[str] | None, order: np.ndarray) -> list[Bar]:
+def bars(panel: WeightsPanel, order: np.ndarray) -> list[Bar]:
+    """A bar for each group of an arranged panel; the first ones in `order` carry their rank."""
     ranks = {int(group): str(rank) for rank, group in enumerate(order[:_RANKED], 1)}
+    blocks = panel.blocks
     short = short_names(blocks) if blocks else {}
-    bars = []
-    for index, (name, value) in enumerate(zip(panel.groups, values)):
+    made = []
+    for index, (name, value) in enumerate(zip(panel.groups, panel.values)):
         block = blocks[index] if blocks else ""
         label = name[len(block) + 1 :] if block and name.startswith(block + ".") else name
         where = f" ({block})" if block and not name.startswith(block) else ""
-        bars.append(
+        made.append(
             Bar(
                 value=float(value),
                 label=label,
                 tooltip=f"{name}{where}: {number(value)}",
                 block=short.get(block, ""),
-                above=ranks.get(index, "") if len(values) > _RANKED else "",
+                above=ranks.get(index, "") if len(panel.groups) > _RANKED else "",
             )
         )
-    return bars
+    return made
 
 
 def _block_legend(blocks: list[str], values: np.ndarray) -> Html:
@@ -208,8 +227,25 @@ def _block_legend(blocks: list[str], values: np.ndarray) -> Html:
     )
 
 
-def _table(panel: WeightsPanel, values: np.ndarray, order: np.ndarray) -> Html:
-    largest = values.max()
+def largest(panel: WeightsPanel, order: np.ndarray, heading: str) -> Html:
+    """The largest weights as a table, beside the objective's course if there is one."""
+    amount = len(panel.groups)
+    return el(
+        "div",
+        {"class": "pair"},
+        el(
+            "div",
+            None,
+            el(heading, None, f"Largest {min(_TOP, amount)} of {amount}"),
+            _table(panel, order[:_TOP]),
+        ),
+        _objective(panel, heading) if panel.objective is not None and len(panel.objective) else None,
+    )
+
+
+def _table(panel: WeightsPanel, order: np.ndarray) -> Html:
+    values = np.asarray(panel.values)
+    highest = values.max()
     rank = np.empty(len(values), dtype=int)
     rank[np.argsort(-values, kind="stable")] = np.arange(1, len(values) + 1)
     rows = [
@@ -217,7 +253,7 @@ def _table(panel: WeightsPanel, values: np.ndarray, order: np.ndarray) -> Html:
             "tr",
             None,
             el("td", {"class": "number faint"}, int(rank[index])),
-            el("th", {"scope": "row"}, el("code", None, _breakable(panel.groups[index]))),
+            el("th", {"scope": "row"}, el("code", None, breakable(panel.groups[index]))),
             el("td", {"class": "number"}, f"{values[index]:.3f}"),
             el(
                 "td",
@@ -225,7 +261,7 @@ def _table(panel: WeightsPanel, values: np.ndarray, order: np.ndarray) -> Html:
                 el(
                     "span",
                     {"class": "bar"},
-                    el("i", {"style": f"width:{100 * values[index] / largest:.4g}%"}),
+                    el("i", {"style": f"width:{100 * values[index] / highest:.4g}%"}),
                 ),
             ),
         )
@@ -240,13 +276,13 @@ def _table(panel: WeightsPanel, values: np.ndarray, order: np.ndarray) -> Html:
     return el("table", {"class": "data"}, el("thead", None, el("tr", None, heads)), el("tbody", None, rows))
 
 
-def _breakable(name: str) -> list[Html | str]:
+def breakable(name: str) -> list[Html | str]:
     """A dotted name that may break after its dots, and not within its words."""
     first, *others = name.split(".")
     return [first, *(part for word in others for part in (".", el("wbr"), word))]
 
 
-def _objective(panel: WeightsPanel) -> Html:
+def _objective(panel: WeightsPanel, heading: str) -> Html:
     course = np.asarray(panel.objective)
     line = Line(panel.objective_label, np.arange(1, len(course) + 1), course)
     plot = line_plot(
@@ -256,4 +292,4 @@ def _objective(panel: WeightsPanel) -> Html:
         y_label=panel.objective_label,
     )
     caption = f"{number(course[0], 4)} at the start, {number(course[-1], 4)} at the end."
-    return el("figure", None, el("h3", None, "Course of learning"), plot, el("figcaption", None, caption))
+    return el("figure", None, el(heading, None, "Course of learning"), plot, el("figcaption", None, caption))
