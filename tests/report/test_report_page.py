@@ -14,7 +14,9 @@ from report_dom import parse, words
 from whence import WhenceError
 from whence.report import (
     Card,
+    HeatmapPanel,
     Item,
+    Mark,
     MislabelPanel,
     Page,
     QueryPanel,
@@ -33,17 +35,21 @@ EVIL = (
 )
 
 
-def make_page(word: str = "") -> Page:
-    """A page with every part, with `word` inside every text that a caller can give."""
+def make_page(word: str = "", sets: bool = False) -> Page:
+    """A page with every part, with `word` inside every text that a caller can give; with `sets` of weights."""
     rng = np.random.default_rng(0)
 
     def item(index: int, kind: int) -> Item:
         image = rng.integers(0, 256, (8, 8), dtype=np.uint8) if kind == 0 else None
         passage = f"passage {index} {word} " * 30 if kind == 1 else None
-        return Item(f"id{index}{word}", f"label{index % 3}{word}", image, passage, f"label{index % 4}{word}")
+        labels = f"label{index % 3}{word}", f"label{index % 4}{word}"
+        return Item(f"id{index}{word}", labels[0], image, passage, labels[1], prompt=f"prompt{word}")
 
     def some(kind: int, sign: int) -> list[Scored]:
-        return [Scored(item(int(rng.integers(1000)), kind), sign * value) for value in rng.random(5)]
+        marks = [Mark("S", f"style{word}")]
+        return [
+            Scored(item(int(rng.integers(1000)), kind), sign * value, marks=marks) for value in rng.random(5)
+        ]
 
     queries = [
         QueryPanel(
@@ -57,18 +63,28 @@ def make_page(word: str = "") -> Page:
         )
         for kind in range(3)
     ]
-    return Page(
-        title=f"Digits{word}",
-        subtitle=f"Subtitle{word}",
-        cards=[Card(f"Card{word}", f"41{word}", f"remark{word}")],
-        queries=queries,
-        weights=WeightsPanel(
+    weights = [
+        WeightsPanel(
             [f"block{i // 4}{word}.layer{i}" for i in range(16)],
             np.ones(16),
             objective=[0.1, 0.2],
             objective_label=f"objective{word}",
             note=word,
-        ),
+            name=f"{name}{word}",
+        )
+        for name in ("subject", "style")
+    ]
+    return Page(
+        title=f"Digits{word}",
+        subtitle=f"Subtitle{word}",
+        cards=[Card(f"Card{word}", f"41{word}", f"remark{word}")],
+        queries=queries,
+        weights=weights if sets else weights[0],
+        heatmaps=[
+            HeatmapPanel(
+                f"Map{word}", [f"r{word}"], [f"c{word}"], {f"m{word}": [[0.5]]}, f"recall{word}", word
+            )
+        ],
         mislabelled=MislabelPanel(
             some(0, 1), [RocCurve(f"curve{word}", [0, 1], [0, 1], 0.5)], 100, 10, f"influence{word}", word
         ),
@@ -101,7 +117,16 @@ def test_sections_follow_what_is_given():
     anchors = [link.attributes["href"] for link in parse(make_page().html()).all("nav li a")]
     assert anchors == [
         f"#{name}"
-        for name in ("top", "queries", "weights", "mislabelled", "evaluation", "steps", "provenance")
+        for name in (
+            "top",
+            "queries",
+            "weights",
+            "heatmaps",
+            "mislabelled",
+            "evaluation",
+            "steps",
+            "provenance",
+        )
     ]
     bare = parse(Page("Only a title").html())
     assert [link.attributes["href"] for link in bare.all("nav li a")] == ["#top"]
@@ -116,8 +141,9 @@ def test_links_lead_somewhere_on_the_page():
     assert all(link.startswith("#") and link[1:] in ids for link in links)
 
 
-def test_nothing_is_fetched_and_nothing_runs():
-    root = parse(make_page(EVIL).html())
+@pytest.mark.parametrize("sets", [False, True])
+def test_nothing_is_fetched_and_nothing_runs(sets):
+    root = parse(make_page(EVIL, sets).html())
     assert not root.all("script")
     for node in root.walk():
         for name, value in node.attributes.items():
@@ -135,8 +161,9 @@ def test_nothing_is_fetched_and_nothing_runs():
     assert "script-src" not in policy
 
 
-def test_what_users_wrote_stays_text():
-    plain, evil = parse(make_page().html()), parse(make_page(EVIL).html())
+@pytest.mark.parametrize("sets", [False, True])
+def test_what_users_wrote_stays_text(sets):
+    plain, evil = parse(make_page("", sets).html()), parse(make_page(EVIL, sets).html())
     # The same elements, whatever the strings say.
     counts = [[node.tag for node in root.walk() if node.tag not in {"wbr", "p"}] for root in (plain, evil)]
     assert set(counts[0]) >= {"img", "svg", "table", "details"}
@@ -146,7 +173,7 @@ def test_what_users_wrote_stays_text():
     assert "script" not in counts[1]
     shown = evil.text
     assert shown.count(EVIL) > 60
-    assert EVIL not in make_page(EVIL).html()
+    assert EVIL not in make_page(EVIL, sets).html()
     assert words(evil.one("h1")) == f"Digits{EVIL}"
 
 
@@ -162,8 +189,9 @@ def test_the_sign_is_explained():
     assert not parse(Page("t").html()).all("aside")  # no queries, nothing to explain
 
 
-def test_pictures_have_words_and_headings_have_an_order():
-    root = parse(make_page().html())
+@pytest.mark.parametrize("sets", [False, True])
+def test_pictures_have_words_and_headings_have_an_order(sets):
+    root = parse(make_page("", sets).html())
     assert all(image.attributes.get("alt") for image in root.all("img"))
     assert all(
         svg.attributes.get("aria-label") or svg.attributes.get("aria-hidden") for svg in root.all("svg")
