@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import toy
-from whence import Setup, WhenceError, pages
+from whence import Setup, Weights, WhenceError, pages
 from whence.data import Rows
-from whence.pages import query_panels, show_top
+from whence.pages import query_panels, show_top, weights_panels
 from whence.tasks import Task
 
 WORDS = ["to", " be", " or", " not"]
@@ -85,6 +85,49 @@ def test_queries_have_names_where_given(found):
     named = query_panels(setup, queries, scores, {"a": None}, which=[0, 1], count=1, names=["x:1", "x:2"])
     assert [p.query.id for p in named] == ["x:1", "x:2"]
     assert [p.query.id for p in query_panels(setup, queries, scores, {"a": None}, which=[0, 1])] == [0, 1]
+
+
+def test_contributors_are_marked_for_their_query(found):
+    setup, queries, scores = found
+    known = {"style": torch.zeros(2, 6, dtype=bool)}
+    known["style"][1, 4] = True
+    panels = query_panels(setup, queries, scores, {"a": None}, which=[0, 1], count=6, contributors=known)
+    for q, panel in enumerate(panels):
+        marks = {s.item.id: [m.letter for m in s.marks] for s in panel.rows[0].proponents}
+        assert marks == {f"t{i}": ["S"] if (q, i) == (1, 4) else [] for i in range(6)}
+    with pytest.raises(WhenceError, match=r"'style' are bool of shape \(2, 5\): expected .* \(2, 6\)"):
+        query_panels(
+            setup, queries, scores, {"a": None}, which=[0], contributors={"style": known["style"][:, 1:]}
+        )
+
+
+def test_an_example_is_shown_once_however_often_it_is_on_the_page(found):
+    setup, queries, scores = found
+    asked = []
+    setup.show = lambda example: asked.append(1) or {"image": torch.zeros(3, 2, 2), "prompt": "a dot"}
+    ways = {"a": None, "b": torch.tensor([0.0, 2.0])}
+    panels = query_panels(setup, queries, scores, ways, which=[0, 1], count=6)
+    assert len(asked) == 6 + 2  # training examples, queries
+    assert panels[0].query.prompt == panels[1].rows[1].opponents[5].item.prompt == "a dot"
+
+
+def test_keys_that_no_page_knows_are_refused(found):
+    setup, queries, scores = found
+    setup.show = lambda example: {"promt": "a dot"}
+    with pytest.raises(
+        WhenceError, match=r"unknown key in what Setup.show returns 'promt'.*Did you mean 'prompt'"
+    ):
+        query_panels(setup, queries, scores, {"a": None}, which=[0])
+
+
+def test_sets_of_weights_are_brought_to_one_order():
+    sets = {
+        "x": Weights(torch.tensor([0.5, 1.5]), ["a", "b"]),
+        "y": Weights(torch.tensor([0.4, 1.6]), ["b", "a"]),
+    }
+    panels = weights_panels(sets, ["a", "b"])
+    assert [(p.name, p.groups) for p in panels] == [("x", ["a", "b"]), ("y", ["a", "b"])]
+    assert panels[1].values == pytest.approx([1.6, 0.4])
 
 
 def test_what_is_no_text_is_printed_as_ids(found, capsys):
