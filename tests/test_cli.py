@@ -158,6 +158,7 @@ def test_one_named_set_and_paths_with_an_equals_sign(built):
         (["=w.json"], "cannot read --weights =w.json: expected FILE or NAME=FILE"),
         (["a="], "cannot read --weights a=:"),
         (["a=nowhere.json"], "no weights file at 'nowhere.json'"),
+        (["runs/lr=0.1/w.json"], "no weights file at 'runs/lr=0.1/w.json'"),
         (["a=idx"], "idx is a folder: expected a file of weights"),
         (["a=w.json", "b=other.json"], "other.json: weights do not match the groups: no weight for '0'"),
     ],
