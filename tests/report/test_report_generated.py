@@ -166,4 +166,4 @@ def test_a_negative_score_makes_opponents():
     assert Row("a", [Scored(Item(0), 1.0)]).signed  # the lowest are not known
     help_text = words(parse(Page("t", queries=[panel]).html()).one("aside"))
     assert "there are no opponents" not in help_text and "opponent ▼ has a negative score" in help_text
-    assert "A query is an image that the model made from the prompt" in help_text
+    assert "A query is an image that the model made from the prompt" in help_text and "loss" not in help_text

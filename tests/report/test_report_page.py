@@ -43,7 +43,8 @@ def make_page(word: str = "", sets: bool = False) -> Page:
         image = rng.integers(0, 256, (8, 8), dtype=np.uint8) if kind == 0 else None
         passage = f"passage {index} {word} " * 30 if kind == 1 else None
         labels = f"label{index % 3}{word}", f"label{index % 4}{word}"
-        return Item(f"id{index}{word}", labels[0], image, passage, labels[1], prompt=f"prompt{word}")
+        prompt = f"prompt{word}" if kind == 0 else None
+        return Item(f"id{index}{word}", labels[0], image, passage, labels[1], prompt=prompt)
 
     def some(kind: int, sign: int) -> list[Scored]:
         marks = [Mark("S", f"style{word}")]

@@ -152,10 +152,11 @@ def _head(title: str) -> Html:
 
 def _how_to_read(queries: Sequence[QueryPanel], weighted: bool) -> Html:
     rows = [row for panel in queries for row in panel.rows]
+    generated = all(panel.query.prompt is not None for panel in queries)
     asked = (
         "A query is an image that the model made from the prompt below it; beside it stand the training examples that "
         "mattered most to it. "
-        if all(panel.query.prompt is not None for panel in queries)
+        if generated
         else "A query is something the model was asked; beneath it stand the training examples that moved its answer "
         "most. "
     )
@@ -167,7 +168,7 @@ def _how_to_read(queries: Sequence[QueryPanel], weighted: bool) -> Html:
             "p",
             None,
             asked,
-            _signs() if any(row.signed for row in rows) else None,
+            _signs(generated) if any(row.signed for row in rows) else None,
             _squares() if not all(row.signed for row in rows) else None,
             "Each bar is a score relative to the largest one in its row; rows can have different units, so compare "
             "which examples are there and in what order, rather than the numbers.",
@@ -176,13 +177,19 @@ def _how_to_read(queries: Sequence[QueryPanel], weighted: bool) -> Html:
     )
 
 
-def _signs() -> list[Html | str]:
+def _signs(generated: bool) -> list[Html | str]:
+    # Methods for diffusion models need not differentiate the loss (D-TRAK does not), so less can be said there.
+    helps, hurts = (
+        ("by this method, training on it helped to make the image", "training on it worked against the image")
+        if generated
+        else ("training on it lowers the model’s loss on the query", "training on it raises that loss")
+    )
     return [
         "A ",
         el("strong", {"class": "pro"}, "proponent ▲"),
-        " has a positive score: training on it lowers the model’s loss on the query. An ",
+        f" has a positive score: {helps}. An ",
         el("strong", {"class": "opp"}, "opponent ▼"),
-        " has a negative score: training on it raises that loss. ",
+        f" has a negative score: {hurts}. ",
     ]
 
 
