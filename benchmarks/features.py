@@ -4,7 +4,9 @@
     python benchmarks/features.py --case resnet --rank 16 --runs 5
 
 Cases: ResNet-18 (transformers) on 32 × 32 images in batches of 32; a GPT-2 of 6 layers, 256 wide, on 256
-tokens in batches of 8. Peak memory is the high-water mark of a process of its own for each pass.
+tokens in batches of 8; UNets of diffusers on 32 × 32 images in batches of 8, each at 10 timesteps: unconditional
+(ddpm), with text (text), and the latter frozen but for LoRA of rank 16 (lora), whose plain pass is that of LoRA
+training. Peak memory is the high-water mark of a process of its own for each pass.
 """
 
 from __future__ import annotations
@@ -22,11 +24,12 @@ import torch
 from whence import Setup, bench
 from whence.data import Rows
 from whence.methods import TracIn
-from whence.tasks import CausalLM, Classification
+from whence.tasks import CausalLM, Classification, Diffusion
 
 RESULTS = Path(__file__).parent / "results" / "features.json"
-BATCH = {"resnet": 32, "gpt2": 8}
-BATCHES = {"resnet": 12, "gpt2": 2}  # of one run
+BATCH = {"resnet": 32, "gpt2": 8, "ddpm": 8, "text": 8, "lora": 8}
+BATCHES = {"resnet": 12, "gpt2": 2, "ddpm": 2, "text": 2, "lora": 2}  # of one run
+TIMESTEPS = 10
 
 
 def resnet() -> Setup:
@@ -49,7 +52,42 @@ def gpt2() -> Setup:
     return Setup(GPT2LMHeadModel(config), CausalLM(), data)
 
 
-CASES = {"resnet": resnet, "gpt2": gpt2}
+def ddpm() -> Setup:
+    from diffusers import DDPMScheduler, UNet2DModel
+
+    unet = UNet2DModel(
+        sample_size=32,
+        block_out_channels=(64, 128, 128),
+        down_block_types=("DownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D"),
+        up_block_types=("AttnUpBlock2D", "AttnUpBlock2D", "UpBlock2D"),
+    )
+    return Setup(unet, Diffusion(DDPMScheduler(), TIMESTEPS), torch.randn(16, 3, 32, 32))
+
+
+def text() -> Setup:
+    from diffusers import DDPMScheduler, UNet2DConditionModel
+
+    unet = UNet2DConditionModel(
+        sample_size=32,
+        block_out_channels=(64, 128, 128),
+        down_block_types=("CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D"),
+        cross_attention_dim=256,
+    )
+    data = {"latents": torch.randn(16, 4, 32, 32), "encoder_hidden_states": torch.randn(16, 20, 256)}
+    return Setup(unet, Diffusion(DDPMScheduler(), TIMESTEPS), data)
+
+
+def lora() -> Setup:
+    from whence.integrations.diffusers import add_lora
+
+    setup = text()
+    for p in add_lora(setup.model, rank=16):
+        torch.nn.init.normal_(p, std=0.02)  # as if trained: fresh LoRA has gradients of zero
+    return setup
+
+
+CASES = {"resnet": resnet, "gpt2": gpt2, "ddpm": ddpm, "text": text, "lora": lora}
 
 
 def peak_memory(case: str, what: str, rank: int) -> int:

@@ -136,7 +136,8 @@ def plain(setup: Setup, batches: Iterable[Any]) -> None:
         for batch in batches:
             for p in trained:
                 p.grad = None
-            setup.task.loss(model, to_device(batch, device)).sum().backward()
+            for part in setup.task.passes(to_device(batch, device), None):
+                setup.task.loss(model, part).sum().backward()
 
 
 def frozen(setup: Setup, batches: Iterable[Any]) -> None:
@@ -155,8 +156,9 @@ def frozen(setup: Setup, batches: Iterable[Any]) -> None:
     try:
         with untouched(model), channels_last(model):  # the floor under the pass that the build really runs
             for batch in batches:
-                loss = setup.task.loss(model, to_device(batch, device)).sum()
-                torch.autograd.grad(loss, anchor, allow_unused=True)
+                for part in setup.task.passes(to_device(batch, device), None):
+                    loss = setup.task.loss(model, part).sum()
+                    torch.autograd.grad(loss, anchor, allow_unused=True)
     finally:
         for handle in handles:
             handle.remove()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from whence import console
 from whence.data import Rows, to_device
 from whence.errors import WhenceError
 from whence.features import Collector, Unit, make_units, plan_coverage
@@ -98,9 +99,11 @@ def _pass(index: Index, task: Task, rows: Rows, units: list[Unit]) -> tuple[Tens
     try:
         # Planned on all steps of a trajectory: the target of the last is the model's own output, its gradient rounding.
         coverage = plan_coverage(index.model, index.task, rows, units, measure)
-        with Collector(index.model, task, units, coverage, measure) as collect:
+        bar = console.progress("features of queries", len(rows))
+        with Collector(index.model, task, units, coverage, measure) as collect, bar as advance:
             for r, batch, read in rows.batches(cuts):
                 f, v = collect(to_device(batch, collect.device), list(r))
+                advance(len(r))
                 features.append(f.float().cpu())
                 values.append(v.float().cpu())
                 digests += read

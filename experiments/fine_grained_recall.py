@@ -1,0 +1,140 @@
+"""Who gave a picture its subject, its style, its background? (the paper's Recall@10 table, heatmaps and gallery)
+
+    python experiments/fine_grained_recall.py robots      # and, with WHENCE_DATA set: emoji
+
+Weights for an attribute are learned from 200 pictures generated from prompts that name a category of that attribute
+only, of its train split. Recall@10 of D-TRAK is then taken on pictures that combine all three, of train and of
+validation categories: generated ones (robots), or real ones held out from training (emoji). A judge that was trained
+on drawn pictures says first whether the generated ones show what they should. Writes a page to experiments/runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import emoji
+import pictures
+import recognise
+import robots
+from common import HERE, save
+from diffusion import Attributed
+from whence import Weights, learn_weights
+from whence.datasets import Queries
+from whence.evaluate import fine_grained, recall_strength, representation_distance
+from whence.methods import DTRAK
+from whence.report import HeatmapPanel, Item, Page, QueryPanel, WeightsPanel
+from whence.scores import GroupScores
+
+STUDIES = {"robots": robots, "emoji": emoji}
+METHOD = DTRAK()
+TARGETS = ("subject", "style", "background")
+LEARN = 200  # pictures for each attribute
+SHOWN = 6  # queries on the page, of each split
+
+
+def learning_queries(study: str, attribute: str) -> Queries:
+    data = STUDIES[study].data()
+    count = len(data.train_categories[attribute])
+    return data.queries("train", [attribute], repeats=LEARN // count)
+
+
+def as_columns(study: str, asked: Queries, role: str) -> dict[str, Tensor]:
+    return pictures.generate(STUDIES[study].attributed(), asked.prompts, role).queries()
+
+
+def evaluation(study: str, split: str) -> tuple[Queries, dict[str, Tensor]]:
+    """What the pictures show, and the pictures."""
+    if study == "emoji":
+        held = emoji.held_out(split)
+        return Queries(held.prompts, held.labels), emoji.as_columns(held)
+    asked = robots.data().queries(split)
+    return asked, as_columns(study, asked, split)
+
+
+def heatmaps(scores: GroupScores, relevant: dict[str, np.ndarray]) -> HeatmapPanel:
+    found = recall_strength(scores, relevant)
+    first = next(iter(found.values()))
+    title = "Recall@10 of each part of the UNet alone"
+    return HeatmapPanel(
+        title, first.rows, first.columns, {a: m.values for a, m in found.items()}, measure="recall@10"
+    )
+
+
+def galleries(
+    study: str,
+    asked: Queries,
+    shown: Tensor,
+    scores: GroupScores,
+    weights: dict[str, Weights],
+    relevant: dict[str, np.ndarray],
+) -> list[QueryPanel]:
+    """Queries spread over the set, with the training pictures that each set of weights finds for them."""
+    data = STUDIES[study].data()
+    totals = {"no weights": scores.total()} | {name: scores.total(w) for name, w in weights.items()}
+    return [
+        QueryPanel.from_scores(
+            Item(q, image=shown[q], prompt=asked.prompts[q]),
+            lambda n: Item(n, image=data.images[n], prompt=data.prompts[n]),
+            {name: total[q] for name, total in totals.items()},
+            count=5,
+            contributors={a: marks[q] for a, marks in relevant.items()},
+        )
+        for q in range(7, len(asked.prompts), max(1, len(asked.prompts) // SHOWN))
+    ][:SHOWN]
+
+
+def main(study: str) -> None:
+    there, data = Attributed(study, STUDIES[study]), STUDIES[study].data()
+    results: dict[str, Any] = {"method": str(METHOD)}
+    if study == "robots":
+        results["judge"] = {"drawn": recognise.accuracy_on_drawn()}
+        print("the judge is right about drawn pictures:", results["judge"]["drawn"], flush=True)
+    learn = {}
+    for attribute in TARGETS:
+        asked = learning_queries(study, attribute)
+        learn[attribute] = there.scores(METHOD, attribute, as_columns(study, asked, attribute))
+    weights = learn_weights(learn)
+    results["weights"] = {name: dict(zip(w.groups, w.values.tolist())) for name, w in weights.items()}
+    page: dict[str, Any] = {"queries": []}
+    for split in ("train", "validation"):
+        asked, columns = evaluation(study, split)
+        shown = pictures.pictures(columns["latents"])
+        if study == "robots":
+            results["judge"][split] = recognise.accuracy(shown, asked.labels)
+            print(f"and about generated ones, {split}:", results["judge"][split], flush=True)
+        scores = there.scores(METHOD, split, columns)
+        relevant = {a: data.contributors(asked.labels, a) for a in TARGETS}
+        encoder = recognise.encoder().features
+        far = representation_distance(encoder, recognise.to_tensor(data.images), shown)
+        found = fine_grained(scores, {"none": None, "rep. dist.": far, **weights}, relevant)
+        print(f"\n{split} categories\n{found}\n", flush=True)
+        results[split] = found.as_dict()
+        page["queries"] += galleries(study, asked, shown, scores, weights, relevant)
+        strength = heatmaps(scores, relevant)
+    results["strength"] = {
+        "rows": list(strength.rows),
+        "columns": list(strength.columns),
+        "recall": {a: np.asarray(v).round(4).tolist() for a, v in strength.maps.items()},
+    }
+    panels = [WeightsPanel(w.groups, w.values, name=name) for name, w in weights.items()]
+    title = f"Subject, style and background: {study}"
+    path = HERE / "runs" / f"fine_grained_{study}.html"
+    Page(title, "D-TRAK, weights for one attribute each", weights=panels, heatmaps=[strength], **page).write(
+        path
+    )
+    print(f"wrote {path.relative_to(HERE.parent)}")
+    save(f"fine_grained_recall_{study}", results)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("study", choices=STUDIES)
+    torch.set_num_threads(1)
+    main(parser.parse_args().study)
