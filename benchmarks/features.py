@@ -4,7 +4,7 @@
     python benchmarks/features.py --case resnet --rank 16 --runs 5
 
 Cases: ResNet-18 (transformers) on 32 × 32 images in batches of 32; a GPT-2 of 6 layers, 256 wide, on 256
-tokens in batches of 8; UNets of diffusers on 32 × 32 images in batches of 8, each at 10 timesteps: unconditional
+tokens in batches of 8; UNets of diffusers on 16 × 16 images in batches of 8, each at 10 timesteps: unconditional
 (ddpm), with text (text), and the latter frozen but for LoRA of rank 16 (lora), whose plain pass is that of LoRA
 training. Peak memory is the high-water mark of a process of its own for each pass.
 """
@@ -56,25 +56,27 @@ def ddpm() -> Setup:
     from diffusers import DDPMScheduler, UNet2DModel
 
     unet = UNet2DModel(
-        sample_size=32,
+        sample_size=16,
+        layers_per_block=1,
         block_out_channels=(64, 128, 128),
         down_block_types=("DownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D"),
         up_block_types=("AttnUpBlock2D", "AttnUpBlock2D", "UpBlock2D"),
     )
-    return Setup(unet, Diffusion(DDPMScheduler(), TIMESTEPS), torch.randn(16, 3, 32, 32))
+    return Setup(unet, Diffusion(DDPMScheduler(), TIMESTEPS), torch.randn(16, 3, 16, 16))
 
 
 def text() -> Setup:
     from diffusers import DDPMScheduler, UNet2DConditionModel
 
     unet = UNet2DConditionModel(
-        sample_size=32,
+        sample_size=16,
+        layers_per_block=1,
         block_out_channels=(64, 128, 128),
         down_block_types=("CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"),
         up_block_types=("UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D"),
         cross_attention_dim=256,
     )
-    data = {"latents": torch.randn(16, 4, 32, 32), "encoder_hidden_states": torch.randn(16, 20, 256)}
+    data = {"latents": torch.randn(16, 4, 16, 16), "encoder_hidden_states": torch.randn(16, 20, 256)}
     return Setup(unet, Diffusion(DDPMScheduler(), TIMESTEPS), data)
 
 

@@ -17,7 +17,7 @@ from whence.datasets import Attributes
 from whence.datasets import emoji as read
 
 HELD_OUT = 50  # combinations of each split
-EPOCHS, LR = 12, 2e-3
+EPOCHS, LR = 8, 2e-3
 GROUPS = "tensor"
 
 
@@ -41,7 +41,7 @@ def held_out(split: str) -> Attributes:
 
 def as_columns(those: Attributes) -> dict[str, Tensor]:
     return {
-        "latents": pictures.patches(those.images),
+        "latents": pictures.encode_pictures(those.images),
         "encoder_hidden_states": pictures.encode(those.prompts),
     }
 

@@ -2,7 +2,7 @@
 
     python experiments/fine_grained_recall.py robots      # and, with WHENCE_DATA set: emoji
 
-Weights for an attribute are learned from 200 pictures generated from prompts that name a category of that attribute
+Weights for an attribute are learned from 100 pictures generated from prompts that name a category of that attribute
 only, of its train split. Recall@10 of D-TRAK is then taken on pictures that combine all three, of train and of
 validation categories: generated ones (robots), or real ones held out from training (emoji). A judge that was trained
 on drawn pictures says first whether the generated ones show what they should. Writes a page to experiments/runs.
@@ -33,7 +33,8 @@ from whence.scores import GroupScores
 STUDIES = {"robots": robots, "emoji": emoji}
 METHOD = DTRAK()
 TARGETS = ("subject", "style", "background")
-LEARN = 200  # pictures for each attribute
+LEARN = 100  # pictures for each attribute
+REPEATS = 1  # of each of the 125 combinations of a split
 SHOWN = 6  # queries on the page, of each split
 
 
@@ -52,7 +53,7 @@ def evaluation(study: str, split: str) -> tuple[Queries, dict[str, Tensor]]:
     if study == "emoji":
         held = emoji.held_out(split)
         return Queries(held.prompts, held.labels), emoji.as_columns(held)
-    asked = robots.data().queries(split)
+    asked = robots.data().queries(split, repeats=REPEATS)
     return asked, as_columns(study, asked, split)
 
 
@@ -103,7 +104,7 @@ def main(study: str) -> None:
     page: dict[str, Any] = {"queries": []}
     for split in ("train", "validation"):
         asked, columns = evaluation(study, split)
-        shown = pictures.pictures(columns["latents"])
+        shown = pictures.to_pixels(columns["latents"]) / 2 + 0.5
         if study == "robots":
             results["judge"][split] = recognise.accuracy(shown, asked.labels)
             print(f"and about generated ones, {split}:", results["judge"][split], flush=True)

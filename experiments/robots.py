@@ -6,7 +6,6 @@ from functools import cache
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from diffusers import UNet2DConditionModel
 from torch import Tensor
 
@@ -17,17 +16,12 @@ from whence.datasets import robots as draw
 from whence.diffusion import Samples
 
 N = 600
-QUERIES = 200  # generated pictures for LDS, for each role
-STEPS, LR = 340, 2e-3  # steps for half of the pictures
+QUERIES = 100  # generated pictures for LDS, for each role
+STEPS, LR = 260, 2e-3  # steps for half of the pictures
 GROUPS = "tensor"  # each matrix of LoRA
 
 
-def to_pixels(latents: Tensor) -> Tensor:
-    return F.pixel_shuffle(latents, pictures.PATCH)
-
-
-def from_pixels(images: Tensor) -> Tensor:
-    return F.pixel_unshuffle(images, pictures.PATCH)
+to_pixels, from_pixels = pictures.to_pixels, pictures.to_latents
 
 
 @cache
@@ -39,7 +33,7 @@ def data() -> Attributes:
 def columns() -> dict[str, Tensor]:
     """The training pictures as the denoiser sees them."""
     conditions = pictures.encode(data().prompts)
-    return {"latents": pictures.patches(data().images), "encoder_hidden_states": conditions}
+    return {"latents": pictures.encode_pictures(data().images), "encoder_hidden_states": conditions}
 
 
 def train(rows: np.ndarray | None = None, seed: int = 0) -> UNet2DConditionModel:

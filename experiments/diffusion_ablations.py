@@ -1,0 +1,91 @@
+"""What weights depend on, on diffusion models: the figures and tables of the paper's section 3.2 and appendix C.
+
+    python experiments/diffusion_lds.py cifar2 && python experiments/diffusion_ablations.py cifar2     # and: robots
+
+Prints, and writes as JSON: LDS of each block and component of the UNet alone; LDS with weights learned by other losses,
+with other k, from noisy scores, and for other methods; and how alike the weights of the methods are. It reads the
+features that diffusion_lds.py left in runs/. All columns but the default are there to be looked at, not to choose from.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import numpy as np
+import torch
+
+from common import save
+from diffusion import METHODS, STUDIES, Attributed
+from diffusion_bank import bank
+from diffusion_lds import augmented
+from whence import Weights, learn_weights
+from whence.evaluate import lds, lds_strength, pattern_similarity
+from whence.weights.learn import K
+
+LOSSES = ("top-k", "supervised", "bottom-k", "top-k-bottom-k", "no-norm")
+KS = (1, K, 5, 10, 20, 50, 100)
+NOISE = (0.0, 1.0, 3.0, 10.0, 30.0, 100.0)
+
+
+def main(study: str) -> None:
+    there, retrained = Attributed(study), bank(study)
+    masks, utility = retrained.masks, retrained.utility["eval"]
+    rows, columns = augmented(study)
+    learned: dict[str, Weights] = {}
+    results: dict[str, Any] = {title: {} for title in METHODS}
+
+    def measured(title: str, weights: Weights | None) -> float:
+        total = there.scores(METHODS[title], "eval").total(weights)
+        return 100 * lds(total, masks, utility).mean
+
+    for title, method in METHODS.items():
+        scores = there.scores(method, "learn")
+        learned[title] = learn_weights(scores)
+        row = results[title]
+        row["none"] = measured(title, None)
+        for loss in LOSSES:
+            if loss != "supervised":
+                row[loss] = measured(title, learn_weights(scores, loss=loss))
+            elif title != "Journey-TRAK":  # a training image has no journey
+                taught = there.scores(method, "augmented", columns)
+                row[loss] = measured(title, learn_weights(taught, loss=loss, positives=rows.tolist()))
+        row["k"] = {k: measured(title, learn_weights(scores, k=k)) for k in KS}
+        row["noise"] = {s: measured(title, learn_weights(scores, noise=s)) for s in NOISE}
+        print(f"{title:14}" + "  ".join(f"{n} {v:.2f}" for n, v in row.items() if isinstance(v, float)))
+        print(" " * 14 + "  ".join(f"k={k} {v:.2f}" for k, v in row["k"].items()))
+        print(" " * 14 + "  ".join(f"noise {s:g} {v:.2f}" for s, v in row["noise"].items()), flush=True)
+    for title in METHODS:
+        results[title]["weights of"] = {other: measured(title, w) for other, w in learned.items()}
+        shown = "  ".join(f"{other} {v:.2f}" for other, v in results[title]["weights of"].items())
+        print(f"{title:14}with weights of {shown}", flush=True)
+    results["strength"] = strength(there, masks, utility)
+    alike = pattern_similarity({title: w.values for title, w in learned.items()})
+    results["similarity of weights"] = alike.as_dict()
+    apart = alike.values[~np.eye(len(alike.rows), dtype=bool)]
+    print(f"cosine similarity of the weights of two methods, on average: {apart.mean():.2f}")
+    save(f"diffusion_ablations_{study}", results)
+
+
+def strength(there: Attributed, masks: np.ndarray, utility: np.ndarray) -> dict[str, Any]:
+    """LDS of D-TRAK from single groups, and from blocks × components."""
+    scores = there.scores(METHODS["D-TRAK"], "eval")
+    alone = lds_strength(scores, masks, utility, cells=None)
+    blocks = lds_strength(scores, masks, utility, cells=lambda name: (_block(name), "all"))
+    for name, value in zip(blocks.rows, blocks.values[:, 0]):
+        print(f"D-TRAK, {name:20}alone: LDS {100 * value:.2f} %")
+    return {"groups": alone.as_dict(), "blocks": blocks.as_dict()}
+
+
+def _block(name: str) -> str:
+    parts = name.split(".")
+    return ".".join(parts[:2]) if parts[0] in ("down_blocks", "up_blocks") else parts[0]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("study", choices=STUDIES)
+    torch.set_num_threads(1)
+    main(parser.parse_args().study)
