@@ -1,0 +1,21 @@
+"""What a benchmark of a diffusion model runs: every timestep of every image, a few noisy images at a time."""
+
+import pytest
+from denoisers import ddpm, images, toy
+
+from whence import Setup, bench
+from whence.tasks import Diffusion
+
+
+@pytest.mark.parametrize("run", [bench.plain, bench.frozen])
+def test_each_pass_goes_backward_before_the_next(run):
+    model, seen = toy(), []
+    model.first.register_forward_hook(lambda module, args, out: seen.append(("forward", len(args[0]))))
+    model.last.register_full_backward_hook(
+        lambda module, given, grads: seen.append(("backward", len(grads[0])))
+    )
+    task = Diffusion(ddpm(), timesteps=5, rows=4)
+    run(Setup(model, task, images(3)), [images(2), images(1, seed=1)])
+    # Two images at two timesteps and at the last; one image at four and at the last.
+    sizes = [4, 4, 2, 4, 1]
+    assert seen == [(way, size) for size in sizes for way in ("forward", "backward")]
