@@ -25,7 +25,7 @@ from whence.diffusion import Samples, sample
 from whence.integrations.diffusers import add_lora
 
 PATCH, CHANNELS, TOKENS, RANK = 4, 12, 20, 16
-GUIDANCE = 2.0  # at the paper's 7.5 pictures of a model this small burn out
+GUIDANCE = 3.0  # at the paper's 7.5 pictures of a model this small burn out
 PRETRAINING = {"steps": 7000, "batch_size": 16, "lr": 1e-3}
 
 
