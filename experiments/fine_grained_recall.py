@@ -4,8 +4,9 @@
 
 Weights for an attribute are learned from 100 pictures generated from prompts that name a category of that attribute
 only, of its train split. Recall@10 of D-TRAK is then taken on pictures that combine all three, of train and of
-validation categories: generated ones (robots), or real ones held out from training (emoji). A judge that was trained
-on drawn pictures says first whether the generated ones show what they should. Writes a page to experiments/runs.
+validation categories. Robots: pictures that the model generated, and "drawn" ones, what a perfect model would generate.
+A judge that was trained on drawn pictures tells which generated ones show what they should; for each attribute recall
+is given for all of them and for those. Emoji: real pictures held out from training. Writes a page to experiments/runs.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ import robots
 from common import HERE, save
 from diffusion import Attributed
 from whence import Weights, learn_weights
-from whence.datasets import Queries
-from whence.evaluate import fine_grained, recall_strength, representation_distance
+from whence.datasets import Queries, robot_queries
+from whence.evaluate import fine_grained, recall_at_k, recall_strength, representation_distance
 from whence.methods import DTRAK
 from whence.report import HeatmapPanel, Item, Page, QueryPanel, WeightsPanel
 from whence.scores import GroupScores
@@ -35,7 +36,7 @@ METHOD = DTRAK()
 TARGETS = ("subject", "style", "background")
 LEARN = 100  # pictures for each attribute
 REPEATS = 1  # of each of the 125 combinations of a split
-SHOWN = 6  # queries on the page, of each split
+SHOWN = 4  # queries on the page, of each set
 
 
 def learning_queries(study: str, attribute: str) -> Queries:
@@ -48,13 +49,38 @@ def as_columns(study: str, asked: Queries, role: str) -> dict[str, Tensor]:
     return pictures.generate(STUDIES[study].attributed(), asked.prompts, role).queries()
 
 
-def evaluation(study: str, split: str) -> tuple[Queries, dict[str, Tensor]]:
-    """What the pictures show, and the pictures."""
-    if study == "emoji":
-        held = emoji.held_out(split)
-        return Queries(held.prompts, held.labels), emoji.as_columns(held)
-    asked = robots.data().queries(split, repeats=REPEATS)
-    return asked, as_columns(study, asked, split)
+def evaluation(study: str) -> dict[str, tuple[Queries, dict[str, Tensor]]]:
+    """What pictures of each set show, and the pictures."""
+    sets = {}
+    for split in ("train", "validation"):
+        if study == "emoji":
+            held = emoji.held_out(split)
+            sets[split] = Queries(held.prompts, held.labels), emoji.as_columns(held)
+            continue
+        asked = robots.data().queries(split, repeats=REPEATS)
+        drawn = robot_queries(split, repeats=REPEATS)
+        sets[split] = asked, as_columns(study, asked, split)
+        columns = {"latents": pictures.encode_pictures(drawn.images)}
+        columns["encoder_hidden_states"] = pictures.encode(drawn.prompts)
+        sets[f"{split}, drawn"] = Queries(drawn.prompts, drawn.labels), columns
+    return sets
+
+
+def on_recognised(
+    scores: GroupScores,
+    targets: dict[str, Weights | None],
+    relevant: dict[str, np.ndarray],
+    seen: dict[str, np.ndarray],
+) -> dict[str, Any]:
+    """Recall@10 for each attribute, on the queries in which the judge sees the right category of it."""
+    tops = {name: scores.top(10, w).indices.numpy() for name, w in targets.items()}
+    out: dict[str, Any] = {"queries": {a: int(rows.sum()) for a, rows in seen.items()}}
+    for name, top in tops.items():
+        found = {a: recall_at_k(top[rows], relevant[a][rows]) for a, rows in seen.items()}
+        out[name] = {a: e.as_dict() for a, e in found.items()}
+        shown = "  ".join(f"{a} {100 * e.mean:.1f} ± {100 * e.ci95:.1f}" for a, e in found.items())
+        print(f"  recognised only, {name:12}{shown}")
+    return out
 
 
 def heatmaps(scores: GroupScores, relevant: dict[str, np.ndarray]) -> HeatmapPanel:
@@ -93,8 +119,7 @@ def main(study: str) -> None:
     there, data = Attributed(study, STUDIES[study]), STUDIES[study].data()
     results: dict[str, Any] = {"method": str(METHOD)}
     if study == "robots":
-        results["judge"] = {"drawn": recognise.accuracy_on_drawn()}
-        print("the judge is right about drawn pictures:", results["judge"]["drawn"], flush=True)
+        results["judge"] = {}
     learn = {}
     for attribute in TARGETS:
         asked = learning_queries(study, attribute)
@@ -102,19 +127,20 @@ def main(study: str) -> None:
     weights = learn_weights(learn)
     results["weights"] = {name: dict(zip(w.groups, w.values.tolist())) for name, w in weights.items()}
     page: dict[str, Any] = {"queries": []}
-    for split in ("train", "validation"):
-        asked, columns = evaluation(study, split)
+    for name, (asked, columns) in evaluation(study).items():
         shown = pictures.to_pixels(columns["latents"]) / 2 + 0.5
-        if study == "robots":
-            results["judge"][split] = recognise.accuracy(shown, asked.labels)
-            print(f"and about generated ones, {split}:", results["judge"][split], flush=True)
-        scores = there.scores(METHOD, split, columns)
+        scores = there.scores(METHOD, name, columns)
         relevant = {a: data.contributors(asked.labels, a) for a in TARGETS}
         encoder = recognise.encoder().features
         far = representation_distance(encoder, recognise.to_tensor(data.images), shown)
         found = fine_grained(scores, {"none": None, "rep. dist.": far, **weights}, relevant)
-        print(f"\n{split} categories\n{found}\n", flush=True)
-        results[split] = found.as_dict()
+        print(f"\n{name} categories\n{found}", flush=True)
+        results[name] = found.as_dict()
+        if study == "robots":
+            seen = recognise.recognised(shown, asked.labels)
+            results["judge"][name] = {a: float(rows.mean()) for a, rows in seen.items()}
+            print("  the judge sees what was asked for:", results["judge"][name])
+            results[f"{name}, recognised"] = on_recognised(scores, {"none": None, **weights}, relevant, seen)
         page["queries"] += galleries(study, asked, shown, scores, weights, relevant)
         strength = heatmaps(scores, relevant)
     results["strength"] = {

@@ -91,16 +91,8 @@ def encoder() -> Reader:
 
 
 @torch.no_grad()
-def accuracy(images: Tensor, labels: dict[str, np.ndarray]) -> dict[str, float]:
-    """How often the judge sees in pictures what they should show."""
+def recognised(images: Tensor, labels: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """For each attribute, (Q,) whether the judge sees in a picture what it should show."""
     logits = [judge()(part) for part in images.split(100)]
-    return {
-        a: float((torch.cat([out[a] for out in logits]).argmax(1).numpy() == wanted).mean())
-        for a, wanted in labels.items()
-    }
-
-
-def accuracy_on_drawn() -> dict[str, float]:
-    """On drawn combinations that it was not trained on: the most to expect of generated ones."""
-    drawn = _both(2, seed=0)
-    return accuracy(to_tensor(drawn.images), drawn.labels)
+    seen = {a: torch.cat([out[a] for out in logits]).argmax(1).numpy() for a in labels}
+    return {a: seen[a] == wanted for a, wanted in labels.items()}
