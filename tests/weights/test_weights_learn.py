@@ -181,3 +181,11 @@ def test_the_query_with_bad_contributions_is_named(bad, memory, solver):
     values[7, 31, 2] = bad
     with pytest.raises(WhenceError, match="query 7 are NaN or infinite \\(group 'g2'\\)"):
         learn_weights(FakeScores(values, memory=memory, rows=20), k=5, solver=solver)
+
+
+@pytest.mark.parametrize(("solver", "decay"), [("fixed-point", 0.1), ("adamw", 1.0)])
+def test_each_solver_has_a_weight_decay_of_its_own(solver, decay):
+    scores = FakeScores(random_scores())
+    found = learn_weights(scores, k=5, solver=solver)
+    assert torch.equal(found.values, learn_weights(scores, k=5, solver=solver, weight_decay=decay).values)
+    assert not torch.equal(found.values, learn_weights(scores, k=5, solver=solver, weight_decay=3.0).values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, overload
 
 import torch
@@ -20,11 +20,12 @@ from whence.weights.source import Source
 from whence.weights.weights import Weights
 
 # The defaults, in this one place, as measured on weight-learning digits by experiments/choose_defaults.py.
-# The solver is the first that can do the task.
+# The solver is the first that can do the task. Raw weights under AdamW settle within ± 1 / decay: 1 keeps weights
+# within a factor e of uniform ones, where 0.1 would let one group take nearly all.
 K = 3
-WEIGHT_DECAY = 0.1
+WEIGHT_DECAY = {"fixed-point": 0.1, "adamw": 1.0}
 EPOCHS, LEARNING_RATE = 10, 0.01  # the paper's, for "adamw"
-SOLVERS = ("fixed-point", "adamw")
+SOLVERS = tuple(WEIGHT_DECAY)
 
 Positives = Sequence[int] | Tensor
 
@@ -33,7 +34,7 @@ Positives = Sequence[int] | Tensor
 def learn_weights(
     scores: Source,
     k: int = ...,
-    weight_decay: float = ...,
+    weight_decay: float | None = ...,
     loss: str = ...,
     solver: str | None = ...,
     epochs: int = ...,
@@ -48,7 +49,7 @@ def learn_weights(
 def learn_weights(
     scores: Mapping[str, Source],
     k: int = ...,
-    weight_decay: float = ...,
+    weight_decay: float | None = ...,
     loss: str = ...,
     solver: str | None = ...,
     epochs: int = ...,
@@ -62,7 +63,7 @@ def learn_weights(
 def learn_weights(
     scores: Source | Mapping[str, Source],
     k: int = K,
-    weight_decay: float = WEIGHT_DECAY,
+    weight_decay: float | None = None,
     loss: str = "top-k",
     solver: str | None = None,
     epochs: int = EPOCHS,
@@ -80,7 +81,7 @@ def learn_weights(
         {concept: scores}, which gives {concept: weights}.
     k: how many of the highest-scoring training examples of a query are taken for true.
     weight_decay: how strongly weights are pulled to the unweighted method; 0 leaves them free. Each solver
-        says in its module what the number means for it.
+        says in its module what the number means for it, and has a default of its own.
     loss: "top-k", or "supervised", "bottom-k", "top-k-bottom-k", "no-norm" of the paper's ablation.
     solver: "fixed-point" (fast; additive methods and normalised losses only) or "adamw" (Algorithm 1 of the
         paper, with its `epochs` and `lr`); None takes the first that can do it.
@@ -97,15 +98,23 @@ def learn_weights(
     >>> learn_weights(scores, k=5, weight_decay=0.0).values[0] > 1.5
     tensor(True)
     """
-    settings = Settings(k, weight_decay, loss, solver, epochs, lr, noise, seed)
+
+    def settings(source: Source) -> Settings:
+        made = Settings(k, weight_decay or 0.0, loss, solver, epochs, lr, noise, seed)
+        if weight_decay is None:
+            return replace(made, weight_decay=WEIGHT_DECAY[made.solver_for(source)])
+        return made
+
     if not isinstance(scores, Mapping):
         if isinstance(positives, Mapping):
             raise WhenceError("positives are named by concept, scores are not: give both or neither by name")
-        return _learn(scores, settings, positives)
+        return _learn(scores, settings(scores), positives)
     if positives is not None and (not isinstance(positives, Mapping) or set(positives) != set(scores)):
         raise WhenceError(f"positives must be named as the scores are, by concept: {', '.join(scores)}")
     named: Mapping[str, Any] = positives or {}
-    return {concept: _learn(source, settings, named.get(concept)) for concept, source in scores.items()}
+    return {
+        concept: _learn(source, settings(source), named.get(concept)) for concept, source in scores.items()
+    }
 
 
 @dataclass(frozen=True)
