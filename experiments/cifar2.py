@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from diffusers import UNet2DModel
 from torch import Tensor
 
-from denoisers import MODELS, fit, load_half, load_into, save_half, scheduler, seeds, trainable
+from denoising import MODELS, fit, load_half, load_into, save_half, scheduler, seeds, trainable
 from whence.diffusion import Samples, sample
 
 N = 2000  # half of them of each class

@@ -8,7 +8,7 @@ from typing import Any
 import cifar2
 import robots
 from common import HERE
-from denoisers import scheduler
+from denoising import scheduler
 from whence import Index
 from whence.methods import DAS, DTRAK, TRAK, JourneyTRAK, Method, TracIn
 from whence.scores import GroupScores

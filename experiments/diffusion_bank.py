@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor, nn
 
-from denoisers import utilities
+from denoising import utilities
 from diffusion import STUDIES
 from whence.evaluate import Bank
 

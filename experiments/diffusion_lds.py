@@ -16,7 +16,7 @@ import torch
 from scipy.stats import spearmanr
 
 from common import save
-from denoisers import seeds
+from denoising import seeds
 from diffusion import METHODS, STUDIES, Attributed
 from diffusion_bank import BOTH, bank
 from whence import learn_weights

@@ -12,7 +12,7 @@ from diffusers import UNet2DConditionModel
 from torch import Tensor
 
 import pictures
-from denoisers import MODELS, load_half, load_into, save_half, trainable
+from denoising import MODELS, load_half, load_into, save_half, trainable
 from whence.datasets import Attributes
 from whence.datasets import emoji as read
 

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from diffusers import UNet2DConditionModel
 from torch import Tensor
 
-from denoisers import MODELS, fit, load_half, load_into, save_half, scheduler, seeds, trainable
+from denoising import MODELS, fit, load_half, load_into, save_half, scheduler, seeds, trainable
 from whence.datasets import Attributes, pretraining_robots
 from whence.diffusion import Samples, sample
 from whence.integrations.diffusers import add_lora

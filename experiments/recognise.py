@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import ResNetConfig, ResNetModel
 
-from denoisers import MODELS, load_half, load_into, save_half, trainable
+from denoising import MODELS, load_half, load_into, save_half, trainable
 from whence.datasets import Attributes, pretraining_robots, robot_queries
 from whence.datasets.robot_sets import CATEGORIES
 

@@ -10,7 +10,7 @@ from diffusers import UNet2DConditionModel
 from torch import Tensor
 
 import pictures
-from denoisers import MODELS, load_half, load_into, save_half, seeds, trainable
+from denoising import MODELS, load_half, load_into, save_half, seeds, trainable
 from whence.datasets import Attributes
 from whence.datasets import robots as draw
 from whence.diffusion import Samples
