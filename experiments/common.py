@@ -15,6 +15,7 @@ import torch
 import whence
 from whence import Index
 from whence.demo.digits import Digits, digits, train
+from whence.evaluate import Estimate
 from whence.methods import TRAK, Method, TracIn
 from whence.tasks import Classification
 
@@ -32,6 +33,12 @@ def attributed(architecture: str, corrupted: float = 0.0) -> tuple[Index, Digits
     folder = HERE / "runs" / f"{Path(sys.argv[0]).stem}-{architecture}"
     shutil.rmtree(folder, ignore_errors=True)
     return Index.build(model, Classification(), data.train, folder, method=TracIn(), batch_size=64), data
+
+
+def percent(e: Estimate) -> str:
+    """Mean ± half width of the 95 % interval over queries (over queries and subsets)."""
+    total = "" if e.ci95_total is None else f" ({100 * e.ci95_total:.2f})"
+    return f"{100 * e.mean:.2f} ± {100 * e.ci95:.2f}{total}"
 
 
 def save(name: str, results: dict[str, Any]) -> None:

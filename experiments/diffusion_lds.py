@@ -15,18 +15,13 @@ import numpy as np
 import torch
 from scipy.stats import spearmanr
 
-from common import save
+from common import percent, save
 from denoising import seeds
 from diffusion import METHODS, STUDIES, Attributed
 from diffusion_bank import BOTH, bank
 from whence import learn_weights
 from whence.diffusion import augment
-from whence.evaluate import Estimate, compare, lds
-
-
-def percent(e: Estimate) -> str:
-    total = "" if e.ci95_total is None else f" ({100 * e.ci95_total:.2f})"
-    return f"{100 * e.mean:.2f} ± {100 * e.ci95:.2f}{total}"
+from whence.evaluate import compare, lds
 
 
 def augmented(study: str, count: int = 200) -> tuple[np.ndarray, dict[str, torch.Tensor]]:

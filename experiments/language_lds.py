@@ -10,17 +10,12 @@ from __future__ import annotations
 
 import argparse
 
-from common import save
+from common import percent, save
 from corpora import CORPORA
 from language import METHODS, attributed
 from language_bank import bank
 from whence import learn_weights
-from whence.evaluate import Estimate, compare, lds
-
-
-def percent(e: Estimate) -> str:
-    total = "" if e.ci95_total is None else f" ({100 * e.ci95_total:.2f})"
-    return f"{100 * e.mean:.2f} ± {100 * e.ci95:.2f}{total}"
+from whence.evaluate import compare, lds
 
 
 def main(name: str) -> None:
