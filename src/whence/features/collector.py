@@ -210,7 +210,7 @@ class _Out:
 
     def add(self, parameter: str, feature: Tensor) -> None:
         if self.features is not None:
-            self.features[:, self.use.units[parameter].columns] += feature
+            self.features[:, self.use.units[parameter].columns].add_(feature)  # += would copy it back as well
 
     def outer(self, parameter: str, left: Tensor, right: Tensor) -> None:
         if self.factors is not None:

@@ -1,4 +1,7 @@
-"""Channels-last convolutions: on CPUs the frozen pass of a ResNet-18 takes a quarter less time this way."""
+"""Channels-last convolutions: on CPUs the frozen pass of a ResNet-18 takes a quarter less time this way.
+
+Not where groups are normalised: torch's channels-last GroupNorm takes several times as long, more than is gained.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ def channels_last(model: nn.Module) -> Generator[None]:
 
     Inputs are converted in front of each convolution; all but the first come in the right order already.
     """
-    convs = [m for m in model.modules() if isinstance(m, nn.Conv2d) and _cpu_float(m.weight)]
+    slower = any(isinstance(m, nn.GroupNorm) for m in model.modules())
+    convs = [m for m in model.modules() if isinstance(m, nn.Conv2d) and _cpu_float(m.weight) and not slower]
     weights = list({id(m.weight): m.weight for m in convs}.values())
     own = [w.data for w in weights]
     with ExitStack() as stack:

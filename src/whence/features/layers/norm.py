@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -64,13 +66,39 @@ class ChannelNorm(Affine):
     """Parameters along axis 1."""
 
     def per_channel(self, g: Tensor, batch: int) -> Tensor:  # (B·n, C, ...) → (B, C)
-        return fold(g.flatten(2).sum(2) if g.dim() > 2 else g, batch)
+        return fold(_summed(g), batch)
+
+
+def _summed(x: Tensor) -> Tensor:  # (B·n, C, ...) → (B·n, C)
+    return x.flatten(2).sum(2) if x.dim() > 2 else x
 
 
 @register(nn.GroupNorm)
 class GroupNorm(ChannelNorm):
-    def normalized(self, x: Tensor) -> Tensor:
-        return F.group_norm(x, self.module.num_groups, eps=self.module.eps)
+    """x̂ = (x − μ)/σ with statistics of each row's groups.
+
+    As in torch's own backward pass, Σ δ x̂ = (Σ δ x − μ Σ δ)/σ: no normalised copy of the activations is multiplied.
+    """
+
+    def backward(self, kept: Any, g: Tensor, batch: int, out: Out) -> None:
+        precise = torch.promote_types(g.dtype, torch.float32)  # the difference may be small
+        g, x = g.to(precise), kept.to(precise)
+        total = _summed(g)  # (B·n, C)
+        p = self.projections.get("weight")
+        if p is not None:
+            mean, rstd = self.statistics(x)
+            out.add("weight", p(fold((_summed(g * x) - mean * total) * rstd, batch)))
+        p = self.projections.get("bias")
+        if p is not None:
+            out.add("bias", p(fold(total, batch)))
+
+    def statistics(self, x: Tensor) -> Iterator[Tensor]:
+        """μ and 1/σ, (B·n, C) each."""
+        m, (rows, channels, *sizes) = self.module, x.shape
+        _, *found = torch.native_group_norm(
+            x.contiguous(), None, None, rows, channels, math.prod(sizes), m.num_groups, m.eps
+        )
+        return (s.repeat_interleave(channels // m.num_groups, 1) for s in found)
 
 
 @register(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
