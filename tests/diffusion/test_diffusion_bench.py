@@ -16,6 +16,6 @@ def test_each_pass_goes_backward_before_the_next(run):
     )
     task = Diffusion(ddpm(), timesteps=5, rows=4)
     run(Setup(model, task, images(3)), [images(2), images(1, seed=1)])
-    # Two images at two timesteps and at the last; one image at four and at the last.
-    sizes = [4, 4, 2, 4, 1]
+    # Two images at one, two and two timesteps; one image at two and at three.
+    sizes = [2, 4, 4, 2, 3]
     assert seen == [(way, size) for size in sizes for way in ("forward", "backward")]

@@ -34,7 +34,9 @@ def fitted(r=2):
     names = [n for n, _ in toy.net().named_parameters()]
     rows = Rows(toy.data(22))
     task = Classification()
-    return pca.fit(toy.net(), task, rows, names, Spec("pca", r), seed=0, measure="loss", batch_size=4)
+    return pca.fit(
+        toy.net(), task, rows, names, Spec("pca", r), seed=0, measure="loss", batch_size=4, memory=2**30
+    )
 
 
 def test_directions_are_leading_eigenvectors():
@@ -116,7 +118,9 @@ def test_embeddings_keep_random_rows_and_wide_sides_too(monkeypatch):
     rows = Rows([{"input_ids": torch.randint(40, (9,))} for _ in range(6)], CausalLM().collate)
     names = [n for n, _ in model.named_parameters()]
     monkeypatch.setattr(pca, "LIMIT", 30)
-    got = pca.fit(model, CausalLM(), rows, names, Spec("pca", 3), seed=0, measure="loss", batch_size=2)
+    got = pca.fit(
+        model, CausalLM(), rows, names, Spec("pca", 3), seed=0, measure="loss", batch_size=2, memory=2**30
+    )
     assert "rows/transformer.wte.weight" not in got
     assert "cols/transformer.wte.weight" in got
     assert "rows/transformer.h.0.mlp.c_fc.weight" in got

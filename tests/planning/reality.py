@@ -13,8 +13,8 @@ from whence.data import Rows
 from whence.features import Collector, make_units, placement, plan_coverage
 from whence.features.factors import Factors, gathered
 from whence.groups import trainable
+from whence.meter import Meter
 from whence.methods import Method
-from whence.planning.meter import Meter
 from whence.planning.shapes import matrices
 from whence.setup import Setup
 from whence.tasks import CausalLM, Classification, Task

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from whence.planning import meter, show
-from whence.planning.meter import Meter
+from whence import meter
+from whence.meter import Meter
+from whence.planning import show
 from whence.planning.shapes import no_numbers
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -82,7 +82,7 @@ def test_the_sample_for_directions():
     rows, names, plan = Rows(data), trainable(model), planned(MLP, method)
     units = make_units(model, names, "kron(8)", 0)
     check = metered((), lambda: plan_coverage(model, MLP.task, rows, units))
-    options = {"seed": 0, "measure": "loss", "batch_size": BATCH}
+    options = {"seed": 0, "measure": "loss", "batch_size": BATCH, "memory": 2**30}
     real = metered((), lambda: pca.fit(model, MLP.task, rows, names, Spec("pca", 8), **options))
     assert plan.flops["directions"] == real.flops - check.flops
 

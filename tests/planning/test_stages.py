@@ -9,8 +9,8 @@ from torch import nn
 from whence import Groups, Index, WhenceError, learn_weights, methods
 from whence.features import make_units
 from whence.groups import trainable
+from whence.meter import Meter
 from whence.planning import stages
-from whence.planning.meter import Meter
 from whence.planning.stages import Run
 from whence.tasks import Classification
 

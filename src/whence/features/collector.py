@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from whence.data import to_device
 from whence.errors import WhenceError
 from whence.features import fallback
 from whence.features.factors import Factors
@@ -25,6 +26,7 @@ from whence.features.layers import Rule
 from whence.features.layers.base import fold, outer
 from whence.features.memory_format import channels_last
 from whence.features.units import Unit, placement
+from whence.meter import Meter
 from whence.tasks.base import Task
 
 # Where the examples of a batch are found in a module's input and output.
@@ -120,17 +122,36 @@ class Collector:
         features = torch.zeros(len(ids), self.width, device=self.device, dtype=self.dtype)
         values = torch.zeros(len(ids), device=self.device, dtype=self.dtype)
         self.also = torch.zeros(len(ids), len(self._wrapped.also), device=self.device, dtype=self.dtype)
-        for part in self.task.passes(batch, ids):
-            values += self._hooked(part, ids, features)
-            if not self.emit:
-                continue
-            if self.coverage.vmapped:
-                self._general(fallback.by_vmap, self.coverage.vmapped, part, ids, features)
-            if self.coverage.looped:
-                self._general(fallback.by_loop, self.coverage.looped, part, ids, features)
+        for which, portion in self.task.portions(batch):
+            for part in self.task.passes(portion, ids[which]):
+                self._pass(part, ids[which], features[which], values[which], self.also[which])
         return features, values
 
-    def _hooked(self, batch: Any, ids: Sequence[int], features: Tensor) -> Tensor:
+    def fit(self, memory: int, example: Any) -> None:
+        """Size the passes by what they take for an example, a batch of one, beside weights and all that is there."""
+
+        def peak(part: Any, count: int) -> int:
+            with Meter() as meter:
+                features = torch.zeros(count, self.width, device=self.device, dtype=self.dtype)
+                values, also = features.new_zeros(count), features.new_zeros(count, len(self._wrapped.also))
+                self._pass(part, [0] * count, features, values, also)
+            return meter.peak
+
+        factors, self.factors = self.factors, None  # they are of other passes
+        try:
+            self.task = self.task.within(memory, to_device(example, self.device), peak)
+        finally:
+            self.factors = factors
+
+    def _pass(self, part: Any, ids: Sequence[int], features: Tensor, values: Tensor, also: Tensor) -> None:
+        """Adds what one forward and backward pass gives."""
+        values += self._hooked(part, ids, features, also)
+        if self.emit and self.coverage.vmapped:
+            self._general(fallback.by_vmap, self.coverage.vmapped, part, ids, features)
+        if self.emit and self.coverage.looped:
+            self._general(fallback.by_loop, self.coverage.looped, part, ids, features)
+
+    def _hooked(self, batch: Any, ids: Sequence[int], features: Tensor, beside: Tensor) -> Tensor:
         self._out, self._batch = features, len(ids)
         self._mask = self.task.mask(batch) if self.factors is not None else None
         shapes = self.coverage.expanded if self.emit else {}
@@ -140,7 +161,7 @@ class Collector:
         try:
             if self._wrapped.also:
                 values, also = self._wrapped.values_and_also(copies, batch, ids)
-                self.also += also
+                beside += also
             else:
                 values = self._wrapped.values(copies, batch, ids)
             if values.requires_grad:

@@ -35,6 +35,7 @@ def fit(
     seed: int,
     measure: str,
     batch_size: int,
+    memory: int,
 ) -> dict[str, Tensor]:
     """ "rows/<name>" (r, R) and "cols/<name>" (r, C) for every side that is wider than r."""
     units = make_units(model, names, Spec("kron", spec.size), seed)
@@ -46,6 +47,7 @@ def fit(
     count = min(SAMPLE, len(rows))
     where = sorted({round(i * (len(rows) - 1) / max(1, count - 1)) for i in range(count)})
     with Collector(model, task, units, coverage, measure, factors, emit=False) as collect:
+        collect.fit(memory, rows.batch(where[:1]))
         for start in range(0, len(where), batch_size):
             ids = where[start : start + batch_size]
             collect(to_device(rows.batch(ids), collect.device), ids)

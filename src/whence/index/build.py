@@ -57,11 +57,12 @@ class Builder:
         checkpoints: Sequence[Checkpoint] | None,
         ids: Sequence[Any] | None,
         num_workers: int,
+        memory: int,
         progress: bool,
     ) -> None:
         self.folder, self.manifest, self.model, self.task, self.rows = folder, manifest, model, task, rows
         self.units, self.checkpoints, self.ids = units, checkpoints, ids
-        self.num_workers, self.progress = num_workers, progress
+        self.num_workers, self.memory, self.progress = num_workers, memory, progress
         self.method = methods.parse(manifest.method)
         self.measure = self.method.measure
 
@@ -88,6 +89,7 @@ class Builder:
                             bar = console.progress("features", count, self.progress, estimate="examples")
                             advance = stack.enter_context(bar)
                         with self._collector(coverage, task) as collect:
+                            collect.fit(self.memory, self.rows.batch([0]))
                             self._fill(collect, c, part, advance)
             self._log(count, time.perf_counter() - started)
             self._check_data_stayed()

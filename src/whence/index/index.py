@@ -114,6 +114,7 @@ class Index:
                 checkpoints=checkpoints,
                 ids=ids,
                 num_workers=num_workers,
+                memory=budget,
                 progress=progress,
             ).run(folder, groups, exclude, checkpoint_weights, second_moments)
         return cls(folder, manifest, model, task, checkpoints, rows.collate, budget)

@@ -40,6 +40,7 @@ class Making:
     checkpoints: Sequence[Checkpoint] | None
     ids: Sequence[Any] | None
     num_workers: int
+    memory: int
     progress: bool
 
     def __post_init__(self) -> None:
@@ -109,6 +110,7 @@ class Making:
             checkpoints=self.checkpoints,
             ids=self.ids,
             num_workers=self.num_workers,
+            memory=self.memory,
             progress=self.progress,
         ).run()
 
@@ -146,6 +148,7 @@ class Making:
                     seed=self.seed,
                     measure=self.method.measure,
                     batch_size=self.batch_size,
+                    memory=self.memory,
                 )
             return directions | scales
 

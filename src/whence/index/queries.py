@@ -101,6 +101,7 @@ def _pass(index: Index, task: Task, rows: Rows, units: list[Unit]) -> tuple[Tens
         coverage = plan_coverage(index.model, index.task, rows, units, measure)
         bar = console.progress("features of queries", len(rows))
         with Collector(index.model, task, units, coverage, measure) as collect, bar as advance:
+            collect.fit(index.memory, rows.batch([0]))
             for r, batch, read in rows.batches(cuts):
                 f, v = collect(to_device(batch, collect.device), list(r))
                 advance(len(r))

@@ -52,14 +52,15 @@ def diffusion_setup(
     eval_queries: Samples | None = None,
     journey: bool = False,
     ids: Sequence[Any] | None = None,
-    rows: int = ROWS,
+    rows: int | None = None,
     seed: int = 0,
 ) -> Setup:
     """Everything whence needs to know about a fine-tuned pipeline and its training images.
 
     `images` are (N, 3, H, W), floats in [−1, 1] or uint8, or a sequence of such images or of Pillow's; it is read once.
     The queries come from `sample_pipeline`, with `journey` along their trajectories (for Journey-TRAK). `rows` is how
-    many noisy images are in the UNet at once, `seed` that of their noise.
+    many noisy images are in the UNet at once (by default what the `memory` of the index holds), `seed` that of their
+    noise.
     """
     unet = _unet(pipeline)
     _check_trainable(unet)

@@ -18,8 +18,8 @@ from whence.features import Collector, Coverage, Unit, placement
 from whence.features.factors import Factors, gathered
 from whence.features.pca import _sides
 from whence.features.plan import FAILURES
+from whence.meter import Meter
 from whence.methods import Method
-from whence.planning.meter import Meter
 from whence.planning.shapes import (
     Batches,
     ShapePlanner,
@@ -59,11 +59,17 @@ class Measured:
 
 
 def measure(
-    model: nn.Module, task: Task, batches: Batches, names: Sequence[str], method: Method, batch_size: int
+    model: nn.Module,
+    task: Task,
+    batches: Batches,
+    names: Sequence[str],
+    method: Method,
+    batch_size: int,
+    memory: int,
 ) -> Measured:
     with no_numbers(), _quiet():
         try:
-            return _Passes(without_numbers(model), task, batches, method, batch_size).run(names)
+            return _Passes(without_numbers(model), task, batches, method, batch_size, memory).run(names)
         except WhenceError:
             raise
         except FAILURES as e:
@@ -81,6 +87,7 @@ class _Passes:
     batches: Batches
     method: Method
     batch_size: int
+    memory: int  # the budget
 
     def run(self, names: Sequence[str]) -> Measured:
         model, spec, self.meter = self.model, Spec.parse(str(self.method.projection)), Meter()
@@ -126,11 +133,15 @@ class _Passes:
 
     def _collect(self, units: list[Unit], coverage: Coverage, sizes: Any, emit: bool = True) -> Cost:
         """A batch through the collector; `sizes` of covariances, if it gathers any."""
+        measure, also = self.method.measure, self.method.also if emit else ()
+        given = units, coverage, measure
+        with Meter(), Collector(self.model, self.task, *given, emit=emit, also=also) as collect:
+            collect.fit(self.memory, self.batches(1))
+        task = collect.task
 
         def run(batch: Any) -> None:
             factors = None if sizes is None else Factors(sizes, *placement(self.model))
-            measure, also = self.method.measure, self.method.also if emit else ()
-            with Collector(self.model, self.task, units, coverage, measure, factors, emit, also) as collect:
+            with Collector(self.model, task, *given, factors, emit, also) as collect:
                 collect(batch, list(range(self.batch_size)))
 
         return self._cost(run)

@@ -126,7 +126,7 @@ def plan(
     of = partition.of(names)
     batch_size = min(batch_size, n_examples)
     batches = batches_like(_example(model, example, seq_len))
-    found = measure(model, task, batches, names, method, batch_size)
+    found = measure(model, task, batches, names, method, batch_size, budget)
     run = Run(
         method=method,
         units=found.units,

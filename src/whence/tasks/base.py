@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -42,6 +42,20 @@ class Task:
     def passes(self, batch: Any, ids: Sequence[int] | None) -> Iterator[Any]:
         """The batches to run for one batch of examples; gradients add up over them. Default: one."""
         yield batch
+
+    def portions(self, batch: Any) -> Iterator[tuple[slice, Any]]:
+        """The batch in parts that go through the model one after the other, and which examples each has.
+
+        Default: the whole. Override where an example is many rows to the model.
+        """
+        yield slice(None), batch
+
+    def within(self, memory: int, example: Any, peak: Callable[[Any, int], int]) -> Task:
+        """The same task, its passes no larger than `memory` bytes hold. Default: as it is.
+
+        `example` is a batch of one; `peak(part, B)` tells how many bytes a pass of B examples takes.
+        """
+        return self
 
     def step(self, c: int, steps: int) -> Task:
         """The task at one step of a trajectory of `steps`, for methods that sum over steps."""

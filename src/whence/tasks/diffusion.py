@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from whence.errors import WhenceError, unknown
 from whence.tasks.base import Task
 
 MEASURES = ("loss", "square", "mean", "residual")
-ROWS = 64  # noisy images in one forward pass
+ROWS = 80  # noisy images worth having in one forward pass: on CPUs more are slower
 _PREPARED = "noisy"  # marks a batch that `passes` made
 
 
@@ -40,6 +40,8 @@ class Diffusion(Task):
     `scheduler` is the diffusers scheduler the model was trained with; `timesteps` is K, or the timesteps. The noise of
     an example is drawn from (seed, its content, t), so that a feature depends on no other example and no position.
     `vae` and `text_encoder` are not attributed and run without gradients; of the VAE's distribution the mean is taken.
+    `rows` is how many noisy images one pass holds: of several timesteps of several examples. By default it is
+    what fits into the memory budget of an index, and no more than is useful.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class Diffusion(Task):
         seed: int = 0,
         vae: nn.Module | None = None,
         text_encoder: nn.Module | None = None,
-        rows: int = ROWS,
+        rows: int | None = None,
     ) -> None:
         self.scheduler, self.seed = scheduler, seed
         self.timesteps = _settled(timesteps, scheduler)
@@ -67,6 +69,7 @@ class Diffusion(Task):
             "vae": vae,
             "text_encoder": text_encoder,
             "rows": rows,
+            "most": rows,
         }  # not its identity
 
     # --- measures ---------------------------------------------------------------------------------------
@@ -141,15 +144,44 @@ class Diffusion(Task):
     def passes(self, batch: Any, ids: Sequence[int] | None) -> Iterator[Any]:
         """As many timesteps in one forward pass as `rows` noisy images hold."""
         clean, given = self._split(batch)
-        step = max(1, self._aside["rows"] // len(clean))
         if "trajectory" in given:
-            yield from self._along(clean, given, step)
+            yield from self._along(clean, given)
             return
         keys = [_key(image) for image in clean.cpu()]
-        for start in range(0, len(self.timesteps), step):
-            yield self.prepared(clean, given, keys, self.timesteps[start : start + step])
+        for cut in evenly(len(self.timesteps), self.rows // len(clean)):
+            yield self.prepared(clean, given, keys, self.timesteps[cut])
 
-    def _along(self, clean: Tensor, given: dict[str, Tensor], step: int) -> Iterator[Any]:
+    def portions(self, batch: Any) -> Iterator[tuple[slice, Any]]:
+        clean, given = self._split(batch)
+        for cut in evenly(len(clean), self._aside["most"] or len(clean)):
+            yield cut, {"latents": clean[cut], **{name: v[cut] for name, v in given.items()}}
+
+    @property
+    def rows(self) -> int:
+        """Noisy images in one pass, if there are as many examples or fewer."""
+        return self._aside["rows"] or ROWS
+
+    def within(self, memory: int, example: Any, peak: Callable[[Any, int], int]) -> Diffusion:
+        """As many rows as fit: a pass of one row and a pass of two tell what a row takes."""
+        if self._aside["rows"] is not None:
+            return self
+        clean, given = self._split(example)
+        columns = {"latents": clean, **given}
+
+        def taken(rows: int) -> int:
+            copies = {name: v.expand(rows, *v.shape[1:]) for name, v in columns.items()}
+            return peak(next(self._by(rows).passes(copies, None)), rows)
+
+        one, two = taken(1), taken(2)
+        return self._by(1 + max(0, memory - one) // max(1, two - one))
+
+    def _by(self, most: int) -> Diffusion:
+        """With at most so many rows, and not many more than are useful."""
+        sized = copy.copy(self)
+        sized._aside = {**self._aside, "rows": min(ROWS, most), "most": most}
+        return sized
+
+    def _along(self, clean: Tensor, given: dict[str, Tensor]) -> Iterator[Any]:
         """The passes along trajectories: x_t as the sampler saw it, and the noise in it beside the final image."""
         noisy = given.pop("trajectory")
         t = self._checked(clean, noisy, given.pop("timesteps", None))
@@ -159,8 +191,7 @@ class Diffusion(Task):
         x = clean.unsqueeze(1)
         noise = (noisy - signal * x) / spread
         target = noise if self.prediction == "epsilon" else signal * noise - spread * x
-        for a in range(0, t.shape[1], step):
-            cut = slice(a, a + step)
+        for cut in evenly(t.shape[1], self.rows // len(clean)):
             part = {"noisy": noisy[:, cut], "target": target[:, cut], "t": t[:, cut]}
             yield part | {"given": given, "of": t.shape[1]}
 
@@ -239,6 +270,16 @@ class Diffusion(Task):
             text_encoder.to(prompts.device)
             rest["encoder_hidden_states"] = text_encoder(prompts)[0]
         return clean, {k: v for k, v in rest.items() if isinstance(v, Tensor)}
+
+
+def evenly(count: int, most: int) -> Iterator[slice]:
+    """Parts of `most` or fewer, as few and as equal as can be.
+
+    >>> list(evenly(10, 8))
+    [slice(0, 5, None), slice(5, 10, None)]
+    """
+    parts = -(-count // max(1, most))
+    return (slice(count * i // parts, count * (i + 1) // parts) for i in range(parts))
 
 
 def _key(image: Tensor) -> str:

@@ -1,0 +1,123 @@
+"""How many noisy images go through the model at once: as many as the memory budget holds, and no matter to features."""
+
+import pytest
+import torch
+from denoisers import ddpm, images, toy
+from test_diffusion_task import unet
+
+from whence import Index
+from whence.data import Rows
+from whence.diffusion import sample
+from whence.features import Collector, make_units, plan_coverage
+from whence.groups import trainable
+from whence.meter import Meter
+from whence.methods import DAS, JourneyTRAK, TracIn
+from whence.tasks import Diffusion
+from whence.tasks.diffusion import ROWS, evenly
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+MB = 2**20
+
+
+def rows_seen(model, run):
+    seen = []
+    first = next(m for m in model.modules() if isinstance(m, torch.nn.Conv2d))
+    handle = first.register_forward_hook(lambda module, args, out: seen.append(len(args[0])))
+    result = run()
+    handle.remove()
+    return seen, result
+
+
+def built(model, data, folder, memory, method, batch_size=5, **options):
+    task = Diffusion(ddpm(), timesteps=6, **options)
+    return Index.build(
+        model, task, data, folder, method=method, batch_size=batch_size, memory=memory, progress=False
+    )
+
+
+@pytest.mark.parametrize("method", [TracIn(projection="none"), DAS(projection="none")], ids=["tracin", "das"])
+def test_features_do_not_depend_on_the_budget(tmp_path, method):
+    model, data = toy(), images(11)
+    seen, small = rows_seen(model, lambda: built(model, data, tmp_path / "small", 1, method))
+    assert seen[-66:] == [1] * 66  # after planning, one image at one timestep at a time
+    seen, large = rows_seen(model, lambda: built(model, data, tmp_path / "large", "1GB", method))
+    assert seen[-3:] == [30, 30, 6]  # whole batches, at all timesteps
+    torch.testing.assert_close(small.block(0, 0), large.block(0, 0), rtol=1e-4, atol=1e-6)
+    if small.method.also:
+        torch.testing.assert_close(small.extras("also"), large.extras("also"), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(small.extras("loss"), large.extras("loss"), rtol=1e-5, atol=1e-6)
+
+
+def test_queries_keep_to_the_budget_of_their_index(tmp_path):
+    model, data = toy(), images(4)
+    method = JourneyTRAK(projection="none")
+    asked = sample(model, ddpm(), (2, 4, 4), range(3), steps=5).queries(journey=True)
+    small = built(model, data, tmp_path / "small", 1, method)
+    large = built(model, data, tmp_path / "large", "1GB", method)
+    seen, one = rows_seen(model, lambda: small.features(asked))
+    assert seen[-15:] == [1] * 15
+    seen, other = rows_seen(model, lambda: large.features(asked))
+    assert seen[-1] == 15
+    torch.testing.assert_close(one.features, other.features, rtol=1e-4, atol=1e-6)
+
+
+def collector(model, data, **options):
+    task, rows = Diffusion(ddpm(), timesteps=12, **options), Rows(data)
+    units = make_units(model, trainable(model, ()), "kron(4)", 0)
+    return Collector(model, task, units, plan_coverage(model, task, rows, units)), rows
+
+
+@pytest.mark.parametrize("budget", [2 * MB, 5 * MB])
+def test_a_pass_takes_what_the_budget_allows_and_no_more(budget):
+    model = unet()
+    data = {"latents": images(6), "encoder_hidden_states": torch.randn(6, 3, 6)}
+    collect, rows = collector(model, data)
+    with collect:
+        collect.fit(budget, rows.batch([0]))
+        assert 1 < collect.task.rows < ROWS
+        with Meter() as meter:
+            collect(rows.batch(range(6)), list(range(6)))
+    assert (
+        0.5 * budget < meter.peak <= 1.05 * budget
+    )  # passes are of equal size; the noise is drawn beside them
+
+
+def test_a_batch_is_not_cut_if_it_fits():
+    model = toy()
+    collect, rows = collector(model, images(ROWS + 7))
+    with collect:
+        collect.fit(2**30, rows.batch([0]))
+        seen, _ = rows_seen(model, lambda: collect(rows.batch(range(ROWS + 7)), list(range(ROWS + 7))))
+    assert seen == [ROWS + 7] * 12
+
+
+def test_rows_that_are_given_are_kept():
+    collect, rows = collector(toy(), images(6), rows=7)
+    with collect:
+        collect.fit(1, rows.batch([0]))
+        seen, _ = rows_seen(collect.model, lambda: collect(rows.batch(range(6)), list(range(6))))
+        assert seen == [6] * 12
+    collect, rows = collector(toy(), images(6), rows=4)
+    with collect:
+        seen, _ = rows_seen(collect.model, lambda: collect(rows.batch(range(6)), list(range(6))))
+        assert seen == [3] * 24
+
+
+def test_a_plan_knows_the_budget():
+    example = {"latents": torch.empty(1, 2, 4, 4), "encoder_hidden_states": torch.empty(1, 3, 6)}
+    task = Diffusion(ddpm(), timesteps=12)
+    peaks = {}
+    for memory in (2 * MB, 5 * MB):
+        plan = Index.plan(unet(), task, example, n_examples=100, method="d-trak", memory=memory, batch_size=8)
+        peaks[memory] = plan.memory["features"]
+    assert sum(peaks[2 * MB].values()) < 0.7 * sum(peaks[5 * MB].values())
+
+
+@pytest.mark.parametrize(("count", "most"), [(10, 3), (3, 10), (1, 1), (7, 0), (80, 79)])
+def test_parts_are_few_and_equal(count, most):
+    parts = [list(range(count))[cut] for cut in evenly(count, most)]
+    assert [i for part in parts for i in part] == list(range(count))
+    sizes = [len(part) for part in parts]
+    assert len(parts) == -(-count // max(1, most))
+    assert max(sizes) - min(sizes) <= 1
