@@ -5,7 +5,7 @@ import torch
 from denoisers import ddpm, images, toy
 from test_diffusion_task import unet
 
-from whence import Index
+from whence import Index, WhenceError
 from whence.data import Rows
 from whence.diffusion import sample
 from whence.features import Collector, make_units, plan_coverage
@@ -102,6 +102,11 @@ def test_rows_that_are_given_are_kept():
     with collect:
         seen, _ = rows_seen(collect.model, lambda: collect(rows.batch(range(6)), list(range(6))))
         assert seen == [3] * 24
+
+
+def test_no_rows():
+    with pytest.raises(WhenceError, match="rows=0: expected at least one noisy image"):
+        Diffusion(ddpm(), rows=0)
 
 
 def test_a_plan_knows_the_budget():

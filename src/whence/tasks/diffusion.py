@@ -59,6 +59,10 @@ class Diffusion(Task):
         self.prediction = _config(scheduler, "prediction_type", "epsilon")
         if self.prediction not in ("epsilon", "v_prediction"):
             raise unknown("prediction_type of the scheduler", self.prediction, ("epsilon", "v_prediction"))
+        if rows is not None and rows < 1:
+            raise WhenceError(
+                f"rows={rows}: expected at least one noisy image in a pass, or None for what fits"
+            )
         self.alphas = torch.as_tensor(scheduler.alphas_cumprod, dtype=torch.float64)  # ᾱ
         self.settings = (
             f"timesteps={self.timesteps} alphas={_short(self.alphas)}"  # part of the index's identity
