@@ -18,7 +18,7 @@ import torch
 from common import save
 from diffusion import METHODS, STUDIES, Attributed
 from diffusion_bank import bank
-from diffusion_lds import augmented
+from diffusion_lds import supervised
 from whence import Weights, learn_weights
 from whence.evaluate import lds, lds_strength, pattern_similarity
 
@@ -30,7 +30,6 @@ NOISE = (1.0, 10.0)
 def main(study: str) -> None:
     there, retrained = Attributed(study), bank(study)
     masks, utility = retrained.masks, retrained.utility["eval"]
-    rows, columns = augmented(study)
     learned: dict[str, Weights] = {}
     results: dict[str, Any] = {title: {} for title in METHODS}
 
@@ -45,11 +44,9 @@ def main(study: str) -> None:
         row = results[title]
         row["none"] = measured(title, None)
         for loss in LOSSES:
-            if loss != "supervised":
-                row[loss] = measured(title, learn_weights(scores, loss=loss))
-            elif title != "Journey-TRAK":  # a training image has no journey
-                taught = there.scores(method, "augmented", columns)
-                row[loss] = measured(title, learn_weights(taught, loss=loss, positives=rows.tolist()))
+            taught = loss == "supervised"
+            w = supervised(there, method) if taught else learn_weights(scores, loss=loss)
+            row[loss] = measured(title, w)
         row["k"] = {k: measured(title, learn_weights(scores, k=k)) for k in KS}
         row["noise"] = {s: measured(title, learn_weights(scores, noise=s)) for s in NOISE}
         print(f"{title:14}" + "  ".join(f"{n} {v:.2f}" for n, v in row.items() if isinstance(v, float)))

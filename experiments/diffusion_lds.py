@@ -4,7 +4,8 @@
 
 Three disjoint roles: the training images, 200 generated images that learn the weights, 200 others that evaluate. All
 settings are the package's defaults; nothing here is chosen on the images that evaluate. "supervised" are weights from
-200 augmented training images (flip, resized crop, colour jitter), each of which should find itself.
+200 augmented training images (flip, resized crop, colour jitter), each of which should find itself. For Journey-TRAK
+their journeys are straight: the image with more and more of the same noise.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ import torch
 from scipy.stats import spearmanr
 
 from common import percent, save
-from denoising import seeds
+from denoising import scheduler, seeds
 from diffusion import METHODS, STUDIES, Attributed
 from diffusion_bank import BOTH, bank
-from whence import learn_weights
+from whence import Weights, learn_weights
 from whence.diffusion import augment
 from whence.evaluate import compare, lds
+from whence.methods import JourneyTRAK, Method
+from whence.tasks.diffusion import sampler_timesteps
+
+STEPS = 50  # of the sampler
 
 
 def augmented(study: str, count: int = 200) -> tuple[np.ndarray, dict[str, torch.Tensor]]:
@@ -31,6 +36,24 @@ def augmented(study: str, count: int = 200) -> tuple[np.ndarray, dict[str, torch
     columns = {name: v[torch.from_numpy(rows)] for name, v in there.columns().items()}
     columns["latents"] = there.from_pixels(augment(there.to_pixels(columns["latents"]), seed=0))
     return rows, columns
+
+
+def straight_journeys(columns: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Images that no sampler made, with what it would have seen of them: one noise each, less at every step."""
+    x, t = columns["latents"].unsqueeze(1), torch.tensor(sampler_timesteps(scheduler(), STEPS))
+    a = scheduler().alphas_cumprod[t].view(1, -1, 1, 1, 1)
+    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+    trajectory = a.sqrt() * x + (1 - a).sqrt() * noise
+    return {**columns, "trajectory": trajectory, "timesteps": t.expand(len(x), -1)}
+
+
+def supervised(there: Attributed, method: Method) -> Weights:
+    """Weights with which changed training images find themselves."""
+    rows, columns = augmented(there.study)
+    if isinstance(method, JourneyTRAK):
+        columns = straight_journeys(columns)
+    scores = there.scores(method, "augmented", columns)
+    return learn_weights(scores, loss="supervised", positives=rows.tolist())
 
 
 def fewer_timesteps(utility: dict[str, np.ndarray]) -> float:
@@ -48,24 +71,22 @@ def timesteps_apart(total: torch.Tensor, masks: np.ndarray, utility: dict[str, n
 def main(study: str) -> None:
     there, retrained = Attributed(study), bank(study)
     masks, utility = retrained.masks, retrained.utility
-    results: dict[str, dict] = {"timesteps": {"spearman of 10 and 50": fewer_timesteps(utility)}}
-    print(f"utilities at 10 and 50 timesteps: Spearman {fewer_timesteps(utility):.3f}")
+    results: dict[str, dict] = {}
+    if "eval-50" in utility:
+        results["timesteps"] = {"spearman of 10 and 50": fewer_timesteps(utility)}
+        print(f"utilities at 10 and 50 timesteps: Spearman {fewer_timesteps(utility):.3f}")
     print("LDS in %, 95 % interval over queries (over queries and subsets)")
     print(f"{'':14}{'w/o w':>22}{'w':>22}{'difference':>22}{'supervised w':>22}")
-    rows, columns = augmented(study)
     for title, method in METHODS.items():
         evaluate = there.scores(method, "eval")
         weights = learn_weights(there.scores(method, "learn"))
         found = compare(evaluate, weights, masks, utility["eval"])
         results[title] = {"method": str(method), "weights": weights.values.tolist(), **found.as_dict()}
-        results[title]["some queries"] = timesteps_apart(evaluate.total()[:BOTH], masks, utility)
-        cells = [found.unweighted, found.weighted, found.difference]
-        if title != "Journey-TRAK":  # a training image has no journey
-            scores = there.scores(method, "augmented", columns)
-            taught = learn_weights(scores, loss="supervised", positives=rows.tolist())
-            supervised = compare(evaluate, taught, masks, utility["eval"])
-            results[title]["supervised"] = supervised.as_dict()
-            cells.append(supervised.weighted)
+        if "eval-50" in utility:
+            results[title]["some queries"] = timesteps_apart(evaluate.total()[:BOTH], masks, utility)
+        taught = compare(evaluate, supervised(there, method), masks, utility["eval"])
+        results[title]["supervised"] = taught.as_dict()
+        cells = [found.unweighted, found.weighted, found.difference, taught.weighted]
         print(f"{title:14}" + "".join(f"{percent(e):>22}" for e in cells), flush=True)
     save(f"diffusion_lds_{study}", results)
 
