@@ -3,9 +3,10 @@
     python experiments/diffusion_lds.py cifar2       # and: robots
 
 Three disjoint roles: the training images, 200 generated images that learn the weights, 200 others that evaluate. All
-settings are the package's defaults; nothing here is chosen on the images that evaluate. "supervised" are weights from
-200 augmented training images (flip, resized crop, colour jitter), each of which should find itself. For Journey-TRAK
-their journeys are straight: the image with more and more of the same noise.
+settings are the package's defaults; nothing here is chosen on the images that evaluate. "chosen" are weights with the k
+and weight decay that `weights.choose` takes from the images that learn, or none if it expects no gain. "supervised" are
+weights from 200 augmented training images (flip, resized crop, colour jitter), each of which should find itself. For
+Journey-TRAK their journeys are straight: the image with more and more of the same noise.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from whence import Weights, learn_weights
 from whence.diffusion import augment
 from whence.evaluate import compare, lds
 from whence.methods import JourneyTRAK, Method
+from whence.scores import GroupScores
 from whence.tasks.diffusion import sampler_timesteps
+from whence.weights import choose
 
 STEPS = 50  # of the sampler
 
@@ -56,6 +59,14 @@ def supervised(there: Attributed, method: Method) -> Weights:
     return learn_weights(scores, loss="supervised", positives=rows.tolist())
 
 
+def chosen(scores: GroupScores) -> tuple[dict[str, float], Weights | None]:
+    """What the queries that learn say about k and weight decay, and the weights."""
+    choice = choose(scores, ks=(5, 50), weight_decays=(0.1, 1.0, 10.0))
+    settings = {"k": choice.k, "weight_decay": choice.weight_decay}
+    w = learn_weights(scores, **settings) if choice.gain > 1 else None
+    return {**settings, "gain": choice.gain}, w
+
+
 def fewer_timesteps(utility: dict[str, np.ndarray]) -> float:
     """Mean over queries of the Spearman correlation, over models, of utilities at 10 and at 50 timesteps."""
     few, many = utility["eval"][:, :BOTH], utility["eval-50"]
@@ -76,17 +87,23 @@ def main(study: str) -> None:
         results["timesteps"] = {"spearman of 10 and 50": fewer_timesteps(utility)}
         print(f"utilities at 10 and 50 timesteps: Spearman {fewer_timesteps(utility):.3f}")
     print("LDS in %, 95 % interval over queries (over queries and subsets)")
-    print(f"{'':14}{'w/o w':>22}{'w':>22}{'difference':>22}{'supervised w':>22}")
+    print(f"{'':14}{'w/o w':>22}{'w':>22}{'difference':>22}{'chosen w':>22}{'supervised w':>22}")
     for title, method in METHODS.items():
         evaluate = there.scores(method, "eval")
-        weights = learn_weights(there.scores(method, "learn"))
+        learn = there.scores(method, "learn")
+        weights = learn_weights(learn)
         found = compare(evaluate, weights, masks, utility["eval"])
         results[title] = {"method": str(method), "weights": weights.values.tolist(), **found.as_dict()}
         if "eval-50" in utility:
             results[title]["some queries"] = timesteps_apart(evaluate.total()[:BOTH], masks, utility)
         taught = compare(evaluate, supervised(there, method), masks, utility["eval"])
         results[title]["supervised"] = taught.as_dict()
-        cells = [found.unweighted, found.weighted, found.difference, taught.weighted]
+        settings, picked = chosen(learn)
+        better = (
+            found.unweighted if picked is None else compare(evaluate, picked, masks, utility["eval"]).weighted
+        )
+        results[title]["chosen"] = {**settings, "lds": better.as_dict()}
+        cells = [found.unweighted, found.weighted, found.difference, better, taught.weighted]
         print(f"{title:14}" + "".join(f"{percent(e):>22}" for e in cells), flush=True)
     save(f"diffusion_lds_{study}", results)
 

@@ -2,7 +2,7 @@
 
     python experiments/fine_grained_recall.py robots      # and, with WHENCE_DATA set: emoji
 
-Weights for an attribute are learned from 100 pictures generated from prompts that name a category of that attribute
+Weights for an attribute are learned from 200 pictures generated from prompts that name a category of that attribute
 only, of its train split. Recall@10 of D-TRAK is then taken on pictures that combine all three, of train and of
 validation categories. Robots: pictures that the model generated, and "drawn" ones, what a perfect model would generate.
 A judge that was trained on drawn pictures tells which generated ones show what they should; for each attribute recall
@@ -38,8 +38,8 @@ from whence.scores import GroupScores
 STUDIES = {"robots": robots, "emoji": emoji}
 METHOD = DTRAK()
 TARGETS = ("subject", "style", "background")
-LEARN = 100  # pictures for each attribute
-REPEATS = 1  # of each of the 125 combinations of a split
+LEARN = 200  # pictures for each attribute
+REPEATS = 4  # of each of the 125 combinations of a split
 SHOWN = 4  # queries on the page, of each set
 
 
@@ -51,7 +51,7 @@ def learning_queries(study: str, attribute: str) -> Queries:
 
 def as_columns(study: str, asked: Queries, role: str) -> dict[str, Tensor]:
     """Pictures generated from the prompts, kept in runs/."""
-    path = HERE / "runs" / f"{study}-{role}.safetensors"
+    path = HERE / "runs" / f"{study}-{role}-{len(asked.prompts)}.safetensors"
     if not path.exists():
         samples = pictures.generate(STUDIES[study].attributed(), asked.prompts, role)
         save_file({"latents": samples.latents}, path)
@@ -146,13 +146,13 @@ def main(study: str) -> None:
     learn = {}
     for attribute in TARGETS:
         asked = learning_queries(study, attribute)
-        learn[attribute] = there.scores(METHOD, attribute, as_columns(study, asked, attribute))
+        learn[attribute] = there.scores(METHOD, f"{attribute}-{LEARN}", as_columns(study, asked, attribute))
     weights = learn_weights(learn)
     results["weights"] = {name: dict(zip(w.groups, w.values.tolist())) for name, w in weights.items()}
     page: dict[str, Any] = {"queries": []}
     for name, (asked, columns) in evaluation(study).items():
         shown = pictures.to_pixels(columns["latents"]) / 2 + 0.5
-        scores = there.scores(METHOD, name, columns)
+        scores = there.scores(METHOD, f"{name}-{len(asked.prompts)}", columns)
         relevant = {a: data.contributors(asked.labels, a) for a in TARGETS}
         encoder = recognise.encoder().features
         far = representation_distance(encoder, recognise.to_tensor(data.images), shown)
