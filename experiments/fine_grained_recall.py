@@ -102,7 +102,7 @@ def on_recognised(
         found = {a: recall_at_k(top[rows], relevant[a][rows]) for a, rows in seen.items()}
         out[name] = {a: e.as_dict() for a, e in found.items()}
         shown = "  ".join(f"{a} {100 * e.mean:.1f} ± {100 * e.ci95:.1f}" for a, e in found.items())
-        print(f"  recognised only, {name:12}{shown}")
+        print(f"  recognised only, {name:20}{shown}")
     return out
 
 
