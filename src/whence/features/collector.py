@@ -208,7 +208,7 @@ class Collector:
             x, fresh = share(x, self._batch, use.lone), share(fresh, self._batch, use.lone)
         x = front(x, use, self._batch)
         with torch.no_grad():
-            kept = use.rule.forward(x, self._batch)
+            kept = use.rule.forward(x, fresh, self._batch)
         fresh.register_hook(partial(self._on_backward, use, kept))
         return fresh
 

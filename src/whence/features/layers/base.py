@@ -26,7 +26,7 @@ class Out(Protocol):
 class Rule:
     """How one module's parameters get per-example features.
 
-    `forward` sees the input and returns all that has to be kept (already projected where it can be);
+    `forward` sees the input and the output, and returns all that has to be kept (already projected where it can be);
     `backward` gets that and the gradient of the output, and hands features to `out`. Tensors come with the
     batch in front: (B·n, ...), n > 1 where a model folds something into the batch.
     """
@@ -42,7 +42,7 @@ class Rule:
         """Whether the rule holds for this module, given its options."""
         return True
 
-    def forward(self, x: Tensor, batch: int) -> Any:
+    def forward(self, x: Tensor, y: Tensor, batch: int) -> Any:
         raise TypeError(f"{type(self).__name__} defines no forward")
 
     def backward(self, kept: Any, g: Tensor, batch: int, out: Out) -> None:

@@ -24,7 +24,7 @@ class Conv(Rule):
         self.dims = len(module.kernel_size)
         self.groups = module.groups
 
-    def forward(self, x: Tensor, batch: int) -> Any:
+    def forward(self, x: Tensor, y: Tensor, batch: int) -> Any:
         p = self.projections.get("weight")
         if p is None:
             return None

@@ -19,7 +19,7 @@ class Embedding(Rule):
         # Frequency-scaled gradients and renormalised rows are not gradients of a lookup.
         return not module.scale_grad_by_freq and module.max_norm is None
 
-    def forward(self, x: Tensor, batch: int) -> Any:
+    def forward(self, x: Tensor, y: Tensor, batch: int) -> Any:
         return x.reshape(batch, -1)  # (B, T) token ids
 
     def backward(self, kept: Any, g: Tensor, batch: int, out: Out) -> None:

@@ -12,7 +12,7 @@ from whence.projection import Projection
 
 @register(nn.Linear)
 class Linear(Rule):
-    def forward(self, x: Tensor, batch: int) -> Any:
+    def forward(self, x: Tensor, y: Tensor, batch: int) -> Any:
         p = self.projections.get("weight")
         if p is None:
             return None

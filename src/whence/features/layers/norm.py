@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from whence.features.layers.base import Out, Rule, fold, register, register_wher
 class Affine(Rule):
     """What the norms share. `normalized` gives x̂; `per_channel` sums over all but the parameter's own axes."""
 
-    def forward(self, x: Tensor, batch: int) -> Any:
+    def forward(self, x: Tensor, y: Tensor, batch: int) -> Any:
         return x  # autograd keeps the same tensor for the norm's own backward pass: no extra memory
 
     def normalized(self, x: Tensor) -> Tensor:
@@ -80,25 +79,32 @@ class GroupNorm(ChannelNorm):
     As in torch's own backward pass, Σ δ x̂ = (Σ δ x − μ Σ δ)/σ: no normalised copy of the activations is multiplied.
     """
 
+    def forward(self, x: Tensor, y: Tensor, batch: int) -> Any:
+        """The input, and μ and 1/σ as autograd has them for the backward pass, detached: they would hold the graph."""
+        saved = [getattr(y.grad_fn, name, None) for name in ("_saved_result1", "_saved_result2")]
+        found = [s.detach() for s in saved if s is not None and s.shape == (len(x), self.module.num_groups)]
+        return x, *(found if len(found) == 2 else self.statistics(x))
+
     def backward(self, kept: Any, g: Tensor, batch: int, out: Out) -> None:
         precise = torch.promote_types(g.dtype, torch.float32)  # the difference may be small
-        g, x = g.to(precise), kept.to(precise)
+        g, x, mean, rstd = (t.to(precise) for t in (g, *kept))
         total = _summed(g)  # (B·n, C)
         p = self.projections.get("weight")
         if p is not None:
-            mean, rstd = self.statistics(x)
-            out.add("weight", p(fold((_summed(g * x) - mean * total) * rstd, batch)))
+            each = x.shape[1] // self.module.num_groups
+            dots = (_summed(g * x) - mean.repeat_interleave(each, 1) * total) * rstd.repeat_interleave(
+                each, 1
+            )
+            out.add("weight", p(fold(dots, batch)))
         p = self.projections.get("bias")
         if p is not None:
             out.add("bias", p(fold(total, batch)))
 
-    def statistics(self, x: Tensor) -> Iterator[Tensor]:
-        """μ and 1/σ, (B·n, C) each."""
+    def statistics(self, x: Tensor) -> list[Tensor]:
+        """μ and 1/σ, (B·n, groups) each."""
         m, (rows, channels, *sizes) = self.module, x.shape
-        _, *found = torch.native_group_norm(
-            x.contiguous(), None, None, rows, channels, math.prod(sizes), m.num_groups, m.eps
-        )
-        return (s.repeat_interleave(channels // m.num_groups, 1) for s in found)
+        given = rows, channels, math.prod(sizes), m.num_groups, m.eps
+        return list(torch.native_group_norm(x.contiguous(), None, None, *given)[1:])
 
 
 @register(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
