@@ -104,6 +104,19 @@ def test_rows_that_are_given_are_kept():
         assert seen == [3] * 24
 
 
+def test_checks_look_at_two_timesteps():
+    """So that they take little memory whatever the budget is; of a trajectory, too."""
+    model, data = toy(), images(4)
+    task = Diffusion(ddpm(), timesteps=50)
+    units = make_units(model, trainable(model, ()), "kron(4)", 0)
+    asked = sample(model, ddpm(), (2, 4, 4), range(3), steps=20).queries(journey=True)
+    for rows in (Rows(data), Rows(asked)):
+        seen, _ = rows_seen(model, lambda rows=rows: plan_coverage(model, task, rows, units))
+        assert max(seen) == 6
+    assert task.brief().timesteps == [0, 50]
+    assert len(task.timesteps) == 50
+
+
 def test_no_rows():
     with pytest.raises(WhenceError, match="rows=0: expected at least one noisy image"):
         Diffusion(ddpm(), rows=0)

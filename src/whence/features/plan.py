@@ -39,7 +39,7 @@ def plan_coverage(
 
 class _Planner:
     def __init__(self, model: nn.Module, task: Task, rows: Rows, units: Sequence[Unit], measure: str) -> None:
-        self.model, self.task, self.units, self.measure = model, task, units, measure
+        self.model, self.task, self.units, self.measure = model, task.brief(), units, measure
         self.device, _ = placement(model)
         count = min(EXAMPLES, len(rows))
         self.ids = sorted({round(i * (len(rows) - 1) / max(1, count - 1)) for i in range(count)})

@@ -97,7 +97,7 @@ def _pass(index: Index, task: Task, rows: Rows, units: list[Unit]) -> tuple[Tens
     cuts = [range(a, min(a + step, len(rows))) for a in range(0, len(rows), step)]
     features, values, digests = [], [], []
     try:
-        # Planned on all steps of a trajectory: the target of the last is the model's own output, its gradient rounding.
+        # Not planned on the step at hand: the target of the last is the model's own output, its gradient rounding.
         coverage = plan_coverage(index.model, index.task, rows, units, measure)
         bar = console.progress("features of queries", len(rows))
         with Collector(index.model, task, units, coverage, measure) as collect, bar as advance:

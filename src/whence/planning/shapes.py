@@ -142,7 +142,7 @@ class ShapePlanner(_Planner):
     def __init__(
         self, model: nn.Module, task: Task, batches: Batches, units: Sequence[Unit], measure: str
     ) -> None:
-        self.model, self.task, self.units, self.measure = model, task, units, measure
+        self.model, self.task, self.units, self.measure = model, task.brief(), units, measure
         self.device, _ = placement(model)
         self.ids = list(range(EXAMPLES))
         self.batch, self.singles = batches(EXAMPLES), [batches(1)] * 2  # a third would be like the second

@@ -57,6 +57,10 @@ class Task:
         """
         return self
 
+    def brief(self) -> Task:
+        """A task that runs the same code on less of an example, for checks. Default: as it is."""
+        return self
+
     def step(self, c: int, steps: int) -> Task:
         """The task at one step of a trajectory of `steps`, for methods that sum over steps."""
         raise TypeError(f"{type(self).__name__} knows no trajectories")

@@ -68,6 +68,7 @@ class Diffusion(Task):
             f"timesteps={self.timesteps} alphas={_short(self.alphas)}"  # part of the index's identity
         )
         self.only: int | None = None  # the one step of trajectories that is looked at
+        self.few = False  # whether two steps of them are enough
         self.steps: int | None = None  # how many they have
         self._aside: dict[str, Any] = {
             "vae": vae,
@@ -191,6 +192,8 @@ class Diffusion(Task):
         t = self._checked(clean, noisy, given.pop("timesteps", None))
         if self.only is not None:
             noisy, t = noisy[:, self.only : self.only + 1], t[:, self.only : self.only + 1]
+        elif self.few:
+            noisy, t = noisy[:, _two(t.shape[1])], t[:, _two(t.shape[1])]
         signal, spread = self._scales(t, noisy)
         x = clean.unsqueeze(1)
         noise = (noisy - signal * x) / spread
@@ -219,6 +222,12 @@ class Diffusion(Task):
                 f"a trajectory of {t.shape[1]} steps for an index of {self.steps}: sample with as many"
             )
         return t
+
+    def brief(self) -> Diffusion:
+        """At two timesteps, the least noisy and one in the middle."""
+        short = copy.copy(self)
+        short.timesteps, short.few = self.timesteps[_two(len(self.timesteps))], True
+        return short
 
     def step(self, c: int, steps: int) -> Diffusion:
         """At step c of a DDIM trajectory of `steps`."""
@@ -284,6 +293,11 @@ def evenly(count: int, most: int) -> Iterator[slice]:
     """
     parts = -(-count // max(1, most))
     return (slice(count * i // parts, count * (i + 1) // parts) for i in range(parts))
+
+
+def _two(count: int) -> slice:
+    """The first and one in the middle."""
+    return slice(None, None, max(1, -(-count // 2)))
 
 
 def _key(image: Tensor) -> str:
