@@ -10,6 +10,7 @@ from whence.data import Rows
 from whence.diffusion import sample
 from whence.features import Collector, make_units, plan_coverage
 from whence.groups import trainable
+from whence.index.manifest import task_name
 from whence.meter import Meter
 from whence.methods import DAS, JourneyTRAK, TracIn
 from whence.tasks import Diffusion
@@ -115,6 +116,14 @@ def test_checks_look_at_two_timesteps():
         assert max(seen) == 6
     assert task.brief().timesteps == [0, 50]
     assert len(task.timesteps) == 50
+
+
+def test_the_size_of_passes_is_no_part_of_an_index():
+    """What was built under one budget is found again under another, and by hand-set rows."""
+    named = {task_name(Diffusion(ddpm(), timesteps=6, rows=rows)) for rows in (None, 1, 7)}
+    named.add(task_name(Diffusion(ddpm(), timesteps=6).brief()))
+    assert len(named) == 1
+    assert named != {task_name(Diffusion(ddpm(), timesteps=5))}
 
 
 def test_no_rows():

@@ -68,13 +68,13 @@ class Diffusion(Task):
             f"timesteps={self.timesteps} alphas={_short(self.alphas)}"  # part of the index's identity
         )
         self.only: int | None = None  # the one step of trajectories that is looked at
-        self.few = False  # whether two steps of them are enough
         self.steps: int | None = None  # how many they have
         self._aside: dict[str, Any] = {
             "vae": vae,
             "text_encoder": text_encoder,
             "rows": rows,
             "most": rows,
+            "brief": False,
         }  # not its identity
 
     # --- measures ---------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ class Diffusion(Task):
         t = self._checked(clean, noisy, given.pop("timesteps", None))
         if self.only is not None:
             noisy, t = noisy[:, self.only : self.only + 1], t[:, self.only : self.only + 1]
-        elif self.few:
+        elif self._aside["brief"]:
             noisy, t = noisy[:, _two(t.shape[1])], t[:, _two(t.shape[1])]
         signal, spread = self._scales(t, noisy)
         x = clean.unsqueeze(1)
@@ -226,7 +226,8 @@ class Diffusion(Task):
     def brief(self) -> Diffusion:
         """At two timesteps, the least noisy and one in the middle."""
         short = copy.copy(self)
-        short.timesteps, short.few = self.timesteps[_two(len(self.timesteps))], True
+        short.timesteps = self.timesteps[_two(len(self.timesteps))]
+        short._aside = {**self._aside, "brief": True}
         return short
 
     def step(self, c: int, steps: int) -> Diffusion:

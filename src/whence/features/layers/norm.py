@@ -92,10 +92,8 @@ class GroupNorm(ChannelNorm):
         p = self.projections.get("weight")
         if p is not None:
             each = x.shape[1] // self.module.num_groups
-            dots = (_summed(g * x) - mean.repeat_interleave(each, 1) * total) * rstd.repeat_interleave(
-                each, 1
-            )
-            out.add("weight", p(fold(dots, batch)))
+            mean, rstd = (s.repeat_interleave(each, 1) for s in (mean, rstd))  # (B·n, C)
+            out.add("weight", p(fold((_summed(g * x) - mean * total) * rstd, batch)))
         p = self.projections.get("bias")
         if p is not None:
             out.add("bias", p(fold(total, batch)))
