@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 .PHONY: demo test lint bench clean
 
 demo: $(VENV)/.demo
-	$(BIN)/whence demo --out demo
+	$(BIN)/unde demo --out demo
 
 test: $(VENV)/.dev lint
 	$(BIN)/python -m pytest

@@ -21,10 +21,10 @@ from pathlib import Path
 
 import torch
 
-from whence import Setup, bench
-from whence.data import Rows
-from whence.methods import TracIn
-from whence.tasks import CausalLM, Classification, Diffusion
+from unde import Setup, bench
+from unde.data import Rows
+from unde.methods import TracIn
+from unde.tasks import CausalLM, Classification, Diffusion
 
 RESULTS = Path(__file__).parent / "results" / "features.json"
 BATCH = {"resnet": 32, "gpt2": 8, "ddpm": 8, "text": 8, "lora": 8}
@@ -81,7 +81,7 @@ def text() -> Setup:
 
 
 def lora() -> Setup:
-    from whence.integrations.diffusers import add_lora
+    from unde.integrations.diffusers import add_lora
 
     setup = text()
     for p in add_lora(setup.model, rank=16):

@@ -26,9 +26,9 @@ from scipy.stats import spearmanr
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from whence import Index, Task
-from whence.methods import EKFAC
-from whence.tasks import CausalLM, Classification
+from unde import Index, Task
+from unde.methods import EKFAC
+from unde.tasks import CausalLM, Classification
 
 RESULTS = Path(__file__).parent / "results" / "kronfluence_scores.json"
 
@@ -45,7 +45,7 @@ class Listed(Dataset):
 
 
 class Wrapped(kronfluence.Task):
-    """A whence task for kronfluence: sums over the batch, and the attention mask."""
+    """A unde task for kronfluence: sums over the batch, and the attention mask."""
 
     def __init__(self, task: Task) -> None:
         self.task = task

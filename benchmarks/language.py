@@ -25,10 +25,10 @@ import numpy as np
 import torch
 
 from features import BATCH, _status, gpt2
-from whence import Index, Setup, bench
-from whence.data import Rows
-from whence.methods import EKFAC, LoGRA, Method
-from whence.tasks import CausalLM
+from unde import Index, Setup, bench
+from unde.data import Rows
+from unde.methods import EKFAC, LoGRA, Method
+from unde.tasks import CausalLM
 
 RESULTS = Path(__file__).parent / "results" / "language.json"
 SIZE, BATCHES = BATCH["gpt2"], 2

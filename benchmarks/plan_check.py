@@ -21,10 +21,10 @@ from pathlib import Path
 import torch
 
 from features import CASES, _status
-from whence import Index, methods
-from whence.data import Rows
-from whence.planning import plan
-from whence.tasks import Classification
+from unde import Index, methods
+from unde.data import Rows
+from unde.planning import plan
+from unde.tasks import Classification
 
 RESULTS = Path(__file__).parent / "results" / "plan_check.json"
 STAGES = ("training", "build", "kernel")

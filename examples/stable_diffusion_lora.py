@@ -25,10 +25,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whence import Index, Setup, Weights, WhenceError, console, learn_weights, methods
-from whence.data import Rows
-from whence.diffusion import Samples
-from whence.integrations.diffusers import (
+from unde import Index, Setup, Weights, UndeError, console, learn_weights, methods
+from unde.data import Rows
+from unde.diffusion import Samples
+from unde.integrations.diffusers import (
     ROWS,
     add_lora,
     diffusion_setup,
@@ -38,11 +38,11 @@ from whence.integrations.diffusers import (
     sample_pipeline,
     training_scheduler,
 )
-from whence.pages import query_panels, weights_panel
-from whence.planning import Plan, plan
-from whence.report import Item, Page
-from whence.scores import GroupScores
-from whence.tasks import Diffusion
+from unde.pages import query_panels, weights_panel
+from unde.planning import Plan, plan
+from unde.report import Item, Page
+from unde.scores import GroupScores
+from unde.tasks import Diffusion
 
 WEIGHT_DECAY, WARM_UP = 1e-6, 0.1
 LORA = "pytorch_lora_weights.safetensors"  # as diffusers names it
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(planned(args))
         return
     if args.images is None:
-        raise WhenceError("nothing to train on: give --images FOLDER, or --plan")
+        raise UndeError("nothing to train on: give --images FOLDER, or --plan")
     data = read(args.images, args.size, args.prompt)
     same_settings(args)
     pipeline = load(args.model).to(args.device)
@@ -133,19 +133,19 @@ class Data:
 def listed(folder: Path, template: str) -> list[tuple[str, str]]:
     """(file, prompt) of every image in the folder."""
     if not folder.is_dir():
-        raise WhenceError(f"no folder {folder}: expected one of training images")
+        raise UndeError(f"no folder {folder}: expected one of training images")
     metadata = folder / "metadata.jsonl"
     if metadata.exists():
         rows = [json.loads(line) for line in metadata.read_text().splitlines() if line.strip()]
         for i, row in enumerate(rows):
             missing = [key for key in ("file_name", "text") if key not in row]
             if missing:
-                raise WhenceError(f"{metadata}: record {i} has no {missing[0]!r}, only {', '.join(row)}")
+                raise UndeError(f"{metadata}: record {i} has no {missing[0]!r}, only {', '.join(row)}")
         return [(row["file_name"], row["text"]) for row in rows]
     kinds = (".png", ".jpg", ".jpeg", ".webp")
     found = sorted(p for p in folder.glob("*/*") if p.suffix.lower() in kinds)
     if not found:
-        raise WhenceError(
+        raise UndeError(
             f"{folder} holds neither metadata.jsonl nor subfolders with images: expected one of the two"
         )
     return [
@@ -177,7 +177,7 @@ def same_settings(args: argparse.Namespace) -> None:
         before = json.loads(file.read_text())
         differ = [name for name in now if before.get(name) != now[name]]
         if differ:
-            raise WhenceError(
+            raise UndeError(
                 f"{args.out} was begun with --{differ[0].replace('_', '-')} {before.get(differ[0])}, not "
                 f"{now[differ[0]]}: choose another --out"
             )
@@ -193,7 +193,7 @@ def load(name: str) -> Any:
             name, torch_dtype=torch.float32, safety_checker=None, requires_safety_checker=False
         )
     except (OSError, ValueError) as e:
-        raise WhenceError(f"cannot load the pipeline {name} ({str(e).strip().splitlines()[0]})") from e
+        raise UndeError(f"cannot load the pipeline {name} ({str(e).strip().splitlines()[0]})") from e
 
 
 # --- the model --------------------------------------------------------------------------------------------
@@ -389,6 +389,6 @@ def costs(unet: Any, example: dict[str, Tensor], count: int, args: argparse.Name
 if __name__ == "__main__":
     try:
         main()
-    except WhenceError as e:
+    except UndeError as e:
         console.fail(str(e))
         sys.exit(1)

@@ -15,9 +15,9 @@ import numpy as np
 
 from classification_bank import bank
 from common import ARCHITECTURES, attributed, save
-from whence import Weights, learn_weights
-from whence.evaluate import Bank, lds
-from whence.methods import TRAK, TracIn
+from unde import Weights, learn_weights
+from unde.evaluate import Bank, lds
+from unde.methods import TRAK, TracIn
 
 KS = (1, 3, 5, 10, 20)
 DECAYS = {"fixed-point": (0.0, 0.03, 0.1, 0.3, 1.0), "adamw": (0.0, 0.5)}

@@ -13,7 +13,7 @@ from diffusers import UNet2DModel
 from torch import Tensor
 
 from denoising import MODELS, fit, load_half, load_into, save_half, scheduler, seeds, trainable
-from whence.diffusion import Samples, sample
+from unde.diffusion import Samples, sample
 
 N = 2000  # half of them of each class
 QUERIES = 200  # generated images for each role
@@ -24,8 +24,8 @@ GROUPS = "layer"
 
 @cache
 def images() -> Tensor:
-    """(N, 3, 16, 16) in [−1, 1]: the first images of each class of cifar2.npz in the folder WHENCE_DATA."""
-    data = np.load(Path(os.environ["WHENCE_DATA"]) / "cifar2.npz")
+    """(N, 3, 16, 16) in [−1, 1]: the first images of each class of cifar2.npz in the folder UNDE_DATA."""
+    data = np.load(Path(os.environ["UNDE_DATA"]) / "cifar2.npz")
     rows = np.concatenate([np.flatnonzero(data["y_train"] == c)[: N // 2] for c in (0, 1)])
     x = torch.from_numpy(data["x_train"][rows]).permute(0, 3, 1, 2).float()
     return F.avg_pool2d(x, 2) / 127.5 - 1

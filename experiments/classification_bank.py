@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from whence.demo.digits import digits, train
-from whence.evaluate import Bank
-from whence.tasks import Classification
+from unde.demo.digits import digits, train
+from unde.evaluate import Bank
+from unde.tasks import Classification
 
 BANKS = Path(__file__).parent / "banks"
 SUBSETS = {"resnet": 100, "vit": 64}  # 100 in the paper

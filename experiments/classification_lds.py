@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from classification_bank import bank
 from common import ARCHITECTURES, METHODS, attributed, save
-from whence import learn_weights
-from whence.evaluate import compare
+from unde import learn_weights
+from unde.evaluate import compare
 
 SOLVERS = ("fixed-point", "adamw")
 

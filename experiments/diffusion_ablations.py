@@ -19,8 +19,8 @@ from common import save
 from diffusion import METHODS, STUDIES, Attributed
 from diffusion_bank import bank
 from diffusion_lds import supervised
-from whence import Weights, learn_weights
-from whence.evaluate import lds, lds_strength, pattern_similarity
+from unde import Weights, learn_weights
+from unde.evaluate import lds, lds_strength, pattern_similarity
 
 LOSSES = ("top-k", "supervised", "bottom-k", "top-k-bottom-k", "no-norm")
 KS = (1, 10, 50)  # beside the default

@@ -1,6 +1,6 @@
 """The retraining banks behind the diffusion studies: denoisers trained on random halves of the images.
 
-    python experiments/diffusion_bank.py cifar2        # with WHENCE_DATA set; and: robots
+    python experiments/diffusion_bank.py cifar2        # with UNDE_DATA set; and: robots
 
 Each bank is one small file in experiments/banks, kept in the repository. A run that was interrupted goes on where it
 stopped. All models start from the same weights; the order of the data and its noise differ. The queries were
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from denoising import utilities
 from diffusion import STUDIES
-from whence.evaluate import Bank
+from unde.evaluate import Bank
 
 BANKS = Path(__file__).parent / "banks"
 SUBSETS = 64

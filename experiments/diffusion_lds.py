@@ -21,13 +21,13 @@ from common import percent, save
 from denoising import scheduler, seeds
 from diffusion import METHODS, STUDIES, Attributed
 from diffusion_bank import BOTH, bank
-from whence import Weights, learn_weights
-from whence.diffusion import augment
-from whence.evaluate import compare, lds
-from whence.methods import JourneyTRAK, Method
-from whence.scores import GroupScores
-from whence.tasks.diffusion import sampler_timesteps
-from whence.weights import choose
+from unde import Weights, learn_weights
+from unde.diffusion import augment
+from unde.evaluate import compare, lds
+from unde.methods import JourneyTRAK, Method
+from unde.scores import GroupScores
+from unde.tasks.diffusion import sampler_timesteps
+from unde.weights import choose
 
 STEPS = 50  # of the sampler
 

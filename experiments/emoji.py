@@ -13,8 +13,8 @@ from torch import Tensor
 
 import pictures
 from denoising import MODELS, load_half, load_into, save_half, trainable
-from whence.datasets import Attributes
-from whence.datasets import emoji as read
+from unde.datasets import Attributes
+from unde.datasets import emoji as read
 
 HELD_OUT = 50  # combinations of each split
 EPOCHS, LR = 8, 2e-3
@@ -23,7 +23,7 @@ GROUPS = "tensor"
 
 @cache
 def _parts() -> tuple[Attributes, dict[str, Attributes]]:
-    rest = read(Path(os.environ["WHENCE_DATA"]) / "emoji_subject_style_background_32.npz")
+    rest = read(Path(os.environ["UNDE_DATA"]) / "emoji_subject_style_background_32.npz")
     held = {}
     for split in ("train", "validation"):
         rest, held[split] = rest.hold_out(HELD_OUT, split)

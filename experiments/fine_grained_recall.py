@@ -1,6 +1,6 @@
 """Who gave a picture its subject, its style, its background? (the paper's Recall@10 table, heatmaps and gallery)
 
-    python experiments/fine_grained_recall.py robots      # and, with WHENCE_DATA set: emoji
+    python experiments/fine_grained_recall.py robots      # and, with UNDE_DATA set: emoji
 
 Weights for an attribute are learned from 200 pictures generated from prompts that name a category of that attribute
 only, of its train split. Recall@10 of D-TRAK is then taken on pictures that combine all three, of train and of
@@ -28,12 +28,12 @@ import recognise
 import robots
 from common import HERE, save
 from diffusion import Attributed
-from whence import Weights, learn_weights
-from whence.datasets import Queries, robot_queries
-from whence.evaluate import fine_grained, recall_at_k, recall_strength, representation_distance
-from whence.methods import DTRAK
-from whence.report import HeatmapPanel, Item, Page, QueryPanel, WeightsPanel
-from whence.scores import GroupScores
+from unde import Weights, learn_weights
+from unde.datasets import Queries, robot_queries
+from unde.evaluate import fine_grained, recall_at_k, recall_strength, representation_distance
+from unde.methods import DTRAK
+from unde.report import HeatmapPanel, Item, Page, QueryPanel, WeightsPanel
+from unde.scores import GroupScores
 
 STUDIES = {"robots": robots, "emoji": emoji}
 METHOD = DTRAK()

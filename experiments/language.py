@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from common import HERE
 from corpora import EPOCHS, VOCABULARY, Corpus, corpus, gpt2, llama, train
-from whence import Index
-from whence.evaluate import bm25, representation_similarity
-from whence.methods import EKFAC, TRAK, LoGRA, Method, TracIn
-from whence.tasks import CausalLM
+from unde import Index
+from unde.evaluate import bm25, representation_similarity
+from unde.methods import EKFAC, TRAK, LoGRA, Method, TracIn
+from unde.tasks import CausalLM
 
 PROJECTION = "kron(32)"
 METHODS: dict[str, Method] = {"TracIn": TracIn(), "TRAK": TRAK(), "LoGRA": LoGRA(), "EKFAC": EKFAC()}

@@ -1,6 +1,6 @@
 """The retraining banks behind the language studies: GPT-2-like models trained on random halves of a corpus.
 
-    python experiments/language_bank.py sotu        # and: wikitext, with WHENCE_DATA set
+    python experiments/language_bank.py sotu        # and: wikitext, with UNDE_DATA set
 
 Each bank is one small file in experiments/banks, kept in the repository. A run that was interrupted goes on
 where it stopped. All models start from the same initial weights; the order of the data differs.
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from corpora import CORPORA, EPOCHS, SIZES, VOCABULARY, corpus, gpt2, log_likelihood, train
-from whence.evaluate import Bank
+from unde.evaluate import Bank
 
 BANKS = Path(__file__).parent / "banks"
 SUBSETS = 64

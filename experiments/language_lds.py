@@ -14,8 +14,8 @@ from common import percent, save
 from corpora import CORPORA
 from language import METHODS, attributed
 from language_bank import bank
-from whence import learn_weights
-from whence.evaluate import compare, lds
+from unde import learn_weights
+from unde.evaluate import compare, lds
 
 
 def main(name: str) -> None:

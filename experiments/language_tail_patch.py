@@ -1,6 +1,6 @@
 """Tail-patch of TracIn, TRAK, LoGRA and EKFAC with and without learned weights (the paper's WikiText table).
 
-    python experiments/language_tail_patch.py sotu       # and: wikitext, with WHENCE_DATA set
+    python experiments/language_tail_patch.py sotu       # and: wikitext, with UNDE_DATA set
 
 One AdamW step from the end of training on the top 128 sequences of each query, at a tenth of the peak learning
 rate (the schedule itself ends at 0). The first 48 (24) evaluation sequences are the queries; weights are learned on the
@@ -14,9 +14,9 @@ import argparse
 from common import save
 from corpora import CORPORA, PEAK_LR, adamw
 from language import METHODS, attributed, row
-from whence import learn_weights
-from whence.evaluate import TailPatch, paired, random_indices, tail_patch
-from whence.tasks import CausalLM
+from unde import learn_weights
+from unde.evaluate import TailPatch, paired, random_indices, tail_patch
+from unde.tasks import CausalLM
 
 K, LR = 128, PEAK_LR / 10
 QUERIES = {"sotu": 48, "wikitext": 24}

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from common import save
 from corpora import LENGTH, PEAK_LR, adamw
 from language import METHODS, attributed, row
-from whence import learn_weights
-from whence.evaluate import paired, random_indices, tail_patch
-from whence.tasks import CausalLM
-from whence.tasks.language import IGNORE
+from unde import learn_weights
+from unde.evaluate import paired, random_indices, tail_patch
+from unde.tasks import CausalLM
+from unde.tasks.language import IGNORE
 
 SNIPPET, QUERIES, LR = 16, 128, PEAK_LR / 10
 SHOWN = 4

@@ -9,9 +9,9 @@
 from __future__ import annotations
 
 from common import ARCHITECTURES, METHODS, attributed, save
-from whence import learn_weights
-from whence.demo.digits import CORRUPTED
-from whence.evaluate import mislabel_auc, mislabel_auc_interval
+from unde import learn_weights
+from unde.demo.digits import CORRUPTED
+from unde.evaluate import mislabel_auc, mislabel_auc_interval
 
 TOP = {"resnet": 10, "vit": 100}
 

@@ -20,9 +20,9 @@ from diffusers import UNet2DConditionModel
 from torch import Tensor
 
 from denoising import MODELS, fit, load_half, load_into, save_half, scheduler, seeds, trainable
-from whence.datasets import Attributes, pretraining_robots
-from whence.diffusion import Samples, sample
-from whence.integrations.diffusers import add_lora
+from unde.datasets import Attributes, pretraining_robots
+from unde.diffusion import Samples, sample
+from unde.integrations.diffusers import add_lora
 
 PATCH, CHANNELS, TOKENS, RANK = 4, 12, 20, 16
 GUIDANCE = 3.0  # at the paper's 7.5 pictures of a model this small burn out

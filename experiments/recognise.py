@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers import ResNetConfig, ResNetModel
 
 from denoising import MODELS, load_half, load_into, save_half, trainable
-from whence.datasets import Attributes, pretraining_robots, robot_queries
-from whence.datasets.robot_sets import CATEGORIES
+from unde.datasets import Attributes, pretraining_robots, robot_queries
+from unde.datasets.robot_sets import CATEGORIES
 
 STEPS, BATCH, LR = 900, 32, 2e-3
 

@@ -11,9 +11,9 @@ from torch import Tensor
 
 import pictures
 from denoising import MODELS, load_half, load_into, save_half, seeds, trainable
-from whence.datasets import Attributes
-from whence.datasets import robots as draw
-from whence.diffusion import Samples
+from unde.datasets import Attributes
+from unde.datasets import robots as draw
+from unde.diffusion import Samples
 
 N = 600
 QUERIES = 100  # generated pictures for LDS, for each role

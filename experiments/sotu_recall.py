@@ -13,8 +13,8 @@ import numpy as np
 
 from common import save
 from language import METHODS, attributed, row
-from whence import learn_weights
-from whence.evaluate import Estimate, paired, recall_at_k
+from unde import learn_weights
+from unde.evaluate import Estimate, paired, recall_at_k
 
 K, SHOWN = 10, 6
 

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import models
-from whence.data import Rows
-from whence.tasks import CausalLM, Classification, Task
+from unde.data import Rows
+from unde.tasks import CausalLM, Classification, Task
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from whence import Index, Weights, WhenceError, cli
-from whence.evaluate import Bank
-from whence.project import load
+from unde import Index, Weights, UndeError, cli
+from unde.evaluate import Bank
+from unde.project import load
 
 PROJECT = """
 import torch
-import whence
+import unde
 
 def make():
     generator = torch.Generator().manual_seed(0)
@@ -26,7 +26,7 @@ def make():
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
-    return whence.Setup(model, whence.tasks.Classification(), (x[:60], y[:60]),
+    return unde.Setup(model, unde.tasks.Classification(), (x[:60], y[:60]),
                         learn_queries=(x[60:75], y[60:75]), eval_queries=(x[75:], y[75:]),
                         ids=[f"row-{i}" for i in range(60)])
 
@@ -166,14 +166,14 @@ def test_one_named_set_and_paths_with_an_equals_sign(built):
 def test_weights_that_a_report_cannot_use(built, given, says):
     Weights.uniform(["x", "y"]).save("other.json")
     arguments = [part for text in given for part in ("--weights", text)]
-    with pytest.raises(WhenceError, match=says):
+    with pytest.raises(UndeError, match=says):
         run("report", built, "--index", "idx", "--out", "page.html", *arguments)
     assert not Path("page.html").exists()
 
 
 def test_contributors_of_another_shape_are_refused(built, project):
     with pytest.raises(
-        WhenceError, match=r"contributors 'style' are bool of shape \(3, 60\): expected .*\(15, 60\)"
+        UndeError, match=r"contributors 'style' are bool of shape \(3, 60\): expected .*\(15, 60\)"
     ):
         run("report", f"{project}:marked", "--index", "idx")
 
@@ -189,7 +189,7 @@ def test_bench_tells_a_ratio(project):
         ("no_colon", "expected MODULE:FUNCTION"),
         ("nowhere_at_all:make", "no module 'nowhere_at_all' here"),
         ("{project}:mkae", "Did you mean 'make'"),
-        ("{project}:nothing", "gave a int: expected a whence.Setup"),
+        ("{project}:nothing", "gave a int: expected an unde.Setup"),
     ],
 )
 def test_targets_that_lead_nowhere(project, target, message):
@@ -215,7 +215,7 @@ def test_unknown_names_suggest_the_nearest(built):
 
 
 def test_an_error_is_one_line_and_exit_code_2(project, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["whence", "build", "no_colon", "--out", "idx"])
+    monkeypatch.setattr("sys.argv", ["unde", "build", "no_colon", "--out", "idx"])
     with pytest.raises(SystemExit) as stop:
         cli.main()
     assert stop.value.code == 2
@@ -226,7 +226,7 @@ def test_an_error_is_one_line_and_exit_code_2(project, monkeypatch, capsys):
 def test_every_command_has_help_with_an_example():
     for name in ("demo", "plan", "build", "learn", "attribute", "evaluate", "report", "bench"):
         assert (
-            f"whence {name}" in CliRunner().invoke(cli.app, [name, "--help"], env={"COLUMNS": "200"}).stdout
+            f"unde {name}" in CliRunner().invoke(cli.app, [name, "--help"], env={"COLUMNS": "200"}).stdout
         )
 
 

@@ -19,8 +19,8 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from whence.data import Rows, digest, map_tensors, to_device
-from whence.errors import WhenceError
+from unde.data import Rows, digest, map_tensors, to_device
+from unde.errors import UndeError
 
 X = torch.arange(15.0).view(5, 3)
 Y = torch.tensor([0, 1, 0, 2, 1])
@@ -134,12 +134,12 @@ class Stream(IterableDataset):
     ids=lambda x: x if isinstance(x, str) else "",
 )
 def test_refused(data, message):
-    with pytest.raises(WhenceError, match=message):
+    with pytest.raises(UndeError, match=message):
         Rows(data)
 
 
 def test_refused_hugging_face_stream():
-    with pytest.raises(WhenceError, match="type IterableDataset cannot be read by position"):
+    with pytest.raises(UndeError, match="type IterableDataset cannot be read by position"):
         Rows(hugging_face().to_iterable_dataset())
 
 
@@ -160,12 +160,12 @@ def shuffled_batches():
     ids=["shuffle", "subset", "sampler", "batch-sampler", "batches", "single-examples"],
 )
 def test_loaders_in_another_order_are_refused(options, named):
-    with pytest.raises(WhenceError, match=rf"another order \({named}\).*shuffle=False"):
+    with pytest.raises(UndeError, match=rf"another order \({named}\).*shuffle=False"):
         Rows(DataLoader(Pairs(), **options))
 
 
 def test_a_loader_of_a_stream_is_refused_for_the_stream():
-    with pytest.raises(WhenceError, match="type Stream cannot be read by position"):
+    with pytest.raises(UndeError, match="type Stream cannot be read by position"):
         Rows(DataLoader(Stream()))
 
 
@@ -300,14 +300,14 @@ def test_images():
 
 
 def test_what_has_no_content_is_refused():
-    with pytest.raises(WhenceError, match=r"type object are equal.*Convert it"):
+    with pytest.raises(UndeError, match=r"type object are equal.*Convert it"):
         digest({"x": object()})
 
 
 def test_the_same_in_another_process():
     """Nothing of hashing order, addresses or the environment goes in."""
     code = (
-        "import numpy as np, torch; from whence.data import digest;"
+        "import numpy as np, torch; from unde.data import digest;"
         "print(digest({'x': torch.arange(6.).view(2, 3).T, 'y': [1, 2.5, None, 'é', b'z'], "
         "'z': np.array(['a', None], dtype=object)}))"
     )

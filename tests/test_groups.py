@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from whence.errors import WhenceError
-from whence.groups import Groups, trainable
+from unde.errors import UndeError
+from unde.groups import Groups, trainable
 
 
 class Small(nn.Module):
@@ -62,16 +62,16 @@ def test_tied_parameters_are_one():
 )
 def test_bad_exclude(exclude, message):
     for make in (trainable, lambda m, e: Groups.by_layer(m, exclude=e)):
-        with pytest.raises(WhenceError, match=message):
+        with pytest.raises(UndeError, match=message):
             make(Small(), exclude)
 
 
 def test_no_trainable_parameter():
     model = Small().requires_grad_(False)
     for make in (trainable, Groups.by_tensor, Groups.by_layer, lambda m: Groups.consecutive(m, 1)):
-        with pytest.raises(WhenceError, match="no trainable parameter: every requires_grad is False"):
+        with pytest.raises(UndeError, match="no trainable parameter: every requires_grad is False"):
             make(model)
-    with pytest.raises(WhenceError, match="no trainable parameter"):
+    with pytest.raises(UndeError, match="no trainable parameter"):
         trainable(nn.Identity())
 
 
@@ -134,7 +134,7 @@ def test_consecutive_groups_are_balanced_runs(n, data):
 
 @pytest.mark.parametrize("count", [0, -1, 12, 10**6])
 def test_consecutive_errors(count):
-    with pytest.raises(WhenceError, match=f"cannot form {count} consecutive groups: expected 1 to 11"):
+    with pytest.raises(UndeError, match=f"cannot form {count} consecutive groups: expected 1 to 11"):
         Groups.consecutive(Small(), count)
 
 
@@ -164,21 +164,21 @@ def test_by_pattern():
     ],
 )
 def test_by_pattern_errors(patterns, message):
-    with pytest.raises(WhenceError, match=message):
+    with pytest.raises(UndeError, match=message):
         Groups.by_pattern(Small(), patterns)
 
 
 def test_overlap_names_the_parameter_and_both_patterns():
-    with pytest.raises(WhenceError, match=r"'embed\.weight' matches the patterns of \['a', 'b'\]"):
+    with pytest.raises(UndeError, match=r"'embed\.weight' matches the patterns of \['a', 'b'\]"):
         Groups.by_pattern(Small(), {"a": "weight", "b": "embed", "c": "scale|bias"})
 
 
 def test_a_partition_has_no_overlap_and_no_empty_group():
-    with pytest.raises(WhenceError, match="parameter 'y' is in groups 'a' and 'b'"):
+    with pytest.raises(UndeError, match="parameter 'y' is in groups 'a' and 'b'"):
         Groups({"a": ("x", "y"), "b": ("y",)})
-    with pytest.raises(WhenceError, match="parameter 'x' is in groups 'a' and 'a'"):
+    with pytest.raises(UndeError, match="parameter 'x' is in groups 'a' and 'a'"):
         Groups({"a": ("x", "x")})
-    with pytest.raises(WhenceError, match="group 'b' has no parameter"):
+    with pytest.raises(UndeError, match="group 'b' has no parameter"):
         Groups({"a": ("x",), "b": ()})
 
 
@@ -197,7 +197,7 @@ def test_of():
     ],
 )
 def test_of_checks_the_partition(parameters, message):
-    with pytest.raises(WhenceError, match=f"do not fit the {len(parameters)} attributed.*{message}"):
+    with pytest.raises(UndeError, match=f"do not fit the {len(parameters)} attributed.*{message}"):
         Groups({"late": ("c", "a"), "early": ("b",)}).of(parameters)
 
 
@@ -212,7 +212,7 @@ def test_every_constructor_partitions_what_is_trainable():
     ):
         numbers = groups.of(trainable(model))
         assert set(numbers) == set(range(len(groups)))
-        with pytest.raises(WhenceError, match="leave out 'blocks"):
+        with pytest.raises(UndeError, match="leave out 'blocks"):
             groups.of(trainable(Small()))
 
 
@@ -238,5 +238,5 @@ def test_parse():
     ],
 )
 def test_parse_errors(text, message):
-    with pytest.raises(WhenceError, match=message):
+    with pytest.raises(UndeError, match=message):
         Groups.parse(text, Small())

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 import toy
-import whence
-from whence import Groups, WhenceError, methods
-from whence.methods import TRAK, TracIn
-from whence.projection import Projection
-from whence.tasks import Classification, Task
+import unde
+from unde import Groups, UndeError, methods
+from unde.methods import TRAK, TracIn
+from unde.projection import Projection
+from unde.tasks import Classification, Task
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -286,10 +286,10 @@ def test_regrouping_is_rebuilding(tmp_path, groups):
 def test_a_method_of_another_projection_is_refused(tmp_path):
     index = toy.build(tmp_path / "i", method=TRAK(projection="kron(2)"))
     with pytest.raises(
-        WhenceError, match=r"under none, but the index holds 'loss' under kron\(2\): build another"
+        UndeError, match=r"under none, but the index holds 'loss' under kron\(2\): build another"
     ):
         index.score(toy.data(4), method=TRAK(projection="none"))
-    with pytest.raises(WhenceError, match=r"unknown method 'track'.*Did you mean 'trak'"):
+    with pytest.raises(UndeError, match=r"unknown method 'track'.*Did you mean 'trak'"):
         index.score(toy.data(4), method="track")
 
 
@@ -300,7 +300,7 @@ def test_names():
     assert methods.parse("trak") == TRAK()
     assert methods.parse("tracin") == TracIn()
     assert methods.parse("tracin-cosine") == TracIn(cosine=True)
-    assert whence.methods.TRAK is TRAK
+    assert unde.methods.TRAK is TRAK
     assert methods.for_building("trak").projection == "kron(16)"
     assert TracIn(projection=" kron( 4 )").projection == "kron(4)"
 
@@ -338,7 +338,7 @@ def test_a_description_is_read_back(method):
     ],
 )
 def test_wrong_names(wrong, said):
-    with pytest.raises(WhenceError, match=said):
+    with pytest.raises(UndeError, match=said):
         wrong()
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import toy
-from whence import Setup, Weights, WhenceError, pages
-from whence.data import Rows
-from whence.pages import query_panels, show_top, weights_panels
-from whence.tasks import Task
+from unde import Setup, Weights, UndeError, pages
+from unde.data import Rows
+from unde.pages import query_panels, show_top, weights_panels
+from unde.tasks import Task
 
 WORDS = ["to", " be", " or", " not"]
 
@@ -76,7 +76,7 @@ def test_shading_needs_both_tokens_and_pieces(found):
 
 def test_pieces_that_do_not_match_their_tokens_are_refused(found):
     setup, queries, scores = found
-    with pytest.raises(WhenceError, match=r"4 pieces for training example \d, which has 3 tokens"):
+    with pytest.raises(UndeError, match=r"4 pieces for training example \d, which has 3 tokens"):
         query_panels(setup, queries, scores, {"a": None}, which=[0], tokens=lambda q, i, w: [1.0] * 3)
 
 
@@ -95,7 +95,7 @@ def test_contributors_are_marked_for_their_query(found):
     for q, panel in enumerate(panels):
         marks = {s.item.id: [m.letter for m in s.marks] for s in panel.rows[0].proponents}
         assert marks == {f"t{i}": ["S"] if (q, i) == (1, 4) else [] for i in range(6)}
-    with pytest.raises(WhenceError, match=r"'style' are bool of shape \(2, 5\): expected .* \(2, 6\)"):
+    with pytest.raises(UndeError, match=r"'style' are bool of shape \(2, 5\): expected .* \(2, 6\)"):
         query_panels(
             setup, queries, scores, {"a": None}, which=[0], contributors={"style": known["style"][:, 1:]}
         )
@@ -115,7 +115,7 @@ def test_keys_that_no_page_knows_are_refused(found):
     setup, queries, scores = found
     setup.show = lambda example: {"promt": "a dot"}
     with pytest.raises(
-        WhenceError, match=r"unknown key in what Setup.show returns 'promt'.*Did you mean 'prompt'"
+        UndeError, match=r"unknown key in what Setup.show returns 'promt'.*Did you mean 'prompt'"
     ):
         query_panels(setup, queries, scores, {"a": None}, which=[0])
 

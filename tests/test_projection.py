@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whence.errors import WhenceError
-from whence.projection import VERSION, Projection, Spec
+from unde.errors import UndeError
+from unde.projection import VERSION, Projection, Spec
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -54,7 +54,7 @@ def test_parse(text, expected):
     ],
 )
 def test_parse_errors(text, message):
-    with pytest.raises(WhenceError, match=message):
+    with pytest.raises(UndeError, match=message):
         Spec.parse(text)
 
 
@@ -324,7 +324,7 @@ def test_a_name_and_a_seed_cannot_be_confused():
 
 
 def test_dense_matrices_that_are_too_large_are_refused():
-    with pytest.raises(WhenceError, match=r"'big\.weight' \(1,048,576 entries\).*16\.0 GiB.*sjlt\(4096\)"):
+    with pytest.raises(UndeError, match=r"'big\.weight' \(1,048,576 entries\).*16\.0 GiB.*sjlt\(4096\)"):
         Projection("dense(4096)", "big.weight", (1024, 1024))
     assert Projection("sjlt(4096)", "big.weight", (1024, 1024)).size == 4096
 

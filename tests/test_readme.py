@@ -29,10 +29,10 @@ def test_quickstart_runs_as_printed(tmp_path):
 def test_commands_of_the_readme_exist():
     from typer.main import get_command
 
-    from whence.cli import app
+    from unde.cli import app
 
     known = set(get_command(app).commands)
-    named = set(re.findall(r"^whence (\w+)", README.read_text(), re.M))
+    named = set(re.findall(r"^unde (\w+)", README.read_text(), re.M))
     assert named and named <= known
     assert known == {"demo", "plan", "build", "learn", "attribute", "evaluate", "report", "bench"}
 

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from whence import Groups, GroupScores, Weights, WhenceError, learn_weights
-from whence.methods import TRAK, TracIn
-from whence.scores import TrainSide, _stable_top
-from whence.weights.source import Source
+from unde import Groups, GroupScores, Weights, UndeError, learn_weights
+from unde.methods import TRAK, TracIn
+from unde.scores import TrainSide, _stable_top
+from unde.weights.source import Source
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -126,7 +126,7 @@ def test_a_weight_of_zero_leaves_a_group_out():
 def test_weights_that_do_not_fit(weights, said):
     scores = scores_of()
     for use in (scores.total, lambda w: scores.top(2, w)):
-        with pytest.raises(WhenceError, match=said):
+        with pytest.raises(UndeError, match=said):
             use(weights)
 
 
@@ -154,7 +154,7 @@ def test_by_group_within_the_budget():
     need = 4 * 6 * 23 * 3
     scores_of(memory=need).by_group()
     with pytest.raises(
-        WhenceError, match=r"by_group\(\) of 6 × 23 × 3 needs .* score fewer queries, regroup"
+        UndeError, match=r"by_group\(\) of 6 × 23 × 3 needs .* score fewer queries, regroup"
     ):
         scores_of(memory=need - 1).by_group()
 
@@ -211,15 +211,15 @@ def test_any_partition_of_the_parameters(order, cuts, data):
 
 def test_groups_that_do_not_fit():
     scores = scores_of()
-    with pytest.raises(WhenceError, match=r"unknown group 'middel'.*Did you mean 'middle'"):
+    with pytest.raises(UndeError, match=r"unknown group 'middel'.*Did you mean 'middle'"):
         scores.regroup({"x": ["a", "b"], "middle": ["c"]}).regroup({"y": ["middel", "x"]})
-    with pytest.raises(WhenceError, match="leave out 'c'"):
+    with pytest.raises(UndeError, match="leave out 'c'"):
         scores.regroup({"x": ["a", "b"]})
-    with pytest.raises(WhenceError, match="is in groups 'x' and 'y'"):
+    with pytest.raises(UndeError, match="is in groups 'x' and 'y'"):
         scores.regroup({"x": ["a", "b"], "y": ["b", "c"]})
-    with pytest.raises(WhenceError, match="name unknown 'd'"):
+    with pytest.raises(UndeError, match="name unknown 'd'"):
         scores.regroup(Groups({"x": tuple(UNITS), "y": ("d",)}))
-    with pytest.raises(WhenceError, match="no weight for 'all'"):
+    with pytest.raises(UndeError, match="no weight for 'all'"):
         scores.regroup({"all": ["a", "b", "c"]}).total(Weights.uniform(["a", "b", "c"]))
 
 
@@ -242,7 +242,7 @@ def test_top_is_the_top_of_the_totals(k, largest, method):
 
 @pytest.mark.parametrize("k", [0, -1, 24])
 def test_more_than_there_are(k):
-    with pytest.raises(WhenceError, match=rf"top\({k}\) of 23 training examples: expected 1 ≤ k ≤ 23"):
+    with pytest.raises(UndeError, match=rf"top\({k}\) of 23 training examples: expected 1 ≤ k ≤ 23"):
         scores_of().top(k)
 
 
@@ -252,7 +252,7 @@ def test_ids_and_skipped_examples():
         top = scores.top(20, largest=largest)
         assert not {0, 7, 22} & set(top.indices.flatten().tolist())
         assert top.ids == [[f"img{i}" for i in row] for row in top.indices.tolist()]
-    with pytest.raises(WhenceError, match=r"top\(21\) of 20 training examples \(3 more were skipped\)"):
+    with pytest.raises(UndeError, match=r"top\(21\) of 20 training examples \(3 more were skipped\)"):
         scores.top(21)
 
 

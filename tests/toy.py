@@ -7,9 +7,9 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-import whence
-from whence import Index
-from whence.tasks import Classification, Task
+import unde
+from unde import Index
+from unde.tasks import Classification, Task
 
 FEATURES, HIDDEN, CLASSES = 5, 6, 3
 
@@ -38,13 +38,13 @@ def build(
 ) -> Index:
     """22 examples in 3 shards of 8, 8 and 6, batches of 4; features are the gradients themselves."""
     defaults: dict[str, Any] = {"batch_size": 4, "progress": False, "memory": "50MB"}
-    with mock.patch("whence.index.build.SHARD_BATCHES", shard_batches):
+    with mock.patch("unde.index.build.SHARD_BATCHES", shard_batches):
         return Index.build(
             model or net(),
             task or Classification(),
             data(n) if train_data is None else train_data,
             folder,
-            method=method or whence.methods.TracIn(projection="none"),
+            method=method or unde.methods.TracIn(projection="none"),
             **(defaults | options),
         )
 

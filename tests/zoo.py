@@ -5,8 +5,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 import models
 from cases import Case, images, ragged
-from whence.data import Rows
-from whence.tasks import CausalLM
+from unde.data import Rows
+from unde.tasks import CausalLM
 
 SMALL = {
     "vocab_size": 23,

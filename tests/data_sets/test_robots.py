@@ -14,11 +14,11 @@ pytest.importorskip("PIL")
 if find_spec("robohash") is None:  # only its files are read
     pytest.skip("robohash is not installed", allow_module_level=True)
 
-from whence import WhenceError
-from whence.datasets import pretraining_robots, robot_queries, robots, scenes
-from whence.datasets.robot_sets import CATEGORIES, OTHER
-from whence.datasets.styles import OTHER_STYLES, STYLES
-from whence.evaluate import recall_at_k
+from unde import UndeError
+from unde.datasets import pretraining_robots, robot_queries, robots, scenes
+from unde.datasets.robot_sets import CATEGORIES, OTHER
+from unde.datasets.styles import OTHER_STYLES, STYLES
+from unde.evaluate import recall_at_k
 
 ATTRIBUTES = ("subject", "style", "background")
 
@@ -184,15 +184,15 @@ def test_the_licence_names_every_artist(data):
 
 
 def test_mistakes_are_named(data, monkeypatch):
-    with pytest.raises(WhenceError, match="size is 48: the pictures are drawn at 32 or 64"):
+    with pytest.raises(UndeError, match="size is 48: the pictures are drawn at 32 or 64"):
         robots(size=48)
-    with pytest.raises(WhenceError, match=r"unknown attribute 'styles'.*Did you mean 'style'"):
+    with pytest.raises(UndeError, match=r"unknown attribute 'styles'.*Did you mean 'style'"):
         data.contributors(data.labels, "styles")
-    with pytest.raises(WhenceError, match="unknown split 'test'"):
+    with pytest.raises(UndeError, match="unknown split 'test'"):
         data.queries("test")
     scenes._matches.cache_clear()
     monkeypatch.setattr(scenes, "find_spec", lambda name: None)
-    with pytest.raises(WhenceError, match=r"pip install 'whence\[examples\]'"):
+    with pytest.raises(UndeError, match=r"pip install 'unde\[examples\]'"):
         robots()
 
 

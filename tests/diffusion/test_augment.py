@@ -9,11 +9,11 @@ import pytest
 import torch
 from PIL import Image, ImageEnhance
 
-from whence import WhenceError, learn_weights
-from whence.diffusion import augment
-from whence.weights.source import TensorScores
+from unde import UndeError, learn_weights
+from unde.diffusion import augment
+from unde.weights.source import TensorScores
 
-module = importlib.import_module("whence.diffusion.augment")  # the package has the function of this name
+module = importlib.import_module("unde.diffusion.augment")  # the package has the function of this name
 pytestmark = pytest.mark.usefixtures("one_thread")
 rng = np.random.default_rng(0)
 PIXELS = rng.integers(0, 256, size=(21, 17, 3), dtype=np.uint8)
@@ -200,7 +200,7 @@ def test_supervised_weights_from_changed_images():
     ],
 )
 def test_bad_input(images, options, message):
-    with pytest.raises(WhenceError, match=message):
+    with pytest.raises(UndeError, match=message):
         augment(images, **options)
 
 

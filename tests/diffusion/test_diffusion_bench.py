@@ -3,8 +3,8 @@
 import pytest
 from denoisers import ddpm, images, toy
 
-from whence import Setup, bench
-from whence.tasks import Diffusion
+from unde import Setup, bench
+from unde.tasks import Diffusion
 
 
 @pytest.mark.parametrize("run", [bench.plain, bench.frozen])

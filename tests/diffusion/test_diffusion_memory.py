@@ -5,16 +5,16 @@ import torch
 from denoisers import ddpm, images, toy
 from test_diffusion_task import unet
 
-from whence import Index, WhenceError
-from whence.data import Rows
-from whence.diffusion import sample
-from whence.features import Collector, make_units, plan_coverage
-from whence.groups import trainable
-from whence.index.manifest import task_name
-from whence.meter import Meter
-from whence.methods import DAS, JourneyTRAK, TracIn
-from whence.tasks import Diffusion
-from whence.tasks.diffusion import ROWS, evenly
+from unde import Index, UndeError
+from unde.data import Rows
+from unde.diffusion import sample
+from unde.features import Collector, make_units, plan_coverage
+from unde.groups import trainable
+from unde.index.manifest import task_name
+from unde.meter import Meter
+from unde.methods import DAS, JourneyTRAK, TracIn
+from unde.tasks import Diffusion
+from unde.tasks.diffusion import ROWS, evenly
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -127,7 +127,7 @@ def test_the_size_of_passes_is_no_part_of_an_index():
 
 
 def test_no_rows():
-    with pytest.raises(WhenceError, match="rows=0: expected at least one noisy image"):
+    with pytest.raises(UndeError, match="rows=0: expected at least one noisy image"):
         Diffusion(ddpm(), rows=0)
 
 

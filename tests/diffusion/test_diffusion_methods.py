@@ -5,9 +5,9 @@ import torch
 from denoisers import ddpm, images, toy
 from torch import nn
 
-from whence import Groups, Index, Task, WhenceError, learn_weights
-from whence.methods import DAS, DTRAK
-from whence.tasks import Diffusion
+from unde import Groups, Index, Task, UndeError, learn_weights
+from unde.methods import DAS, DTRAK
+from unde.tasks import Diffusion
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -146,7 +146,7 @@ def test_a_leverage_of_one_stays_finite(tmp_path):
 
 
 def test_options():
-    with pytest.raises(WhenceError, match="weigh 'both'"):
+    with pytest.raises(UndeError, match="weigh 'both'"):
         DAS(weigh="both")
     assert DAS(weigh="after").linear
     assert not DAS().linear

@@ -5,10 +5,10 @@ import torch
 from denoisers import ddpm, images, toy
 from torch import nn
 
-from whence import Index, WhenceError
-from whence.data import Rows, digest
-from whence.methods import DAS, DTRAK, TracIn
-from whence.tasks import Diffusion
+from unde import Index, UndeError
+from unde.data import Rows, digest
+from unde.methods import DAS, DTRAK, TracIn
+from unde.tasks import Diffusion
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -116,7 +116,7 @@ def unet(**options):
 
 
 def against_autograd(model, task, data, tmp_path):
-    from whence.methods import TracIn
+    from unde.methods import TracIn
 
     index = Index.build(
         model, task, data, tmp_path / "i", method=TracIn(projection="none"), batch_size=4, progress=False
@@ -200,24 +200,24 @@ def test_bad_input():
     from diffusers import FlowMatchEulerDiscreteScheduler
 
     x = images(2)
-    with pytest.raises(WhenceError, match=r"FlowMatch.* has no training timesteps"):
+    with pytest.raises(UndeError, match=r"FlowMatch.* has no training timesteps"):
         Diffusion(FlowMatchEulerDiscreteScheduler())
-    with pytest.raises(WhenceError, match=r"timesteps=101: expected 1 to 100"):
+    with pytest.raises(UndeError, match=r"timesteps=101: expected 1 to 100"):
         Diffusion(ddpm(), timesteps=101)
-    with pytest.raises(WhenceError, match=r"timesteps \[100\]"):
+    with pytest.raises(UndeError, match=r"timesteps \[100\]"):
         Diffusion(ddpm(), timesteps=[100])
-    with pytest.raises(WhenceError, match=r"prediction_type of the scheduler 'sample'"):
+    with pytest.raises(UndeError, match=r"prediction_type of the scheduler 'sample'"):
         Diffusion(ddpm(prediction_type="sample"))
     task = Diffusion(ddpm(), timesteps=2)
-    with pytest.raises(WhenceError, match=r"Toy does not take condition.*unconditional model has no prompts"):
+    with pytest.raises(UndeError, match=r"Toy does not take condition.*unconditional model has no prompts"):
         task.loss(toy(), {"images": x, "condition": torch.zeros(2, 3)})
-    with pytest.raises(WhenceError, match=r"has 'prompts'.*no text_encoder"):
+    with pytest.raises(UndeError, match=r"has 'prompts'.*no text_encoder"):
         task.loss(toy(), {"images": x, "prompts": torch.zeros(2, 3, dtype=torch.long)})
-    with pytest.raises(WhenceError, match=r"shape \(3, 4, 4\) for a model of 2 channels"):
+    with pytest.raises(UndeError, match=r"shape \(3, 4, 4\) for a model of 2 channels"):
         task.loss(unet(), {"latents": torch.zeros(2, 3, 4, 4), "encoder_hidden_states": torch.zeros(2, 5, 6)})
-    with pytest.raises(WhenceError, match=r"'images' or 'latents': this one has \['labels'\]"):
+    with pytest.raises(UndeError, match=r"'images' or 'latents': this one has \['labels'\]"):
         task.loss(toy(), {"labels": torch.zeros(2)})
-    with pytest.raises(WhenceError, match=r"images are torch.uint8"):
+    with pytest.raises(UndeError, match=r"images are torch.uint8"):
         task.loss(toy(), torch.zeros(2, 2, 4, 4, dtype=torch.uint8))
-    with pytest.raises(WhenceError, match=r"measure of Diffusion 'cube'"):
+    with pytest.raises(UndeError, match=r"measure of Diffusion 'cube'"):
         task.measure(toy(), x, name="cube")

@@ -4,10 +4,10 @@ import pytest
 import torch
 from denoisers import ddpm, images, toy
 
-from whence import Index, WhenceError
-from whence.diffusion import sample
-from whence.methods import TRAK, JourneyTRAK
-from whence.tasks import Diffusion
+from unde import Index, UndeError
+from unde.diffusion import sample
+from unde.methods import TRAK, JourneyTRAK
+from unde.tasks import Diffusion
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -48,7 +48,7 @@ def test_a_seed_is_an_image_whatever_its_batch():
 
 def test_roles_have_seeds_of_their_own():
     learn = sample(toy(), scheduler(), SHAPE, range(3), steps=2, progress=False)
-    with pytest.raises(WhenceError, match=r"seeds \[2\] serve another role"):
+    with pytest.raises(UndeError, match=r"seeds \[2\] serve another role"):
         sample(toy(), scheduler(), SHAPE, range(2, 5), steps=2, apart_from=learn, progress=False)
     sample(toy(), scheduler(), SHAPE, range(3, 5), steps=2, apart_from=[learn], progress=False)
 
@@ -111,31 +111,31 @@ def test_bad_journeys(tmp_path):
     model, task = toy(), Diffusion(scheduler(), timesteps=4)
     made = sample(model, scheduler(), SHAPE, [1, 2], steps=5, progress=False)
     index = Index.build(model, task, images(6), tmp_path / "i", method="trak", progress=False)
-    with pytest.raises(WhenceError, match="Journey-TRAK follows the trajectory"):
+    with pytest.raises(UndeError, match="Journey-TRAK follows the trajectory"):
         index.score(made.queries(), "journey-trak")
-    with pytest.raises(WhenceError, match="Journey-TRAK follows the trajectory"):
+    with pytest.raises(UndeError, match="Journey-TRAK follows the trajectory"):
         index.score([{"latents": x} for x in made.latents], "journey-trak")
-    with pytest.raises(WhenceError, match="Journey-TRAK follows the trajectory"):
+    with pytest.raises(UndeError, match="Journey-TRAK follows the trajectory"):
         index.score(made.latents, "journey-trak")
     foreign = made.queries(journey=True) | {"timesteps": made.timesteps.flip(1)}
-    with pytest.raises(WhenceError, match="of another sampler or scheduler"):
+    with pytest.raises(UndeError, match="of another sampler or scheduler"):
         index.score(foreign, "journey-trak")
     short = made.queries(journey=True)
     short |= {"trajectory": short["trajectory"][:, 1:], "timesteps": short["timesteps"][:, 1:]}
-    with pytest.raises(WhenceError, match=r"timesteps \[60, 40, 20\].* is of another sampler"):
+    with pytest.raises(UndeError, match=r"timesteps \[60, 40, 20\].* is of another sampler"):
         index.score(short, "journey-trak")
-    with pytest.raises(WhenceError, match=r"a trajectory of shape \(1, 5, 2, 4, 4\) with timesteps None"):
+    with pytest.raises(UndeError, match=r"a trajectory of shape \(1, 5, 2, 4, 4\) with timesteps None"):
         index.score({k: v for k, v in made.queries(journey=True).items() if k != "timesteps"}, "journey-trak")
-    with pytest.raises(WhenceError, match="needs the features of 50 steps, the index holds 1"):
+    with pytest.raises(UndeError, match="needs the features of 50 steps, the index holds 1"):
         index.score(made.queries(journey=True), JourneyTRAK(training="per-step"))
 
 
 def test_bad_requests():
-    with pytest.raises(WhenceError, match="different from the others"):
+    with pytest.raises(UndeError, match="different from the others"):
         sample(toy(), scheduler(), SHAPE, [1, 1])
-    with pytest.raises(WhenceError, match=r"2 rows of 'condition' for 3 seeds"):
+    with pytest.raises(UndeError, match=r"2 rows of 'condition' for 3 seeds"):
         sample(toy(3), scheduler(), SHAPE, [1, 2, 3], given={"condition": torch.zeros(2, 3)})
-    with pytest.raises(WhenceError, match="guidance needs a conditional model"):
+    with pytest.raises(UndeError, match="guidance needs a conditional model"):
         sample(toy(), scheduler(), SHAPE, [1], unconditional={"condition": torch.zeros(1, 3)})
-    with pytest.raises(WhenceError, match="2 prompts for 1 seeds"):
+    with pytest.raises(UndeError, match="2 prompts for 1 seeds"):
         sample(toy(), scheduler(), SHAPE, [1], prompts=["a", "b"])

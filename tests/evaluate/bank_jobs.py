@@ -9,7 +9,7 @@ import time
 import numpy as np
 import torch
 
-from whence.evaluate import Bank
+from unde.evaluate import Bank
 
 N_TRAIN, SUBSETS, QUICK = 30, 10, 3
 GENERATOR = torch.Generator().manual_seed(0)

@@ -2,9 +2,9 @@
 
 import torch
 
-from whence import Groups, GroupScores
-from whence.methods import TracIn
-from whence.scores import TrainSide
+from unde import Groups, GroupScores
+from unde.methods import TracIn
+from unde.scores import TrainSide
 
 
 def group_scores(queries, train, units, *, groups=None, method=None, skipped=(), memory=2**30, rows=7):

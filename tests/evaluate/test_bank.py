@@ -14,8 +14,8 @@ import psutil
 import pytest
 import torch
 
-from whence.errors import WhenceError
-from whence.evaluate import Bank, lds
+from unde.errors import UndeError
+from unde.evaluate import Bank, lds
 
 MODELS = 2 * bank_jobs.SUBSETS
 
@@ -124,7 +124,7 @@ def test_killed_in_two_processes_then_continued_in_two_is_as_if_run_in_one(tmp_p
     assert not alive
     kept = list(parts.glob("model-*.npz"))
     assert len(kept) == 2 * bank_jobs.QUICK
-    with pytest.raises(WhenceError, match=rf"not finished \({len(kept)} of {MODELS} models\)"):
+    with pytest.raises(UndeError, match=rf"not finished \({len(kept)} of {MODELS} models\)"):
         Bank.open(path)
     seconds = {int(file.stem.removeprefix("model-")): float(np.load(file)["seconds"]) for file in kept}
     bank = run(path, processes=2)
@@ -144,14 +144,14 @@ def test_killed_in_two_processes_then_continued_in_two_is_as_if_run_in_one(tmp_p
     ids=["error", "death"],
 )
 def test_failures_in_other_processes_are_told(tmp_path, train, message):
-    with pytest.raises(WhenceError, match=message):
+    with pytest.raises(UndeError, match=message):
         run(tmp_path / "bank", train=train, subsets=1, seeds_per_subset=1, processes=2)
     assert not multiprocessing.active_children()
 
 
 def test_failure_in_this_process_keeps_what_is_done_and_its_cause(tmp_path, reference):
     path = tmp_path / "bank"
-    with pytest.raises(WhenceError, match="RuntimeError: no luck today") as caught:
+    with pytest.raises(UndeError, match="RuntimeError: no luck today") as caught:
         run(path, train=bank_jobs.fail_on_some)
     assert isinstance(caught.value.__cause__, RuntimeError)
     first = int(np.argmax(reference.masks[:, 5]))
@@ -171,7 +171,7 @@ def test_torn_parts_and_leftovers_are_made_anew(tmp_path, reference):
             raise RuntimeError
         return bank_jobs.train(indices, seed)
 
-    with pytest.raises(WhenceError):
+    with pytest.raises(UndeError):
         run(path, train=train)
     torn, flipped = parts / "model-00001.npz", parts / "model-00002.npz"
     torn.write_bytes(torn.read_bytes()[:-40])
@@ -202,24 +202,24 @@ def test_a_finished_bank_is_not_trained_again(reference):
     ],
 )
 def test_another_plan_is_refused_for_finished_and_unfinished_banks(tmp_path, reference, change, message):
-    with pytest.raises(WhenceError, match=message):
+    with pytest.raises(UndeError, match=message):
         run(reference.path, **change)
-    with pytest.raises(WhenceError, match="no luck today"):
+    with pytest.raises(UndeError, match="no luck today"):
         run(tmp_path / "bank", train=bank_jobs.fail_on_some)
-    with pytest.raises(WhenceError, match=message):
+    with pytest.raises(UndeError, match=message):
         run(tmp_path / "bank", **change)
 
 
 def test_the_default_name_tells_trainings_apart(tmp_path):
     bank = run(tmp_path / "b", name=None, train=partial(bank_jobs.train, pause=0.001), subsets=1)
     assert bank.provenance["plan"]["name"] == "bank_jobs.train(pause=0.001), bank_jobs.utility"
-    with pytest.raises(WhenceError, match=r"pause=0.001.* there and .*pause=0.002"):
+    with pytest.raises(UndeError, match=r"pause=0.001.* there and .*pause=0.002"):
         run(tmp_path / "b", name=None, train=partial(bank_jobs.train, pause=0.002), subsets=1)
 
 
 def test_two_runs_at_once_are_refused(tmp_path):
     def train(indices, seed):
-        with pytest.raises(WhenceError, match="another run is filling"):
+        with pytest.raises(UndeError, match="another run is filling"):
             run(tmp_path / "bank", subsets=1)
         return bank_jobs.train(indices, seed)
 
@@ -227,7 +227,7 @@ def test_two_runs_at_once_are_refused(tmp_path):
 
 
 def test_functions_that_cannot_be_imported_are_refused_before_any_process_starts(tmp_path):
-    with pytest.raises(WhenceError, match=r"top level of a module.*processes=1"):
+    with pytest.raises(UndeError, match=r"top level of a module.*processes=1"):
         run(tmp_path / "bank", train=lambda indices, seed: None, processes=2)
 
 
@@ -245,43 +245,43 @@ def test_functions_that_cannot_be_imported_are_refused_before_any_process_starts
     ],
 )
 def test_bad_utility_stops_at_the_first_model(tmp_path, utility, message):
-    with pytest.raises(WhenceError, match=message):
+    with pytest.raises(UndeError, match=message):
         run(tmp_path / "bank", utility=utility)
 
 
 def test_utility_that_changes_its_queries_is_refused(tmp_path):
     sizes = iter([3, 3, 4, 3])
     for _ in range(2):  # also when the odd one is already on disk
-        with pytest.raises(WhenceError, match=r"\(4,\).*model 2 and .*\(3,\).* for another"):
+        with pytest.raises(UndeError, match=r"\(4,\).*model 2 and .*\(3,\).* for another"):
             run(tmp_path / "bank", utility=lambda model: np.ones(next(sizes)))
 
 
 def test_foreign_files_are_neither_read_nor_overwritten(tmp_path):
     (tmp_path / "bank.parts").mkdir()
     (tmp_path / "bank.parts" / "thesis.tex").write_text("years of work")
-    with pytest.raises(WhenceError, match=r"holds something else than a bank \(thesis.tex\)"):
+    with pytest.raises(UndeError, match=r"holds something else than a bank \(thesis.tex\)"):
         run(tmp_path / "bank")
     for name, content in (("text", b"hello"), ("npy", b"\x93NUMPY\x01\x00"), ("empty", b"")):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(WhenceError, match="not a bank"):
+        with pytest.raises(UndeError, match="not a bank"):
             run(tmp_path / name)
         assert (tmp_path / name).read_bytes() == content
 
 
 def test_other_formats_and_pickles_are_not_opened(tmp_path, reference):
     arrays = dict(np.load(reference.path))
-    provenance = json.loads(str(arrays["provenance"])) | {"format": "whence bank 99"}
+    provenance = json.loads(str(arrays["provenance"])) | {"format": "unde bank 99"}
     np.savez(tmp_path / "new.npz", **{**arrays, "provenance": np.array(json.dumps(provenance))})
-    with pytest.raises(WhenceError, match="whence bank 99"):
+    with pytest.raises(UndeError, match="unde bank 99"):
         Bank.open(tmp_path / "new.npz")
     np.savez(tmp_path / "evil.npz", **{**arrays, "seeds": np.array([object()])})
-    with pytest.raises(WhenceError, match="not a bank that can be read"):
+    with pytest.raises(UndeError, match="not a bank that can be read"):
         Bank.open(tmp_path / "evil.npz")
 
 
 def test_nonsense_counts(tmp_path):
     for change in ({"processes": 0}, {"threads": 0}):
-        with pytest.raises(WhenceError, match="expected at least 1"):
+        with pytest.raises(UndeError, match="expected at least 1"):
             run(tmp_path / "bank", **change)
     assert not list(Path(tmp_path).iterdir())
 
@@ -305,7 +305,7 @@ def test_leftover_parts_go_if_they_are_of_this_bank_and_stay_if_not(tmp_path):
     for plan, stays in ((bank.provenance["plan"], False), ({**bank.provenance["plan"], "seed": 9}, True)):
         parts = tmp_path / "bank.parts"
         parts.mkdir()
-        (parts / "plan.json").write_text(json.dumps({"format": "whence bank 1", "plan": plan}))
+        (parts / "plan.json").write_text(json.dumps({"format": "unde bank 1", "plan": plan}))
         (parts / "model-00000.npz").write_bytes(b"")
         run(tmp_path / "bank", subsets=1)
         assert parts.exists() == stays

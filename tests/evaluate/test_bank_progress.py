@@ -1,6 +1,6 @@
 import pytest
 
-from whence.evaluate import progress
+from unde.evaluate import progress
 
 
 def test_a_log_file_gets_lines_with_count_rate_and_time_left(monkeypatch, capsys):

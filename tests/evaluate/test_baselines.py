@@ -9,8 +9,8 @@ from sklearn.metrics.pairwise import euclidean_distances
 from torch import nn
 
 import models
-from whence.errors import WhenceError
-from whence.evaluate import (
+from unde.errors import UndeError
+from unde.evaluate import (
     bm25,
     lds,
     random_indices,
@@ -18,7 +18,7 @@ from whence.evaluate import (
     representation_distance,
     representation_similarity,
 )
-from whence.tasks import CausalLM, Classification, Task
+from unde.tasks import CausalLM, Classification, Task
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -47,7 +47,7 @@ def test_random_positions():
     ("arguments", "message"), [((5, 2, 6), "k is 6: expected 1 to 5"), ((5, 0, 2), "queries is 0")]
 )
 def test_bad_random_positions(arguments, message):
-    with pytest.raises(WhenceError, match=message):
+    with pytest.raises(UndeError, match=message):
         random_indices(*arguments, seed=0)
 
 
@@ -89,13 +89,13 @@ def test_bm25_is_quiet(capfd):
     ],
 )
 def test_bm25_bad_input(train, queries, message):
-    with pytest.raises(WhenceError, match=message):
+    with pytest.raises(UndeError, match=message):
         bm25(train, queries)
 
 
 def test_bm25_without_its_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "bm25s", None)
-    with pytest.raises(WhenceError, match=r"pip install 'whence\[hf\]'"):
+    with pytest.raises(UndeError, match=r"pip install 'unde\[hf\]'"):
         bm25(["text"], ["text"])
 
 
@@ -250,14 +250,14 @@ class Worded(nn.Module):
 )
 def test_bad_layers(layer, options, message):
     x, y = torch.randn(5, 3), torch.zeros(5, dtype=torch.long)
-    with pytest.raises(WhenceError, match=message):
+    with pytest.raises(UndeError, match=message):
         similarity(TimeFirst(), (x, y), (x, y), layer, **options)
 
 
 def test_only_near_names_are_listed_of_a_large_model():
     data = [{"input_ids": torch.arange(4)}]
     with pytest.raises(
-        WhenceError, match=r"'transformer\.h\.1'.* Did you mean 'transformer\.h\.\d'\?"
+        UndeError, match=r"'transformer\.h\.1'.* Did you mean 'transformer\.h\.\d'\?"
     ) as error:
         representation_similarity(models.gpt2(), CausalLM(), data, data, layer="transformer.h.7")
     assert len(str(error.value)) < 500
@@ -277,7 +277,7 @@ def test_a_mask_of_another_length_is_refused():
             return model(**batch).sum((1, 2))
 
     data = {"input_ids": torch.ones(3, 6).long(), "attention_mask": torch.ones(3, 6).long()}
-    with pytest.raises(WhenceError, match=r"\(3, 3, 4\), but attention_mask has shape \(3, 6\)"):
+    with pytest.raises(UndeError, match=r"\(3, 3, 4\), but attention_mask has shape \(3, 6\)"):
         representation_similarity(Shortened(), Size(), data, data, layer="body")
 
 
@@ -329,5 +329,5 @@ def test_distances_of_a_function_and_of_an_encoder_of_transformers():
     ],
 )
 def test_bad_encoders(encoder, options, message):
-    with pytest.raises(WhenceError, match=message):
+    with pytest.raises(UndeError, match=message):
         representation_distance(encoder, torch.randn(5, 3), torch.randn(4, 3), **options)

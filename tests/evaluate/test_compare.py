@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from whence.errors import WhenceError
-from whence.evaluate import compare, lds, paired
+from unde.errors import UndeError
+from unde.evaluate import compare, lds, paired
 
 
 @dataclass
@@ -51,13 +51,13 @@ def test_the_parts_are_those_of_lds_and_paired(world):
 def test_queries_of_weight_learning_are_refused_by_position(world):
     scores, masks, utility = world
     weights = Weights(torch.ones(2), ["query 7", "elsewhere", "query 2"])
-    with pytest.raises(WhenceError, match="2 of these 12 queries, at positions 2, 7:"):
+    with pytest.raises(UndeError, match="2 of these 12 queries, at positions 2, 7:"):
         compare(scores, weights, masks, utility)
 
 
 def test_many_refused_positions_are_abridged(world):
     scores, masks, utility = world
-    with pytest.raises(WhenceError, match=r"11 of these 12 queries, at positions 0, 1, .*, 9, …:"):
+    with pytest.raises(UndeError, match=r"11 of these 12 queries, at positions 0, 1, .*, 9, …:"):
         compare(scores, Weights(torch.ones(2), scores.query_digests[:11]), masks, utility)
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from scipy import stats
 
-from whence.errors import WhenceError
-from whence.evaluate import Estimate, lds, paired
+from unde.errors import UndeError
+from unde.evaluate import Estimate, lds, paired
 
 
 def test_interval_is_students_t_of_the_mean_as_scipy_has_it():
@@ -27,7 +27,7 @@ def test_undefined_queries_take_no_part_and_are_counted_and_shown():
 
 @pytest.mark.parametrize("bad", [[], [np.nan, np.nan], [0.1, np.inf], [[0.1, 0.2]], ["a"]])
 def test_what_cannot_be_averaged_is_refused(bad):
-    with pytest.raises(WhenceError):
+    with pytest.raises(UndeError):
         Estimate(np.array(bad))
 
 
@@ -79,7 +79,7 @@ def test_paired_leaves_out_what_is_undefined_in_either():
 
 
 def test_paired_refuses_other_numbers_of_queries():
-    with pytest.raises(WhenceError, match="3 queries with 2"):
+    with pytest.raises(UndeError, match="3 queries with 2"):
         paired(Estimate(np.zeros(3)), Estimate(np.zeros(2)))
 
 
@@ -93,5 +93,5 @@ def test_paired_refuses_bootstraps_that_do_not_belong_together():
         lds(scores, masks, utility + 1, bootstrap=20, seed=0),
         lds(scores, masks, utility),
     ):
-        with pytest.raises(WhenceError, match="bootstrap draws"):
+        with pytest.raises(UndeError, match="bootstrap draws"):
             paired(a, other)

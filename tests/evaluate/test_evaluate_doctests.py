@@ -4,11 +4,11 @@ import pkgutil
 
 import pytest
 
-import whence.evaluate
+import unde.evaluate
 
-MODULES = [f"whence.evaluate.{module.name}" for module in pkgutil.iter_modules(whence.evaluate.__path__)]
+MODULES = [f"unde.evaluate.{module.name}" for module in pkgutil.iter_modules(unde.evaluate.__path__)]
 MADE = {"Comparison", "FineGrained"}  # by functions, and shown there
-PUBLIC = [name for name in whence.evaluate.__all__ if name not in MADE]
+PUBLIC = [name for name in unde.evaluate.__all__ if name not in MADE]
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -19,5 +19,5 @@ def test_examples_in_the_docstrings_run(name):
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_name_has_an_example(name):
     finder = doctest.DocTestFinder()
-    found = finder.find(getattr(whence.evaluate, name), name)
+    found = finder.find(getattr(unde.evaluate, name), name)
     assert any(test.examples for test in found)

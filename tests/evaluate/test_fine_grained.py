@@ -10,9 +10,9 @@ import torch
 from group_scores import group_scores
 from sklearn.metrics import precision_score
 
-from whence import Weights, WhenceError
-from whence.evaluate import fine_grained, recall_at_k
-from whence.evaluate.recall import ranked
+from unde import Weights, UndeError
+from unde.evaluate import fine_grained, recall_at_k
+from unde.evaluate.recall import ranked
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -114,7 +114,7 @@ def test_equal_scores_rank_the_earlier_example_first():
 def test_queries_that_weights_were_learned_on_are_refused(world):
     scores, _, relevant = world
     seen = {"style": weights(1.0, 1.0, 1.0, seen=()), "subject": weights(1.0, 2.0, 1.0, seen=["query 3"])}
-    with pytest.raises(WhenceError, match=r"target 'subject' were learned on 1 of these 25 .* positions 3"):
+    with pytest.raises(UndeError, match=r"target 'subject' were learned on 1 of these 25 .* positions 3"):
         fine_grained(scores, seen, relevant)  # found behind weights that remember nothing
     found = fine_grained(scores, {"style": seen["style"]}, relevant)
     assert not found.checked and "not checked" in str(found)
@@ -185,11 +185,11 @@ MARKS = np.ones((Q, N), dtype=bool)
     ],
 )
 def test_bad_input(world, targets, relevant, k, message):
-    with pytest.raises(WhenceError, match=message):
+    with pytest.raises(UndeError, match=message):
         fine_grained(world[0], targets, relevant, k=k)
 
 
 @pytest.mark.parametrize("k", [0, 3])
 def test_bad_k_of_a_ranking(k):
-    with pytest.raises(WhenceError, match=f"k is {k}: expected 1 to 2"):
+    with pytest.raises(UndeError, match=f"k is {k}: expected 1 to 2"):
         ranked(np.zeros((1, 3)), k, np.array([True, False, False]))

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
-from whence.errors import WhenceError
-from whence.evaluate import lds, paired
+from unde.errors import UndeError
+from unde.evaluate import lds, paired
 
 
 def slow_lds(scores, masks, utility):
@@ -75,7 +75,7 @@ def test_tensors_of_any_precision_and_with_gradients(dtype):
 
 def test_many_queries_are_summed_in_blocks(monkeypatch):
     scores, masks, utility = problem(4, queries=11)
-    module = importlib.import_module("whence.evaluate.lds")
+    module = importlib.import_module("unde.evaluate.lds")
     monkeypatch.setattr(module, "_BLOCK_BYTES", 8 * scores.shape[1] * 3)  # three queries in a block
     np.testing.assert_allclose(
         lds(scores, masks, utility).per_query, slow_lds(scores, masks, utility), atol=1e-14
@@ -98,7 +98,7 @@ def test_constant_utility_is_undefined_and_constant_prediction_is_zero():
 
 def test_no_query_with_a_varying_utility_is_an_error():
     scores, masks, utility = problem(0)
-    with pytest.raises(WhenceError, match="really retrained"):
+    with pytest.raises(UndeError, match="really retrained"):
         lds(scores, masks, np.ones_like(utility))
 
 
@@ -182,28 +182,28 @@ def test_paired_difference_under_the_bootstrap_is_that_of_the_same_draws():
 def test_transposed_input_is_recognised(flip, message):
     args = dict(zip(("scores", "masks", "utility"), problem(0)))
     args[flip] = args[flip].T
-    with pytest.raises(WhenceError, match=message):
+    with pytest.raises(UndeError, match=message):
         lds(*args.values())
 
 
 def test_shapes_that_fit_no_way_are_told_apart():
     scores, masks, utility = problem(0)
-    with pytest.raises(WhenceError, match=r"Q is 6 .* and 7") as caught:
+    with pytest.raises(UndeError, match=r"Q is 6 .* and 7") as caught:
         lds(scores[:6], masks, utility)
     assert "transposed" not in str(caught.value)
-    with pytest.raises(WhenceError, match=r"N is 20 .* and 19"):
+    with pytest.raises(UndeError, match=r"N is 20 .* and 19"):
         lds(scores, masks[:, :19], utility)
-    with pytest.raises(WhenceError, match=r"utility must have shape \(S, Q\), but has shape \(15,\)"):
+    with pytest.raises(UndeError, match=r"utility must have shape \(S, Q\), but has shape \(15,\)"):
         lds(scores, masks, utility[:, 0])
-    with pytest.raises(WhenceError, match="at least 2 subsets"):
+    with pytest.raises(UndeError, match="at least 2 subsets"):
         lds(scores, masks[:1], utility[:1])
 
 
 def test_positions_instead_of_masks_are_refused_and_zeros_and_ones_accepted():
     scores, masks, utility = problem(0)
-    with pytest.raises(WhenceError, match="only True and False"):
+    with pytest.raises(UndeError, match="only True and False"):
         lds(scores, np.tile(np.arange(20), (15, 1)), utility)
-    with pytest.raises(WhenceError, match="only True and False"):
+    with pytest.raises(UndeError, match="only True and False"):
         lds(scores, np.where(masks, "a", "b"), utility)
     same = lds(scores, masks.astype(float), utility)
     np.testing.assert_array_equal(same.per_query, lds(scores, masks, utility).per_query)
@@ -212,17 +212,17 @@ def test_positions_instead_of_masks_are_refused_and_zeros_and_ones_accepted():
 def test_broken_numbers_are_found_and_placed():
     scores, masks, utility = problem(0, ties=False)
     scores[3, 8] = np.nan
-    with pytest.raises(WhenceError, match=r"total_scores has 1 NaN .* query 3, training example 8"):
+    with pytest.raises(UndeError, match=r"total_scores has 1 NaN .* query 3, training example 8"):
         lds(scores, masks, utility)
     utility[5, 2] = -np.inf
-    with pytest.raises(WhenceError, match=r"utility has 1 NaN .* subset 5, query 2"):
+    with pytest.raises(UndeError, match=r"utility has 1 NaN .* subset 5, query 2"):
         lds(scores, masks, utility)
 
 
 def test_bootstrap_refuses_what_it_cannot_do():
     scores, masks, utility = problem(0)
-    with pytest.raises(WhenceError, match="7 subsets are too few"):
+    with pytest.raises(UndeError, match="7 subsets are too few"):
         lds(scores, masks[:7], utility[:7], bootstrap=10)
     for draws in (-3, 1):
-        with pytest.raises(WhenceError, match="number of draws"):
+        with pytest.raises(UndeError, match="number of draws"):
             lds(scores, masks, utility, bootstrap=draws)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
-from whence.errors import WhenceError
-from whence.evaluate import mislabel_auc, mislabel_auc_interval
+from unde.errors import UndeError
+from unde.evaluate import mislabel_auc, mislabel_auc_interval
 
 
 @settings(max_examples=60, deadline=None)
@@ -47,7 +47,7 @@ def test_infinite_scores_have_a_rank():
 )
 def test_bad_input(scores, flags, message):
     for function in (mislabel_auc, mislabel_auc_interval):
-        with pytest.raises(WhenceError, match=message):
+        with pytest.raises(UndeError, match=message):
             function(np.array(scores), np.array(flags))
 
 

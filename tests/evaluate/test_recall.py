@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from whence.errors import WhenceError
-from whence.evaluate import recall_at_k
+from unde.errors import UndeError
+from unde.evaluate import recall_at_k
 
 
 def test_equals_a_loop_over_sets():
@@ -40,5 +40,5 @@ def test_unsigned_positions():
     ],
 )
 def test_bad_input(top, message):
-    with pytest.raises(WhenceError, match=message):
+    with pytest.raises(UndeError, match=message):
         recall_at_k(top, np.zeros((2, 4), dtype=bool))

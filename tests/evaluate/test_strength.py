@@ -10,10 +10,10 @@ from scipy.stats import spearmanr
 from sklearn.metrics import precision_score
 from sklearn.metrics.pairwise import cosine_similarity
 
-from whence import Groups, WhenceError
-from whence.evaluate import lds_strength, pattern_similarity, recall_strength, unet_cell
-from whence.methods import DAS, TracIn
-from whence.weights.source import TensorScores
+from unde import Groups, UndeError
+from unde.evaluate import lds_strength, pattern_similarity, recall_strength, unet_cell
+from unde.methods import DAS, TracIn
+from unde.weights.source import TensorScores
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -138,7 +138,7 @@ def test_groups_are_placed_by_their_parameters_not_their_names():
     found = lds_strength(group_scores(QUERIES, TRAIN, UNITS, groups=groups), MASKS, UTILITY)
     np.testing.assert_allclose(found.values, expected(mean_lds), rtol=1e-6)
     wide = group_scores(QUERIES, TRAIN, UNITS, groups=Groups({"a": tuple(names[:3]), "b": tuple(names[3:])}))
-    with pytest.raises(WhenceError, match=r"group 'a' lies in several cells: .* use finer groups"):
+    with pytest.raises(UndeError, match=r"group 'a' lies in several cells: .* use finer groups"):
         lds_strength(wide, MASKS, UTILITY)
     finer = wide.regroup(Groups({n: (n,) for n in wide.partition.parameters}))  # the way out that it names
     np.testing.assert_allclose(lds_strength(finer, MASKS, UTILITY).values, expected(mean_lds), rtol=1e-6)
@@ -178,12 +178,12 @@ BAD = [
 
 @pytest.mark.parametrize(("options", "message"), BAD)
 def test_bad_cells(options, message):
-    with pytest.raises(WhenceError, match=message):
+    with pytest.raises(UndeError, match=message):
         lds_strength(group_scores(QUERIES, TRAIN, UNITS), MASKS, UTILITY, **options)
 
 
 def test_bad_contributors():
-    with pytest.raises(WhenceError, match=r"relevant\['x'\] has shape \(2, 31\): expected \(9, 31\)"):
+    with pytest.raises(UndeError, match=r"relevant\['x'\] has shape \(2, 31\): expected \(9, 31\)"):
         recall_strength(group_scores(QUERIES, TRAIN, UNITS), {"x": RELEVANT["style"][:2]})
 
 
@@ -262,7 +262,7 @@ def test_other_names():
     processor = "up_blocks.1.attentions.0.transformer_blocks.0.attn1.processor.to_q_lora.down.weight"
     assert unet_cell(processor) == ("up_blocks.1", "attn1.to_q")
     assert unet_cell("mid_block") == ("mid_block", "all")
-    with pytest.raises(WhenceError, match=r"'transformer\.h\.0\.attn' is not .* Pass cells="):
+    with pytest.raises(UndeError, match=r"'transformer\.h\.0\.attn' is not .* Pass cells="):
         unet_cell("transformer.h.0.attn")
 
 
@@ -288,5 +288,5 @@ def test_similarity_is_that_of_scikit_learn():
     ],
 )
 def test_bad_patterns(patterns, message):
-    with pytest.raises(WhenceError, match=message):
+    with pytest.raises(UndeError, match=message):
         pattern_similarity(patterns)

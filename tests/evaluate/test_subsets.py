@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from whence.errors import WhenceError
-from whence.evaluate.subsets import Plan
+from unde.errors import UndeError
+from unde.evaluate.subsets import Plan
 
 
 def plan(**changes):
@@ -35,7 +35,7 @@ def test_training_seeds_differ_over_subsets_repeats_and_banks():
 )
 def test_size_is_the_nearest_whole_number(n_train, alpha, size):
     if size == 0:
-        with pytest.raises(WhenceError, match=r"alpha is 0\.1"):
+        with pytest.raises(UndeError, match=r"alpha is 0\.1"):
             plan(n_train=n_train, alpha=alpha)
     else:
         p = plan(n_train=n_train, alpha=alpha)
@@ -85,5 +85,5 @@ def test_config_tells_groupings_apart_but_not_their_spelling():
     ],
 )
 def test_bad_plans(change, message):
-    with pytest.raises(WhenceError, match=message):
+    with pytest.raises(UndeError, match=message):
         plan(**change)

@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import nn
 
 import models
-from whence.errors import WhenceError
-from whence.evaluate import TailPatch, paired, tail_patch
-from whence.tasks import CausalLM, Classification, Task
+from unde.errors import UndeError
+from unde.evaluate import TailPatch, paired, tail_patch
+from unde.tasks import CausalLM, Classification, Task
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -65,7 +65,7 @@ def trained_state(model, factory, loss):
 
 
 def by_hand(model, factory, state, lr, train_loss, query_loss, top=TOP, max_norm=None):
-    """Δ(−loss) of each query: a copy of the model, one step of torch, nothing of whence."""
+    """Δ(−loss) of each query: a copy of the model, one step of torch, nothing of unde."""
     change = []
     for q, row in enumerate(top):
         patched = copy.deepcopy(model).eval()
@@ -265,7 +265,7 @@ def test_restored_when_the_optimizer_fails():
 
     model = classifier()
     before = everything(model, None)
-    with pytest.raises(WhenceError, match=r"Broken cannot take a step \(RuntimeError: half way\)"):
+    with pytest.raises(UndeError, match=r"Broken cannot take a step \(RuntimeError: half way\)"):
         patch(model=model, optimizer=Broken, lr=1.0)
     torch.testing.assert_close(everything(model, None), before, rtol=0, atol=0)
 
@@ -285,7 +285,7 @@ def test_restored_when_the_optimizer_fails():
     ],
 )
 def test_bad_positions(top, message):
-    with pytest.raises(WhenceError, match=message):
+    with pytest.raises(UndeError, match=message):
         patch(top_indices=np.array(top))
 
 
@@ -318,7 +318,7 @@ def test_bad_positions(top, message):
     ],
 )
 def test_bad_arguments(changes, message):
-    with pytest.raises(WhenceError, match=message):
+    with pytest.raises(UndeError, match=message):
         patch(**changes)
 
 
@@ -331,7 +331,7 @@ def test_the_learning_rate_that_a_schedule_leaves(where):
         "factory": {"optimizer": lambda params: torch.optim.SGD(params, lr=0.0)},
         "state": {"optimizer_state": state},
     }[where]
-    with pytest.raises(WhenceError, match=r"learning rate in .* is 0, as a schedule leaves it .* Pass lr="):
+    with pytest.raises(UndeError, match=r"learning rate in .* is 0, as a schedule leaves it .* Pass lr="):
         patch(**options)
     assert np.abs(patch(**options, lr=0.1).summed.per_query).min() > 0
 
@@ -359,14 +359,14 @@ def test_the_learning_rate_that_a_schedule_leaves(where):
 )
 def test_the_optimizer_state_of_another_model(other, message):
     state = trained_state(nn.Sequential(*other), adamw, lambda m: m(torch.ones(2, 5)).square().sum())
-    with pytest.raises(WhenceError, match=message):
+    with pytest.raises(UndeError, match=message):
         patch(optimizer=adamw, optimizer_state=state)
 
 
 def test_the_state_of_another_kind_of_optimizer():
     x, y = points(10)
     state = trained_state(classifier(), sgd, lambda m: F.cross_entropy(m(x), y))
-    with pytest.raises(WhenceError, match=r"AdamW cannot take a step .* this kind of optimizer has saved"):
+    with pytest.raises(UndeError, match=r"AdamW cannot take a step .* this kind of optimizer has saved"):
         patch(optimizer=adamw, optimizer_state=state)
 
 
@@ -376,7 +376,7 @@ def test_bad_queries_and_losses():
             return F.cross_entropy(model(batch[0]), batch[1])
 
     with pytest.raises(
-        WhenceError, match=r"query 0: task.loss gave .* shape \(\) for 1 examples: expected \(1,\)"
+        UndeError, match=r"query 0: task.loss gave .* shape \(\) for 1 examples: expected \(1,\)"
     ):
         patch(task=Averaged())
 
@@ -386,11 +386,11 @@ def test_bad_queries_and_losses():
 
     train = [*sequences(2), {"input_ids": torch.tensor([1])}]
     options = {"model": models.gpt2(), "task": CausalLM(), "train_data": train, "queries": train[:1]}
-    with pytest.raises(WhenceError, match=r"training examples \[1, 2\]: example 1 .* no target"):
+    with pytest.raises(UndeError, match=r"training examples \[1, 2\]: example 1 .* no target"):
         patch(**options, top_indices=[[1, 2]])
-    with pytest.raises(WhenceError, match="query 0: the loss is exactly 0"):
+    with pytest.raises(UndeError, match="query 0: the loss is exactly 0"):
         patch(**{**options, "task": Zero(), "top_indices": [[0]]})
     x, y = points(3)
     x[1] = float("nan")
-    with pytest.raises(WhenceError, match="query 1: the loss is nan under the model as it is"):
+    with pytest.raises(UndeError, match="query 1: the loss is nan under the model as it is"):
         patch(queries=(x, y))

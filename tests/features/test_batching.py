@@ -6,8 +6,8 @@ import torch
 import models
 from cases import BY_NAME, Case, ragged
 from oracles import TOLERANCE, assert_features, collect, plan
-from whence.features import Collector
-from whence.tasks import CausalLM
+from unde.features import Collector
+from unde.tasks import CausalLM
 
 SEQUENCES = [
     Case(f"{name}-{attention}", lambda build=build, a=attention: build(a), ragged, CausalLM)

@@ -10,6 +10,6 @@ MODULES = ["projection", "groups", "data", "errors", "tasks.base", "tasks.classi
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_run_as_printed(name):
-    found = doctest.testmod(importlib.import_module(f"whence.{name}"))
+    found = doctest.testmod(importlib.import_module(f"unde.{name}"))
     assert found.attempted > 0
     assert found.failed == 0

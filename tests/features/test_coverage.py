@@ -9,10 +9,10 @@ from torch import nn
 
 from cases import BY_NAME, CASES
 from oracles import assert_features, collect, plan, slow_gradients, ways
-from whence.data import Rows
-from whence.errors import WhenceError
-from whence.features import Collector
-from whence.tasks import Classification, Task
+from unde.data import Rows
+from unde.errors import UndeError
+from unde.features import Collector
+from unde.tasks import Classification, Task
 
 
 def rows_of(*shape, n=6, classes=3):
@@ -97,7 +97,7 @@ def test_unused_parameters_that_wake_up_are_refused(what, detached):
     with Collector(model, Classification(), units, coverage) as collector:
         collector(rows.batch([0, 1]), [0, 1])
         model.awake = {what}
-        with pytest.raises(WhenceError, match=f"'{what}.*took no part .* but does now"):
+        with pytest.raises(UndeError, match=f"'{what}.*took no part .* but does now"):
             collector(rows.batch([0, 1]), [0, 1])
 
 
@@ -130,7 +130,7 @@ class Losing(Task):
 def test_refused_losses(then, message):
     rows = rows_of(4)
     model = nn.Linear(4, 3).double()
-    with pytest.raises(WhenceError, match=message):
+    with pytest.raises(UndeError, match=message):
         plan(model, Losing(then), rows)
 
 
@@ -143,14 +143,14 @@ def test_batch_statistics_are_refused():
         nn.Flatten(),
         nn.Linear(16, 3),
     ).double()
-    with pytest.raises(WhenceError, match="batch statistics"):
+    with pytest.raises(UndeError, match="batch statistics"):
         plan(model, Classification(), rows_of(2, 4, 4))
 
 
 def test_dropout_that_ignores_eval_mode_is_refused():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 16), Always(), nn.Linear(16, 3)).double()
-    with pytest.raises(WhenceError, match="sampling"):
+    with pytest.raises(UndeError, match="sampling"):
         plan(model, Classification(), rows_of(4))
 
 
@@ -204,7 +204,7 @@ class OpaqueTask(Task):
 
 def test_what_cannot_be_confirmed_is_refused_by_name():
     model, _, rows = BY_NAME["lstm"].make()
-    with pytest.raises(WhenceError, match=r"'body\.cell\.weight_ih_l0'.*exclude"):
+    with pytest.raises(UndeError, match=r"'body\.cell\.weight_ih_l0'.*exclude"):
         plan(model, OpaqueTask(), Rows(rows.data, Opaque))
 
 

@@ -8,9 +8,9 @@ from torch import nn
 
 from cases import BY_NAME
 from oracles import plan
-from whence.data import Rows
-from whence.features import Collector
-from whence.tasks import Classification, Task
+from unde.data import Rows
+from unde.features import Collector
+from unde.tasks import Classification, Task
 
 HOOKED = ["mlp", "resnet-batchnorm", "resnet-groupnorm", "gpt2", "llama", "nanogpt", "shared"]
 

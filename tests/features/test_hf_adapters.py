@@ -9,8 +9,8 @@ import torch
 
 from cases import Case
 from oracles import assert_features, collect, plan, slow_gradients, ways
-from whence import Groups, Index, WhenceError, methods
-from whence.groups import trainable
+from unde import Groups, Index, UndeError, methods
+from unde.groups import trainable
 from zoo import BY_NAME, assert_rounded, make
 
 peft = pytest.importorskip("peft")
@@ -120,9 +120,9 @@ def test_adapters_that_are_not_trainable(tmp_path, how):
     model = frozen_by_config() if how == "inference_mode" else loaded_for_inference(tmp_path)
     message = r"4 adapter parameters \('base_model.*lora_A.* frozen for inference.*is_trainable=True"
     for make_groups in (trainable, Groups.by_layer, Groups.by_tensor):
-        with pytest.raises(WhenceError, match=message):
+        with pytest.raises(UndeError, match=message):
             make_groups(model)
-    with pytest.raises(WhenceError, match=message):
+    with pytest.raises(UndeError, match=message):
         Index.build(model, BY_NAME["llama"].task(), [{"input_ids": [1, 2]}], tmp_path / "i", progress=False)
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from oracles import TOLERANCE, assert_features, collect, plan, slow_gradients, ways
-from whence.data import Rows
-from whence.tasks import Classification
+from unde.data import Rows
+from unde.tasks import Classification
 from zoo import BY_NAME, CLASSIFIERS, LANGUAGE, assert_rounded, make, their_gradients
 
 ZOO = [*LANGUAGE, *CLASSIFIERS]

@@ -9,8 +9,8 @@ from torch import nn
 
 from cases import randomized
 from oracles import TOLERANCE, assert_features, collect, explicit, plan, slow_gradients, ways
-from whence.data import Rows
-from whence.tasks import Task
+from unde.data import Rows
+from unde.tasks import Task
 
 
 class Waves(Task):

@@ -8,9 +8,9 @@ from torch.utils.checkpoint import checkpoint
 
 from cases import randomized
 from oracles import assert_features, collect, explicit, plan, slow_gradients, ways
-from whence.data import Rows
-from whence.features import Collector
-from whence.tasks import Task
+from unde.data import Rows
+from unde.features import Collector
+from unde.tasks import Task
 
 
 class Waves(Task):

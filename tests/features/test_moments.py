@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 import toy
-from whence import WhenceError
-from whence.features.moments import scales
-from whence.methods import EKFAC, TracIn
-from whence.projection import Projection
-from whence.tasks import Classification
+from unde import UndeError
+from unde.features.moments import scales
+from unde.methods import EKFAC, TracIn
+from unde.projection import Projection
+from unde.tasks import Classification
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -82,10 +82,10 @@ def test_another_model_or_optimizer_is_refused(tmp_path):
         ({n: -torch.ones(p.shape) for n, p in model.named_parameters()}, "'0.weight' hold NaN or negative"),
         ("adam.pt", "second_moments is a str"),
     ]:
-        with pytest.raises(WhenceError, match=said):
+        with pytest.raises(UndeError, match=said):
             toy.build(tmp_path / "i", model=model, second_moments=given)
     assert not (tmp_path / "i").exists()
-    with pytest.raises(WhenceError, match="EKFAC needs the two sides"):
+    with pytest.raises(UndeError, match="EKFAC needs the two sides"):
         toy.build(tmp_path / "i", model=model, second_moments=trained(model), method=EKFAC())
 
 
@@ -93,5 +93,5 @@ def test_an_index_without_them_is_another_index(tmp_path):
     model = toy.net()
     opt = trained(model)
     toy.build(tmp_path / "i", model=model, second_moments=opt)
-    with pytest.raises(WhenceError, match="second moments"):
+    with pytest.raises(UndeError, match="second moments"):
         toy.build(tmp_path / "i", model=model)

@@ -5,13 +5,13 @@ import pytest
 import torch
 
 import toy
-from whence import Index, WhenceError
-from whence.data import Rows
-from whence.features import pca
-from whence.index.folder import GIVEN
-from whence.methods import LoGRA, TracIn
-from whence.projection import Projection, Spec
-from whence.tasks import CausalLM, Classification
+from unde import Index, UndeError
+from unde.data import Rows
+from unde.features import pca
+from unde.index.folder import GIVEN
+from unde.methods import LoGRA, TracIn
+from unde.projection import Projection, Spec
+from unde.tasks import CausalLM, Classification
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -98,15 +98,15 @@ def test_lost_or_foreign_directions_are_refused(tmp_path):
     other = toy.build(tmp_path / "o", method=LoGRA(projection="pca(3)"))
     kept = (index.folder / GIVEN).read_bytes()
     (index.folder / GIVEN).write_bytes((other.folder / GIVEN).read_bytes())
-    with pytest.raises(WhenceError, match="of another index: queries cannot be projected"):
+    with pytest.raises(UndeError, match="of another index: queries cannot be projected"):
         toy.reopen(index).score(toy.data(4, seed=3))
-    with pytest.raises(WhenceError, match="already holds another index, or a damaged one"):
+    with pytest.raises(UndeError, match="already holds another index, or a damaged one"):
         toy.build(tmp_path / "i", method=LoGRA(projection="pca(2)"))
     (index.folder / GIVEN).unlink()
-    with pytest.raises(WhenceError, match=r"missing.*queries cannot be projected"):
+    with pytest.raises(UndeError, match=r"missing.*queries cannot be projected"):
         toy.reopen(index).score(toy.data(4, seed=3))
     (index.folder / GIVEN).write_bytes(kept[:100])
-    with pytest.raises(WhenceError, match="truncated or damaged"):
+    with pytest.raises(UndeError, match="truncated or damaged"):
         toy.reopen(index).score(toy.data(4, seed=3))
 
 
@@ -134,7 +134,7 @@ def test_embeddings_keep_random_rows_and_wide_sides_too(monkeypatch):
 def test_a_build_interrupted_before_the_first_shard_goes_on(tmp_path, monkeypatch):
     method = LoGRA(projection="pca(2)")
     with monkeypatch.context() as m:
-        m.setattr("whence.index.making.Builder.run", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+        m.setattr("unde.index.making.Builder.run", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             toy.build(tmp_path / "i", method=method)
     assert (tmp_path / "i" / GIVEN).exists()

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from oracles import plan
-from whence.data import Rows
-from whence.features import Collector, make_units, plan_coverage
-from whence.features.guard import untouched
-from whence.tasks import Classification
+from unde.data import Rows
+from unde.features import Collector, make_units, plan_coverage
+from unde.features.guard import untouched
+from unde.tasks import Classification
 
 
 class Counting(nn.Module):

@@ -22,7 +22,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import toy
-from whence import files
+from unde import files
 
 STEPS = ("opened", "half written", "written", "synced", "renamed")
 TIMED = 22  # kills at random moments, at least

@@ -6,9 +6,9 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import toy
-from whence import Index, WhenceError
-from whence.methods import EKFAC, TRAK, LoGRA, TracIn
-from whence.tasks import CausalLM, Classification
+from unde import Index, UndeError
+from unde.methods import EKFAC, TRAK, LoGRA, TracIn
+from unde.tasks import CausalLM, Classification
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -73,7 +73,7 @@ def _double(data):
 def test_projected_covariances_and_features(tmp_path):
     """A, G are covariances of projected inputs and output gradients."""
     index = toy.build(tmp_path / "i", method=EKFAC(projection="kron(2)"))
-    from whence.projection import Projection
+    from unde.projection import Projection
 
     inputs, outputs = passes(toy.net(), Classification(), toy.data(22))
     for layer in ("0", "2"):
@@ -113,9 +113,9 @@ def test_other_methods_score_on_an_ekfac_index_but_not_the_other_way_round(tmp_p
     rich = toy.build(tmp_path / "rich", method=EKFAC(projection="none"))
     for method in ("tracin", "trak", "logra"):
         torch.testing.assert_close(rich.score(queries, method).total(), plain.score(queries, method).total())
-    with pytest.raises(WhenceError, match=r"holds no covariances.*build it with method='ekfac'"):
+    with pytest.raises(UndeError, match=r"holds no covariances.*build it with method='ekfac'"):
         plain.score(queries, "ekfac").total()
-    with pytest.raises(WhenceError, match=r"no gradients with sampled labels"):
+    with pytest.raises(UndeError, match=r"no gradients with sampled labels"):
         rich.score(queries, EKFAC(fisher="sampled")).total()
 
 
@@ -236,7 +236,7 @@ def test_an_input_covariance_by_hand(tmp_path):
         batch_size=4,
         progress=False,
     )
-    from whence.projection import Projection
+    from unde.projection import Projection
 
     kept = []
     layer = model.transformer.h[0].mlp.c_fc
@@ -253,14 +253,14 @@ def test_an_input_covariance_by_hand(tmp_path):
 
 @pytest.mark.parametrize("method", [LoGRA, EKFAC])
 def test_projections_of_whole_gradients_are_refused(method):
-    with pytest.raises(WhenceError, match=r"sjlt\(64\) projects it whole"):
+    with pytest.raises(UndeError, match=r"sjlt\(64\) projects it whole"):
         method(projection="sjlt(64)")
 
 
 def test_unknown_options_are_refused():
-    with pytest.raises(WhenceError, match=r"fisher 'true'"):
+    with pytest.raises(UndeError, match=r"fisher 'true'"):
         EKFAC(fisher="true")
-    with pytest.raises(WhenceError, match=r"blocks 'layers'"):
+    with pytest.raises(UndeError, match=r"blocks 'layers'"):
         LoGRA(blocks="layers")
     assert TracIn().factors is False
 

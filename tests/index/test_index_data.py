@@ -9,9 +9,9 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import toy
-from whence import Index, WhenceError
-from whence.index import checks, manifest
-from whence.tasks import Classification
+from unde import Index, UndeError
+from unde.index import checks, manifest
+from unde.tasks import Classification
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -43,7 +43,7 @@ class Interrupted(Exception):
 
 def half_built(folder, train_data, shards, **options):
     """An index whose build stopped after some shards."""
-    from whence.index import build
+    from unde.index import build
 
     written = []
 
@@ -65,7 +65,7 @@ def test_random_augmentation_is_refused(tmp_path):
             x, y = super().__getitem__(i)
             return x + torch.randn(()), y
 
-    with pytest.raises(WhenceError, match=r"example 0 reads differently a second time.*augmentation"):
+    with pytest.raises(UndeError, match=r"example 0 reads differently a second time.*augmentation"):
         toy.build(tmp_path / "i", train_data=Augmented())
     assert not (tmp_path / "i").exists()
 
@@ -76,13 +76,13 @@ def test_one_augmented_example_is_found(tmp_path):
             x, y = super().__getitem__(i)
             return (x + self.reads[i] if i == 13 else x), y
 
-    with pytest.raises(WhenceError, match="example 13 reads differently"):
+    with pytest.raises(UndeError, match="example 13 reads differently"):
         toy.build(tmp_path / "i", train_data=Augmented())
 
 
 def test_shuffled_loaders_are_refused(tmp_path):
     loader = DataLoader(TensorDataset(*toy.data(22)), batch_size=4, shuffle=True)
-    with pytest.raises(WhenceError, match=r"another order \(RandomSampler\).*shuffle=False"):
+    with pytest.raises(UndeError, match=r"another order \(RandomSampler\).*shuffle=False"):
         toy.build(tmp_path / "i", train_data=loader)
 
 
@@ -100,7 +100,7 @@ def test_data_that_changes_after_the_first_look_is_refused(tmp_path):
             x, y = super().__getitem__(i)
             return (x + 1 if i == 12 and self.reads[i] > 3 else x), y
 
-    with pytest.raises(WhenceError, match="example 12 reads differently"):
+    with pytest.raises(UndeError, match="example 12 reads differently"):
         toy.build(tmp_path / "i", train_data=Drifting())
 
 
@@ -115,7 +115,7 @@ def test_checkpoints_must_read_the_same_data(tmp_path):
     states = [toy.net(1).state_dict(), toy.net(2).state_dict()]
     with (
         mock.patch.object(manifest, "SAMPLED", 2),
-        pytest.raises(WhenceError, match="example 12 reads differ"),
+        pytest.raises(UndeError, match="example 12 reads differ"),
     ):
         toy.build(tmp_path / "i", train_data=Drifting(), checkpoints=states)
 
@@ -130,7 +130,7 @@ def test_data_changed_between_runs_is_refused(tmp_path, changed, sampled):
         x, y = data.rows[changed]
         data.rows[changed] = (x, (y + 1) % toy.CLASSES)
         said = "training data" if sampled == 64 or changed == 0 else f"example {changed} reads differently"
-        with pytest.raises(WhenceError, match=said):
+        with pytest.raises(UndeError, match=said):
             toy.build(tmp_path / "i", train_data=data)
         data.rows[changed] = (x, y)
         toy.build(tmp_path / "i", train_data=data)
@@ -151,7 +151,7 @@ def test_another_length_between_runs_is_refused(tmp_path):
     half_built(tmp_path / "i", data, shards=1)
     data.rows.append(data.rows[0])
     data.reads.append(0)
-    with pytest.raises(WhenceError, match=r"length of the training data \(22 there, 23 given\)"):
+    with pytest.raises(UndeError, match=r"length of the training data \(22 there, 23 given\)"):
         toy.build(tmp_path / "i", train_data=data)
 
 
@@ -166,7 +166,7 @@ def test_data_that_shrinks_while_it_is_read_is_refused(tmp_path, workers):
         with pytest.raises(IndexError):
             toy.build(tmp_path / "i", train_data=Shrinking(), num_workers=1)
         return
-    with pytest.raises(WhenceError, match="22 examples at first, now 20"):
+    with pytest.raises(UndeError, match="22 examples at first, now 20"):
         toy.build(tmp_path / "i", train_data=Shrinking())
 
 
@@ -176,7 +176,7 @@ def test_data_that_grows_while_it_is_read_is_refused(tmp_path):
             if self.reads[21] == 3 and len(self.rows) == 22:
                 self.rows.append(self.rows[0])
 
-    with pytest.raises(WhenceError, match="22 examples at first, now 23"):
+    with pytest.raises(UndeError, match="22 examples at first, now 23"):
         toy.build(tmp_path / "i", train_data=Growing())
 
 
@@ -220,7 +220,7 @@ def test_workers_read_the_same_index(tmp_path):
 
 
 def test_empty_data(tmp_path):
-    with pytest.raises(WhenceError, match="empty"):
+    with pytest.raises(UndeError, match="empty"):
         toy.build(tmp_path / "i", train_data=[])
 
 
@@ -230,9 +230,9 @@ def test_open_compares_the_data(tmp_path):
     toy.reopen(index, train_data=(x, y))
     other = x.clone()
     other[17, 2] += 1e-6
-    with pytest.raises(WhenceError, match=r"training data \(example 17 has another content\)"):
+    with pytest.raises(UndeError, match=r"training data \(example 17 has another content\)"):
         toy.reopen(index, train_data=(other, y))
-    with pytest.raises(WhenceError, match=r"length of the training data \(22 there, 21 given\)"):
+    with pytest.raises(UndeError, match=r"length of the training data \(22 there, 21 given\)"):
         toy.reopen(index, train_data=(x[:21], y[:21]))
 
 
@@ -244,11 +244,11 @@ def test_ids(tmp_path):
     assert top.ids == [[f"img{i}" for i in row] for row in top.indices.tolist()]
     assert toy.reopen(index).ids == [f"img{i}" for i in range(22)]
     assert toy.build(tmp_path / "n", ids=np.arange(100, 122)).ids == list(range(100, 122))
-    with pytest.raises(WhenceError, match="21 ids for 22 examples"):
+    with pytest.raises(UndeError, match="21 ids for 22 examples"):
         toy.build(tmp_path / "j", ids=range(21))
-    with pytest.raises(WhenceError, match=r"strings or numbers, but one is \('a', 0\)"):
+    with pytest.raises(UndeError, match=r"strings or numbers, but one is \('a', 0\)"):
         toy.build(tmp_path / "j", ids=[("a", i) for i in range(22)])
-    with pytest.raises(WhenceError, match="What differs: the ids"):
+    with pytest.raises(UndeError, match="What differs: the ids"):
         toy.build(tmp_path / "i", ids=[f"pic{i}" for i in range(22)])
 
 
@@ -258,10 +258,10 @@ def test_damaged_ids_are_found_and_repaired(tmp_path):
     path = index.folder / "ids.json"
     whole = path.read_bytes()
     path.write_text(json.dumps(["other", *ids[1:]]))
-    with pytest.raises(WhenceError, match=r"ids.json is missing or damaged"):
+    with pytest.raises(UndeError, match=r"ids.json is missing or damaged"):
         Index.open(index.folder, model=toy.net(), task=Classification())
     path.unlink()
-    with pytest.raises(WhenceError, match=r"ids.json is missing or damaged"):
+    with pytest.raises(UndeError, match=r"ids.json is missing or damaged"):
         Index.open(index.folder)
     toy.build(tmp_path / "i", ids=ids)
     assert path.read_bytes() == whole

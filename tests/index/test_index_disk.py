@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import toy
-from whence import Index, WhenceError, files
-from whence.index.folder import locked
+from unde import Index, UndeError, files
+from unde.index.folder import locked
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -60,7 +60,7 @@ def test_a_full_disk_leaves_a_resumable_index(tmp_path, monkeypatch, at, room):
     whole = toy.content(toy.build(tmp_path / "whole").folder)
     with monkeypatch.context() as patch:
         FullDisk(patch, int(room * sum(map(len, whole.values()))), at)
-        with pytest.raises(WhenceError, match=r"No space left on device.*run the same call again"):
+        with pytest.raises(UndeError, match=r"No space left on device.*run the same call again"):
             toy.build(tmp_path / "i")
     left = toy.content(tmp_path / "i")
     assert len(left) < len(whole)
@@ -76,7 +76,7 @@ def _build_with_a_limit(folder: Path, limit: int) -> None:
     torch.set_num_threads(1)  # the threads of the parent did not come along
     try:
         toy.build(folder)
-    except WhenceError as e:
+    except UndeError as e:
         os._exit(7 if "cannot write" in str(e) else 1)
     os._exit(0)
 
@@ -100,7 +100,7 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path, foreign):
     path = tmp_path / "i" / foreign
     path.parent.mkdir(parents=True)
     path.write_text("mine")
-    with pytest.raises(WhenceError, match=rf"holds something else \({foreign.split('/')[0]}\)"):
+    with pytest.raises(UndeError, match=rf"holds something else \({foreign.split('/')[0]}\)"):
         toy.build(tmp_path / "i")
     assert [p for p in (tmp_path / "i").rglob("*") if p.is_file()] == [path]
     assert path.read_text() == "mine"
@@ -110,19 +110,19 @@ def test_a_folder_that_holds_something_else_is_refused(tmp_path, foreign):
 def test_the_manifest_of_something_else_is_refused(tmp_path, text):
     (tmp_path / "manifest.json").write_text(text)
     for use in (lambda: toy.build(tmp_path), lambda: Index.open(tmp_path)):
-        with pytest.raises(WhenceError, match="not the manifest of a whence index"):
+        with pytest.raises(UndeError, match="not the manifest of an unde index"):
             use()
     assert (tmp_path / "manifest.json").read_text() == text
 
 
 def test_a_file_is_no_folder(tmp_path):
     (tmp_path / "i").write_text("")
-    with pytest.raises(WhenceError, match="is a file: an index needs a folder"):
+    with pytest.raises(UndeError, match="is a file: an index needs a folder"):
         toy.build(tmp_path / "i")
 
 
 def test_nothing_to_open(tmp_path):
-    with pytest.raises(WhenceError, match=r"holds no whence index.*Index\.build"):
+    with pytest.raises(UndeError, match=r"holds no unde index.*Index\.build"):
         Index.open(tmp_path / "nowhere")
 
 
@@ -150,7 +150,7 @@ def test_nothing_to_open(tmp_path):
 )
 def test_another_index_in_the_folder_is_refused(tmp_path, other, said):
     whole = toy.content(toy.build(tmp_path / "i").folder)
-    with pytest.raises(WhenceError, match=f"already holds another index. What differs:.*{said}"):
+    with pytest.raises(UndeError, match=f"already holds another index. What differs:.*{said}"):
         toy.build(tmp_path / "i", **other)
     assert toy.content(tmp_path / "i") == whole
 
@@ -168,7 +168,7 @@ def test_two_builders_at_once(tmp_path):
     other = fork.Process(target=_hold, args=(tmp_path / "i", ready, 60))
     other.start()
     assert ready.wait(30)
-    with pytest.raises(WhenceError, match="another process is building"):
+    with pytest.raises(UndeError, match="another process is building"):
         toy.build(tmp_path / "i")
     other.kill()
     other.join()
@@ -177,7 +177,7 @@ def test_two_builders_at_once(tmp_path):
 
 def test_two_builders_in_one_process(tmp_path):
     toy.build(tmp_path / "i")
-    with locked(tmp_path / "i"), pytest.raises(WhenceError, match="another process is building"):
+    with locked(tmp_path / "i"), pytest.raises(UndeError, match="another process is building"):
         toy.build(tmp_path / "i")
     toy.build(tmp_path / "i")
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import toy
-from whence import Index, WhenceError
-from whence.index import store, training
-from whence.kernels import Gram
-from whence.methods import TRAK
+from unde import Index, UndeError
+from unde.index import store, training
+from unde.kernels import Gram
+from unde.methods import TRAK
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -52,7 +52,7 @@ class Counted:
 
         monkeypatch.setattr(Gram, "apply", count_apply)
         for module in ("index", "training", "checks", "build"):
-            monkeypatch.setattr(f"whence.index.{module}.read_shard", count_read)
+            monkeypatch.setattr(f"unde.index.{module}.read_shard", count_read)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -228,7 +228,7 @@ def test_a_kernel_in_a_read_only_folder_is_used(index, monkeypatch):
 
 def test_the_memory_budget_is_that_of_the_index(index):
     small = toy.reopen(index, memory=1000)
-    with pytest.raises(WhenceError, match=r"kernel \(22 × 22\) needs"):
+    with pytest.raises(UndeError, match=r"kernel \(22 × 22\) needs"):
         small.score(QUERIES)
     assert not kernel_files(index)
 

@@ -5,9 +5,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from oracles import TOLERANCE, assert_features, slow_gradients
-from whence import Index, WhenceError, methods
-from whence.features import make_units
-from whence.tasks import CausalLM
+from unde import Index, UndeError, methods
+from unde.features import make_units
+from unde.tasks import CausalLM
 from zoo import BY_NAME, left_padded, make
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -133,6 +133,6 @@ def test_a_column_of_text_is_refused(tmp_path):
     datasets = pytest.importorskip("datasets")
     model, _, rows = make(BY_NAME["gpt2-tied"], torch.float32, examples=5)
     data = datasets.Dataset.from_dict({"text": list("abcde"), **columns(rows.data)})
-    with pytest.raises(WhenceError, match=r"column 'text' .* holds no numbers \(str\).*remove it"):
+    with pytest.raises(UndeError, match=r"column 'text' .* holds no numbers \(str\).*remove it"):
         build(model, data, tmp_path / "i")
     build(model, data.remove_columns("text"), tmp_path / "j")

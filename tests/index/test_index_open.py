@@ -7,15 +7,15 @@ import torch
 from torch import nn
 
 import toy
-import whence
-from whence import Groups, Index, WhenceError
-from whence.tasks import Classification
+import unde
+from unde import Groups, Index, UndeError
+from unde.tasks import Classification
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def refused(said, index, **given):
-    with pytest.raises(WhenceError, match=f"was made from something else. What differs: {said}"):
+    with pytest.raises(UndeError, match=f"was made from something else. What differs: {said}"):
         Index.open(index.folder, **given)
 
 
@@ -106,7 +106,7 @@ def test_another_version(tmp_path, field, said):
     path = index.folder / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {field: 99}))
     for use in (lambda: Index.open(index.folder), lambda: toy.build(index.folder)):
-        with pytest.raises(WhenceError, match=said):
+        with pytest.raises(UndeError, match=said):
             use()
 
 
@@ -128,7 +128,7 @@ def test_without_a_model_only_stored_queries_can_be_scored(tmp_path):
     assert torch.equal(bare.score(made).total(), index.score(made).total())
     kept = bare.features(toy.data(3, seed=4), path=tmp_path / "q.safetensors")
     assert torch.equal(kept.features, made.features)
-    with pytest.raises(WhenceError, match="opened without its model and task"):
+    with pytest.raises(UndeError, match="opened without its model and task"):
         bare.score(toy.data(3, seed=4))
 
 
@@ -139,16 +139,16 @@ def test_a_model_trained_on_is_noticed(tmp_path):
     index.score(toy.data(2))
     with torch.no_grad():
         model[0].weight += 0.01
-    with pytest.raises(WhenceError, match=r"weights are not those that .* was built with"):
+    with pytest.raises(UndeError, match=r"weights are not those that .* was built with"):
         index.score(toy.data(2))
 
 
 def test_sizes_of_memory():
-    from whence.index.index import parse_bytes
+    from unde.index.index import parse_bytes
 
     assert [parse_bytes(x) for x in ("1.5 kB", "3MiB", "2G", 7)] == [1500, 3 * 2**20, 2 * 10**9, 7]
     for wrong in ("a lot", "-1GB", "1..2GB", 0, -5, "0GB"):
-        with pytest.raises(WhenceError, match="memory"):
+        with pytest.raises(UndeError, match="memory"):
             parse_bytes(wrong)
 
 
@@ -180,7 +180,7 @@ def test_sizes_of_memory():
             {"checkpoints": [toy.net().state_dict() | {"0.bias": torch.zeros(9)}]},
             r"(?s)fit the model:.*size mismatch for 0\.bias",
         ),
-        ({"method": whence.methods.TracIn(projection="none"), "exclude": ["^9"]}, "matches no trainable"),
+        ({"method": unde.methods.TracIn(projection="none"), "exclude": ["^9"]}, "matches no trainable"),
         ({"groups": Groups({"a": ("0.weight",)})}, "leave out '0.bias'"),
     ],
     ids=lambda x: "-".join(x) if isinstance(x, dict) else "",
@@ -188,13 +188,13 @@ def test_sizes_of_memory():
 def test_bad_options(tmp_path, option, said):
     model = toy.net()
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    with pytest.raises(WhenceError, match=said):
+    with pytest.raises(UndeError, match=said):
         toy.build(tmp_path / "i", model=model, **option)
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
 
 
 def test_a_model_with_nothing_to_train(tmp_path):
-    with pytest.raises(WhenceError, match="no trainable parameter"):
+    with pytest.raises(UndeError, match="no trainable parameter"):
         toy.build(tmp_path / "i", model=toy.net().requires_grad_(False))
 
 
@@ -204,6 +204,6 @@ def test_a_scalar_loss(tmp_path):
             return super().loss(model, batch).mean()
 
     with pytest.raises(
-        WhenceError, match=r"gave a scalar for a batch of .*: expected one value for each example"
+        UndeError, match=r"gave a scalar for a batch of .*: expected one value for each example"
     ):
         toy.build(tmp_path / "i", task=Mean())

@@ -10,8 +10,8 @@ from rich.console import Console
 from torch import nn
 
 import toy
-import whence
-from whence import console
+import unde
+from unde import console
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -57,7 +57,7 @@ def test_bytes_are_predicted_to_the_byte_but_for_headers(tmp_path, dtype):
 def test_the_plan_comes_first(tmp_path, capsys):
     seen = []
 
-    class Watched(whence.tasks.Classification):
+    class Watched(unde.tasks.Classification):
         def loss(self, model, batch):
             seen.append((len(batch[0]), said(capsys)))
             return super().loss(model, batch)
@@ -82,7 +82,7 @@ def test_the_time_is_estimated_after_the_first_batches(tmp_path, capsys):
     """40 batches, each of which takes 20 ms; said on a pipe too, once, before a third is done."""
     done = []
 
-    class Slow(whence.tasks.Classification):
+    class Slow(unde.tasks.Classification):
         def loss(self, model, batch):
             time.sleep(0.02)
             done.append((len(batch[0]), said(capsys)))
@@ -127,7 +127,7 @@ def test_a_terminal_gets_a_bar(tmp_path, monkeypatch):
     screen = io.StringIO()
     monkeypatch.setattr(console, "_err", Console(file=screen, force_terminal=True, width=100))
 
-    class Slow(whence.tasks.Classification):
+    class Slow(unde.tasks.Classification):
         def loss(self, model, batch):
             time.sleep(0.01)
             return super().loss(model, batch)

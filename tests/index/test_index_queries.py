@@ -5,9 +5,9 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import toy
-from whence import Index, WhenceError
-from whence.methods import TRAK
-from whence.tasks import Classification
+from unde import Index, UndeError
+from unde.methods import TRAK
+from unde.tasks import Classification
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -63,7 +63,7 @@ def test_other_queries_at_the_path_are_refused(tmp_path):
     index, path = toy.build(tmp_path / "i"), tmp_path / "q.safetensors"
     index.features(toy.data(9, seed=3), path=path)
     for other in (toy.data(9, seed=4), toy.data(8, seed=3)):
-        with pytest.raises(WhenceError, match="holds the features of other queries"):
+        with pytest.raises(UndeError, match="holds the features of other queries"):
             index.features(other, path=path)
 
 
@@ -81,15 +81,15 @@ def test_features_for_another_index_are_refused(tmp_path, other):
     index, stranger = toy.build(tmp_path / "i"), toy.build(tmp_path / "j", **other)
     queries, path = toy.data(9, seed=3), tmp_path / "q.safetensors"
     made = index.features(queries, path=path)
-    with pytest.raises(WhenceError, match="computed for another index"):
+    with pytest.raises(UndeError, match="computed for another index"):
         stranger.score(made)
-    with pytest.raises(WhenceError, match=r"does not hold query features of this index .*foreign"):
+    with pytest.raises(UndeError, match=r"does not hold query features of this index .*foreign"):
         stranger.features(queries, path=path)
 
 
 def test_a_shard_is_no_file_of_queries(tmp_path):
     index = toy.build(tmp_path / "i")
-    with pytest.raises(WhenceError, match="does not hold query features"):
+    with pytest.raises(UndeError, match="does not hold query features"):
         index.features(toy.data(9, seed=3), path=toy.shard_files(index)[0])
 
 
@@ -97,7 +97,7 @@ def test_a_damaged_file_of_queries(tmp_path):
     index, path = toy.build(tmp_path / "i"), tmp_path / "q.safetensors"
     index.features(toy.data(9, seed=3), path=path)
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(WhenceError, match=r"truncated or damaged.*choose another path, or delete it"):
+    with pytest.raises(UndeError, match=r"truncated or damaged.*choose another path, or delete it"):
         index.features(toy.data(9, seed=3), path=path)
 
 
@@ -114,7 +114,7 @@ def test_every_shape_of_data(tmp_path):
     rows = list(zip(x, y))
     for queries in (rows, TensorDataset(x, y), DataLoader(TensorDataset(x, y), batch_size=2)):
         assert torch.equal(index.score(queries).total(), want)
-    with pytest.raises(WhenceError, match="another order"):
+    with pytest.raises(UndeError, match="another order"):
         index.score(DataLoader(TensorDataset(x, y), shuffle=True))
 
 
@@ -155,7 +155,7 @@ def test_a_loader_brings_its_own_collate(tmp_path):
     ids=["width", "dims", "label", "no labels", "columns", "empty", "int"],
 )
 def test_queries_that_do_not_fit(tmp_path, queries, said):
-    with pytest.raises(WhenceError, match=said):
+    with pytest.raises(UndeError, match=said):
         toy.build(tmp_path / "i").score(queries)
 
 
@@ -165,7 +165,7 @@ def test_queries_that_read_differently_each_time(tmp_path):
             x, y = super().__getitem__(i)
             return (x + torch.randn(()) if i == 7 else x), y
 
-    with pytest.raises(WhenceError, match="example 7 of the queries reads differently"):
+    with pytest.raises(UndeError, match="example 7 of the queries reads differently"):
         toy.build(tmp_path / "i").score(Augmented(*toy.data(9, seed=3)))
 
 
@@ -189,6 +189,6 @@ def test_scoring_leaves_the_model_as_it_was(tmp_path):
     assert all(p.requires_grad for p in model.parameters())
     assert torch.equal(model[0].weight.grad, torch.ones(6, 5))
     assert not model[0]._forward_hooks
-    with pytest.raises(WhenceError):
+    with pytest.raises(UndeError):
         index.score((torch.randn(3, 9), torch.zeros(3, dtype=torch.long)))
     assert all(torch.equal(v, toy.net().state_dict()[k]) for k, v in model.state_dict().items())

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import toy
-from whence import Weights, WhenceError
-from whence.methods import TRAK, TracIn
+from unde import Weights, UndeError
+from unde.methods import TRAK, TracIn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -92,10 +92,10 @@ def test_within_a_tiny_budget(index, method):
 
 @pytest.mark.parametrize("subset", [[], [22], [-1], [[1, 2]], [0.5], torch.ones(22, dtype=torch.bool)])
 def test_subsets_that_name_nothing(tmp_path, subset):
-    with pytest.raises(WhenceError, match="subset must list examples by position, from 0 to 21"):
+    with pytest.raises(UndeError, match="subset must list examples by position, from 0 to 21"):
         toy.build(tmp_path / "i").self_influence(subset=subset)
 
 
 def test_more_than_there_are(tmp_path):
-    with pytest.raises(WhenceError, match=r"top\(23\) of 22"):
+    with pytest.raises(UndeError, match=r"top\(23\) of 22"):
         toy.build(tmp_path / "i").self_influence(normalize_top=23)

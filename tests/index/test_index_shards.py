@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import toy
-from whence import Index, WhenceError
-from whence.index.store import ShardError, read_shard, write_shard
-from whence.tasks import Classification
+from unde import Index, UndeError
+from unde.index.store import ShardError, read_shard, write_shard
+from unde.tasks import Classification
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -143,7 +143,7 @@ def test_opening_holds_one_shard_at_a_time(tmp_path, monkeypatch):
     """The tensors of a shard are gone before the next shard is read."""
     import weakref
 
-    from whence.index import checks
+    from unde.index import checks
 
     index, alive, most = toy.build(tmp_path / "i", 80), [], 0
 
@@ -166,7 +166,7 @@ def test_a_damaged_manifest(index):
     for broken in (text[:-20], text.replace('"seed": 0', '"seed": 1'), text.replace('"seed"', '"sead"'), ""):
         path.write_text(broken)
         for use in (lambda: Index.open(index.folder), lambda: toy.build(index.folder)):
-            with pytest.raises(WhenceError, match=r"manifest.json is damaged .*delete this file"):
+            with pytest.raises(UndeError, match=r"manifest.json is damaged .*delete this file"):
                 use()
         path.unlink()
         before = [p.stat().st_mtime_ns for p in toy.shard_files(index)]

@@ -6,10 +6,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 import toy
-import whence
-from whence import WhenceError
-from whence.index.store import DTYPES, pack, unpack
-from whence.tasks import Classification, Task
+import unde
+from unde import UndeError
+from unde.index.store import DTYPES, pack, unpack
+from unde.tasks import Classification, Task
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -100,7 +100,7 @@ def test_extras(tmp_path, dtype):
     want = torch.stack([s.sum(1) for s in squares], 1)
     torch.testing.assert_close(index.extras("squares"), want, rtol=1e-5, atol=1e-9)
     assert not index.skipped.any()
-    with pytest.raises(WhenceError, match=r"unknown extra 'losses'.*Did you mean 'loss'"):
+    with pytest.raises(UndeError, match=r"unknown extra 'losses'.*Did you mean 'loss'"):
         index.extras("losses")
 
 
@@ -115,14 +115,14 @@ def with_bad(where, value=float("nan")):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_bad_gradient_names_the_example(tmp_path, value):
-    with pytest.raises(WhenceError, match=r"gradient of example 13 is NaN or infinite: .*on_bad='skip'"):
+    with pytest.raises(UndeError, match=r"gradient of example 13 is NaN or infinite: .*on_bad='skip'"):
         toy.build(tmp_path / "i", train_data=with_bad([13], value))
 
 
 def test_a_bad_gradient_names_the_id(tmp_path):
     ids = [f"img{i}" for i in range(22)]
     with pytest.raises(
-        WhenceError, match=r"example 'img13' is NaN or infinite \(and of 1 more in its batch\)"
+        UndeError, match=r"example 'img13' is NaN or infinite \(and of 1 more in its batch\)"
     ):
         toy.build(tmp_path / "i", train_data=with_bad([13, 14]), ids=ids)
     done = toy.shard_files(toy.build(tmp_path / "j", ids=ids))
@@ -150,7 +150,7 @@ def test_skipped_examples_are_recorded_and_never_on_top(tmp_path, method):
         assert all(sorted(row) == good for row in top.indices.tolist())
         want = total[:, good].sort(dim=1, descending=largest).values
         torch.testing.assert_close(top.values, want)
-    with pytest.raises(WhenceError, match=r"top\(20\) of 19 training examples \(3 more were skipped\)"):
+    with pytest.raises(UndeError, match=r"top\(20\) of 19 training examples \(3 more were skipped\)"):
         scores.top(20)
     assert torch.equal(index.self_influence()[bad], torch.zeros(3))
     assert torch.equal(index.self_influence(normalize_top=3)[bad], torch.zeros(3))
@@ -178,7 +178,7 @@ def test_a_bad_query_is_refused(tmp_path):
     index = toy.build(tmp_path / "i")
     x, y = toy.data(6, seed=4)
     x[4] = float("nan")
-    with pytest.raises(WhenceError, match="gradient of query 4 is NaN or infinite"):
+    with pytest.raises(UndeError, match="gradient of query 4 is NaN or infinite"):
         index.score((x, y))
 
 
@@ -219,7 +219,7 @@ def test_a_file_may_leave_out_tied_weights(tmp_path):
         index.rows(torch.arange(3)), toy.build(tmp_path / "j", model=model).rows(torch.arange(3))
     )
     del state["head.bias"]
-    with pytest.raises(WhenceError, match=r"leaves out \['head.bias'\]"):
+    with pytest.raises(UndeError, match=r"leaves out \['head.bias'\]"):
         toy.build(tmp_path / "k", model=model, checkpoints=[state])
 
 
@@ -232,15 +232,15 @@ def test_checkpoints_that_are_the_same_are_noted(tmp_path, capsys):
 def test_a_damaged_checkpoint_file(tmp_path):
     save_file(toy.net().state_dict(), tmp_path / "c.safetensors")
     (tmp_path / "c.safetensors").write_bytes((tmp_path / "c.safetensors").read_bytes()[:-4])
-    with pytest.raises(WhenceError, match=r"c\.safetensors is damaged"):
+    with pytest.raises(UndeError, match=r"c\.safetensors is damaged"):
         toy.build(tmp_path / "i", checkpoints=[tmp_path / "c.safetensors"])
 
 
 def test_projections_are_in_the_index(tmp_path):
     """kron(2) of each matrix: the features are what the projection makes of the true gradients."""
-    from whence.projection import Projection
+    from unde.projection import Projection
 
-    index = toy.build(tmp_path / "i", method=whence.methods.TracIn(projection="kron(2)"), seed=5)
+    index = toy.build(tmp_path / "i", method=unde.methods.TracIn(projection="kron(2)"), seed=5)
     model = toy.net()
     true = toy.gradients(model, Classification(), toy.data(22)).split(
         [p.numel() for p in model.parameters()], 1

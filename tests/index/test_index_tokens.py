@@ -6,10 +6,10 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import toy
-from whence import Index, WhenceError
-from whence.index import tokens as module
-from whence.methods import EKFAC, TRAK, LoGRA, TracIn
-from whence.tasks import CausalLM
+from unde import Index, UndeError
+from unde.index import tokens as module
+from unde.methods import EKFAC, TRAK, LoGRA, TracIn
+from unde.tasks import CausalLM
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -111,6 +111,6 @@ def test_several_checkpoints(tmp_path):
 
 def test_tasks_without_tokens_are_refused(tmp_path):
     index = toy.build(tmp_path / "i")
-    with pytest.raises(WhenceError, match="Classification defines no token_losses"):
+    with pytest.raises(UndeError, match="Classification defines no token_losses"):
         index.tokens(index.score(toy.data(2, seed=3)))
     assert isinstance(index.model, nn.Module)

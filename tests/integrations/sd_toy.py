@@ -4,7 +4,7 @@ import json
 
 import torch
 
-from whence.integrations.diffusers import add_lora
+from unde.integrations.diffusers import add_lora
 
 SIDE, TOKENS, WIDTH = 8, 8, 6  # pixels; the VAE halves them
 PROMPTS = ["a red cat", "a dog", "a red cat", "a fish"]

@@ -6,9 +6,9 @@ import sd_toy
 import torch
 from sd_toy import PROMPTS, SIDE, TOKENS, WIDTH, ddim, pixels, trained, unet
 
-from whence import Index, WhenceError
-from whence.data import Rows, digest
-from whence.integrations.diffusers import (
+from unde import Index, UndeError
+from unde.data import Rows, digest
+from unde.integrations.diffusers import (
     Repeated,
     add_lora,
     diffusion_setup,
@@ -120,7 +120,7 @@ def test_encoders_in_half_precision(pipeline):
 
 
 def test_features_are_gradients_of_lora(pipeline, tmp_path):
-    from whence.methods import DTRAK
+    from unde.methods import DTRAK
 
     setup = diffusion_setup(trained(pipeline), pixels(), PROMPTS, timesteps=[1, 501], rows=3)
     index = Index.build(
@@ -159,7 +159,7 @@ def test_a_setup_with_queries_and_what_a_page_shows(pipeline, tmp_path):
     assert shown["prompt"] == "a dog"
     torch.testing.assert_close(shown["image"], evaluate.images(pipeline.vae)[0])
     assert setup.show(Rows(setup.train_data)[3])["prompt"] == "a fish"
-    with pytest.raises(WhenceError, match=r"seeds \[2\] are in the queries for learning"):
+    with pytest.raises(UndeError, match=r"seeds \[2\] are in the queries for learning"):
         diffusion_setup(pipeline, pixels(), PROMPTS, learn_queries=evaluate, eval_queries=evaluate)
 
 
@@ -179,9 +179,9 @@ def test_a_pipeline_without_prompts(tmp_path):
     assert float(made.latents.abs().max()) <= 1
     index = Index.build(setup.model, setup.task, setup.train_data, tmp_path / "i", progress=False)
     assert index.score(made.queries()).total().isfinite().all()
-    with pytest.raises(WhenceError, match="prompts for DDPMPipeline, which has no text encoder"):
+    with pytest.raises(UndeError, match="prompts for DDPMPipeline, which has no text encoder"):
         diffusion_setup(pipeline, pixels(), PROMPTS)
-    with pytest.raises(WhenceError, match="prompts for DDPMPipeline"):
+    with pytest.raises(UndeError, match="prompts for DDPMPipeline"):
         sample_pipeline(pipeline, "a cat", [1])
 
 
@@ -201,9 +201,9 @@ def test_lora_starts_as_the_model_itself(pipeline):
     again = add_lora(unet(), 3, seed=1)
     assert all(torch.equal(a, b) for a, b in zip(found, again))
     assert not torch.equal(add_lora(unet(), 3, seed=2)[0], found[0])
-    with pytest.raises(WhenceError, match="has LoRA layers already"):
+    with pytest.raises(UndeError, match="has LoRA layers already"):
         add_lora(pipeline.unet, 3)
-    with pytest.raises(WhenceError, match="rank 0: expected at least 1"):
+    with pytest.raises(UndeError, match="rank 0: expected at least 1"):
         add_lora(unet(), 0)
 
 
@@ -212,25 +212,25 @@ def test_lora_starts_as_the_model_itself(pipeline):
 
 def test_nothing_to_attribute_with(pipeline):
     pipeline.unet.requires_grad_(False)
-    with pytest.raises(WhenceError, match=r"no trainable parameter.*put LoRA on it with add_lora"):
+    with pytest.raises(UndeError, match=r"no trainable parameter.*put LoRA on it with add_lora"):
         diffusion_setup(pipeline, pixels(), PROMPTS)
     trained(pipeline).unet.requires_grad_(False)
-    with pytest.raises(WhenceError, match="its LoRA is frozen"):
+    with pytest.raises(UndeError, match="its LoRA is frozen"):
         diffusion_setup(pipeline, pixels(), PROMPTS)
 
 
 def test_bad_prompts(pipeline):
-    with pytest.raises(WhenceError, match="4 prompts for 3 images"):
+    with pytest.raises(UndeError, match="4 prompts for 3 images"):
         diffusion_setup(pipeline, pixels(3), PROMPTS)
-    with pytest.raises(WhenceError, match="one prompt for 4 images: expected a list"):
+    with pytest.raises(UndeError, match="one prompt for 4 images: expected a list"):
         diffusion_setup(pipeline, pixels(), "a cat")
-    with pytest.raises(WhenceError, match="reads prompts: pass one for each image"):
+    with pytest.raises(UndeError, match="reads prompts: pass one for each image"):
         diffusion_setup(pipeline, pixels())
-    with pytest.raises(WhenceError, match="4 prompts for 2 seeds"):
+    with pytest.raises(UndeError, match="4 prompts for 2 seeds"):
         sample_pipeline(pipeline, PROMPTS, [1, 2])
-    with pytest.raises(WhenceError, match="pass one for each seed"):
+    with pytest.raises(UndeError, match="pass one for each seed"):
         sample_pipeline(pipeline, None, [1, 2])
-    with pytest.raises(WhenceError, match="a prompt is int: expected strings"):
+    with pytest.raises(UndeError, match="a prompt is int: expected strings"):
         encode_prompts(pipeline, ["a", 3])
 
 
@@ -250,27 +250,27 @@ def test_bad_prompts(pipeline):
     ],
 )
 def test_bad_images(pipeline, images, message):
-    with pytest.raises(WhenceError, match=message):
+    with pytest.raises(UndeError, match=message):
         encode_images(pipeline, images)
 
 
 def test_pipelines_that_are_not_covered(pipeline):
     from diffusers import FlowMatchEulerDiscreteScheduler
 
-    with pytest.raises(WhenceError, match="expected a multiple of 2"):
+    with pytest.raises(UndeError, match="expected a multiple of 2"):
         sample_pipeline(pipeline, "a", [1], size=7)
     pipeline.unet.half()
-    with pytest.raises(WhenceError, match=r"the UNet is in torch.float16.*torch_dtype=torch.float32"):
+    with pytest.raises(UndeError, match=r"the UNet is in torch.float16.*torch_dtype=torch.float32"):
         sample_pipeline(pipeline, "a", [1])
     pipeline.unet.float()
     pipeline.unet.register_to_config(addition_embed_type="text_time")
-    with pytest.raises(WhenceError, match="as Stable Diffusion XL"):
+    with pytest.raises(UndeError, match="as Stable Diffusion XL"):
         sample_pipeline(pipeline, "a", [1])
     pipeline.scheduler = FlowMatchEulerDiscreteScheduler()
-    with pytest.raises(WhenceError, match=r"flow matching .* is not covered"):
+    with pytest.raises(UndeError, match=r"flow matching .* is not covered"):
         training_scheduler(pipeline)
     pipeline.unet = None
-    with pytest.raises(WhenceError, match="has no UNet"):
+    with pytest.raises(UndeError, match="has no UNet"):
         sample_pipeline(pipeline, "a", [1])
 
 

@@ -9,8 +9,8 @@ import pytest
 import sd_toy
 from typer.testing import CliRunner
 
-from whence import Index, Weights, cli
-from whence.project import load
+from unde import Index, Weights, cli
+from unde.project import load
 
 pytest.importorskip("diffusers")
 pytest.importorskip("peft")
@@ -23,8 +23,8 @@ from functools import cache
 
 import numpy as np
 import sd_toy
-from whence.datasets import robots
-from whence.integrations.diffusers import diffusion_setup, sample_pipeline
+from unde.datasets import robots
+from unde.integrations.diffusers import diffusion_setup, sample_pipeline
 
 @cache
 def data():

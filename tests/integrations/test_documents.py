@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from whence import WhenceError
-from whence.integrations.documents import read_documents
+from unde import UndeError
+from unde.integrations.documents import read_documents
 
 TEXTS = ["One.", 'Two, with "quotes"\nand a second line.', "Drei – ä, 三."]
 
@@ -36,10 +36,10 @@ def test_parquet(tmp_path):
 
     parquet.write_table(pyarrow.table({"n": [1, 2, 3], "text": TEXTS}), tmp_path / "a.parquet")
     assert read(tmp_path / "a.parquet") == [(str(i), t) for i, t in enumerate(TEXTS, 1)]
-    with pytest.raises(WhenceError, match=r"a.parquet, row 1: no field 'body', there is 'n', 'text'"):
+    with pytest.raises(UndeError, match=r"a.parquet, row 1: no field 'body', there is 'n', 'text'"):
         read(tmp_path / "a.parquet", "body")
     (tmp_path / "b.parquet").write_bytes(b"PAR1 not really")
-    with pytest.raises(WhenceError, match=r"cannot read .*b.parquet"):
+    with pytest.raises(UndeError, match=r"cannot read .*b.parquet"):
         read(tmp_path / "b.parquet")
 
 
@@ -56,7 +56,7 @@ def test_records_may_name_themselves(tmp_path):
 
 def test_lists_of_texts():
     assert read(["a", "b"]) == [("0", "a"), ("1", "b")]
-    with pytest.raises(WhenceError, match="text 1: the text is empty"):
+    with pytest.raises(UndeError, match="text 1: the text is empty"):
         read(["a", " "])
 
 
@@ -89,16 +89,16 @@ def test_lists_of_texts():
 )
 def test_mistakes_are_named_with_their_line(tmp_path, name, content, says):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(WhenceError, match=says):
+    with pytest.raises(UndeError, match=says):
         read(tmp_path / name)
 
 
 def test_files_that_are_not_there(tmp_path):
-    with pytest.raises(WhenceError, match=r"no file .*a.jsonl$"):
+    with pytest.raises(UndeError, match=r"no file .*a.jsonl$"):
         read(tmp_path / "a.jsonl")
     (tmp_path / "train.jsonl").touch()
-    with pytest.raises(WhenceError, match=r"no file .*trian.jsonl. Did you mean .*train.jsonl\?"):
+    with pytest.raises(UndeError, match=r"no file .*trian.jsonl. Did you mean .*train.jsonl\?"):
         read(tmp_path / "trian.jsonl")
     (tmp_path / "b.txt").mkdir()
-    with pytest.raises(WhenceError, match=r"b.txt is a folder: expected a file"):
+    with pytest.raises(UndeError, match=r"b.txt is a folder: expected a file"):
         read(tmp_path / "b.txt")

@@ -9,9 +9,9 @@ import pytest
 from hf_toy import LINES, save, write_jsonl
 from typer.testing import CliRunner
 
-from whence import Index, Weights, WhenceError, cli
-from whence.evaluate import Bank
-from whence.integrations.language import hf_setup
+from unde import Index, Weights, UndeError, cli
+from unde.evaluate import Bank
+from unde.integrations.language import hf_setup
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LEARN = ["The people of the west ask for roads.", "Peace with all nations, and honest trade."]
@@ -190,11 +190,11 @@ def test_data_that_changed_or_went_away(project, tmp_path):
     before = run(*ask)
     write_jsonl(data, [*LINES[:2], "Something else than was there at first."])
     with pytest.raises(
-        WhenceError, match=r"What differs: the training data \(example 2 has another content\)"
+        UndeError, match=r"What differs: the training data \(example 2 has another content\)"
     ):
         run(*ask)
     data.unlink()
-    with pytest.raises(WhenceError, match=r"train.jsonl, which is gone: say where it is now \(--data\)"):
+    with pytest.raises(UndeError, match=r"train.jsonl, which is gone: say where it is now \(--data\)"):
         run(*ask)
     moved = write_jsonl(tmp_path / "moved.jsonl", LINES[:3])
     assert run(*ask, "--data", moved) == before
@@ -204,22 +204,22 @@ def test_queries_may_name_their_text_otherwise(project, tmp_path):
     other = write_jsonl(tmp_path / "eval.jsonl", EVAL, "speech")
     options = ("attribute", "--index", "idx", "--top", 1, "--format", "json", "--queries")
     with pytest.raises(
-        WhenceError, match=r"eval.jsonl, line 1: no field 'body', there is 'speech'.*--query-field"
+        UndeError, match=r"eval.jsonl, line 1: no field 'body', there is 'speech'.*--query-field"
     ):
         run(*options, other)
     assert run(*options, other, "--query-field", "speech") == run(*options, "eval.jsonl")
 
 
 def test_the_three_roles_stay_apart(project):
-    with pytest.raises(WhenceError, match="of the queries are also in the training data"):
+    with pytest.raises(UndeError, match="of the queries are also in the training data"):
         run("attribute", "--index", "idx", "--queries", "train.jsonl")
-    with pytest.raises(WhenceError, match="of the queries are also in the training data"):
+    with pytest.raises(UndeError, match="of the queries are also in the training data"):
         run("learn", "--index", "idx", "--queries", "train.jsonl", "--out", "no.json")
     count = len(setup(learn_queries="learn.jsonl").learn_queries)
-    with pytest.raises(WhenceError, match=rf"w.json was learned on {count} of these queries"):
+    with pytest.raises(UndeError, match=rf"w.json was learned on {count} of these queries"):
         run("attribute", "--index", "idx", "--queries", "learn.jsonl", "--weights", "w.json")
     count = len(setup(learn_queries=LEARN[:1]).learn_queries)
-    with pytest.raises(WhenceError, match=rf"w.json was learned on {count} of these queries"):
+    with pytest.raises(UndeError, match=rf"w.json was learned on {count} of these queries"):
         run("attribute", "--index", "idx", "--query", LEARN[0], "--weights", "w.json")
 
 
@@ -256,7 +256,7 @@ def test_the_three_roles_stay_apart(project):
             "attribute --index idx --query x --queries eval.jsonl",
             "--query and --queries: give one of the two",
         ),
-        ("attribute --index nowhere --query x", "no folder nowhere: make an index with whence build"),
+        ("attribute --index nowhere --query x", "no folder nowhere: make an index with unde build"),
         (
             "attribute --index model --query x",
             "model remembers none: it is not finished, or was not built with --hf-model",
@@ -273,12 +273,12 @@ def test_the_three_roles_stay_apart(project):
     ],
 )
 def test_mistakes(project, line, says):
-    with pytest.raises(WhenceError, match=says):
+    with pytest.raises(UndeError, match=says):
         run(*re.findall(r"\S+", line))
     assert not (project / "x").exists()
 
 
 def test_a_damaged_memory_is_named(project, tmp_path):
     (tmp_path / "source.json").write_text('{"model": 3}')
-    with pytest.raises(WhenceError, match=r"source.json is damaged .*delete it, and give --hf-model"):
+    with pytest.raises(UndeError, match=r"source.json is damaged .*delete it, and give --hf-model"):
         run("attribute", "--index", tmp_path, "--query", "x")

@@ -7,9 +7,9 @@ import pytest
 import torch
 from hf_toy import CONTEXT, LINES, gpt2, save, tokenizer, write_jsonl
 
-from whence import Index, WhenceError
-from whence.integrations.language import hf_setup, load_model
-from whence.methods import TracIn
+from unde import Index, UndeError
+from unde.integrations.language import hf_setup, load_model
+from unde.methods import TracIn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -50,7 +50,7 @@ def test_scores_are_gradients_of_the_model_on_the_text(folder, tmp_path):
     )
     found = index.score(setup.eval_queries).total()
 
-    def gradient(text):  # nothing of whence: the model's own loss, differentiated
+    def gradient(text):  # nothing of unde: the model's own loss, differentiated
         model, ids = gpt2(), torch.tensor([tokenizer()(text)["input_ids"]])
         model(input_ids=ids, labels=ids).loss.backward()
         return torch.cat([p.grad.flatten() for p in model.parameters()])
@@ -72,7 +72,7 @@ def test_sequences_are_as_long_as_the_context_unless_told(folder):
     long = " ".join(LINES)
     assert len(hf_setup(folder, [long]).train_data[0]["input_ids"]) == CONTEXT
     assert len(hf_setup(folder, [long], seq_len=10).train_data[0]["input_ids"]) == 10
-    with pytest.raises(WhenceError, match=rf"sequences of 512 tokens, but the context of .* is {CONTEXT}"):
+    with pytest.raises(UndeError, match=rf"sequences of 512 tokens, but the context of .* is {CONTEXT}"):
         hf_setup(folder, [long], seq_len=512)
 
 
@@ -85,7 +85,7 @@ def test_models_in_half_precision_are_computed_in_full(tmp_path):
 def test_a_loaded_model_brings_its_tokenizer(folder):
     setup = hf_setup(gpt2(), LINES, tokenizer=tokenizer())
     assert setup.train_data.ids == hf_setup(folder, LINES, tokenizer=folder).train_data.ids
-    with pytest.raises(WhenceError, match="needs its tokenizer="):
+    with pytest.raises(UndeError, match="needs its tokenizer="):
         hf_setup(gpt2(), LINES)
 
 
@@ -109,7 +109,7 @@ def test_adapters_train_and_bases_do_not(adapter, folder, tmp_path):
 
 
 def test_models_without_a_trainable_parameter_are_refused():
-    with pytest.raises(WhenceError, match="the model has no trainable parameter"):
+    with pytest.raises(UndeError, match="the model has no trainable parameter"):
         hf_setup(gpt2().requires_grad_(False), LINES, tokenizer=tokenizer())
 
 
@@ -117,49 +117,49 @@ def test_an_adapter_without_its_base_is_named(adapter, tmp_path):
     moved = copy(adapter, tmp_path)
     config = json.loads((moved / "adapter_config.json").read_text())
     (moved / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "/gone/base"}))
-    with pytest.raises(WhenceError, match="no folder /gone/base"):
+    with pytest.raises(UndeError, match="no folder /gone/base"):
         hf_setup(moved, LINES)
 
 
 def test_tokenizers_that_do_not_fit_are_refused(folder):
     with pytest.raises(
-        WhenceError, match=r"the tokenizer knows 330 tokens, .*model 300: it is not the model's"
+        UndeError, match=r"the tokenizer knows 330 tokens, .*model 300: it is not the model's"
     ):
         hf_setup(folder, LINES, tokenizer=tokenizer(330))
     added = tokenizer()
     added.add_special_tokens({"pad_token": "<pad>"})  # beyond the model's tokens, and never used
     assert hf_setup(folder, LINES, tokenizer=added).train_data.tokens.max() < 300
-    with pytest.raises(WhenceError, match="text 1: the tokenizer gives token 300, the model knows 0 to 299"):
+    with pytest.raises(UndeError, match="text 1: the tokenizer gives token 300, the model knows 0 to 299"):
         hf_setup(folder, [*LINES[:1], "padded<pad>"], tokenizer=added)
 
 
 def test_folders_that_hold_something_else(folder, tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(WhenceError, match=r"empty holds no tokenizer: .*there is nothing"):
+    with pytest.raises(UndeError, match=r"empty holds no tokenizer: .*there is nothing"):
         hf_setup(tmp_path / "empty", LINES)
     bare = copy(folder, tmp_path, "tokenizer*")
     with pytest.raises(
-        WhenceError, match=r"copy holds no tokenizer: expected tokenizer.json .*there is config.json"
+        UndeError, match=r"copy holds no tokenizer: expected tokenizer.json .*there is config.json"
     ):
         hf_setup(bare, LINES)
     shutil.rmtree(bare)
     with pytest.raises(
-        WhenceError, match=r"copy holds no model: expected config.json or adapter_config.json"
+        UndeError, match=r"copy holds no model: expected config.json or adapter_config.json"
     ):
         hf_setup(copy(folder, tmp_path, "config.json", "*.safetensors"), LINES)
-    with pytest.raises(WhenceError, match=r"no folder ./nowhere"):
+    with pytest.raises(UndeError, match=r"no folder ./nowhere"):
         hf_setup("./nowhere", LINES)
-    with pytest.raises(WhenceError, match="is a file: expected the folder"):
+    with pytest.raises(UndeError, match="is a file: expected the folder"):
         hf_setup(folder / "model.safetensors", LINES, tokenizer=folder)
 
 
 def test_folders_that_are_damaged_or_not_whole(folder, tmp_path):
     broken = copy(folder, tmp_path)
     (broken / "model.safetensors").write_bytes(b"\0" * 100)
-    with pytest.raises(WhenceError, match=r"cannot load the model .*copy, in its folder"):
+    with pytest.raises(UndeError, match=r"cannot load the model .*copy, in its folder"):
         hf_setup(broken, LINES)
     (broken / "model.safetensors").unlink()
-    with pytest.raises(WhenceError, match=r"cannot load the model .*copy, in its folder"):
+    with pytest.raises(UndeError, match=r"cannot load the model .*copy, in its folder"):
         hf_setup(broken, LINES)
     from safetensors.torch import load_file, save_file
 
@@ -167,7 +167,7 @@ def test_folders_that_are_damaged_or_not_whole(folder, tmp_path):
     del weights["transformer.h.0.mlp.c_fc.weight"]
     save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(
-        WhenceError, match=r"not hold all weights .*'transformer.h.0.mlp.c_fc.weight' is missing"
+        UndeError, match=r"not hold all weights .*'transformer.h.0.mlp.c_fc.weight' is missing"
     ):
         hf_setup(broken, LINES)
 
@@ -175,7 +175,7 @@ def test_folders_that_are_damaged_or_not_whole(folder, tmp_path):
 def test_names_that_nobody_knows(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(
-        WhenceError,
+        UndeError,
         match="cannot load the tokenizer no-such-model, no such folder here, and not found on the hub",
     ):
         hf_setup("no-such-model", LINES)

@@ -8,11 +8,11 @@ from hf_toy import LINES, gpt2, tokenizer
 from safetensors.torch import load_file
 from torch import nn
 
-from whence import Index, WhenceError
-from whence.index.checkpoints import loaded
-from whence.integrations.transformers import CheckpointRecorder, recorded
-from whence.methods import TracIn
-from whence.tasks import CausalLM
+from unde import Index, UndeError
+from unde.index.checkpoints import loaded
+from unde.integrations.transformers import CheckpointRecorder, recorded
+from unde.methods import TracIn
+from unde.tasks import CausalLM
 
 pytest.importorskip("accelerate")
 from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -129,31 +129,31 @@ def test_a_training_that_goes_on_replaces_what_it_passes_again(tmp_path):
 
 def test_two_trainings_do_not_mix(tmp_path):
     train(tmp_path, CheckpointRecorder(tmp_path / "rec"))
-    with pytest.raises(WhenceError, match="holds 3 checkpoints of an earlier training"):
+    with pytest.raises(UndeError, match="holds 3 checkpoints of an earlier training"):
         train(tmp_path, CheckpointRecorder(tmp_path / "rec"))
 
 
 def test_recording_nothing_is_refused(tmp_path):
-    with pytest.raises(WhenceError, match="nothing would be recorded"):
+    with pytest.raises(UndeError, match="nothing would be recorded"):
         train(tmp_path, CheckpointRecorder(tmp_path / "rec"), save_strategy="no")
-    with pytest.raises(WhenceError, match="every=0"):
+    with pytest.raises(UndeError, match="every=0"):
         CheckpointRecorder(tmp_path, every=0)
-    with pytest.raises(WhenceError, match="holds no recorded checkpoint"):
+    with pytest.raises(UndeError, match="holds no recorded checkpoint"):
         recorded(tmp_path / "nowhere")
     (tmp_path / "checkpoints.json").write_text('{"a": 1}')
-    with pytest.raises(WhenceError, match="not what a CheckpointRecorder writes"):
+    with pytest.raises(UndeError, match="not what a CheckpointRecorder writes"):
         recorded(tmp_path)
 
 
 def test_rates_that_differ_are_refused(tmp_path):
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD([{"params": [model.weight], "lr": 0.1}, {"params": [model.bias], "lr": 0.2}])
-    with pytest.raises(WhenceError, match=r"different learning rates \[0.1, 0.2\]"):
+    with pytest.raises(UndeError, match=r"different learning rates \[0.1, 0.2\]"):
         CheckpointRecorder(tmp_path).on_step_begin(None, None, None, optimizer=optimizer)
 
 
 def test_views_of_one_memory_are_saved(tmp_path):
-    from whence.integrations.recorder import _save
+    from unde.integrations.recorder import _save
 
     class Packed(nn.Module):
         def __init__(self):

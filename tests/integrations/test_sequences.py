@@ -7,18 +7,18 @@ from hf_toy import LINES, tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import whence.integrations.documents
-import whence.integrations.sequences
-from whence import WhenceError
-from whence.integrations.sequences import Sequences, cut, pieces
+import unde.integrations.documents
+import unde.integrations.sequences
+from unde import UndeError
+from unde.integrations.sequences import Sequences, cut, pieces
 
 TOKENIZER = tokenizer()
 
 
 @pytest.mark.parametrize("module", ["documents", "sequences", "language"])
 def test_the_examples_in_the_docstrings_hold(module):
-    __import__(f"whence.integrations.{module}")
-    assert doctest.testmod(getattr(whence.integrations, module)).failed == 0
+    __import__(f"unde.integrations.{module}")
+    assert doctest.testmod(getattr(unde.integrations, module)).failed == 0
 
 
 @given(st.integers(2, 200), st.integers(3, 40))
@@ -47,24 +47,24 @@ def test_sequences_hold_every_token_in_order():
 
 def test_batches_of_the_tokenizer_do_not_matter(monkeypatch):
     whole = Sequences(LINES, TOKENIZER, 8, 300)
-    monkeypatch.setattr(whence.integrations.sequences, "_AT_ONCE", 3)
+    monkeypatch.setattr(unde.integrations.sequences, "_AT_ONCE", 3)
     again = Sequences(LINES, TOKENIZER, 8, 300)
     assert again.ids == whole.ids
     assert (again.tokens == whole.tokens).all() and (again.stops == whole.stops).all()
 
 
 def test_bad_texts_are_named(tmp_path):
-    with pytest.raises(WhenceError, match=r"text 1: 'T' is 1 token long, expected at least 2"):
+    with pytest.raises(UndeError, match=r"text 1: 'T' is 1 token long, expected at least 2"):
         Sequences([LINES[0], "T"], TOKENIZER, 8, 300)
     most = max(TOKENIZER(LINES[2])["input_ids"])
     with pytest.raises(
-        WhenceError, match=rf"text 0: the tokenizer gives token {most}, the model knows 0 to {most - 1}"
+        UndeError, match=rf"text 0: the tokenizer gives token {most}, the model knows 0 to {most - 1}"
     ):
         Sequences(LINES[2:], TOKENIZER, 8, most)
-    with pytest.raises(WhenceError, match="sequences of 2 tokens"):
+    with pytest.raises(UndeError, match="sequences of 2 tokens"):
         Sequences(LINES, TOKENIZER, 2, 300)
     (tmp_path / "none.jsonl").write_text("\n")
-    with pytest.raises(WhenceError, match=r"none.jsonl holds no text"):
+    with pytest.raises(UndeError, match=r"none.jsonl holds no text"):
         Sequences(tmp_path / "none.jsonl", TOKENIZER, 8, 300)
 
 

@@ -12,8 +12,8 @@ import sd_toy
 import torch
 from sd_toy import ddim, pixels
 
-from whence import WhenceError
-from whence.integrations.diffusers import add_lora, encode_images
+from unde import UndeError
+from unde.integrations.diffusers import add_lora, encode_images
 
 pytest.importorskip("diffusers")
 pytest.importorskip("peft")
@@ -77,7 +77,7 @@ def test_the_example_runs_and_goes_on(saved, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(script, "sample_pipeline", None)
     script.main(arguments)
     assert (tmp_path / "out" / "top.csv").read_text() == before
-    with pytest.raises(WhenceError, match="was begun with --rank 2, not 3: choose another --out"):
+    with pytest.raises(UndeError, match="was begun with --rank 2, not 3: choose another --out"):
         script.main([*arguments, "--rank", "3"])
     capsys.readouterr()
 
@@ -138,14 +138,14 @@ def test_training_does_not_depend_on_how_many_rows_fit(saved, tmp_path, monkeypa
 
 def test_mistakes_in_the_folder(tmp_path):
     script = example()
-    with pytest.raises(WhenceError, match="give --images FOLDER, or --plan"):
+    with pytest.raises(UndeError, match="give --images FOLDER, or --plan"):
         script.main([])
-    with pytest.raises(WhenceError, match="no folder"):
+    with pytest.raises(UndeError, match="no folder"):
         script.main(["--images", str(tmp_path / "none")])
-    with pytest.raises(WhenceError, match=r"holds neither metadata.jsonl nor subfolders"):
+    with pytest.raises(UndeError, match=r"holds neither metadata.jsonl nor subfolders"):
         script.main(["--images", str(tmp_path)])
     (tmp_path / "metadata.jsonl").write_text('{"file_name": "a.png"}\n')
-    with pytest.raises(WhenceError, match="record 0 has no 'text', only file_name"):
+    with pytest.raises(UndeError, match="record 0 has no 'text', only file_name"):
         script.main(["--images", str(tmp_path)])
 
 
@@ -166,9 +166,9 @@ def configs(folder):
 
 def test_the_plan_is_that_of_all_timesteps(tmp_path, monkeypatch, capsys):
     """Scaled up from the timesteps of one pass: the same as if all had been looked at."""
-    from whence.methods import DTRAK
-    from whence.planning import plan
-    from whence.tasks import Diffusion
+    from unde.methods import DTRAK
+    from unde.planning import plan
+    from unde.tasks import Diffusion
 
     script, found = example(), []
     costs = script.costs

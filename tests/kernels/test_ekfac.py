@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from whence import WhenceError
-from whence.kernels import EKFACKernel, Gram, Part
-from whence.kernels import ekfac as module
+from unde import UndeError
+from unde.kernels import EKFACKernel, Gram, Part
+from unde.kernels import ekfac as module
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -125,7 +125,7 @@ def test_a_parameter_without_gradient_stays_zero():
 
 def test_rank_deficiency_is_named():
     phi = draw(3, 6)
-    with pytest.raises(WhenceError, match=r"'layer.bias' is rank-deficient: 3 of its 6 .*Raise the damping"):
+    with pytest.raises(UndeError, match=r"'layer.bias' is rank-deficient: 3 of its 6 .*Raise the damping"):
         applied(EKFACKernel(0.0), phi, [Part("layer.bias", slice(0, 6))])
     applied(EKFACKernel(1e-6), phi, [Part("layer.bias", slice(0, 6))])
 
@@ -134,10 +134,10 @@ def test_nan_is_named():
     phi, (left, right) = tokens(12, 5, 3, 4)
     bad = right.clone()
     bad[1, 2] = torch.nan
-    with pytest.raises(WhenceError, match=r"covariance of parameter 'h.weight' holds NaN.*on_bad='skip'"):
+    with pytest.raises(UndeError, match=r"covariance of parameter 'h.weight' holds NaN.*on_bad='skip'"):
         applied(EKFACKernel(0.1), phi, [Part("h.weight", slice(0, 12), (left, bad))])
     phi[3, 3] = torch.inf
-    with pytest.raises(WhenceError, match=r"second moments of parameter 'h.weight' are NaN or infinite"):
+    with pytest.raises(UndeError, match=r"second moments of parameter 'h.weight' are NaN or infinite"):
         applied(EKFACKernel(0.1), phi, [Part("h.weight", slice(0, 12), (left, right))])
 
 
@@ -152,13 +152,13 @@ def test_eigh_failures_fall_back_and_are_named(monkeypatch):
     monkeypatch.setattr(torch.linalg, "eigh", fails)
     torch.testing.assert_close(applied(EKFACKernel(0.1), phi, parts), want, rtol=1e-8, atol=1e-10)
     monkeypatch.setattr(torch.linalg, "svd", fails)
-    with pytest.raises(WhenceError, match=r"no eigenvectors.*parameter 'w' \(did not converge\)"):
+    with pytest.raises(UndeError, match=r"no eigenvectors.*parameter 'w' \(did not converge\)"):
         applied(EKFACKernel(0.1), phi, parts)
 
 
 def test_memory_budget():
     phi, factors = tokens(12, 5, 3, 4)
-    with pytest.raises(WhenceError, match=r"eigenvectors of 1 parameters need .* raise memory="):
+    with pytest.raises(UndeError, match=r"eigenvectors of 1 parameters need .* raise memory="):
         list(EKFACKernel(0.1).apply([(slice(0, 12), lambda: phi)], [Part("w", slice(0, 12), factors)], 100))
 
 
@@ -183,9 +183,9 @@ def test_gram_of_a_dead_layer_is_zero_and_a_singular_one_named():
     phi = torch.cat([draw(4, 6), torch.zeros(4, 2, dtype=F64)], 1)
     parts = [Part("a.weight", slice(0, 6)), Part("b.weight", slice(6, 8))]
     assert not applied(Gram(0.1, blocks="layer"), phi, parts)[:, 6:].any()
-    with pytest.raises(WhenceError, match=r"layer 'a': .* is singular"):
+    with pytest.raises(UndeError, match=r"layer 'a': .* is singular"):
         applied(Gram(0.0, blocks="layer"), phi, parts)
-    with pytest.raises(WhenceError, match="all features of the index are zero"):
+    with pytest.raises(UndeError, match="all features of the index are zero"):
         applied(Gram(0.1, blocks="layer"), torch.zeros(4, 8, dtype=F64), parts)
 
 

@@ -5,9 +5,9 @@ import itertools
 import pytest
 import torch
 
-from whence import WhenceError
-from whence.kernels import Gram, Part
-from whence.kernels import gram as gram_module
+from unde import UndeError
+from unde.kernels import Gram, Part
+from unde.kernels import gram as gram_module
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -142,7 +142,7 @@ def test_which_form_is_smaller(monkeypatch):
 def test_a_singular_kernel_is_refused(dtype, form, seed):
     """One column too many and no damping: rounding makes a small positive number of zero half the time."""
     phi = features(14, 15, seed) if form == "primal" else features(15, 14, seed)
-    with pytest.raises(WhenceError, match=r"singular at λ = 0 .*raise the damping"):
+    with pytest.raises(UndeError, match=r"singular at λ = 0 .*raise the damping"):
         applied(Gram(0.0, form=form), phi.to(dtype))
     applied(Gram(1e-3, form=form), phi.to(dtype))
 
@@ -161,12 +161,12 @@ def test_units_of_other_sizes_are_not_taken_for_singular():
 def test_features_that_are_not_finite(bad, form):
     phi = features(20, 6)
     phi[11, 2] = bad
-    with pytest.raises(WhenceError, match=r"NaN or infinite entries.*on_bad='skip'"):
+    with pytest.raises(UndeError, match=r"NaN or infinite entries.*on_bad='skip'"):
         applied(Gram(0.1, form=form), phi)
 
 
 def test_features_of_zeros():
-    with pytest.raises(WhenceError, match="all features of the index are zero"):
+    with pytest.raises(UndeError, match="all features of the index are zero"):
         applied(Gram(0.1), torch.zeros(20, 6))
 
 
@@ -179,7 +179,7 @@ def test_features_of_zeros():
 )
 def test_the_memory_budget(form, n, d, said):
     phi = torch.ones(n, d)
-    with pytest.raises(WhenceError, match=said):
+    with pytest.raises(UndeError, match=said):
         applied(Gram(0.1, form=form), phi, memory=10**7)
     list(Gram(0.1).apply(blocks(phi), [Part("w", slice(0, d))], 10**7))  # the other form is small
 
@@ -200,6 +200,6 @@ def test_the_memory_that_is_used():
 def test_a_column_of_zeros_without_damping_is_singular():
     phi = features(20, 6)
     phi[:, 3] = 0
-    with pytest.raises(WhenceError, match="singular"):
+    with pytest.raises(UndeError, match="singular"):
         applied(Gram(0.0), phi)
     assert torch.equal(applied(Gram(0.1), phi)[:, 3], torch.zeros(20, dtype=torch.float64))

@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from whence import bench
-from whence.data import Rows
-from whence.features import Collector, make_units, placement, plan_coverage
-from whence.features.factors import Factors, gathered
-from whence.groups import trainable
-from whence.meter import Meter
-from whence.methods import Method
-from whence.planning.shapes import matrices
-from whence.setup import Setup
-from whence.tasks import CausalLM, Classification, Task
+from unde import bench
+from unde.data import Rows
+from unde.features import Collector, make_units, placement, plan_coverage
+from unde.features.factors import Factors, gathered
+from unde.groups import trainable
+from unde.meter import Meter
+from unde.methods import Method
+from unde.planning.shapes import matrices
+from unde.setup import Setup
+from unde.tasks import CausalLM, Classification, Task
 
 
 @dataclass(frozen=True)

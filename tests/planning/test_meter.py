@@ -7,10 +7,10 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from whence import meter
-from whence.meter import Meter
-from whence.planning import show
-from whence.planning.shapes import no_numbers
+from unde import meter
+from unde.meter import Meter
+from unde.planning import show
+from unde.planning.shapes import no_numbers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

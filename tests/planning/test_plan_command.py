@@ -1,4 +1,4 @@
-"""The command `whence plan` and the table it prints."""
+"""The command `unde plan` and the table it prints."""
 
 import json
 import re
@@ -9,9 +9,9 @@ import typer
 from torch import nn
 from typer.testing import CliRunner
 
-from whence import Setup, WhenceError
-from whence.plan_command import plan
-from whence.tasks import Classification
+from unde import Setup, UndeError
+from unde.plan_command import plan
+from unde.tasks import Classification
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIZES = {"n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 32, "vocab_size": 50}
@@ -59,14 +59,14 @@ def setup():
 
 
 def test_a_setup(monkeypatch):
-    monkeypatch.setattr("whence.project.load", lambda target: setup())
+    monkeypatch.setattr("unde.project.load", lambda target: setup())
     told = json.loads(run("mine:setup", "--method", "trak", "--projection", "none", "--format", "json"))
     assert (told["examples"], told["method"]["name"]) == (50, "trak")
     assert told["totals"]["features"] == told["totals"]["parameters"] == 6 * 20 + 20 + 60 + 3
 
 
 def test_a_kernel_beyond_the_budget_is_said(monkeypatch):
-    monkeypatch.setattr("whence.project.load", lambda target: setup())
+    monkeypatch.setattr("unde.project.load", lambda target: setup())
     given = ["mine:setup", "--method", "trak", "--projection", "none", "--memory"]
     needs = 16 * 50**2  # dual: as many examples squared
     assert "note: the kernel needs 40 kB, more than memory=40 kB" in run(*given, needs - 1)
@@ -99,5 +99,5 @@ def test_errors(arguments, said, config, tmp_path):
     (tmp_path / "other.json").write_text('{"model_type": "vit"}')
     (tmp_path / "broken.json").write_text("{")
     places = {"CONFIG": config, "OTHER": tmp_path / "other.json", "BROKEN": tmp_path / "broken.json"}
-    with pytest.raises(WhenceError, match=said):
+    with pytest.raises(UndeError, match=said):
         run(*(places.get(a, a) for a in arguments))

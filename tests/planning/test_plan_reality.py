@@ -7,13 +7,13 @@ import pytest
 import torch
 from reality import CASES, made, metered, passes, tensors
 
-from whence import Index, WhenceError, methods
-from whence.data import Rows
-from whence.features import make_units, pca, plan_coverage
-from whence.groups import trainable
-from whence.planning import plan
-from whence.projection import Spec
-from whence.tasks import CausalLM, Classification
+from unde import Index, UndeError, methods
+from unde.data import Rows
+from unde.features import make_units, pca, plan_coverage
+from unde.groups import trainable
+from unde.planning import plan
+from unde.projection import Spec
+from unde.tasks import CausalLM, Classification
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 EKFAC = methods.EKFAC(projection="kron(8)")
@@ -153,10 +153,10 @@ class Chooses(torch.nn.Linear):
 )
 def test_bad_arguments(options, said):
     given = {"model": MLP.model(), "example": MLP.data(2), "n_examples": 10, "batch_size": 4} | options
-    with pytest.raises(WhenceError, match=said):
+    with pytest.raises(UndeError, match=said):
         plan(given.pop("model"), Classification(), given.pop("example"), **given)
 
 
 def test_longer_texts_than_the_model_reads():
-    with pytest.raises(WhenceError, match="the model reads 48 tokens at most"):
+    with pytest.raises(UndeError, match="the model reads 48 tokens at most"):
         plan(CASES[2].model(), CausalLM(), seq_len=49, n_examples=10)

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from whence.features import make_units
-from whence.planning.shapes import Undrawn, batches_like, matrices, no_numbers, undrawn_units, without_numbers
-from whence.projection import Projection, Spec
+from unde.features import make_units
+from unde.planning.shapes import Undrawn, batches_like, matrices, no_numbers, undrawn_units, without_numbers
+from unde.projection import Projection, Spec
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from whence import Groups, Index, WhenceError, learn_weights, methods
-from whence.features import make_units
-from whence.groups import trainable
-from whence.meter import Meter
-from whence.planning import stages
-from whence.planning.stages import Run
-from whence.tasks import Classification
+from unde import Groups, Index, UndeError, learn_weights, methods
+from unde.features import make_units
+from unde.groups import trainable
+from unde.meter import Meter
+from unde.planning import stages
+from unde.planning.stages import Run
+from unde.tasks import Classification
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 EXAMPLES, BATCH, QUERIES = 2048, 128, 40
@@ -20,7 +20,7 @@ EXAMPLES, BATCH, QUERIES = 2048, 128, 40
 
 @pytest.fixture(autouse=True)
 def four_shards(monkeypatch):
-    monkeypatch.setattr("whence.index.build.SHARD_BATCHES", 4)
+    monkeypatch.setattr("unde.index.build.SHARD_BATCHES", 4)
 
 
 def net() -> nn.Module:
@@ -93,7 +93,7 @@ def test_what_a_kernel_asks_of_the_budget(method, tmp_path):
     """One byte less than planned is refused by the index, the planned number is not."""
     index, needs = build(tmp_path, method, examples=800), stages.kernel_needs(sizes(method, examples=800))
     index.memory = needs - 1
-    with pytest.raises(WhenceError, match="the memory budget is"):
+    with pytest.raises(UndeError, match="the memory budget is"):
         index.training(method)
     index.memory = needs
     index.training(method)
@@ -103,7 +103,7 @@ def test_what_ekfac_asks_of_the_budget(tmp_path):
     method = methods.EKFAC(projection="kron(16)")
     index, needs = build(tmp_path, method, examples=80), stages.kernel_needs(sizes(method, examples=80))
     index.memory = needs - 1
-    with pytest.raises(WhenceError, match="the memory budget is"):
+    with pytest.raises(UndeError, match="the memory budget is"):
         index.training(method)
     index.memory = needs
     index.training(method)

@@ -7,10 +7,10 @@ import pytest
 import torch
 from report_dom import parse, words
 
-from whence import WhenceError
-from whence.report import Item, Mark, Page, QueryPanel, Row, Scored
-from whence.report.contributors import checked, marks_for
-from whence.report.queries import queries_section
+from unde import UndeError
+from unde.report import Item, Mark, Page, QueryPanel, Row, Scored
+from unde.report.contributors import checked, marks_for
+from unde.report.queries import queries_section
 
 STYLE, SUBJECT = Mark("S", "style"), Mark("P", "subject")
 
@@ -65,7 +65,7 @@ def test_marks_follow_their_examples():
     ],
 )
 def test_bad_scores_are_refused(scores, options, says):
-    with pytest.raises(WhenceError, match=says):
+    with pytest.raises(UndeError, match=says):
         generated(scores, **options)
 
 
@@ -118,9 +118,9 @@ def test_one_letter_means_one_thing_on_a_page():
     rows = [
         Row("a", [Scored(Item(0), 1.0, marks=[STYLE]), Scored(Item(1), 1.0, marks=[Mark("S", "subject")])])
     ]
-    with pytest.raises(WhenceError, match="'S' stands for 'style' and for 'subject'"):
+    with pytest.raises(UndeError, match="'S' stands for 'style' and for 'subject'"):
         queries_section([QueryPanel(Item(0), rows)])
-    with pytest.raises(WhenceError, match="mark 'sty' of 'style': expected one letter"):
+    with pytest.raises(UndeError, match="mark 'sty' of 'style': expected one letter"):
         Mark("sty", "style")
 
 
@@ -136,7 +136,7 @@ def test_flags_have_the_shape_that_is_asked_for():
     flags = checked({"style": [[0, 1]]}, (1, 2), "each")
     assert flags["style"].dtype == bool
     with pytest.raises(
-        WhenceError, match=r"'style' are bool of shape \(2, 1\): expected true or false for each"
+        UndeError, match=r"'style' are bool of shape \(2, 1\): expected true or false for each"
     ):
         checked({"style": np.ones((2, 1), bool)}, (1, 2), "each")
 

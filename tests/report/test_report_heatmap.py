@@ -12,11 +12,11 @@ import torch
 from report_dom import parse, words
 from test_report_page import contrast, luminance
 
-from whence import WhenceError
-from whence.report import HeatmapPanel, Page
-from whence.report.heatmap import heatmaps_section
-from whence.report.style import DARK, LIGHT
-from whence.report.svg import HEATS
+from unde import UndeError
+from unde.report import HeatmapPanel, Page
+from unde.report.heatmap import heatmaps_section
+from unde.report.style import DARK, LIGHT
+from unde.report.svg import HEATS
 
 ROWS, COLUMNS = ["down_blocks.0", "mid_block"], ["attn1.to_q", "attn1.to_k", "attn2.to_out"]
 MAPS = {
@@ -109,7 +109,7 @@ def test_the_scale_fits_the_values(highest, top, shown):
     ],
 )
 def test_bad_maps_are_refused(rows, maps, says):
-    with pytest.raises(WhenceError, match=says):
+    with pytest.raises(UndeError, match=says):
         HeatmapPanel("t", rows, ["x", "y"], maps)
 
 

@@ -13,19 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_dom import parse
 
-import whence.report
-from whence import WhenceError
-from whence.report import Item, Scored
-from whence.report.html import el, number, score, text
-from whence.report.items import example, fold, kind_of, label_of, passage, picture, same
+import unde.report
+from unde import UndeError
+from unde.report import Item, Scored
+from unde.report.html import el, number, score, text
+from unde.report.items import example, fold, kind_of, label_of, passage, picture, same
 
 
 def test_the_examples_in_the_docstrings_hold():
-    names = [module.name for module in pkgutil.iter_modules(whence.report.__path__)]
+    names = [module.name for module in pkgutil.iter_modules(unde.report.__path__)]
     assert {"items", "page", "svg"} <= set(names)
     ran = 0
     for name in names:
-        result = doctest.testmod(importlib.import_module(f"whence.report.{name}"))
+        result = doctest.testmod(importlib.import_module(f"unde.report.{name}"))
         assert result.failed == 0, name
         ran += result.attempted
     assert ran > 20
@@ -106,7 +106,7 @@ def test_small_pictures_are_enlarged_crisply_and_large_ones_shrunk():
 
 
 def test_a_bad_image_is_reported_with_its_example():
-    with pytest.raises(WhenceError, match=r"example 'odd': cannot show an array of shape \(5,\)"):
+    with pytest.raises(UndeError, match=r"example 'odd': cannot show an array of shape \(5,\)"):
         picture(Item("odd", image=np.zeros(5)), "query")
 
 
@@ -167,5 +167,5 @@ def test_text_with_a_picture_shows_both():
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), torch.tensor(float("nan"))])
 def test_scores_must_be_finite(value):
-    with pytest.raises(WhenceError, match="score of example 9"):
+    with pytest.raises(UndeError, match="score of example 9"):
         Scored(Item(9), value)

@@ -7,9 +7,9 @@ import pytest
 import torch
 from report_dom import parse, words
 
-from whence import WhenceError
-from whence.report import Item, MislabelPanel, RocCurve, Scored
-from whence.report.mislabel import mislabel_section
+from unde import UndeError
+from unde.report import Item, MislabelPanel, RocCurve, Scored
+from unde.report.mislabel import mislabel_section
 
 
 def digit(index: int, label: int, true_label: int) -> Item:
@@ -62,12 +62,12 @@ def test_straight_stretches_need_no_points():
     ],
 )
 def test_bad_rankings_are_refused(scores, wrong, says):
-    with pytest.raises(WhenceError, match=says):
+    with pytest.raises(UndeError, match=says):
         RocCurve.from_scores("w", scores, wrong)
 
 
 def test_rates_beyond_one_are_refused():
-    with pytest.raises(WhenceError, match="true_positive_rate"):
+    with pytest.raises(UndeError, match="true_positive_rate"):
         RocCurve("w", [0.0, 1.0], [0.0, 1.2], 0.5)
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from report_dom import parse, words
 
-from whence import WhenceError
-from whence.report import (
+from unde import UndeError
+from unde.report import (
     Card,
     HeatmapPanel,
     Item,
@@ -27,8 +27,8 @@ from whence.report import (
     Table,
     WeightsPanel,
 )
-from whence.report.html import score
-from whence.report.style import CSS, DARK, LIGHT
+from unde.report.html import score
+from unde.report.style import CSS, DARK, LIGHT
 
 EVIL = (
     """</style></title><script>alert("1")</script><img src='http://evil.example/x' onerror=alert(1)>&amp;"""
@@ -276,8 +276,8 @@ def test_a_failed_write_leaves_the_old_page_and_nothing_else(tmp_path, monkeypat
         raise error
 
     monkeypatch.setattr(os, step, fail)
-    expected = WhenceError if isinstance(error, OSError) else KeyboardInterrupt
-    with pytest.raises(expected, match="No space left" if expected is WhenceError else None):
+    expected = UndeError if isinstance(error, OSError) else KeyboardInterrupt
+    with pytest.raises(expected, match="No space left" if expected is UndeError else None):
         Page("New").write(path)
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["report.html"]
@@ -285,19 +285,19 @@ def test_a_failed_write_leaves_the_old_page_and_nothing_else(tmp_path, monkeypat
 
 def test_a_page_that_cannot_be_rendered_touches_nothing(tmp_path):
     row = Row("trak", [Scored(Item(0, image=np.zeros(3)), 1.0)])
-    with pytest.raises(WhenceError, match="example 0"):
+    with pytest.raises(UndeError, match="example 0"):
         Page("Broken", queries=[QueryPanel(Item(1), [row])]).write(tmp_path / "new" / "report.html")
     assert os.listdir(tmp_path) == []
 
 
 def test_a_folder_is_not_a_page(tmp_path):
-    with pytest.raises(WhenceError, match="it is a folder"):
+    with pytest.raises(UndeError, match="it is a folder"):
         Page("Title").write(tmp_path)
 
 
 def test_a_file_in_the_way_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(WhenceError, match="cannot write the report to"):
+    with pytest.raises(UndeError, match="cannot write the report to"):
         Page("Title").write(tmp_path / "file" / "report.html")
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from report_dom import parse, words
 
-from whence import WhenceError
-from whence.report import (
+from unde import UndeError
+from unde.report import (
     Item,
     QueryPanel,
     Row,
@@ -17,10 +17,10 @@ from whence.report import (
     Table,
     WeightsPanel,
 )
-from whence.report.html import duration
-from whence.report.queries import queries_section
-from whence.report.tables import evaluation_section, provenance_section, steps_section
-from whence.report.weights import block_names, weights_section
+from unde.report.html import duration
+from unde.report.queries import queries_section
+from unde.report.tables import evaluation_section, provenance_section, steps_section
+from unde.report.weights import block_names, weights_section
 
 RESNET = [
     *(f"resnet.embedder.embedder.{part}" for part in ("convolution", "normalization")),
@@ -161,9 +161,9 @@ def test_many_queries_get_a_strip_of_links(panel):
 
 
 def test_empty_rows_and_queries_are_refused():
-    with pytest.raises(WhenceError, match="row 'trak' holds no example"):
+    with pytest.raises(UndeError, match="row 'trak' holds no example"):
         Row("trak", [])
-    with pytest.raises(WhenceError, match="query 3 has no row"):
+    with pytest.raises(UndeError, match="query 3 has no row"):
         QueryPanel(Item(3), [])
 
 
@@ -251,7 +251,7 @@ def test_the_objective_is_drawn_when_there_is_one():
     ],
 )
 def test_bad_weights_are_refused(kwargs, says):
-    with pytest.raises(WhenceError, match=says):
+    with pytest.raises(UndeError, match=says):
         WeightsPanel(**kwargs)
 
 
@@ -274,7 +274,7 @@ def test_tables():
     assert ["highlight" in row.classes for row in root.all("tbody tr")] == [False, True]
     assert words(root.one("caption")) == "LDS"
     with pytest.raises(
-        WhenceError, match="row 0 of the table 'LDS' has 1 cells: expected one for each of the 2"
+        UndeError, match="row 0 of the table 'LDS' has 1 cells: expected one for each of the 2"
     ):
         Table("LDS", ["a", "b"], [["x"]])
 
@@ -286,7 +286,7 @@ def test_steps():
     assert [bar.attributes["style"] for bar in root.all(".bar i")] == ["width:100%", "width:25%"]
     assert words(root.one("p.lead")) == "2 steps in 37.5 s."
     assert parse(steps_section([Step("nothing", 0.0)])).one(".bar i").attributes["style"] == "width:0%"
-    with pytest.raises(WhenceError, match="step 'x' took -1"):
+    with pytest.raises(UndeError, match="step 'x' took -1"):
         Step("x", -1)
 
 

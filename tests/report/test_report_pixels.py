@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from whence import WhenceError
-from whence.report.pixels import data_uri, encode_png, to_pixels
+from unde import UndeError
+from unde.report.pixels import data_uri, encode_png, to_pixels
 
 
 def decode_png(data: bytes) -> np.ndarray:
@@ -174,5 +174,5 @@ def test_shrunk_shapes(shape, small):
     ],
 )
 def test_what_is_not_an_image_is_refused(image, says):
-    with pytest.raises(WhenceError, match=says):
+    with pytest.raises(UndeError, match=says):
         to_pixels(image)

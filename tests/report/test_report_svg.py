@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from report_dom import Node, parse
 
-from whence import WhenceError
-from whence.report.svg import Bar, Line, bar_plot, line_plot, roc_plot, ticks
+from unde import UndeError
+from unde.report.svg import Bar, Line, bar_plot, line_plot, roc_plot, ticks
 
 
 def at(node: Node, name: str) -> float:
@@ -164,11 +164,11 @@ def test_ticks_are_few_and_inside(low, width):
 
 
 def test_bad_curves_are_refused():
-    with pytest.raises(WhenceError, match="2 x and 1 y"):
+    with pytest.raises(UndeError, match="2 x and 1 y"):
         Line("a", [1, 2], [1])
-    with pytest.raises(WhenceError, match="0 x and 0 y"):
+    with pytest.raises(UndeError, match="0 x and 0 y"):
         Line("a", [], [])
-    with pytest.raises(WhenceError, match="at least one bar"):
+    with pytest.raises(UndeError, match="at least one bar"):
         bar_plot([], title="t", reference=1.0, reference_label="u")
-    with pytest.raises(WhenceError, match="at least one curve"):
+    with pytest.raises(UndeError, match="at least one curve"):
         line_plot([], title="t", x_label="x", y_label="y")

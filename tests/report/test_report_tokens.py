@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from report_dom import parse, words
 from test_report_page import contrast
 
-from whence import WhenceError
-from whence.report import Item, QueryPanel, Row, Scored
-from whence.report.items import example, shaded_passage
-from whence.report.queries import queries_section
-from whence.report.style import CSS, DARK, LIGHT
-from whence.report.tokens import LEVELS, joined, shades
+from unde import UndeError
+from unde.report import Item, QueryPanel, Row, Scored
+from unde.report.items import example, shaded_passage
+from unde.report.queries import queries_section
+from unde.report.style import CSS, DARK, LIGHT
+from unde.report.tokens import LEVELS, joined, shades
 
 VALUES = st.floats(-1, 1, allow_nan=False)
 TOKENS = st.lists(st.tuples(st.sampled_from(["", "a", " b", "\n", "<b>", " 🎈"]), VALUES), min_size=1)
@@ -62,9 +62,9 @@ def test_a_long_passage_is_folded_between_tokens():
 
 
 def test_contributions_must_sum_to_the_score():
-    with pytest.raises(WhenceError, match=r"tokens of example 7 add up to 0\.5, its score is 0\.9"):
+    with pytest.raises(UndeError, match=r"tokens of example 7 add up to 0\.5, its score is 0\.9"):
         Scored(Item(7), 0.9, tokens=[("a", 0.25), ("b", 0.25)])
-    with pytest.raises(WhenceError, match="tokens of example 7 add up to nan"):
+    with pytest.raises(UndeError, match="tokens of example 7 add up to nan"):
         Scored(Item(7), 0.9, tokens=[("a", float("nan"))])
     Scored(Item(7), 1.001, tokens=[("a", 100.0), ("b", -99.0)])  # what cancels cannot be exact
 

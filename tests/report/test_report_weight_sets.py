@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from report_dom import parse, words
 
-from whence import WhenceError
-from whence.report import Page, WeightsPanel
-from whence.report.svg import Bar, bar_plot
-from whence.report.unet import stages
-from whence.report.weights import weights_section
+from unde import UndeError
+from unde.report import Page, WeightsPanel
+from unde.report.svg import Bar, bar_plot
+from unde.report.unet import stages
+from unde.report.weights import weights_section
 
 LORA = "attentions.0.transformer_blocks.0.attn1.to_q.lora_A.default"
 # In the order in which diffusers lists them.
@@ -171,7 +171,7 @@ def test_a_list_of_one_is_one_set():
     ],
 )
 def test_sets_that_cannot_stand_side_by_side_are_refused(panels, says):
-    with pytest.raises(WhenceError, match=says):
+    with pytest.raises(UndeError, match=says):
         Page("t", weights=panels)
 
 

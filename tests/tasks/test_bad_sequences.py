@@ -5,8 +5,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import models
-from whence import Index, WhenceError
-from whence.tasks import CausalLM
+from unde import Index, UndeError
+from unde.tasks import CausalLM
 
 GOOD = {"input_ids": [1, 2, 3, 4], "attention_mask": [1, 1, 1, 1], "labels": [1, 2, 3, 4]}
 CONTEXT, VOCABULARY = 16, 23  # of the small models
@@ -65,10 +65,10 @@ def test_refused_by_place_and_by_id(model, name):
     row = len(batch["input_ids"]) - 1
     ids = [40, 50, 60][: row + 1]
     for run in (task.loss, task.token_losses):
-        with pytest.raises(WhenceError, match=f"example {row} of the batch {message}"):
+        with pytest.raises(UndeError, match=f"example {row} of the batch {message}"):
             run(model, batch)
     for measure in ("loss", "sampled"):
-        with pytest.raises(WhenceError, match=rf"example {ids[row]} \(row {row} of its batch\) {message}"):
+        with pytest.raises(UndeError, match=rf"example {ids[row]} \(row {row} of its batch\) {message}"):
             task.measure(model, batch, name=measure, ids=ids)
     assert not runs
 
@@ -82,7 +82,7 @@ def test_refused_by_a_build(tmp_path, name, place):
     example, message = CASES[name]
     data[place] = example
     named = 0 if name == "padded-too-long" else place  # where all are padded so far, the first is named
-    with pytest.raises(WhenceError, match=rf"example {named} \(row {named} of its batch\) {message}"):
+    with pytest.raises(UndeError, match=rf"example {named} \(row {named} of its batch\) {message}"):
         Index.build(
             models.gpt2(), CausalLM(), data, tmp_path / "i", method="tracin", batch_size=4, progress=False
         )
@@ -90,7 +90,7 @@ def test_refused_by_a_build(tmp_path, name, place):
 
 def test_a_whole_batch_without_a_token():
     batch = {"input_ids": torch.zeros(2, 0, dtype=torch.long)}
-    with pytest.raises(WhenceError, match="example 0 of the batch has no token"):
+    with pytest.raises(UndeError, match="example 0 of the batch has no token"):
         CausalLM().loss(models.gpt2(), batch)
 
 
@@ -106,7 +106,7 @@ def test_the_longest_sequences_that_fit(model):
 def test_packed_rows_are_as_long_as_their_longest_document(model):
     batch = {"input_ids": torch.ones(1, 20).long(), "position_ids": torch.arange(20).unsqueeze(0)}
     with pytest.raises(
-        WhenceError, match=r"example 0 of the batch holds position 19, counted from 0, but .* 16 at"
+        UndeError, match=r"example 0 of the batch holds position 19, counted from 0, but .* 16 at"
     ):
         CausalLM().loss(model, batch)
 

@@ -4,9 +4,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from cases import BY_NAME, randomized
-from whence.errors import WhenceError
-from whence.features.fallback import Measured, by_loop, by_vmap
-from whence.tasks import CausalLM
+from unde.errors import UndeError
+from unde.features.fallback import Measured, by_loop, by_vmap
+from unde.tasks import CausalLM
 
 
 class Lookup(nn.Module):
@@ -258,7 +258,7 @@ def test_the_model_gets_no_labels():
     ids=["tensor", "other-name", "tuple", "one-row", "float", "labels", "mask"],
 )
 def test_refused(batch, message):
-    with pytest.raises(WhenceError, match=message):
+    with pytest.raises(UndeError, match=message):
         CausalLM().loss(Lookup(), batch)
 
 
@@ -276,7 +276,7 @@ def test_models_that_return_something_else(answer, message):
         def forward(self, input_ids):
             return answer(super().forward(input_ids))
 
-    with pytest.raises(WhenceError, match=message):
+    with pytest.raises(UndeError, match=message):
         CausalLM().loss(Other(), {"input_ids": torch.tensor([[1, 2, 3], [3, 4, 5]])})
 
 
@@ -292,15 +292,15 @@ def test_models_that_return_something_else(answer, message):
     ids=["text", "words", "none", "tensor", "other-name"],
 )
 def test_examples_that_cannot_be_collated(examples, message):
-    with pytest.raises(WhenceError, match=f"(?i){message}"):
+    with pytest.raises(UndeError, match=f"(?i){message}"):
         CausalLM().collate(examples)
 
 
 def test_examples_with_other_columns_are_refused():
-    with pytest.raises(WhenceError, match=r"example 1 .*\['input_ids'\].*\['input_ids', 'labels'\]"):
+    with pytest.raises(UndeError, match=r"example 1 .*\['input_ids'\].*\['input_ids', 'labels'\]"):
         CausalLM().collate([{"input_ids": [1], "labels": [1]}, {"input_ids": [2]}])
 
 
 def test_unknown_reduction():
-    with pytest.raises(WhenceError, match=r"unknown reduction 'mena'.*Did you mean 'mean'\?"):
+    with pytest.raises(UndeError, match=r"unknown reduction 'mena'.*Did you mean 'mean'\?"):
         CausalLM("mena")

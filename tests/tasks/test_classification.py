@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 from cases import BY_NAME
-from whence.errors import WhenceError
-from whence.tasks import Classification
+from unde.errors import UndeError
+from unde.tasks import Classification
 
 
 def by_hand(logits, labels):
@@ -72,7 +72,7 @@ def test_labels_of_any_integer_type(linear, dtype):
 )
 def test_refused(linear, change, message):
     model, x, y = linear
-    with pytest.raises(WhenceError, match=message):
+    with pytest.raises(UndeError, match=message):
         Classification().loss(model, change(x, y))
 
 
@@ -83,5 +83,5 @@ def test_a_model_that_returns_something_else(linear):
         def forward(self, x):
             return x, x
 
-    with pytest.raises(WhenceError, match="the model returned a tuple: expected logits"):
+    with pytest.raises(UndeError, match="the model returned a tuple: expected logits"):
         Classification().loss(Pair(), (x, y))

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from oracles import plan
-from whence.data import Rows
-from whence.errors import WhenceError
-from whence.features import Collector, make_units, plan_coverage
-from whence.tasks import Task
+from unde.data import Rows
+from unde.errors import UndeError
+from unde.features import Collector, make_units, plan_coverage
+from unde.tasks import Task
 
 
 class Regression(Task):
@@ -107,7 +107,7 @@ def test_passes_add_up_on_the_general_ways():
 
 
 def test_unknown_measures_suggest():
-    with pytest.raises(WhenceError, match=r"unknown measure of Regression 'los'.*Did you mean 'loss'\?"):
+    with pytest.raises(UndeError, match=r"unknown measure of Regression 'los'.*Did you mean 'loss'\?"):
         features(Regression(), "los")
 
 

@@ -5,8 +5,8 @@ import torch
 
 from cases import BY_NAME, Case
 from oracles import assert_features, collect, plan, slow_gradients
-from whence.data import Rows
-from whence.tasks import CausalLM
+from unde.data import Rows
+from unde.tasks import CausalLM
 
 LENGTHS = [[3, 2, 4], [5, 4], [9], [2, 3], [4, 4, 4]]
 

@@ -12,9 +12,9 @@ from torch import nn
 import models
 from cases import BY_NAME, Case, ragged
 from oracles import assert_features
-from whence.errors import WhenceError
-from whence.features import Collector, make_units, plan_coverage
-from whence.tasks import CausalLM, Classification, sampling
+from unde.errors import UndeError
+from unde.features import Collector, make_units, plan_coverage
+from unde.tasks import CausalLM, Classification, sampling
 
 
 def fits(drawn, probabilities):
@@ -187,10 +187,10 @@ def test_refused(task):
     ids = torch.tensor([[1, 2]])
     batch = {"input_ids": ids} if isinstance(task, CausalLM) else (torch.ones(1, 3), ids[:, 0])
     for missing in (None, [-1]):
-        with pytest.raises(WhenceError, match=r"by its number, got ids=.*ids=\[0, 1, 2\]"):
+        with pytest.raises(UndeError, match=r"by its number, got ids=.*ids=\[0, 1, 2\]"):
             task.measure(model, batch, name="sampled", ids=missing)
     with pytest.raises(
-        WhenceError, match=r"'sample': expected one of 'loss', 'sampled'. Did you mean 'sampled'"
+        UndeError, match=r"'sample': expected one of 'loss', 'sampled'. Did you mean 'sampled'"
     ):
         task.measure(model, batch, name="sample", ids=[0])
 

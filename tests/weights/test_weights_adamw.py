@@ -2,10 +2,10 @@ import pytest
 import torch
 from weights_fakes import CosineScores, FakeScores, random_scores
 
-from whence.weights.adamw import adamw
-from whence.weights.contributions import Contributions
-from whence.weights.objective import LOSSES, objective
-from whence.weights.problem import Problem
+from unde.weights.adamw import adamw
+from unde.weights.contributions import Contributions
+from unde.weights.objective import LOSSES, objective
+from unde.weights.problem import Problem
 
 POSITIVES = torch.arange(12) * 3
 

@@ -2,9 +2,9 @@ import pytest
 import torch
 from weights_fakes import CosineScores, FakeScores, random_scores, signal_model
 
-from whence.errors import WhenceError
-from whence.weights import choose, learn_weights
-from whence.weights.objective import objective
+from unde.errors import UndeError
+from unde.weights import choose, learn_weights
+from unde.weights.objective import objective
 
 
 def test_strong_signal_is_given_its_weights_and_noise_is_not():
@@ -80,10 +80,10 @@ def test_table_marks_the_best():
     ],
 )
 def test_bad_requests_are_refused(options, message):
-    with pytest.raises(WhenceError, match=message):
+    with pytest.raises(UndeError, match=message):
         choose(FakeScores(random_scores()), **options)
 
 
 def test_scores_without_proponents_are_refused():
-    with pytest.raises(WhenceError, match="highest unweighted scores are negative"):
+    with pytest.raises(UndeError, match="highest unweighted scores are negative"):
         choose(FakeScores(-random_scores().abs() - 1), ks=[5], weight_decays=[1.0])

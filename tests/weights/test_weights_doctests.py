@@ -4,9 +4,9 @@ import pkgutil
 
 import pytest
 
-import whence.weights
+import unde.weights
 
-NAMES = [info.name for info in pkgutil.iter_modules(whence.weights.__path__, "whence.weights.")]
+NAMES = [info.name for info in pkgutil.iter_modules(unde.weights.__path__, "unde.weights.")]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -16,5 +16,5 @@ def test_examples_run_as_printed(name):
 
 def test_public_functions_have_examples():
     for module, name in (("weights", "Weights"), ("learn", "learn_weights"), ("choose", "choose")):
-        item = getattr(importlib.import_module(f"whence.weights.{module}"), name)
+        item = getattr(importlib.import_module(f"unde.weights.{module}"), name)
         assert ">>>" in (item.__doc__ or ""), name

@@ -4,8 +4,8 @@ import os
 import pytest
 import torch
 
-from whence.errors import WhenceError
-from whence.weights import Weights
+from unde.errors import UndeError
+from unde.weights import Weights
 
 
 def example() -> Weights:
@@ -75,21 +75,21 @@ def test_bad_files_are_refused(tmp_path, change, message):
     path = tmp_path / "w.json"
     Weights.uniform(["a", "b"]).save(path)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    with pytest.raises(WhenceError, match=message) as caught:
+    with pytest.raises(UndeError, match=message) as caught:
         Weights.load(path)
     assert str(path) in str(caught.value)
 
 
 def test_missing_truncated_and_binary_files_are_refused(tmp_path):
     path = tmp_path / "w.json"
-    with pytest.raises(WhenceError, match="no weights file"):
+    with pytest.raises(UndeError, match="no weights file"):
         Weights.load(path)
     example().save(path)
     path.write_bytes(path.read_bytes()[:50])
-    with pytest.raises(WhenceError, match="not a whole JSON file"):
+    with pytest.raises(UndeError, match="not a whole JSON file"):
         Weights.load(path)
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(WhenceError, match="not a whole JSON file"):
+    with pytest.raises(UndeError, match="not a whole JSON file"):
         Weights.load(path)
 
 
@@ -103,7 +103,7 @@ def test_missing_truncated_and_binary_files_are_refused(tmp_path):
     ],
 )
 def test_bad_values_are_refused(values, groups, message):
-    with pytest.raises(WhenceError, match=message):
+    with pytest.raises(UndeError, match=message):
         Weights(values, groups)
 
 
@@ -114,14 +114,14 @@ def test_alignment_is_by_name():
 
 def test_alignment_lists_what_does_not_match():
     weights = Weights(torch.ones(3), ["a", "b", "c"])
-    with pytest.raises(WhenceError, match="no weight for 'x', 'y'; weights for unknown groups 'b', 'c'"):
+    with pytest.raises(UndeError, match="no weight for 'x', 'y'; weights for unknown groups 'b', 'c'"):
         weights.aligned_to(["x", "a", "y"])
-    with pytest.raises(WhenceError, match="unknown groups 'c'\\. Expected the same 2 names"):
+    with pytest.raises(UndeError, match="unknown groups 'c'\\. Expected the same 2 names"):
         weights.aligned_to(["a", "b"])
 
 
 def test_long_lists_of_names_are_cut():
-    with pytest.raises(WhenceError, match="'n7' and 12 more"):
+    with pytest.raises(UndeError, match="'n7' and 12 more"):
         Weights(torch.ones(1), ["a"]).aligned_to(["a"] + [f"n{i}" for i in range(20)])
 
 

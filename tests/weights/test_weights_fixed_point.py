@@ -6,12 +6,12 @@ import torch
 from scipy.optimize import minimize
 from weights_fakes import FakeScores, random_scores
 
-from whence.errors import WhenceError
-from whence.weights.adamw import adamw
-from whence.weights.contributions import Contributions
-from whence.weights.fixed_point import fixed_point
-from whence.weights.objective import objective
-from whence.weights.problem import Problem
+from unde.errors import UndeError
+from unde.weights.adamw import adamw
+from unde.weights.contributions import Contributions
+from unde.weights.fixed_point import fixed_point
+from unde.weights.objective import objective
+from unde.weights.problem import Problem
 
 LOSSES = ["top-k", "supervised", "bottom-k", "top-k-bottom-k"]
 POSITIVES = torch.arange(12) * 3
@@ -155,7 +155,7 @@ def test_a_query_without_contributions_changes_nothing():
 
 def test_all_zero_contributions_are_refused():
     for solve in (lambda p: fixed_point(p, 0.1), lambda p: adamw(p, 0.1, 1, 0.01, 0)):
-        with pytest.raises(WhenceError, match="all contributions are zero"):
+        with pytest.raises(UndeError, match="all contributions are zero"):
             solve(problem_of(torch.zeros(3, 20, 2)))
 
 

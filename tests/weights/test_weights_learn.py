@@ -4,11 +4,11 @@ import pytest
 import torch
 from weights_fakes import CosineScores, FakeScores, random_scores, signal_model
 
-import whence
-from whence.errors import WhenceError
-from whence.weights import learn_weights
-from whence.weights.learn import SOLVERS
-from whence.weights.source import TensorScores
+import unde
+from unde.errors import UndeError
+from unde.weights import learn_weights
+from unde.weights.learn import SOLVERS
+from unde.weights.source import TensorScores
 
 FAST = {"epochs": 10, "lr": 0.05}
 
@@ -127,8 +127,8 @@ def test_concepts_get_weights_of_their_own():
 
 
 def test_public_names():
-    assert whence.learn_weights is learn_weights
-    assert whence.Weights is type(whence.weights.Weights.uniform(["a"]))
+    assert unde.learn_weights is learn_weights
+    assert unde.Weights is type(unde.weights.Weights.uniform(["a"]))
 
 
 @pytest.mark.parametrize(
@@ -157,19 +157,19 @@ def test_public_names():
     ],
 )
 def test_bad_settings_are_refused(options, message):
-    with pytest.raises(WhenceError, match=message):
+    with pytest.raises(UndeError, match=message):
         learn_weights(FakeScores(random_scores()), **options)
 
 
 def test_bad_scores_are_refused():
     for shape in ((0, 60, 5), (12, 0, 5)):
-        with pytest.raises(WhenceError, match=f"{shape[0]} queries and {shape[1]} training examples"):
+        with pytest.raises(UndeError, match=f"{shape[0]} queries and {shape[1]} training examples"):
             learn_weights(FakeScores(torch.zeros(shape)))
-    with pytest.raises(WhenceError, match=r"does not cover method 'fake-cosine'.*use solver='adamw'"):
+    with pytest.raises(UndeError, match=r"does not cover method 'fake-cosine'.*use solver='adamw'"):
         learn_weights(CosineScores(random_scores()), k=5, solver="fixed-point")
-    with pytest.raises(WhenceError, match="named as the scores are, by concept: a"):
+    with pytest.raises(UndeError, match="named as the scores are, by concept: a"):
         learn_weights({"a": FakeScores(random_scores())}, loss="supervised", positives=[0] * 12)
-    with pytest.raises(WhenceError, match=r"shape \(2, 3, 4\): expected .* 1 group names"):
+    with pytest.raises(UndeError, match=r"shape \(2, 3, 4\): expected .* 1 group names"):
         TensorScores(torch.zeros(2, 3, 4), ["a"])
 
 
@@ -179,7 +179,7 @@ def test_bad_scores_are_refused():
 def test_the_query_with_bad_contributions_is_named(bad, memory, solver):
     values = random_scores()
     values[7, 31, 2] = bad
-    with pytest.raises(WhenceError, match="query 7 are NaN or infinite \\(group 'g2'\\)"):
+    with pytest.raises(UndeError, match="query 7 are NaN or infinite \\(group 'g2'\\)"):
         learn_weights(FakeScores(values, memory=memory, rows=20), k=5, solver=solver)
 
 

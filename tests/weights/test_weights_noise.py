@@ -1,8 +1,8 @@
 import torch
 from weights_fakes import FakeScores, random_scores
 
-from whence.weights.contributions import Contributions
-from whence.weights.noise import Noise, spread
+from unde.weights.contributions import Contributions
+from unde.weights.noise import Noise, spread
 
 
 def test_spread_is_the_deviation_over_all_pairs():

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from whence.errors import WhenceError
-from whence.weights.objective import LOSSES, objective
+from unde.errors import UndeError
+from unde.weights.objective import LOSSES, objective
 
 NORMALISED = [loss for loss in LOSSES if loss != "no-norm"]
 
@@ -67,5 +67,5 @@ def test_slope_is_that_of_finite_differences(loss):
 
 
 def test_unknown_loss_suggests_the_nearest():
-    with pytest.raises(WhenceError, match=r"unknown loss 'topk'.*Did you mean 'top-k'"):
+    with pytest.raises(UndeError, match=r"unknown loss 'topk'.*Did you mean 'top-k'"):
         objective(torch.ones(3), 1, "topk")

@@ -2,9 +2,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from whence import console
-from whence.weights import progress as module
-from whence.weights.progress import progress
+from unde import console
+from unde.weights import progress as module
+from unde.weights.progress import progress
 
 
 @pytest.fixture

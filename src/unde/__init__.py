@@ -1,0 +1,25 @@
+"""unde: which training examples made a trained PyTorch model do that?"""
+
+from unde import evaluate, methods, tasks
+from unde.errors import UndeError
+from unde.groups import Groups
+from unde.index import Index
+from unde.scores import GroupScores
+from unde.setup import Setup
+from unde.tasks import Task
+from unde.weights import Weights, learn_weights
+
+__version__ = "0.2.0.dev0"
+__all__ = [
+    "GroupScores",
+    "Groups",
+    "Index",
+    "Setup",
+    "Task",
+    "Weights",
+    "UndeError",
+    "evaluate",
+    "learn_weights",
+    "methods",
+    "tasks",
+]

@@ -1,0 +1,199 @@
+"""Data as rows: one view of the many shapes that training sets and queries come in.
+
+Accepted: a list (or any sequence or map-style data set) of examples; columns, that is a tuple or dict of
+tensors or arrays of equal length; a DataLoader, whose data set and collate function are used, in order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, default_collate
+
+from unde.errors import UndeError
+
+Collate = Callable[[list[Any]], Any]
+
+
+class Rows:
+    """`len`, `rows[i]` and batches of a data set, whatever its shape.
+
+    >>> rows = Rows((torch.arange(6.0).view(3, 2), torch.tensor([0, 1, 0])))
+    >>> len(rows), rows[1]
+    (3, (tensor([2., 3.]), tensor(1)))
+    >>> rows.batch([0, 2])[1]
+    tensor([0, 0])
+    """
+
+    def __init__(self, data: Any, collate: Collate | None = None) -> None:
+        if isinstance(data, Rows):
+            data, collate = data.data, collate or data.collate
+        if isinstance(data, DataLoader):
+            _refuse_shuffled(data)
+            if data.batch_sampler is not None:  # else its collate function is one for single examples
+                collate = collate or data.collate_fn
+            data = data.dataset
+        self.data = data
+        self.collate: Collate = collate or default_collate
+        self.columns = isinstance(data, (tuple, Mapping)) and not hasattr(data, "_fields")
+        if (
+            isinstance(data, IterableDataset)
+            or not hasattr(data, "__len__")
+            or not hasattr(data, "__getitem__")
+        ):
+            raise UndeError(
+                f"data of type {type(data).__name__} cannot be read by position: expected a sequence, a map-style "
+                "data set, a tuple or dict of tensors, or a DataLoader over one of these"
+            )
+        self._length = _length_of_columns(data) if self.columns else len(data)
+        if self._length == 0:
+            raise UndeError("the data set is empty: expected at least one example")
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, i: int) -> Any:
+        if not self.columns:
+            return self.data[i]
+        if isinstance(self.data, Mapping):
+            return {k: v[i] for k, v in self.data.items()}
+        return tuple(v[i] for v in self.data)
+
+    def batch(self, indices: Iterable[int]) -> Any:
+        return self.collate([self[i] for i in indices])
+
+    def batches(self, ranges: Sequence[range], workers: int = 0) -> Iterator[tuple[range, Any, list[str]]]:
+        """(indices, collated batch, content digest of each example) for each range, read ahead by `workers`."""
+        loader = DataLoader(
+            _Indexed(self),
+            batch_sampler=[list(r) for r in ranges],
+            collate_fn=_CollateWithDigests(self.collate),
+            num_workers=workers,
+        )
+        for r, (batch, digests) in zip(ranges, loader):
+            yield r, batch, digests
+
+    def digests(self, indices: Iterable[int] | None = None) -> list[str]:
+        return [digest(self[i]) for i in (range(len(self)) if indices is None else indices)]
+
+
+def _length_of_columns(data: Any) -> int:
+    columns = dict(data) if isinstance(data, Mapping) else dict(enumerate(data))
+    expected = (
+        "a tuple or dict holds whole columns, one row for each example; pass a list for single examples"
+    )
+    for name, column in columns.items():
+        if not hasattr(column, "__len__") or (isinstance(column, (Tensor, np.ndarray)) and column.ndim == 0):
+            raise UndeError(f"column {name!r} is a single {type(column).__name__}: {expected}")
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise UndeError(f"columns of different lengths {lengths}: {expected}")
+    return next(iter(lengths.values()), 0)
+
+
+class _Indexed(torch.utils.data.Dataset):
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index]
+
+
+class _CollateWithDigests:
+    def __init__(self, collate: Collate) -> None:
+        self.collate = collate
+
+    def __call__(self, examples: list[Any]) -> tuple[Any, list[str]]:
+        return self.collate(examples), [digest(e) for e in examples]
+
+
+def _refuse_shuffled(loader: DataLoader) -> None:
+    if isinstance(loader.dataset, IterableDataset):
+        return  # refused for what it is
+    for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", loader.batch_sampler)):
+        if sampler is not None and not isinstance(sampler, SequentialSampler):
+            raise UndeError(
+                f"the DataLoader reads its data in another order ({type(sampler).__name__}): row n of an index must "
+                "be example n of the data set. Pass shuffle=False, or the data set itself"
+            )
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The batch with every tensor in it on `device`."""
+    return map_tensors(batch, lambda x: x.to(device, non_blocking=True))
+
+
+def map_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The batch with `change` applied to every tensor in it, in a fixed order.
+
+    >>> map_tensors({"x": [torch.ones(2), "text"]}, torch.neg)
+    {'x': [tensor([-1., -1.]), 'text']}
+    """
+    if isinstance(batch, Tensor):
+        return change(batch)
+    if isinstance(batch, Mapping):
+        return type(batch)({k: map_tensors(v, change) for k, v in batch.items()})
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(map_tensors(v, change) for v in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(map_tensors(v, change) for v in batch)
+    return batch
+
+
+def digest(example: Any) -> str:
+    """A short content digest of one example, equal for equal content on every machine.
+
+    >>> digest((torch.ones(2), 3)) == digest((torch.ones(2), 3)) != digest((torch.ones(2), 4))
+    True
+    """
+    h = hashlib.blake2b(digest_size=8)
+    _feed(h.update, example)
+    return h.hexdigest()
+
+
+def _feed(update: Callable[[bytes], None], value: Any) -> None:
+    """Each value with its type and length, so that no two different examples read alike."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        if value.dtype.is_floating_point and value.dtype.itemsize < 4 and value.dtype != torch.float16:
+            update(str(value.dtype).encode())  # bfloat16 and smaller: NumPy has no such type
+            value = value.view({1: torch.uint8, 2: torch.int16}[value.dtype.itemsize])
+        value = value.numpy()
+    if isinstance(value, (np.ndarray, np.generic)):
+        if value.dtype.hasobject:
+            _feed(update, [f"object{value.shape}", *np.asarray(value).flat])
+            return
+        update(f"a{value.dtype.str}{value.shape}".encode())
+        update(value.tobytes())
+    elif isinstance(value, Mapping):
+        update(f"{{{len(value)}".encode())
+        for key in sorted(value, key=str):
+            _feed(update, key)
+            _feed(update, value[key])
+    elif isinstance(value, (list, tuple)):
+        update(f"[{len(value)}".encode())
+        for v in value:
+            _feed(update, v)
+    elif isinstance(value, (str, bytes)):
+        kind, content = ("s", value.encode()) if isinstance(value, str) else ("b", value)
+        update(f"{kind}{len(content)}:".encode() + content)
+    elif isinstance(value, (bool, int)) or value is None:
+        update(f"i{value};".encode())
+    elif isinstance(value, float):
+        update(b"f" + struct.pack("<d", value))
+    elif hasattr(value, "tobytes") and hasattr(value, "size"):  # Pillow images
+        update(f"p{getattr(value, 'mode', '')}{value.size}".encode() + value.tobytes())
+    else:
+        raise UndeError(
+            f"cannot tell whether two examples of type {type(value).__name__} are equal: expected tensors, arrays, "
+            "numbers, strings, or lists, tuples and dicts of these. Convert it in the data set"
+        )

@@ -1,0 +1,164 @@
+"""Seeded sampling with DDIM and classifier-free guidance, with the trajectory of every image.
+
+The initial noise of an image follows from its own seed, so that it does not depend on batches or on other images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from unde import console
+from unde.errors import UndeError
+from unde.features.guard import untouched
+from unde.features.units import placement
+from unde.tasks.diffusion import prediction, sampler_timesteps
+
+GUIDANCE = 7.5  # the paper's
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Generated images with how they came about: seeds, prompts, conditions, and every x_t on the way."""
+
+    latents: Tensor  # (Q, C, H, W): what the denoiser made; the images themselves where there is no VAE
+    trajectory: Tensor  # (Q, steps, C, H, W): the states that the denoiser saw, the noisiest first
+    timesteps: Tensor  # (Q, steps)
+    seeds: list[int]
+    given: dict[str, Tensor]  # what the model was conditioned on
+    prompts: list[str] | None = None
+
+    def __len__(self) -> int:
+        return len(self.seeds)
+
+    def queries(self, journey: bool = False) -> dict[str, Tensor]:
+        """Columns to hand to an index; with `journey` the trajectories too, for Journey-TRAK."""
+        columns = {"latents": self.latents, **self.given}
+        if journey:
+            columns |= {"trajectory": self.trajectory, "timesteps": self.timesteps}
+        return columns
+
+    @torch.no_grad()
+    def images(self, vae: Any = None, batch_size: int = 16) -> Tensor:
+        """(Q, 3, H, W) in [0, 1]; `vae` decodes latents."""
+        parts = self.latents.split(batch_size)
+        if vae is not None:
+            home = next(vae.parameters())  # may be on a GPU, or in half precision
+            parts = [vae.decode(x.to(home) / vae.config.scaling_factor).sample.float().cpu() for x in parts]
+        return (torch.cat(list(parts)) / 2 + 0.5).clamp(0, 1)
+
+
+def sample(
+    model: nn.Module,
+    scheduler: Any,
+    shape: Sequence[int],
+    seeds: Sequence[int],
+    *,
+    given: Mapping[str, Tensor] | None = None,
+    unconditional: Mapping[str, Tensor] | None = None,
+    guidance: float = GUIDANCE,
+    prompts: Sequence[str] | None = None,
+    steps: int = 50,
+    batch_size: int = 16,
+    apart_from: Samples | Sequence[Samples] = (),
+    progress: bool = True,
+) -> Samples:
+    """One image of `shape` (C, H, W) for each seed.
+
+    `given` holds what the model is conditioned on, a row for each seed (such as "encoder_hidden_states");
+    `unconditional` the same for no prompt, one row, which turns classifier-free guidance on. `apart_from` are samples
+    that serve another role: a seed that is among theirs is refused.
+    """
+    from diffusers import DDIMScheduler
+
+    seeds, given = [int(s) for s in seeds], dict(given or {})
+    _check(
+        seeds, given, unconditional, prompts, [apart_from] if isinstance(apart_from, Samples) else apart_from
+    )
+    sampler: Any = DDIMScheduler.from_config(scheduler.config)
+    sampler.set_timesteps(steps)
+    times = sampler_timesteps(scheduler, steps)
+    device, dtype = placement(model)
+    finals, paths = [], []
+    with untouched(model), torch.no_grad(), console.progress("sampling", len(seeds), progress) as advance:
+        for start in range(0, len(seeds), batch_size):
+            rows = slice(start, start + batch_size)
+            x = torch.stack([_noise(s, shape) for s in seeds[rows]]).to(device, dtype)
+            here = {k: v[rows].to(device) for k, v in given.items()}
+            path = []
+            for t in times:
+                path.append(x)
+                out = _predicted(model, x, t, here, unconditional, guidance)
+                x = sampler.step(out, t, x).prev_sample
+            finals.append(x.float().cpu())
+            paths.append(torch.stack(path, 1).float().cpu())
+            advance(len(x))
+    return Samples(
+        torch.cat(finals),
+        torch.cat(paths),
+        torch.tensor(times).repeat(len(seeds), 1),
+        seeds,
+        given,
+        None if prompts is None else list(prompts),
+    )
+
+
+def _predicted(
+    model: nn.Module,
+    x: Tensor,
+    t: int,
+    given: Mapping[str, Tensor],
+    unconditional: Mapping[str, Tensor] | None,
+    guidance: float,
+) -> Tensor:
+    """The model's output, pushed away from the unconditional one where there is guidance."""
+    when = torch.full((len(x),), t, device=x.device)
+    if unconditional is None:
+        return prediction(model(x, when, **given), x.shape[1])
+    nothing = {k: unconditional[k].to(x.device).expand_as(v) for k, v in given.items()}
+    both = {k: torch.cat([nothing[k], given[k]]) for k in given}
+    out = model(torch.cat([x, x]), torch.cat([when, when]), **both)
+    plain, guided = prediction(out, x.shape[1]).chunk(2)
+    return plain + guidance * (guided - plain)
+
+
+def _noise(seed: int, shape: Sequence[int]) -> Tensor:
+    drawn = np.random.Generator(np.random.Philox(key=seed)).standard_normal(tuple(shape), dtype=np.float32)
+    return torch.from_numpy(drawn)
+
+
+def _check(
+    seeds: list[int],
+    given: Mapping[str, Tensor],
+    unconditional: Mapping[str, Tensor] | None,
+    prompts: Sequence[str] | None,
+    others: Sequence[Samples],
+) -> None:
+    if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
+        raise UndeError(
+            f"seeds {seeds[:5]}…: expected at least one, each ≥ 0 and different from the others"
+        )
+    for name, rows in given.items():
+        if len(rows) != len(seeds):
+            raise UndeError(f"{len(rows)} rows of {name!r} for {len(seeds)} seeds: expected one for each")
+    if prompts is not None and len(prompts) != len(seeds):
+        raise UndeError(f"{len(prompts)} prompts for {len(seeds)} seeds: expected one for each")
+    missing = [] if unconditional is None else [name for name in given if name not in unconditional]
+    if missing or (unconditional is not None and not given):
+        raise UndeError(
+            f"guidance needs an unconditional row of {missing[0]!r}"
+            if missing
+            else "guidance needs a conditional model: pass given= beside unconditional="
+        )
+    for other in others:
+        shared = sorted(set(seeds) & set(other.seeds))
+        if shared:
+            raise UndeError(
+                f"seeds {shared[:5]} serve another role already: samples for learning weights and for evaluation need "
+                "seeds of their own"
+            )

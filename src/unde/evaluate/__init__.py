@@ -1,0 +1,43 @@
+"""How good is an attribution? Metrics, the baselines to beat, and the bank of retrained models that LDS needs."""
+
+from unde.evaluate.bank import Bank
+from unde.evaluate.baselines import bm25, random_indices, representation_distance, representation_similarity
+from unde.evaluate.compare import Comparison, compare
+from unde.evaluate.estimate import Estimate, paired
+from unde.evaluate.fine_grained import FineGrained, fine_grained
+from unde.evaluate.lds import lds
+from unde.evaluate.mislabel import mislabel_auc, mislabel_auc_interval
+from unde.evaluate.recall import recall_at_k
+from unde.evaluate.strength import (
+    Heatmap,
+    lds_strength,
+    pattern_similarity,
+    recall_strength,
+    unet_cell,
+)
+from unde.evaluate.tail_patch import TailPatch, tail_patch
+
+__all__ = [
+    "Bank",
+    "Comparison",
+    "Estimate",
+    "FineGrained",
+    "Heatmap",
+    "TailPatch",
+    "bm25",
+    "compare",
+    "fine_grained",
+    "lds",
+    "lds_strength",
+    "mislabel_auc",
+    "mislabel_auc_interval",
+    "paired",
+    "pattern_similarity",
+    "random_indices",
+    "recall_at_k",
+    "recall_strength",
+    "representation_distance",
+    "representation_similarity",
+    "tail_patch",
+    "unet_cell",
+]

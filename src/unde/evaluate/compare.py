@@ -1,0 +1,119 @@
+"""Does weighting help? The same queries scored without and with learned weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar, runtime_checkable
+
+import torch
+
+from unde.errors import UndeError
+from unde.evaluate._arrays import Array
+from unde.evaluate.estimate import Estimate, paired
+from unde.evaluate.lds import lds
+
+
+@runtime_checkable
+class Learned(Protocol):
+    """Weights that remember the queries they were learned on."""
+
+    @property
+    def query_digests(self) -> Sequence[str]: ...
+
+
+W = TypeVar("W", bound=Learned)
+W_contra = TypeVar("W_contra", bound=Learned, contravariant=True)
+
+
+class Scored(Protocol[W_contra]):
+    """Scores that can be totalled with and without weights, and that know their queries by content."""
+
+    @property
+    def query_digests(self) -> Sequence[str]: ...
+
+    def total(self, weights: W_contra | None = None) -> torch.Tensor: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """LDS without weights, with weights, and the paired difference (weighted − unweighted).
+
+    `checked` says whether the queries were known to be disjoint from those the weights were learned on;
+    False if the weights do not remember their queries.
+    """
+
+    unweighted: Estimate
+    weighted: Estimate
+    checked: bool
+
+    @property
+    def difference(self) -> Estimate:
+        """Weighted − unweighted, query by query."""
+        return paired(self.unweighted, self.weighted)
+
+    def as_dict(self) -> dict[str, object]:
+        """The three summaries, ready for JSON."""
+        return {
+            "unweighted": self.unweighted.as_dict(),
+            "weighted": self.weighted.as_dict(),
+            "difference": self.difference.as_dict(),
+            "queries_checked": self.checked,
+        }
+
+    def __str__(self) -> str:
+        rows = {"unweighted": self.unweighted, "weighted": self.weighted, "difference": self.difference}
+        lines = [f"{'LDS, %':<12}{'mean':>8}{'± queries':>12}{'± queries and subsets':>24}"]
+        for name, e in rows.items():
+            sign = "+" if name == "difference" else ""
+            total = "" if e.ci95_total is None else f"{100 * e.ci95_total:.2f}"
+            lines.append(f"{name:<12}{100 * e.mean:>{sign}8.2f}{100 * e.ci95:>12.2f}{total:>24}")
+        count, undefined = len(self.weighted.per_query), self.difference.undefined
+        note = f", undefined for {undefined} of them" if undefined else ""
+        lines.append(f"95 % intervals (half widths), {count} queries{note}")
+        if not self.checked:
+            lines.append("not checked: whether the weights were learned on some of these queries")
+        return "\n".join(lines)
+
+
+def compare(
+    scores: Scored[W], weights: W, masks: Array, utility: Array, *, bootstrap: int = 1000, seed: int = 0
+) -> Comparison:
+    """LDS of the same scores without and with weights, on queries that the weights have never seen.
+
+    `masks` (S, N) and `utility` (S, Q) are those of `lds`. Queries that the weights were learned on are
+    refused, since on them the weights look better than they are. The subsets are resampled `bootstrap`
+    times, the same draws for both, so that the intervals also cover the noise of the subsets; 0 for none.
+
+    >>> from types import SimpleNamespace
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> truth, noise = rng.normal(size=(2, 5, 40))
+    >>> masks = rng.random((30, 40)) < 0.5
+    >>> scores = SimpleNamespace(
+    ...     query_digests=["a", "b", "c", "d", "e"],
+    ...     total=lambda weights=None: truth + (noise if weights else 3 * noise),
+    ... )
+    >>> weights = SimpleNamespace(query_digests=["x", "y"])
+    >>> result = compare(scores, weights, masks, masks @ truth.T)
+    >>> result.difference.mean > 0.2
+    True
+    """
+    checked = refuse_seen(scores.query_digests, weights)
+    unweighted, weighted = (
+        lds(scores.total(weights=w), masks, utility, bootstrap=bootstrap, seed=seed) for w in (None, weights)
+    )
+    return Comparison(unweighted, weighted, checked)
+
+
+def refuse_seen(query_digests: Sequence[str], weights: Learned, called: str = "the weights") -> bool:
+    """Raises if the weights were learned on one of the queries; False if they do not remember theirs."""
+    digests, learned = list(query_digests), set(weights.query_digests)
+    seen = [position for position, digest in enumerate(digests) if digest in learned]
+    if seen:
+        shown = ", ".join(map(str, seen[:10])) + (", …" if len(seen) > 10 else "")
+        raise UndeError(
+            f"{called} were learned on {len(seen)} of these {len(digests)} queries, at positions {shown}: "
+            "evaluation needs queries of its own. Leave those out, or learn weights on others"
+        )
+    return bool(digests and learned)

@@ -1,0 +1,175 @@
+"""A mean over queries with its uncertainty, and the paired difference of two of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.special import stdtrit  # Student's t quantiles; scipy.stats is slow to import
+
+from unde.errors import UndeError
+from unde.evaluate._arrays import numbers
+
+
+@dataclass(frozen=True, eq=False)
+class SubsetBootstrap:
+    """The mean over queries in each bootstrap draw of the retraining subsets.
+
+    `key` tells which draws they are: two bootstraps with one key used the same draws of the same retrained
+    models, so that their difference, draw by draw, is the bootstrap of the difference.
+    """
+
+    means: np.ndarray  # (B,), nan where a draw left the quantity undefined
+    subsets: int
+    key: str
+
+    def standard_error(self) -> float:
+        return float(np.nanstd(self.means, ddof=1))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Estimate:
+    """A quantity measured on each query: its mean, and how far to trust that mean.
+
+    `ci95` is the half width of the 95 % confidence interval of the mean over queries, Student's t with one
+    degree of freedom less than there are queries (nan for a single query: one value shows no spread).
+
+    A query on which the quantity is undefined is nan in `per_query`. It takes no part in the mean and the
+    interval; `undefined` counts such queries and printing an estimate mentions them.
+
+    >>> e = Estimate(np.array([0.1, 0.2, 0.3, 0.4]))
+    >>> e.mean, round(e.ci95, 4)
+    (0.25, 0.2054)
+    >>> print(e)
+    0.25 ± 0.21
+    >>> f"{e:.1%}"
+    '25.0% ± 20.5%'
+    >>> print(Estimate(np.array([0.1, np.nan, 0.3, 0.2])))
+    0.20 ± 0.25 (undefined for 1 of 4 queries)
+    """
+
+    per_query: np.ndarray  # (Q,)
+    subset_bootstrap: SubsetBootstrap | None = None
+
+    def __post_init__(self) -> None:
+        values = numbers(self.per_query, "per_query", "(Q,)").astype(np.float64)
+        if np.isinf(values).any():
+            raise UndeError(f"per_query is infinite at query {int(np.argmax(np.isinf(values)))}")
+        if np.isnan(values).all():
+            raise UndeError(f"undefined for all {len(values)} queries: there is nothing to average")
+        values.setflags(write=False)
+        object.__setattr__(self, "per_query", values)
+
+    @property
+    def undefined(self) -> int:
+        """How many queries have no defined value."""
+        return int(np.isnan(self.per_query).sum())
+
+    @property
+    def mean(self) -> float:
+        """The mean over the queries that have a value."""
+        return float(np.nanmean(self.per_query))
+
+    @property
+    def ci95(self) -> float:
+        """Half width of the 95 % interval over queries, the retraining subsets taken as given."""
+        count = len(self.per_query) - self.undefined
+        return _t95(count - 1) * self._standard_error()
+
+    @property
+    def ci95_total(self) -> float | None:
+        """Half width of the 95 % interval over queries and retraining subsets; None without a bootstrap.
+
+        The two variances are added. The noise that is particular to one query and one subset is in both, so
+        the interval is slightly wide rather than narrow.
+        """
+        if self.subset_bootstrap is None:
+            return None
+        spread = math.hypot(self._standard_error(), self.subset_bootstrap.standard_error())
+        count = min(len(self.per_query) - self.undefined, self.subset_bootstrap.subsets)
+        return _t95(count - 1) * spread
+
+    def as_dict(self) -> dict[str, float | int | None]:
+        """The summary, ready for JSON (a missing interval is None).
+
+        >>> Estimate(np.array([0.5])).as_dict()
+        {'mean': 0.5, 'ci95': None, 'ci95_total': None, 'queries': 1, 'undefined': 0}
+        """
+        return {
+            "mean": self.mean,
+            "ci95": _or_none(self.ci95),
+            "ci95_total": _or_none(self.ci95_total),
+            "queries": len(self.per_query),
+            "undefined": self.undefined,
+        }
+
+    def __str__(self) -> str:
+        notes = []
+        if self.ci95_total is not None:
+            notes.append(f"± {_two_digits(self.ci95_total, self.ci95_total)} with subset noise")
+        if self.undefined:
+            notes.append(f"undefined for {self.undefined} of {len(self.per_query)} queries")
+        if math.isnan(self.ci95):
+            body = f"{self.mean:.4g}"
+            notes.insert(0, "one query, no interval")
+        else:
+            body = f"{_two_digits(self.mean, self.ci95)} ± {_two_digits(self.ci95, self.ci95)}"
+        return f"{body} ({'; '.join(notes)})" if notes else body
+
+    def __repr__(self) -> str:
+        return f"Estimate({self})"
+
+    def __format__(self, spec: str) -> str:
+        if not spec:
+            return str(self)
+        return f"{format(self.mean, spec)} ± {format(self.ci95, spec.replace('+', ''))}"
+
+    def _standard_error(self) -> float:
+        count = len(self.per_query) - self.undefined
+        return float(np.nanstd(self.per_query, ddof=1)) / math.sqrt(count) if count > 1 else math.nan
+
+
+def paired(a: Estimate, b: Estimate) -> Estimate:
+    """The difference b − a, query by query, which is far less noisy than two separate intervals.
+
+    Both must be measured on the same queries in the same order. A query undefined in either is undefined in
+    the difference. If both carry a bootstrap over the same draws of subsets, so does the difference.
+
+    >>> a, b = Estimate(np.array([0.1, 0.5, 0.3])), Estimate(np.array([0.2, 0.7, 0.4]))
+    >>> print(paired(a, b))
+    0.13 ± 0.14
+    """
+    if len(a.per_query) != len(b.per_query):
+        raise UndeError(
+            f"cannot pair {len(a.per_query)} queries with {len(b.per_query)}: "
+            "both estimates must come from the same queries in the same order"
+        )
+    return Estimate(b.per_query - a.per_query, _paired_bootstrap(a.subset_bootstrap, b.subset_bootstrap))
+
+
+def _paired_bootstrap(a: SubsetBootstrap | None, b: SubsetBootstrap | None) -> SubsetBootstrap | None:
+    if a is None and b is None:
+        return None
+    if a is None or b is None or a.key != b.key:
+        raise UndeError(
+            "the two estimates do not share their bootstrap draws of subsets: compute both with the same "
+            "masks, utility, bootstrap= and seed=, or both with bootstrap=0"
+        )
+    return SubsetBootstrap(b.means - a.means, a.subsets, a.key)
+
+
+def _t95(degrees: int) -> float:
+    return float(stdtrit(degrees, 0.975)) if degrees > 0 else math.nan
+
+
+def _or_none(value: Any) -> float | None:
+    return None if value is None or math.isnan(value) else value
+
+
+def _two_digits(value: float, width: float) -> str:
+    """`value` rounded where `width` has its second significant digit."""
+    if not width > 0:
+        return f"{value:.4g}"
+    return f"{value:.{max(0, 1 - math.floor(math.log10(width)))}f}"

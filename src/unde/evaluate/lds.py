@@ -1,0 +1,132 @@
+"""The linear datamodeling score: do summed scores foretell what retraining on a subset does?"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from unde.errors import UndeError
+from unde.evaluate._arrays import Array, booleans, finite, numbers
+from unde.evaluate.estimate import Estimate, SubsetBootstrap
+
+FEWEST_SUBSETS_TO_RESAMPLE = 8  # fewer, and a draw that repeats a single subset is no longer rare
+_BLOCK_BYTES = 64 * 2**20
+
+
+def lds(total_scores: Array, masks: Array, utility: Array, *, bootstrap: int = 0, seed: int = 0) -> Estimate:
+    """Spearman's ρ, for each query, between predicted and actual outcomes of retraining on subsets.
+
+    `total_scores` (Q, N) are the scores of N training examples for Q queries. Row s of `masks` (S, N) says
+    which examples the s-th retrained model saw, and row s of `utility` (S, Q) how well it did on each query:
+    higher is better, so pass −loss. The prediction for a subset is the sum of the scores of its examples.
+
+    Ties have average ranks. Where ρ is not defined, what is missing decides. A utility that is the same for
+    all subsets leaves nothing to predict, for any method: the query is undefined and left out (see
+    `Estimate.undefined`). A prediction that is the same for all subsets foretells nothing: it counts as 0,
+    since leaving it out would reward a method for keeping silent.
+
+    The interval over queries takes the S retrained models as given, though other subsets would have given
+    another mean. `bootstrap=1000` also resamples the subsets; `Estimate.ci95_total` then covers both.
+
+    >>> scores = np.array([[1.0, 2.0, 4.0], [3.0, 1.0, 0.0]])
+    >>> masks = np.array([[True, True, False], [True, False, True], [False, True, True]])
+    >>> utility = np.array([[0.1, 0.9], [0.5, 0.5], [0.6, 0.5]])
+    >>> lds(scores, masks, utility).per_query.round(3)
+    array([1.   , 0.866])
+    """
+    total = numbers(total_scores, "total_scores", "(Q, N)")
+    chosen = booleans(masks, "masks", "(S, N)")
+    actual = numbers(utility, "utility", "(S, Q)").astype(np.float64)
+    _check_axes(total.shape, chosen.shape, actual.shape)
+    finite(actual, "utility", ("subset", "query"), "leave out or retrain the subsets that diverged")
+    predicted = _predict(total, chosen)
+    per_query = _spearman(predicted, actual, np.ones((1, len(actual))))[:, 0]
+    if np.isnan(per_query).all():
+        raise UndeError(
+            "utility is the same for all subsets, on every query: rank correlation is undefined. "
+            "Check that each subset's model was really retrained, and that row s of utility is its own"
+        )
+    if bootstrap == 0:
+        return Estimate(per_query)
+    means = _bootstrap(predicted, actual, bootstrap, seed)
+    key = hashlib.sha256(np.packbits(chosen).tobytes() + actual.tobytes() + b"%d %d" % (bootstrap, seed))
+    return Estimate(per_query, SubsetBootstrap(means, len(actual), key.hexdigest()[:16]))
+
+
+def _check_axes(total: tuple[int, ...], masks: tuple[int, ...], utility: tuple[int, ...]) -> None:
+    shapes = {"total_scores": total, "masks": masks, "utility": utility}
+    if masks[0] < 2:
+        raise UndeError("rank correlation needs at least 2 subsets, masks (S, N) has 1")
+    if _fit(shapes):
+        return
+    wrong = []
+    if total[1] != masks[1]:
+        wrong.append(f"N is {total[1]} in total_scores (Q, N) and {masks[1]} in masks (S, N)")
+    if masks[0] != utility[0]:
+        wrong.append(f"S is {masks[0]} in masks (S, N) and {utility[0]} in utility (S, Q)")
+    if total[0] != utility[1]:
+        wrong.append(f"Q is {total[0]} in total_scores (Q, N) and {utility[1]} in utility (S, Q)")
+    flipped = [name for name in shapes if _fit({**shapes, name: shapes[name][::-1]})]
+    hint = f". {flipped[0]} looks transposed: pass {flipped[0]}.T" if flipped else ""
+    raise UndeError(f"the shapes do not fit together: {'; '.join(wrong)}{hint}")
+
+
+def _fit(shapes: dict[str, tuple[int, ...]]) -> bool:
+    (queries, examples), masks, utility = shapes["total_scores"], shapes["masks"], shapes["utility"]
+    return masks[1] == examples and utility == (masks[0], queries)
+
+
+def _predict(total: np.ndarray, masks: np.ndarray) -> np.ndarray:
+    """Σ of each query's scores over each subset, in float64, some queries at a time."""
+    members = masks.T.astype(np.float64)  # (N, S)
+    step = max(1, _BLOCK_BYTES // (8 * total.shape[1]))
+    predicted = np.empty((masks.shape[0], total.shape[0]))  # (S, Q)
+    for start in range(0, len(total), step):
+        block = total[start : start + step].astype(np.float64)  # (≤ step, N)
+        if not np.isfinite(block).all():
+            finite(total, "total_scores", ("query", "training example"), "find out where the scores broke")
+        predicted[:, start : start + step] = (block @ members).T
+    return predicted
+
+
+def _spearman(predicted: np.ndarray, actual: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """(S, Q), (S, Q) → (Q, B): ρ of each query when subset s occurs counts[b, s] times."""
+    rho = np.empty((actual.shape[1], len(counts)))
+    for q in range(actual.shape[1]):
+        x, y = _ranks(predicted[:, q], counts), _ranks(actual[:, q], counts)  # (B, S), centred
+        weighted = counts * x
+        xy, xx, yy = (weighted * y).sum(1), (weighted * x).sum(1), (counts * y * y).sum(1)  # (B,)
+        defined = np.divide(xy, np.sqrt(xx * yy), out=np.zeros_like(xy), where=(xx > 0) & (yy > 0))
+        rho[q] = np.where(yy > 0, defined, np.nan)  # ranks of constants vanish exactly
+    return rho
+
+
+def _ranks(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Average ranks of (S,) values, less their mean, when value s occurs counts[b, s] times: (B, S).
+
+    A value's average rank is what lies below it and half of what equals it. Both can be read off the running
+    total of the counts in sorted order, so that one sort serves all B.
+    """
+    order = np.argsort(values, kind="stable")
+    below, upto = (np.searchsorted(values, values, side, sorter=order) for side in ("left", "right"))
+    running = np.zeros((len(counts), len(values) + 1))
+    np.cumsum(counts[:, order], axis=1, out=running[:, 1:])
+    return (running[:, below] + running[:, upto] - len(values)) / 2
+
+
+def _bootstrap(predicted: np.ndarray, actual: np.ndarray, draws: int, seed: int) -> np.ndarray:
+    """The mean ρ over queries, for each of `draws` resamplings of the subsets."""
+    subsets = len(actual)
+    if draws < 2:
+        raise UndeError(f"bootstrap={draws}: pass 0 for none, or the number of draws, such as 1000")
+    if subsets < FEWEST_SUBSETS_TO_RESAMPLE:
+        raise UndeError(
+            f"{subsets} subsets are too few to resample: bootstrap needs at least "
+            f"{FEWEST_SUBSETS_TO_RESAMPLE}. Retrain on more subsets, or pass bootstrap=0"
+        )
+    counts = np.random.default_rng(seed).multinomial(subsets, np.full(subsets, 1 / subsets), size=draws)
+    rho = _spearman(predicted, actual, counts.astype(np.float64))  # (Q, B)
+    defined = ~np.isnan(rho)
+    with np.errstate(invalid="ignore"):  # 0/0 in a draw that leaves no query defined
+        return np.where(defined, rho, 0).sum(0) / defined.sum(0)  # (B,)

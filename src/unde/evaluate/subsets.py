@@ -1,0 +1,107 @@
+"""Which examples and which seed each retrained model gets: a pure function of a seed and a number."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from unde.errors import UndeError
+from unde.evaluate._arrays import Array, to_numpy
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The subsets and seeds of a bank of retrained models.
+
+    Subset s depends on (seed, s) only, through numpy's raw bit streams, which are the same on every machine
+    and in every numpy version: any subset can be drawn again on its own, in any order, in any process.
+
+    >>> plan = Plan("digits", n_train=10, subsets=3, alpha=0.5, seed=0)
+    >>> plan.mask(2).sum(), (plan.mask(2) == plan.masks()[2]).all()
+    (np.int64(5), np.True_)
+    """
+
+    name: str
+    n_train: int
+    subsets: int
+    alpha: float
+    seed: int
+    seeds_per_subset: int = 1
+    stratify: Array | None = None  # (N,) labels
+
+    def __post_init__(self) -> None:
+        for name in ("n_train", "subsets", "seeds_per_subset"):
+            if getattr(self, name) < 1:
+                raise UndeError(f"{name} is {getattr(self, name)}: expected at least 1")
+        if self.seed < 0:
+            raise UndeError(f"seed is {self.seed}: expected 0 or more")
+        if not 0 < self.alpha < 1 or not 0 < self._taken(self.n_train) < self.n_train:
+            raise UndeError(
+                f"alpha is {self.alpha}: expected a fraction between 0 and 1 that takes some of the "
+                f"{self.n_train} training examples and leaves some"
+            )
+        if self.stratify is not None and to_numpy(self.stratify).shape != (self.n_train,):
+            raise UndeError(
+                f"stratify has shape {to_numpy(self.stratify).shape}: expected one label for each of the "
+                f"{self.n_train} training examples"
+            )
+
+    @property
+    def models(self) -> int:
+        """How many models are trained: one for each subset and each of its seeds."""
+        return self.subsets * self.seeds_per_subset
+
+    @property
+    def subset_size(self) -> int:
+        return int(self._taken(self.n_train))
+
+    def mask(self, subset: int) -> np.ndarray:
+        """(N,) True for the examples of the subset: a random α of all, and of each class if stratified.
+
+        Classes and the examples within them are put in random order, and then every 1/α-th of this one line
+        is taken. Each class gives its α share, rounded up or down, the total is exact, and every example has
+        the same chance.
+        """
+        classes, labels = 1, np.zeros(self.n_train, dtype=np.int64)
+        if self.stratify is not None:
+            found, labels = np.unique(to_numpy(self.stratify), return_inverse=True)
+            classes = len(found)
+        bits = np.random.Philox(np.random.SeedSequence(self.seed, spawn_key=(subset, 0)))
+        class_keys, keys = np.split(bits.random_raw(classes + self.n_train), [classes])
+        line = np.lexsort((keys, class_keys[labels]))
+        mask = np.zeros(self.n_train, dtype=bool)
+        mask[line] = np.diff(self._taken(np.arange(self.n_train + 1))) > 0
+        return mask
+
+    def masks(self) -> np.ndarray:
+        """(S, N) all subsets."""
+        return np.stack([self.mask(subset) for subset in range(self.subsets)])
+
+    def train_seed(self, subset: int, repeat: int) -> int:
+        """The seed of the subset's `repeat`-th model, between 0 and 2³² − 1."""
+        sequence = np.random.SeedSequence(self.seed, spawn_key=(subset, 1 + repeat))
+        return int(sequence.generate_state(1, np.uint32)[0])
+
+    def config(self) -> dict[str, str | int | float | None]:
+        """What makes two banks the same bank, ready for JSON."""
+        return {
+            "name": self.name,
+            "n_train": int(self.n_train),
+            "subsets": int(self.subsets),
+            "alpha": float(self.alpha),
+            "seed": int(self.seed),
+            "seeds_per_subset": int(self.seeds_per_subset),
+            "stratify": None if self.stratify is None else _digest(to_numpy(self.stratify)),
+        }
+
+    def _taken(self, count: np.ndarray | int) -> np.ndarray:
+        """How many of the first `count` in line are taken."""
+        return np.floor(np.asarray(count) * self.alpha + 0.5)
+
+
+def _digest(labels: np.ndarray) -> str:
+    """Of which examples share a label, whatever the labels are called and however they are stored."""
+    codes = np.unique(labels, return_inverse=True)[1].astype("<i8")
+    return hashlib.sha256(codes.tobytes()).hexdigest()[:16]

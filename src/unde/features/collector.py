@@ -1,0 +1,266 @@
+"""The collector: per-example projected gradients of every unit from one frozen forward and backward pass.
+
+Weights do not require grad, so autograd computes no weight gradient. A forward hook on each layer hands the
+layer's input to its rule, which projects it at once; a hook on the layer's output tensor hands over the
+output gradient when the backward pass gets there, and the rule combines the two (see `layers/`). What no
+rule covers goes through `fallback.py`; `plan.py` decides, and checks every choice against autograd.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unde.data import to_device
+from unde.errors import UndeError
+from unde.features import fallback
+from unde.features.factors import Factors
+from unde.features.guard import untouched
+from unde.features.layers import Rule
+from unde.features.layers.base import fold, outer
+from unde.features.memory_format import channels_last
+from unde.features.units import Unit, placement
+from unde.meter import Meter
+from unde.tasks.base import Task
+
+# Where the examples of a batch are found in a module's input and output.
+FRONT = "front"  # along the first axis, possibly with more folded in behind it: (B, ...) or (B·n, ...)
+SECOND = "second"  # along the second axis: (T, B, ...)
+SHARED = "shared"  # nowhere: one tensor serves all examples, as position embeddings do
+
+
+@dataclass
+class Use:
+    """A hooked module: its rule, which unit each of its parameters is, and its layout (None: never reached)."""
+
+    name: str
+    module: nn.Module
+    rule: Rule
+    units: dict[str, Unit]
+    layout: str | None = FRONT
+    lone: bool = False  # SHARED tensors have an axis of length one where examples would be
+
+
+@dataclass
+class Coverage:
+    """How each unit is covered. `shapes` are the leading shapes of expanded copies."""
+
+    uses: list[Use] = field(default_factory=list)
+    expanded: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    vmapped: list[str] = field(default_factory=list)
+    looped: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)  # no gradient on the examples tried
+
+
+class Source(torch.autograd.Function):
+    """Makes a tensor that needs no gradient the start of a graph, without copying it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None]:
+        return None, None
+
+
+class Collector:
+    """Inside a `with` block, maps batches to features: `features, values = collector(batch, ids)`.
+
+    `factors` gathers covariances on the way (see `factors.py`); with emit=False it gathers nothing else, and the
+    features are left empty. `also` names measures that are not differentiated; their values are in `.also`, (B, ·),
+    after each call.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        units: Sequence[Unit],
+        coverage: Coverage,
+        measure: str = "loss",
+        factors: Factors | None = None,
+        emit: bool = True,
+        also: Sequence[str] = (),
+    ) -> None:
+        self.model, self.task, self.units, self.coverage, self.measure = model, task, units, coverage, measure
+        self.factors, self.emit = factors, emit
+        self._mask: Tensor | None = None
+        self.device, self.dtype = placement(model)
+        self.width = units[-1].stop if units and emit else 0
+        self._by_name = {u.name: u for u in units}
+        self._out: Tensor | None = None
+        self._batch = 0
+        self._anchor = torch.zeros((), device=self.device, requires_grad=True)
+        self._wrapped = fallback.Measured(model, task, measure, also)
+        self.also = torch.empty(0, len(also))
+
+    def __enter__(self) -> Collector:
+        with ExitStack() as stack:
+            stack.enter_context(untouched(self.model))
+            stack.enter_context(channels_last(self.model))
+            for use in self.coverage.uses:
+                hook = partial(self._on_forward, use)
+                handle = use.module.register_forward_hook(hook, with_kwargs=True)
+                stack.callback(handle.remove)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._out = None
+        self._stack.__exit__(*exc)
+
+    def __call__(self, batch: Any, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """(B, D) features and (B,) values of the measure, for the B examples `ids`."""
+        features = torch.zeros(len(ids), self.width, device=self.device, dtype=self.dtype)
+        values = torch.zeros(len(ids), device=self.device, dtype=self.dtype)
+        self.also = torch.zeros(len(ids), len(self._wrapped.also), device=self.device, dtype=self.dtype)
+        for which, portion in self.task.portions(batch):
+            for part in self.task.passes(portion, ids[which]):
+                self._pass(part, ids[which], features[which], values[which], self.also[which])
+        return features, values
+
+    def fit(self, memory: int, example: Any) -> None:
+        """Size the passes by what they take for an example, a batch of one, beside weights and all that is there."""
+
+        def peak(part: Any, count: int) -> int:
+            with Meter() as meter:
+                features = torch.zeros(count, self.width, device=self.device, dtype=self.dtype)
+                values, also = features.new_zeros(count), features.new_zeros(count, len(self._wrapped.also))
+                self._pass(part, [0] * count, features, values, also)
+            return meter.peak
+
+        factors, self.factors = self.factors, None  # they are of other passes
+        try:
+            self.task = self.task.within(memory, to_device(example, self.device), peak)
+        finally:
+            self.factors = factors
+
+    def _pass(self, part: Any, ids: Sequence[int], features: Tensor, values: Tensor, also: Tensor) -> None:
+        """Adds what one forward and backward pass gives."""
+        values += self._hooked(part, ids, features, also)
+        if self.emit and self.coverage.vmapped:
+            self._general(fallback.by_vmap, self.coverage.vmapped, part, ids, features)
+        if self.emit and self.coverage.looped:
+            self._general(fallback.by_loop, self.coverage.looped, part, ids, features)
+
+    def _hooked(self, batch: Any, ids: Sequence[int], features: Tensor, beside: Tensor) -> Tensor:
+        self._out, self._batch = features, len(ids)
+        self._mask = self.task.mask(batch) if self.factors is not None else None
+        shapes = self.coverage.expanded if self.emit else {}
+        copies = fallback.expanded_copies(self.model, shapes, len(ids))
+        parameters = dict(self.model.named_parameters())
+        watched = {n: parameters[n].requires_grad_(True) for n in self.coverage.unused if n in self._loose}
+        try:
+            if self._wrapped.also:
+                values, also = self._wrapped.values_and_also(copies, batch, ids)
+                beside += also
+            else:
+                values = self._wrapped.values(copies, batch, ids)
+            if values.requires_grad:
+                wanted = [self._anchor, *copies.values(), *watched.values()]
+                grads = torch.autograd.grad(values.sum(), wanted, allow_unused=True)[1:]
+                for name, g in zip(copies, grads):
+                    if g is not None:
+                        unit = self._by_name[name]
+                        features[:, unit.columns] += unit.projection(g.flatten(1)).to(self.dtype)
+                for name, g in zip(watched, grads[len(copies) :]):
+                    if g is not None:
+                        raise _woken(f"parameter {name!r}")
+        finally:
+            self._out = None
+            for p in watched.values():
+                p.requires_grad_(False)
+        return values.detach()
+
+    @property
+    def _loose(self) -> set[str]:
+        """Units that no hooked module holds."""
+        return set(self._by_name) - {u.name for use in self.coverage.uses for u in use.units.values()}
+
+    def _general(
+        self, by: Callable, names: list[str], batch: Any, ids: Sequence[int], features: Tensor
+    ) -> None:
+        for name, g in by(self._wrapped, names, batch, ids).items():
+            unit = self._by_name[name]
+            features[:, unit.columns] += unit.projection(g).to(self.dtype)
+
+    def _on_forward(
+        self, use: Use, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any
+    ) -> Any:
+        if self._out is None or not torch.is_grad_enabled():
+            return None
+        if use.layout is None:
+            raise _woken(f"module {use.name!r}")
+        x = (args[0] if args else next(iter(kwargs.values()))).detach()
+        # In-place operations on a view would lose its hook; nobody else holds the tensor behind this one.
+        fresh = torch.ops.aten._unsafe_view(output, output.shape) if output._is_view() else output
+        if not fresh.requires_grad:
+            fresh = Source.apply(fresh, self._anchor)
+        if use.layout == SHARED:
+            x, fresh = share(x, self._batch, use.lone), share(fresh, self._batch, use.lone)
+        x = front(x, use, self._batch)
+        with torch.no_grad():
+            kept = use.rule.forward(x, fresh, self._batch)
+        fresh.register_hook(partial(self._on_backward, use, kept))
+        return fresh
+
+    def _on_backward(self, use: Use, kept: Any, g: Tensor) -> None:
+        assert self._out is not None
+        with torch.no_grad():
+            out = _Out(use, self._out if self.emit else None, self._batch, self.factors, self._mask)
+            use.rule.backward(kept, front(g, use, self._batch), self._batch, out)
+
+
+@dataclass
+class _Out:
+    """Puts the features of one use of a module where they belong."""
+
+    use: Use
+    features: Tensor | None  # (B, D)
+    batch: int
+    factors: Factors | None
+    mask: Tensor | None
+
+    def add(self, parameter: str, feature: Tensor) -> None:
+        if self.features is not None:
+            self.features[:, self.use.units[parameter].columns].add_(feature)  # += would copy it back as well
+
+    def outer(self, parameter: str, left: Tensor, right: Tensor) -> None:
+        if self.factors is not None:
+            self.factors.add(self.use.units[parameter].name, left, right, self.mask)
+        if self.features is not None:
+            self.add(parameter, fold(outer(self.use.rule.projections[parameter], left, right), self.batch))
+
+
+def share(x: Tensor, batch: int, lone: bool) -> Tensor:
+    """(1, ...) with a lone axis for examples, or (...) without one → (B, ...), without copying."""
+    x = x if lone and x.shape[0] == 1 else x.unsqueeze(0)
+    return x.expand(batch, *x.shape[1:])
+
+
+def front(x: Tensor, use: Use, batch: int) -> Tensor:
+    """The tensor with its examples in front."""
+    if use.layout == SECOND:
+        x = x.transpose(0, 1)
+    if x.shape[0] % batch:
+        raise UndeError(
+            f"module {use.name!r} got a tensor of shape {tuple(x.shape)} in a batch of {batch}: its first axis holds "
+            "no whole number of rows for each example, though it did for the examples tried at the start. "
+            f"Exclude its parameters with exclude=[{use.name!r}] or use batch_size=1"
+        )
+    return x
+
+
+def _woken(what: str) -> UndeError:
+    return UndeError(
+        f"{what} took no part in the loss of the examples tried at the start, but does now, so nothing was checked "
+        "for it. Put an example that reaches it first in the data, or name it in exclude=[regex]"
+    )

@@ -1,0 +1,83 @@
+"""Covariances of what meets in a layer: the Kronecker factors of EKFAC, gathered in the feature pass itself.
+
+The gradient of a matrix is a sum of outer products Σ_t left_t right_tᵀ over the positions of an example (output
+gradient and input of a linear layer, or the other way round where a weight is stored transposed). Of all
+positions of all examples this keeps Σ left leftᵀ and Σ right rightᵀ, of the projected factors where they are
+projected. Positions that the task masks (padding) are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unde.projection import Spec, two_sides
+
+LIMIT = 4096  # the longest side that gets a covariance matrix: that of a vocabulary would cost more than the model
+
+
+def sides(spec: Spec, shape: Sequence[int]) -> tuple[int, int] | None:
+    """The sizes of the two covariances of a parameter; None if its gradient is no sum of small outer products.
+
+    >>> sides(Spec.parse("kron(16)"), (768, 3072)), sides(Spec.parse("kron(16)"), (768,))
+    ((16, 16), None)
+    """
+    if len(shape) < 2 or spec.kind not in ("none", "kron", "pca"):
+        return None
+    found = two_sides(spec, tuple(shape))
+    return None if max(found) > LIMIT else found
+
+
+class Factors:
+    """Running sums for some parameters; `sizes` gives the two sides of each, None for a side not wanted."""
+
+    def __init__(
+        self,
+        sizes: Mapping[str, tuple[int | None, int | None]],
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self.sums = {
+            name: tuple(None if n is None else torch.zeros(n, n, device=device, dtype=dtype) for n in pair)
+            for name, pair in sizes.items()
+        }
+
+    def add(self, name: str, left: Tensor, right: Tensor, mask: Tensor | None) -> None:
+        """Factors (B·n, T, ·) of one use of the parameter; `mask` (B, T) where positions may not count."""
+        for total, x in zip(self.sums.get(name, ()), (left, right)):
+            if total is None:
+                continue
+            if mask is not None and mask.shape == x.shape[:2]:
+                x = x * mask.unsqueeze(-1)
+            rows = x.reshape(-1, x.shape[-1]).to(total.dtype)
+            total.addmm_(rows.T, rows)
+
+    def take(self) -> Tensor:
+        """All sums since the last call as one vector, in the order of the parameters, left before right."""
+        both = [total for pair in self.sums.values() for total in pair if total is not None]
+        taken = torch.cat([total.flatten() for total in both])
+        for total in both:
+            total.zero_()
+        return taken
+
+
+def gathered(units: Sequence[Mapping[str, Any]], projection: str) -> dict[str, tuple[int, int]]:
+    """Which of the units (name, shape) get covariances under a projection, and how large."""
+    spec = Spec.parse(projection)
+    found = {u["name"]: sides(spec, u["shape"]) for u in units}
+    return {name: pair for name, pair in found.items() if pair is not None}
+
+
+def split(vector: Tensor, sizes: Mapping[str, tuple[int, int]]) -> dict[str, tuple[Tensor, Tensor]]:
+    """The matrices again, from what `take` gave."""
+    out, start = {}, 0
+    for name, pair in sizes.items():
+        matrices = []
+        for n in pair:
+            matrices.append(vector[start : start + n * n].view(n, n))
+            start += n * n
+        out[name] = (matrices[0], matrices[1])
+    return out

@@ -1,0 +1,175 @@
+"""Groups: a partition of a model's trainable parameters into M named groups."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from unde.errors import UndeError, unknown
+
+
+def trainable(model: nn.Module, exclude: Iterable[str] = ()) -> list[str]:
+    """Names of the parameters to attribute to: those that require grad and match no regex of `exclude`."""
+    patterns = _compile(exclude)
+    names = [n for n, p in model.named_parameters() if p.requires_grad]
+    if not names:
+        adapters = [n for n, _ in model.named_parameters() if "lora_" in n]
+        if adapters:
+            raise UndeError(
+                f"the model has no trainable parameter: its {len(adapters)} adapter parameters ({_some(adapters, 1)}) "
+                "are frozen for inference. Load them with PeftModel.from_pretrained(..., is_trainable=True), make them "
+                "with inference_mode=False, or set requires_grad=True on them"
+            )
+        raise UndeError(
+            "the model has no trainable parameter: every requires_grad is False. "
+            "Set requires_grad=True on the parameters that were trained"
+        )
+    for pattern in patterns:
+        if not any(pattern.search(n) for n in names):
+            raise UndeError(
+                f"exclude pattern {pattern.pattern!r} matches no trainable parameter: {_some(names)}"
+            )
+    kept = [n for n in names if not any(p.search(n) for p in patterns)]
+    if not kept:
+        raise UndeError("exclude leaves no trainable parameter: expected at least one")
+    return kept
+
+
+@dataclass(frozen=True)
+class Groups:
+    """M named, disjoint sets of parameter names that together cover all that is attributed.
+
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    >>> Groups.by_layer(model).names
+    ('0', '1')
+    >>> Groups.by_pattern(model, {"weights": r"weight$", "biases": r"bias$"}).members["biases"]
+    ('0.bias', '1.bias')
+    """
+
+    members: Mapping[str, tuple[str, ...]]
+
+    def __post_init__(self) -> None:
+        seen: dict[str, str] = {}
+        for group, params in self.members.items():
+            if not params:
+                raise UndeError(f"group {group!r} has no parameter: every group needs at least one")
+            for param in params:
+                if param in seen:
+                    raise UndeError(
+                        f"parameter {param!r} is in groups {seen[param]!r} and {group!r}: expected one"
+                    )
+                seen[param] = group
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.members)
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        return tuple(p for params in self.members.values() for p in params)
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def of(self, parameters: Sequence[str]) -> list[int]:
+        """The group number of each parameter, after checking that the partition covers exactly these."""
+        where = {p: j for j, params in enumerate(self.members.values()) for p in params}
+        missing = [p for p in parameters if p not in where]
+        foreign = sorted(set(where) - set(parameters))
+        if missing or foreign:
+            parts = [f"leave out {_some(missing)}"] * bool(missing) + [
+                f"name unknown {_some(foreign)}"
+            ] * bool(foreign)
+            raise UndeError(
+                f"the groups do not fit the {len(parameters)} attributed parameters: they {' and '.join(parts)}. "
+                "Every trainable parameter needs a group, or name it in exclude=[regex]"
+            )
+        return [where[p] for p in parameters]
+
+    @classmethod
+    def by_tensor(cls, model: nn.Module, *, exclude: Iterable[str] = ()) -> Groups:
+        return cls({n: (n,) for n in trainable(model, exclude)})
+
+    @classmethod
+    def by_layer(cls, model: nn.Module, *, exclude: Iterable[str] = ()) -> Groups:
+        """Weight and bias of one module together; a parameter of the model itself is a group of its own name."""
+        layers: dict[str, list[str]] = {}
+        for n in trainable(model, exclude):
+            layers.setdefault(n.rpartition(".")[0] or n, []).append(n)
+        return cls({k: tuple(v) for k, v in layers.items()})
+
+    @classmethod
+    def consecutive(cls, model: nn.Module, count: int, *, exclude: Iterable[str] = ()) -> Groups:
+        """`count` runs of consecutive parameter tensors, as equal in number as can be (the paper's 128 and 256)."""
+        names = trainable(model, exclude)
+        if not 1 <= count <= len(names):
+            raise UndeError(
+                f"cannot form {count} consecutive groups: expected 1 to {len(names)}, one per tensor"
+            )
+        cuts = [round(j * len(names) / count) for j in range(count + 1)]
+        width = len(str(count - 1))
+        return cls(
+            {f"{j:0{width}d}:{names[a]}": tuple(names[a:b]) for j, (a, b) in enumerate(zip(cuts, cuts[1:]))}
+        )
+
+    @classmethod
+    def by_pattern(
+        cls, model: nn.Module, patterns: Mapping[str, str], *, exclude: Iterable[str] = ()
+    ) -> Groups:
+        """One group for each {name: regex}; every parameter must match exactly one (by `re.search`)."""
+        compiled = dict(zip(patterns, _compile(patterns.values())))
+        members: dict[str, list[str]] = {name: [] for name in patterns}
+        orphans = []
+        for n in trainable(model, exclude):
+            hits = [name for name, regex in compiled.items() if regex.search(n)]
+            if len(hits) > 1:
+                raise UndeError(f"parameter {n!r} matches the patterns of {hits}: expected exactly one")
+            if hits:
+                members[hits[0]].append(n)
+            else:
+                orphans.append(n)
+        if orphans:
+            raise UndeError(
+                f"{len(orphans)} parameters match no pattern: {_some(orphans)}. Add a pattern or name them in exclude"
+            )
+        return cls({k: tuple(v) for k, v in members.items()})
+
+    @classmethod
+    def parse(
+        cls, groups: Groups | str | Mapping[str, str], model: nn.Module, exclude: Iterable[str] = ()
+    ) -> Groups:
+        """Groups as given, or from a short name: 'tensor', 'layer', 'consecutive(128)', or {name: regex}."""
+        if isinstance(groups, Groups):
+            return groups
+        if isinstance(groups, Mapping):
+            return cls.by_pattern(model, groups, exclude=exclude)
+        match = re.fullmatch(r"consecutive\((\d+)\)", groups)
+        if match:
+            return cls.consecutive(model, int(match[1]), exclude=exclude)
+        if groups == "tensor":
+            return cls.by_tensor(model, exclude=exclude)
+        if groups == "layer":
+            return cls.by_layer(model, exclude=exclude)
+        raise unknown("groups", groups, ("tensor", "layer", "consecutive(128)"))
+
+
+def _compile(patterns: Iterable[str]) -> list[re.Pattern[str]]:
+    if isinstance(patterns, str):
+        raise UndeError(
+            f"expected a list of regular expressions, got the string {patterns!r}: write [{patterns!r}]"
+        )
+    out = []
+    for p in patterns:
+        try:
+            out.append(re.compile(p))
+        except re.error as e:
+            raise UndeError(f"{p!r} is not a regular expression: {e}") from None
+    return out
+
+
+def _some(names: Sequence[str], show: int = 6) -> str:
+    more = f" and {len(names) - show} more" if len(names) > show else ""
+    return ", ".join(map(repr, names[:show])) + more

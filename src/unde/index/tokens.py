@@ -1,0 +1,121 @@
+"""How much each token of a training sequence contributes to its score: the parts add up to the score.
+
+The loss of a sequence is a sum over its tokens, so its gradient is, and so is its score:
+
+    ⟨ w ⊙ g(q), K g(n) ⟩ = Σ_t ⟨ K (w ⊙ g(q)), g_t(n) ⟩
+
+The right side is the change of every token's loss along one direction in parameter space: a single forward-mode
+derivative for each pair of query and sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, jvp
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from unde.data import Rows, to_device
+from unde.errors import UndeError
+from unde.features.guard import untouched
+from unde.features.units import make_units, placement
+from unde.index import given
+from unde.index.checkpoints import loaded
+from unde.index.training import transformed
+from unde.scores import GroupScores
+
+if TYPE_CHECKING:
+    from unde.index.index import Index
+    from unde.scores import WeightsLike
+
+NO_FORWARD_MODE = (RuntimeError, NotImplementedError)
+
+
+class TokenScores:
+    """Token by token contributions under the scores of some queries: `tokens(q, example) -> (T,)`."""
+
+    def __init__(self, index: Index, scores: GroupScores, weights: WeightsLike = None) -> None:
+        if index.model is None or not hasattr(index.task, "token_losses"):
+            raise UndeError(
+                f"{type(index.task).__name__} defines no token_losses(model, batch): scores have parts for tokens "
+                "where the loss is a sum over tokens, as that of CausalLM is"
+            )
+        self.index, self.scores = index, scores
+        self.w = scores.weights(weights)
+        self.directions = transformed(index, scores.method, scores.scaled(self.w))  # (C, Q, D)
+        m = index.manifest
+        matrices = given.read(index.folder, m)
+        self.units = make_units(index.model, m.unit_names, str(index.method.projection), m.seed, matrices)
+
+    def __call__(self, q: int, example: Any) -> Tensor:
+        """(T,) contributions of the tokens of `example`, a row of the training data, to its score for query q."""
+        index = self.index
+        assert index.model is not None
+        device, dtype = placement(index.model)
+        batch = to_device(Rows([example], index.collate).batch([0]), device)
+        total: Tensor | None = None
+        for c in range(index.manifest.terms):
+            with loaded(index.model, None if index.checkpoints is None else index.checkpoints[c]):
+                part = self._along(self.directions[c, q].to(device, dtype), batch)
+            total = part if total is None else total + part
+        assert total is not None
+        return self._finished(q, example, total.double().cpu())
+
+    def _along(self, direction: Tensor, batch: Any) -> Tensor:
+        """d/dε of the tokens' losses at θ + ε Pᵀ direction."""
+        model: Any = self.index.model
+        task: Any = self.index.task
+        named = dict(model.named_parameters())
+        tangents = {
+            u.name: u.projection.back(direction[u.columns].unsqueeze(0)).view(u.shape).to(named[u.name].dtype)
+            for u in self.units
+        }
+        wrapped = _TokenLosses(model, task)
+
+        def losses(*values: Tensor) -> Tensor:
+            swapped = {f"model.{name}": v for name, v in zip(tangents, values)}
+            return functional_call(wrapped, swapped, (batch,), tie_weights=True)[0]
+
+        primals = tuple(named[name].detach() for name in tangents)
+        with untouched(model):
+            try:
+                with sdpa_kernel(SDPBackend.MATH):  # fused attention has no forward-mode derivative
+                    return jvp(losses, primals, tuple(tangents.values()))[1]
+            except NO_FORWARD_MODE:
+                return _one_by_one(losses, primals, tuple(tangents.values()))
+
+    def _finished(self, q: int, example: Any, linear: Tensor) -> Tensor:
+        """Under a cosine all tokens share the norms."""
+        method, total = self.scores.method, float(linear.sum())
+        if method.linear or total == 0:
+            return linear
+        made = self.index.features([example]).features  # (C, 1, D)
+        own = self.index.scores_of(method, made, [""])
+        squares = own.regroup(self.scores.partition)._query_squares
+        sides = replace(self.scores._sides(slice(q, q + 1), slice(0)), train_squares=lambda: squares)
+        return linear * (float(method.final(torch.tensor([[total]]), sides, self.w)) / total)
+
+
+class _TokenLosses(torch.nn.Module):
+    def __init__(self, model: torch.nn.Module, task: Any) -> None:
+        super().__init__()
+        self.training = model.training
+        self.model, self.task = model, task
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.task.token_losses(self.model, batch)
+
+
+def _one_by_one(losses: Any, primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...]) -> Tensor:
+    """The same by one backward pass for each token, for models with operations that have no forward mode."""
+    leaves = tuple(p.clone().requires_grad_() for p in primals)
+    values = losses(*leaves)
+    out = torch.zeros_like(values)
+    for t in range(len(values)):
+        if values[t].requires_grad:
+            grads = torch.autograd.grad(values[t], leaves, retain_graph=True, allow_unused=True)
+            out[t] = sum((g * v).sum() for g, v in zip(grads, tangents) if g is not None)
+    return out.detach()

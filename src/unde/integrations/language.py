@@ -1,0 +1,202 @@
+"""A language model of Hugging Face and a file of texts as a Setup, without Python to write."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from unde import console
+from unde.errors import UndeError
+from unde.integrations.documents import Texts, check_file
+from unde.integrations.sequences import Sequences, pieces
+from unde.setup import Setup
+from unde.tasks import CausalLM
+
+SEQ_LEN = 512
+ModelLike = str | os.PathLike[str] | nn.Module
+_ADAPTER = "adapter_config.json"
+_TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "tokenizer_config.json",
+)
+
+
+def hf_setup(
+    model: ModelLike,
+    data: Texts,
+    *,
+    text_field: str = "text",
+    seq_len: int | None = None,
+    learn_queries: Texts | None = None,
+    eval_queries: Texts | None = None,
+    query_field: str | None = None,
+    tokenizer: Any = None,
+) -> Setup:
+    """Everything unde needs to know about a causal language model and its training texts.
+
+    `model` is a folder that `save_pretrained` wrote, the folder of a PEFT adapter, a name on the hub, or a model
+    that is loaded already, together with its `tokenizer`. `data` and the queries are files (.jsonl, .json, .csv,
+    .txt, .parquet; all but the last also .gz) or lists of texts. Texts are cut into consecutive sequences of
+    `seq_len` tokens (512, or the model's context if that is shorter), nothing dropped; each is an example with the id
+    "document:part", the document named by its field "id", or else by its line. The text of a record is in
+    `text_field`, that of a query in `query_field` if that is another.
+    """
+    for texts in (data, learn_queries, eval_queries):
+        if isinstance(texts, (str, os.PathLike)):
+            check_file(Path(texts))  # before a large model is loaded
+    name = "the model" if isinstance(model, nn.Module) else os.path.expanduser(model)
+    if isinstance(model, nn.Module) and tokenizer is None:
+        raise UndeError("a model that is loaded already needs its tokenizer=")
+    if tokenizer is None or isinstance(tokenizer, (str, os.PathLike)):
+        tokenizer = _load_tokenizer(name if tokenizer is None else os.fspath(tokenizer))
+    loaded = model if isinstance(model, nn.Module) else load_model(name)
+    if not any(p.requires_grad for p in loaded.parameters()):
+        raise UndeError(
+            f"{name} has no trainable parameter, so there is no gradient to attribute with: load an adapter with "
+            "is_trainable=True, or call requires_grad_() on what was trained"
+        )
+    rows = _rows(loaded, tokenizer, name)
+    length = _length(loaded, seq_len, name)
+
+    def asked(texts: Texts | None) -> Sequences | None:
+        field = query_field or text_field
+        return None if texts is None else Sequences(texts, tokenizer, length, rows, field, "--query-field")
+
+    train = Sequences(data, tokenizer, length, rows, text_field)
+    return Setup(
+        loaded,
+        CausalLM(),
+        train,
+        learn_queries=asked(learn_queries),
+        eval_queries=asked(eval_queries),
+        show=lambda example: tokenizer.decode(example["input_ids"].tolist(), skip_special_tokens=True),
+        pieces=lambda example: pieces(tokenizer, example["input_ids"].tolist()),
+        ids=train.ids,
+    )
+
+
+def load_model(name: str) -> nn.Module:
+    """A causal language model in float32, from a folder or the hub; an adapter with its base model."""
+    transformers = _need("transformers")
+    adapter = (Path(name) / _ADAPTER).exists()
+    _check_folder(name, ("config.json", _ADAPTER), "model")
+    try:
+        if adapter:
+            model = _need("peft").AutoPeftModelForCausalLM.from_pretrained(name, is_trainable=True)
+            missing: list[str] = []
+        else:
+            model, info = transformers.AutoModelForCausalLM.from_pretrained(name, output_loading_info=True)
+            missing = sorted(info["missing_keys"])
+    except UndeError:
+        raise
+    except Exception as e:  # whatever a foreign file, an old format or a missing network leads to
+        raise _cannot("model", name, e) from e
+    if missing:
+        raise UndeError(
+            f"{name} does not hold all weights of a causal language model: {missing[0]!r} is missing"
+            + (f" (and {len(missing) - 1} more)" if missing[1:] else "")
+            + ". Save it with AutoModelForCausalLM … save_pretrained"
+        )
+    model.config.use_cache = False  # keys and values of past tokens are for generating
+    return model.float()  # half precision is very slow on a CPU, and loses small gradients anywhere
+
+
+def _load_tokenizer(name: str) -> Any:
+    transformers = _need("transformers")
+    if (Path(name) / _ADAPTER).exists() and not _holds(name, _TOKENIZER):
+        name = _base(name)
+    _check_folder(name, _TOKENIZER, "tokenizer")
+    try:
+        return transformers.AutoTokenizer.from_pretrained(name)
+    except Exception as e:
+        raise _cannot("tokenizer", name, e) from e
+
+
+def _base(adapter: str) -> str:
+    import json
+
+    path = Path(adapter) / _ADAPTER
+    try:
+        return json.loads(path.read_text())["base_model_name_or_path"]
+    except (ValueError, KeyError, TypeError, OSError) as e:
+        raise UndeError(f"{path} names no base model ({type(e).__name__}: {e})") from None
+
+
+def _holds(folder: str, files: tuple[str, ...]) -> bool:
+    return any((Path(folder) / file).exists() for file in files)
+
+
+def _check_folder(name: str, files: tuple[str, ...], what: str) -> None:
+    path = Path(name)
+    if path.is_dir() and not _holds(str(path), files):
+        there = sorted(p.name for p in path.iterdir())
+        raise UndeError(
+            f"{name} holds no {what}: expected {' or '.join(files[:2])}, as save_pretrained of the {what} writes, "
+            f"there is {', '.join(there[:5]) or 'nothing'}{', …' if there[5:] else ''}"
+        )
+    if path.is_file():
+        raise UndeError(f"{name} is a file: expected the folder that save_pretrained wrote, or a hub name")
+    if not path.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+        raise UndeError(f"no folder {name}: expected one that save_pretrained wrote, or a hub name")
+    if not path.exists():
+        console.note(f"no folder {name} here: looking for the {what} on the Hugging Face hub")
+
+
+def _cannot(what: str, name: str, error: Exception) -> UndeError:
+    why = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    where = "in its folder" if Path(name).is_dir() else "no such folder here, and not found on the hub"
+    return UndeError(f"cannot load the {what} {name}, {where} ({type(error).__name__}: {why})")
+
+
+def _need(library: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(library)
+    except ImportError:
+        extra = "unde[hf]" if library == "transformers" else library
+        raise UndeError(f"this needs {library}: pip install '{extra}'") from None
+
+
+def _rows(model: nn.Module, tokenizer: Any, name: str) -> int:
+    """How many tokens the model knows, after checking that the tokenizer has no more.
+
+    Tokens added to a tokenizer are not counted, as one for padding is often beyond the model's and never used
+    here; a text that uses such a token is refused by name.
+    """
+    get = getattr(model, "get_input_embeddings", None)
+    weight = getattr(get() if get is not None else None, "weight", None)
+    if weight is None:
+        raise UndeError(
+            f"{name} ({type(model).__name__}) has no table of token embeddings: expected a causal LM"
+        )
+    if tokenizer.vocab_size > weight.shape[0]:
+        raise UndeError(
+            f"the tokenizer knows {tokenizer.vocab_size} tokens, {name} {weight.shape[0]}: it is not the model's. "
+            "Save the tokenizer that the model was trained with beside it"
+        )
+    return weight.shape[0]
+
+
+def _length(model: nn.Module, seq_len: int | None, name: str) -> int:
+    config = getattr(model, "config", None)
+    if isinstance(config, Mapping) or config is None:
+        context = None
+    else:
+        config = config.get_text_config() if hasattr(config, "get_text_config") else config
+        context = getattr(config, "max_position_embeddings", None)
+    if seq_len is None:
+        return min(SEQ_LEN, context or SEQ_LEN)
+    if context and seq_len > context:
+        raise UndeError(
+            f"sequences of {seq_len} tokens, but the context of {name} is {context}: --seq-len {context}"
+        )
+    return seq_len

@@ -1,0 +1,346 @@
+"""Methods: named choices of measurement, projection, kernel K and final transform.
+
+    score(q, n; w) = final( Σ_c η_c Σ_j w_j ⟨ g_j(q), [K g(n)]_j ⟩ )
+
+TracIn has K = I (Eq. 1 of the paper), TRAK K = (ΦᵀΦ + λI)⁻¹ (Eq. 2), LoGRA its diagonal blocks layer by layer,
+EKFAC the eigenvalue-corrected Kronecker approximation of the Fisher matrix, inverted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from unde.errors import UndeError, unknown
+from unde.kernels import EKFACKernel, Gram, Kernel
+from unde.projection import TWO_SIDED, Spec
+
+PROJECTION = "kron(16)"
+LEAST = 1e-3  # of 1 − h in DAS
+
+
+@dataclass(frozen=True)
+class Sides:
+    """What `final` may ask about the Q queries and N training examples of a block."""
+
+    query_squares: Callable[[], Tensor]  # (Q, M) squared norms of the features of each group
+    train_squares: Callable[[], Tensor]  # (N, M)
+    leverage: Callable[[], Tensor]  # (N,) h = ⟨g(n), K g(n)⟩
+    also: Callable[[], Tensor]  # (N, ·) what the method keeps beside features
+
+
+@dataclass(frozen=True)
+class Method:
+    """What every method names. Two methods fit one index if measure and projection agree.
+
+    Without a `projection` a method takes kron(16) where an index is built, and that of the index where one
+    is scored.
+    """
+
+    name: ClassVar[str] = ""
+    measure: ClassVar[str] = "loss"  # what the task is asked to differentiate
+    factors: ClassVar[bool] = False  # whether K needs the covariances of inputs and output gradients
+    also: ClassVar[tuple[str, ...]] = ()  # measures whose values are kept beside the features
+    projection: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.projection is not None:
+            object.__setattr__(self, "projection", str(Spec.parse(self.projection)))
+
+    @property
+    def linear(self) -> bool:
+        """Whether `final` is the identity."""
+        return True
+
+    @property
+    def steps(self) -> int:
+        """Over how many steps of a trajectory features are kept apart; 1 for none."""
+        return 1
+
+    @property
+    def groupwise(self) -> bool:
+        """Whether `by_group` is not the identity: weighted totals are no single product then."""
+        return False
+
+    @property
+    def kernel(self) -> Kernel | None:
+        """K, or None for the identity."""
+        return None
+
+    def final(self, linear: Tensor, sides: Sides, weights: Tensor) -> Tensor:
+        """(Q, N) scores, entry by entry from the linear part; differentiable in `weights` (M,)."""
+        return linear
+
+    def by_group(self, linear: Tensor, sides: Sides) -> Tensor:
+        """(Q, N, M) contributions of the groups, from their linear parts; weights act on what this gives."""
+        return linear
+
+    def check_query(self, example: Any) -> None:
+        """Raises if the method cannot be asked about queries like this one."""
+
+    def describe(self) -> dict[str, Any]:
+        """A JSON-able description that `parse` reads back."""
+        return {"name": self.name, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class TracIn(Method):
+    """Inner product of gradients; with several checkpoints, weighted by their learning rates (TracInCP).
+
+    `cosine=True` divides by the norms of both features, weights inside the norms.
+    """
+
+    name: ClassVar[str] = "tracin"
+    cosine: bool = False
+
+    @property
+    def linear(self) -> bool:
+        return not self.cosine
+
+    def final(self, linear: Tensor, sides: Sides, weights: Tensor) -> Tensor:
+        if not self.cosine:
+            return linear
+        # Clamped before the root: a feature of zeros has score 0, and no NaN as its gradient.
+        tiny = torch.finfo(linear.dtype).tiny
+        q = (sides.query_squares().to(linear) @ weights).clamp(min=tiny).rsqrt()  # (Q,)
+        n = (sides.train_squares().to(linear) @ weights).clamp(min=tiny).rsqrt()  # (N,)
+        return linear * q.unsqueeze(1) * n
+
+
+@dataclass(frozen=True)
+class Damped(Method):
+    """What methods with a kernel share. `damping` is a multiple of the mean diagonal of what is inverted, or with
+    `relative=False` the absolute λ of the paper."""
+
+    damping: float = 0.1
+    relative: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.damping, bool) or not 0 <= self.damping < math.inf:
+            raise UndeError(f"damping {self.damping} of {type(self).__name__}: expected a number ≥ 0")
+        object.__setattr__(self, "damping", float(self.damping))
+
+
+@dataclass(frozen=True)
+class TRAK(Damped):
+    """TRAK with the loss as output function. `form` is "primal", "dual", or "auto": the smaller."""
+
+    name: ClassVar[str] = "trak"
+    form: str = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.form not in ("auto", "primal", "dual"):
+            raise unknown("form", self.form, ("auto", "primal", "dual"))
+
+    @property
+    def kernel(self) -> Kernel:
+        return Gram(self.damping, self.relative, self.form)
+
+
+@dataclass(frozen=True)
+class LoGRA(Damped):
+    """LoGRA: two-sided projection, kron(r) for random directions or pca(r) for leading ones.
+
+    `blocks` is "layer", a Gram matrix for each layer with its own damping, or "full", one for all (as TRAK).
+    """
+
+    name: ClassVar[str] = "logra"
+    blocks: str = "layer"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.blocks not in ("layer", "full"):
+            raise unknown("blocks", self.blocks, ("layer", "full"))
+        if self.projection is not None and Spec.parse(self.projection).kind not in ("none", *TWO_SIDED):
+            raise UndeError(
+                f"LoGRA projects both sides of a gradient, but {self.projection} projects it whole: use 'kron(16)' or "
+                "'pca(16)', or TRAK for other projections"
+            )
+
+    @property
+    def kernel(self) -> Kernel:
+        return Gram(self.damping, self.relative, blocks=self.blocks)
+
+
+@dataclass(frozen=True)
+class EKFAC(Damped):
+    """LoGRA features under the EKFAC kernel; unprojected EKFAC with projection="none".
+
+    Its covariances are gathered while the index is built. `fisher` says whose gradients they and the corrected
+    eigenvalues are taken of: "empirical", the training gradients themselves, or "sampled", gradients with labels
+    drawn from the model's own predictions (the true Fisher matrix; a second pass over the data when building).
+    """
+
+    name: ClassVar[str] = "ekfac"
+    factors: ClassVar[bool] = True
+    fisher: str = "empirical"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.fisher not in ("empirical", "sampled"):
+            raise unknown("fisher", self.fisher, ("empirical", "sampled"))
+        if self.projection is not None and Spec.parse(self.projection).kind not in ("none", *TWO_SIDED):
+            raise UndeError(
+                f"EKFAC needs the two sides of a gradient, but {self.projection} projects it whole: use 'kron(16)', "
+                "'pca(16)' or 'none'"
+            )
+
+    @property
+    def kernel(self) -> Kernel:
+        return EKFACKernel(self.damping, self.relative, self.fisher)
+
+
+@dataclass(frozen=True)
+class DTRAK(TRAK):
+    """D-TRAK: TRAK on the mean square of the predicted noise in place of the loss."""
+
+    name: ClassVar[str] = "d-trak"
+    measure: ClassVar[str] = "square"
+
+
+@dataclass(frozen=True)
+class JourneyTRAK(TRAK):
+    """TRAK along the trajectory on which a query was sampled (`unde.diffusion.sample`).
+
+    A query's gradients are those of the simple loss at each x_t that the sampler visited, with the noise that x_t holds
+    beside the final image, ε = (x_t − √ᾱ_t x_0) / √(1 − ᾱ_t), as the target.
+
+    `training="averaged"`, as the authors' code does, pairs their mean with the mean of the training gradients over the
+    task's timesteps: one feature for each example, on the same index as TRAK. `training="per-step"` is the equation of
+    the paper: the gradient at step t is paired with the training gradient at the same timestep, for each of the
+    `inference_steps` of the sampler, under the kernel of their mean. It takes as many times the disk. The default is
+    "averaged": it needs no index of its own, and averages the noise of single timesteps out before taking products.
+    """
+
+    name: ClassVar[str] = "journey-trak"
+    training: str = "averaged"
+    inference_steps: int = 50
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.training not in ("averaged", "per-step"):
+            raise unknown("training", self.training, ("averaged", "per-step"))
+
+    def check_query(self, example: Any) -> None:
+        if not isinstance(example, Mapping) or "trajectory" not in example:
+            raise UndeError(
+                "Journey-TRAK follows the trajectory on which a query was sampled, but these queries have none: sample "
+                "them with unde.diffusion.sample and pass its .queries(journey=True)"
+            )
+
+    @property
+    def steps(self) -> int:
+        return self.inference_steps if self.training == "per-step" else 1
+
+
+@dataclass(frozen=True)
+class DAS(TRAK):
+    """Diffusion attribution score, (⟨g(q), K g(n)⟩ r_n / (1 − h_n))², of the mean of the predicted noise.
+
+    h_n = ⟨g(n), K g(n)⟩ is the leverage and r_n the mean square residual of n: for a linear model the square is the
+    exact change of a prediction when n is left out. `weigh` says where weights act: "before" the square, on the signed
+    inner product, Σ_j w_j C_j (contributions of groups can cancel, as they do in the unweighted score, and uniform
+    weights give it back), or "after" it, Σ_j w_j (C_j r_n / (1 − h_n))² (the literal reading of Algorithm 1, whose
+    uniform weights are another score, since cross terms are missing).
+    `by_group` gives C_j before, and the squares after.
+    """
+
+    name: ClassVar[str] = "das"
+    measure: ClassVar[str] = "mean"
+    also: ClassVar[tuple[str, ...]] = ("residual",)
+    weigh: str = "before"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.weigh not in ("before", "after"):
+            raise unknown("weigh", self.weigh, ("before", "after"))
+
+    @property
+    def linear(self) -> bool:
+        return self.weigh == "after"
+
+    @property
+    def groupwise(self) -> bool:
+        return self.weigh == "after"
+
+    def final(self, linear: Tensor, sides: Sides, weights: Tensor) -> Tensor:
+        return linear if self.groupwise else (linear * _das_factor(sides).to(linear)).square()
+
+    def by_group(self, linear: Tensor, sides: Sides) -> Tensor:
+        return (linear * _das_factor(sides).to(linear).unsqueeze(-1)).square() if self.groupwise else linear
+
+
+def _das_factor(sides: Sides) -> Tensor:
+    """r_n / (1 − h_n), where an example that nothing else resembles (h near 1) keeps a finite score."""
+    return sides.also()[:, 0] / (1 - sides.leverage()).clamp(min=LEAST)
+
+
+@dataclass(frozen=True)
+class Fisher(Method):
+    """Not for scoring: the gradients with sampled labels that EKFAC(fisher="sampled") is made of."""
+
+    name: ClassVar[str] = "fisher"
+    measure: ClassVar[str] = "sampled"
+    factors: ClassVar[bool] = True
+
+
+METHODS: dict[str, type[Method]] = {m.name: m for m in (TracIn, TRAK, LoGRA, EKFAC, DTRAK, JourneyTRAK, DAS)}
+_SHORT = {"tracin-cosine": TracIn(cosine=True)}
+
+
+def parse(method: str | Method | dict[str, Any]) -> Method:
+    """A method from its short name, its description, or itself.
+
+    >>> parse("trak")
+    TRAK(projection=None, damping=0.1, relative=True, form='auto')
+    """
+    if isinstance(method, Method):
+        return method
+    if isinstance(method, dict):
+        fields = dict(method)
+        name = fields.pop("name", None)
+        if name == Fisher.name:
+            return Fisher(**fields)
+        if name not in METHODS:
+            raise unknown("method", name, METHODS)
+        try:
+            return METHODS[name](**fields)
+        except TypeError as e:
+            raise UndeError(f"{name!r} cannot be made from {fields}: {e}") from None
+    if method in METHODS:
+        return METHODS[method]()
+    if method in _SHORT:
+        return _SHORT[method]
+    raise unknown("method", method, [*METHODS, *_SHORT])
+
+
+def for_building(method: str | Method) -> Method:
+    """The method to build an index for, with its projection settled."""
+    method = parse(method)
+    return method if method.projection else replace(method, projection=PROJECTION)
+
+
+def on_index(method: str | Method | None, built: Method) -> Method:
+    """The method to score with on an index built for `built`, whose projection it takes if it names none."""
+    if method is None:
+        return built
+    method = parse(method)
+    if method.projection is None:
+        method = replace(method, projection=built.projection)
+    if method.steps != built.steps:
+        raise UndeError(
+            f"{method} needs the features of {method.steps} steps, the index holds {built.steps}: build another index"
+        )
+    if (method.measure, method.projection) != (built.measure, built.projection):
+        raise UndeError(
+            f"{method} differentiates {method.measure!r} under {method.projection}, but the index holds "
+            f"{built.measure!r} under {built.projection}: build another index, or choose a method like it"
+        )
+    return method

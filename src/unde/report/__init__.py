@@ -1,0 +1,34 @@
+"""Reports: plain values in, one self-contained HTML page out.
+
+A `Page` is put together from what the rest of the package found; nothing here reads models, indexes or files.
+
+>>> from unde.report import Item, Page, QueryPanel, Row, Scored
+>>> row = Row("unweighted", [Scored(Item(12, label="cat"), 0.8)], [Scored(Item(7, label="dog"), -0.3)])
+>>> page = Page("Two cats", queries=[QueryPanel(Item("q0", label="cat"), [row], predicted="cat")])
+>>> path = page.write("report.html")  # doctest: +SKIP
+"""
+
+from unde.report.contributors import Mark
+from unde.report.heatmap import HeatmapPanel
+from unde.report.items import Item, Scored
+from unde.report.mislabel import MislabelPanel, RocCurve
+from unde.report.page import Page
+from unde.report.queries import QueryPanel, Row
+from unde.report.tables import Card, Step, Table
+from unde.report.weights import WeightsPanel
+
+__all__ = [
+    "Card",
+    "HeatmapPanel",
+    "Item",
+    "Mark",
+    "MislabelPanel",
+    "Page",
+    "QueryPanel",
+    "RocCurve",
+    "Row",
+    "Scored",
+    "Step",
+    "Table",
+    "WeightsPanel",
+]

@@ -1,0 +1,201 @@
+"""One self-contained HTML page: what was asked, which training examples answered, and how it was found."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from unde.errors import UndeError
+from unde.files import write_atomically
+from unde.report.heatmap import HeatmapPanel, heatmaps_section
+from unde.report.html import Html, el
+from unde.report.mislabel import MislabelPanel, mislabel_section
+from unde.report.queries import QueryPanel, queries_section
+from unde.report.style import CSS
+from unde.report.tables import (
+    Card,
+    Step,
+    Table,
+    cards_list,
+    evaluation_section,
+    provenance_section,
+    steps_section,
+)
+from unde.report.weight_sets import check_sets, weight_sets_section
+from unde.report.weights import WeightsPanel, weights_section
+
+# The browser itself is told to fetch nothing and to run nothing.
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
+
+@dataclass(frozen=True, eq=False)
+class Page:
+    """A report. Every part but the title may be left out; `write` makes one HTML file of it.
+
+    Several sets of weights over the same groups are a list, in which each has a name.
+
+    >>> from unde.report import Item, Row, Scored
+    >>> row = Row("unweighted", [Scored(Item(12, label="cat"), 0.8)], [Scored(Item(7, label="dog"), -0.3)])
+    >>> page = Page("Two cats", queries=[QueryPanel(Item("q0", label="cat"), [row], predicted="cat")])
+    >>> page.html()[:15]
+    '<!doctype html>'
+    """
+
+    title: str
+    subtitle: str = ""
+    cards: Sequence[Card] = ()
+    queries: Sequence[QueryPanel] = ()
+    weights: WeightsPanel | Sequence[WeightsPanel] | None = None
+    heatmaps: Sequence[HeatmapPanel] = ()
+    mislabelled: MislabelPanel | None = None
+    tables: Sequence[Table] = ()
+    steps: Sequence[Step] = ()
+    provenance: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self._weights) > 1:
+            check_sets(self._weights)
+
+    @property
+    def _weights(self) -> list[WeightsPanel]:
+        if self.weights is None:
+            return []
+        return [self.weights] if isinstance(self.weights, WeightsPanel) else list(self.weights)
+
+    def html(self) -> str:
+        """The whole page as text."""
+        sections = list(self._sections())
+        nav = el(
+            "nav",
+            {"class": "contents", "aria-label": "sections of this page"},
+            el(
+                "ul",
+                None,
+                el("li", {"class": "brand"}, el("a", {"href": "#top"}, "unde")),
+                [el("li", None, el("a", {"href": f"#{anchor}"}, name)) for anchor, name, _ in sections],
+            ),
+        )
+        body = el(
+            "body",
+            {"id": "top"},
+            el("a", {"class": "skip", "href": "#main"}, "Skip to the content"),
+            nav,
+            el(
+                "header",
+                {"class": "masthead"},
+                el("h1", None, self.title),
+                el("p", {"class": "subtitle"}, self.subtitle) if self.subtitle else None,
+                cards_list(self.cards),
+            ),
+            el(
+                "main",
+                {"id": "main"},
+                _how_to_read(self.queries, bool(self._weights)) if len(self.queries) else None,
+                [section for _, _, section in sections],
+            ),
+        )
+        return f'<!doctype html>\n<html lang="en">\n{_head(self.title)}\n{body}\n</html>\n'
+
+    def write(self, path: str | os.PathLike[str]) -> Path:
+        """Write the page to `path` and return it. The file is whole or untouched, whatever happens."""
+        target = Path(path)
+        if target.is_dir():
+            raise UndeError(
+                f"cannot write the report to {str(target)!r}: it is a folder; give a file in it"
+            )
+        content = self.html().encode("utf-8")
+        # Through a link, the file behind it is replaced, not the link.
+        target = Path(os.path.realpath(target))
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(target, content)
+        except OSError as error:
+            raise UndeError(f"cannot write the report to {str(path)!r}: {error}") from error
+        return Path(path)
+
+    def _sections(self) -> Iterator[tuple[str, str, Html]]:
+        if len(self.queries):
+            yield "queries", "Queries", queries_section(self.queries)
+        if len(self._weights) == 1:
+            yield "weights", "Weights", weights_section(self._weights[0])
+        elif self._weights:
+            yield "weights", "Weights", weight_sets_section(self._weights)
+        if len(self.heatmaps):
+            yield "heatmaps", "Heat maps", heatmaps_section(self.heatmaps)
+        if self.mislabelled is not None:
+            yield "mislabelled", "Labels", mislabel_section(self.mislabelled)
+        if len(self.tables):
+            yield "evaluation", "Evaluation", evaluation_section(self.tables)
+        if len(self.steps):
+            yield "steps", "Steps", steps_section(self.steps)
+        if len(self.provenance):
+            yield "provenance", "Provenance", provenance_section(self.provenance)
+
+
+def _head(title: str) -> Html:
+    return el(
+        "head",
+        None,
+        el("meta", {"charset": "utf-8"}),
+        el("meta", {"http-equiv": "Content-Security-Policy", "content": _POLICY}),
+        el("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}),
+        el("meta", {"name": "color-scheme", "content": "light dark"}),
+        el("meta", {"name": "generator", "content": "unde"}),
+        el("title", None, title),
+        # An empty icon keeps a browser from asking a server for one.
+        el("link", {"rel": "icon", "href": "data:,"}),
+        el("style", None, Html(CSS)),
+    )
+
+
+def _how_to_read(queries: Sequence[QueryPanel], weighted: bool) -> Html:
+    rows = [row for panel in queries for row in panel.rows]
+    generated = all(panel.query.prompt is not None for panel in queries)
+    asked = (
+        "A query is an image that the model made from the prompt below it; beside it stand the training examples that "
+        "mattered most to it. "
+        if generated
+        else "A query is something the model was asked; beneath it stand the training examples that moved its answer "
+        "most. "
+    )
+    return el(
+        "aside",
+        {"class": "reading-help", "aria-label": "how to read this page"},
+        el("h2", None, "How to read this page"),
+        el(
+            "p",
+            None,
+            asked,
+            _signs(generated) if any(row.signed for row in rows) else None,
+            _squares() if not all(row.signed for row in rows) else None,
+            "Each bar is a score relative to the largest one in its row; rows can have different units, so compare "
+            "which examples are there and in what order, rather than the numbers.",
+            " A weighted row trusts some layers of the model more than others." if weighted else None,
+        ),
+    )
+
+
+def _signs(generated: bool) -> list[Html | str]:
+    # Methods for diffusion models need not differentiate the loss (D-TRAK does not), so less can be said there.
+    helps, hurts = (
+        ("by this method, training on it helped to make the image", "training on it worked against the image")
+        if generated
+        else ("training on it lowers the model’s loss on the query", "training on it raises that loss")
+    )
+    return [
+        "A ",
+        el("strong", {"class": "pro"}, "proponent ▲"),
+        f" has a positive score: {helps}. An ",
+        el("strong", {"class": "opp"}, "opponent ▼"),
+        f" has a negative score: {hurts}. ",
+    ]
+
+
+def _squares() -> str:
+    return (
+        "Where not even the lowest score is negative, as with methods whose scores are squares, there are no "
+        "opponents: the highest scores are of examples that mattered, whichever way, the lowest of those that "
+        "hardly did. "
+    )

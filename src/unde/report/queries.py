@@ -1,0 +1,327 @@
+"""Queries and the training examples behind them: a panel for each query, a row for each way of scoring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from unde.errors import UndeError
+from unde.report.contributors import Mark, checked, legend_of, marks_for
+from unde.report.html import Html, count, el
+from unde.report.items import (
+    DIFFERS,
+    MISLABELLED,
+    Item,
+    Scored,
+    example,
+    kind_of,
+    label_text,
+    largest_score,
+    mark,
+    passage,
+    picture,
+    same,
+)
+from unde.report.pixels import to_array
+from unde.report.tokens import key
+
+RIGHT = mark("right", "✓", "right", "the prediction equals the true label")
+WRONG = mark("wrong", "✗", "wrong", "the prediction differs from the true label")
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """What one way of scoring found for a query: the highest scores first, the lowest first.
+
+    Where not even the lowest scores are negative, as with methods whose scores are squares, they are shown as the
+    lowest ones and not as opponents.
+
+    >>> row = Row("unweighted", [Scored(Item(3), 0.9)], [Scored(Item(8), -0.4)])
+    >>> row.name, len(row.opponents)
+    ('unweighted', 1)
+    """
+
+    name: str
+    proponents: Sequence[Scored]
+    opponents: Sequence[Scored] = ()
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if not len(self.proponents) and not len(self.opponents):
+            raise UndeError(
+                f"the row {self.name!r} holds no example: expected proponents, opponents or both"
+            )
+
+    @property
+    def signed(self) -> bool:
+        """Whether scores tell for from against; not known without the lowest ones, and then assumed."""
+        return not len(self.opponents) or any(scored.score < 0 for scored in self.opponents)
+
+
+@dataclass(frozen=True, eq=False)
+class QueryPanel:
+    """A query, what the model made of it, and its rows, in the order they are read (unweighted first).
+
+    `query.label` is the true label; `predicted` is the model's answer, if it gives one.
+
+    >>> row = Row("weighted", [Scored(Item(3, label=7), 0.9)])
+    >>> QueryPanel(Item("q0", label=7), [row], predicted=7).is_right
+    True
+    """
+
+    query: Item
+    rows: Sequence[Row]
+    predicted: int | str | None = None
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if not len(self.rows):
+            raise UndeError(f"the query {self.query.id!r} has no row of examples: expected at least one")
+
+    @classmethod
+    def from_scores(
+        cls,
+        query: Item,
+        example: Callable[[int], Item],
+        scores: Mapping[str, object],
+        *,
+        count: int = 5,
+        contributors: Mapping[str, object] | None = None,
+    ) -> QueryPanel:
+        """The panel of a query's scores (N,) under each of several names; `example` shows training example n.
+
+        `contributors` marks the examples (N,) that are known to have given the query its subject, style, …
+
+        >>> scores = {"no weights": [0.1, 0.9, -0.5], "style": [0.8, 0.2, -0.1]}
+        >>> known = {"style": [True, False, False]}
+        >>> panel = QueryPanel.from_scores(Item(0), Item, scores, count=1, contributors=known)
+        >>> [(row.name, row.proponents[0].item.id, row.proponents[0].marks) for row in panel.rows]
+        [('no weights', 1, []), ('style', 0, [Mark(letter='S', contribution='style')])]
+        """
+        rows = {name: to_array(values) for name, values in scores.items()}
+        examples = len(next(iter(rows.values()), ()))
+        for name, values in rows.items():
+            if values.shape != (examples,) or not examples:
+                raise UndeError(
+                    f"the scores {name!r} have the shape {values.shape}: expected one for each training example, "
+                    f"{(examples,)}"
+                )
+        if count < 1:
+            raise UndeError(f"{count} examples on each side: expected at least 1")
+        flags = checked(contributors or {}, (examples,), "each training example")
+        marks = marks_for(flags)
+
+        def scored(values: np.ndarray, order: np.ndarray) -> list[Scored]:
+            return [
+                Scored(example(n), values[n], marks=[marks[name] for name in flags if flags[name][n]])
+                for n in map(int, order[:count])
+            ]
+
+        return cls(
+            query,
+            [
+                Row(name, scored(v, np.argsort(-v, kind="stable")), scored(v, np.argsort(v, kind="stable")))
+                for name, v in rows.items()
+            ],
+        )
+
+    @property
+    def is_right(self) -> bool | None:
+        """Whether the prediction equals the true label; None where one of them is not known."""
+        if self.predicted is None or self.query.label is None:
+            return None
+        return same(self.predicted, self.query.label)
+
+    @property
+    def kind(self) -> str:
+        """How the panel is laid out: as "text", "image" or "id", after the training examples in it."""
+        return "text" if self.shaded else kind_of(scored.item for scored in self._scored())
+
+    @property
+    def shaded(self) -> bool:
+        """Whether some example shows what its tokens add to the score."""
+        return any(scored.tokens is not None for scored in self._scored())
+
+    def _scored(self) -> Iterator[Scored]:
+        for row in self.rows:
+            yield from row.proponents
+            yield from row.opponents
+
+
+def queries_section(panels: Sequence[QueryPanel]) -> Html:
+    """The section with all query panels, behind a strip of links to them."""
+    marks = legend_of(m for panel in panels for scored in panel._scored() for m in scored.marks)
+    return el(
+        "section",
+        {"id": "queries", "aria-labelledby": "queries-title"},
+        el("h2", {"id": "queries-title"}, "Queries and the examples behind them"),
+        _legend(panels, marks),
+        _contents(panels) if len(panels) > 2 else None,
+        [_panel(panel, position, marks) for position, panel in enumerate(panels, 1)],
+    )
+
+
+def _legend(panels: Sequence[QueryPanel], marks: Sequence[Mark]) -> Html | None:
+    entries: list[Html] = []
+    if any(_differs(scored.item, panel.query) for panel in panels for scored in panel._scored()):
+        entries.append(el("li", None, DIFFERS, "its label differs from the query’s"))
+    if any(scored.item.is_mislabelled for panel in panels for scored in panel._scored()):
+        entries.append(el("li", None, MISLABELLED, "its label is known to be wrong; given → true"))
+    entries += [
+        el("li", None, each.html(), f"known contributor to the query’s {each.contribution}") for each in marks
+    ]
+    if any(panel.shaded for panel in panels):
+        entries.append(key())
+    return el("ul", {"class": "legend", "aria-label": "marks"}, entries) if entries else None
+
+
+def _contents(panels: Sequence[QueryPanel]) -> Html:
+    links = []
+    for position, panel in enumerate(panels, 1):
+        query = panel.query
+        face = (
+            picture(query, "query", 64)
+            if query.image is not None
+            else el("span", {"class": "id"}, query.name)
+        )
+        links.append(el("li", None, el("a", {"href": f"#query-{position}"}, face, _verdict(panel))))
+    return el("ol", {"class": "strip", "aria-label": "all queries"}, links)
+
+
+def _verdict(panel: QueryPanel) -> Html | None:
+    return None if panel.is_right is None else RIGHT if panel.is_right else WRONG
+
+
+def _panel(panel: QueryPanel, position: int, marks: Sequence[Mark]) -> Html:
+    query = panel.query
+    facts = [
+        ("true label", label_text(query.label) if query.label is not None else None, None),
+        ("predicted", label_text(panel.predicted) if panel.predicted is not None else None, _verdict(panel)),
+    ]
+    return el(
+        "article",
+        {"class": f"query kind-{panel.kind}", "id": f"query-{position}"},
+        el(
+            "header",
+            {"class": "asked"},
+            el("h3", None, el("span", {"class": "faint"}, "Query "), query.name),
+            el("div", {"class": "frame"}, picture(query, "query")) if query.image is not None else None,
+            _prompt(query) if query.prompt is not None else None,
+            passage(query.text) if query.text is not None else None,
+            el(
+                "dl",
+                {"class": "facts"},
+                [
+                    el("div", None, el("dt", None, term), el("dd", None, value, sign))
+                    for term, value, sign in facts
+                    if value is not None
+                ],
+            )
+            if any(value is not None for _, value, _ in facts)
+            else None,
+            el("p", {"class": "note"}, panel.note) if panel.note else None,
+        ),
+        el(
+            "div",
+            {"class": "rows" if len(panel.rows) == 1 else "rows beside"},
+            [
+                _row(panel, row, panel.rows[0] if index else None, marks)
+                for index, row in enumerate(panel.rows)
+            ],
+        ),
+    )
+
+
+def _prompt(query: Item) -> Html:
+    return el(
+        "div",
+        {"class": "prompt"},
+        el("h4", {"class": "note"}, "Prompt"),
+        passage(query.prompt or "(empty)"),
+    )
+
+
+def _row(panel: QueryPanel, row: Row, first: Row | None, marks: Sequence[Mark]) -> Html:
+    largest = largest_score(row.proponents, row.opponents)
+    high, low = (
+        (("pro", "▲", "Proponents"), ("opp", "▼", "Opponents"))
+        if row.signed
+        else (("high", "▲", "Highest scores"), ("low", "▽", "Lowest scores"))
+    )
+    return el(
+        "section",
+        {"class": "row"},
+        el(
+            "div",
+            {"class": "row-head"},
+            el("h4", None, row.name),
+            el("p", {"class": "note"}, " · ".join(_remarks(panel.query, row, first, marks))),
+        ),
+        el(
+            "div",
+            {"class": "sides"},
+            _side(panel, *high, row.proponents, largest),
+            _side(panel, *low, row.opponents, largest),
+        ),
+    )
+
+
+def _remarks(query: Item, row: Row, first: Row | None, marks: Sequence[Mark]) -> Iterator[str]:
+    if row.note:
+        yield row.note
+    labelled = [scored for scored in row.proponents if scored.item.label is not None]
+    if query.label is not None and labelled:
+        agreeing = sum(same(scored.item.label, query.label) for scored in labelled)
+        yield f"{agreeing} of {count(len(labelled), 'proponent')} with the query’s label"
+    if marks:
+        found = [m for scored in row.proponents for m in scored.marks]
+        amounts = ", ".join(f"{found.count(each)} {each.contribution}" for each in marks)
+        yield f"of the first {len(row.proponents)}: {amounts}"
+    if first is not None:
+        high, low = ("proponent", "opponent") if row.signed else ("high score", "low score")
+        new = [
+            count(_new(here, there), noun)
+            for noun, here, there in (
+                (high, row.proponents, first.proponents),
+                (low, row.opponents, first.opponents),
+            )
+            if _new(here, there)
+        ]
+        yield f"{' and '.join(new)} not in “{first.name}”" if new else f"the same examples as “{first.name}”"
+
+
+def _new(here: Sequence[Scored], there: Sequence[Scored]) -> int:
+    known = {scored.item.id for scored in there}
+    return sum(scored.item.id not in known for scored in here)
+
+
+def _side(
+    panel: QueryPanel, tone: str, sign: str, title: str, examples: Sequence[Scored], largest: float
+) -> Html | None:
+    if not len(examples):
+        return None
+    return el(
+        "div",
+        {"class": f"side {tone}"},
+        el("h5", None, el("span", {"aria-hidden": "true"}, sign + " "), title),
+        el(
+            "ol",
+            {"class": f"examples as-{panel.kind}"},
+            [example(scored, panel.kind, largest, _marks(scored, panel.query)) for scored in examples],
+        ),
+    )
+
+
+def _differs(item: Item, query: Item) -> bool:
+    return item.label is not None and query.label is not None and not same(item.label, query.label)
+
+
+def _marks(scored: Scored, query: Item) -> list[Html]:
+    item = scored.item
+    return [
+        *(each.html() for each in scored.marks),
+        *([DIFFERS] if _differs(item, query) else []),
+        *([MISLABELLED] if item.is_mislabelled else []),
+    ]

@@ -1,0 +1,7 @@
+"""Learning, choosing, saving and transferring weights of parameter groups."""
+
+from unde.weights.choose import choose
+from unde.weights.learn import learn_weights
+from unde.weights.weights import Weights
+
+__all__ = ["Weights", "choose", "learn_weights"]

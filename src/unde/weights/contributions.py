@@ -1,0 +1,118 @@
+"""Contributions read within a memory budget: kept if they fit, streamed anew if not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unde.errors import UndeError
+from unde.weights.noise import Noise, spread
+from unde.weights.progress import progress
+from unde.weights.source import Source
+
+Blocks = Iterable[tuple[slice, Tensor]]
+
+
+@dataclass(frozen=True)
+class Span:
+    """A run of neighbouring queries, and which of them are wanted."""
+
+    queries: slice  # of the source
+    wanted: Tensor  # (q,) rows within the run
+    places: slice  # where these are in the sorted list of all wanted queries
+
+
+class Contributions:
+    """The (Q, N, M) contributions of a source, checked, with noise added if asked for.
+
+    They are kept in memory if they fit in the source's budget together with the M×M matrices that the
+    fixed-point solver needs for each query; otherwise every pass streams them from the source.
+    """
+
+    def __init__(self, source: Source, noise: float = 0.0, seed: int = 0) -> None:
+        self.source = source
+        self.queries, self.examples = source.shape
+        self.groups = len(source.groups)
+        self.memory = source.memory
+        self.linear = source.method.linear
+        self.query_bytes = 4 * self.examples * self.groups
+        self._noise: Noise | None = None
+        self._kept: Tensor | None = None
+        if noise > 0:
+            passes = self.sweep("measuring the contributions", torch.arange(self.queries), 0)
+            self._noise = Noise(noise * spread(block for _, blocks in passes for _, block in blocks), seed)
+        if self.queries * (self.query_bytes + 8 * self.groups**2) <= self.memory:
+            self._kept = self.load(slice(0, self.queries))
+
+    def sweep(self, label: str, wanted: Tensor, query_bytes: int) -> Iterator[tuple[Span, Blocks]]:
+        """One pass over the sorted `wanted` queries: spans of them, each with its (q, n, M) blocks.
+
+        `query_bytes` is what the caller holds for each query of a span; it bounds the spans' lengths.
+        """
+        with progress(label, self.queries * self.examples) as advance:
+            for span in self._spans(wanted, query_bytes):
+                yield span, self._blocks(span.queries, advance)
+
+    def each(self, wanted: Tensor) -> Iterator[tuple[int, Blocks]]:
+        """The wanted queries one by one, each with (n, M) blocks that can be read repeatedly."""
+        for span in self._spans(wanted, self.query_bytes):
+            start = span.queries.start
+            if self.query_bytes <= self.memory:
+                held = self.load(span.queries)  # (q, N, M)
+                for row in span.wanted.tolist():
+                    yield start + row, [(slice(0, self.examples), held[row])]
+            else:
+                yield start, _Restream(self._blocks, start)
+
+    def load(self, queries: slice) -> Tensor:
+        """(q, N, M) at once; the caller has seen to it that this fits."""
+        if self._kept is not None:
+            return self._kept[queries]
+        return self._prepared(self.source.contributions(queries), queries, slice(0, self.examples))
+
+    def _spans(self, wanted: Tensor, query_bytes: int) -> Iterator[Span]:
+        # At least one training example of every query in the span must fit, whatever the caller holds.
+        step = max(1, self.memory // max(query_bytes, 8 * self.groups))
+        for start in range(0, self.queries, step):
+            low, high = torch.searchsorted(wanted, torch.tensor([start, start + step])).tolist()
+            if low < high:
+                part = wanted[low:high]
+                first, last = int(part[0]), int(part[-1])
+                yield Span(slice(first, last + 1), part - first, slice(low, high))
+
+    def _blocks(
+        self, queries: slice, advance: Callable[[int], None] | None = None
+    ) -> Iterator[tuple[slice, Tensor]]:
+        if self._kept is not None:
+            yield slice(0, self.examples), self._kept[queries]
+            return
+        for train, block in self.source.stream(queries):
+            yield train, self._prepared(block, queries, train)
+            if advance is not None:
+                advance(block.shape[0] * block.shape[1])
+
+    def _prepared(self, block: Tensor, queries: slice, train: slice) -> Tensor:
+        # The extremes are NaN or infinite if any number is, and need no second block of memory.
+        if not torch.stack(torch.aminmax(block)).isfinite().all():
+            row, _, group = (~torch.isfinite(block)).nonzero()[0].tolist()
+            raise UndeError(
+                f"contributions of query {queries.start + row} are NaN or infinite (group "
+                f"{self.source.groups[group]!r}): weights can only be learned from finite ones. Leave this "
+                "query out, or look at the model's loss and gradients on it"
+            )
+        return block if self._noise is None else self._noise.added(block, queries, train)
+
+
+@dataclass(frozen=True)
+class _Restream:
+    """Blocks of one query too large to hold: each iteration reads them from the source again."""
+
+    blocks: Callable[[slice], Blocks]
+    query: int
+
+    def __iter__(self) -> Iterator[tuple[slice, Tensor]]:
+        for train, block in self.blocks(slice(self.query, self.query + 1)):
+            yield train, block[0]

@@ -1,0 +1,197 @@
+"""The second solver: a fixed-point iteration on M×M matrices that needs few passes over the data.
+
+With the selected training examples of each query held fixed, the objective is a mean of ratios,
+
+    F(w) = mean_q ρ_q,   ρ_q = a_q·w / n_q,   n_q = √(wᵀ G_q w),   G_q = C_qᵀ C_q,
+
+with a_q the mean contributions of the selected rows. It does not depend on the scale of w. We maximise,
+over w ≥ 0 of mean 1,
+
+    J(w) = F(w) / F₁ − λ′/2 · V(w),   V(w) = ‖w − 1‖² / M,
+
+with F₁ the mean size of the unweighted objective and V the squared coefficient of variation of the weights.
+Neither term has a unit, so λ′ means the same in every problem: weights with a coefficient of variation of 1
+must raise the objective by λ′/2 of its unweighted value to be worth it. λ′ = 0 is the paper's objective,
+and w becomes uniform, which is the unweighted method, as λ′ grows.
+
+For any scale of w, V = M‖w‖²/(Σw)² − 1. With c = ‖w‖²/M, the gradient of J at a w of mean 1 is b − H w,
+
+    H = mean_q ρ_q G_q / (n_q² F₁) + λ′/M · I,      b = mean_q a_q / (n_q F₁) + λ′c/M · 1.
+
+So a stationary point with w ≥ 0 is the minimiser over w ≥ 0 of ½ wᵀHw − b·w with its own H and b, a
+non-negative least-squares problem. The iteration solves that problem with the H and b of the present w.
+
+It rises. A query with ρ_q < 0 enters H with |ρ_q|, and b makes up for it so that b − H w stays the
+gradient. H is then positive semi-definite, the quadratic model is convex with slope −∇J at w, and the step
+to its minimiser is a direction of ascent; a line search takes as much of it as raises J. Selecting anew
+cannot lower F either, since the k largest scores are those with the largest mean. There are finitely many
+selections, so this ends, at a point that satisfies the first-order conditions of the true objective; the
+code also stops when a new selection has raised J by less than a millionth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.linalg import cholesky, solve_triangular
+from scipy.optimize import brentq, nnls
+from torch import Tensor
+
+from unde.weights.contributions import Contributions
+from unde.weights.problem import Fit, Problem, nothing_to_learn
+from unde.weights.selection import select
+
+Array = NDArray[np.float64]
+
+_PASSES = 50  # selections at most; about ten are usual
+_STEPS = 200  # steps with one selection at most; ten or twenty are usual
+_RISE = 1e-6  # a selection that raises J by less than this is the last
+_SLOPE = 1e-9  # where the gradient of J counts as zero, in units in which H has a unit diagonal
+_PROXIMAL = 1e-9  # pull to the present w, for what H leaves undetermined: equal groups, dead groups
+
+
+def fixed_point(problem: Problem, weight_decay: float, grams: Grams | None = None) -> Fit:
+    """Weights by turns of selection and the fixed-point iteration, until nothing changes.
+
+    `grams` are those of the problem's queries, if they are at hand from another problem.
+    """
+    w = np.ones(problem.data.groups)
+    grams = grams or Grams(problem.data, problem.queries)
+    chosen, mean = select(problem, torch.from_numpy(w))
+    rho, _ = _ratios(mean.numpy(), w, grams.apply(w))
+    if not rho.any():
+        raise nothing_to_learn()
+    unweighted = float(rho.mean())
+    goal = _Goal(grams, scale=float(np.abs(rho).mean()), weight_decay=weight_decay)
+    curve: list[float] = []
+    best = -math.inf
+    for _ in range(_PASSES):
+        w, value, settled = goal.ascend(mean.numpy(), w)
+        curve.append((value + goal.penalty(w)) * goal.scale)
+        before = chosen
+        chosen, mean = select(problem, torch.from_numpy(w))
+        if torch.equal(chosen, before) or value - best < _RISE:
+            return Fit(torch.from_numpy(w), unweighted, curve, converged=settled)
+        best = value
+    return Fit(torch.from_numpy(w), unweighted, curve, converged=False)
+
+
+class Grams:
+    """G_q = C_qᵀ C_q of every query, kept if they fit in half the memory budget, else made anew each time."""
+
+    def __init__(self, data: Contributions, queries: Tensor) -> None:
+        self._data, self._queries = data, queries
+        self._bytes = 16 * data.groups**2  # for each query, in float64 and twice over
+        fits = len(queries) * self._bytes <= data.memory
+        self._kept = list(self._parts()) if fits else None
+
+    def apply(self, vector: Array) -> Array:
+        """G_q v for each query: (Q', M)."""
+        return np.concatenate([gram @ vector for _, gram in self._kept or self._parts()])
+
+    def combine(self, factors: Array) -> Array:
+        """Σ_q f_q G_q: (M, M)."""
+        total = np.zeros((self._data.groups, self._data.groups))
+        for places, gram in self._kept or self._parts():
+            total += np.tensordot(factors[places], gram, 1)
+        return total
+
+    def _parts(self) -> Iterator[tuple[slice, Array]]:
+        """Queries' places with their (q, M, M) matrices, in float64: squares lose half the digits."""
+        groups = self._data.groups
+        for span, blocks in self._data.sweep("products of groups", self._queries, self._bytes):
+            gram = torch.zeros(len(span.wanted), groups, groups, dtype=torch.float64)
+            for _, block in blocks:
+                for place, row in enumerate(span.wanted.tolist()):
+                    c = block[row].double()  # (n, M)
+                    gram[place] += (c.T @ c).cpu()
+            yield span.places, gram.numpy()
+
+
+@dataclass(frozen=True)
+class _Goal:
+    """J for a fixed selection, and how to climb it."""
+
+    grams: Grams
+    scale: float  # F₁
+    weight_decay: float
+
+    def penalty(self, w: Array) -> float:
+        return self.weight_decay / 2 * (float(w @ w) / len(w) - 1)  # mean(w) is 1
+
+    def ascend(self, a: Array, w: Array) -> tuple[Array, float, bool]:
+        """The maximum of J from `w`, its value, and whether the first-order conditions hold there."""
+        gw = self.grams.apply(w)  # (Q', M)
+        for _ in range(_STEPS):
+            h, b = self._model(a, w, gw)
+            unit = np.sqrt(np.diag(h))
+            unit[unit == 0] = 1.0  # groups without contributions
+            slope = b - h @ w
+            if _residual(slope / unit, w * unit) <= _SLOPE:
+                return w, self._value(a, w, gw), True
+            target = _nonnegative_minimum(h, b, w, unit)
+            step = target / target.mean() - w
+            w, gw = self._line_search(a, w, gw, step, float(slope @ step))
+        return w, self._value(a, w, gw), False
+
+    def _value(self, a: Array, w: Array, gw: Array) -> float:
+        return float(_ratios(a, w, gw)[0].mean()) / self.scale - self.penalty(w)
+
+    def _model(self, a: Array, w: Array, gw: Array) -> tuple[Array, Array]:
+        """H (M, M) and b (M,) of the quadratic model at w."""
+        groups, per_query = len(w), 1 / (self.scale * len(a))
+        rho, inverse = _ratios(a, w, gw)
+        h = self.grams.combine(np.abs(rho) * inverse**2 * per_query)
+        h[np.diag_indices(groups)] += self.weight_decay / groups
+        b = (inverse * per_query) @ a + self.weight_decay / groups * float(w @ w) / groups
+        b += ((np.abs(rho) - rho) * inverse**2 * per_query) @ gw
+        return h, b
+
+    def _line_search(self, a: Array, w: Array, gw: Array, step: Array, rise: float) -> tuple[Array, Array]:
+        """The top of J on the way from w to w + step, with its G_q w.
+
+        The products with G_q are linear along the way, so the search costs O(Q') for each length tried.
+        """
+        gstep = self.grams.apply(step)
+        start = self._value(a, w, gw)
+
+        def slope(length: float) -> float:
+            x, gx = w + length * step, gw + length * gstep
+            rho, inverse = _ratios(a, x, gx)
+            along = (a @ step) * inverse - rho * inverse**2 * (gx @ step)  # (Q',)
+            return float(along.mean()) / self.scale - self.weight_decay / len(w) * float(x @ step)
+
+        length = 1.0 if slope(1.0) >= 0 or slope(0.0) <= 0 else float(brentq(slope, 0.0, 1.0, xtol=1e-6))
+        # A top need not be the highest one: J must have risen (Armijo), but for rounding.
+        while self._value(a, w + length * step, gw + length * gstep) < start + 1e-4 * length * rise - 1e-14:
+            length /= 2
+        return np.maximum(w + length * step, 0), gw + length * gstep
+
+
+def _ratios(a: Array, w: Array, gw: Array) -> tuple[Array, Array]:
+    """ρ_q and 1/n_q of each query, both 0 for a query whose scores are all zero."""
+    squares = gw @ w  # (Q',)
+    inverse = 1 / np.sqrt(np.where(squares > 0, squares, np.inf))
+    return (a @ w) * inverse, inverse
+
+
+def _residual(slope: Array, w: Array) -> float:
+    """How far a unit step up the slope moves w ≥ 0: zero just where the first-order conditions hold."""
+    return float(np.abs(np.maximum(w + slope, 0) - w).max())
+
+
+def _nonnegative_minimum(h: Array, b: Array, w: Array, unit: Array) -> Array:
+    """argmin over x ≥ 0 of ½ xᵀHx − b·x, with a faint pull to w.
+
+    Groups' contributions differ by orders of magnitude; in x·unit, H has a unit diagonal.
+    """
+    scaled = h / unit[:, None] / unit
+    scaled[np.diag_indices(len(w))] += _PROXIMAL
+    factor = cholesky(scaled, lower=True)
+    right = solve_triangular(factor, b / unit + _PROXIMAL * w * unit, lower=True)
+    return nnls(factor.T, right)[0] / unit

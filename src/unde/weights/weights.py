@@ -1,0 +1,176 @@
+"""Learned weights: one number for each parameter group, where they came from, and a file to keep them in."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unde.errors import UndeError
+from unde.files import write_atomically
+
+_FORMAT = "unde weights"
+_FORMATS = (_FORMAT, "whence weights")  # the package was called whence until 0.1
+_VERSION = 1
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Weights:
+    """How much each parameter group counts: non-negative, of mean one.
+
+    Only ratios of weights matter to a ranking, so values given on another scale are brought to mean one.
+    Uniform weights are then all ones and leave scores exactly as they are.
+
+    >>> w = Weights(torch.tensor([1.0, 3.0]), ["body", "head"])
+    >>> w.values
+    tensor([0.5000, 1.5000])
+    >>> w
+    Weights(2 groups, from 0.5 to 1.5, largest: 'head')
+    """
+
+    values: Tensor  # (M,) float32
+    groups: list[str]
+    query_digests: list[str] = field(default_factory=list)  # of the queries that they were learned from
+    provenance: dict[str, Any] = field(default_factory=dict)  # method, data, k, loss, solver, objective, …
+
+    def __post_init__(self) -> None:
+        values = torch.as_tensor(self.values, dtype=torch.float64).detach().cpu()
+        groups = list(self.groups)
+        if values.ndim != 1 or len(values) != len(groups) or not groups:
+            raise UndeError(
+                f"weights of shape {tuple(values.shape)} for {len(groups)} group names: expected one number "
+                "for each group, and at least one group"
+            )
+        if len(set(groups)) < len(groups):
+            twice = sorted({name for name in groups if groups.count(name) > 1})
+            raise UndeError(f"group names must differ, but these occur more than once: {_listed(twice)}")
+        bad = [name for name, good in zip(groups, (values.isfinite() & (values >= 0)).tolist()) if not good]
+        if bad or not values.any():
+            what = f"these are not: {_listed(bad)}" if bad else "all are zero"
+            raise UndeError(f"weights must be finite, non-negative and not all zero, but {what}")
+        mean = values.mean()
+        # What has mean one to the accuracy of float32 stays as it is, so that a file reads back exactly.
+        values = values if abs(mean - 1) < 1e-6 else values / mean
+        object.__setattr__(self, "values", values.float())
+        object.__setattr__(self, "groups", groups)
+
+    @classmethod
+    def uniform(cls, groups: Sequence[str]) -> Weights:
+        """All ones: the unweighted method.
+
+        >>> Weights.uniform(["body", "head"]).values
+        tensor([1., 1.])
+        """
+        return cls(torch.ones(len(groups)), list(groups))
+
+    def aligned_to(self, groups: Sequence[str]) -> Tensor:
+        """The values in the order of `groups`, the names of another index: (M,).
+
+        >>> Weights(torch.tensor([0.5, 1.5]), ["body", "head"]).aligned_to(["head", "body"])
+        tensor([1.5000, 0.5000])
+        """
+        value_of = dict(zip(self.groups, self.values.tolist()))
+        missing = [name for name in groups if name not in value_of]
+        superfluous = sorted(set(self.groups) - set(groups))
+        if missing or superfluous:
+            complaints = [f"no weight for {_listed(missing)}"] if missing else []
+            complaints += [f"weights for unknown groups {_listed(superfluous)}"] if superfluous else []
+            raise UndeError(
+                f"weights do not match the groups: {'; '.join(complaints)}. Expected the same {len(groups)} "
+                "names: learn weights on this index, or group it as the one they were learned on"
+            )
+        return torch.tensor([value_of[name] for name in groups])
+
+    def table(self, rows: int = 10) -> str:
+        """The largest weights, one to a line, with a bar.
+
+        >>> print(Weights(torch.tensor([0.5, 1.5]), ["body", "head"]).table())
+        head  1.500  ####################
+        body  0.500  #######
+        """
+        largest = sorted(zip(self.values.tolist(), self.groups), key=lambda item: -item[0])[:rows]
+        width, top = max(len(name) for _, name in largest), largest[0][0]
+        lines = [
+            f"{name:<{width}}  {value:.3f}  {'#' * round(20 * value / top)}".rstrip()
+            for value, name in largest
+        ]
+        rest = len(self.groups) - len(largest)
+        return "\n".join([*lines, f"… and {rest} more groups"] if rest else lines)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a JSON file that people can read; an interrupted write leaves an older file intact.
+
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp()) / "w.json"
+        >>> Weights.uniform(["body", "head"]).save(file)
+        >>> Weights.load(file)
+        Weights(2 groups, from 1 to 1, largest: 'body')
+        """
+        content = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "weights": dict(zip(self.groups, self.values.tolist())),
+            "provenance": self.provenance,
+            "query_digests": self.query_digests,
+        }
+        text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+        write_atomically(Path(path), text.encode())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Weights:
+        """Read what `save` wrote, with its checks."""
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise UndeError(
+                f"no weights file at '{path}': expected a file written by Weights.save"
+            ) from None
+        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise UndeError(
+                f"'{path}' is not a whole JSON file ({error}): learn and save it again"
+            ) from error
+        if not isinstance(content, Mapping) or content.get("format") not in _FORMATS:
+            raise UndeError(f"'{path}' does not hold weights: expected a file written by Weights.save")
+        if content.get("version") != _VERSION:
+            raise UndeError(
+                f"'{path}' has version {content.get('version')!r} of the weights file, this release reads "
+                f"version {_VERSION}: use the release that wrote it, or learn and save it again"
+            )
+        return _from_content(cls, content, path)
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def __repr__(self) -> str:
+        low, high = self.values.min().item(), self.values.max().item()
+        largest = self.groups[int(self.values.argmax())]
+        return f"Weights({len(self)} groups, from {low:.3g} to {high:.3g}, largest: {largest!r})"
+
+
+def _from_content(cls: type[Weights], content: Mapping[str, Any], path: object) -> Weights:
+    weights, digests = content.get("weights"), content.get("query_digests")
+    provenance = content.get("provenance")
+    numbers = isinstance(weights, dict) and all(
+        isinstance(v, int | float) and not isinstance(v, bool) for v in weights.values()
+    )
+    if not numbers or not isinstance(digests, list) or not isinstance(provenance, dict):
+        raise UndeError(
+            f"'{path}' is damaged: expected 'weights' (group name to number), 'provenance' (an object) and "
+            "'query_digests' (a list). Learn and save it again"
+        )
+    try:
+        values = torch.tensor(list(weights.values()), dtype=torch.float64)
+        return cls(values, list(weights), digests, provenance)
+    except UndeError as error:
+        raise UndeError(f"'{path}' is damaged: {error}") from error
+
+
+def _listed(names: Sequence[str], most: int = 8) -> str:
+    shown = ", ".join(map(repr, names[:most]))
+    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"

@@ -1,9 +1,0 @@
-"""One small rule for each layer type: its per-example parameter gradients from activations and output gradients.
-
-Adding a layer type is one subclass of `Rule` under `@register(Type)` and one row in the tests.
-"""
-
-from whence.features.layers import conv, embedding, linear, norm
-from whence.features.layers.base import Rule, rule_for
-
-__all__ = ["Rule", "conv", "embedding", "linear", "norm", "rule_for"]

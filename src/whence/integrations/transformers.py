@@ -1,6 +1,0 @@
-"""Hugging Face transformers: models and texts as a Setup, and checkpoints recorded by Trainer."""
-
-from whence.integrations.language import hf_setup
-from whence.integrations.recorder import CheckpointRecorder, recorded
-
-__all__ = ["CheckpointRecorder", "hf_setup", "recorded"]
