@@ -13,14 +13,13 @@ from typing import Any
 import torch
 
 import unde
+from experiments.shared.places import HERE, RESULTS
 from unde import Index
 from unde.demo.digits import Digits, digits, train
 from unde.evaluate import Estimate
 from unde.methods import TRAK, Method, TracIn
 from unde.tasks import Classification
 
-HERE = Path(__file__).parent
-RESULTS = HERE / "results"
 ARCHITECTURES = ("resnet", "vit")
 METHODS: dict[str, Method] = {"TracIn": TracIn(), "TRAK": TRAK()}
 

@@ -9,8 +9,10 @@ import torch
 from diffusers import UNet2DConditionModel
 from torch import Tensor
 
-import pictures
-from denoising import MODELS, load_half, load_into, save_half, seeds, trainable
+import experiments.shared.pictures as pictures
+from experiments.shared.denoising import seeds
+from experiments.shared.models import load_half, load_into, save_half, trainable
+from experiments.shared.places import MODELS
 from unde.datasets import Attributes
 from unde.datasets import robots as draw
 from unde.diffusion import Samples

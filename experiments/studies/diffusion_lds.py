@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from scipy.stats import spearmanr
 
-from common import percent, save
-from denoising import scheduler, seeds
-from diffusion import METHODS, STUDIES, Attributed
-from diffusion_bank import BOTH, bank
+from experiments.shared.common import percent, save
+from experiments.shared.denoising import scheduler, seeds
+from experiments.shared.diffusion import METHODS, STUDIES, Attributed
+from experiments.shared.diffusion_bank import BOTH, bank
 from unde import Weights, learn_weights
 from unde.diffusion import augment
 from unde.evaluate import compare, lds

@@ -13,16 +13,15 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 from torch import Tensor, nn
 
-from denoising import utilities
-from diffusion import STUDIES
+from experiments.shared.denoising import utilities
+from experiments.shared.diffusion import STUDIES
+from experiments.shared.places import BANKS
 from unde.evaluate import Bank
 
-BANKS = Path(__file__).parent / "banks"
 SUBSETS = 64
 TIMESTEPS = {"cifar2": 50, "robots": 10}
 MANY, BOTH = 50, 32  # where fewer are used: how many queries are judged at many too

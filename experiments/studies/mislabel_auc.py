@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from common import ARCHITECTURES, METHODS, attributed, save
+from experiments.shared.common import ARCHITECTURES, METHODS, attributed, save
 from unde import learn_weights
 from unde.demo.digits import CORRUPTED
 from unde.evaluate import mislabel_auc, mislabel_auc_interval

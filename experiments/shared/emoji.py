@@ -11,8 +11,9 @@ import torch
 from diffusers import UNet2DConditionModel
 from torch import Tensor
 
-import pictures
-from denoising import MODELS, load_half, load_into, save_half, trainable
+import experiments.shared.pictures as pictures
+from experiments.shared.models import load_half, load_into, save_half, trainable
+from experiments.shared.places import MODELS
 from unde.datasets import Attributes
 from unde.datasets import emoji as read
 

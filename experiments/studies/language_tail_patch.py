@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import argparse
 
-from common import save
-from corpora import CORPORA, PEAK_LR, adamw
-from language import METHODS, attributed, row
+from experiments.shared.common import save
+from experiments.shared.corpora import CORPORA, PEAK_LR, adamw
+from experiments.shared.language import METHODS, attributed, row
 from unde import learn_weights
 from unde.evaluate import TailPatch, paired, random_indices, tail_patch
 from unde.tasks import CausalLM

@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from diffusers import UNet2DModel
 from torch import Tensor
 
-from denoising import MODELS, fit, load_half, load_into, save_half, scheduler, seeds, trainable
+from experiments.shared.denoising import fit, scheduler, seeds
+from experiments.shared.models import load_half, load_into, save_half, trainable
+from experiments.shared.places import MODELS
 from unde.diffusion import Samples, sample
 
 N = 2000  # half of them of each class

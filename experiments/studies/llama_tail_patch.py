@@ -15,9 +15,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from common import save
-from corpora import LENGTH, PEAK_LR, adamw
-from language import METHODS, attributed, row
+from experiments.shared.common import save
+from experiments.shared.corpora import LENGTH, PEAK_LR, adamw
+from experiments.shared.language import METHODS, attributed, row
 from unde import learn_weights
 from unde.evaluate import paired, random_indices, tail_patch
 from unde.tasks import CausalLM

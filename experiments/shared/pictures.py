@@ -19,7 +19,9 @@ import torch.nn.functional as F
 from diffusers import UNet2DConditionModel
 from torch import Tensor
 
-from denoising import MODELS, fit, load_half, load_into, save_half, scheduler, seeds, trainable
+from experiments.shared.denoising import fit, scheduler, seeds
+from experiments.shared.models import load_half, load_into, save_half, trainable
+from experiments.shared.places import MODELS
 from unde.datasets import Attributes, pretraining_robots
 from unde.diffusion import Samples, sample
 from unde.integrations.diffusers import add_lora

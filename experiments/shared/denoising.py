@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from diffusers import DDPMScheduler
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from unde.tasks import Diffusion
 
-HERE = Path(__file__).parent
-MODELS = (
-    HERE / "models"
-)  # the attributed models, in half precision: what they generate belongs to their banks
 TIMESTEPS = 1000
 
 
@@ -83,28 +77,6 @@ def utilities(model: nn.Module, columns: dict[str, Tensor], timesteps: int) -> T
     task, count = Diffusion(scheduler(), timesteps), len(columns["latents"])
     parts = [{k: v[i : i + 8] for k, v in columns.items()} for i in range(0, count, 8)]
     return torch.cat([-task.loss(model, part) for part in parts])
-
-
-def save_half(path: Path, tensors: dict[str, Tensor]) -> None:
-    path.parent.mkdir(exist_ok=True)
-    save_file({name: v.half().contiguous() for name, v in tensors.items()}, path)
-
-
-def load_half(path: Path) -> dict[str, Tensor]:
-    return {name: v.float() for name, v in load_file(path).items()}
-
-
-def trainable(model: nn.Module) -> dict[str, Tensor]:
-    """The state of the parameters that are trained: all, or those of an adapter."""
-    return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
-
-
-def load_into(model: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
-    """Puts saved parameters in; what is not among them stays as it is."""
-    missing = set(trainable(model)) - set(tensors)
-    assert not missing, f"the file lacks {sorted(missing)[:3]}"
-    model.load_state_dict(tensors, strict=False)
-    return model.eval()
 
 
 def columns_of(latents: Tensor, conditions: Tensor | None = None) -> dict[str, Tensor]:

@@ -22,12 +22,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-import emoji
-import pictures
-import recognise
-import robots
-from common import HERE, save
-from diffusion import Attributed
+import experiments.shared.emoji as emoji
+import experiments.shared.pictures as pictures
+import experiments.shared.recognise as recognise
+import experiments.shared.robots as robots
+from experiments.shared.common import HERE, save
+from experiments.shared.diffusion import Attributed
 from unde import Weights, learn_weights
 from unde.datasets import Queries, robot_queries
 from unde.evaluate import fine_grained, recall_at_k, recall_strength, representation_distance

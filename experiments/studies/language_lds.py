@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import argparse
 
-from common import percent, save
-from corpora import CORPORA
-from language import METHODS, attributed
-from language_bank import bank
+from experiments.shared.common import percent, save
+from experiments.shared.corpora import CORPORA
+from experiments.shared.language import METHODS, attributed
+from experiments.shared.language_bank import bank
 from unde import learn_weights
 from unde.evaluate import compare, lds
 

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from experiments.shared.places import BANKS
 from unde.demo.digits import digits, train
 from unde.evaluate import Bank
 from unde.tasks import Classification
 
-BANKS = Path(__file__).parent / "banks"
 SUBSETS = {"resnet": 100, "vit": 64}  # 100 in the paper
 
 

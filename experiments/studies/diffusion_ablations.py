@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from common import save
-from diffusion import METHODS, STUDIES, Attributed
-from diffusion_bank import bank
-from diffusion_lds import supervised
+from experiments.shared.common import save
+from experiments.shared.diffusion import METHODS, STUDIES, Attributed
+from experiments.shared.diffusion_bank import bank
+from experiments.studies.diffusion_lds import supervised
 from unde import Weights, learn_weights
 from unde.evaluate import lds, lds_strength, pattern_similarity
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from common import save
-from language import METHODS, attributed, row
+from experiments.shared.common import save
+from experiments.shared.language import METHODS, attributed, row
 from unde import learn_weights
 from unde.evaluate import Estimate, paired, recall_at_k
 

@@ -13,8 +13,8 @@ from itertools import product
 
 import numpy as np
 
-from classification_bank import bank
-from common import ARCHITECTURES, attributed, save
+from experiments.shared.classification_bank import bank
+from experiments.shared.common import ARCHITECTURES, attributed, save
 from unde import Weights, learn_weights
 from unde.evaluate import Bank, lds
 from unde.methods import TRAK, TracIn

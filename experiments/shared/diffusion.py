@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-import cifar2
-import robots
-from common import HERE
-from denoising import scheduler
+import experiments.shared.cifar2 as cifar2
+import experiments.shared.robots as robots
+from experiments.shared.common import HERE
+from experiments.shared.denoising import scheduler
 from unde import Index
 from unde.methods import DAS, DTRAK, TRAK, JourneyTRAK, Method, TracIn
 from unde.scores import GroupScores

@@ -9,8 +9,8 @@ package's defaults; nothing here is chosen on the evaluation digits.
 
 from __future__ import annotations
 
-from classification_bank import bank
-from common import ARCHITECTURES, METHODS, attributed, save
+from experiments.shared.classification_bank import bank
+from experiments.shared.common import ARCHITECTURES, METHODS, attributed, save
 from unde import learn_weights
 from unde.evaluate import compare
 

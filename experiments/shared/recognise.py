@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import ResNetConfig, ResNetModel
 
-from denoising import MODELS, load_half, load_into, save_half, trainable
+from experiments.shared.models import load_half, load_into, save_half, trainable
+from experiments.shared.places import MODELS
 from unde.datasets import Attributes, pretraining_robots, robot_queries
 from unde.datasets.robot_sets import CATEGORIES
 

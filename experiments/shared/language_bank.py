@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from corpora import CORPORA, EPOCHS, SIZES, VOCABULARY, corpus, gpt2, log_likelihood, train
+from experiments.shared.corpora import CORPORA, EPOCHS, SIZES, VOCABULARY, corpus, gpt2, log_likelihood, train
+from experiments.shared.places import BANKS
 from unde.evaluate import Bank
 
-BANKS = Path(__file__).parent / "banks"
 SUBSETS = 64
 
 

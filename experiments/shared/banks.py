@@ -1,0 +1,60 @@
+"""The banks of retrained models, by name: opened if they are there, made (and resumed) if asked for.
+
+    python -m experiments bank cifar10-resnet
+
+Each bank is one small file in experiments/banks, kept in the repository. The parts of a bank that was interrupted
+are in experiments/banks/NAME.npz.parts; the same command goes on from them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from experiments.shared.places import BANKS
+from unde.evaluate import Bank
+
+AGAIN = "-again"  # the bank of the same subsets with other seeds
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What `Bank.run` needs to know."""
+
+    name: str
+    train: Callable[[np.ndarray, int], Any]
+    utility: Callable[[Any], Any]
+    n_train: int
+    subsets: int
+    stratify: Any = None
+
+
+# name → (module with `recipe`, its arguments); imported only when a bank has to be made
+MADE_BY: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "cifar10-resnet": ("cifar10_bank", ("resnet",)),
+    "cifar10-vit": ("cifar10_bank", ("vit",)),
+    "finetuned-gpt2": ("finetuning", ()),
+    "finetuned-gpt2-again": ("finetuning", (1,)),
+    "cifar10-resnet-again": ("cifar10_bank", ("resnet", 1)),
+    "cifar10-vit-again": ("cifar10_bank", ("vit", 1)),
+}
+
+
+def make(name: str, processes: int = 1) -> Bank:
+    """Trains what is missing of a bank."""
+    module, arguments = MADE_BY[name]
+    r: Recipe = importlib.import_module(f"experiments.shared.{module}").recipe(*arguments)
+    return Bank.run(
+        BANKS / f"{name}.npz",
+        train=r.train,
+        utility=r.utility,
+        n_train=r.n_train,
+        subsets=r.subsets,
+        stratify=r.stratify,
+        name=r.name,
+        processes=processes,
+    )

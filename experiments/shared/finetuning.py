@@ -1,0 +1,87 @@
+"""A GPT-2-like model pretrained once on WikiText-2 and State of the Union addresses, then fine-tuned on others.
+
+One in ten documents of both is held out of pretraining. Their sequences are dealt out at random: 1,500 fine-tune,
+250 learn weights from queries, 250 evaluate, so that queries have relatives in the fine-tuning data. All
+fine-tunings start from the same checkpoint, kept in experiments/models; their seeds order the data.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from experiments.shared.banks import Recipe
+from experiments.shared.corpora import (
+    Corpus,
+    addresses,
+    articles,
+    chunks,
+    gpt2,
+    log_likelihood,
+    make_tokenizer,
+    train,
+)
+from experiments.shared.models import load_half, load_into, save_half, trainable
+from experiments.shared.places import MODELS
+
+VOCABULARY = 4096
+HELD_OUT = 10  # every tenth document
+SIZES = (1500, 250, 250)
+PRETRAINING = {"epochs": 1, "batch_size": 16, "lr": 3e-3}
+FINETUNING = {"epochs": 3, "batch_size": 8, "lr": 1e-3}
+
+
+@cache
+def corpus() -> tuple[Tensor, Corpus]:
+    """Sequences to pretrain on, and the fine-tuning data in its three roles."""
+    pools = [articles()["train"], addresses()["train"]]
+    pretrain = [row for rows in pools for i, row in enumerate(rows) if i % HELD_OUT]
+    held_out = [row for rows in pools for row in rows[::HELD_OUT]]
+    tokenizer = make_tokenizer([text for text, _ in pretrain], VOCABULARY)
+    ids, where = chunks(tokenizer, held_out)
+    order = np.random.default_rng(0).permutation(len(ids))
+    ends = np.cumsum(SIZES)
+    roles = {
+        role: order[end - size : end]
+        for role, size, end in zip(("train", "learn", "evaluate"), SIZES, ends, strict=True)
+    }
+    about = {role: [where[i] for i in rows] for role, rows in roles.items()}
+    data = Corpus("finetuned", tokenizer, **{role: ids[rows] for role, rows in roles.items()}, about=about)
+    return chunks(tokenizer, pretrain)[0], data
+
+
+def pretrained() -> nn.Module:
+    path = MODELS / "gpt2-pretrained.safetensors"
+    if not path.exists():
+        model, _ = train(gpt2(VOCABULARY), corpus()[0], seed=0, **PRETRAINING)
+        save_half(path, trainable(model))
+    return load_into(gpt2(VOCABULARY), load_half(path))
+
+
+def finetuned(tokens: Tensor, seed: int) -> nn.Module:
+    return train(pretrained(), tokens, seed=seed, **FINETUNING)[0]
+
+
+def attributed() -> nn.Module:
+    """Fine-tuned on all 1,500 sequences once."""
+    path = MODELS / "gpt2-finetuned.safetensors"
+    if not path.exists():
+        save_half(path, trainable(finetuned(corpus()[1].train, seed=0)))
+    return load_into(gpt2(VOCABULARY), load_half(path))
+
+
+def train_on(indices: np.ndarray, seed: int, *, again: int) -> nn.Module:
+    return finetuned(corpus()[1].train[torch.from_numpy(indices)], seed + again)
+
+
+def utility(model: nn.Module) -> dict[str, Tensor]:
+    data = corpus()[1]
+    return {"learn": log_likelihood(model, data.learn), "eval": log_likelihood(model, data.evaluate)}
+
+
+def recipe(again: int = 0) -> Recipe:
+    name = "GPT-2-like, pretrained, on half of 1,500 sequences" + (f", other seeds {again}" if again else "")
+    return Recipe(name, partial(train_on, again=again), utility, SIZES[0], 16 if again else 64)

@@ -1,0 +1,30 @@
+"""Attributed models as files: what a bank and the queries of a study belong to, in half precision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+
+def save_half(path: Path, tensors: dict[str, Tensor]) -> None:
+    path.parent.mkdir(exist_ok=True)
+    save_file({name: v.half().contiguous() for name, v in tensors.items()}, path)
+
+
+def load_half(path: Path) -> dict[str, Tensor]:
+    return {name: v.float() for name, v in load_file(path).items()}
+
+
+def trainable(model: nn.Module) -> dict[str, Tensor]:
+    """The state of the parameters that are trained: all, or those of an adapter."""
+    return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def load_into(model: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
+    """Puts saved parameters in; what is not among them stays as it is."""
+    missing = set(trainable(model)) - set(tensors)
+    assert not missing, f"the file lacks {sorted(missing)[:3]}"
+    model.load_state_dict(tensors, strict=False)
+    return model.eval()
