@@ -1,34 +1,37 @@
 """What weights depend on, on diffusion models: the figures and tables of the paper's section 3.2 and appendix C.
 
-    python experiments/diffusion_lds.py cifar2 && python experiments/diffusion_ablations.py cifar2     # and: robots
-
-Prints, and writes as JSON: LDS of each block and component of the UNet alone; LDS with weights learned by other losses,
-with other k, from noisy scores, and for other methods; and how alike the weights of the methods are. It reads the
-features that diffusion_lds.py left in runs/. All columns but the default are there to be looked at, not to choose from.
+LDS of each block of the UNet alone; LDS with weights learned by other losses, with other k, from noisy scores, and for
+other methods; and how alike the weights of the methods are. All columns but the default are there to be looked at, not
+to choose from. The studies group_strength, sensitivity_k, noise_sensitivity, loss_ablation and transfer_methods measure
+the same on every bank, with intervals and on finer grids.
 """
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 import numpy as np
 import torch
 
-from experiments.shared.common import save
-from experiments.shared.diffusion import METHODS, STUDIES, Attributed
+from experiments.shared.augmented import supervised
+from experiments.shared.diffusion import METHODS, Attributed
 from experiments.shared.diffusion_bank import bank
-from experiments.studies.diffusion_lds import supervised
 from unde import Weights, learn_weights
 from unde.evaluate import lds, lds_strength, pattern_similarity
+
+PAPER = "Figure 1, Tables 9, 10 and 12, Figures 6b and 7"
+VARIANTS = ("cifar2", "robots")
+BANKS = {"cifar2": ("cifar2",), "robots": ("robots",)}
 
 LOSSES = ("top-k", "supervised", "bottom-k", "top-k-bottom-k", "no-norm")
 KS = (1, 10, 50)  # beside the default
 NOISE = (1.0, 10.0)
 
 
-def main(study: str) -> None:
-    there, retrained = Attributed(study), bank(study)
+def run(variant: str | None) -> dict[str, Any]:
+    assert variant is not None
+    torch.set_num_threads(1)
+    there, retrained = Attributed(variant), bank(variant)
     masks, utility = retrained.masks, retrained.utility["eval"]
     learned: dict[str, Weights] = {}
     results: dict[str, Any] = {title: {} for title in METHODS}
@@ -44,8 +47,12 @@ def main(study: str) -> None:
         row = results[title]
         row["none"] = measured(title, None)
         for loss in LOSSES:
-            taught = loss == "supervised"
-            w = supervised(there, method) if taught else learn_weights(scores, loss=loss)
+            if loss == "supervised":
+                w = supervised(
+                    variant, method, lambda columns, m=method: there.scores(m, "augmented", columns)
+                )
+            else:
+                w = learn_weights(scores, loss=loss)
             row[loss] = measured(title, w)
         row["k"] = {k: measured(title, learn_weights(scores, k=k)) for k in KS}
         row["noise"] = {s: measured(title, learn_weights(scores, noise=s)) for s in NOISE}
@@ -61,7 +68,7 @@ def main(study: str) -> None:
     results["similarity of weights"] = alike.as_dict()
     apart = alike.values[~np.eye(len(alike.rows), dtype=bool)]
     print(f"cosine similarity of the weights of two methods, on average: {apart.mean():.2f}")
-    save(f"diffusion_ablations_{study}", results)
+    return results
 
 
 def strength(there: Attributed, masks: np.ndarray, utility: np.ndarray) -> dict[str, Any]:
@@ -77,12 +84,3 @@ def strength(there: Attributed, masks: np.ndarray, utility: np.ndarray) -> dict[
 def _block(name: str) -> str:
     parts = name.split(".")
     return ".".join(parts[:2]) if parts[0] in ("down_blocks", "up_blocks") else parts[0]
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("study", choices=STUDIES)
-    torch.set_num_threads(1)
-    main(parser.parse_args().study)

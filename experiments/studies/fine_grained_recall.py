@@ -1,7 +1,5 @@
 """Who gave a picture its subject, its style, its background? (the paper's Recall@10 table, heatmaps and gallery)
 
-    python experiments/fine_grained_recall.py robots      # and, with UNDE_DATA set: emoji
-
 Weights for an attribute are learned from 200 pictures generated from prompts that name a category of that attribute
 only, of its train split. Recall@10 of D-TRAK is then taken on pictures that combine all three, of train and of
 validation categories. Robots: pictures that the model generated, and "drawn" ones, what a perfect model would generate.
@@ -13,7 +11,6 @@ were used for neither. Writes a page to experiments/runs.
 
 from __future__ import annotations
 
-import argparse
 from itertools import product
 from typing import Any
 
@@ -26,8 +23,8 @@ import experiments.shared.emoji as emoji
 import experiments.shared.pictures as pictures
 import experiments.shared.recognise as recognise
 import experiments.shared.robots as robots
-from experiments.shared.common import HERE, save
 from experiments.shared.diffusion import Attributed
+from experiments.shared.places import HERE, RUNS
 from unde import Weights, learn_weights
 from unde.datasets import Queries, robot_queries
 from unde.evaluate import fine_grained, recall_at_k, recall_strength, representation_distance
@@ -35,6 +32,9 @@ from unde.methods import DTRAK
 from unde.report import HeatmapPanel, Item, Page, QueryPanel, WeightsPanel
 from unde.scores import GroupScores
 
+PAPER = "Table 6, Figures 2, 3 and 4"
+VARIANTS = ("robots", "emoji")
+DATA = {"emoji": ("emoji_subject_style_background_32.npz",)}
 STUDIES = {"robots": robots, "emoji": emoji}
 METHOD = DTRAK()
 TARGETS = ("subject", "style", "background")
@@ -51,7 +51,7 @@ def learning_queries(study: str, attribute: str) -> Queries:
 
 def as_columns(study: str, asked: Queries, role: str) -> dict[str, Tensor]:
     """Pictures generated from the prompts, kept in runs/."""
-    path = HERE / "runs" / f"{study}-{role}-{len(asked.prompts)}.safetensors"
+    path = RUNS / f"{study}-{role}-{len(asked.prompts)}.safetensors"
     if not path.exists():
         samples = pictures.generate(STUDIES[study].attributed(), asked.prompts, role)
         save_file({"latents": samples.latents}, path)
@@ -138,7 +138,10 @@ def galleries(
     ][:SHOWN]
 
 
-def main(study: str) -> None:
+def run(variant: str | None) -> dict[str, Any]:
+    assert variant is not None
+    torch.set_num_threads(1)
+    study = variant
     there, data = Attributed(study, STUDIES[study]), STUDIES[study].data()
     results: dict[str, Any] = {"method": str(METHOD)}
     if study == "robots":
@@ -177,18 +180,9 @@ def main(study: str) -> None:
     }
     panels = [WeightsPanel(w.groups, w.values, name=name) for name, w in weights.items()]
     title = f"Subject, style and background: {study}"
-    path = HERE / "runs" / f"fine_grained_{study}.html"
+    path = RUNS / f"fine_grained_{study}.html"
     Page(title, "D-TRAK, weights for one attribute each", weights=panels, heatmaps=[strength], **page).write(
         path
     )
     print(f"wrote {path.relative_to(HERE.parent)}")
-    save(f"fine_grained_recall_{study}", results)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("study", choices=STUDIES)
-    torch.set_num_threads(1)
-    main(parser.parse_args().study)
+    return results

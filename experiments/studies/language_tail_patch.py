@@ -1,7 +1,5 @@
 """Tail-patch of TracIn, TRAK, LoGRA and EKFAC with and without learned weights (the paper's WikiText table).
 
-    python experiments/language_tail_patch.py sotu       # and: wikitext, with UNDE_DATA set
-
 One AdamW step from the end of training on the top 128 sequences of each query, at a tenth of the peak learning
 rate (the schedule itself ends at 0). The first 48 (24) evaluation sequences are the queries; weights are learned on the
 learning sequences. Printed: 100 × Δ log p a token, 95 % interval over queries.
@@ -9,21 +7,24 @@ learning sequences. Printed: 100 × Δ log p a token, 95 % interval over queries
 
 from __future__ import annotations
 
-import argparse
+from typing import Any
 
-from experiments.shared.common import save
-from experiments.shared.corpora import CORPORA, PEAK_LR, adamw
+from experiments.shared.corpora import PEAK_LR, adamw
 from experiments.shared.language import METHODS, attributed, row
 from unde import learn_weights
 from unde.evaluate import TailPatch, paired, random_indices, tail_patch
 from unde.tasks import CausalLM
 
+PAPER = "Table 4"
+VARIANTS = ("sotu", "wikitext")
+DATA = {"wikitext": ("wikitext-2",)}
 K, LR = 128, PEAK_LR / 10
 QUERIES = {"sotu": 48, "wikitext": 24}
 
 
-def main(name: str) -> None:
-    there, count = attributed(name), QUERIES[name]
+def run(variant: str | None) -> dict[str, Any]:
+    assert variant is not None
+    there, count = attributed(variant), QUERIES[variant]
     queries, train = there.data.evaluate[:count], {"input_ids": there.data.train}
 
     def patch(indices) -> TailPatch:
@@ -55,12 +56,4 @@ def main(name: str) -> None:
             "difference": difference.as_dict(),
         }
         print(row(title, plain.per_token, weighted.per_token, difference), flush=True)
-    save(f"language_tail_patch_{name}", results)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("corpus", choices=CORPORA)
-    main(parser.parse_args().corpus)
+    return results

@@ -1,7 +1,5 @@
 """The paper's Llama protocol on a small Llama-type model: generated queries, top-1 tail-patch.
 
-    python experiments/llama_tail_patch.py
-
 The model (RoPE, grouped queries, SwiGLU, RMSNorm, trained from scratch on 2,048 sequences of State of the Union
 addresses) continues snippets of its own training sequences: the first 16 tokens of each, 48 more sampled from its
 predictions. Only what it generated counts as the query; the snippet is masked (with it, the sequence that the
@@ -12,10 +10,11 @@ qualitative figure, the top-1 passage of LoGRA beside that of weighted LoGRA, fo
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from experiments.shared.common import save
 from experiments.shared.corpora import LENGTH, PEAK_LR, adamw
 from experiments.shared.language import METHODS, attributed, row
 from unde import learn_weights
@@ -23,6 +22,7 @@ from unde.evaluate import paired, random_indices, tail_patch
 from unde.tasks import CausalLM
 from unde.tasks.language import IGNORE
 
+PAPER = "Table 13, Figures 10 and 11"
 SNIPPET, QUERIES, LR = 16, 128, PEAK_LR / 10
 SHOWN = 4
 
@@ -44,7 +44,7 @@ def asked(rows: Tensor) -> dict[str, Tensor]:
     return {"input_ids": rows, "labels": labels}
 
 
-def main() -> None:
+def run(variant: str | None) -> dict[str, Any]:
     there = attributed("sotu", "llama")
     snippets = torch.randperm(len(there.data.train), generator=torch.Generator().manual_seed(0))
     roles = [
@@ -95,8 +95,4 @@ def main() -> None:
         }
         for q in differ
     ]
-    save("llama_tail_patch", results)
-
-
-if __name__ == "__main__":
-    main()
+    return results

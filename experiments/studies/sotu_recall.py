@@ -1,7 +1,5 @@
 """Does attribution find the right speaker? Recall@10 of addresses by the same president and of the same decade.
 
-    python experiments/sotu_recall.py
-
 Queries are 256 evaluation passages of State of the Union addresses; a training passage counts if its address was
 given by the same president (or in the same decade). Chance is the share of such passages in the training set.
 Also kept: the paper's qualitative figure, the top-1 passage of EKFAC beside that of weighted EKFAC.
@@ -9,17 +7,19 @@ Also kept: the paper's qualitative figure, the top-1 passage of EKFAC beside tha
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from experiments.shared.common import save
 from experiments.shared.language import METHODS, attributed, row
 from unde import learn_weights
 from unde.evaluate import Estimate, paired, recall_at_k
 
+PAPER = "Figures 8 and 9"
 K, SHOWN = 10, 6
 
 
-def main() -> None:
+def run(variant: str | None) -> dict[str, Any]:
     there = attributed("sotu")
     train, queries = there.data.about["train"], there.data.about["evaluate"]
     relevant = {
@@ -62,7 +62,7 @@ def main() -> None:
         }
         for q in (tops[0] != tops[1]).nonzero()[:SHOWN, 0].tolist()
     ]
-    save("sotu_recall", results)
+    return results
 
 
 def _percent(e: Estimate) -> Estimate:
@@ -71,7 +71,3 @@ def _percent(e: Estimate) -> Estimate:
 
 def _shown(there, role: str, i: int) -> str:
     return f"[{there.data.about[role][i]['title']}] {there.data.text(getattr(there.data, role)[i])}"
-
-
-if __name__ == "__main__":
-    main()

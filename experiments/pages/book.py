@@ -1,0 +1,124 @@
+"""What the sections of the page write with: results, figures and the words for what was not measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from experiments.shared.places import RESULTS
+
+Estimate = Mapping[str, Any]  # {"mean", "ci95", "ci95_total", …}: what unde.evaluate.Estimate.as_dict gives
+NONE = "–"
+
+
+@dataclass(eq=False)
+class Book:
+    """The results that are there, and the figures that sections drew from them."""
+
+    folder: Path = RESULTS
+    figures: dict[str, str] = field(default_factory=dict)  # file name → SVG
+
+    def get(self, name: str) -> dict[str, Any] | None:
+        found = _read(self.folder / f"{name}.json")
+        return None if found is None else found["results"]
+
+    def provenance(self, name: str) -> dict[str, Any]:
+        found = _read(self.folder / f"{name}.json")
+        return {} if found is None else found["provenance"]
+
+    def figure(self, name: str, svg: str, words: str) -> str:
+        """Keeps the picture for docs/figures; returns the line that shows it on a page of docs."""
+        self.figures[f"{name}.svg"] = svg
+        return f"![{words}](figures/{name}.svg)"
+
+    def missing(self, names: Iterable[str]) -> str:
+        """A line for each result that is not there; nothing if all are."""
+        lacking = [name for name in names if self.get(name) is None]
+        return "\n".join(f"Not measured: `{command(name)}`." for name in lacking)
+
+
+@dataclass(frozen=True)
+class Section:
+    """One result of the paper (or one of ours) on the page."""
+
+    title: str
+    paper: str  # which table or figure; "" if it is not in the paper
+    studies: tuple[str, ...]  # whose results it shows
+    write: Callable[[Book], str]
+
+    @property
+    def anchor(self) -> str:
+        """As GitHub makes it from the heading."""
+        kept = "".join(c for c in self.heading.lower() if c.isalnum() or c in " -_")
+        return kept.replace(" ", "-")
+
+    @property
+    def heading(self) -> str:
+        return f"{self.title} ({self.paper})" if self.paper else self.title
+
+
+@cache
+def _read(path: Path) -> dict[str, Any] | None:
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def command(name: str) -> str:
+    return f"python -m experiments run {name}"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; the first column has the names.
+
+    >>> print(table(["", "LDS"], [["TracIn", "4.15"]]))
+    | | LDS |
+    |---|---|
+    | TracIn | 4.15 |
+    """
+    lines = [head, ["---"] * len(head), *rows]
+    made = ["|" + "|".join(f" {cell} " if cell else " " for cell in row) + "|" for row in lines]
+    made[1] = "|" + "---|" * len(head)
+    return "\n".join(made)
+
+
+def number(value: float | None, digits: int = 2, sign: bool = False) -> str:
+    """With a real minus; what rounds to zero has no sign.
+
+    >>> number(-0.126), number(0.126, sign=True), number(-0.001), number(None)
+    ('−0.13', '+0.13', '0.00', '–')
+    """
+    if value is None:
+        return NONE
+    text = f"{value:{'+' if sign else ''}.{digits}f}"
+    if float(text) == 0:
+        text = text.lstrip("+-")
+    return text.replace("-", "−")
+
+
+def shown(e: Estimate | None, scale: float = 100.0, digits: int = 2, sign: bool = False) -> str:
+    """Mean ± half width of the 95 % interval over queries (over queries and subsets).
+
+    >>> shown({"mean": 0.0415, "ci95": 0.0111, "ci95_total": 0.0335})
+    '4.15 ± 1.11 (3.35)'
+    """
+    if e is None:
+        return NONE
+    text = number(scale * e["mean"], digits, sign)
+    if e.get("ci95") is not None:
+        text += f" ± {scale * e['ci95']:.{digits}f}"
+    if e.get("ci95_total") is not None:
+        text += f" ({scale * e['ci95_total']:.{digits}f})"
+    return text
+
+
+def printed(pair: tuple[float, float] | None, sign: bool = False) -> str:
+    """A number of the paper with its interval."""
+    return NONE if pair is None else f"{number(pair[0], sign=sign)} ± {pair[1]:.2f}"
+
+
+def paragraphs(*parts: str) -> str:
+    """Parts with a blank line between them, empty ones left out."""
+    return "\n\n".join(part.strip("\n") for part in parts if part)

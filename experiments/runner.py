@@ -1,0 +1,258 @@
+"""Studies found, run and stored.
+
+A study is a file in experiments/studies with
+
+- a docstring, whose first line is its title;
+- `PAPER`, the table or figure of the paper that it stands for ("" if none);
+- `run(variant)`, which returns what goes into the result file as JSON;
+- where it has several data sets, `VARIANTS`, their names: each has a result of its own;
+- where it needs retrained models or data, `BANKS` and `DATA`: {variant (None if there are none): names}. Banks are
+  those of experiments/shared/banks.py, data are files in the folder that UNDE_DATA names.
+
+The result of a study is experiments/results/STUDY.json, or STUDY_VARIANT.json.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import os
+import platform
+import re
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.shared.places import BANKS, HERE, RESULTS
+
+PACKAGE = "experiments.studies"
+_CONSTANTS = {"PAPER": "", "VARIANTS": (), "BANKS": {}, "DATA": {}}
+DATA_OF_BANK = {  # what the model of a bank was trained on, where that is no part of a package
+    "cifar10-resnet": "cifar10_10k.npz",
+    "cifar10-vit": "cifar10_10k.npz",
+    "wikitext-gpt2": "wikitext-2",
+    "finetuned-gpt2": "wikitext-2",
+    "cifar2": "cifar2.npz",
+}
+# Instructions that change how sums are cut up, and so the last bits of a result
+_INSTRUCTIONS = re.compile(r"^(avx\w*|amx\w*|fma|sve\d*|asimd\w*)$")
+
+
+class Refused(Exception):
+    """A study cannot be run as things are; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """A file of experiments/studies, by what it says about itself."""
+
+    name: str
+    title: str
+    paper: str
+    variants: tuple[str, ...]
+    banks: dict[str | None, tuple[str, ...]]
+    data: dict[str | None, tuple[str, ...]]
+
+    def results(self) -> dict[str, str | None]:
+        """Names of results and the variant that each belongs to."""
+        if not self.variants:
+            return {self.name: None}
+        return {f"{self.name}_{variant}": variant for variant in self.variants}
+
+    def needs(self, variant: str | None) -> list[Needed]:
+        banks = self.banks.get(variant, ())
+        files = dict.fromkeys([*self.data.get(variant, ()), *filter(None, map(DATA_OF_BANK.get, banks))])
+        root = os.environ.get("UNDE_DATA")
+        return [
+            *(Needed("data", name, root is not None and Path(root, name).exists()) for name in files),
+            *(Needed("bank", name, bank_path(name).exists()) for name in banks),
+        ]
+
+
+@dataclass(frozen=True)
+class Needed:
+    kind: str  # "data" or "bank"
+    name: str
+    there: bool
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}" + ("" if self.there else " (missing)")
+
+
+def bank_path(name: str) -> Path:
+    return BANKS / f"{name}.npz"
+
+
+def result_path(name: str) -> Path:
+    return RESULTS / f"{name}.json"
+
+
+def from_root(path: Path) -> Path:
+    """Relative to the repository, where it lies inside."""
+    return path.relative_to(HERE.parent) if path.is_relative_to(HERE.parent) else path
+
+
+# --- finding ---------------------------------------------------------------------------------------------
+
+
+@cache
+def studies(folder: Path = HERE / "studies") -> dict[str, Study]:
+    """All of them, by name. Reading them does not import the models that they are about."""
+    found = {}
+    for path in sorted(folder.glob("[a-z]*.py")):
+        study = _read(path)
+        if study is not None:
+            found[study.name] = study
+    return found
+
+
+def _read(path: Path) -> Study | None:
+    tree = ast.parse(path.read_text())
+    if not any(isinstance(node, ast.FunctionDef) and node.name == "run" for node in tree.body):
+        return None
+    doc = ast.get_docstring(tree)
+    if not doc:
+        raise Refused(f"{path.name} has no docstring: its first line should be the title of the study")
+    stated = {k: v for k, v in _assigned(tree) if k in _CONSTANTS}
+    try:
+        values = {k: ast.literal_eval(v) for k, v in stated.items()}
+    except ValueError:  # computed, so it has to be imported
+        module = importlib.import_module(f"{PACKAGE}.{path.stem}")
+        values = {k: getattr(module, k) for k in stated}
+    if "PAPER" not in values:
+        raise Refused(f'{path.name} says no PAPER: expected a table or figure of the paper, or ""')
+    values = {**_CONSTANTS, **values}
+    named = {k: {variant: tuple(names) for variant, names in values[k].items()} for k in ("BANKS", "DATA")}
+    title = doc.splitlines()[0].rstrip(".")
+    return Study(path.stem, title, values["PAPER"], tuple(values["VARIANTS"]), named["BANKS"], named["DATA"])
+
+
+def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        for target in targets:
+            if isinstance(target, ast.Name) and getattr(node, "value", None) is not None:
+                yield target.id, node.value  # ty: ignore
+
+
+def named(names: list[str]) -> list[tuple[Study, str, str | None]]:
+    """(study, result, variant) for names of studies, which mean all their variants, and names of results."""
+    out = []
+    for name in names:
+        by_result = {result: s for s in studies().values() for result in s.results()}
+        if name in studies():
+            out += [(studies()[name], result, v) for result, v in studies()[name].results().items()]
+        elif name in by_result:
+            out.append((by_result[name], name, by_result[name].results()[name]))
+        else:
+            raise Refused(f"there is no study {name!r}: `python -m experiments list` shows them all")
+    return out
+
+
+# --- running ---------------------------------------------------------------------------------------------
+
+
+def run(study: Study, result: str, variant: str | None, *, again: bool, yes: bool) -> None:
+    """Computes a result and stores it, unless it is there."""
+    path = result_path(result)
+    if path.exists() and not again:
+        print(f"{result}: there already, in {from_root(path)}; --again computes it anew")
+        return
+    for needed in study.needs(variant):
+        if needed.kind == "data" and not needed.there:
+            raise Refused(
+                f"{result} reads {needed.name} from the folder that the environment variable UNDE_DATA names "
+                f"(now {os.environ.get('UNDE_DATA')!r}): set it to a folder that has it"
+            )
+        if needed.kind == "bank" and not needed.there:
+            make_bank(needed.name, yes=yes, wanted_by=result)
+    print(f"{result}: {study.title}", flush=True)
+    start = time.monotonic()
+    from unde import UndeError  # here and not above: `list` needs no torch
+
+    try:
+        found = importlib.import_module(f"{PACKAGE}.{study.name}").run(variant)
+    except (UndeError, SystemExit) as e:  # both come with a sentence for people
+        raise Refused(f"{result}: {e}") from e
+    store(result, found, time.monotonic() - start)
+
+
+def make_bank(name: str, *, yes: bool, wanted_by: str = "", processes: int = 1) -> None:
+    """Retrains what is missing of a bank; asks first, unless `yes`."""
+    from experiments.shared import banks
+
+    if name not in banks.MADE_BY:
+        raise Refused(f"there is no recipe for a bank {name!r}: known are {', '.join(banks.MADE_BY)}")
+    if not yes:
+        work = f"{'' if not wanted_by else f'{wanted_by} needs '}the bank {name}: {work_left(name)}"
+        if not sys.stdin.isatty():
+            raise Refused(f"{work}. Add --yes to retrain them, or `python -m experiments bank {name} --yes`")
+        if (
+            input(f"{work}. Retrain them now? It can be interrupted and goes on later. [y/N] ")[:1]
+            not in "yY"
+        ):
+            raise Refused(f"the bank {name} was not made")
+    made = banks.make(name, processes=processes)
+    print(f"{name}: {len(made.masks)} models, {made.seconds.mean():.0f} s for each on average")
+
+
+def work_left(name: str) -> str:
+    """How many models a bank lacks; how long they will take, if some of them are there."""
+    from experiments.shared import banks
+
+    module, arguments = banks.MADE_BY[name]
+    total = importlib.import_module(f"experiments.shared.{module}").recipe(*arguments).subsets
+    parts = sorted(bank_path(name).with_name(f"{name}.npz.parts").glob("model-*.npz"))
+    words = f"{total - len(parts)} of {total} models have to be retrained"
+    seconds = [float(np.load(part)["seconds"].sum()) for part in parts if "seconds" in np.load(part)]
+    if seconds:
+        words += f", about {(total - len(parts)) * np.mean(seconds) / 3600:.1f} hours of one core"
+    return words
+
+
+def store(result: str, found: dict[str, Any], seconds: float) -> Path:
+    from unde.files import write_atomically
+
+    RESULTS.mkdir(exist_ok=True)
+    path = result_path(result)
+    content = {"results": found, "provenance": {**provenance(result), "seconds": round(seconds)}}
+    text = json.dumps(content, indent=1, ensure_ascii=False)
+    write_atomically(path, (text + "\n").encode())
+    print(f"wrote {from_root(path)}")
+    return path
+
+
+def provenance(result: str) -> dict[str, Any]:
+    """What made a result, down to the instructions of the processor: sums are cut up differently by another."""
+    import torch
+
+    import unde
+
+    model, instructions = cpu()
+    return {
+        "command": f"python -m experiments run {result}",
+        "unde": unde.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs",
+        "cpu": model,
+        "instructions": instructions,
+        "torch uses": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def cpu(info: Path = Path("/proc/cpuinfo")) -> tuple[str, list[str]]:
+    """Model name and vector instructions of the first processor; what `platform` knows where there is no such file."""
+    if not info.exists():
+        return platform.processor(), []
+    lines = [line.partition(":") for line in info.read_text().split("\n\n")[0].splitlines()]
+    fields = {key.strip(): value.strip() for key, _, value in lines}
+    flags = fields.get("flags", fields.get("Features", "")).split()
+    return fields.get("model name", platform.processor()), sorted(filter(_INSTRUCTIONS.match, flags))

@@ -1,0 +1,47 @@
+"""The paper's supervised loss on diffusion models: changed training images that should find themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from experiments.shared.denoising import scheduler, seeds
+from experiments.shared.diffusion import STUDIES
+from unde import Weights, learn_weights
+from unde.diffusion import augment
+from unde.methods import JourneyTRAK, Method
+from unde.scores import GroupScores
+from unde.tasks.diffusion import sampler_timesteps
+
+STEPS = 50  # of the sampler
+COUNT = 200  # images
+
+
+def augmented(study: str) -> tuple[np.ndarray, dict[str, torch.Tensor]]:
+    """Training images changed a little, and which they were."""
+    there = STUDIES[study]
+    rows = np.sort(np.random.default_rng(seeds("learn", 1)[0]).permutation(there.N)[:COUNT])
+    columns = {name: v[torch.from_numpy(rows)] for name, v in there.columns().items()}
+    columns["latents"] = there.from_pixels(augment(there.to_pixels(columns["latents"]), seed=0))
+    return rows, columns
+
+
+def straight_journeys(columns: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Images that no sampler made, with what it would have seen of them: one noise each, less at every step."""
+    x, t = columns["latents"].unsqueeze(1), torch.tensor(sampler_timesteps(scheduler(), STEPS))
+    a = scheduler().alphas_cumprod[t].view(1, -1, 1, 1, 1)
+    noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+    trajectory = a.sqrt() * x + (1 - a).sqrt() * noise
+    return {**columns, "trajectory": trajectory, "timesteps": t.expand(len(x), -1)}
+
+
+def supervised(
+    study: str, method: Method, score: Callable[[dict[str, torch.Tensor]], GroupScores]
+) -> Weights:
+    """Weights with which changed training images find themselves; `score` says what a method makes of them."""
+    rows, columns = augmented(study)
+    if isinstance(method, JourneyTRAK):
+        columns = straight_journeys(columns)
+    return learn_weights(score(columns), loss="supervised", positives=rows.tolist())

@@ -1,0 +1,59 @@
+"""LDS of every method of a bank under several sets of weights: what most studies of the paper's appendix are.
+
+Columns of such a study are there to be looked at, not to choose from: nothing is tuned on what they show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from unde import Weights
+from unde.evaluate import lds, paired
+from unde.evaluate.compare import refuse_seen
+
+if TYPE_CHECKING:
+    from experiments.shared.cells import Cell
+
+EVERY_BANK = (
+    "mnist-resnet",
+    "mnist-vit",
+    "cifar10-resnet",
+    "cifar10-vit",
+    "sotu-gpt2",
+    "wikitext-gpt2",
+    "finetuned-gpt2",
+    "cifar2",
+    "robots",
+)
+BOOTSTRAP = 1000
+
+# (cell, name of a method) → {column: weights}
+Learned = Callable[["Cell", str], Mapping[str, Weights]]
+
+
+def needed(variants: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """`BANKS` of a study whose variants are banks."""
+    return {name: (name,) for name in variants}
+
+
+def sweep(bank: str, learned: Learned) -> dict[str, Any]:
+    """{method: {"unweighted": estimate, "columns": {column: {"estimate", "difference"}}}}, estimates as fractions."""
+    from experiments.shared import cells
+
+    cell = cells.get(bank)
+    retrained = cell.bank()
+    truth = retrained.masks, retrained.utility["eval"]
+    results: dict[str, Any] = {}
+    for title in cell.methods:
+        scores = cell.eval_scores(title)
+        plain = lds(scores.total(), *truth, bootstrap=BOOTSTRAP)
+        row = results[title] = {"unweighted": plain.as_dict(), "columns": {}}
+        print(f"{title:14}unweighted {100 * plain.mean:.2f}", flush=True)
+        for column, weights in learned(cell, title).items():
+            refuse_seen(scores.query_digests, weights)
+            weighted = lds(scores.total(weights), *truth, bootstrap=BOOTSTRAP)
+            difference = paired(plain, weighted)
+            row["columns"][column] = {"estimate": weighted.as_dict(), "difference": difference.as_dict()}
+            print(f"{'':14}{column} {100 * weighted.mean:.2f} ({100 * difference.mean:+.2f})", flush=True)
+    return results

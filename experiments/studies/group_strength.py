@@ -1,0 +1,56 @@
+"""What is a single parameter group worth? LDS from each group, block and component alone.
+
+Scores of every method are made from one group, or from all groups of a block (a stage, a layer, a resolution of a UNet)
+or of a component (a kind of projection) alone. No weights are learned.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from experiments.shared.sweep import EVERY_BANK, needed
+from unde.evaluate import lds, lds_strength, unet_cell
+
+PAPER = "Figures 1 and 6a"
+VARIANTS = EVERY_BANK
+BANKS = needed(VARIANTS)
+OUTSIDE = "(no block)"
+
+
+def place(name: str) -> tuple[str, str]:
+    """Block and component of a layer: what comes up to the first number in its name, and the words behind it.
+
+    >>> place("transformer.h.3.attn.c_proj"), place("vit.layernorm")
+    (('transformer.h.3', 'attn.c_proj'), ('(no block)', 'vit.layernorm'))
+    """
+    found = re.match(r"(.*?\.\d+)\.(.+)", name)
+    if found is None:
+        return OUTSIDE, name
+    words = [word for word in found[2].split(".") if not word.isdigit()]
+    return found[1], ".".join(words)
+
+
+def run(variant: str | None) -> dict[str, Any]:
+    from experiments.shared import cells
+
+    assert variant is not None
+    cell = cells.get(variant)
+    retrained, where = cell.bank(), unet_cell if cell.domain == "diffusion" else place
+    truth = retrained.masks, retrained.utility["eval"]
+    results: dict[str, Any] = {}
+    for title in cell.methods:
+        scores = cell.eval_scores(title)
+        alone = lds_strength(scores, *truth, cells=None)
+        blocks = lds_strength(scores, *truth, cells=lambda name: (where(name)[0], "all"))
+        components = lds_strength(scores, *truth, cells=lambda name: (where(name)[1], "all"))
+        results[title] = {
+            "all": lds(scores.total(), *truth).as_dict(),
+            "groups": dict(zip(alone.rows, alone.values[:, 0].tolist())),
+            "block of": {name: where(name)[0] for name in alone.rows},
+            "blocks": dict(zip(blocks.rows, blocks.values[:, 0].tolist())),
+            "components": dict(zip(components.rows, components.values[:, 0].tolist())),
+        }
+        best = max(results[title]["blocks"], key=results[title]["blocks"].get)
+        print(f"{title}: best block {best}, LDS {100 * results[title]['blocks'][best]:.2f} %", flush=True)
+    return results

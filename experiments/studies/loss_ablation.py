@@ -1,0 +1,35 @@
+"""Other losses to learn weights by: bottom-k, top-k minus bottom-k, no norm, supervised.
+
+"supervised", for diffusion models only, learns from augmented training images, each of which should find itself, as in
+the paper. What self-retrieval makes of that idea is in the study of LDS.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from experiments.shared.sweep import EVERY_BANK, needed, sweep
+from unde import learn_weights
+
+PAPER = "Table 10"
+VARIANTS = EVERY_BANK
+BANKS = needed(VARIANTS)
+LOSSES = ("top-k", "bottom-k", "top-k-bottom-k", "no-norm")
+
+
+def run(variant: str | None) -> dict[str, Any]:
+    assert variant is not None
+
+    def learned(cell, title):
+        scores = cell.learn_scores(title)
+        weights = {loss: learn_weights(scores, loss=loss) for loss in LOSSES}
+        if cell.domain == "diffusion":
+            from experiments.shared.augmented import supervised
+
+            method, index = cell.methods[title], cell.index_for(cell.methods[title])
+            weights["supervised"] = supervised(
+                cell.name, method, lambda columns: index.score(index.features(columns), method)
+            )
+        return weights
+
+    return sweep(variant, learned)
