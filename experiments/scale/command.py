@@ -1,0 +1,175 @@
+"""`python -m experiments run NAME --scale paper …`: the studies at the paper's size.
+
+NAME is a setting (all of its studies are run) or a study, which has a setting or several to choose from. What it will
+take is printed first; with --plan nothing else happens.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from experiments.scale import plans
+from experiments.scale.diffusion import Generation
+from experiments.scale.language import WikiText
+from experiments.scale.llama import OpenWebText
+from experiments.scale.pokemon import Pokemon
+from experiments.scale.settings import (
+    ARTBENCH2,
+    CIFAR2,
+    IMAGENET,
+    LLAMA_OWT,
+    NARUTO,
+    SB_POKEMON,
+    WIKITEXT103,
+)
+from experiments.scale.sources import Source
+from experiments.scale.study import Place, Study
+from experiments.scale.vision import ImageNet
+from experiments.shared.places import RUNS
+from unde.errors import unknown
+
+Do = Callable[[Study], Path]
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A setting: what it is, how to make its study, and what can be run in it."""
+
+    what: str
+    make: Callable[[Place, str], Study]
+    studies: dict[str, Callable[..., Path]]  # by the names of the small studies
+
+
+def _lds(name: str) -> dict[str, Callable[..., Path]]:
+    return {name: lambda study: study.lds()}
+
+
+SETTINGS: dict[str, Offer] = {
+    "imagenet": Offer(
+        "ResNet-18 or ViT-B/16 (--architecture) on 50,000 images of ImageNet",
+        lambda place, architecture: ImageNet(IMAGENET[architecture], place, architecture),
+        _lds("lds_classification") | {"mislabel_auc": lambda study: study.mislabel()},
+    ),
+    "wikitext103": Offer(
+        "GPT-2-small on 232,585 sequences of WikiText-103",
+        lambda place, _: WikiText(WIKITEXT103, place),
+        _lds("lds_language") | {"language_tail_patch": lambda study: study.patches()},
+    ),
+    "cifar2": Offer(
+        "a DDPM of 35.7M parameters on 5,000 images of two classes of CIFAR-10",
+        lambda place, _: Generation(CIFAR2, place),
+        _lds("lds_diffusion"),
+    ),
+    "artbench2": Offer(
+        "Stable Diffusion with LoRA on 5,000 paintings of two styles of ArtBench",
+        lambda place, _: Generation(ARTBENCH2, place),
+        _lds("lds_diffusion"),
+    ),
+    "naruto": Offer(
+        "Stable Diffusion with LoRA on 1,221 captioned images",
+        lambda place, _: Generation(NARUTO, place),
+        _lds("lds_diffusion"),
+    ),
+    "sb-pokemon": Offer(
+        "Stable Diffusion with LoRA on 600 images of 30 categories",
+        lambda place, _: Pokemon(SB_POKEMON, place),
+        _lds("lds_diffusion") | {"fine_grained_recall": lambda study: study.recall()},
+    ),
+    "llama-owt": Offer(
+        "Llama-3-8B-Instruct as it is on 99,642 sequences of OpenWebText",
+        lambda place, _: OpenWebText(LLAMA_OWT, place),
+        {"llama_tail_patch": lambda study: study.patches()},
+    ),
+}
+
+
+def settings_of(study: str) -> list[str]:
+    """The settings that a study can be run in."""
+    return [name for name, offer in SETTINGS.items() if study in offer.studies]
+
+
+def listed() -> str:
+    lines = ["settings (all their studies are run), and the studies in each:"]
+    for name, offer in SETTINGS.items():
+        lines += [f"  {name:14}{offer.what}", f"{'':16}{', '.join(offer.studies)}"]
+    return "\n".join(lines)
+
+
+def run(name: str, arguments: Sequence[str]) -> None:
+    """Runs a study or a setting at the paper's size; "list" shows what there is."""
+    if name == "list":
+        print(listed())
+        return
+    known = [*SETTINGS, *dict.fromkeys(s for offer in SETTINGS.values() for s in offer.studies)]
+    if name not in known:
+        raise unknown("study or setting at the paper's scale", name, known)
+    args = options(name).parse_args(list(arguments))
+    setting = name if name in SETTINGS else args.setting
+    offer = SETTINGS[setting]
+    if args.device.startswith("cuda"):
+        torch.set_float32_matmul_precision("high")
+    study = offer.make(place(args), getattr(args, "architecture", ""))
+    print(plans.text(study, args.tflops * 1e12), flush=True)
+    if args.plan:
+        return
+    for title, do in offer.studies.items():
+        if name in (setting, title):
+            print(f"{title}: wrote {do(study)}", flush=True)
+
+
+def options(name: str) -> argparse.ArgumentParser:
+    offered = [name] if name in SETTINGS else settings_of(name)
+    p = argparse.ArgumentParser(
+        prog=f"python -m experiments run {name} --scale paper",
+        description="; ".join(f"{setting}: {SETTINGS[setting].what}" for setting in offered),
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    if len(offered) > 1:
+        p.add_argument("--setting", choices=offered, required=True, help="which of the paper's data sets")
+    else:
+        p.set_defaults(setting=offered[0])
+    data = p.add_mutually_exclusive_group()
+    data.add_argument("--data", type=Path, help="local folder of images or tables")
+    data.add_argument(
+        "--dataset", help="instead: NAME or NAME:CONFIG for datasets.load_dataset, which may download"
+    )
+    p.add_argument("--model", type=Path, help="folder of the pretrained model, or of the tokenizer")
+    if "imagenet" in offered:
+        p.add_argument("--architecture", choices=list(IMAGENET), default="resnet18")
+    p.add_argument(
+        "--out", type=Path, default=RUNS / "paper", help="where work is kept; a run goes on from there"
+    )
+    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    p.add_argument("--rows", type=int, default=16, help="examples (or noisy images) on the device at once")
+    p.add_argument("--workers", type=int, default=0, help="processes that read examples ahead")
+    p.add_argument("--processes", type=int, default=1, help="halves that are trained at the same time")
+    p.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of each of these")
+    p.add_argument("--memory", help="budget of an index, such as 64GB (default: the setting's)")
+    p.add_argument(
+        "--fewer", action="store_true", help="take what data there is, if it is less than the paper's"
+    )
+    p.add_argument(
+        "--tflops", type=float, default=100.0, help="what the device sustains, for the plan's hours"
+    )
+    p.add_argument("--plan", action="store_true", help="print what all this will take, and stop")
+    return p
+
+
+def place(args: argparse.Namespace) -> Place:
+    return Place(
+        source=Source(args.data, args.dataset),
+        model=args.model,
+        out=args.out,
+        device=args.device,
+        rows=args.rows,
+        workers=args.workers,
+        processes=args.processes,
+        threads=args.threads,
+        memory=args.memory,
+        fewer=args.fewer,
+    )

@@ -1,0 +1,71 @@
+"""What a setting takes, printed before anything runs: operations, hours of a GPU, disk and memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from experiments.scale.study import ALPHA, Study
+from experiments.scale.training import steps_of
+from unde.console import size
+from unde.planning import Plan
+from unde.planning.show import flops
+
+Stage = tuple[str, float, str]  # what, its operations, how much of it
+
+
+def retrained(plan: Plan, setting: Any, unit: str) -> list[Stage]:
+    """Training on all examples, and on halves; `plan` has the operations of one pass over all."""
+    once, recipe = plan.flops["training"], setting.recipe
+    half = int(ALPHA * setting.train)
+    return [
+        (
+            "training",
+            recipe.epochs * once,
+            f"{recipe.epochs} epochs of {setting.train:,} {unit}, {steps_of(setting.train, recipe):,} steps",
+        ),
+        (
+            "retraining on halves",
+            setting.subsets * recipe.epochs * once * half / setting.train,
+            f"{setting.subsets} models of {steps_of(half, recipe):,} steps",
+        ),
+        *featured([plan], setting, unit),
+    ]
+
+
+def featured(found: list[Plan], setting: Any, unit: str) -> list[Stage]:
+    """Features of training data and queries, and kernels."""
+    asked = setting.learn + setting.evaluate
+    each = sum(p.flops["features"] / p.examples for p in found)
+    stages: list[Stage] = [
+        (
+            "features",
+            sum(p.flops["features"] for p in found),
+            f"{setting.train:,} {unit} × {len(found)} ind{'ex' if len(found) == 1 else 'exes'}",
+        ),
+        ("query features", each * asked, f"{asked:,} queries"),
+    ]
+    kernels = sum(p.flops.get("kernel", 0) for p in found)
+    return [*stages, ("kernels", kernels, "")] if kernels else stages
+
+
+def text(study: Study, rate: float) -> str:
+    """`rate` is what a GPU sustains, in operations a second."""
+    stages, found = study.costs()
+    total = sum(n for _, n, _ in stages)
+    width = max(len(what) for what, _, _ in stages)
+    lines = [
+        f"{study.name}: what it will take, with a device that sustains {rate / 1e12:g} TFLOP/s (--tflops)",
+        "",
+        *(f"  {what:{width}}  {flops(n):>12}  {_hours(n / rate):>12}  {of}" for what, n, of in stages),
+        f"  {'all':{width}}  {flops(total):>12}  {_hours(total / rate):>12}",
+        "",
+        f"  on disk {size(sum(p.bytes_on_disk for p in found))} of indexes",
+        f"  in memory {size(max(p.peak(stage) for p in found for stage in p.memory))} at most",
+        "",
+    ]
+    return "\n".join(lines + [f"{p}\n" for p in found])
+
+
+def _hours(seconds: float) -> str:
+    hours = seconds / 3600
+    return f"{hours:,.1f} GPU h" if hours >= 0.05 else f"{seconds:,.0f} GPU s"

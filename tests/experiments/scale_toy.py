@@ -1,0 +1,87 @@
+"""Stand-ins for the paper's data, a few pixels and words large, and a stand-in for self-retrieval."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+import unde
+from experiments.scale.sources import Source
+from experiments.scale.study import Place
+
+sys.path.append(str(Path(__file__).parents[1] / "integrations"))  # hf_toy and sd_toy
+
+ESTIMATE = {"mean", "ci95", "ci95_total", "queries", "undefined"}
+
+
+def place(tmp_path, folder, **more):
+    return Place(
+        source=Source(folder),
+        out=tmp_path / "out",
+        results=tmp_path / "results",
+        rows=4,
+        memory="1GB",
+        **more,
+    )
+
+
+def images(folder, classes, each, side=12, seed=0):
+    """CLASS/number.png, every class with a colour of its own."""
+    rng = np.random.default_rng(seed)
+    for c, name in enumerate(classes):
+        (folder / name).mkdir(parents=True)
+        for i in range(each):
+            pixels = rng.integers(0, 120, (side, side, 3)) + 40 * np.array([c == 0, c == 1, c > 1])
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / name / f"{i}.png")
+    return folder
+
+
+def captioned(folder, count, side=8):
+    folder.mkdir(parents=True)
+    rng, lines = np.random.default_rng(0), []
+    for i in range(count):
+        Image.fromarray(rng.integers(0, 256, (side, side, 3)).astype(np.uint8)).save(folder / f"{i}.png")
+        lines.append(json.dumps({"file_name": f"{i}.png", "text": f"a fish {'abcdefgh'[i % 8]}"}))
+    (folder / "metadata.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+def tables(folder, rows, suffix="jsonl"):
+    """A table of texts for each split."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, texts in rows.items():
+        lines = [json.dumps({"text": text}) for text in texts]
+        (folder / f"{split}.{suffix}").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def self_retrieval(monkeypatch):
+    """Weights that are no all ones, and that remember which examples they asked."""
+
+    def learn(index, method=None, perturb=None, examples=200, seed=0):
+        groups = list(index.groups.names)
+        values = torch.linspace(0.5, 1.5, len(groups))
+        return unde.Weights(values, groups, provenance={"examples": list(range(min(2, len(index))))})
+
+    monkeypatch.setattr(unde.Index, "learn_weights", learn, raising=False)
+
+
+def results(path):
+    found = json.loads(Path(path).read_text())
+    assert set(found) == {"results", "provenance"}
+    return found["results"]
+
+
+def check_entry(entry, rules=("top-k", "self-retrieval")):
+    """One method, in the format of all studies."""
+    assert set(entry["rules"]) == set(rules)
+    assert set(entry["unweighted"]) == ESTIMATE
+    for rule in entry["rules"].values():
+        assert set(rule) == {"weights", "groups", "estimate", "difference"}
+        assert len(rule["weights"]) == len(rule["groups"]) > 1
+        assert set(rule["estimate"]) == set(rule["difference"]) == ESTIMATE
+        gain = rule["estimate"]["mean"] - entry["unweighted"]["mean"]
+        np.testing.assert_allclose(rule["difference"]["mean"], gain, atol=1e-9)
