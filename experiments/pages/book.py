@@ -122,3 +122,12 @@ def printed(pair: tuple[float, float] | None, sign: bool = False) -> str:
 def paragraphs(*parts: str) -> str:
     """Parts with a blank line between them, empty ones left out."""
     return "\n\n".join(part.strip("\n") for part in parts if part)
+
+
+def folded(title: str, body: str) -> str:
+    """What only some readers want."""
+    return f"<details><summary>{title}</summary>\n\n{body}\n\n</details>"
+
+
+def made_by(*names: str) -> str:
+    return f"Command: `{command(' '.join(names))}`."

@@ -1,0 +1,339 @@
+"""What weights depend on: the paper's section 3.2 and its appendix, and what it does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from experiments import paper_numbers as paper
+from experiments.pages import figures
+from experiments.pages.book import NONE, Book, Section, command, made_by, number, paragraphs, shown, table
+from experiments.pages.downstream import block
+from experiments.pages.measured import BANKS, RULES, of_bank
+from unde.evaluate import pattern_similarity
+
+LEGEND = (
+    "LDS in %. ▲ above unweighted by more than the noise of queries and retrained models, ▼ below it by more than the "
+    "noise of queries; a cell without either may be anything. No correction for the number of cells."
+)
+OLD = "² measured by the study diffusion_ablations, with the defaults of 0.1 and without intervals."
+
+
+# --- sweeps: other k, losses, noise, other methods' and data sets' weights -------------------------------
+
+
+def swept(book: Book, study: str, bank: str) -> tuple[dict[str, Any] | None, bool]:
+    """{method: {"unweighted", "columns": {name: {"estimate", "difference"}}}}, and whether it is of the old study."""
+    found = book.get(f"{study}_{bank}")
+    if found is not None:
+        return found, False
+    old = book.get(f"diffusion_ablations_{bank}")
+    if old is None or study not in _OLD_COLUMNS:
+        return None, False
+    methods = {title: row for title, row in old.items() if "none" in row}
+    return {title: _old_row(row, _OLD_COLUMNS[study](row)) for title, row in methods.items()}, True
+
+
+def _old_row(row: Mapping[str, Any], columns: Mapping[str, float]) -> dict[str, Any]:
+    return {
+        "unweighted": {"mean": row["none"] / 100},
+        "columns": {name: {"estimate": {"mean": v / 100}, "difference": {}} for name, v in columns.items()},
+    }
+
+
+_OLD_COLUMNS: dict[str, Callable[[Any], dict[str, float]]] = {
+    "sensitivity_k": lambda row: {"3": row["top-k"], **row["k"]},
+    "noise_sensitivity": lambda row: {
+        "0": row["top-k"],
+        **{f"{float(s):g}": v for s, v in row["noise"].items()},
+    },
+    "loss_ablation": lambda row: {loss: row[loss] for loss in paper.LOSSES[1:]},
+    "transfer_methods": lambda row: row["weights of"],
+}
+
+
+def swept_table(
+    book: Book, study: str, banks: Sequence[str], columns: Sequence[str], theirs: Mapping[str, Sequence[str]]
+) -> str:
+    """Rows of the paper, {name: unweighted and columns}, then a row for each cell of ours."""
+    rows = [[f"paper: {name}", *values] for name, values in theirs.items()]
+    for bank in banks:
+        found, old = swept(book, study, bank)
+        name = BANKS[bank].name + ("²" if old else "")
+        if found is None:
+            rows.append([name, f"not measured: `{command(f'{study}_{bank}')}`", *[""] * len(columns)])
+            continue
+        for method, row in found.items():
+            cells = [_marked(row["columns"].get(c)) for c in columns]
+            rows.append([f"{name}, {method}", shown(row["unweighted"]), *cells])
+    made = table(["", "w/o w", *columns], rows)
+    return made + ("\n\n" + OLD if "²" in made else "")
+
+
+def _marked(cell: Mapping[str, Any] | None) -> str:
+    if cell is None:
+        return NONE
+    d, text = cell["difference"], number(100 * cell["estimate"]["mean"])
+    if not d or d["ci95"] is None:
+        return text
+    gain = d["ci95"] if d.get("ci95_total") is None else d["ci95_total"]
+    return text + (" ▲" if d["mean"] - gain > 0 else " ▼" if d["mean"] + d["ci95"] < 0 else "")
+
+
+def all_columns(book: Book, study: str, banks: Sequence[str], key: Callable[[str], Any]) -> list[str]:
+    found = (swept(book, study, bank)[0] or {} for bank in banks)
+    return sorted({c for methods in found for row in methods.values() for c in row["columns"]}, key=key)
+
+
+def sensitivity_to_k(book: Book) -> str:
+    columns = sorted({*paper.K[1:], *all_columns(book, "sensitivity_k", tuple(BANKS), float)}, key=int)
+    theirs = {}
+    for (where, method), values in paper.SENSITIVITY_TO_K.items():
+        at = dict(zip(paper.K, values))
+        theirs[f"{where}, {method}"] = [number(at.get(c)) for c in ("none", *columns)]
+    return paragraphs(
+        f"{LEGEND} Columns: k.",
+        swept_table(book, "sensitivity_k", tuple(BANKS), columns, theirs),
+        made_by("sensitivity_k"),
+    )
+
+
+def losses(book: Book) -> str:
+    theirs = {
+        f"ArtBench-2, {method}": [number(mean) for mean, _ in values]
+        for method, values in paper.LOSS_ABLATION.items()
+    }
+    return paragraphs(
+        LEGEND,
+        swept_table(book, "loss_ablation", tuple(BANKS), paper.LOSSES[1:], theirs),
+        made_by("loss_ablation"),
+    )
+
+
+def noise(book: Book) -> str:
+    """A figure, as in the paper, and the numbers."""
+    columns = all_columns(book, "noise_sensitivity", tuple(BANKS), float)
+    panels, flat = {}, {}
+    for bank, setting in BANKS.items():
+        found, _ = swept(book, "noise_sensitivity", bank)
+        if found and all(set(columns) <= set(row["columns"]) for row in found.values()):
+            panels[setting.name] = {
+                m: [100 * row["columns"][c]["estimate"]["mean"] for c in columns] for m, row in found.items()
+            }
+            flat[setting.name] = {m: 100 * row["unweighted"]["mean"] for m, row in found.items()}
+    shown_figure = ""
+    if panels:
+        title = "LDS (%) with weights learned from noisy scores; dashed: unweighted"
+        svg = figures.lines(panels, columns, title=title, x_label="noise, in standard deviations", flat=flat)
+        shown_figure = book.figure("noise", svg, title)
+    return paragraphs(
+        f"{LEGEND} Columns: noise in the scores that weights are learned from, in standard deviations of each group. "
+        "The paper shows a figure and no numbers: there weights stay better than none up to 10 standard deviations.",
+        shown_figure,
+        swept_table(book, "noise_sensitivity", tuple(BANKS), columns, {}),
+        made_by("noise_sensitivity"),
+    )
+
+
+def across_methods(book: Book) -> str:
+    """One table for each kind of bank, since they have different methods."""
+    theirs = {f"ArtBench-2, {m}": [number(v) for v in values] for m, values in paper.TRANSFER_METHODS.items()}
+    kinds = (
+        (("cifar2", "robots"), paper.METHODS, theirs),
+        (("wikitext-gpt2", "sotu-gpt2", "finetuned-gpt2"), ("TracIn", "TRAK", "LoGRA", "EKFAC"), {}),
+        (("cifar10-resnet", "mnist-resnet", "cifar10-vit", "mnist-vit"), ("TracIn", "TRAK"), {}),
+    )
+    tables = [swept_table(book, "transfer_methods", *kind) for kind in kinds]
+    return paragraphs(
+        f"{LEGEND} Columns: the method that weights were learned for.", *tables, made_by("transfer_methods")
+    )
+
+
+def across_data_sets(book: Book) -> str:
+    families = (("mnist-resnet", "cifar10-resnet"), ("sotu-gpt2", "wikitext-gpt2", "finetuned-gpt2"))
+    rows = [
+        [f"{where}, {method}", *map(number, values)]
+        for where, methods in paper.TRANSFER_DATA_SETS.items()
+        for method, values in methods.items()
+    ]
+    parts = [
+        f"{LEGEND} Columns: where weights were learned; only models with the same layers can lend each other weights.",
+        table(["paper", "w/o w", "w", "w of the other (Naruto for ArtBench-2 and back)"], rows),
+        *(swept_table(book, "transfer_data_sets", family, family, {}) for family in families),
+    ]
+    return paragraphs(*parts, made_by("transfer_data_sets"))
+
+
+# --- single groups ---------------------------------------------------------------------------------------
+
+
+def strength_of(book: Book, bank: str) -> tuple[str, dict[str, Any]] | None:
+    """The method that is shown (D-TRAK as in the paper, where there is one) and its LDS group by group."""
+    found = book.get(f"group_strength_{bank}")
+    if found is not None:
+        method = "D-TRAK" if "D-TRAK" in found else list(found)[-1]
+        return method, found[method]
+    old = book.get(f"diffusion_ablations_{bank}")
+    if old is None:
+        return None
+    groups, blocks = (
+        {name: row[0] for name, row in zip(t["rows"], t["values"])}
+        for t in (old["strength"]["groups"], old["strength"]["blocks"])
+    )
+    return "D-TRAK", {"groups": groups, "blocks": blocks, "block of": {g: block(g) for g in groups}}
+
+
+def single_groups(book: Book) -> str:
+    parts = [
+        "LDS in % of the scores of one parameter group, block or component alone. In the paper single groups of "
+        f"`up_blocks.1` and `up_blocks.2` of Stable Diffusion have {paper.STRENGTH_OF_UP_BLOCKS} on average, the most."
+    ]
+    for bank, setting in BANKS.items():
+        found = strength_of(book, bank)
+        parts.append(f"### {setting.name}")
+        if found is None:
+            parts.append(book.missing([f"group_strength_{bank}"]))
+            continue
+        method, values = found
+        for what in ("groups", "blocks", "components"):
+            if what in values:
+                lds = {name: 100 * v for name, v in values[what].items()}
+                title = f"{setting.name}, {method}: LDS (%) of single {what}"
+                by_block = values["block of"] if what == "groups" else None
+                svg = figures.bars(lds, title=title, unit="%", block_of=by_block)
+                parts.append(book.figure(f"strength-{bank}-{what}", svg, title))
+        if "components" not in values:
+            parts.append(
+                book.missing([f"group_strength_{bank}"]).replace("Not measured", "Components not measured")
+            )
+    return paragraphs(*parts, made_by("group_strength"))
+
+
+# --- likeness --------------------------------------------------------------------------------------------
+
+FAMILIES = {
+    "ResNet": ("mnist-resnet", "cifar10-resnet"),
+    "ViT on MNIST": ("mnist-vit",),
+    "ViT on CIFAR-10": ("cifar10-vit",),
+    "GPT-2-like": ("sotu-gpt2", "wikitext-gpt2", "finetuned-gpt2"),
+    "CIFAR-2": ("cifar2",),
+    "robots": ("robots",),
+}
+
+
+def patterns(book: Book, banks: Sequence[str]) -> dict[str, dict[str, list[float]]]:
+    """{what: {setting: a number for each group}} of the models of a family."""
+    out: dict[str, dict[str, list[float]]] = {name: {} for name in paper.SIMILARITY}
+    for bank in banks:
+        for method, row in (book.get(f"group_strength_{bank}") or {}).items():
+            out["LDS of single groups"][f"{bank} {method}"] = list(row["groups"].values())
+        for method, row in (of_bank(book, bank) or {"methods": {}})["methods"].items():
+            rule = next((r for r in ("top-k", "top-k 0.1") if r in row["rules"]), None)
+            if rule:
+                out["learned weights"][f"{bank} {method}"] = row["rules"][rule]["weights"]
+    return out
+
+
+def likeness(book: Book) -> str:
+    rows = [
+        [
+            "paper: Stable Diffusion, three data sets, D-TRAK and TracIn",
+            *(number(v, 3) for v in paper.SIMILARITY.values()),
+        ]
+    ]
+    parts = []
+    for family, banks in FAMILIES.items():
+        cells, maps = [], {}
+        for what, found in patterns(book, banks).items():
+            sizes = {len(v) for v in found.values()}
+            if len(found) < 2 or len(sizes) > 1:
+                cells.append("not measured" if len(sizes) < 2 else "the layers differ")
+                continue
+            alike = pattern_similarity({name: np.asarray(v) for name, v in found.items()})
+            cells.append(number(float(alike.values[~np.eye(len(found), dtype=bool)].mean()), 3))
+            maps[what] = (alike.rows, alike.columns, alike.values.tolist())
+        rows.append([family, *cells])
+        if maps:
+            title = f"{family}: cosine similarity across data sets and methods"
+            name = f"similarity-{banks[0]}"
+            parts.append(book.figure(name, figures.heat(maps, title=title, digits=2), title))
+    words = (
+        "Mean cosine similarity of the patterns of two settings: of the LDS of single groups, and of learned weights "
+        "(by the paper's objective). Weights are positive, so that even unrelated ones are fairly alike."
+    )
+    return paragraphs(
+        words, table(["model", *paper.SIMILARITY], rows), *parts, made_by("group_strength", "lds")
+    )
+
+
+# --- not in the paper ------------------------------------------------------------------------------------
+
+
+def trust(book: Book) -> str:
+    """How well a method finds perturbed copies of training examples, by their strength, before and after weighting."""
+    found = book.get("trust")
+    if found is None:
+        return book.missing(["trust"])
+    parts = []
+    for bank, methods in found.items():
+        if bank not in BANKS:
+            continue
+        for method, row in methods.items():
+            panels = {f"{BANKS[bank].name}, {method}": {"before": row["before"], "after": row["after"]}}
+            title = f"Trust curve: {BANKS[bank].name}, {method}"
+            at = [f"{s:g}" for s in row["strengths"]]
+            svg = figures.lines(panels, at, title=title, x_label="strength of the perturbation")
+            parts.append(book.figure(f"trust-{bank}-{method.lower()}", svg, title))
+    likeness = found.get("rank correlation", {})
+    rows = [[name, number(v) if isinstance(v, (int, float)) else str(v)] for name, v in likeness.items()]
+    numbers = table(["rank correlation of trust with", ""], rows) if rows else ""
+    words = (
+        "A method that can be trusted finds the training example again from which a perturbed copy was made. The "
+        "curves show how often, by the strength of the perturbation, before and after weights were learned."
+    )
+    return paragraphs(words, numbers, *parts, made_by("trust"))
+
+
+def learning_rules(book: Book) -> str:
+    found = book.get("learning_rules")
+    if found is None:
+        return book.missing(["learning_rules"])
+    entries = found if isinstance(found, list) else found["rules"]
+    rows = [
+        [
+            e["data set left out"],
+            RULES.get(e["rule"], e["rule"]),
+            shown(e["pooled"], sign=True),
+            *(str(e[k]) for k in ("better", "same", "worse")),
+        ]
+        for e in entries
+    ]
+    words = (
+        "Settings of a rule were chosen on all data sets but one, and measured on that one: nothing here was tuned on "
+        "what it is judged by. Pooled difference of LDS to unweighted, in points."
+    )
+    head = ["data set left out", "rule", "pooled difference", "better", "no difference", "worse"]
+    return paragraphs(words, table(head, rows), made_by("learning_rules"))
+
+
+STRENGTH = Section(
+    "What single groups are worth", "Figure 1", ("group_strength", "diffusion_ablations"), single_groups
+)
+APPENDIX = [
+    Section("Likeness of settings", "Figure 6", ("group_strength", "lds"), likeness),
+    Section("Sensitivity to k", "Table 9", ("sensitivity_k", "diffusion_ablations"), sensitivity_to_k),
+    Section("Noise", "Figure 7", ("noise_sensitivity", "diffusion_ablations"), noise),
+    Section("Other losses", "Table 10", ("loss_ablation", "diffusion_ablations"), losses),
+    Section("Weights of another data set", "Table 11", ("transfer_data_sets",), across_data_sets),
+    Section(
+        "Weights of another method", "Table 12", ("transfer_methods", "diffusion_ablations"), across_methods
+    ),
+]
+OURS = [
+    Section("Trust curves", "", ("trust",), trust),
+    Section(
+        "Rules of learning, judged on data they were not chosen on", "", ("learning_rules",), learning_rules
+    ),
+]

@@ -1,0 +1,321 @@
+"""What attribution is good for: wrong labels, tail-patch, recall of known contributors, texts to read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from experiments import paper_numbers as paper
+from experiments.pages import figures
+from experiments.pages.book import (
+    NONE,
+    Book,
+    Section,
+    command,
+    folded,
+    made_by,
+    number,
+    paragraphs,
+    printed,
+    shown,
+    table,
+)
+from experiments.pages.measured import of_bank
+
+# --- wrong labels ----------------------------------------------------------------------------------------
+
+ARCHITECTURES = {"resnet": "ResNet-18", "vit": "ViT-B/16"}
+DATA = {"mislabel_auc_cifar10": "CIFAR-10", "mislabel_auc_mnist": "MNIST"}
+KINDS = ("unweighted", "weighted", "self-retrieval")
+
+
+def auc(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return NONE
+    low, high = found["interval95"]
+    return f"{100 * found['auc']:.2f} [{100 * low:.2f}, {100 * high:.2f}]"
+
+
+def mislabel_table(book: Book, scale: str = "normalised") -> str:
+    rows = []
+    for architecture, theirs in ARCHITECTURES.items():
+        for method, (plain, weighted) in paper.MISLABEL_AUC[theirs].items():
+            if scale == "normalised":
+                there = [f"paper: ImageNet, {theirs}", f"{plain:.2f}", f"{weighted:.2f}", ""]
+                rows.append([f"**{method}**", *there])
+            for name, title in DATA.items():
+                found, label = book.get(name), f"{title}, {theirs.split('-')[0]}"
+                first = "" if scale == "normalised" else f"**{method}**"
+                if found is None:
+                    rows.append([first, label, f"not measured: `{command(name)}`", "", ""])
+                    continue
+                row = found[f"{architecture} {method}"]
+                rows.append([first, label, *(auc(row.get(f"{kind} {scale}")) for kind in KINDS)])
+    return table(["", "data", "w/o w", "w, paper's objective", "w, self-retrieval"], rows)
+
+
+def others_table(book: Book) -> str:
+    """Self-retrieval learns from training examples: the same without those, for whom the weights may be flattering."""
+    rows = [
+        [
+            f"{title}, {cell}",
+            *(auc(row[f"{kind} normalised, others"]) for kind in ("unweighted", "self-retrieval")),
+        ]
+        for name, title in DATA.items()
+        for cell, row in (book.get(name) or {}).items()
+        if "self-retrieval normalised, others" in row
+    ]
+    if not rows:
+        return ""
+    words = "Without the training examples that self-retrieval learned from:"
+    return paragraphs(words, table(["", "w/o w", "w, self-retrieval"], rows))
+
+
+def mislabel(book: Book) -> str:
+    return paragraphs(
+        "AUC in % of self-influence divided by the sum of the top-10 (ResNet) or top-100 (ViT) scores, 10 % wrong "
+        "labels; 95 % intervals by DeLong's method. The paper gives none.",
+        mislabel_table(book),
+        others_table(book),
+        folded("Raw self-influence, not normalised", mislabel_table(book, "raw")),
+        "What is smaller here: 4,000 training images, all ranked (paper: 50,000, of which 5,000 are ranked).",
+        made_by(*DATA),
+    )
+
+
+# --- tail-patch ------------------------------------------------------------------------------------------
+
+CORPORA = {"language_tail_patch_wikitext": "WikiText-2", "language_tail_patch_sotu": "State of the Union"}
+
+
+def tail_patch_table(
+    book: Book, printed_in: Mapping[str, paper.TailPatch], results: Mapping[str, str]
+) -> str:
+    found = {name: book.get(name) for name in results}
+    methods = dict.fromkeys(
+        [m for numbers in printed_in.values() for m in numbers]
+        + [m for there in found.values() if there for m, row in there.items() if _is_cell(row)]
+    )
+    rows = []
+    for method in methods:
+        for where, numbers in printed_in.items():
+            if method in numbers:
+                plain, weighted, gain = numbers[method]
+                cells = [number(plain), number(weighted), printed(gain, sign=True)]
+                rows.append([f"**{method}**", f"paper: {where}", *cells])
+        for name, title in results.items():
+            if found[name] is None:
+                rows.append(["", title, f"not measured: `{command(name)}`", "", ""])
+            elif method in found[name]:
+                first = "" if any(method in numbers for numbers in printed_in.values()) else f"**{method}**"
+                rows.append([first, title, *_patched(found[name][method])])
+    return table(["", "data", "w/o w", "w", "paired difference"], rows)
+
+
+def _is_cell(row: Any) -> bool:
+    return isinstance(row, Mapping) and ("per_token" in row or "unweighted" in row)
+
+
+def _patched(row: Mapping[str, Any]) -> list[str]:
+    if "per_token" in row:  # a baseline: there are no groups to weigh
+        return [shown(row["per_token"], 1), NONE, NONE]
+    both = [shown(row[kind]["per_token"], 1) for kind in ("unweighted", "weighted")]
+    return [*both, shown(row["difference"], 1, digits=3, sign=True)]
+
+
+def tail_patch(book: Book) -> str:
+    return paragraphs(
+        "100 × Δ log p a token of a query after one more training step on its top 128 sequences; 95 % intervals over "
+        "queries. The paper does not say whether its numbers are for tokens or sequences: compare signs and orders, "
+        "not sizes.",
+        tail_patch_table(book, {"WikiText-103, GPT-2-small": paper.TAIL_PATCH_WIKITEXT}, CORPORA),
+        "What is smaller here: models of about 1.1 M parameters, sequences of 64 tokens, 24 and 48 queries (paper: "
+        "GPT-2-small, 512 tokens, 487 queries).",
+        made_by(*CORPORA),
+    )
+
+
+def llama(book: Book) -> str:
+    results = {"llama_tail_patch": "State of the Union, Llama-like"}
+    return paragraphs(
+        "As above, with the top-1 sequence alone, on texts that the model wrote itself.",
+        tail_patch_table(book, {"OpenWebText, Llama3-8B-Instruct": paper.TAIL_PATCH_LLAMA}, results),
+        "What is smaller here: 4 layers, 128 wide, trained from scratch on 2,048 sequences of 64 tokens; 128 queries, "
+        "whose first 16 tokens are from a training sequence and masked (paper: 8 B parameters, 99,642 sequences of 512 "
+        "tokens, 500 queries).",
+        made_by(*results),
+    )
+
+
+# --- recall ----------------------------------------------------------------------------------------------
+
+ATTRIBUTES = ("subject", "style", "background")
+PICTURES = {"fine_grained_recall_robots": "robots", "fine_grained_recall_emoji": "emoji"}
+
+
+def recall_table(book: Book, name: str, split: str, beside_paper: bool = True) -> str:
+    """The paper's rows and columns; ours below each."""
+    found = book.get(name)
+    rows = []
+    for target, numbers in paper.RECALL[split].items():
+        if beside_paper:
+            rows.append([f"**{target}**", "paper: SB-Pokemon", *(f"{v:.1f}" for v in numbers)])
+        if found is not None:
+            got, first = found[split]["recall"][target], "" if beside_paper else f"**{target}**"
+            rows.append([first, PICTURES[name], *(shown(got[a], digits=1) for a in (*ATTRIBUTES, "all"))])
+    if found is None:
+        rows.append(["", PICTURES[name], f"not measured: `{command(name)}`", "", "", ""])
+    return table(["weights for", "data", "subject", "style", "background", "all three"], rows)
+
+
+def recall_gains_table(book: Book, name: str) -> str:
+    """What weights for an attribute change in the recall of that attribute."""
+    found = book.get(name)
+    if found is None:
+        return ""
+    splits = [s for s in found if isinstance(found[s], dict) and "difference" in found[s]]
+    rows = [
+        [words, *(shown(found[s]["difference"][f"{a}{suffix}"][a], digits=1, sign=True) for a in ATTRIBUTES)]
+        for s in splits
+        for words, suffix in ((s, ""), (f"{s}, tuned", ", tuned"))
+    ]
+    return table(["queries", *(f"weights for {a}: its recall" for a in ATTRIBUTES)], rows)
+
+
+def recall(book: Book) -> str:
+    robots, emoji = PICTURES
+    return paragraphs(
+        "Recall@10 of D-TRAK in %: how many of the top 10 are known contributors; 95 % intervals over queries. By "
+        "chance 3.3 for each attribute of robots.",
+        "### Categories that weights were learned on (train)",
+        recall_table(book, robots, "train"),
+        "### Other categories (validation)",
+        recall_table(book, robots, "validation"),
+        "### What weights for an attribute add to its own recall",
+        "Paired differences to no weights. *Tuned*: k and weight decay that do best on train categories. *Drawn*: "
+        "pictures that a perfect model would have generated.",
+        recall_gains_table(book, robots),
+        "### Emoji, real pictures as queries",
+        "Each of these shows a category of all three attributes, so that *all three* is out of 300.",
+        recall_table(book, emoji, "validation", beside_paper=False),
+        recall_gains_table(book, emoji),
+        "What is smaller here: a UNet of 4.7 M parameters on 32 × 32 pixels (paper: Stable Diffusion at 256 × 256). "
+        "What the data sets are: [robots](robots.md).",
+        made_by(*PICTURES),
+    )
+
+
+def heat_maps(book: Book) -> str:
+    parts = ["Recall@10 in % of the scores of one block and component of the UNet alone (D-TRAK)."]
+    for name, title in PICTURES.items():
+        found = book.get(name)
+        if found is None:
+            parts.append(book.missing([name]))
+            continue
+        strength = found["strength"]
+        maps = {
+            a: (
+                strength["rows"],
+                strength["columns"],
+                [[None if v is None or v != v else 100 * v for v in row] for row in strength["recall"][a]],
+            )
+            for a in ATTRIBUTES
+        }
+        words = f"Recall@10 (%) of each part of the UNet alone, {title}"
+        parts.append(book.figure(f"recall-{title}", figures.heat(maps, title=words), words))
+    return paragraphs(*parts, made_by(*PICTURES))
+
+
+def weights_over_the_network(book: Book) -> str:
+    """Overall weights are those of the study of LDS, the others of the study of recall."""
+    found = book.get("fine_grained_recall_robots")
+    if found is None:
+        return book.missing(["fine_grained_recall_robots"])
+    sets = {f"weights for {name}": values for name, values in found["weights"].items()}
+    groups = next(iter(sets.values()))
+    cell = (of_bank(book, "robots") or {"methods": {}})["methods"].get("D-TRAK")
+    if cell is not None:
+        rule = next((r for r in ("top-k", "top-k 0.1") if r in cell["rules"]), None)
+        values = cell["rules"][rule]["weights"] if rule else []
+        if len(values) == len(groups):
+            sets = {"weights for all": dict(zip(groups, values)), **sets}
+    parts = []
+    for title, values in sets.items():
+        words = f"D-TRAK, {title}: robots, {len(values)} matrices of LoRA, mean 1"
+        svg = figures.bars(values, title=words, unit="", block_of={g: block(g) for g in values})
+        parts.append(book.figure(title.replace(" ", "-"), svg, words))
+    return paragraphs(*parts, made_by("lds_robots", "fine_grained_recall_robots"))
+
+
+def block(name: str) -> str:
+    """Of a parameter of a UNet, as the figures name it."""
+    first, second, *_ = [*name.split("."), ""]
+    return f"{first}.{second}" if first in ("down_blocks", "up_blocks") else first
+
+
+def gallery(book: Book) -> str:
+    return paragraphs(
+        "A query, and the training pictures that each set of weights finds for it; contributors are marked. The study "
+        "writes a page with more of them to experiments/runs.",
+        "![A query, the training images that each set of weights finds, contributors marked](diffusion.png)",
+        made_by("fine_grained_recall_robots"),
+    )
+
+
+# --- texts -----------------------------------------------------------------------------------------------
+
+
+def qualitative(book: Book) -> str:
+    """The first cases where weights change the top-1 passage; none is chosen."""
+    parts = ["The first queries whose top-1 passage weights change, not chosen by hand."]
+    for name, title, methods in (
+        ("sotu_recall", "GPT-2-like", ("EKFAC", "weighted EKFAC")),
+        ("llama_tail_patch", "Llama-like", ("LoGRA", "weighted LoGRA")),
+    ):
+        found = book.get(name)
+        if found is None:
+            parts.append(book.missing([name]))
+            continue
+        rows = [[_one_line(case[k]) for k in ("query", *methods)] for case in found["qualitative"]]
+        parts += [f"### {title}", table([f"{title}: query", *methods], rows)]
+    return paragraphs(*parts, made_by("sotu_recall", "llama_tail_patch"))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def speakers(book: Book) -> str:
+    found = book.get("sotu_recall")
+    if found is None:
+        return book.missing(["sotu_recall"])
+    parts = [
+        "Recall@10 in % of passages by the same president, and of the same decade; 95 % intervals over queries."
+    ]
+    for what in ("president", "decade"):
+        rows = [["by chance", number(found[what]["chance"]), "", ""]]
+        for title, row in found[what].items():
+            if title != "chance":
+                plain = "mean" in row
+                kinds = [row] if plain else [row[k] for k in ("unweighted", "weighted")]
+                cells = [shown(e, 1) for e in kinds] + ["", ""] * plain
+                rows.append([title, *cells, *([] if plain else [shown(row["difference"], 1, sign=True)])])
+        parts.append(table([f"same {what}", "w/o w", "w", "paired difference"], rows))
+    return paragraphs(*parts, made_by("sotu_recall"))
+
+
+SECTIONS = [
+    Section("Finding wrong labels", "Table 3", ("mislabel_auc",), mislabel),
+    Section("Tail-patch", "Table 4", ("language_tail_patch",), tail_patch),
+    Section("Subject, style and background", "Table 6", ("fine_grained_recall",), recall),
+]
+FIGURES = [
+    Section("Recall of single parts of the network", "Figure 2", ("fine_grained_recall",), heat_maps),
+    Section("Weights over the network", "Figure 3", ("lds", "fine_grained_recall"), weights_over_the_network),
+    Section("Gallery", "Figure 4", ("fine_grained_recall",), gallery),
+]
+TEXTS = [
+    Section("Tail-patch on a Llama-type model", "Table 13", ("llama_tail_patch",), llama),
+    Section("Texts", "Figures 8 to 11", ("sotu_recall", "llama_tail_patch"), qualitative),
+    Section("The right speaker", "", ("sotu_recall",), speakers),
+]
