@@ -9,6 +9,7 @@ are in experiments/banks/NAME.npz.parts; the same command goes on from them.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from experiments.shared.places import BANKS
+from unde.errors import UndeError
 from unde.evaluate import Bank
 
 AGAIN = "-again"  # the bank of the same subsets with other seeds
@@ -58,3 +60,16 @@ def make(name: str, processes: int = 1) -> Bank:
         name=r.name,
         processes=processes,
     )
+
+
+def open_or_ask(name: str) -> Bank:
+    """The bank if it is there. If it is not, retraining it is hours of work: asks, and says no without a terminal."""
+    path = BANKS / f"{name}.npz"
+    if path.exists():
+        return Bank.open(path)
+    if name not in MADE_BY:
+        raise UndeError(f"there is no bank {name!r}: known are {', '.join(MADE_BY)}")
+    question = f"the bank {name} is not there; retrain its models now (hours of one core; it can be interrupted)? [y/N] "
+    if not sys.stdin.isatty() or input(question).strip().lower() not in ("y", "yes"):
+        raise UndeError(f"the bank {name} is not there: make it with `python -m experiments bank {name}`")
+    return make(name)

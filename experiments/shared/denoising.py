@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from unde.tasks import Diffusion
 
 TIMESTEPS = 1000
+AVERAGED = 10  # timesteps whose gradients are averaged in an index
 
 
 def scheduler(clip: bool = True) -> DDPMScheduler:

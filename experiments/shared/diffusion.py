@@ -8,14 +8,13 @@ from typing import Any
 import experiments.shared.cifar2 as cifar2
 import experiments.shared.robots as robots
 from experiments.shared.common import HERE
-from experiments.shared.denoising import scheduler
+from experiments.shared.denoising import AVERAGED, scheduler
 from unde import Index
 from unde.methods import DAS, DTRAK, TRAK, JourneyTRAK, Method, TracIn
 from unde.scores import GroupScores
 from unde.tasks import Diffusion
 
 STUDIES: dict[str, ModuleType] = {"cifar2": cifar2, "robots": robots}
-TIMESTEPS = 10  # whose gradients are averaged
 METHODS: dict[str, Method] = {
     "TracIn": TracIn(),
     "TRAK": TRAK(),
@@ -36,7 +35,7 @@ class Attributed:
         if method.measure not in self._indexes:
             self._indexes[method.measure] = Index.build(
                 self.there.attributed(),
-                Diffusion(scheduler(), TIMESTEPS),
+                Diffusion(scheduler(), AVERAGED),
                 self.there.columns(),
                 self._folder(method) / "index",
                 method=TRAK() if method.measure == "loss" else method,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+
+from experiments.shared.places import MODELS
 
 
 def save_half(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -27,4 +30,18 @@ def load_into(model: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
     missing = set(trainable(model)) - set(tensors)
     assert not missing, f"the file lacks {sorted(missing)[:3]}"
     model.load_state_dict(tensors, strict=False)
+    return model.eval()
+
+
+def kept(name: str, make: Callable[[], nn.Module], train: Callable[[], nn.Module]) -> nn.Module:
+    """The model of that name as it is in experiments/models, trained once; buffers (of BatchNorm) included.
+
+    What is returned is always what the file holds, in half precision, also right after training.
+    """
+    path = MODELS / f"{name}.safetensors"
+    if not path.exists():
+        state = train().state_dict()
+        save_half(path, {k: v for k, v in state.items() if v.is_floating_point()})
+    model = make()
+    model.load_state_dict(load_half(path), strict=False)
     return model.eval()

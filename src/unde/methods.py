@@ -83,6 +83,16 @@ class Method:
     def check_query(self, example: Any) -> None:
         """Raises if the method cannot be asked about queries like this one."""
 
+    def query(self, task: Any, example: Any, random: Any) -> Any:
+        """A training example, perturbed or not, as a query that this method can be asked about."""
+        return example
+
+    @property
+    def signed(self) -> Method:
+        """The method whose scores tell proponents from opponents, and are sums over groups if those are: what
+        self-retrieval learns on. Itself, unless `final` loses the sign."""
+        return self
+
     def describe(self) -> dict[str, Any]:
         """A JSON-able description that `parse` reads back."""
         return {"name": self.name, **asdict(self)}
@@ -235,6 +245,9 @@ class JourneyTRAK(TRAK):
                 "them with unde.diffusion.sample and pass its .queries(journey=True)"
             )
 
+    def query(self, task: Any, example: Any, random: Any) -> Any:
+        return task.journey(example, self.inference_steps, random)
+
     @property
     def steps(self) -> int:
         return self.inference_steps if self.training == "per-step" else 1
@@ -248,8 +261,9 @@ class DAS(TRAK):
     exact change of a prediction when n is left out. `weigh` says where weights act: "before" the square, on the signed
     inner product, Σ_j w_j C_j (contributions of groups can cancel, as they do in the unweighted score, and uniform
     weights give it back), or "after" it, Σ_j w_j (C_j r_n / (1 − h_n))² (the literal reading of Algorithm 1, whose
-    uniform weights are another score, since cross terms are missing).
-    `by_group` gives C_j before, and the squares after.
+    uniform weights are another score, since cross terms are missing). "signed" leaves the square out, Σ_j w_j C_j
+    r_n / (1 − h_n), which is what self-retrieval learns on. `by_group` gives C_j before, the squares after, and the
+    signed parts.
     """
 
     name: ClassVar[str] = "das"
@@ -259,22 +273,29 @@ class DAS(TRAK):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.weigh not in ("before", "after"):
-            raise unknown("weigh", self.weigh, ("before", "after"))
+        if self.weigh not in ("before", "after", "signed"):
+            raise unknown("weigh", self.weigh, ("before", "after", "signed"))
 
     @property
     def linear(self) -> bool:
-        return self.weigh == "after"
+        return self.weigh != "before"
 
     @property
     def groupwise(self) -> bool:
-        return self.weigh == "after"
+        return self.weigh != "before"
+
+    @property
+    def signed(self) -> Method:
+        return replace(self, weigh="signed")
 
     def final(self, linear: Tensor, sides: Sides, weights: Tensor) -> Tensor:
         return linear if self.groupwise else (linear * _das_factor(sides).to(linear)).square()
 
     def by_group(self, linear: Tensor, sides: Sides) -> Tensor:
-        return (linear * _das_factor(sides).to(linear).unsqueeze(-1)).square() if self.groupwise else linear
+        if not self.groupwise:
+            return linear
+        scaled = linear * _das_factor(sides).to(linear).unsqueeze(-1)
+        return scaled if self.weigh == "signed" else scaled.square()
 
 
 def _das_factor(sides: Sides) -> Tensor:

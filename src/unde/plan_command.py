@@ -110,9 +110,7 @@ def model_on_meta(path: Path) -> nn.Module:
     try:
         from transformers import AutoConfig, AutoModelForCausalLM
     except ImportError:
-        raise UndeError(
-            "--hf-config needs transformers: install it with pip install 'unde[hf]'"
-        ) from None
+        raise UndeError("--hf-config needs transformers: install it with pip install 'unde[hf]'") from None
     try:
         config = AutoConfig.from_pretrained(str(file), local_files_only=True)
         with torch.device("meta"):

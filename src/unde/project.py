@@ -86,9 +86,7 @@ class Project:
                 if role == "learn"
                 else "to learn weights (--queries FILE.jsonl)"
             )
-            raise UndeError(
-                f"no queries: give texts that are not in the training data and not used {other}"
-            )
+            raise UndeError(f"no queries: give texts that are not in the training data and not used {other}")
         if data is None:
             raise UndeError(f"{self.name} gives no {role}_queries: set Setup(..., {role}_queries=...)")
         return Rows(data, self.setup.collate or self.setup.task.collate)
@@ -221,9 +219,7 @@ def named_files(given: Sequence[str]) -> dict[str, Path]:
                 )
             name, file = "weighted", text
         if not name or not file:
-            raise UndeError(
-                f"cannot read --weights {text}: expected FILE or NAME=FILE, such as style=w.json"
-            )
+            raise UndeError(f"cannot read --weights {text}: expected FILE or NAME=FILE, such as style=w.json")
         if name in files:
             raise UndeError(f"--weights {name}=… is given twice: give each set a name of its own")
         if name == UNWEIGHTED:

@@ -66,9 +66,7 @@ class Spec:
                 f"projection {text!r}: only 'dense(k, normal)' and 'dense(k, rademacher)' name a law"
             )
         if (size < 1) != (kind == "none"):
-            raise UndeError(
-                f"projection {text!r}: expected 'none' or a size of at least 1, as in 'kron(16)'"
-            )
+            raise UndeError(f"projection {text!r}: expected 'none' or a size of at least 1, as in 'kron(16)'")
         return cls(kind, size, law)
 
     def __str__(self) -> str:

@@ -13,7 +13,7 @@ from unde import UndeError, learn_weights
 from unde.diffusion import augment
 from unde.weights.source import TensorScores
 
-module = importlib.import_module("unde.diffusion.augment")  # the package has the function of this name
+module = importlib.import_module("unde.tasks.augment")  # the package has the function of this name
 pytestmark = pytest.mark.usefixtures("one_thread")
 rng = np.random.default_rng(0)
 PIXELS = rng.integers(0, 256, size=(21, 17, 3), dtype=np.uint8)
@@ -70,7 +70,7 @@ def turned(pixels, turn):
 @pytest.mark.parametrize("key", range(8))
 def test_all_of_it_step_by_step_in_pillow(key):
     u = np.random.Generator(np.random.Philox(np.random.SeedSequence(2, spawn_key=(key,)))).random(9)
-    top, left, height, width = module._box(21, 17, 0.3, u[1:5])
+    top, left, height, width = module.crop_box(21, 17, 0.3, u[1:5])
     image = Image.fromarray(PIXELS)
     if u[0] < 0.5:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
@@ -104,7 +104,7 @@ def test_half_of_the_images_are_mirrored():
 
 def test_crops_fit_and_keep_their_share_of_the_area():
     height, width, least = 300, 500, 0.4
-    boxes = np.array([module._box(height, width, least, module._uniform(1, key)[1:5]) for key in range(2000)])
+    boxes = np.array([module.crop_box(height, width, least, module._uniform(1, key)[1:5]) for key in range(2000)])
     top, left, tall, wide = boxes.T
     assert (
         top.min() == 0 and (top + tall).max() == height and left.min() == 0 and (left + wide).max() == width

@@ -140,9 +140,7 @@ def _check(
     others: Sequence[Samples],
 ) -> None:
     if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
-        raise UndeError(
-            f"seeds {seeds[:5]}…: expected at least one, each ≥ 0 and different from the others"
-        )
+        raise UndeError(f"seeds {seeds[:5]}…: expected at least one, each ≥ 0 and different from the others")
     for name, rows in given.items():
         if len(rows) != len(seeds):
             raise UndeError(f"{len(rows)} rows of {name!r} for {len(seeds)} seeds: expected one for each")

@@ -138,9 +138,7 @@ def fine_grained(
     95 % intervals (half widths), 3 queries
     """
     if ALL in relevant:
-        raise UndeError(
-            f"an attribute is called {ALL!r}, which names the sum over them: choose another name"
-        )
+        raise UndeError(f"an attribute is called {ALL!r}, which names the sum over them: choose another name")
     truth = contributors(relevant, scores.shape)
     unweighted = next((name for name, target in targets.items() if target is None), None)
     if unweighted is None:

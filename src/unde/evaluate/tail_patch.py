@@ -107,9 +107,7 @@ def tail_patch(
     top = _checked(top_indices, len(asked), len(train))
     trainable = [p for p in model.parameters() if p.requires_grad]
     if not trainable:
-        raise UndeError(
-            "no parameter of the model requires grad: there is nothing that a step could change"
-        )
+        raise UndeError("no parameter of the model requires grad: there is nothing that a step could change")
     make, stepped = _optimizers(model, trainable, optimizer, optimizer_state, lr)
     saved = [(p, p.detach().clone()) for p in stepped]
     device = trainable[0].device

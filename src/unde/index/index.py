@@ -35,6 +35,7 @@ from unde.tasks.base import Task
 if TYPE_CHECKING:
     from unde.planning import Plan
     from unde.scores import WeightsLike
+    from unde.weights import Weights
 
 
 class Index:
@@ -49,7 +50,9 @@ class Index:
         checkpoints: Sequence[Checkpoint] | None,
         collate: Collate | None,
         memory: int,
+        rows: Rows | None = None,
     ) -> None:
+        self.train_data = rows  # where it is at hand
         self.folder, self.manifest, self.model, self.task = folder, manifest, model, task
         self.checkpoints, self.collate, self.memory = checkpoints, collate, memory
         self.groups = manifest.as_groups()
@@ -117,7 +120,7 @@ class Index:
                 memory=budget,
                 progress=progress,
             ).run(folder, groups, exclude, checkpoint_weights, second_moments)
-        return cls(folder, manifest, model, task, checkpoints, rows.collate, budget)
+        return cls(folder, manifest, model, task, checkpoints, rows.collate, budget, rows)
 
     @classmethod
     def open(
@@ -147,7 +150,7 @@ class Index:
         if task is not None and collate is None:
             collate = _own_collate(task, train_data)
         checks.check_shards(folder, manifest, verify)
-        index = cls(folder, manifest, model, task, checkpoints, collate, parse_bytes(memory))
+        index = cls(folder, manifest, model, task, checkpoints, collate, parse_bytes(memory), rows)
         if rows is not None:
             changed = checks.changed_example(rows, torch.arange(len(rows)), index.extras("digest"))
             if changed is not None:
@@ -283,6 +286,25 @@ class Index:
         where = torch.arange(len(self)) if subset is None else torch.as_tensor(subset)
         chosen = methods.on_index(method, self.method)
         return influence.self_influence(self, chosen, weights, normalize_top, where)
+
+    def learn_weights(
+        self,
+        method: str | Method | None = None,
+        perturb: Any = None,
+        examples: int = 200,
+        seed: int = 0,
+    ) -> Weights:
+        """Weights with which perturbed training examples find themselves: no labels, no queries, no k.
+
+        `perturb` is a function (example, strength, random) -> example, with a strength from 0.05 to 1 and a NumPy
+        generator to draw from; "weights" for noise on the model's weights; or None for what the task knows: noise,
+        replaced tokens, augmented images. The strength is searched. `examples` copies are learned from, half as many
+        choose and report each, all of different training examples. Where weights would not help they are uniform;
+        `weights.provenance` tells what was found. Costs as much as 740 queries, with 200 examples.
+        """
+        from unde.index import self_retrieval
+
+        return self_retrieval.learn(self, method, perturb, examples, seed)
 
     def training(self, method: Method) -> Training:
         """K g(n) of the training examples; the two kernels used last are held on to."""

@@ -24,9 +24,7 @@ def self_influence(
     """(n,) for the examples `where`."""
     counts = where.dim() == 1 and len(where) > 0 and where.dtype in (torch.int64, torch.int32)
     if not counts or int(where.min()) < 0 or int(where.max()) >= len(index):
-        raise UndeError(
-            f"subset must list examples by position, from 0 to {len(index) - 1} and at least one"
-        )
+        raise UndeError(f"subset must list examples by position, from 0 to {len(index) - 1} and at least one")
     own = _own(index, method, weights, where)
     if normalize_top is None:
         return own

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,8 +58,20 @@ class QueryFeatures:
         return cls(index, shard["features"], shard["loss"], digests)
 
 
-def compute(index: Index, rows: Rows) -> QueryFeatures:
-    """Features of queries under every checkpoint of the index."""
+class BadQuery(UndeError):
+    """A query whose loss or gradient is NaN or infinite."""
+
+    def __init__(self, row: int, count: int) -> None:
+        super().__init__(
+            f"the gradient of query {row} is NaN or infinite ({count} such in all): leave it out"
+        )
+        self.row = row
+
+
+def compute(
+    index: Index, rows: Rows, under: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> QueryFeatures:
+    """Features of queries under every checkpoint of the index; `under` may change the model meanwhile."""
     if index.model is None or index.task is None:
         raise UndeError(
             "this index was opened without its model and task: pass both to Index.open for query features"
@@ -76,7 +90,7 @@ def compute(index: Index, rows: Rows) -> QueryFeatures:
     )
     features, losses = [], []
     for c in range(index.manifest.terms):
-        with loaded(index.model, None if index.checkpoints is None else index.checkpoints[c]):
+        with loaded(index.model, None if index.checkpoints is None else index.checkpoints[c]), under():
             steps = index.method.steps
             task = index.task if steps == 1 else index.task.step(c, steps)
             one, loss, digests = _pass(index, task, rows, units)
@@ -118,7 +132,5 @@ def _pass(index: Index, task: Task, rows: Rows, units: list[Unit]) -> tuple[Tens
     whole = torch.cat(features)
     bad = (~whole.isfinite().all(1)).nonzero()[:, 0].tolist()
     if bad:
-        raise UndeError(
-            f"the gradient of query {bad[0]} is NaN or infinite ({len(bad)} such in all): leave it out"
-        )
+        raise BadQuery(bad[0], len(bad))
     return whole, torch.cat(values), digests

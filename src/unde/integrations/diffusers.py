@@ -275,9 +275,7 @@ def _latent_sides(pipeline: Any, size: int | None) -> tuple[int, int]:
         own = _unet(pipeline).config.sample_size
         return (own, own) if isinstance(own, int) else tuple(own)
     if size < factor or size % factor:
-        raise UndeError(
-            f"images of {size} pixels: expected a multiple of {factor}, as the VAE shrinks them"
-        )
+        raise UndeError(f"images of {size} pixels: expected a multiple of {factor}, as the VAE shrinks them")
     return size // factor, size // factor
 
 
@@ -324,9 +322,7 @@ def _image(image: Any, channels: int) -> Tensor:
         array = np.array(image.convert("L" if channels == 1 else "RGB"))
         return torch.from_numpy(array.reshape(*array.shape[:2], -1)).permute(2, 0, 1)
     if not isinstance(image, (Tensor, np.ndarray)):
-        raise UndeError(
-            f"an image is {type(image).__name__}: expected a tensor, an array or one of Pillow's"
-        )
+        raise UndeError(f"an image is {type(image).__name__}: expected a tensor, an array or one of Pillow's")
     return torch.as_tensor(image)
 
 

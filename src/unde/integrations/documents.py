@@ -56,9 +56,7 @@ def read_documents(
 
 def _text(record: Any, text_field: str, where: str, option: str) -> str:
     if not isinstance(record, dict):
-        raise UndeError(
-            f"{where}: a {type(record).__name__}, expected an object with a field {text_field!r}"
-        )
+        raise UndeError(f"{where}: a {type(record).__name__}, expected an object with a field {text_field!r}")
     if text_field not in record:
         there = ", ".join(repr(k) for k in record) or "no field at all"
         raise UndeError(

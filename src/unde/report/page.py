@@ -102,9 +102,7 @@ class Page:
         """Write the page to `path` and return it. The file is whole or untouched, whatever happens."""
         target = Path(path)
         if target.is_dir():
-            raise UndeError(
-                f"cannot write the report to {str(target)!r}: it is a folder; give a file in it"
-            )
+            raise UndeError(f"cannot write the report to {str(target)!r}: it is a folder; give a file in it")
         content = self.html().encode("utf-8")
         # Through a link, the file behind it is replaced, not the link.
         target = Path(os.path.realpath(target))

@@ -50,9 +50,7 @@ class Row:
 
     def __post_init__(self) -> None:
         if not len(self.proponents) and not len(self.opponents):
-            raise UndeError(
-                f"the row {self.name!r} holds no example: expected proponents, opponents or both"
-            )
+            raise UndeError(f"the row {self.name!r} holds no example: expected proponents, opponents or both")
 
     @property
     def signed(self) -> bool:

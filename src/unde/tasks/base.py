@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from unde.errors import unknown
+from unde.tasks.perturb import Noise, Perturbation
 
 
 class Task:
@@ -64,6 +65,13 @@ class Task:
     def step(self, c: int, steps: int) -> Task:
         """The task at one step of a trajectory of `steps`, for methods that sum over steps."""
         raise TypeError(f"{type(self).__name__} knows no trajectories")
+
+    def perturbation(self, model: nn.Module, examples: Sequence[Any]) -> Perturbation:
+        """How training examples are perturbed to learn weights from; `examples` are some of them.
+
+        Default: Gaussian noise on floating inputs.
+        """
+        return Noise()
 
     def mask(self, batch: Any) -> Tensor | None:
         """(B, T), True at positions that are real and not padding; None if all are."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from unde.errors import UndeError, unknown
 from unde.tasks import sampling
 from unde.tasks.base import Task
+from unde.tasks.perturb import Noise, Perturbation, Replace, special_tokens
 
 
 class Classification(Task):
@@ -44,6 +45,12 @@ class Classification(Task):
             f"a classification batch is (inputs, labels) or a dict with 'labels', got {type(batch).__name__}"
             + (f" of length {len(batch)}" if isinstance(batch, (tuple, list)) else "")
         )
+
+    def perturbation(self, model: nn.Module, examples: Sequence[Any]) -> Perturbation:
+        """Noise on floating inputs; tokens replaced where the inputs are texts."""
+        if examples and isinstance(examples[0], Mapping) and "input_ids" in examples[0]:
+            return Replace.of(examples, special_tokens(model))
+        return Noise()
 
     def mask(self, batch: Any) -> Tensor | None:
         mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None

@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from unde.data import digest
 from unde.errors import UndeError, unknown
 from unde.tasks.base import Task
+from unde.tasks.perturb import Augment
 
 MEASURES = ("loss", "square", "mean", "residual")
 ROWS = 80  # noisy images worth having in one forward pass: on CPUs more are slower
@@ -236,6 +237,26 @@ class Diffusion(Task):
         one.timesteps, one.only, one.steps = [sampler_timesteps(self.scheduler, steps)[c]], c, steps
         return one
 
+    def perturbation(self, model: nn.Module, examples: Sequence[Any]) -> Augment:
+        """Flipped, cropped and recoloured images, through the VAE where there is one. Noise is no perturbation to a
+        denoiser: its inputs are noisy anyway."""
+        vae = self._aside["vae"]
+        if vae is None:
+            return Augment()
+        return Augment(lambda latents: _decoded(vae, latents), lambda images: _encoded(vae, images))
+
+    def journey(self, example: Any, steps: int, random: np.random.Generator) -> dict[str, Any]:
+        """An image that no sampler made, with what a sampler of `steps` would have seen of it: one noise, less of it at
+        every step."""
+        clean, given = self._split(self.collate([example]))
+        t = torch.tensor(sampler_timesteps(self.scheduler, steps)).unsqueeze(0)
+        noise = torch.from_numpy(random.standard_normal(tuple(clean.shape), dtype=np.float32)).to(clean)
+        signal, spread = self._scales(
+            t.to(clean.device), clean.unsqueeze(1).expand(-1, steps, *clean.shape[1:])
+        )
+        made = {"trajectory": signal * clean.unsqueeze(1) + spread * noise.unsqueeze(1), "timesteps": t}
+        return {k: v[0] for k, v in {"latents": clean, **given, **made}.items()}
+
     def prepared(
         self, clean: Tensor, given: Mapping[str, Tensor], keys: Sequence[str], timesteps: Sequence[int]
     ) -> dict[str, Any]:
@@ -313,9 +334,17 @@ def prediction(out: Any, channels: int) -> Tensor:
     return out[:, :channels] if out.shape[1] == 2 * channels else out
 
 
+@torch.no_grad()
 def _encoded(vae: Any, images: Tensor) -> Tensor:
     distribution = vae.to(images.device).encode(images.to(next(vae.parameters()).dtype)).latent_dist
     return (distribution.mean * vae.config.scaling_factor).to(images.dtype)
+
+
+@torch.no_grad()
+def _decoded(vae: Any, latents: Tensor) -> Tensor:
+    """Images in [−1, 1] from latents."""
+    home = next(vae.parameters())
+    return vae.decode(latents.to(home) / vae.config.scaling_factor).sample.to(latents).clamp(-1, 1)
 
 
 def _config(owner: Any, name: str, default: Any = None) -> Any:

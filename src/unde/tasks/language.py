@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from unde.errors import UndeError, unknown
 from unde.tasks import sampling
 from unde.tasks.base import Task
+from unde.tasks.perturb import Perturbation, Replace, special_tokens
 
 IGNORE = -100  # a label that carries no loss, as in transformers
 _EXPECTED = "a language-modelling {} is a dict with 'input_ids' (and attention_mask, labels)"
@@ -83,6 +84,10 @@ class CausalLM(Task):
         """As the model sees them: with padding on the right."""
         real = _real(batch)
         return None if real is None else _rolled(real, _ahead(real))
+
+    def perturbation(self, model: nn.Module, examples: Sequence[Any]) -> Perturbation:
+        """Tokens replaced by others of the training data; special ones, padding and prompts stay."""
+        return Replace.of(examples, special_tokens(model))
 
     def collate(self, examples: list[Any]) -> Any:
         """Pads on the right; the padding is masked and carries no loss.

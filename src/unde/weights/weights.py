@@ -128,9 +128,7 @@ class Weights:
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise UndeError(
-                f"no weights file at '{path}': expected a file written by Weights.save"
-            ) from None
+            raise UndeError(f"no weights file at '{path}': expected a file written by Weights.save") from None
         except (UnicodeDecodeError, json.JSONDecodeError) as error:
             raise UndeError(
                 f"'{path}' is not a whole JSON file ({error}): learn and save it again"

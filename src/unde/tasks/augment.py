@@ -53,7 +53,7 @@ def augment(
         x = image.float() / 2 + 0.5
         if flip and u[0] < 0.5:
             x = x.flip(2)
-        x = resized_crop(x, *_box(x.shape[1], x.shape[2], crop, u[1:5]))
+        x = resized_crop(x, *crop_box(x.shape[1], x.shape[2], crop, u[1:5]))
         bright, contrasting, colourful = 1 + jitter * (2 * u[5:8] - 1)
         x = saturation(contrast(brightness(x, bright), contrasting), colourful)
         changed.append(turned(x, hue * (2 * u[8] - 1)))
@@ -112,7 +112,7 @@ def _uniform(seed: int, key: int) -> np.ndarray:
     return (bits >> np.uint64(11)) * 2.0**-53
 
 
-def _box(height: int, width: int, least: float, u: np.ndarray) -> tuple[int, int, int, int]:
+def crop_box(height: int, width: int, least: float, u: np.ndarray) -> tuple[int, int, int, int]:
     """(top, left, height, width): a random share of the area, in a random shape that fits, at a random place."""
     area = least + (1 - least) * u[0]
     widest = min(RATIO, 1 / area)  # any wider or taller would not fit

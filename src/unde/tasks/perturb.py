@@ -1,0 +1,239 @@
+"""Perturbed copies of training examples: what self-retrieval asks to find its original.
+
+Each kind has a strength. What is drawn does not depend on it: with the same random numbers a stronger copy is the
+weaker one taken further (more noise of the same sign, the same tokens and more), so that a search over strengths
+compares like with like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unde.errors import UndeError
+from unde.tasks.augment import DRAWS, brightness, contrast, crop_box, resized_crop, saturation, turned
+
+TARGETS = ("labels", "label", "targets", "target", "y")  # entries of a dict that are not inputs
+IGNORE = -100  # a label that carries no loss
+CORPUS = 256  # training examples whose tokens are drawn from
+
+
+@runtime_checkable
+class Perturbation(Protocol):
+    """A way to change one example, and the strengths between which it makes sense."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def least(self) -> float: ...
+    @property
+    def most(self) -> float: ...
+
+    def __call__(self, example: Any, strength: float, random: np.random.Generator) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Noise:
+    """x + strength · s · N(0, 1) on every floating input, s the standard deviation of its own entries.
+
+    Inputs are the first entry of a tuple, or the entries of a dict that are not called labels or targets.
+
+    >>> noisy = Noise()((torch.tensor([0.0, 2.0]), 1), 0.5, np.random.default_rng(0))
+    >>> noisy[1], noisy[0].dtype
+    (1, torch.float32)
+    """
+
+    name: str = "noise"
+    least: float = 0.05
+    most: float = 2.0
+
+    def __call__(self, example: Any, strength: float, random: np.random.Generator) -> Any:
+        return _on_inputs(example, lambda x: _noisy(x, strength, random))
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Images (…, H, W) moved by up to strength · size in a random direction; what leaves comes in on the other side.
+
+    >>> Shift()(torch.eye(4), 0.5, np.random.default_rng(0)).sum()
+    tensor(4.)
+    """
+
+    name: str = "shift"
+    least: float = 0.02
+    most: float = 0.5
+
+    def __call__(self, example: Any, strength: float, random: np.random.Generator) -> Any:
+        return _on_inputs(example, lambda x: _moved(x, strength, random))
+
+
+@dataclass(frozen=True, eq=False)
+class Replace:
+    """Each token of `input_ids` replaced, with probability `strength`, by a token of the training data.
+
+    Special tokens, padding and tokens whose label is −100 (a prompt) stay. Labels follow.
+    """
+
+    pool: np.ndarray  # tokens of the training data
+    special: frozenset[int] = frozenset()
+    name: str = "replaced tokens"
+    least: float = 0.05
+    most: float = 0.5
+
+    @classmethod
+    def of(cls, examples: Sequence[Any], special: Collection[int] = ()) -> Replace:
+        """With the tokens of these examples, as often as they occur."""
+        tokens = np.concatenate([_tokens(e)[_free(e, special)] for e in examples] or [np.empty(0, np.int64)])
+        if len(tokens) == 0:
+            raise UndeError(
+                "no token of the training data can be replaced: all are special, padded or masked"
+            )
+        return cls(tokens, frozenset(special))
+
+    def __call__(self, example: Any, strength: float, random: np.random.Generator) -> Any:
+        ids, free = _tokens(example), _free(example, self.special)
+        chance, drawn = random.random(len(ids)), random.integers(len(self.pool), size=len(ids))
+        changed = np.where(free & (chance < strength), self.pool[drawn], ids)
+        made = {**example, "input_ids": _like(example["input_ids"], changed)}
+        if _per_token(example):
+            labels = np.asarray(example["labels"])
+            made["labels"] = _like(example["labels"], np.where(labels == ids, changed, labels))
+        return made
+
+
+@dataclass(frozen=True, eq=False)
+class Augment:
+    """Images as a diffusion model is trained on, flipped, cropped and, if they have three channels, recoloured.
+
+    At strength 1 a crop keeps at least a quarter of the area, colours change by up to 0.4, and half of the images are
+    mirrored. `decode` and `encode` lead from latents to images and back where there is a VAE; without one, latents
+    are cropped and mirrored as they are.
+    """
+
+    decode: Callable[[Tensor], Tensor] | None = None
+    encode: Callable[[Tensor], Tensor] | None = None
+    name: str = "augmented"
+    least: float = 0.05
+    most: float = 1.0
+
+    def __call__(self, example: Any, strength: float, random: np.random.Generator) -> Any:
+        u = random.random(DRAWS)
+        if isinstance(example, Tensor):
+            return self._image(example, strength, u)
+        if isinstance(example, (tuple, list)) and len(example) == 1:
+            return type(example)([self._image(example[0], strength, u)])
+        key = next((k for k in ("images", "latents") if k in example), None)
+        if key is None:
+            raise UndeError(
+                f"an example of a diffusion model has 'images' or 'latents': this one has {sorted(example)}"
+            )
+        x = torch.as_tensor(example[key])
+        if key == "latents" and self.decode is not None and self.encode is not None:
+            made = self.encode(self._image(self.decode(x[None])[0], strength, u)[None])[0]
+        else:
+            made = self._image(x, strength, u)
+        return {**example, key: made.to(x.dtype)}
+
+    def _image(self, x: Tensor, strength: float, u: np.ndarray) -> Tensor:
+        """The same draws for every strength; the image is mirrored from the strength on that its draw says."""
+        y = x.float()
+        if u[0] < strength / 2:
+            y = y.flip(-1)
+        y = resized_crop(y, *crop_box(y.shape[-2], y.shape[-1], 1 - 0.75 * strength, u[1:5]))
+        if y.shape[0] != 3:
+            return y.to(x.dtype)
+        y = y / 2 + 0.5
+        bright, contrasting, colourful = 1 + 0.4 * strength * (2 * u[5:8] - 1)
+        y = saturation(contrast(brightness(y, bright), contrasting), colourful)
+        return (turned(y, 0.1 * strength * (2 * u[8] - 1)) * 2 - 1).to(x.dtype)
+
+
+def special_tokens(model: Any) -> frozenset[int]:
+    """The ids that a model's config names: beginning, end, padding, separators, mask."""
+    names = ("bos", "eos", "pad", "cls", "sep", "mask", "unk", "decoder_start")
+    config = getattr(model, "config", None)
+    values = [getattr(config, f"{name}_token_id", None) for name in names]
+    flat = [v for value in values for v in (value if isinstance(value, (list, tuple)) else [value])]
+    return frozenset(v for v in flat if isinstance(v, int))
+
+
+def _tokens(example: Any) -> np.ndarray:
+    return np.asarray(example["input_ids"], dtype=np.int64)
+
+
+def _per_token(example: Any) -> bool:
+    """Whether there is a label for each token, and not one for the text."""
+    return "labels" in example and np.asarray(example["labels"]).shape == _tokens(example).shape
+
+
+def _free(example: Any, special: Collection[int]) -> np.ndarray:
+    """(T,) True where a token may be replaced."""
+    ids = _tokens(example)
+    free = ~np.isin(ids, list(special))
+    if _per_token(example):
+        free &= np.asarray(example["labels"]) != IGNORE
+    mask = example.get("attention_mask")
+    if mask is not None and np.asarray(mask).shape == ids.shape:
+        free &= np.asarray(mask) != 0
+    return free
+
+
+def _like(old: Any, new: np.ndarray) -> Any:
+    """`new` as the type that `old` has."""
+    if isinstance(old, Tensor):
+        return torch.from_numpy(new).to(old)
+    return new.astype(old.dtype) if isinstance(old, np.ndarray) else new.tolist()
+
+
+def _on_inputs(example: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The example with its floating inputs changed; an error if it has none."""
+    found = False
+
+    def visit(value: Any) -> Any:
+        nonlocal found
+        if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+            found = True
+            return change(torch.from_numpy(value)).numpy()
+        if isinstance(value, Tensor) and value.is_floating_point():
+            found = True
+            return change(value)
+        if isinstance(value, Mapping):
+            return type(value)({k: v if k in TARGETS else visit(v) for k, v in value.items()})
+        return value
+
+    if isinstance(example, (tuple, list)) and not hasattr(example, "_fields") and example:
+        made = type(example)([visit(example[0]), *example[1:]])
+    else:
+        made = visit(example)
+    if not found:
+        raise UndeError(
+            f"nobody knows how to perturb an example of type {type(example).__name__}: it has no floating inputs. Pass "
+            "perturb=, a function (example, strength, random) -> example, or perturb='weights'"
+        )
+    return made
+
+
+def _noisy(x: Tensor, strength: float, random: np.random.Generator) -> Tensor:
+    z = torch.from_numpy(random.standard_normal(tuple(x.shape), dtype=np.float32)).to(x)
+    return x + strength * _spread(x) * z
+
+
+def _spread(x: Tensor) -> Tensor:
+    """The standard deviation of the entries; their size where they are all the same."""
+    wide = x.double() if x.dtype == torch.float64 else x.float()
+    spread = wide.std(correction=0) if x.numel() > 1 else torch.zeros((), device=x.device)
+    return torch.where(spread > 0, spread, wide.abs().mean()).to(x.dtype)
+
+
+def _moved(x: Tensor, strength: float, random: np.random.Generator) -> Tensor:
+    angle, share = 2 * np.pi * random.random(), random.random()
+    if x.dim() < 2:
+        raise UndeError(f"an input of shape {tuple(x.shape)} is no image: it cannot be shifted")
+    reach = strength * (0.5 + 0.5 * share)
+    steps = [round(reach * side * part) for side, part in zip(x.shape[-2:], (np.sin(angle), np.cos(angle)))]
+    return torch.roll(x, steps, (-2, -1))

@@ -1,0 +1,147 @@
+"""WikiText-103 and Llama on OpenWebText end to end, on a few sentences."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import scale_toy
+import torch
+
+import hf_toy  # isort: skip  (its folder is put on the path by scale_toy)
+from experiments.scale.language import WikiText
+from experiments.scale.llama import OpenWebText, continued
+from experiments.scale.settings import LLAMA_OWT, WIKITEXT103
+from unde import UndeError
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+CONFIG = {
+    "vocab_size": 300, "n_positions": 16, "n_embd": 8, "n_layer": 1, "n_head": 2, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0,
+}  # fmt: skip
+TINY = replace(
+    WIKITEXT103, config=CONFIG, length=8, train=20, learn=4, evaluate=5, subsets=8, patch=3, projection="kron(4)",
+    logra="kron(6)", recipe=replace(WIKITEXT103.recipe, epochs=1, batch_size=8),
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    """What the datasets library writes while it reads tables."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tokenizer")
+    hf_toy.tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    lines = hf_toy.LINES
+    splits = {"train": ["", *lines[:5]], "validation": ["", *lines[5:7]], "test": [lines[7], lines[7]]}
+    return scale_toy.tables(tmp_path / "wiki", splits)
+
+
+def test_lds_and_tail_patch_end_to_end(tmp_path, folder, tokenizer, monkeypatch):
+    scale_toy.self_retrieval(monkeypatch)
+    study = WikiText(TINY, scale_toy.place(tmp_path, folder, model=tokenizer))
+    found = scale_toy.results(study.lds())
+    assert set(found["methods"]) == {"TracIn", "TRAK", "LoGRA", "EKFAC"}
+    for entry in found["methods"].values():
+        scale_toy.check_entry(entry)
+        assert len(entry["rules"]["top-k"]["groups"]) == 4  # the four matrices of the block, nothing else
+    assert (
+        "kron(4)" in found["methods"]["TRAK"]["method"] and "kron(6)" in found["methods"]["EKFAC"]["method"]
+    )
+
+    found = scale_toy.results(study.patches())
+    assert found["k"] == 3 and set(found["random"]) == scale_toy.ESTIMATE
+    for entry in found["methods"].values():
+        scale_toy.check_entry(entry)
+    assert len(list((study.folder / "tail-patch").glob("*.npz"))) == 1 + 3 * 4
+
+    def refuse(*_, **__):
+        raise AssertionError("patched again")
+
+    monkeypatch.setattr("experiments.scale.language.tail_patch", refuse)
+    again = WikiText(TINY, study.place)
+    assert scale_toy.results(again.patches()) == found
+
+
+def test_texts_are_joined_and_cut(tmp_path, folder, tokenizer):
+    study = WikiText(TINY, scale_toy.place(tmp_path, folder, model=tokenizer))
+    tokens = study.train_data().rows(range(20))
+    assert tokens.shape == (20, 8)
+    text = hf_toy.tokenizer().decode(tokens.flatten().tolist())
+    assert "".join(hf_toy.LINES[:5]).startswith(text)
+
+
+def test_what_is_missing_is_said(tmp_path, folder, tokenizer):
+    with pytest.raises(UndeError, match="no tokenizer: give --model FOLDER"):
+        WikiText(TINY, scale_toy.place(tmp_path, folder)).train_data()
+    with pytest.raises(UndeError, match=r"holds no tokenizer \(tokenizer.json or vocab.json\)"):
+        WikiText(TINY, scale_toy.place(tmp_path, folder, model=folder)).train_data()
+    with pytest.raises(UndeError, match="sequences of 8 tokens in the train split.*--fewer"):
+        WikiText(replace(TINY, train=10**6), scale_toy.place(tmp_path, folder, model=tokenizer)).train_data()
+    small = replace(TINY, config={**CONFIG, "vocab_size": 100})
+    with pytest.raises(UndeError, match="300 tokens, the model 100"):
+        WikiText(small, scale_toy.place(tmp_path, folder, model=tokenizer)).train_data()
+
+
+LLAMA = replace(
+    LLAMA_OWT, length=12, train=20, entries=8, learn=4, evaluate=5, snippet=4, projection="kron(4)", lr=1e-3
+)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("llama")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "max_position_embeddings": 32}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    LlamaForCausalLM(LlamaConfig(vocab_size=300, **sizes, **heads)).save_pretrained(folder)
+    hf_toy.tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_llama_tail_patch_end_to_end(tmp_path, llama, monkeypatch):
+    scale_toy.self_retrieval(monkeypatch)
+    folder = scale_toy.tables(tmp_path / "owt", {"train": hf_toy.LINES})
+    study = OpenWebText(LLAMA, scale_toy.place(tmp_path, folder, model=llama))
+    found = scale_toy.results(study.patches())
+    assert set(found["methods"]) == {"TracIn", "LoGRA"} and found["bank"] is None
+    for entry in found["methods"].values():
+        own = entry.pop("own snippet is top-1")
+        assert set(own) == {"unweighted", "top-k", "self-retrieval"}
+        scale_toy.check_entry(entry)
+        assert len(entry["rules"]["top-k"]["groups"]) == 7  # matrices of one block
+    queries = study.queries("eval")
+    assert queries["input_ids"].shape == (5, 12)
+    assert (queries["labels"][:, :4] == -100).all() and (queries["labels"][:, 4:] >= 0).all()
+    sources = study._generated["eval sources"]
+    assert torch.equal(queries["input_ids"][:, :4], study.train_data().rows(sources)[:, :4])
+    assert not set(sources.tolist()) & set(study._generated["learn sources"].tolist())
+
+
+def test_continuations_follow_the_model(llama):
+    """With keys and values of past tokens kept, the same tokens as without."""
+    from transformers import AutoModelForCausalLM
+
+    model, prompts = AutoModelForCausalLM.from_pretrained(llama).eval(), torch.tensor([[5, 6, 7], [8, 9, 10]])
+    made = continued(model, prompts, 8, seed=3, rows=2, title="")
+    draw, tokens = torch.Generator().manual_seed(3), prompts
+    with torch.no_grad():
+        while tokens.shape[1] < 8:
+            chances = model(input_ids=tokens, use_cache=False).logits[:, -1].softmax(-1)
+            tokens = torch.cat([tokens, torch.multinomial(chances, 1, generator=draw)], 1)
+    np.testing.assert_array_equal(made, tokens)
+
+
+def test_llama_needs_its_folder(tmp_path):
+    folder = scale_toy.tables(tmp_path / "owt", {"train": hf_toy.LINES})
+    with pytest.raises(UndeError, match="--model FOLDER with Llama-3-8B-Instruct"):
+        OpenWebText(LLAMA, scale_toy.place(tmp_path, folder)).patches()
