@@ -246,17 +246,16 @@ class Generation(Study):
         s, (unet, example) = self.setting, self._on_meta()
         batch = min(TOGETHER, self.place.rows)
         together = min(s.timesteps, max(1, self.place.rows // batch))
-        found = []
-        for method in {m.measure: m for m in self.methods(unet).values()}.values():
-            plan = Index.plan(
-                unet, Denoising(_scheduler(), timesteps=together, rows=self.place.rows), example,
-                n_examples=s.train, method=method, groups=s.groups, batch_size=batch, queries=s.learn,
-                memory=self.memory,
-            )  # fmt: skip
-            # Passes are looked at with as many timesteps as are in the UNet at once; the rest is more of the same.
-            times = s.timesteps / together
-            flops = {k: v if k == "kernel" else round(v * times) for k, v in plan.flops.items()}
-            found.append(replace(plan, flops=flops))
+        methods = self.methods(unet)
+        plan = Index.plan(
+            unet, Denoising(_scheduler(), timesteps=together, rows=self.place.rows), example, n_examples=s.train,
+            method=methods["TRAK"], groups=s.groups, batch_size=batch, queries=s.learn, memory=self.memory,
+        )  # fmt: skip
+        # Passes are looked at with as many timesteps as are in the UNet at once; the rest is more of the same.
+        times = s.timesteps / together
+        flops = {k: v if k == "kernel" else round(v * times) for k, v in plan.flops.items()}
+        # One index for each measure (loss, square, mean): all of the same size.
+        found = [replace(plan, flops=flops)] * len({m.measure for m in methods.values()})
         once = found[0].flops["training"] / s.timesteps  # one timestep of each image
         each = replace(found[0], flops={**found[0].flops, "training": round(once)})
         generated, twice = s.learn + s.evaluate, 2 if s.rank is not None and s.guidance > 1 else 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from experiments.scale.study import ALPHA, Study
@@ -63,7 +64,9 @@ def text(study: Study, rate: float) -> str:
         f"  in memory {size(max(p.peak(stage) for p in found for stage in p.memory))} at most",
         "",
     ]
-    return "\n".join(lines + [f"{p}\n" for p in found])
+    alike = Counter(map(str, found))
+    shown = [f"{count} indexes like this:\n{p}" if count > 1 else p for p, count in alike.items()]
+    return "\n".join([*lines, *(f"{p}\n" for p in shown)])
 
 
 def _hours(seconds: float) -> str:

@@ -285,7 +285,7 @@ class Llama:
     # silent: features (about as many as GPT-2 has above), what is attributed (all matrices but embeddings), and the
     # fine-tuning step (AdamW from fresh moments)
     projection: str = "kron(32)"
-    exclude: tuple[str, ...] = ("embed_tokens|lm_head|norm", r"\.bias$")
+    exclude: tuple[str, ...] = ("embed_tokens|lm_head|norm",)
     lr: float = 1e-5
     groups: str = "layer"
     store_dtype: str = "float16"

@@ -211,8 +211,7 @@ def _split_of(folder: Path, split: str, datasets: Any) -> Any:
                 if inside or re.match(rf"({'|'.join(ALSO[split])})\b", p.name.replace("_", "-"))
             )
             if files:
-                # Kept nowhere but in memory-mapped files beside the data's own cache.
-                return datasets.load_dataset(kind, data_files={"all": files}, split="all")
+                return datasets.load_dataset(kind, data_files={"train": files}, split="train")
     there = sorted(p.name for p in folder.iterdir())
     raise UndeError(
         f"{folder} has no {split} split: there is {', '.join(there[:5]) or 'nothing'}{', …' if there[5:] else ''}"

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from experiments.scale.sources import Source
+from experiments.scale.study import Place
 from PIL import Image
 
 import unde
-from experiments.scale.sources import Source
-from experiments.scale.study import Place
 
 sys.path.append(str(Path(__file__).parents[1] / "integrations"))  # hf_toy and sd_toy
 

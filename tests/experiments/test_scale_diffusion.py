@@ -19,6 +19,7 @@ from experiments.scale.settings import (
     FineGrained,
     Recipe,
 )
+
 from unde import UndeError
 
 pytest.importorskip("diffusers")
@@ -112,7 +113,7 @@ def test_what_is_missing_is_said(tmp_path, pipeline):
     folder = scale_toy.images(tmp_path / "art", ["cubism"], 2, side=8)
     with pytest.raises(UndeError, match="no images of class 'post-impressionism', there are cubism"):
         Generation(ARTBENCH2, scale_toy.place(tmp_path, folder, model=pipeline)).train_data()
-    with pytest.raises(UndeError, match="have no captions: expected images with metadata.jsonl"):
+    with pytest.raises(UndeError, match=r"have no captions: expected images with metadata.jsonl"):
         Generation(NARUTO, scale_toy.place(tmp_path, folder, model=pipeline)).train_data()
     with pytest.raises(UndeError, match="--model FOLDER with a Stable Diffusion 1 pipeline"):
         Generation(ARTBENCH2, scale_toy.place(tmp_path, folder)).blank()

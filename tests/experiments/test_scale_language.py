@@ -11,6 +11,7 @@ import hf_toy  # isort: skip  (its folder is put on the path by scale_toy)
 from experiments.scale.language import WikiText
 from experiments.scale.llama import OpenWebText, continued
 from experiments.scale.settings import LLAMA_OWT, WIKITEXT103
+
 from unde import UndeError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -83,7 +84,7 @@ def test_what_is_missing_is_said(tmp_path, folder, tokenizer):
         WikiText(TINY, scale_toy.place(tmp_path, folder)).train_data()
     with pytest.raises(UndeError, match=r"holds no tokenizer \(tokenizer.json or vocab.json\)"):
         WikiText(TINY, scale_toy.place(tmp_path, folder, model=folder)).train_data()
-    with pytest.raises(UndeError, match="sequences of 8 tokens in the train split.*--fewer"):
+    with pytest.raises(UndeError, match=r"sequences of 8 tokens in the train split.*--fewer"):
         WikiText(replace(TINY, train=10**6), scale_toy.place(tmp_path, folder, model=tokenizer)).train_data()
     small = replace(TINY, config={**CONFIG, "vocab_size": 100})
     with pytest.raises(UndeError, match="300 tokens, the model 100"):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import scale_toy
 import torch
-
 from experiments.scale.settings import RESNET18, VIT_B16, Recipe
 from experiments.scale.vision import ImageNet
+
 from unde import UndeError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -70,7 +70,7 @@ def test_roles_are_disjoint_and_labels_are_corrupted_as_often_as_asked(tmp_path,
 
 def test_too_few_images_are_taken_only_if_asked(tmp_path, folder):
     big = replace(TINY, train=1000)
-    with pytest.raises(UndeError, match="20 training images, the setting has 1,000.*--fewer"):
+    with pytest.raises(UndeError, match=r"20 training images, the setting has 1,000.*--fewer"):
         ImageNet(big, scale_toy.place(tmp_path, folder), "resnet18").train_data()
     assert len(ImageNet(big, scale_toy.place(tmp_path, folder, fewer=True), "resnet18").train_data()) == 20
 
