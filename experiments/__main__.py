@@ -39,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, do, words: str) -> argparse.ArgumentParser:
-        made = commands.add_parser(name, help=words, description=words)
+        made = commands.add_parser(name, help=words, description=words, allow_abbrev=False)
         made.set_defaults(do=do)
         return made
 
@@ -80,9 +80,13 @@ def list_studies(arguments: argparse.Namespace, rest: list[str]) -> int:
 def run(arguments: argparse.Namespace, rest: list[str]) -> int:
     if arguments.scale == "paper":
         from experiments.scale import run as run_at_scale
+        from unde import UndeError
 
         for name in arguments.names:
-            run_at_scale(name, rest)
+            try:
+                run_at_scale(name, rest)
+            except UndeError as e:
+                raise Refused(str(e)) from e
         return 0
     for study, result, variant in runner.named(arguments.names):
         runner.run(study, result, variant, again=arguments.again, yes=arguments.yes)

@@ -67,8 +67,10 @@ def intervals(
         return left + plot * (value - low) / span
 
     parts = [_text(8, 14, title)]
+    at = 14.0
     for i, name in enumerate(series):
-        parts += [_dot(14 + 170 * i, 30, TONES[i]), _text(22 + 170 * i, 34, name)]
+        parts += [_dot(at, 30, TONES[i]), _text(at + 8, 34, name)]
+        at += len(name) * _LETTER + 30
     bottom = top + pitch * len(rows)
     for tick in ticks(low, peak, 6):
         parts += [

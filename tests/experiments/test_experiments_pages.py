@@ -1,0 +1,263 @@
+"""The page of results: from files to tables, what is missing included, and nothing out of date."""
+
+import json
+import re
+import xml.etree.ElementTree as ET
+
+import pytest
+from experiments.pages import ablations, lds
+from experiments.pages.book import Book, Section, shown
+from experiments.pages.measured import BANKS, of_bank
+
+from experiments import paper_numbers as paper
+from experiments import runner, tables
+
+
+def estimate(mean, ci95=0.01, total=0.02):
+    return {"mean": mean, "ci95": ci95, "ci95_total": total, "queries": 9, "undefined": 0}
+
+
+def rule(gain, note=None):
+    return {
+        "weights": [0.5, 1.5],
+        "groups": ["body", "head"],
+        "estimate": estimate(0.1 + gain),
+        "difference": estimate(gain),
+        "note": note,
+    }
+
+
+LDS = {
+    "methods": {
+        "TracIn": {
+            "method": "TracIn()",
+            "unweighted": estimate(0.1),
+            "rules": {
+                "top-k": rule(-0.0421),
+                "self-retrieval": rule(0.0567, "strength 0.3"),
+                "both": rule(0.01),
+                "reference": rule(0.08),
+            },
+        },
+        "TRAK": {"method": "TRAK()", "unweighted": estimate(0.2), "rules": {"top-k": rule(0.001)}},
+    },
+    "baselines": {"BM25": estimate(0.1234, total=None)},
+    "bank": {"models": 64, "r": 0.5, "ceiling": 0.7071, "accuracy": None},
+}
+SWEEP = {
+    "TracIn": {
+        "unweighted": estimate(0.1),
+        "columns": {c: {"estimate": estimate(0.1 + g), "difference": estimate(g)} for c, g in
+                    (("1", -0.05), ("5", 0.0), ("10", 0.05))},
+    }
+}  # fmt: skip
+STRENGTH = {
+    "TracIn": {
+        "all": estimate(0.1),
+        "groups": {"h.0.a": 0.02, "h.0.b": -0.01, "h.1.a": 0.03},
+        "block of": {"h.0.a": "h.0", "h.0.b": "h.0", "h.1.a": "h.1"},
+        "blocks": {"h.0": 0.02, "h.1": 0.03},
+        "components": {"a": 0.04, "b": -0.01},
+    },
+    "TRAK": {"groups": {"h.0.a": 0.02, "h.0.b": 0.01, "h.1.a": 0.01}, "block of": {}, "blocks": {}},
+}
+STRENGTH["TRAK"] |= {
+    "block of": STRENGTH["TracIn"]["block of"],
+    "blocks": {"h.0": 0.1},
+    "components": {"a": 0.1},
+}
+TRUST = {
+    "cifar2": {"TracIn": {"strengths": [0.1, 0.5], "before": [0.9, 0.2], "after": [1.0, 0.4]}},
+    "rank correlation": {"LDS": 0.61},
+}
+RULES = [{"data set left out": "MNIST", "rule": "self-retrieval", "pooled": estimate(0.012), "better": 3,
+          "worse": 0, "same": 1}]  # fmt: skip
+
+
+@pytest.fixture
+def book(tmp_path):
+    files = {
+        "lds_sotu-gpt2": LDS,
+        "sensitivity_k_sotu-gpt2": SWEEP,
+        "noise_sensitivity_sotu-gpt2": SWEEP,
+        "group_strength_sotu-gpt2": STRENGTH,
+        "trust": TRUST,
+        "learning_rules": RULES,
+    }
+    for name, results in files.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps({"results": results, "provenance": {}}))
+    return Book(tmp_path)
+
+
+def row(text, *words):
+    """The one line of a table that has all the words."""
+    [line] = [line for line in text.splitlines() if line.startswith("|") and all(w in line for w in words)]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+# --- the repository --------------------------------------------------------------------------------------
+
+
+def test_no_page_is_out_of_date():
+    changed = tables.render(check=True)
+    assert changed == [], "run `python -m experiments render`"
+
+
+def test_links_and_figures_of_the_page_lead_somewhere():
+    text = tables.RESULTS_PAGE.read_text()
+    for link in re.findall(r"\]\(([^)#h][^)]*)\)", text):
+        assert (tables.DOCS / link).exists(), link
+    headings = {
+        re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in re.findall(r"^## (.*)", text, re.M)
+    }
+    assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= headings
+
+
+# --- the paper's numbers ---------------------------------------------------------------------------------
+
+
+def test_tables_of_the_paper_agree_with_each_other():
+    """Numbers that the paper prints twice were copied twice: a slip in one of them shows."""
+    for method, (none, own, *_) in paper.LOSS_ABLATION.items():
+        assert (none, own) == paper.LDS_DIFFUSION["ArtBench-2"][method]
+    for where, methods in paper.TRANSFER_DATA_SETS.items():
+        for method, (none, own, _) in methods.items():
+            assert (none, own) == tuple(mean for mean, _ in paper.LDS_DIFFUSION[where][method])
+    for method, (none, *weights) in paper.TRANSFER_METHODS.items():
+        own = weights[paper.METHODS.index(method)]
+        assert (none, own) == tuple(mean for mean, _ in paper.LDS_DIFFUSION["ArtBench-2"][method])
+    for (where, method), values in paper.SENSITIVITY_TO_K.items():
+        plain, weighted = paper.LDS_DIFFUSION[where][method]
+        assert values[0] == plain[0] and max(values) == weighted[0] and len(values) == len(paper.K)
+    for split in paper.RECALL.values():
+        for *parts, total in split.values():
+            assert sum(parts) == pytest.approx(total, abs=0.25)
+    for numbers in (paper.TAIL_PATCH_WIKITEXT, paper.TAIL_PATCH_LLAMA):
+        for plain, weighted, gain in numbers.values():
+            assert gain is None or weighted - plain == pytest.approx(gain[0], abs=0.015)
+
+
+# --- LDS -------------------------------------------------------------------------------------------------
+
+
+def test_summary_counts_cells_by_rule(book):
+    text = lds.summary_table(book)
+    assert row(text, "the paper's objective")[1:6] == ["2", "0", "1", "1", "1"]
+    assert row(text, "| self-retrieval")[1:] == ["1", "1", "0", "0", "0", "+5.67 ± 2.00"]
+    empty = lds.summary_table(Book(book.folder / "none"))
+    assert row(empty, "| self-retrieval")[1:] == ["0", "–", "–", "–", "–", "–"]
+
+
+def test_a_cell_stands_below_the_papers_with_its_verdict(book):
+    text = lds.SECTIONS[1].write(book)
+    assert row(text, "paper: WikiText-103", "**TracIn**")[2:5] == ["6.31 ± 0.88", "9.23 ± 0.96", "+2.92"]
+    ours = [
+        line for line in text.splitlines() if "State of the Union" in line and "10.00 ± 1.00 (2.00)" in line
+    ]
+    assert "−4.21 ± 1.00 (2.00) ▼" in ours[0] and "+5.67 ± 1.00 (2.00) ▲" in ours[0]
+    assert row(text, "**BM25**")[2] == "12.34 ± 1.00"
+    assert "`python -m experiments run lds_wikitext-gpt2`" in text
+    assert row(text, "GPT-2-like, TracIn")[1:] == [
+        "−4.21 ± 1.00 (2.00)", "+5.67 ± 1.00 (2.00)", "+1.00 ± 1.00 (2.00)", "+8.00 ± 1.00 (2.00)"
+    ]  # fmt: skip
+    assert "strength 0.3" in text
+
+
+def test_results_of_version_0_1_stand_in_and_say_so(tmp_path):
+    old = {"method": "m", "weights": [1.0], "unweighted": estimate(0.1), "weighted": estimate(0.2)}
+    old |= {"difference": estimate(0.1)}
+    content = {"results": {"vit TRAK fixed-point": old, "vit TRAK adamw": old}, "provenance": {}}
+    (tmp_path / "classification_lds.json").write_text(json.dumps(content))
+    there = Book(tmp_path)
+    assert list(of_bank(there, "mnist-vit")["methods"]["TRAK"]["rules"]) == ["top-k 0.1"]
+    assert of_bank(there, "mnist-resnet") is None
+    text = lds.lds_table(there, ("mnist-vit",), {})
+    assert "20.00 ± 1.00 (2.00)¹" in text and lds.OLD in text
+
+
+def test_reliability_shows_what_is_known(book):
+    text = lds.reliability(book)
+    assert row(text, "State of the Union")[1:] == ["64", "0.50", "70.71", "–"]
+    assert text.count("not measured") == len(BANKS) - 1
+
+
+# --- the rest --------------------------------------------------------------------------------------------
+
+
+def test_every_section_says_what_is_not_measured(tmp_path):
+    """Nothing is left out: an empty folder gives a page of commands, each of which there is."""
+    empty = Book(tmp_path)
+    known = {*runner.studies(), *(r for s in runner.studies().values() for r in s.results())}
+    ahead = {"lds", "trust", "learning_rules"}  # written after this page
+    for section in tables.SECTIONS:
+        text = section.write(empty)
+        named = re.findall(r"python -m experiments run ([^`]+)`", text)
+        assert named, section.title
+        for name in " ".join(named).split():
+            assert name in known or name.split("_")[0] in ahead or name in ahead, name
+        if section.title != "Gallery":
+            assert "ot measured" in text, section.title
+
+
+def test_sweeps_mark_gains_and_losses(book):
+    text = ablations.sensitivity_to_k(book)
+    cells = row(text, "State of the Union", "TracIn")
+    assert cells[1:5] == ["10.00 ± 1.00 (2.00)", "5.00 ▼", "10.00", "15.00 ▲"]
+    assert row(text, "paper: SB-Pokemon, TRAK")[1:3] == ["10.68", "11.83"]
+
+
+def test_figures_are_sound_and_shown_once(book):
+    page = tables.results_page(book)
+    assert len(book.figures) >= 6
+    for name, svg in book.figures.items():
+        assert page.count(f"(figures/{name})") == 1
+        root = ET.fromstring(svg)
+        assert root.tag.endswith("svg") and "nan" not in svg
+    strength = book.figures["strength-sotu-gpt2-groups.svg"]
+    assert strength.count("<rect") >= 3 and "h.0.b: 1.00 %" in strength
+
+
+def test_trust_and_rules_are_shown(book):
+    assert row(ablations.trust(book), "LDS")[1] == "0.61"
+    assert row(ablations.learning_rules(book), "MNIST")[1:] == [
+        "self-retrieval", "+1.20 ± 1.00 (2.00)", "3", "1", "0"
+    ]  # fmt: skip
+
+
+def test_only_marked_places_are_filled(book):
+    text = "a\n<!-- table: summary -->\nold 1.23\n<!-- end -->\nb\n\n    <!-- table: summary -->\n    <!-- end -->\n"
+    made = tables.filled(text, book)
+    assert "old" not in made and made.startswith("a\n<!-- table: summary -->\n| weights learned by")
+    assert made.endswith("<!-- end -->\nb\n\n    <!-- table: summary -->\n    <!-- end -->\n")
+    assert tables.filled(made, book) == made
+    with pytest.raises(runner.Refused, match="no table is called 'nothing'"):
+        tables.filled("<!-- table: nothing -->\n<!-- end -->\n", book)
+
+
+def test_every_table_can_be_made_without_results(tmp_path):
+    for name, make in tables.TABLES.items():
+        assert isinstance(make(Book(tmp_path)), str), name
+
+
+def test_check_finds_a_page_that_was_changed(monkeypatch, tmp_path):
+    """A page edited by hand, and a figure that nothing shows any more."""
+    monkeypatch.setattr(tables, "RESULTS_PAGE", tmp_path / "results.md")
+    monkeypatch.setattr(tables, "FIGURES", tmp_path / "figures")
+    monkeypatch.setattr(tables, "pages", list)
+    tables.render()
+    assert tables.render(check=True) == []
+    page = tmp_path / "results.md"
+    page.write_text(page.read_text().replace("17.63", "71.63", 1))
+    (tmp_path / "figures" / "old.svg").touch()
+    assert tables.render(check=True) == [page, tmp_path / "figures" / "old.svg"]
+    assert "71.63" in page.read_text()
+    tables.render()
+    assert tables.render(check=True) == [] and not (tmp_path / "figures" / "old.svg").exists()
+
+
+def test_headings_become_the_anchors_of_github():
+    assert Section("LDS, language models", "Table 2", (), str).anchor == "lds-language-models-table-2"
+
+
+def test_estimates_without_intervals():
+    assert shown({"mean": 0.1}) == "10.00" and shown(None) == "–"
