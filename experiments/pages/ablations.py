@@ -224,11 +224,14 @@ FAMILIES = {
 
 
 def patterns(book: Book, banks: Sequence[str]) -> dict[str, dict[str, list[float]]]:
-    """{what: {setting: a number for each group}} of the models of a family."""
+    """{what: {setting: a number for each group}} of the models of a family, whose groups have the same order."""
     out: dict[str, dict[str, list[float]]] = {name: {} for name in paper.SIMILARITY}
+    order: list[str] | None = None
     for bank in banks:
         for method, row in (book.get(f"group_strength_{bank}") or {}).items():
-            out["LDS of single groups"][f"{bank} {method}"] = list(row["groups"].values())
+            order = order or list(row["groups"])
+            if set(order) == set(row["groups"]):
+                out["LDS of single groups"][f"{bank} {method}"] = [row["groups"][name] for name in order]
         for method, row in (of_bank(book, bank) or {"methods": {}})["methods"].items():
             rule = next((r for r in ("top-k", "top-k 0.1") if r in row["rules"]), None)
             if rule:

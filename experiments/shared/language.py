@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,11 +57,12 @@ def trained(name: str, architecture: str) -> tuple[nn.Module, dict[str, Any]]:
     return model, optimizer.state_dict()
 
 
-def attributed(name: str, architecture: str = "gpt2") -> Attributed:
+def attributed(name: str, architecture: str = "gpt2", study: str = "language") -> Attributed:
+    """The index is built anew in a folder of the study, so that two studies can run at the same time."""
     torch.set_num_threads(1)  # one thread trains and indexes the same bits on every machine of a kind
     data = corpus(name)
     model, state = trained(name, architecture)
-    folder = HERE / "runs" / f"{Path(sys.argv[0]).stem}-{name}-{architecture}"
+    folder = HERE / "runs" / f"{study}-{name}-{architecture}"
     shutil.rmtree(folder, ignore_errors=True)
     index = Index.build(
         model,

@@ -19,11 +19,12 @@ OUTSIDE = "(no block)"
 
 
 def place(name: str) -> tuple[str, str]:
-    """Block and component of a layer: what comes up to the first number in its name, and the words behind it.
+    """Block and component of a layer or parameter: its name up to the first number, and the words behind it.
 
-    >>> place("transformer.h.3.attn.c_proj"), place("vit.layernorm")
-    (('transformer.h.3', 'attn.c_proj'), ('(no block)', 'vit.layernorm'))
+    >>> place("transformer.h.3.attn.c_proj"), place("transformer.h.3.attn.c_proj.bias"), place("vit.layernorm")
+    (('transformer.h.3', 'attn.c_proj'), ('transformer.h.3', 'attn.c_proj'), ('(no block)', 'vit.layernorm'))
     """
+    name = re.sub(r"\.(weight|bias)$", "", name)
     found = re.match(r"(.*?\.\d+)\.(.+)", name)
     if found is None:
         return OUTSIDE, name

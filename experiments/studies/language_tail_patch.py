@@ -24,7 +24,7 @@ QUERIES = {"sotu": 48, "wikitext": 24}
 
 def run(variant: str | None) -> dict[str, Any]:
     assert variant is not None
-    there, count = attributed(variant), QUERIES[variant]
+    there, count = attributed(variant, study="language_tail_patch"), QUERIES[variant]
     queries, train = there.data.evaluate[:count], {"input_ids": there.data.train}
 
     def patch(indices) -> TailPatch:

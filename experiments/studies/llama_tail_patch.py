@@ -45,7 +45,7 @@ def asked(rows: Tensor) -> dict[str, Tensor]:
 
 
 def run(variant: str | None) -> dict[str, Any]:
-    there = attributed("sotu", "llama")
+    there = attributed("sotu", "llama", study="llama_tail_patch")
     snippets = torch.randperm(len(there.data.train), generator=torch.Generator().manual_seed(0))
     roles = [
         continued(there.model, there.data.train[which, :SNIPPET], seed)

@@ -20,7 +20,7 @@ K, SHOWN = 10, 6
 
 
 def run(variant: str | None) -> dict[str, Any]:
-    there = attributed("sotu")
+    there = attributed("sotu", study="sotu_recall")
     train, queries = there.data.about["train"], there.data.about["evaluate"]
     relevant = {
         "president": np.array([[a["president"] == b["president"] for b in train] for a in queries]),
