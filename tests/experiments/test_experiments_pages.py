@@ -48,7 +48,7 @@ SWEEP = {
     "TracIn": {
         "unweighted": estimate(0.1),
         "columns": {c: {"estimate": estimate(0.1 + g), "difference": estimate(g)} for c, g in
-                    (("1", -0.05), ("5", 0.0), ("10", 0.05))},
+                    (("1", -0.05), ("5", -0.005), ("10", 0.05))},
     }
 }  # fmt: skip
 STRENGTH = {
@@ -202,7 +202,7 @@ def test_every_section_says_what_is_not_measured(tmp_path):
 def test_sweeps_mark_gains_and_losses(book):
     text = ablations.sensitivity_to_k(book)
     cells = row(text, "State of the Union", "TracIn")
-    assert cells[1:5] == ["10.00 ± 1.00 (2.00)", "5.00 ▼", "10.00", "15.00 ▲"]
+    assert cells[1:5] == ["10.00 ± 1.00 (2.00)", "5.00 ▼", "9.50", "15.00 ▲"]
     assert row(text, "paper: SB-Pokemon, TRAK")[1:3] == ["10.68", "11.83"]
 
 
