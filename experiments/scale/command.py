@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from experiments.scale import plans
-from experiments.scale.diffusion import Generation
+from experiments.scale import language, llama, plans, vision
+from experiments.scale.diffusion import Generation, layout
 from experiments.scale.language import WikiText
 from experiments.scale.llama import OpenWebText
 from experiments.scale.pokemon import Pokemon
@@ -33,8 +33,6 @@ from experiments.scale.vision import ImageNet
 from experiments.shared.places import RUNS
 from unde.errors import unknown
 
-Do = Callable[[Study], Path]
-
 
 @dataclass(frozen=True)
 class Offer:
@@ -42,6 +40,8 @@ class Offer:
 
     what: str
     make: Callable[[Place, str], Study]
+    data: str  # what --data holds
+    model: str  # what --model holds
     studies: dict[str, Callable[..., Path]]  # by the names of the small studies
 
 
@@ -49,40 +49,55 @@ def _lds(name: str) -> dict[str, Callable[..., Path]]:
     return {name: lambda study: study.lds()}
 
 
+_PIPELINE = str(ARTBENCH2.pretrained)
 SETTINGS: dict[str, Offer] = {
     "imagenet": Offer(
         "ResNet-18 or ViT-B/16 (--architecture) on 50,000 images of ImageNet",
         lambda place, architecture: ImageNet(IMAGENET[architecture], place, architecture),
+        vision.LAYOUT,
+        "nothing",
         _lds("lds_classification") | {"mislabel_auc": lambda study: study.mislabel()},
     ),
     "wikitext103": Offer(
         "GPT-2-small on 232,585 sequences of WikiText-103",
         lambda place, _: WikiText(WIKITEXT103, place),
+        language.LAYOUT,
+        "GPT-2's tokenizer",
         _lds("lds_language") | {"language_tail_patch": lambda study: study.patches()},
     ),
     "cifar2": Offer(
         "a DDPM of 35.7M parameters on 5,000 images of two classes of CIFAR-10",
         lambda place, _: Generation(CIFAR2, place),
+        layout(CIFAR2),
+        "nothing",
         _lds("lds_diffusion"),
     ),
     "artbench2": Offer(
         "Stable Diffusion with LoRA on 5,000 paintings of two styles of ArtBench",
         lambda place, _: Generation(ARTBENCH2, place),
+        layout(ARTBENCH2),
+        _PIPELINE,
         _lds("lds_diffusion"),
     ),
     "naruto": Offer(
         "Stable Diffusion with LoRA on 1,221 captioned images",
         lambda place, _: Generation(NARUTO, place),
+        layout(NARUTO),
+        _PIPELINE,
         _lds("lds_diffusion"),
     ),
     "sb-pokemon": Offer(
         "Stable Diffusion with LoRA on 600 images of 30 categories",
         lambda place, _: Pokemon(SB_POKEMON, place),
+        layout(SB_POKEMON),
+        _PIPELINE,
         _lds("lds_diffusion") | {"fine_grained_recall": lambda study: study.recall()},
     ),
     "llama-owt": Offer(
         "Llama-3-8B-Instruct as it is on 99,642 sequences of OpenWebText",
         lambda place, _: OpenWebText(LLAMA_OWT, place),
+        llama.LAYOUT,
+        str(LLAMA_OWT.pretrained),
         {"llama_tail_patch": lambda study: study.patches()},
     ),
 }
@@ -114,12 +129,12 @@ def run(name: str, arguments: Sequence[str]) -> None:
     if args.device.startswith("cuda"):
         torch.set_float32_matmul_precision("high")
     study = offer.make(place(args), getattr(args, "architecture", ""))
-    print(plans.text(study, args.tflops * 1e12), flush=True)
+    wanted = [title for title in offer.studies if name in (setting, title)]
+    print(plans.text(study, args.tflops * 1e12, wanted), flush=True)
     if args.plan:
         return
-    for title, do in offer.studies.items():
-        if name in (setting, title):
-            print(f"{title}: wrote {do(study)}", flush=True)
+    for title in wanted:
+        print(f"{title}: wrote {offer.studies[title](study)}", flush=True)
 
 
 def options(name: str) -> argparse.ArgumentParser:
@@ -127,6 +142,10 @@ def options(name: str) -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog=f"python -m experiments run {name} --scale paper",
         description="; ".join(f"{setting}: {SETTINGS[setting].what}" for setting in offered),
+        epilog=". ".join(
+            f"{setting}: {SETTINGS[setting].data} in --data; {SETTINGS[setting].model} in --model"
+            for setting in offered
+        ),
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     if len(offered) > 1:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from experiments.scale import plans
 from experiments.scale.settings import BETAS, CATEGORIES, GLUE, Diffusion
 from experiments.scale.sources import Pictures, enough, of_classes, pictures
-from experiments.scale.study import Place, Study, closest, initial, losses
+from experiments.scale.study import Place, Stage, Study, closest, initial, losses
 from experiments.scale.training import State, fit
 from unde import Index, Setup, console
 from unde.datasets.attributes import join
@@ -44,7 +44,7 @@ CLASSES = (
     "images by class in CLASS/name.png (or train/CLASS/name.png) for {}, or tables with 'image' and 'label'"
 )
 CAPTIONS = (
-    'images with metadata.jsonl, {{"file_name": …, "text": the caption}} on each line, or tables with the columns '
+    'images with metadata.jsonl, {"file_name": …, "text": the caption} on each line, or tables with the columns '
     "'image' and 'text'"
 )
 SEEDS = {"learn": 0, "eval": 100_000}  # the first of each role
@@ -54,6 +54,12 @@ SD1_UNET = {  # all else are defaults of UNet2DConditionModel; for a plan withou
 }  # fmt: skip
 SD1_TOKENS, SD1_FACTOR = 77, 8  # of a prompt; pixels along the side of a latent
 TOGETHER = 8  # examples of a pass
+
+
+def layout(setting: Diffusion) -> str:
+    """What a folder of training images has to look like."""
+    names = ", ".join(setting.classes[:3]) + (", …" if setting.classes[3:] else "")
+    return CLASSES.format(names) if setting.classes else CAPTIONS
 
 
 class Generation(Study):
@@ -66,19 +72,14 @@ class Generation(Study):
 
     # --- data --------------------------------------------------------------------------------------------
 
-    @property
-    def layout(self) -> str:
-        names = ", ".join(self.setting.classes[:3]) + (", …" if self.setting.classes[3:] else "")
-        return CLASSES.format(names) if self.setting.classes else CAPTIONS.format()
-
     @cached_property
     def pictures(self) -> Pictures:
-        s, place = self.setting, self.place
-        found = pictures(place.source, "train", self.layout)
+        s, place, wanted = self.setting, self.place, layout(self.setting)
+        found = pictures(place.source, "train", wanted)
         if s.classes:
-            return of_classes(found, s.classes, s.train, place.fewer, self.layout)
+            return of_classes(found, s.classes, s.train, place.fewer, wanted)
         if not found.texts:
-            raise UndeError(f"the images of {place.source} have no captions: expected {self.layout}")
+            raise UndeError(f"the images of {place.source} have no captions: expected {wanted}")
         return found.take(range(enough(len(found), s.train, "images with captions", place.fewer)))
 
     def pixels(self) -> Tensor:
@@ -104,7 +105,7 @@ class Generation(Study):
 
             unet = initial(lambda: UNet2DModel(**s.unet))
             return DDPMPipeline(unet, DDPMScheduler(**BETAS)).to(self.place.device)
-        made = _stable_diffusion(self.place.model, f"{s.pretrained.what}, such as {s.pretrained.example}")
+        made = _stable_diffusion(self.place.model, str(s.pretrained))
         made.to(self.place.device)
         add_lora(made.unet, s.rank, seed=0)
         return made
@@ -242,7 +243,7 @@ class Generation(Study):
 
     # --- plan --------------------------------------------------------------------------------------------
 
-    def costs(self) -> tuple[list[tuple[str, float, str]], list[Plan]]:
+    def costs(self) -> tuple[list[Stage], list[Plan]]:
         s, (unet, example) = self.setting, self._on_meta()
         batch = min(TOGETHER, self.place.rows)
         together = min(s.timesteps, max(1, self.place.rows // batch))
@@ -259,16 +260,17 @@ class Generation(Study):
         once = found[0].flops["training"] / s.timesteps  # one timestep of each image
         each = replace(found[0], flops={**found[0].flops, "training": round(once)})
         generated, twice = s.learn + s.evaluate, 2 if s.rank is not None and s.guidance > 1 else 1
-        forward = once / 3 / s.train
+        forward = once / (3 if s.rank is None else 2) / s.train  # frozen weights have no gradient
         judged = forward * generated * s.timesteps
         stages = [
-            *plans.retrained(each, s, "noisy images")[:2],
-            (
+            *plans.trained(each, s, "noisy images", "lds_diffusion"),
+            Stage(
                 "judging halves",
                 s.subsets * judged,
                 f"{s.subsets} models × {generated:,} queries × {s.timesteps} timesteps",
+                "lds_diffusion",
             ),
-            (
+            Stage(
                 "generating",
                 forward * generated * s.steps * twice,
                 f"{generated:,} images × {s.steps} steps" + (" × 2 for guidance" if twice == 2 else ""),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from experiments.scale import findings, plans
 from experiments.scale.sources import texts
-from experiments.scale.study import Study, initial, losses
+from experiments.scale.study import Stage, Study, initial, losses
 from experiments.scale.tokens import Sequences, sequences, tokenizer_in
 from experiments.scale.training import State, fit, optimizer_of
 from unde import Index
@@ -131,7 +131,7 @@ class WikiText(Study):
             path = findings.write(self.place.results, name, results, s)
         return path
 
-    def costs(self) -> tuple[list[tuple[str, float, str]], list[Plan]]:
+    def costs(self) -> tuple[list[Stage], list[Plan]]:
         from transformers import GPT2LMHeadModel
 
         s = self.setting
@@ -145,11 +145,15 @@ class WikiText(Study):
             )
             for method in (LoGRA(s.projection, blocks=s.trak_blocks), EKFAC(s.logra))
         ]  # fmt: skip
-        stages = plans.retrained(found[0], s, f"sequences of {s.length}")[:2] + plans.featured(
-            found, s, f"sequences of {s.length}"
-        )
+        unit = f"sequences of {s.length}"
         runs = 1 + 3 * len(self.methods(model))  # random; no weights and two rules for each method
-        once = found[0].flops["training"] / s.train
-        steps = runs * s.evaluate
-        stages.append(("tail-patches", once * s.patch * steps, f"{steps:,} steps on {s.patch} sequences"))
-        return stages, found
+        once, steps = found[0].flops["training"] / s.train, runs * s.evaluate
+        patches = Stage(
+            "tail-patches",
+            once * s.patch * steps,
+            f"{steps:,} steps on {s.patch} sequences",
+            "language_tail_patch",
+        )
+        return [
+            *plans.trained(found[0], s, unit, "lds_language"), *plans.featured(found, s, unit), patches
+        ], found  # fmt: skip

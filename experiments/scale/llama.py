@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from experiments.scale import findings, plans
 from experiments.scale.sources import texts
-from experiments.scale.study import Study
+from experiments.scale.study import Stage, Study
 from experiments.scale.tokens import Sequences, sequences, tokenizer_in
 from experiments.scale.training import State, keep
 from unde import Index, console
@@ -33,9 +33,10 @@ class OpenWebText(Study):
     task, name = CausalLM(), "llama-owt"
 
     def blank(self) -> nn.Module:
-        wanted = f"{self.setting.pretrained.what}, such as {self.setting.pretrained.example}"
         if self.place.model is None or not (self.place.model / "config.json").exists():
-            raise UndeError(f"no model in {self.place.model}: give --model FOLDER with {wanted}")
+            raise UndeError(
+                f"no model in {self.place.model}: give --model FOLDER with {self.setting.pretrained}"
+            )
         return load_model(str(self.place.model))
 
     def _made(self) -> tuple[nn.Module, State]:
@@ -126,7 +127,7 @@ class OpenWebText(Study):
             path = findings.write(self.place.results, self.name, results, s)
         return path
 
-    def costs(self) -> tuple[list[tuple[str, float, str]], list[Plan]]:
+    def costs(self) -> tuple[list[Stage], list[Plan]]:
         s = self.setting
         plan = Index.plan(
             self._on_meta(), self.task, n_examples=s.train, seq_len=s.length, method=LoGRA(s.projection),
@@ -136,9 +137,9 @@ class OpenWebText(Study):
         once, asked = plan.flops["training"] / s.train, s.learn + s.evaluate
         steps = s.evaluate * (1 + 3 * 2)
         return [
-            ("generating queries", once / 3 * asked, f"{asked:,} of {s.length} tokens, forward only"),
+            Stage("generating queries", once / 3 * asked, f"{asked:,} of {s.length} tokens, forward only"),
             *plans.featured([plan], s, f"sequences of {s.length}"),
-            ("tail-patches", once * s.patch * steps, f"{steps:,} steps on {s.patch} sequence"),
+            Stage("tail-patches", once * s.patch * steps, f"{steps:,} steps on {s.patch} sequence"),
         ], [plan]
 
     def _on_meta(self) -> nn.Module:

@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
-from experiments.scale.study import ALPHA, Study
+from experiments.scale.study import ALPHA, Stage, Study
 from experiments.scale.training import steps_of
 from unde.console import size
 from unde.planning import Plan
 from unde.planning.show import flops
 
-Stage = tuple[str, float, str]  # what, its operations, how much of it
 
-
-def retrained(plan: Plan, setting: Any, unit: str) -> list[Stage]:
-    """Training on all examples, and on halves; `plan` has the operations of one pass over all."""
+def trained(plan: Plan, setting: Any, unit: str, lds: str) -> list[Stage]:
+    """Training on all examples, and on halves for the study `lds`; `plan` has the operations of one pass over all."""
     once, recipe = plan.flops["training"], setting.recipe
     half = int(ALPHA * setting.train)
     return [
-        (
+        Stage(
             "training",
             recipe.epochs * once,
             f"{recipe.epochs} epochs of {setting.train:,} {unit}, {steps_of(setting.train, recipe):,} steps",
         ),
-        (
+        Stage(
             "retraining on halves",
             setting.subsets * recipe.epochs * once * half / setting.train,
             f"{setting.subsets} models of {steps_of(half, recipe):,} steps",
+            lds,
         ),
-        *featured([plan], setting, unit),
     ]
 
 
@@ -37,27 +36,28 @@ def featured(found: list[Plan], setting: Any, unit: str) -> list[Stage]:
     """Features of training data and queries, and kernels."""
     asked = setting.learn + setting.evaluate
     each = sum(p.flops["features"] / p.examples for p in found)
-    stages: list[Stage] = [
-        (
+    stages = [
+        Stage(
             "features",
             sum(p.flops["features"] for p in found),
             f"{setting.train:,} {unit} × {len(found)} ind{'ex' if len(found) == 1 else 'exes'}",
         ),
-        ("query features", each * asked, f"{asked:,} queries"),
+        Stage("query features", each * asked, f"{asked:,} queries"),
     ]
     kernels = sum(p.flops.get("kernel", 0) for p in found)
-    return [*stages, ("kernels", kernels, "")] if kernels else stages
+    return [*stages, Stage("kernels", kernels, "")] if kernels else stages
 
 
-def text(study: Study, rate: float) -> str:
-    """`rate` is what a GPU sustains, in operations a second."""
-    stages, found = study.costs()
-    total = sum(n for _, n, _ in stages)
-    width = max(len(what) for what, _, _ in stages)
+def text(study: Study, rate: float, wanted: Collection[str]) -> str:
+    """What the studies `wanted` take; `rate` is what a GPU sustains, in operations a second."""
+    costs, found = study.costs()
+    stages = [stage for stage in costs if stage.study in ("", *wanted)]
+    total = sum(stage.flops for stage in stages)
+    width = max(len(stage.what) for stage in stages)
     lines = [
         f"{study.name}: what it will take, with a device that sustains {rate / 1e12:g} TFLOP/s (--tflops)",
         "",
-        *(f"  {what:{width}}  {flops(n):>12}  {_hours(n / rate):>12}  {of}" for what, n, of in stages),
+        *(f"  {what:{width}}  {flops(n):>12}  {_hours(n / rate):>12}  {of}" for what, n, of, _ in stages),
         f"  {'all':{width}}  {flops(total):>12}  {_hours(total / rate):>12}",
         "",
         f"  on disk {size(sum(p.bytes_on_disk for p in found))} of indexes",

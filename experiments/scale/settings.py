@@ -37,6 +37,9 @@ class Pretrained:
     what: str
     example: str  # a public one
 
+    def __str__(self) -> str:
+        return f"{self.what}, such as {self.example}"
+
 
 # --- image classification ---------------------------------------------------------------------------------
 

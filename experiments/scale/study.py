@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -49,6 +49,15 @@ class Place:
     threads: int = 1
     memory: str | None = None  # instead of the setting's
     fewer: bool = False
+
+
+class Stage(NamedTuple):
+    """A stage of the plan."""
+
+    what: str
+    flops: float
+    of: str  # how much of it
+    study: str = ""  # the one that needs it; none: all do
 
 
 class Study(ABC):
@@ -89,8 +98,8 @@ class Study(ABC):
         """By the names of the paper's tables; the model may be on the meta device."""
 
     @abstractmethod
-    def costs(self) -> tuple[list[tuple[str, float, str]], list[Plan]]:
-        """(what, operations, how much of it) of each stage, and the plans of the indexes."""
+    def costs(self) -> tuple[list[Stage], list[Plan]]:
+        """What each stage takes, and the plans of the indexes."""
 
     # --- kept in `out` -----------------------------------------------------------------------------------
 

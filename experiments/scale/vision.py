@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import hashlib
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from experiments.scale import findings, plans
 from experiments.scale.settings import Vision
 from experiments.scale.sources import Pictures, enough, pictures
-from experiments.scale.study import Place, Study, closest, initial, losses
+from experiments.scale.study import Place, Stage, Study, closest, initial, losses
 from experiments.scale.training import State, fit
 from unde import Index, console
 from unde.errors import UndeError
@@ -99,7 +99,9 @@ class ImageNet(Study):
 
     def _stored(self, role: str, part: Pictures) -> np.ndarray:
         """Decoded once, into a file that is read page by page: retraining reads images thousands of times."""
-        side, path = self.setting.stored, self.place.out / f"imagenet-{role}-{len(part)}.npy"
+        side = self.setting.stored
+        origin = hashlib.blake2b(f"{self.place.source} {side}".encode(), digest_size=4).hexdigest()
+        path = self.place.out / f"imagenet-{role}-{len(part)}-{origin}.npy"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             unfinished = path.with_suffix(".unfinished.npy")
@@ -111,10 +113,7 @@ class ImageNet(Study):
                     advance(1)
             out.flush()
             unfinished.replace(path)
-        found = np.load(path, mmap_mode="r")
-        if found.shape[1:] != (3, side, side):
-            raise UndeError(f"{path} holds images of {found.shape[-1]} pixels, not {side}: delete it")
-        return found
+        return np.load(path, mmap_mode="r")
 
     @cached_property
     def labels(self) -> tuple[Tensor, Tensor]:
@@ -196,16 +195,17 @@ class ImageNet(Study):
 
     # --- plan --------------------------------------------------------------------------------------------
 
-    def costs(self) -> tuple[list[tuple[str, float, str]], list[Plan]]:
+    def costs(self) -> tuple[list[Stage], list[Plan]]:
         s = self.setting
         with torch.device("meta"):
             model, batch = made(s), (torch.empty(1, 3, s.side, s.side), torch.empty(1, dtype=torch.long))
-        built = self.methods(model)["TRAK"]
         plan = Index.plan(
-            model, self.task, batch, n_examples=s.train, method=replace(built), groups=s.groups,
+            model, self.task, batch, n_examples=s.train, method=self.methods(model)["TRAK"], groups=s.groups,
             batch_size=self.place.rows, queries=s.learn, memory=self.memory,
         )  # fmt: skip
-        return plans.retrained(plan, s, "images"), [plan]
+        stages = plans.trained(plan, s, "images", "lds_classification")
+        again = Stage("training on wrong labels", stages[0].flops, stages[0].of, "mislabel_auc")
+        return [*stages, again, *plans.featured([plan], s, "images")], [plan]
 
 
 def made(s: Vision) -> nn.Module:

@@ -1,5 +1,6 @@
 """The command at the paper's scale: names, plans, and that the settings are the paper's."""
 
+import pickle
 from dataclasses import replace
 
 import experiments.scale.command as command
@@ -66,7 +67,7 @@ def test_a_study_of_several_settings_asks_which(capsys):
 )
 def test_names_lead_to_studies(monkeypatch, tmp_path, name, arguments, called):
     seen = []
-    monkeypatch.setattr(plans, "text", lambda study, rate: "the plan")
+    monkeypatch.setattr(plans, "text", lambda study, rate, wanted: "the plan")
     for kind in (ImageNet, WikiText, Generation, command.Pokemon, OpenWebText):
         for what in ("lds", "mislabel", "patches", "recall"):
             if hasattr(kind, what):
@@ -79,9 +80,9 @@ def test_names_lead_to_studies(monkeypatch, tmp_path, name, arguments, called):
 
 
 def test_a_plan_needs_neither_data_nor_model(tmp_path, monkeypatch, capsys):
-    tiny = {"sample_size": 32, "layers_per_block": 1, "block_out_channels": (8,), "norm_num_groups": 2}
+    tiny = {"sample_size": 8, "layers_per_block": 1, "block_out_channels": (8,), "norm_num_groups": 2}
     tiny |= {"down_block_types": ("DownBlock2D",), "up_block_types": ("UpBlock2D",)}
-    monkeypatch.setattr(command, "CIFAR2", replace(CIFAR2, unet=tiny, features=100))
+    monkeypatch.setattr(command, "CIFAR2", replace(CIFAR2, unet=tiny, features=100, side=8))
     run("cifar2", ["--plan", "--out", str(tmp_path), "--rows", "8", "--tflops", "50"])
     shown = capsys.readouterr().out
     assert "200 epochs of 5,000 noisy images, 8,000 steps" in shown
@@ -102,7 +103,7 @@ def test_plans_count_what_is_trained(tmp_path):
         projection="kron(2)",
         logra="kron(3)",
     )
-    costs = {what: n for what, n, _ in WikiText(setting, place).costs()[0]}
+    costs = {what: n for what, n, *_ in WikiText(setting, place).costs()[0]}
     assert costs["retraining on halves"] == pytest.approx(50 * costs["training"])
     assert costs["tail-patches"] == pytest.approx(costs["training"] / 10 / 64 * 128 * 3 * 13)
 
@@ -115,9 +116,11 @@ def test_a_plan_of_llama_takes_the_config_of_its_folder(tmp_path):
         **sizes, num_attention_heads=2, num_key_value_heads=1, architectures=["LlamaForCausalLM"]
     ).save_pretrained(tmp_path)
     llama = replace(LLAMA_OWT, length=8, train=10, learn=2, evaluate=2, projection="kron(2)")
-    shown = plans.text(OpenWebText(llama, scale_toy.place(tmp_path, None, model=tmp_path)), 1e12)
+    shown = plans.text(
+        OpenWebText(llama, scale_toy.place(tmp_path, None, model=tmp_path)), 1e12, ["llama_tail_patch"]
+    )
     assert "tail-patches" in shown and "14 steps on 1 sequence" in shown
-    assert "model.layers.0.mlp.up_proj" in shown
+    assert "model.layers.*.mlp.up_proj" in shown
 
 
 def test_models_and_projections_are_the_papers():
@@ -139,3 +142,37 @@ def test_models_and_projections_are_the_papers():
         for other in (side - 1, side + 1):
             assert abs(width(model, found) - k) <= abs(width(model, f"kron({other})") - k)
     assert [len(names) for names in CATEGORIES.values()] == [10, 10, 10]
+
+
+@pytest.mark.parametrize("name", list(command.SETTINGS))
+def test_other_processes_get_the_setting_alone(tmp_path, name):
+    """Halves may be trained by several processes, which are sent what trains and judges them."""
+    study = command.SETTINGS[name].make(scale_toy.place(tmp_path, tmp_path), "resnet18")
+    study._trained = (torch.nn.Linear(1000, 1000), {})
+    sent = pickle.dumps((study.train_half, study.utility))
+    assert len(sent) < 20_000
+    there = pickle.loads(sent)[0].__self__
+    assert (there.name, there.setting, there.place) == (study.name, study.setting, study.place)
+    assert there._trained is None and there._indexes == {}
+
+
+def test_help_says_what_the_data_should_look_like(capsys):
+    with pytest.raises(SystemExit):
+        run("lds_diffusion", ["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert (
+        "artbench2: images by class in CLASS/name.png" in shown
+        and "naruto: images with metadata.jsonl" in shown
+    )
+    assert "miniSD-diffusers" in shown
+
+
+def test_a_plan_counts_only_what_the_study_needs(tmp_path):
+    tiny = {"embedding_size": 8, "hidden_sizes": [8], "depths": [1], "layer_type": "basic", "num_labels": 3}
+    setting = replace(RESNET18, config=tiny, features=100, side=8)
+    study = ImageNet(setting, scale_toy.place(tmp_path, None), "resnet18")
+    costs = study.costs()
+    study.costs = lambda: costs
+    ranked, labels = (plans.text(study, 1e12, [name]) for name in ("lds_classification", "mislabel_auc"))
+    assert "100 models of 8,820 steps" in ranked and "training on wrong labels" not in ranked
+    assert "100 models" not in labels and "training on wrong labels" in labels
