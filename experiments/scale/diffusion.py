@@ -275,7 +275,7 @@ class Generation(Study):
                 forward * generated * s.steps * twice,
                 f"{generated:,} images × {s.steps} steps" + (" × 2 for guidance" if twice == 2 else ""),
             ),
-            *plans.featured(found, s, f"images × {s.timesteps} timesteps"),
+            *plans.featured(found, s, f"images × {s.timesteps} timesteps", len(methods)),
         ]
         return stages, found
 

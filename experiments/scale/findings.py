@@ -118,16 +118,16 @@ def mislabel_entry(
     for name, w in weights.items():
         found = area(w, everything)
         rules[name] = rule(w, found, {"auc": found["auc"] - plain["auc"]})
-        apart = _unseen(w, judged)
+        apart = np.flatnonzero(~np.isin(judged, seen(w)))
         if 0 < len(apart) < len(judged) and 0 < wrong[apart].sum() < len(apart):
             rules[name]["unseen examples"] = {"unweighted": area(None, apart), "estimate": area(w, apart)}
     return entry(method, plain, rules, without)
 
 
-def _unseen(weights: Weights, judged: np.ndarray) -> np.ndarray:
-    """Which of the judged examples the weights were not learned from; self-retrieval lists those it asked."""
-    asked = weights.provenance.get("examples")
-    return np.flatnonzero(~np.isin(judged, asked if isinstance(asked, list) else []))
+def seen(weights: Weights) -> list[int]:
+    """The training examples that weights were learned from: self-retrieval lists its own, part by part."""
+    asked = weights.provenance.get("examples")  # of other rules: how many there are
+    return sorted({i for part in asked.values() for i in part}) if isinstance(asked, dict) else []
 
 
 def bank_entry(bank: Bank) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -137,14 +138,21 @@ class WikiText(Study):
         s = self.setting
         with torch.device("meta"):
             model = GPT2LMHeadModel(self.config)
+        built = (LoGRA(s.projection, blocks=s.trak_blocks), EKFAC(s.logra), LoGRA(s.logra))
         found = [
             Index.plan(
                 model, self.task, n_examples=s.train, seq_len=s.length, method=method, groups=s.groups,
                 exclude=s.exclude, batch_size=self.place.rows, store_dtype=s.store_dtype, queries=s.learn,
                 memory=self.memory,
             )
-            for method in (LoGRA(s.projection, blocks=s.trak_blocks), EKFAC(s.logra))
+            for method in built
         ]  # fmt: skip
+        found[2] = replace(
+            found[2],
+            disk={"kernel applied": found[2].disk["kernel applied"]},
+            flops={**found[2].flops, "features": 0},
+            notes=(*found[2].notes, "on the index of EKFAC, whose features it shares"),
+        )
         unit = f"sequences of {s.length}"
         runs = 1 + 3 * len(self.methods(model))  # random; no weights and two rules for each method
         once, steps = found[0].flops["training"] / s.train, runs * s.evaluate
@@ -155,5 +163,5 @@ class WikiText(Study):
             "language_tail_patch",
         )
         return [
-            *plans.trained(found[0], s, unit, "lds_language"), *plans.featured(found, s, unit), patches
+            *plans.trained(found[0], s, unit, "lds_language"), *plans.featured(found, s, unit, 4), patches
         ], found  # fmt: skip

@@ -138,7 +138,7 @@ class OpenWebText(Study):
         steps = s.evaluate * (1 + 3 * 2)
         return [
             Stage("generating queries", once / 3 * asked, f"{asked:,} of {s.length} tokens, forward only"),
-            *plans.featured([plan], s, f"sequences of {s.length}"),
+            *plans.featured([plan], s, f"sequences of {s.length}", 2),
             Stage("tail-patches", once * s.patch * steps, f"{steps:,} steps on {s.patch} sequence"),
         ], [plan]
 

@@ -32,17 +32,26 @@ def trained(plan: Plan, setting: Any, unit: str, lds: str) -> list[Stage]:
     ]
 
 
-def featured(found: list[Plan], setting: Any, unit: str) -> list[Stage]:
-    """Features of training data and queries, and kernels."""
+SELF_RETRIEVAL = 740  # queries that `Index.learn_weights` costs
+
+
+def featured(found: list[Plan], setting: Any, unit: str, methods: int) -> list[Stage]:
+    """Features of training data, of queries and of perturbed training examples, and kernels."""
     asked = setting.learn + setting.evaluate
-    each = sum(p.flops["features"] / p.examples for p in found)
+    built = [p for p in found if p.flops["features"]]  # others share the features of one of these
+    each = sum(p.flops["features"] / p.examples for p in built)
     stages = [
         Stage(
             "features",
-            sum(p.flops["features"] for p in found),
-            f"{setting.train:,} {unit} × {len(found)} ind{'ex' if len(found) == 1 else 'exes'}",
+            sum(p.flops["features"] for p in built),
+            f"{setting.train:,} {unit} × {len(built)} ind{'ex' if len(built) == 1 else 'exes'}",
         ),
         Stage("query features", each * asked, f"{asked:,} queries"),
+        Stage(
+            "self-retrieval",
+            each / len(built) * SELF_RETRIEVAL * methods,
+            f"{methods} methods × about {SELF_RETRIEVAL} perturbed examples",
+        ),
     ]
     kernels = sum(p.flops.get("kernel", 0) for p in found)
     return [*stages, Stage("kernels", kernels, "")] if kernels else stages

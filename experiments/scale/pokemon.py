@@ -13,7 +13,7 @@ from experiments.scale import findings
 from experiments.scale.diffusion import Generation
 from experiments.scale.settings import CATEGORIES, GLUE, Diffusion, FineGrained
 from experiments.scale.study import Place, Stage
-from unde import learn_weights
+from unde import console, learn_weights
 from unde.datasets import Attributes, Queries
 from unde.errors import UndeError
 from unde.evaluate import fine_grained
@@ -69,7 +69,7 @@ class Pokemon(Generation):
         try:  # for no attribute in particular
             weights["self-retrieval"] = self.index(self.trained()[0], method).learn_weights(method=method)
         except UndeError as e:
-            findings.console.note(f"no weights by self-retrieval ({e})")
+            console.note(f"no weights by self-retrieval ({e})")
         entry: dict[str, Any] = {"method": repr(method)}
         entry["rules"] = {
             a: {"weights": w.values.tolist(), "groups": list(w.groups)} for a, w in weights.items()

@@ -205,7 +205,7 @@ class ImageNet(Study):
         )  # fmt: skip
         stages = plans.trained(plan, s, "images", "lds_classification")
         again = Stage("training on wrong labels", stages[0].flops, stages[0].of, "mislabel_auc")
-        return [*stages, again, *plans.featured([plan], s, "images")], [plan]
+        return [*stages, again, *plans.featured([plan], s, "images", 2)], [plan]
 
 
 def made(s: Vision) -> nn.Module:

@@ -64,9 +64,9 @@ def self_retrieval(monkeypatch):
     def learn(index, method=None, perturb=None, examples=200, seed=0):
         groups = list(index.groups.names)
         values = torch.linspace(0.5, 1.5, len(groups))
-        return unde.Weights(values, groups, provenance={"examples": list(range(min(2, len(index))))})
+        return unde.Weights(values, groups, provenance={"examples": {"learn": [0], "report": [1]}})
 
-    monkeypatch.setattr(unde.Index, "learn_weights", learn, raising=False)
+    monkeypatch.setattr(unde.Index, "learn_weights", learn)
 
 
 def results(path):
