@@ -8,11 +8,14 @@ import scale_toy
 import torch
 
 import hf_toy  # isort: skip  (its folder is put on the path by scale_toy)
+from experiments.scale.findings import kept
 from experiments.scale.language import WikiText
 from experiments.scale.llama import OpenWebText, continued
 from experiments.scale.settings import LLAMA_OWT, WIKITEXT103
+from experiments.scale.tokens import sequences
 
 from unde import UndeError
+from unde.evaluate import Estimate, TailPatch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CONFIG = {
@@ -146,3 +149,24 @@ def test_llama_needs_its_folder(tmp_path):
     folder = scale_toy.tables(tmp_path / "owt", {"train": hf_toy.LINES})
     with pytest.raises(UndeError, match="--model FOLDER with Llama-3-8B-Instruct"):
         OpenWebText(LLAMA, scale_toy.place(tmp_path, folder)).patches()
+
+
+def test_what_is_left_over_goes_into_the_next_block(tmp_path):
+    lines = hf_toy.LINES
+    whole = sequences(tmp_path / "a", [lines], hf_toy.tokenizer(), 7, 25, False, "lines").rows(range(25))
+    parts = sequences(tmp_path / "b", [[line] for line in lines], hf_toy.tokenizer(), 7, 25, False, "lines")
+    np.testing.assert_array_equal(parts.rows(range(25)), whole)
+    with pytest.raises(UndeError, match="made for sequences of another length"):
+        sequences(tmp_path / "a", [lines], hf_toy.tokenizer(), 7, 20, False, "lines")
+
+
+def test_a_kept_tail_patch_is_for_the_same_proponents_only(tmp_path):
+    made = []
+
+    def make():
+        made.append(Estimate(np.array([1.0 + len(made), 2.0])))
+        return TailPatch(made[-1], made[-1])
+
+    for indices, count in (([[0], [1]], 1), ([[0], [1]], 1), ([[0], [2]], 2)):
+        found = kept(tmp_path / "x.npz", torch.tensor(indices), make)
+        assert len(made) == count and found.per_token.mean == made[-1].mean
