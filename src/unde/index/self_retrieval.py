@@ -1,12 +1,12 @@
 """Weights from an index alone: perturbed training examples that should find themselves.
 
 The mathematics, the search for a strength and the guard are in `unde.weights.retrieval`; here examples are drawn,
-perturbed and scored. Four disjoint parts of the training data search the strength, learn, choose and report.
+perturbed and scored. Four disjoint parts of the training data search the strength, learn, judge and report.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -24,65 +24,119 @@ from unde.index.queries import BadQuery, compute
 from unde.methods import Method
 from unde.tasks.perturb import CORPUS, Perturbation
 from unde.weights import Weights, retrieval
-from unde.weights.retrieval import Copies
+from unde.weights.retrieval import Copies, Judged, Trial
 
 if TYPE_CHECKING:
     from unde.index.index import Index
 
-SEARCHED = 48  # examples that the search for a strength looks at, up to five times
+# Shares of the 800 passes: those of the search, for one kind of perturbation and for two; those that judge; and
+# report. `examples` more are learned from.
+SEARCHED = {1: (48, 5), 2: (30, 4)}  # examples, strengths tried at most
+JUDGING, REPORTING = 260, 100
 FEWEST = 10  # examples in a part
 Perturb = Callable[[Any, float, np.random.Generator], Any]
 
 
 def learn(index: Index, method: str | Method | None, perturb: Any, examples: int, seed: int) -> Weights:
     """See `Index.learn_weights`."""
-    chosen = methods.on_index(method, index.method)
-    copier = Copier(index, chosen, perturb, seed)
-    parts = Parts.drawn(index, copier.content, examples, seed)
-    kind = copier.kind
-    found = retrieval.search(
-        lambda strength: float(copier.copies(parts.search, strength).found().float().mean()),
-        kind.least,
-        kind.most,
-    )
-    held_out = copier.copies(parts.choose, found.strength)
-    weak = held_out if found.strength == kind.least else copier.copies(parts.choose, kind.least)
-    values, best, judged = retrieval.choose(
-        copier.copies(parts.learn, found.strength), held_out, weak, seed=seed
-    )
-    told = copier.copies(parts.report, found.strength)
-    before, after = (float(told.found(w).float().mean()) for w in (None, values))
-    copier.check_model()
-    provenance = {
-        "how": "self-retrieval",
-        "method": chosen.name,
-        "scores": told.scores.provenance,
-        "perturbation": kind.name,
-        **retrieval.record(found, judged, best),
-        "found": {"unweighted": before, "weighted": after, "copies": len(parts.report)},
-        "examples": parts.as_dict(),
-        "seed": seed,
-    }
-    digests = copier.digests(torch.cat([parts.search, parts.learn, parts.choose, parts.report]))
-    weights = Weights(values, told.scores.groups, digests, provenance)
-    console.note(summary(weights))
-    return weights
+    found = Retrieval.made(index, method, perturb, examples, seed)
+    judged = retrieval.judge(retrieval.candidates(found.learn(), seed), found.trials)
+    return found.weights(judged)
+
+
+@dataclass(frozen=True, eq=False)
+class Retrieval:
+    """What one method finds of perturbed training examples: to learn weights from, to judge them, and to report."""
+
+    copier: Copier
+    parts: Parts
+    trials: list[Trial]
+    seed: int
+
+    @classmethod
+    def made(
+        cls, index: Index, method: str | Method | None, perturb: Any, examples: int, seed: int
+    ) -> Retrieval:
+        """Searches strengths and scores the copies that judge."""
+        chosen = methods.on_index(method, index.method)
+        copier = Copier(index, chosen, perturb, seed)
+        parts = Parts.drawn(index, copier.content, examples, len(copier.kinds), seed)
+        trials = [_trial(copier, kind, parts, i) for i, kind in enumerate(copier.kinds)]
+        return cls(copier, parts, trials, seed)
+
+    def learn(self) -> dict[str, Copies]:
+        """Copies of each kind to learn from."""
+        return {
+            t.kind: self._copies(self.parts.learn, i, t.searched.strength) for i, t in enumerate(self.trials)
+        }
+
+    def weights(self, judged: Sequence[Judged], how: str = "self-retrieval") -> Weights:
+        """The best candidate with its story, or uniform weights if the guard refuses all; said in a line."""
+        best = retrieval.best(judged)
+        groups = self.trials[0].hard.scores.groups
+        values = torch.ones(len(groups)) if best is None else best.weights
+        found = {}
+        for i, t in enumerate(self.trials):
+            told = self._copies(self.parts.report, i, t.searched.strength)
+            before, after = (float(told.found(w).float().mean()) for w in (None, values))
+            found[t.kind] = {"unweighted": before, "weighted": after, "copies": len(told.originals)}
+        self.copier.check_model()
+        reasons = dict.fromkeys(j.refused for j in judged if j.refused)
+        provenance = {
+            "how": how,
+            "method": self.copier.method.name,
+            "scores": self.trials[0].hard.scores.provenance,
+            "strength": {t.kind: t.searched.strength for t in self.trials},
+            "search": {t.kind: t.searched.tried for t in self.trials},
+            "chosen": None if best is None else best.candidate,
+            "refused": None if best is not None else "; ".join(map(str, reasons)),
+            "found": found,
+            "candidates": [j.as_dict() for j in judged],
+            "examples": self.parts.as_dict(),
+            "seed": self.seed,
+        }
+        weights = Weights(values, groups, self.copier.digests(self.parts.used), provenance)
+        console.note(summary(weights))
+        return weights
+
+    def _copies(self, part: Tensor, i: int, strength: float) -> Copies:
+        return self.copier.copies(self.copier.kinds[i], part[i :: len(self.trials)], strength)
+
+
+def _trial(copier: Copier, kind: Perturbation, parts: Parts, i: int) -> Trial:
+    """The strength of one kind, and held-out copies."""
+    count = len(copier.kinds)
+    searching, judging = parts.search[i::count], parts.judge[i::count]
+
+    def share(strength: float) -> float:
+        return float(copier.copies(kind, searching, strength).found().float().mean())
+
+    searched = retrieval.search(share, kind.least, kind.most, steps=SEARCHED[count][1])
+    if searched.strength == kind.least:
+        hard = weak = copier.copies(kind, judging, kind.least)
+    else:
+        half = len(judging) // 2
+        hard = copier.copies(kind, judging[:half], searched.strength)
+        weak = copier.copies(kind, judging[half:], kind.least)
+    return Trial(kind.name, searched, hard, weak)
 
 
 def summary(weights: Weights) -> str:
-    """What self-retrieval did, in a line or two.
+    """What self-retrieval did or thinks of weights, in a line.
 
     >>> summary(Weights.uniform(["a"]))
-    'these weights were not learned by self-retrieval'
+    'self-retrieval has not looked at these weights'
     """
     p = weights.provenance
-    if p.get("how") != "self-retrieval":
-        return "these weights were not learned by self-retrieval"
-    copies = f"copies ({p['perturbation']}, strength {p['strength']:.2g})"
-    if not p["accepted"]:
+    if "found" not in p:
+        return "self-retrieval has not looked at these weights"
+    if p["refused"] is not None:
         return f"weights stay uniform, the unweighted method: {p['refused']}"
-    share = f"{100 * p['found']['unweighted']:.0f} % → {100 * p['found']['weighted']:.0f} %"
-    return f"{p['found']['copies']} held-out {copies} find their original: {share}"
+    parts = [
+        f"{kind} (strength {p['strength'][kind]:.2g}) {100 * f['unweighted']:.0f} % → {100 * f['weighted']:.0f} %"
+        for kind, f in p["found"].items()
+    ]
+    return f"held-out copies that find their original: {'; '.join(parts)}"
 
 
 @dataclass(frozen=True)
@@ -91,12 +145,12 @@ class Parts:
 
     search: Tensor
     learn: Tensor
-    choose: Tensor
+    judge: Tensor
     report: Tensor
     rest: Tensor  # used for nothing
 
     @classmethod
-    def drawn(cls, index: Index, content: Tensor, examples: int, seed: int) -> Parts:
+    def drawn(cls, index: Index, content: Tensor, examples: int, kinds: int, seed: int) -> Parts:
         """One of each set of equal examples, in random order, dealt out; all parts shrink where there are few."""
         if examples < 2 * FEWEST:
             raise UndeError(f"examples is {examples}: expected at least {2 * FEWEST} to learn weights from")
@@ -104,19 +158,23 @@ class Parts:
         order = order[~index.skipped.numpy()[order]]
         first = np.sort(np.unique(content.numpy()[order], return_index=True)[1])
         order = torch.from_numpy(order[first])
-        sizes = [SEARCHED, examples, examples // 2, examples // 2]
-        scale = min(1.0, len(order) / sum(sizes))
-        sizes = [int(scale * size) for size in sizes]
-        if min(sizes) < FEWEST:
-            need = -(-FEWEST * sum([SEARCHED, examples, examples // 2, examples // 2]) // SEARCHED)
+        wanted = [SEARCHED[kinds][0] * kinds, examples, JUDGING, REPORTING]
+        scale = min(1.0, len(order) / sum(wanted))
+        sizes = [int(scale * size) for size in wanted]
+        if min(sizes) < FEWEST * kinds:
+            need = -(-FEWEST * kinds * sum(wanted) // min(wanted))
             raise UndeError(
-                f"{len(order)} different training examples are too few to search, learn, choose and report on "
-                f"disjoint parts: expected at least {need}. Stay with the unweighted method, or give queries to learn from"
+                f"{len(order)} different training examples are too few to search, learn, judge and report on "
+                f"disjoint parts: expected at least {need}. Stay with the unweighted method"
             )
         return cls(*order[: sum(sizes)].split(sizes), order[sum(sizes) :])
 
+    @property
+    def used(self) -> Tensor:
+        return torch.cat([self.search, self.learn, self.judge, self.report])
+
     def as_dict(self) -> dict[str, list[int]]:
-        return {name: getattr(self, name).tolist() for name in ("search", "learn", "choose", "report")}
+        return {name: getattr(self, name).tolist() for name in ("search", "learn", "judge", "report")}
 
 
 class Copier:
@@ -132,24 +190,25 @@ class Copier:
             )
         self.index, self.method, self.seed = index, method, seed
         self.model, self.task, self.rows = index.model, index.task, index.train_data
-        self.kind = self._kind(perturb)
+        self.kinds = self._kinds(perturb)
         digests = index.extras("digest").numpy()
         self._digests = digests
         self.content = torch.from_numpy(np.unique(digests, return_inverse=True)[1])
-        if not isinstance(self.kind, WeightNoise):
-            self._try_out()
+        for kind in self.kinds:
+            if not isinstance(kind, WeightNoise):
+                self._try_out(kind)
 
-    def copies(self, which: Tensor, strength: float) -> Copies:
+    def copies(self, kind: Perturbation, which: Tensor, strength: float) -> Copies:
         """Copies of the training examples `which`, scored under the method with its sign."""
-        made = [self._query(int(i), strength) for i in which]
+        made = [self._query(kind, int(i), strength) for i in which]
         under = nullcontext
-        if isinstance(self.kind, WeightNoise):
-            under = partial(self.kind.on, self.model, strength, self.seed)
+        if isinstance(kind, WeightNoise):
+            under = partial(kind.on, self.model, strength, self.seed)
         try:
             features = compute(self.index, Rows(made, self.index.collate), under)
         except BadQuery as e:
             raise UndeError(
-                f"the copy of training example {int(which[e.row])} at strength {strength:.3g} ({self.kind.name}) has a "
+                f"the copy of training example {int(which[e.row])} at strength {strength:.3g} ({kind.name}) has a "
                 "loss or gradient that is NaN or infinite: pass a gentler perturb=, or look at the model"
             ) from None
         scores = self.index.scores_of(self.method.signed, features.features, features.digests)
@@ -163,43 +222,39 @@ class Copier:
         if fingerprints(self.model, self.index.checkpoints) != self.index.manifest.models:
             raise UndeError("perturb= changed the model's weights: it may change examples only")
 
-    def _query(self, i: int, strength: float) -> Any:
-        random = np.random.default_rng([self.seed, 1, i])
-        copy = self.kind(self.rows[i], strength, random)
+    def _query(self, kind: Perturbation, i: int, strength: float) -> Any:
+        copy = kind(self.rows[i], strength, np.random.default_rng([self.seed, 1, i]))
         return self.method.query(self.task, copy, np.random.default_rng([self.seed, 2, i]))
 
-    def _kind(self, perturb: Any) -> Perturbation:
+    def _kinds(self, perturb: Any) -> list[Perturbation]:
         if perturb is None:
             step = max(1, len(self.rows) // CORPUS)
             some = [self.rows[i] for i in range(0, len(self.rows), step)][:CORPUS]
-            return self.task.perturbation(self.model, some)
+            return self.task.perturbations(self.model, some)
         if perturb == "weights":
-            return WeightNoise()
+            return [WeightNoise()]
         if isinstance(perturb, Perturbation):
-            return perturb
+            return [perturb]
         if callable(perturb):
-            return Given(perturb)
+            return [Given(perturb)]
         raise UndeError(
             f"perturb is {perturb!r}: expected a function (example, strength, random) -> example, 'weights', or None "
             "for what the task knows"
         )
 
-    def _try_out(self) -> None:
+    def _try_out(self, kind: Perturbation) -> None:
         """What a perturbation must keep to: shapes, and the random numbers it is given."""
         for i in (0, len(self.rows) - 1):
             original = self.rows[i]
-            one, two = (
-                self.kind(self.rows[i], self.kind.most, np.random.default_rng([self.seed, 1, i]))
-                for _ in "12"
-            )
+            one, two = (kind(self.rows[i], kind.most, np.random.default_rng([self.seed, 1, i])) for _ in "12")
             if digest(one) != digest(two):
                 raise UndeError(
-                    f"{self.kind.name} gives another copy of example {i} when called again: draw random numbers from "
+                    f"{kind.name} gives another copy of example {i} when called again: draw random numbers from "
                     "the generator that it is given, and from nowhere else"
                 )
             if form(one) != form(original):
                 raise UndeError(
-                    f"{self.kind.name} made {form(one)} of example {i}, which is {form(original)}: expected the same "
+                    f"{kind.name} made {form(one)} of example {i}, which is {form(original)}: expected the same "
                     "structure, shapes and types"
                 )
         self.check_model()

@@ -66,12 +66,12 @@ class Task:
         """The task at one step of a trajectory of `steps`, for methods that sum over steps."""
         raise TypeError(f"{type(self).__name__} knows no trajectories")
 
-    def perturbation(self, model: nn.Module, examples: Sequence[Any]) -> Perturbation:
-        """How training examples are perturbed to learn weights from; `examples` are some of them.
+    def perturbations(self, model: nn.Module, examples: Sequence[Any]) -> list[Perturbation]:
+        """How training examples are perturbed to learn weights from, one way or two; `examples` are some of them.
 
         Default: Gaussian noise on floating inputs.
         """
-        return Noise()
+        return [Noise()]
 
     def mask(self, batch: Any) -> Tensor | None:
         """(B, T), True at positions that are real and not padding; None if all are."""

@@ -46,11 +46,11 @@ class Classification(Task):
             + (f" of length {len(batch)}" if isinstance(batch, (tuple, list)) else "")
         )
 
-    def perturbation(self, model: nn.Module, examples: Sequence[Any]) -> Perturbation:
+    def perturbations(self, model: nn.Module, examples: Sequence[Any]) -> list[Perturbation]:
         """Noise on floating inputs; tokens replaced where the inputs are texts."""
         if examples and isinstance(examples[0], Mapping) and "input_ids" in examples[0]:
-            return Replace.of(examples, special_tokens(model))
-        return Noise()
+            return [Replace.of(examples, special_tokens(model))]
+        return [Noise()]
 
     def mask(self, batch: Any) -> Tensor | None:
         mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None

@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from unde.data import digest
 from unde.errors import UndeError, unknown
 from unde.tasks.base import Task
-from unde.tasks.perturb import Augment
+from unde.tasks.perturb import Augment, Noise, Perturbation
 
 MEASURES = ("loss", "square", "mean", "residual")
 ROWS = 80  # noisy images worth having in one forward pass: on CPUs more are slower
@@ -237,13 +237,14 @@ class Diffusion(Task):
         one.timesteps, one.only, one.steps = [sampler_timesteps(self.scheduler, steps)[c]], c, steps
         return one
 
-    def perturbation(self, model: nn.Module, examples: Sequence[Any]) -> Augment:
-        """Flipped, cropped and recoloured images, through the VAE where there is one. Noise is no perturbation to a
-        denoiser: its inputs are noisy anyway."""
+    def perturbations(self, model: nn.Module, examples: Sequence[Any]) -> list[Perturbation]:
+        """Flipped, cropped and recoloured images, through the VAE where there is one; and images with noise. To a
+        denoiser, whose inputs are noisy anyway, neither alone is always the right question."""
         vae = self._aside["vae"]
         if vae is None:
-            return Augment()
-        return Augment(lambda latents: _decoded(vae, latents), lambda images: _encoded(vae, images))
+            return [Augment(), Noise()]
+        through = Augment(lambda latents: _decoded(vae, latents), lambda images: _encoded(vae, images))
+        return [through, Noise()]
 
     def journey(self, example: Any, steps: int, random: np.random.Generator) -> dict[str, Any]:
         """An image that no sampler made, with what a sampler of `steps` would have seen of it: one noise, less of it at

@@ -85,9 +85,9 @@ class CausalLM(Task):
         real = _real(batch)
         return None if real is None else _rolled(real, _ahead(real))
 
-    def perturbation(self, model: nn.Module, examples: Sequence[Any]) -> Perturbation:
+    def perturbations(self, model: nn.Module, examples: Sequence[Any]) -> list[Perturbation]:
         """Tokens replaced by others of the training data; special ones, padding and prompts stay."""
-        return Replace.of(examples, special_tokens(model))
+        return [Replace.of(examples, special_tokens(model))]
 
     def collate(self, examples: list[Any]) -> Any:
         """Pads on the right; the padding is masked and carries no loss.

@@ -13,16 +13,17 @@ learned is noise. The strength is searched until the unweighted method finds a t
 
 What makes it safe is a guard. Copies that were held out show whether weights overfit, not whether hard copies are the
 right thing to look at. But weights that found real signal make *weak* copies easier to find too, or leave them as they
-are; weights that fitted what a strong perturbation does to gradients make them harder to find. So weights must
-raise the objective on held-out copies of the searched strength, and must not lower it on weak ones, both judged by a
-paired t statistic; else they are refused and stay uniform.
+are, and so they do with copies of another kind; weights that fitted what one strong perturbation does to gradients
+make them harder to find. So weights must raise the objective on held-out copies, and must not lower it on weak
+copies nor on those of any other kind, all judged by a paired t statistic; else they are refused. The same guard
+judges weights that were learned in other ways, from queries by the paper's objective.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -34,8 +35,7 @@ from unde.weights.problem import Problem
 from unde.weights.source import Source
 
 TARGET = 0.25  # the share that the unweighted method should find
-STEPS = 5  # strengths tried at most
-DECAYS = (0.1, 1.0, 10.0)  # λ′ to choose from
+DECAYS = (0.1, 1.0)  # λ′ to choose from
 SURE = 1.65  # t beyond which a gain, or a loss, is taken for real (95 %, one side)
 
 
@@ -90,10 +90,13 @@ class Search:
     tried: list[tuple[float, float]]
 
 
-def search(share: Callable[[float], float], least: float, most: float, target: float = TARGET) -> Search:
+def search(
+    share: Callable[[float], float], least: float, most: float, target: float = TARGET, steps: int = 5
+) -> Search:
     """The strength at which about `target` of the copies are found, by bisection of its logarithm.
 
-    Already below the target at the least strength: the least. Still above it at the most: the most.
+    Already below the target at the least strength: the least. Still above it at the most: the most. At most `steps`
+    strengths are tried.
 
     >>> search(lambda strength: 1 - strength, 0.01, 1.0, target=0.5).strength
     0.5623413251903491
@@ -105,7 +108,7 @@ def search(share: Callable[[float], float], least: float, most: float, target: f
     if tried[1][1] >= target:
         return Search(most, tried)
     low, high = least, most
-    while len(tried) < STEPS:
+    while len(tried) < steps:
         middle = math.sqrt(low * high)
         tried.append((middle, share(middle)))
         low, high = (middle, high) if tried[-1][1] > target else (low, middle)
@@ -113,80 +116,88 @@ def search(share: Callable[[float], float], least: float, most: float, target: f
 
 
 @dataclass(frozen=True)
-class Judged:
-    """How one candidate did on copies that it was not learned from."""
+class Trial:
+    """Held-out copies of one kind of perturbation: of the searched strength, and weak ones."""
 
-    weight_decay: float
-    gain: float  # of the mean objective on copies of the searched strength, relative to unweighted
-    t: float  # its paired t statistic
-    weak_gain: float  # the same on weak copies
+    kind: str
+    searched: Search
+    hard: Copies
+    weak: Copies  # the same object where the searched strength is the least
+
+    def gains(self, weights: Tensor) -> Gains:
+        gain, t = gain_of(weights, self.hard)
+        weak_gain, weak_t = (gain, t) if self.weak is self.hard else gain_of(weights, self.weak)
+        return Gains(self.kind, gain, t, weak_gain, weak_t)
+
+
+@dataclass(frozen=True)
+class Gains:
+    """Of the mean objective, relative to unweighted, with their paired t statistics."""
+
+    kind: str
+    gain: float
+    t: float
+    weak_gain: float
     weak_t: float
 
-    @property
-    def accepted(self) -> bool:
-        return self.t > SURE and self.weak_t > -SURE
+
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """One candidate: what it is, its weights, and what they do to copies of every kind."""
+
+    candidate: dict[str, Any]
+    weights: Tensor  # (M,)
+    gains: list[Gains]
 
     @property
-    def why(self) -> str:
-        if self.t <= SURE:
-            return f"no gain on held-out copies (t = {self.t:.1f})"
-        return f"weak copies became harder to find (t = {self.weak_t:.1f})" if not self.accepted else ""
+    def gain(self) -> float:
+        """What candidates are compared by: the least over kinds."""
+        return min(g.gain for g in self.gains)
+
+    @property
+    def refused(self) -> str | None:
+        """Why the guard refuses it, or None."""
+        for g in self.gains:
+            if g.t < -SURE:
+                return f"held-out copies ({g.kind}) became harder to find (t = {g.t:.1f})"
+            if g.weak_t < -SURE:
+                return f"weak copies ({g.kind}) became harder to find (t = {g.weak_t:.1f})"
+        best = max(g.t for g in self.gains)
+        return None if best > SURE else f"no sure gain on held-out copies (t = {best:.1f})"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**self.candidate, "gains": [asdict(g) for g in self.gains], "refused": self.refused}
 
 
-def choose(
-    learn: Copies, held_out: Copies, weak: Copies, decays: Sequence[float] = DECAYS, seed: int = 0
-) -> tuple[Tensor, Judged | None, list[Judged]]:
-    """Weights of the candidate that gains most among those that the guard accepts, or uniform ones (None).
-
-    Candidates differ in the weight decay. `held_out` are copies of the same strength of other examples, `weak` weak
-    copies of these.
-    """
-    weights = [learn.learned(decay, seed) for decay in decays]
-    judged = [judge(w, decay, held_out, weak) for w, decay in zip(weights, decays)]
-    accepted = [(j.gain, -i) for i, j in enumerate(judged) if j.accepted]
-    if not accepted:
-        return torch.ones_like(weights[0]), None, judged
-    best = -max(accepted)[1]
-    return weights[best], judged[best], judged
+def candidates(learn: Mapping[str, Copies], seed: int = 0) -> list[tuple[dict[str, Any], Tensor]]:
+    """Weights learned from copies of each kind, and the mean over kinds, for every weight decay."""
+    made: list[tuple[dict[str, Any], Tensor]] = []
+    for decay in DECAYS:
+        own = {kind: copies.learned(decay, seed) for kind, copies in learn.items()}
+        made += [({"learned from": kind, "weight_decay": decay}, w) for kind, w in own.items()]
+        if len(own) > 1:
+            both = torch.stack(list(own.values())).mean(0)
+            made.append(({"learned from": " and ".join(own), "weight_decay": decay}, both))
+    return made
 
 
-def judge(weights: Tensor, weight_decay: float, held_out: Copies, weak: Copies) -> Judged:
-    gain, t = gain_of(weights, held_out)
-    weak_gain, weak_t = (gain, t) if weak is held_out else gain_of(weights, weak)
-    return Judged(weight_decay, gain, t, weak_gain, weak_t)
+def judge(made: Iterable[tuple[dict[str, Any], Tensor]], trials: Sequence[Trial]) -> list[Judged]:
+    return [Judged(what, w, [trial.gains(w) for trial in trials]) for what, w in made]
+
+
+def best(judged: Sequence[Judged]) -> Judged | None:
+    """The candidate with the largest gain of those that the guard accepts; None if it refuses them all."""
+    return max((j for j in judged if j.refused is None), key=lambda j: j.gain, default=None)
 
 
 def gain_of(weights: Tensor, copies: Copies) -> tuple[float, float]:
-    """The relative gain of the mean objective, and its paired t statistic.
+    """The gain of the mean objective relative to its unweighted size, and its paired t statistic.
 
-    The gain of each copy is divided by the mean unweighted objective, which may be near 0 for hopeless copies: then it
-    is large and says little, and t says so.
+    The size may be near 0 for hopeless copies: then the gain is large and says little, and t says so.
     """
     before, after = copies.objective(), copies.objective(weights)
     difference = after - before
-    spread = float(difference.std()) / math.sqrt(len(difference))
-    mean = float(difference.mean())
+    mean, spread = float(difference.mean()), float(difference.std()) / math.sqrt(len(difference))
     t = 0.0 if mean == 0 else mean / spread if spread > 0 else math.copysign(math.inf, mean)
     size = abs(float(before.mean()))
     return (mean / size if size > 0 else 0.0), t
-
-
-def record(search_: Search, judged: Sequence[Judged], chosen: Judged | None) -> dict[str, Any]:
-    """What happened, ready for JSON."""
-    return {
-        "strength": search_.strength,
-        "search": [{"strength": s, "found": share} for s, share in search_.tried],
-        "candidates": [
-            {
-                "weight_decay": j.weight_decay,
-                "gain": j.gain,
-                "t": j.t,
-                "weak_gain": j.weak_gain,
-                "weak_t": j.weak_t,
-            }
-            for j in judged
-        ],
-        "weight_decay": None if chosen is None else chosen.weight_decay,
-        "accepted": chosen is not None,
-        "refused": None if chosen is not None else "; ".join(dict.fromkeys(j.why for j in judged)),
-    }
