@@ -123,34 +123,40 @@ class Augment:
 
     def __call__(self, example: Any, strength: float, random: np.random.Generator) -> Any:
         u = random.random(DRAWS)
-        if isinstance(example, Tensor):
-            return self._image(example, strength, u)
+        if isinstance(example, (Tensor, np.ndarray)):
+            return _through(example, lambda x: self._image(x, strength, u))
         if isinstance(example, (tuple, list)) and len(example) == 1:
-            return type(example)([self._image(example[0], strength, u)])
-        key = next((k for k in ("images", "latents") if k in example), None)
-        if key is None:
-            raise UndeError(
-                f"an example of a diffusion model has 'images' or 'latents': this one has {sorted(example)}"
+            return type(example)([_through(example[0], lambda x: self._image(x, strength, u))])
+        keys = [k for k in ("images", "latents") if isinstance(example, Mapping) and k in example]
+        if not keys:
+            found = (
+                f"has {sorted(example)}" if isinstance(example, Mapping) else f"is a {type(example).__name__}"
             )
-        x = torch.as_tensor(example[key])
-        if key == "latents" and self.decode is not None and self.encode is not None:
-            made = self.encode(self._image(self.decode(x[None])[0], strength, u)[None])[0]
-        else:
-            made = self._image(x, strength, u)
-        return {**example, key: made.to(x.dtype)}
+            raise UndeError(f"an example of a diffusion model has 'images' or 'latents': this one {found}")
+        decode, encode = self.decode, self.encode
+
+        def changed(x: Tensor) -> Tensor:
+            if keys[0] == "images":
+                return self._image(x, strength, u)
+            if decode is None or encode is None:
+                return self._cropped(x, strength, u)
+            return encode(self._image(decode(x[None])[0], strength, u)[None])[0]
+
+        return {**example, keys[0]: _through(example[keys[0]], changed)}
 
     def _image(self, x: Tensor, strength: float, u: np.ndarray) -> Tensor:
-        """The same draws for every strength; the image is mirrored from the strength on that its draw says."""
-        y = x.float()
-        if u[0] < strength / 2:
-            y = y.flip(-1)
-        y = resized_crop(y, *crop_box(y.shape[-2], y.shape[-1], 1 - 0.75 * strength, u[1:5]))
-        if y.shape[0] != 3:
-            return y.to(x.dtype)
-        y = y / 2 + 0.5
+        """Cropped, and recoloured where there are colours."""
+        y = self._cropped(x, strength, u)
+        if len(y) != 3:
+            return y
         bright, contrasting, colourful = 1 + 0.4 * strength * (2 * u[5:8] - 1)
-        y = saturation(contrast(brightness(y, bright), contrasting), colourful)
-        return (turned(y, 0.1 * strength * (2 * u[8] - 1)) * 2 - 1).to(x.dtype)
+        y = saturation(contrast(brightness(y / 2 + 0.5, bright), contrasting), colourful)
+        return turned(y, 0.1 * strength * (2 * u[8] - 1)) * 2 - 1
+
+    def _cropped(self, x: Tensor, strength: float, u: np.ndarray) -> Tensor:
+        """The same draws for every strength; the image is mirrored from the strength on that its draw says."""
+        y = x.float().flip(-1) if u[0] < strength / 2 else x.float()
+        return resized_crop(y, *crop_box(y.shape[-2], y.shape[-1], 1 - 0.75 * strength, u[1:5]))
 
 
 def special_tokens(model: Any) -> frozenset[int]:
@@ -188,6 +194,13 @@ def _like(old: Any, new: np.ndarray) -> Any:
     if isinstance(old, Tensor):
         return torch.from_numpy(new).to(old)
     return new.astype(old.dtype) if isinstance(old, np.ndarray) else new.tolist()
+
+
+def _through(x: Tensor | np.ndarray, change: Callable[[Tensor], Tensor]) -> Tensor | np.ndarray:
+    """`x` changed, an array or a tensor as it was."""
+    if isinstance(x, np.ndarray):
+        return change(torch.from_numpy(x)).numpy().astype(x.dtype)
+    return change(x).to(x.dtype)
 
 
 def _on_inputs(example: Any, change: Callable[[Tensor], Tensor]) -> Any:
