@@ -69,7 +69,7 @@ def open_or_ask(name: str) -> Bank:
         return Bank.open(path)
     if name not in MADE_BY:
         raise UndeError(f"there is no bank {name!r}: known are {', '.join(MADE_BY)}")
-    question = f"the bank {name} is not there; retrain its models now (hours of one core; it can be interrupted)? [y/N] "
+    question = f"the bank {name} is not there; retrain its models now (about an hour of one core)? [y/N] "
     if not sys.stdin.isatty() or input(question).strip().lower() not in ("y", "yes"):
         raise UndeError(f"the bank {name} is not there: make it with `python -m experiments bank {name}`")
     return make(name)

@@ -7,8 +7,8 @@ once: models are kept in experiments/models with the bank they belong to, the re
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache, cached_property
+from dataclasses import dataclass, field
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
@@ -44,6 +44,8 @@ class Cell:
     queries: Callable[[str], Any]  # of "learn" or "eval"; "… journey" with trajectories
     built_for: dict[str, Method]  # measure → the method that its index is built for
     groups: str = "layer"
+    corpus: Callable[[], Any] | None = None  # of texts
+    _built: dict[str, Index] = field(default_factory=dict)
 
     @cached_property
     def model(self) -> nn.Module:
@@ -73,18 +75,19 @@ class Cell:
     def eval_scores(self, name: str) -> GroupScores:
         return self.scores(self.methods[name], "eval")
 
-    @cache  # noqa: B019: there are few cells, and they live as long as the program
     def _indexes(self, measure: str) -> Index:
-        return Index.build(
-            self.model,
-            self.task(),
-            self.train(),
-            RUNS / self.name / measure / "index",
-            method=self.built_for[measure],
-            groups=self.groups,
-            batch_size=64 if self.domain == "images" else 32,
-            memory="4GB",
-        )
+        if measure not in self._built:
+            self._built[measure] = Index.build(
+                self.model,
+                self.task(),
+                self.train(),
+                RUNS / self.name / measure / "index",
+                method=self.built_for[measure],
+                groups=self.groups,
+                batch_size=64 if self.domain == "images" else 32,
+                memory="4GB",
+            )
+        return self._built[measure]
 
 
 # --- the banks -------------------------------------------------------------------------------------------
@@ -133,7 +136,11 @@ def _corpus(name: str) -> Cell:
     def data() -> corpora.Corpus:
         return corpora.corpus(name)
 
-    return _text(f"{name}-gpt2", lambda: language.trained(name, "gpt2")[0], data)
+    def load() -> nn.Module:
+        make = partial(corpora.gpt2, corpora.VOCABULARY[name])
+        return kept(f"{name}-gpt2", make, lambda: language.trained(name, "gpt2")[0])
+
+    return _text(f"{name}-gpt2", load, data)
 
 
 def _finetuned() -> Cell:
@@ -152,6 +159,7 @@ def _text(name: str, load: Callable[[], nn.Module], data: Callable[[], Any]) -> 
         train=lambda: {"input_ids": data().train},
         queries=lambda role: {"input_ids": data().learn if role == "learn" else data().evaluate},
         built_for={"loss": EKFAC(projection="kron(32)")},
+        corpus=data,
     )
 
 

@@ -44,6 +44,17 @@ class Attributed:
         return bm25(*texts)
 
 
+def baselines(cell: Any) -> dict[str, Tensor]:
+    """(Q, N) scores that need no gradients, of the evaluation queries of a text cell of experiments/shared/cells.py."""
+    data, task = cell.corpus(), CausalLM()
+    texts = [[data.text(row) for row in rows] for rows in (data.train, data.evaluate)]
+    columns = [{"input_ids": rows} for rows in (data.train, data.evaluate)]
+    return {
+        "BM25": bm25(*texts),
+        "similarity": representation_similarity(cell.model, task, *columns, layer=LAST_BLOCK["gpt2"]),
+    }
+
+
 def trained(name: str, architecture: str) -> tuple[nn.Module, dict[str, Any]]:
     """Trained once, kept in runs/."""
     model, path = MODELS[architecture](VOCABULARY[name]), HERE / "runs" / f"{name}-{architecture}.pt"

@@ -40,8 +40,9 @@ def kept(name: str, make: Callable[[], nn.Module], train: Callable[[], nn.Module
     """
     path = MODELS / f"{name}.safetensors"
     if not path.exists():
-        state = train().state_dict()
-        save_half(path, {k: v for k, v in state.items() if v.is_floating_point()})
+        trained = train()
+        state = {**dict(trained.named_parameters()), **dict(trained.named_buffers())}  # tied tensors once
+        save_half(path, {k: v.detach() for k, v in state.items() if v.is_floating_point()})
     model = make()
     model.load_state_dict(load_half(path), strict=False)
     return model.eval()

@@ -49,7 +49,7 @@ def measured(influence: Tensor, wrong: Tensor) -> dict[str, Any]:
 def unseen(weights: Weights, count: int) -> Tensor:
     """(count,) which training examples the weights were not learned from."""
     kept = torch.ones(count, dtype=torch.bool)
-    kept[torch.as_tensor(weights.provenance["examples"])] = False
+    kept[torch.tensor([i for part in weights.provenance["examples"].values() for i in part])] = False
     return kept
 
 

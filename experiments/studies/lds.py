@@ -1,0 +1,122 @@
+"""LDS of every method of a bank, unweighted and with weights learned in several ways.
+
+Three disjoint roles: training data, queries that learn weights, queries that evaluate. All settings are the
+package's defaults; nothing is chosen on the queries or the retrained models that evaluate. Ways to learn weights:
+"top-k", the paper's objective on the learning queries, k and weight decay confirmed by self-retrieval;
+"self-retrieval", from perturbed training examples alone; "both", the mean of these two; "top-k 0.1", the paper's
+objective with the fixed k = 3 and decay 0.1 that version 0.1 had. "reference" is fitted to half of the retrained
+models and judged, as everything is under "half", on the other half: what weights could do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from experiments.shared import cells, reference
+from experiments.shared.cells import Cell
+from experiments.shared.reliability import reliability
+from experiments.shared.sweep import BOOTSTRAP, EVERY_BANK, needed
+from unde import Weights, learn_weights
+from unde.evaluate import Bank, Estimate, lds, paired
+from unde.scores import GroupScores
+
+PAPER = "Tables 1, 2 and 5"
+VARIANTS = EVERY_BANK
+BANKS = needed(VARIANTS)
+
+
+def run(variant: str | None) -> dict[str, Any]:
+    assert variant is not None
+    cell = cells.get(variant)
+    bank = cell.bank()
+    methods = {}
+    for name in cell.methods:
+        methods[name] = _method(cell, bank, name)
+        shown = {rule: f"{100 * r['difference']['mean']:+.2f}" for rule, r in methods[name]["rules"].items()}
+        print(f"{variant} {name}: {100 * methods[name]['unweighted']['mean']:.2f} {shown}", flush=True)
+    right = bank.utility.get("right")
+    told = {"models": int(bank.seeds.size), **reliability(variant)}
+    told["accuracy"] = None if right is None else float(right.mean())
+    return {"methods": methods, "baselines": _baselines(cell, bank), "bank": told}
+
+
+def _method(cell: Cell, bank: Bank, name: str) -> dict[str, Any]:
+    learn, evaluate = cell.learn_scores(name), cell.eval_scores(name)
+    index, method = cell.index_for(cell.methods[name]), cell.methods[name]
+    found = index.learn_weights(method)
+    queried = learn_weights(learn)
+    mean = Weights((found.values + queried.values) / 2, found.groups)
+    rules = {
+        "top-k": (queried, _told(queried)),
+        "self-retrieval": (found, found.provenance["refused"]),
+        "both": (mean, None),
+        "top-k 0.1": (_old_defaults(learn), None),
+    }
+    judge = _Judge(evaluate, bank, split_queries="learn" not in bank.utility)
+    out = {
+        rule: {**judge(w.values), "groups": w.groups, "note": note, "found": w.provenance.get("found")}
+        for rule, (w, note) in rules.items()
+    }
+    if method.linear:
+        fitting, _ = reference.halves(len(bank.masks))
+        asked, utility = (
+            (learn, bank.utility["learn"]) if "learn" in bank.utility else (evaluate, bank.utility["eval"])
+        )
+        predicted = reference.predictions(asked, bank.masks[fitting])
+        utility = utility[fitting]
+        if asked is evaluate:  # no utilities of learning queries: half of the others stand in
+            predicted, utility = predicted[:, ::2], utility[:, ::2]
+        out["reference"] = judge(reference.fitted(predicted, utility)) | {
+            "groups": evaluate.groups,
+            "note": None,
+        }
+    return {"method": str(method), "unweighted": judge.unweighted.as_dict(), "rules": out}
+
+
+def _told(weights: Weights) -> str | None:
+    return None if weights.provenance.get("confirmed", True) else "self-retrieval confirms no candidate"
+
+
+def _old_defaults(learn: GroupScores) -> Weights:
+    return learn_weights(learn, k=3, weight_decay=0.1 if learn.method.linear else 1.0)
+
+
+class _Judge:
+    """LDS of weights: on all, and on the half that the reference was not fitted to."""
+
+    def __init__(self, scores: GroupScores, bank: Bank, split_queries: bool) -> None:
+        self.scores, self.masks, self.utility = scores, bank.masks, bank.utility["eval"]
+        self.judging = reference.halves(len(bank.masks))[1]
+        self.rows = slice(1, None, 2) if split_queries else slice(None)
+        self.unweighted, self.half = self._estimates(torch.ones(len(scores.groups)))
+
+    def __call__(self, weights: torch.Tensor) -> dict[str, Any]:
+        all_, half = self._estimates(weights)
+        return {
+            "weights": weights.tolist(),
+            "estimate": all_.as_dict(),
+            "difference": paired(self.unweighted, all_).as_dict(),
+            "half": paired(self.half, half).as_dict(),
+        }
+
+    def _estimates(self, weights: torch.Tensor) -> tuple[Estimate, Estimate]:
+        total = self.scores.total(weights)
+        half_masks, half_utility = self.masks[self.judging], self.utility[self.judging][:, self.rows]
+        return (
+            lds(total, self.masks, self.utility, bootstrap=BOOTSTRAP),
+            lds(total[self.rows], half_masks, half_utility, bootstrap=BOOTSTRAP),
+        )
+
+
+def _baselines(cell: Cell, bank: Bank) -> dict[str, Any]:
+    """For texts: BM25 and similarity of representations."""
+    if cell.domain != "text":
+        return {}
+    from experiments.shared.language import baselines
+
+    return {
+        name: lds(scores, bank.masks, bank.utility["eval"], bootstrap=BOOTSTRAP).as_dict()
+        for name, scores in baselines(cell).items()
+    }
