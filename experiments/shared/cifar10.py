@@ -88,10 +88,10 @@ def vit() -> nn.Module:
         ViTConfig(
             image_size=32,
             patch_size=8,
-            hidden_size=128,
+            hidden_size=96,
             num_hidden_layers=4,
             num_attention_heads=4,
-            intermediate_size=256,
+            intermediate_size=192,
             initializer_range=0.05,
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
@@ -102,7 +102,7 @@ def vit() -> nn.Module:
 
 RECIPES: dict[str, tuple[Callable[[], nn.Module], int, float, float]] = {  # epochs, peak learning rate, decay
     "resnet": (resnet, 20, 1e-2, 5e-2),
-    "vit": (vit, 25, 2e-3, 5e-2),
+    "vit": (vit, 22, 3e-3, 5e-2),
 }
 BATCH = 64
 

@@ -1,7 +1,7 @@
 """Short fine-tuning on random halves, from the attributed model: can it stand in for retraining from scratch?
 
 LDS needs models that were retrained from scratch, which hardly any user can afford. Here the attributed model is
-trained on for one epoch on each of 32 random halves, a small learning rate, and LDS is taken against that. The question is
+trained on for one epoch on each of 32 random halves, at a small rate, and LDS is taken against that. The question is
 not whether the two LDS are equal, but whether they rank methods and dampings alike: Spearman's correlation over
 all settings of a bank.
 """

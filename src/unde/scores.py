@@ -69,6 +69,11 @@ class GroupScores:
     query_digests: list[str]
     provenance: dict[str, Any]
     memory: int
+    judging: Callable[[Groups], Any] | None = None  # self-retrieval of the same method, where it can be run
+
+    def judge(self) -> Any:
+        """What tells good weights from bad ones, or None without model and training data (`index.self_retrieval`)."""
+        return None if self.judging is None else self.judging(self.partition)
 
     @property
     def groups(self) -> list[str]:

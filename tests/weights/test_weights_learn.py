@@ -7,7 +7,7 @@ from weights_fakes import CosineScores, FakeScores, random_scores, signal_model
 import unde
 from unde.errors import UndeError
 from unde.weights import learn_weights
-from unde.weights.learn import SOLVERS
+from unde.weights.settings import SOLVERS
 from unde.weights.source import TensorScores
 
 FAST = {"epochs": 10, "lr": 0.05}
@@ -71,7 +71,7 @@ def test_small_budget_same_weights(solver, noise):
 def test_noise_depends_on_the_seed_alone_and_hides_the_signal():
     values, optimum = signal_model()
     plain, noisy, again, other = (
-        learn_weights(FakeScores(values), weight_decay=0.0, noise=s, seed=seed).values
+        learn_weights(FakeScores(values), k=3, weight_decay=0.0, noise=s, seed=seed).values
         for s, seed in ((0.0, 0), (3.0, 0), (3.0, 0), (3.0, 1))
     )
     assert torch.equal(noisy, again)

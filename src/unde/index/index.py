@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ from unde.scores import GroupScores, TrainSide
 from unde.tasks.base import Task
 
 if TYPE_CHECKING:
+    from unde.index.trust import Trust
     from unde.planning import Plan
     from unde.scores import WeightsLike
     from unde.weights import Weights
@@ -60,6 +61,7 @@ class Index:
         self.batch_size = manifest.batch_size
         self.ids = checks.read_ids(folder, manifest)
         self._training: dict[Kernel | None, Training] = {}
+        self._judged: tuple[Any, Any] | None = None
 
     def __len__(self) -> int:
         return self.manifest.examples
@@ -306,6 +308,19 @@ class Index:
 
         return self_retrieval.learn(self, method, perturb, examples, seed)
 
+    def trust(
+        self,
+        weights: Weights | None = None,
+        method: str | Method | None = None,
+        examples: int = 60,
+        seed: int = 0,
+        perturb: Any = None,
+    ) -> Trust:
+        """How many training examples find themselves through a change, by its strength: see `unde.index.trust`."""
+        from unde.index import trust
+
+        return trust.of_one(self, weights, method, examples, seed, perturb)
+
     def training(self, method: Method) -> Training:
         """K g(n) of the training examples; the two kernels used last are held on to."""
         kernel = method.kernel
@@ -331,7 +346,18 @@ class Index:
         )
         provenance = {"index": m.id, "method": method.describe(), "model": m.models}
         provenance |= {"data": m.data, "task": m.task}
-        return GroupScores(train, features, method, self.groups, digests, provenance, self.memory)
+        at_hand = None not in (self.model, self.task, self.train_data)
+        judging = partial(self._judge, method) if at_hand else None
+        return GroupScores(train, features, method, self.groups, digests, provenance, self.memory, judging)
+
+    def _judge(self, method: Method, groups: Groups) -> Any:
+        """Self-retrieval under one method and partition; the one used last is held on to."""
+        from unde.index.self_retrieval import EXAMPLES, Retrieval
+
+        key = (method, tuple(groups.members.items()))
+        if self._judged is None or self._judged[0] != key:
+            self._judged = (key, Retrieval.made(self, method, None, EXAMPLES, 0, groups))
+        return self._judged[1]
 
 
 def parse_bytes(memory: int | str) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from unde import console, methods
 from unde.data import Rows, digest
 from unde.errors import UndeError
+from unde.groups import Groups
 from unde.index.checkpoints import fingerprints
 from unde.index.queries import BadQuery, compute
 from unde.methods import Method
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
 # report. `examples` more are learned from.
 SEARCHED = {1: (48, 5), 2: (30, 4)}  # examples, strengths tried at most
 JUDGING, REPORTING = 260, 100
+EXAMPLES = 200  # to learn from
 FEWEST = 10  # examples in a part
+HELD = 4  # sets of copies that are in memory at once, for each kind of perturbation, and room for K g(n)
 Perturb = Callable[[Any, float, np.random.Generator], Any]
 
 
@@ -55,11 +58,17 @@ class Retrieval:
 
     @classmethod
     def made(
-        cls, index: Index, method: str | Method | None, perturb: Any, examples: int, seed: int
+        cls,
+        index: Index,
+        method: str | Method | None,
+        perturb: Any,
+        examples: int,
+        seed: int,
+        groups: Groups | None = None,
     ) -> Retrieval:
         """Searches strengths and scores the copies that judge."""
         chosen = methods.on_index(method, index.method)
-        copier = Copier(index, chosen, perturb, seed)
+        copier = Copier(index, chosen, perturb, seed, groups)
         parts = Parts.drawn(index, copier.content, examples, len(copier.kinds), seed)
         trials = [_trial(copier, kind, parts, i) for i, kind in enumerate(copier.kinds)]
         return cls(copier, parts, trials, seed)
@@ -180,7 +189,9 @@ class Parts:
 class Copier:
     """Makes perturbed copies of training examples and scores them."""
 
-    def __init__(self, index: Index, method: Method, perturb: Any, seed: int) -> None:
+    def __init__(
+        self, index: Index, method: Method, perturb: Any, seed: int, groups: Groups | None = None
+    ) -> None:
         if index.model is None or index.task is None or index.train_data is None:
             missing = [n for n in ("model", "task") if getattr(index, n) is None]
             missing += ["train_data"] * (index.train_data is None)
@@ -188,7 +199,7 @@ class Copier:
                 "self-retrieval runs perturbed training examples through the model, but this index was opened without "
                 f"its {', '.join(missing)}: pass {', '.join(f'{n}=' for n in missing)} to Index.open"
             )
-        self.index, self.method, self.seed = index, method, seed
+        self.index, self.method, self.seed, self.groups = index, method, seed, groups or index.groups
         self.model, self.task, self.rows = index.model, index.task, index.train_data
         self.kinds = self._kinds(perturb)
         digests = index.extras("digest").numpy()
@@ -212,7 +223,8 @@ class Copier:
                 "loss or gradient that is NaN or infinite: pass a gentler perturb=, or look at the model"
             ) from None
         scores = self.index.scores_of(self.method.signed, features.features, features.digests)
-        return Copies(scores, which, self.content)
+        share = max(1, scores.memory // (HELD * len(self.kinds)))
+        return Copies(replace(scores, partition=self.groups, memory=share), which, self.content)
 
     def digests(self, which: Tensor) -> list[str]:
         """Of the originals, as queries have them."""

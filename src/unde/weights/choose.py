@@ -11,10 +11,10 @@ from torch import Tensor
 from unde.errors import UndeError
 from unde.weights.contributions import Contributions
 from unde.weights.fixed_point import Grams
-from unde.weights.learn import Settings, fit
 from unde.weights.objective import normalised
 from unde.weights.problem import Problem
 from unde.weights.progress import progress
+from unde.weights.settings import Settings, fit
 from unde.weights.source import Source
 
 

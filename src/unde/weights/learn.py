@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, overload
 
 import torch
 from torch import Tensor
 
-from unde.errors import UndeError, unknown
-from unde.weights.adamw import adamw
+from unde import console
+from unde.errors import UndeError
+from unde.weights import retrieval
+from unde.weights.choose import choose
 from unde.weights.contributions import Contributions
-from unde.weights.fixed_point import Grams, fixed_point
-from unde.weights.objective import LOSSES
+from unde.weights.fixed_point import Grams
 from unde.weights.problem import Fit, Problem
+from unde.weights.settings import EPOCHS, LEARNING_RATE, WEIGHT_DECAY, Settings, fit
 from unde.weights.source import Source
 from unde.weights.weights import Weights
 
-# The defaults, in this one place, as measured on weight-learning digits by experiments/choose_defaults.py.
-# The solver is the first that can do the task. Raw weights under AdamW settle within ± 1 / decay: 1 keeps weights
-# within a factor e of uniform ones, where 0.1 would let one group take nearly all.
-K = 3
-WEIGHT_DECAY = {"fixed-point": 0.1, "adamw": 1.0}
-EPOCHS, LEARNING_RATE = 10, 0.01  # the paper's, for "adamw"
-SOLVERS = tuple(WEIGHT_DECAY)
+AUTO = "auto"
+KS = (3, 10)  # to choose from with "auto", and so are 1 % and 5 % of the training examples
+DECAYS = {"fixed-point": (0.1, 1.0), "adamw": (1.0,)}
 
 Positives = Sequence[int] | Tensor
 
@@ -33,8 +30,8 @@ Positives = Sequence[int] | Tensor
 @overload
 def learn_weights(
     scores: Source,
-    k: int = ...,
-    weight_decay: float | None = ...,
+    k: int | str = ...,
+    weight_decay: float | str = ...,
     loss: str = ...,
     solver: str | None = ...,
     epochs: int = ...,
@@ -48,8 +45,8 @@ def learn_weights(
 @overload
 def learn_weights(
     scores: Mapping[str, Source],
-    k: int = ...,
-    weight_decay: float | None = ...,
+    k: int | str = ...,
+    weight_decay: float | str = ...,
     loss: str = ...,
     solver: str | None = ...,
     epochs: int = ...,
@@ -62,8 +59,8 @@ def learn_weights(
 
 def learn_weights(
     scores: Source | Mapping[str, Source],
-    k: int = K,
-    weight_decay: float | None = None,
+    k: int | str = AUTO,
+    weight_decay: float | str = AUTO,
     loss: str = "top-k",
     solver: str | None = None,
     epochs: int = EPOCHS,
@@ -81,7 +78,14 @@ def learn_weights(
         {concept: scores}, which gives {concept: weights}.
     k: how many of the highest-scoring training examples of a query are taken for true.
     weight_decay: how strongly weights are pulled to the unweighted method; 0 leaves them free. Each solver
-        says in its module what the number means for it, and has a default of its own.
+        says in its module what the number means for it.
+        "auto", for either, tries several. Which k is right differs from one data set to the next, and a wrong one makes
+        attributions worse; the objective itself does not tell. So candidates are judged by self-retrieval (see
+        `Index.learn_weights`): the one with which perturbed training examples find themselves most surely is
+        taken, and if the guard refuses all, weights are uniform. That costs about 500 queries' features, once for each
+        method. Scores without their model and training data at hand (opened without, or tensors) cannot be
+        judged: then k is 5 % of the training examples and weights are held near uniform ones. Concepts are judged on
+        their own held-out queries instead (`unde.weights.choose`).
     loss: "top-k", or "supervised", "bottom-k", "top-k-bottom-k", "no-norm" of the paper's ablation.
     solver: "fixed-point" (fast; additive methods and normalised losses only) or "adamw" (Algorithm 1 of the
         paper, with its `epochs` and `lr`); None takes the first that can do it.
@@ -99,91 +103,92 @@ def learn_weights(
     tensor(True)
     """
 
-    def settings(source: Source) -> Settings:
-        made = Settings(k, weight_decay or 0.0, loss, solver, epochs, lr, noise, seed)
-        if weight_decay is None:
-            return replace(made, weight_decay=WEIGHT_DECAY[made.solver_for(source)])
-        return made
-
+    asked = Settings(1, 0.0, loss, solver, epochs, lr, noise, seed)
     if not isinstance(scores, Mapping):
         if isinstance(positives, Mapping):
             raise UndeError("positives are named by concept, scores are not: give both or neither by name")
-        return _learn(scores, settings(scores), positives)
+        return _for_one(scores, asked, k, weight_decay, positives)
     if positives is not None and (not isinstance(positives, Mapping) or set(positives) != set(scores)):
         raise UndeError(f"positives must be named as the scores are, by concept: {', '.join(scores)}")
     named: Mapping[str, Any] = positives or {}
     return {
-        concept: _learn(source, settings(source), named.get(concept)) for concept, source in scores.items()
+        concept: _for_one(source, asked, k, weight_decay, named.get(concept), concept=True)
+        for concept, source in scores.items()
     }
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What `learn_weights` was asked for; `checked` against the scores it is for."""
-
-    k: int
-    weight_decay: float
-    loss: str = "top-k"
-    solver: str | None = None
-    epochs: int = EPOCHS
-    lr: float = LEARNING_RATE
-    noise: float = 0.0
-    seed: int = 0
-
-    def solver_for(self, source: Source) -> str:
-        """The solver's name, or an error if it cannot do the task."""
-        covered = source.method.linear and self.loss != "no-norm"
-        if self.solver is None:
-            return "fixed-point" if covered else "adamw"
-        if self.solver not in SOLVERS:
-            raise unknown("solver", self.solver, SOLVERS)
-        if self.solver == "fixed-point" and not covered:
-            why = (
-                f"method {source.method.name!r}, whose scores are not sums over groups"
-                if not source.method.linear
-                else "loss 'no-norm', which has no optimum but all weight on one group"
-            )
-            raise UndeError(f"solver 'fixed-point' does not cover {why}: use solver='adamw'")
-        return self.solver
-
-    def check(self, source: Source) -> None:
-        """Raise what is wrong with these settings for the scores of `source`."""
-        queries, examples = source.shape
-        if queries == 0 or examples == 0:
-            raise UndeError(
-                f"no weights can be learned from {queries} queries and {examples} training examples: "
-                "expected at least one of each"
-            )
-        if self.loss not in LOSSES:
-            raise unknown("loss", self.loss, LOSSES)
-        if self.loss != "supervised" and not 1 <= self.k <= examples:
-            raise UndeError(
-                f"k is {self.k}: expected a number from 1 to {examples}, the number of training examples; "
-                "about 10 is usual"
-            )
-        for name, value in (("weight_decay", self.weight_decay), ("noise", self.noise)):
-            if not (value >= 0 and math.isfinite(value)):
-                raise UndeError(f"{name} is {value}: expected a finite number, 0 or larger")
-        if self.seed < 0:
-            raise UndeError(f"seed is {self.seed}: expected a whole number, 0 or larger")
-        if self.solver_for(source) == "adamw":
-            self._check_adamw()
-
-    def _check_adamw(self) -> None:
-        if self.epochs < 1 or not (self.lr > 0 and math.isfinite(self.lr)):
-            raise UndeError(f"epochs={self.epochs}, lr={self.lr}: expected at least 1 and larger than 0")
-        if self.lr * self.weight_decay > 1:
-            raise UndeError(
-                f"weight_decay {self.weight_decay} with lr {self.lr}: an AdamW step shrinks raw weights by "
-                "lr·weight_decay, which must not exceed 1. Lower one of them, or use Weights.uniform"
-            )
+def _for_one(
+    source: Source,
+    asked: Settings,
+    k: int | str,
+    decay: float | str,
+    positives: Positives | None,
+    concept: bool = False,
+) -> Weights:
+    examples, solver = source.shape[1], asked.solver_for(source)
+    known = _number("k", k), _number("weight_decay", decay)
+    cautious = replace(
+        asked,
+        k=max(1, examples // 20) if known[0] is None else int(known[0]),
+        weight_decay=(1.0 if known[0] is None else WEIGHT_DECAY[solver]) if known[1] is None else known[1],
+    )
+    cautious.check(source)
+    if asked.loss == "supervised":
+        return _learn(source, replace(cautious, weight_decay=_or(known[1], WEIGHT_DECAY[solver])), positives)
+    if None not in known:
+        return _learn(source, cautious, positives)
+    shares = {x for x in (*KS, examples // 100, examples // 20) if 1 <= x <= examples}
+    ks = sorted(shares) if known[0] is None else [cautious.k]
+    decays = DECAYS[solver] if known[1] is None else (known[1],)
+    if concept and source.shape[0] > 1:
+        return _held_out(source, cautious, ks, decays)
+    judge = None if concept else getattr(source, "judge", lambda: None)()
+    if judge is None:
+        return _learn(source, cautious, positives)
+    return _confirmed(source, [replace(asked, k=x, weight_decay=d) for x in ks for d in decays], judge)
 
 
-def fit(problem: Problem, settings: Settings, grams: Grams | None = None) -> Fit:
-    """Solve a checked problem with the solver that the settings lead to."""
-    if settings.solver_for(problem.data.source) == "fixed-point":
-        return fixed_point(problem, settings.weight_decay, grams)
-    return adamw(problem, settings.weight_decay, settings.epochs, settings.lr, settings.seed)
+def _number(name: str, value: float | str) -> float | None:
+    """None for "auto"."""
+    if isinstance(value, str) and value != AUTO:
+        raise UndeError(f"{name} is {value!r}: expected a number, or 'auto'")
+    return None if isinstance(value, str) else value
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _confirmed(source: Source, candidates: Sequence[Settings], judge: Any) -> Weights:
+    """Of the candidates the one that self-retrieval confirms most surely; uniform weights if it confirms none."""
+    data = Contributions(source, candidates[0].noise, candidates[0].seed)
+    everything = torch.arange(data.queries)
+    grams = Grams(data, everything) if candidates[0].solver_for(source) == "fixed-point" else None
+    fits = [fit(Problem(data, everything, c.k, c.loss), c, grams) for c in candidates]
+    asked = [{"k": c.k, "weight_decay": c.weight_decay} for c in candidates]
+    judged = retrieval.judge(zip(asked, (f.weights.float() for f in fits)), judge.trials)
+    best = retrieval.best(judged)
+    story = {"candidates": [j.as_dict() for j in judged], "confirmed": best is not None}
+    if best is None:
+        console.note(
+            "weights stay uniform, the unweighted method: self-retrieval confirms none of the candidates"
+        )
+        record = {"method": source.method.name, "scores": source.provenance, "loss": candidates[0].loss}
+        return Weights(torch.ones(data.groups), source.groups, list(source.query_digests), record | story)
+    which = judged.index(best)
+    record = _provenance(source, candidates[which], fits[which]) | story
+    return Weights(best.weights, source.groups, list(source.query_digests), record)
+
+
+def _held_out(source: Source, asked: Settings, ks: Sequence[int], decays: Sequence[float]) -> Weights:
+    """The k and decay that do best on held-out queries of the same concept; uniform weights if none gains."""
+    choice = choose(source, ks, decays, asked.solver, seed=asked.seed)
+    if choice.gain > 1:
+        weights = _learn(source, replace(asked, k=choice.k, weight_decay=choice.weight_decay), None)
+        return replace(weights, provenance=weights.provenance | {"held-out gain": choice.gain})
+    console.note("weights stay uniform, the unweighted method: no candidate gains on held-out queries")
+    record = {"method": source.method.name, "scores": source.provenance, "held-out gain": choice.gain}
+    return Weights(torch.ones(len(source.groups)), source.groups, list(source.query_digests), record)
 
 
 def _learn(source: Source, settings: Settings, positives: Positives | None) -> Weights:

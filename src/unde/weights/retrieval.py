@@ -30,8 +30,8 @@ import torch
 from torch import Tensor
 
 from unde.weights.contributions import Contributions
-from unde.weights.learn import Settings, fit
 from unde.weights.problem import Problem
+from unde.weights.settings import Settings, fit
 from unde.weights.source import Source
 
 TARGET = 0.25  # the share that the unweighted method should find

@@ -1,0 +1,222 @@
+"""How far a method can be trusted on one's own data: the share of training examples that find themselves.
+
+Copies of training examples are perturbed more and more, and at each strength the share is counted whose own original
+scores higher than all other training examples. Strengths are fixed for each kind of perturbation, and the same for all
+methods: at the strength that self-retrieval searches, the share is the same by construction and would tell nothing.
+
+What it tells: whether a method recognises an example through a change that leaves most of it as it was. A method that
+cannot do that will hardly find what mattered to a new query. Compare methods, dampings, ranks and weights on the same
+data and seed.
+
+What it does not tell: whether scores predict retrained models, which is what LDS measures. A proxy that is wrong in
+the same way for a copy and for its original goes unseen, and numbers of different data do not compare.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unde import methods
+from unde.errors import UndeError
+from unde.evaluate.estimate import Estimate
+from unde.index.self_retrieval import EXAMPLES, FEWEST, Copier, Parts
+from unde.methods import Method
+from unde.tasks.perturb import Perturbation
+from unde.weights import Weights
+
+if TYPE_CHECKING:
+    from unde.index.index import Index
+
+STRENGTHS = 5
+SHOWN = 60  # examples; with five strengths, 300 passes
+_Z = 1.959964  # of a 95 % interval
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Of one kind of perturbation: the share of copies that find their original, at each strength."""
+
+    kind: str
+    strengths: list[float]
+    before: list[float]  # unweighted
+    after: list[float] | None  # weighted, if there were weights
+    examples: int
+
+    def interval(self, share: float) -> tuple[float, float]:
+        """The 95 % interval of a share on this curve."""
+        return wilson(share, self.examples)
+
+
+@dataclass(frozen=True)
+class Trust:
+    """What `index.trust` found. Print it for a table.
+
+    `before` and `after` are the shares that find themselves, on average over strengths and kinds: one number to compare
+    methods and weights by. `gain` is their difference, paired by example, with the half width of its 95 % interval.
+    `held_out` is False where there were too few training examples to leave some alone: then the shares are of
+    examples that self-retrieval reports on, which weights were not learned from.
+    """
+
+    method: str
+    curves: list[Curve]
+    before: float
+    after: float | None
+    gain: float | None
+    gain_ci95: float | None
+    examples: int
+    held_out: bool
+    seed: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        heads = ["strength", "before", "95 %", *(["after", "95 %"] if self.after is not None else [])]
+        lines = []
+        for curve in self.curves:
+            lines += ["", f"copies that find their original, {curve.kind}, {curve.examples} examples:"]
+            rows = [heads, *_rows(curve)]
+            widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
+            lines += ["  " + "  ".join(cell.rjust(w) for cell, w in zip(row, widths)) for row in rows]
+        return "\n".join([*lines[1:], self.in_words()])
+
+    def in_words(self) -> str:
+        """The one number, in a line."""
+        text = f"trust in {self.method}: {_percent(self.before)}"
+        if self.after is not None and self.gain is not None and self.gain_ci95 is not None:
+            change = f"{100 * self.gain:+.1f} ± {100 * self.gain_ci95:.1f}".replace("-", "−")
+            text += f" before weights, {_percent(self.after)} after ({change})"
+        return text + (
+            "" if self.held_out else "; of the examples that self-retrieval reports on: there are few"
+        )
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """The 95 % interval of a share of `count`, after Wilson: inside [0, 1], and not empty at its ends.
+
+    >>> [round(x, 3) for x in wilson(0.0, 60)], [round(x, 3) for x in wilson(0.5, 60)]
+    ([0.0, 0.06], [0.377, 0.623])
+    """
+    spread = _Z * math.sqrt(share * (1 - share) / count + (_Z / (2 * count)) ** 2)
+    middle, size = share + _Z**2 / (2 * count), 1 + _Z**2 / count
+    return max(0.0, (middle - spread) / size), min(1.0, (middle + spread) / size)
+
+
+def strengths(kind: Perturbation) -> list[float]:
+    """From the least to the most, evenly spaced in the logarithm."""
+    return [float(s) for s in np.geomspace(kind.least, kind.most, STRENGTHS)]
+
+
+def of_one(
+    index: Index, weights: Weights | None, method: str | Method | None, examples: int, seed: int, perturb: Any
+) -> Trust:
+    """See `Index.trust`."""
+    named = {} if weights is None else {"weighted": weights}
+    [told] = of_several(index, named, method, examples, seed, perturb).values()
+    return told
+
+
+def of_several(
+    index: Index,
+    weights: Mapping[str, Weights],
+    method: str | Method | None = None,
+    examples: int = SHOWN,
+    seed: int = 0,
+    perturb: Any = None,
+) -> dict[str, Trust]:
+    """For each named set of weights, all on the same copies; without any, that of the unweighted method."""
+    chosen = methods.on_index(method, index.method)
+    copier = Copier(index, chosen, perturb, seed)
+    which, held_out = _left_alone(copier, weights, examples)
+    aligned = {name: w.aligned_to(index.groups.names) for name, w in weights.items()}
+    ways: dict[str | None, Tensor | None] = {None: None, **aligned}
+    count = len(copier.kinds)
+    found: list[dict[str | None, Tensor]] = []  # for each kind and way, (strengths, examples)
+    for i, kind in enumerate(copier.kinds):
+        made = (copier.copies(kind, which[i::count], s) for s in strengths(kind))
+        shares = [{way: copies.found(w).double() for way, w in ways.items()} for copies in made]
+        found.append({way: torch.stack([one[way] for one in shares]) for way in ways})
+    copier.check_model()
+    if not weights:
+        return {"unweighted": _told(copier, found, None, held_out)}
+    return {name: _told(copier, found, name, held_out) for name in weights}
+
+
+def _told(copier: Copier, found: list[dict[str | None, Tensor]], way: str | None, held_out: bool) -> Trust:
+    curves = []
+    for kind, ways in zip(copier.kinds, found):
+        before = ways[None].mean(1).tolist()
+        after = ways[way].mean(1).tolist() if way is not None else None
+        curves.append(Curve(kind.name, strengths(kind), before, after, ways[None].shape[1]))
+    each = {key: torch.cat([ways[key].mean(0) for ways in found]) for key in {None, way}}  # (examples,)
+    gain = None if way is None else Estimate((each[way] - each[None]).numpy())
+    return Trust(
+        method=str(copier.method),
+        curves=curves,
+        before=float(each[None].mean()),
+        after=None if way is None else float(each[way].mean()),
+        gain=None if gain is None else gain.mean,
+        gain_ci95=None if gain is None else gain.ci95,
+        examples=len(each[None]),
+        held_out=held_out,
+        seed=copier.seed,
+    )
+
+
+def _left_alone(copier: Copier, weights: Mapping[str, Weights], examples: int) -> tuple[Tensor, bool]:
+    """Training examples that self-retrieval uses for nothing; or, and False, those that it reports on."""
+    if examples < FEWEST:
+        raise UndeError(f"examples is {examples}: expected at least {FEWEST} to tell a share by")
+    try:
+        parts = Parts.drawn(copier.index, copier.content, EXAMPLES, len(copier.kinds), copier.seed)
+    except UndeError as e:
+        raise UndeError(f"no trust curve: {e}") from None
+    used = {digest for w in weights.values() for digest in w.query_digests}
+    rest = _without(copier, parts.rest, used)
+    if len(rest) >= examples:
+        return rest[:examples], True
+    learned = (set(w.query_digests) - set(copier.digests(_reported(copier, w))) for w in weights.values())
+    told = _without(copier, parts.report, set().union(*learned))
+    if len(told) < FEWEST * len(copier.kinds):
+        raise UndeError(
+            f"no trust curve: {len(told)} training examples are left that the weights were not learned from, expected "
+            f"at least {FEWEST * len(copier.kinds)}: pass the seed= that the weights were learned with"
+        )
+    return told[:examples], False
+
+
+def _reported(copier: Copier, weights: Weights) -> Tensor:
+    """The training examples that weights by self-retrieval were reported on, none if they came in other ways."""
+    parts = weights.provenance.get("examples")
+    same = weights.provenance.get("scores", {}).get("data") == copier.index.manifest.data
+    where = parts.get("report", []) if same and isinstance(parts, Mapping) else []
+    return torch.tensor(where, dtype=torch.long)
+
+
+def _without(copier: Copier, which: Tensor, used: set[str]) -> Tensor:
+    free = [d not in used for d in copier.digests(which)]
+    return which[torch.tensor(free, dtype=torch.bool)]
+
+
+def _rows(curve: Curve) -> list[list[str]]:
+    rows = []
+    for i, strength in enumerate(curve.strengths):
+        row = [f"{strength:.2g}"]
+        for shares in (curve.before, curve.after):
+            if shares is not None:
+                low, high = curve.interval(shares[i])
+                row += [_percent(shares[i]), f"[{100 * low:.0f}, {100 * high:.0f}]"]
+        rows.append(row)
+    return rows
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
