@@ -6,7 +6,7 @@ import csv
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -22,9 +22,22 @@ from unde.integrations.options import (
     TextField,
     source_of,
 )
+from unde.integrations.source import Source
+from unde.learn_command import learn
+from unde.options import (
+    METHODS,
+    BatchSize,
+    Device,
+    IndexPath,
+    MethodName,
+    NoTrust,
+    Target,
+    WeightsFile,
+    WeightsFiles,
+)
 from unde.pages import show_top
 from unde.plan_command import plan
-from unde.project import Project
+from unde.project import Project, remembered
 
 app = typer.Typer(
     name="unde",
@@ -37,25 +50,6 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-
-METHODS = "tracin, tracin-cosine, trak, logra or ekfac"
-
-Target = Annotated[
-    str | None, typer.Argument(metavar="MODULE:FUNCTION", help="a function that returns an unde.Setup")
-]
-IndexPath = Annotated[
-    Path, typer.Option("--index", help="folder of the index; remembers --hf-model and --data of its build")
-]
-MethodName = Annotated[str | None, typer.Option(help=f"{METHODS} (default: as built)")]
-WeightsFile = Annotated[Path | None, typer.Option("--weights", help="weights from `unde learn`")]
-WeightsFiles = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--weights", metavar="[NAME=]FILE", help="weights from `unde learn`; several: NAME=FILE each"
-    ),
-]
-BatchSize = Annotated[int, typer.Option(help="examples in one pass; fewer need less memory")]
-Device = Annotated[str | None, typer.Option(help="where the model runs: cpu, cuda, cuda:1, mps, …")]
 
 
 @app.command()
@@ -138,52 +132,11 @@ def build(
         seed=seed,
         on_bad=on_bad,
     )
-    if project.source is not None:
-        project.source.remember(out)
+    (project.source or Source(target=target)).remember(out)
     typer.echo(f"{out}: {len(index):,} examples in {len(index.groups)} groups")
 
 
-@app.command()
-def learn(
-    index: IndexPath,
-    target: Target = None,
-    queries: Queries = None,
-    hf_model: HFModel = None,
-    data: Data = None,
-    text_field: TextField = None,
-    seq_len: SeqLen = None,
-    query_field: QueryField = None,
-    out: Annotated[Path, typer.Option("--out", help="where to save the weights")] = Path("weights.json"),
-    method: MethodName = None,
-    k: Annotated[int | None, typer.Option(help="top-ranked examples taken for true")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="pull towards the unweighted method")] = None,
-    loss: Annotated[str, typer.Option(help="top-k, bottom-k, top-k-bottom-k or no-norm")] = "top-k",
-    solver: Annotated[str | None, typer.Option(help="fixed-point or adamw")] = None,
-    seed: Annotated[int, typer.Option(help="of the adamw solver")] = 0,
-    device: Device = None,
-) -> None:
-    """Learn how much each group of parameters should count, without labels.
-
-    The queries are data of the same kind that is neither trained on nor evaluated on: a file, or the setup's
-    learn_queries.
-
-    Examples:
-
-    `unde learn --index runs/idx --queries learn.jsonl --out weights.json`
-
-    `unde learn my_project.setup:make --index runs/idx --out weights.json`
-    """
-    from unde.weights import learn_weights
-
-    source = source_of(hf_model, data, text_field, seq_len)
-    project = Project(target, source, index=index, learn=queries, query_field=query_field, device=device)
-    scores = project.scores(index, "learn", method)
-    chosen: dict[str, Any] = {"k": k, "weight_decay": weight_decay}
-    weights = learn_weights(
-        scores, loss=loss, solver=solver, seed=seed, **{n: v for n, v in chosen.items() if v is not None}
-    )
-    weights.save(out)
-    typer.echo(f"{out}: {weights}")
+app.command()(learn)
 
 
 @app.command()
@@ -226,10 +179,11 @@ def attribute(
         raise unknown("format", format, ("table", "json", "csv"))
     if query and queries:
         raise UndeError("--query and --queries: give one of the two")
+    source = source_of(hf_model, data, text_field, seq_len)
+    target = target or remembered(index, source)
     if target is None and not query and not queries:
         raise UndeError('nothing to attribute: give --query "some text", or --queries FILE.jsonl')
     texts = query or (Path(queries) if queries and target is None else None)
-    source = source_of(hf_model, data, text_field, seq_len)
     project = Project(target, source, index=index, evaluate=texts, query_field=query_field, device=device)
     role = queries if queries and target is not None else "eval"
     scores = project.scores_of_anything(index, method) if query else project.scores(index, role, method)
@@ -286,6 +240,7 @@ def evaluate(
     if format not in ("table", "json"):
         raise unknown("format", format, ("table", "json"))
     source = source_of(hf_model, data, text_field, seq_len)
+    target = target or remembered(index, source)
     project = Project(target, source, index=index, evaluate=queries, query_field=query_field, device=device)
     scores = project.scores(index, "eval", method)
     retrained = Bank.open(bank)
@@ -323,9 +278,10 @@ def report(
     method: MethodName = None,
     first: Annotated[int, typer.Option(help="how many of the queries to show")] = 12,
     top: Annotated[int, typer.Option(help="training examples on each side")] = 5,
+    no_trust: NoTrust = False,
     device: Device = None,
 ) -> None:
-    """Write one self-contained HTML page: queries, their proponents and opponents, and the weights.
+    """Write one self-contained HTML page: queries, their proponents and opponents, the weights, and how far to trust.
 
     Examples:
 
@@ -336,8 +292,9 @@ def report(
     `unde report my_project.setup:make --index runs/idx --weights subject=w1.json --weights style=w2.json`
     """
     source = source_of(hf_model, data, text_field, seq_len)
+    target = target or remembered(index, source)
     project = Project(target, source, index=index, evaluate=queries, query_field=query_field, device=device)
-    path = project.report(index, out, weights or (), method, first, top)
+    path = project.report(index, out, weights or (), method, first, top, not no_trust)
     typer.echo(f"Open {path.resolve()} in a browser.")
 
 

@@ -17,7 +17,9 @@ from unde.data import Rows, to_device
 from unde.errors import UndeError, unknown
 from unde.features.guard import untouched
 from unde.features.units import placement
-from unde.report import Item, QueryPanel, Row, Scored, WeightsPanel
+from unde.index.self_retrieval import summary
+from unde.index.trust import Trust
+from unde.report import Item, QueryPanel, Row, Scored, TrustCurve, TrustPanel, WeightsPanel
 from unde.report.contributors import checked, marks_for
 from unde.scores import GroupScores, Top
 from unde.setup import Setup
@@ -167,6 +169,66 @@ def weights_panels(weights: Mapping[str, Weights], groups: Sequence[str]) -> lis
         weights_panel(replace(w, values=w.aligned_to(groups), groups=list(groups)), name=name)
         for name, w in weights.items()
     ]
+
+
+def trust_panel(
+    trusts: Mapping[str, Trust], weights: Mapping[str, Weights], unweighted: str = "unweighted"
+) -> TrustPanel:
+    """What each named set of weights does to the curves; uniform weights have none of their own."""
+    first = next(iter(trusts.values()))
+    drawn = [name for name, w in weights.items() if not uniform(w)]
+    curves = []
+    for i, curve in enumerate(first.curves):
+        found = {unweighted: curve.before}
+        found |= {name: trusts[name].curves[i].after or [] for name in drawn}
+        shares = {way: [(s, *curve.interval(s)) for s in some] for way, some in found.items()}
+        curves.append(TrustCurve(curve.kind, curve.examples, curve.strengths, shares))
+    means = {unweighted: _in_percent(first.before), **{name: _after(trusts[name]) for name in drawn}}
+    verdicts = {name: words for name, w in weights.items() if (words := verdict(w))}
+    note = "" if first.held_out else FEW
+    return TrustPanel(curves, means, verdicts, note)
+
+
+def uniform(weights: Weights) -> bool:
+    """Whether weights are the unweighted method.
+
+    >>> uniform(Weights.uniform(["a", "b"]))
+    True
+    """
+    return bool((weights.values == 1).all())
+
+
+FEW = (
+    "There are too few training examples to leave some alone: these are the ones that self-retrieval reports on. "
+    "Weights were not learned from them."
+)
+
+
+def verdict(weights: Weights) -> str:
+    """What the guard of self-retrieval thought of weights, in a sentence; nothing if it was not asked.
+
+    >>> verdict(Weights.uniform(["a"])), verdict(Weights(torch.ones(1), ["a"], [], {"confirmed": True}))
+    ('', 'The guard of self-retrieval confirmed these weights.')
+    """
+    p = weights.provenance
+    if "found" in p:
+        words = summary(weights).replace("= -", "= −")
+        return f"{words[0].upper()}{words[1:]}."
+    if "confirmed" not in p:
+        return ""
+    if p["confirmed"]:
+        return "The guard of self-retrieval confirmed these weights."
+    return "The guard of self-retrieval confirmed none of the candidates: these weights are uniform."
+
+
+def _in_percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _after(trust: Trust) -> str:
+    assert trust.after is not None and trust.gain is not None and trust.gain_ci95 is not None
+    change = f"{100 * trust.gain:+.1f} ± {100 * trust.gain_ci95:.1f}".replace("-", "−")
+    return f"{_in_percent(trust.after)} ({change})"
 
 
 def show_top(

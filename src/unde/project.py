@@ -19,13 +19,15 @@ from unde import console
 from unde.data import Rows
 from unde.errors import UndeError, unknown
 from unde.index import Index
-from unde.integrations.source import Source
-from unde.pages import Tokens, query_panels, weights_panels
-from unde.report import Page
+from unde.index.self_retrieval import WeightNoise
+from unde.index.trust import of_several
+from unde.integrations.source import Source, remembered_target
+from unde.pages import Tokens, query_panels, trust_panel, weights_panels
+from unde.report import Page, TrustPanel
 from unde.report.contributors import checked
 from unde.scores import GroupScores
 from unde.setup import Setup
-from unde.weights import Weights
+from unde.weights import Weights, learn_weights
 
 if TYPE_CHECKING:
     from unde.index.tokens import TokenScores
@@ -101,6 +103,26 @@ class Project:
         self._check_roles(role, queries)
         return self._scores(self.index(path), queries, method)
 
+    def learn(
+        self,
+        path: Path,
+        method: str | None,
+        *,
+        k: int | str,
+        weight_decay: float | str,
+        loss: str,
+        solver: str | None,
+        seed: int,
+    ) -> tuple[Index, Weights]:
+        """The index, and weights from the queries to learn from by the paper's objective."""
+        queries = self.queries("learn")
+        self._check_roles("learn", queries)
+        index = self.index(path)
+        scores = self._scores(index, queries, method)
+        return index, learn_weights(
+            scores, k=k, weight_decay=weight_decay, loss=loss, solver=solver, seed=seed
+        )
+
     def scores_of_anything(self, path: Path, method: str | None) -> GroupScores:
         """Scores of queries that nothing is learned from and nothing measured on: they may be training data."""
         return self.index(path).score(self.queries("eval"), method)
@@ -144,7 +166,14 @@ class Project:
         return weights
 
     def report(
-        self, path: Path, out: Path, weights: Sequence[str], method: str | None, first: int, top: int
+        self,
+        path: Path,
+        out: Path,
+        weights: Sequence[str],
+        method: str | None,
+        first: int,
+        top: int,
+        trust: bool = True,
     ) -> Path:
         """Write the page of the first queries; `weights` are files, NAME=FILE if there are several."""
         files = named_files(weights)
@@ -175,6 +204,7 @@ class Project:
             f"{scores.shape[1]:,} training examples, {scores.method.name} attributions",
             queries=panels,
             weights=weights_panels(learned, scores.groups),
+            trust=_trust(index, learned, method) if trust else None,
             provenance={"unde": unde.__version__, "index": str(path), **scores.provenance["method"]},
         )
         return page.write(out)
@@ -200,6 +230,29 @@ class Project:
             return made[id(weights)](q, self.setup.train_data[i])
 
         return tokens
+
+
+def _trust(index: Index, weights: dict[str, Weights], method: str | None) -> TrustPanel | None:
+    """The panel, or None where copies cannot be made or examples are few, which is said in a line."""
+    try:
+        return trust_panel(of_several(index, weights, method, perturb=_perturb(weights)), weights, UNWEIGHTED)
+    except UndeError as e:
+        console.note(f"the page has no panel of trust: {e}")
+        return None
+
+
+def _perturb(weights: dict[str, Weights]) -> str | None:
+    """Noise on the model's weights where that is what weights were learned with: the task may know nothing else."""
+    kinds = [set(w.provenance.get("strength", ())) for w in weights.values()]
+    return "weights" if kinds and all(kind == {WeightNoise().name} for kind in kinds) else None
+
+
+def remembered(index: Path, source: Source) -> str | None:
+    """The MODULE:FUNCTION that an index remembers, said in a line; None if a model was named or none is there."""
+    target = None if source.said else remembered_target(index)
+    if target is not None:
+        console.note(f"using {target}, as remembered by {index}")
+    return target
 
 
 def named_files(given: Sequence[str]) -> dict[str, Path]:

@@ -10,18 +10,22 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 import unde
 from unde import console
 from unde.data import Rows
 from unde.demo.digits import CORRUPTED, Digits, accuracy, digits, train
 from unde.index import Index
-from unde.pages import predictions, query_panels, weights_panel
+from unde.pages import predictions, query_panels, trust_panel, uniform, weights_panel
 from unde.report import Card, Item, MislabelPanel, Page, RocCurve, Scored, Step, Table
+from unde.report.html import count
 from unde.scores import GroupScores
 from unde.setup import Setup
 from unde.tasks import Classification
-from unde.weights import Weights, learn_weights
+from unde.weights import Weights
+
+Ways = dict[str, Weights | None]  # of scoring, by name
 
 SHOWN = 12  # queries on the page
 NAMES = {"tracin": "TracIn", "trak": "TRAK"}
@@ -47,22 +51,23 @@ def run(out: Path, method: str = "trak", seed: int = 0) -> Path:
     clock = Clock()
     if (out / "index" / "manifest.json").exists():  # of an earlier demo: this one trains its model anew
         shutil.rmtree(out / "index")
-    with clock.step("Read 5,000 digits", "4,000 to train on, 500 to learn weights, 500 to evaluate"):
+    with clock.step("Read 5,000 digits", "4,000 to train on, 500 to ask about"):
         data = digits(CORRUPTED, seed)
     with clock.step("Train a ResNet", f"{CORRUPTED:.0%} of the training labels are wrong on purpose"):
         with console.progress("epochs", 6) as advance:
             model = train("resnet", *data.train, seed=seed, on_epoch=lambda _: advance(1))
         right = accuracy(model, *data.evaluate)
-    setup = Setup(model, Classification(), data.train, data.learn, data.evaluate)
+    setup = Setup(model, Classification(), data.train, eval_queries=data.evaluate)
     with clock.step("Build the index", "projected gradients of every training digit, layer by layer"):
         index = Index.build(
             model, setup.task, data.train, out / "index", method=method, batch_size=64, seed=seed
         )
-    with clock.step(
-        "Learn the weights", "from 500 digits that are used for nothing else, without their help"
-    ):
-        weights = learn_weights(index.score(data.learn), seed=seed)
+    with clock.step("Learn the weights", "so that training digits find themselves when they are perturbed"):
+        weights = index.learn_weights(seed=seed)
         weights.save(out / "weights.json")
+    with clock.step("Measure trust", "on training digits that no weight was learned from"):
+        trust = index.trust(weights, seed=seed)
+    ways: Ways = {"unweighted": None} if uniform(weights) else {"unweighted": None, "weighted": weights}
     with clock.step("Attribute 500 held-out digits"):
         queries = Rows(data.evaluate)
         scores = index.score(data.evaluate)
@@ -70,23 +75,26 @@ def run(out: Path, method: str = "trak", seed: int = 0) -> Path:
             setup,
             queries,
             scores,
-            {"unweighted": None, "weighted": weights},
+            ways,
             which=_interesting(setup, queries),
             item=lambda i: _item(data, i),
         )
     with clock.step("Look for wrong labels", "self-influence, normalised by the top scores of each digit"):
-        labels = _mislabelled(index, weights, data)
+        labels = _mislabelled(index, ways, data)
     page = Page(
         "Which training digits made it say that?",
-        f"A ResNet trained on 4,000 handwritten digits, {NAMES.get(method, method)} attributions, "
-        "and weights learned without labels",
+        f"A ResNet trained on 4,000 handwritten digits, and {NAMES.get(method, method)} attributions"
+        + (" with weights learned without labels" if len(ways) > 1 else ", unweighted: see Trust for why"),
         cards=_cards(data, labels, right, clock),
         queries=panels,
-        weights=weights_panel(
+        weights=None
+        if uniform(weights)
+        else weights_panel(
             weights, "Weights above 1 mark layers whose gradients say more about what mattered."
         ),
+        trust=trust_panel({"weighted": trust}, {"weighted": weights}),
         mislabelled=labels,
-        tables=[_agreement(scores, weights, data)],
+        tables=[_agreement(scores, ways, data)],
         steps=clock.steps,
         provenance=_provenance(method, seed, index),
     )
@@ -108,25 +116,39 @@ def _item(data: Digits, i: int) -> Item:
     return Item(i, label=int(y[i]), true_label=int(data.true_labels[i]), image=x[i])
 
 
-def _mislabelled(index: Index, weights: Weights, data: Digits) -> MislabelPanel:
+def _mislabelled(index: Index, ways: Ways, data: Digits) -> MislabelPanel:
     wrong = data.mislabelled
-    plain = index.self_influence(normalize_top=NORMALIZE_TOP)
-    weighted = index.self_influence(weights, normalize_top=NORMALIZE_TOP)
-    first = weighted.argsort(descending=True)[:40].tolist()
+    found = {name: index.self_influence(w, normalize_top=NORMALIZE_TOP) for name, w in ways.items()}
+    name, ranking = list(found.items())[-1]
+    first = ranking.argsort(descending=True)[:40].tolist()
     return MislabelPanel(
-        [Scored(_item(data, i), float(weighted[i])) for i in first],
-        [RocCurve.from_scores("unweighted", plain, wrong), RocCurve.from_scores("weighted", weighted, wrong)],
+        [Scored(_item(data, i), float(ranking[i])) for i in first],
+        [RocCurve.from_scores(way, scores, wrong) for way, scores in found.items()],
         examples=len(wrong),
         mislabelled=int(wrong.sum()),
-        ranked_by="weighted self-influence",
+        ranked_by=f"{name} self-influence",
+        note=_unseen(data, ways[name], found),
     )
 
 
-def _agreement(scores: GroupScores, weights: Weights, data: Digits) -> Table:
+def _unseen(data: Digits, weights: Weights | None, found: dict[str, Tensor]) -> str:
+    """The areas without the digits that self-retrieval looked at, labels and all."""
+    if weights is None:
+        return ""
+    seen, wrong = set(weights.query_digests), data.mislabelled
+    free = torch.tensor([digest not in seen for digest in Rows(data.train).digests()])
+    areas = [f"{RocCurve.from_scores(way, s[free], wrong[free]).auc:.3f} {way}" for way, s in found.items()]
+    return (
+        f"Weights saw {int((~free).sum()):,} of these digits with their labels; among the other {int(free.sum()):,} "
+        f"the area under the curve is {' and '.join(areas)}."
+    )
+
+
+def _agreement(scores: GroupScores, ways: Ways, data: Digits) -> Table:
     """How often a proponent shows the digit that the query shows: a sanity check that needs no retraining."""
     truth, asked = data.true_labels, data.evaluate[1]
     rows = []
-    for name, w in (("unweighted", None), ("weighted", weights)):
+    for name, w in ways.items():
         top = scores.top(10, w).indices
         same = (truth[top] == asked[:, None]).float().mean(1)
         rows.append([name, f"{100 * same.mean():.1f} ± {196 * same.std() / len(same) ** 0.5:.1f}"])
@@ -140,13 +162,19 @@ def _agreement(scores: GroupScores, weights: Weights, data: Digits) -> Table:
 
 
 def _cards(data: Digits, labels: MislabelPanel, right: float, clock: Clock) -> list[Card]:
-    plain, weighted = labels.curves
+    first, last = labels.curves[0], labels.curves[-1]
     seconds = sum(step.seconds for step in clock.steps)
     return [
         Card("Held-out accuracy", f"{right:.1%}", "with one training label in ten wrong"),
         Card("Wrong labels found", f"{labels.hits} of 40", "among the 40 most self-influential digits"),
-        Card("AUC of finding them", f"{weighted.auc:.3f}", f"{plain.auc:.3f} without weights"),
-        Card("All of this took", f"{seconds:.0f} s", f"on {torch.get_num_threads()} CPU threads"),
+        Card(
+            "AUC of finding them",
+            f"{last.auc:.3f}",
+            f"{first.auc:.3f} without weights"
+            if last is not first
+            else "without weights, which stay uniform here",
+        ),
+        Card("All of this took", f"{seconds:.0f} s", f"on {count(torch.get_num_threads(), 'CPU thread')}"),
     ]
 
 

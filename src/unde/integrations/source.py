@@ -1,9 +1,11 @@
-"""What an index of a Hugging Face model was built from, remembered beside it: no flag is given twice."""
+"""What an index was built from, remembered beside it: no flag is given twice."""
 
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, dataclass, fields, replace
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from unde.errors import UndeError
@@ -14,12 +16,16 @@ FILE = "source.json"
 
 @dataclass(frozen=True)
 class Source:
-    """A model, its training texts, and how they are read; None is what was not said."""
+    """A Hugging Face model, its training texts, and how they are read; or MODULE:FUNCTION, the `target`.
+
+    None is what was not said.
+    """
 
     model: str | None = None
     data: str | None = None
     text_field: str | None = None
     seq_len: int | None = None
+    target: str | None = None
 
     @property
     def said(self) -> dict[str, str | int]:
@@ -35,7 +41,7 @@ class Source:
                 raise UndeError(
                     f"{index} was built from {found}, which is gone: say where it is now (--{flag})"
                 )
-        whole = replace(there, **self.said)
+        whole = replace(there, target=None, **self.said)
         if whole.model is not None and whole.data is not None:
             return whole
         if whole.model is not None:
@@ -48,7 +54,7 @@ class Source:
             + (
                 ""
                 if index is None
-                else f". {index} remembers none: it is not finished, or was not built with --hf-model"
+                else f". {index} remembers none: it is not finished, or was not built with `unde build`"
             )
         )
 
@@ -56,9 +62,49 @@ class Source:
         """Keep this in the folder of an index, with paths that hold from any working folder."""
         settings = asdict(self)
         for name in ("model", "data"):
-            path = Path(settings[name]).expanduser()
-            settings[name] = str(path.absolute()) if path.exists() else settings[name]
+            if settings[name] is not None:
+                path = Path(settings[name]).expanduser()
+                settings[name] = str(path.absolute()) if path.exists() else settings[name]
         write_atomically(index / FILE, (json.dumps(settings, indent=1) + "\n").encode())
+
+
+def remembered_target(index: Path) -> str | None:
+    """The MODULE:FUNCTION that an index was built from, if it remembers one that may be run.
+
+    An index may come from somebody else, and a name in it must not run what nobody would have typed: only names of
+    modules that lie outside of the index and are no part of Python itself are taken. They are then found as they
+    are when typed, from the current folder or the Python path.
+    """
+    if not index.is_dir():
+        return None
+    target = _read(index).target
+    if target is None:
+        return None
+    module, _, function = target.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), function)):
+        raise _foreign(index, target, "it is no MODULE:FUNCTION")
+    root = module.partition(".")[0]
+    if root in sys.stdlib_module_names:
+        raise _foreign(index, target, f"{root} is a part of Python")
+    if _lies_in(index.resolve(), module.split(".")):
+        raise _foreign(index, target, f"{module} lies in the index itself")
+    return target
+
+
+def _lies_in(home: Path, parts: list[str]) -> bool:
+    """Whether a module, or a package around it, could be imported from inside a folder. Nothing is run."""
+    for start in ("", *sys.path):
+        for depth, name in enumerate(parts):
+            folder = Path(start).joinpath(*parts[:depth]).resolve()
+            if folder.is_relative_to(home) and PathFinder.find_spec(name, [str(folder)]) is not None:
+                return True
+    return False
+
+
+def _foreign(index: Path, target: str, why: str) -> UndeError:
+    return UndeError(
+        f"{index / FILE} names {target!r}, which is not run without being asked for ({why}): give MODULE:FUNCTION"
+    )
 
 
 def _read(index: Path) -> Source:
@@ -68,11 +114,13 @@ def _read(index: Path) -> Source:
     known = {field.name for field in fields(Source)}
     try:
         found = Source(**{k: v for k, v in json.loads(path.read_text()).items() if k in known})
-        texts, length = (found.model, found.data, found.text_field), found.seq_len
+        texts, length = (found.model, found.data, found.text_field, found.target), found.seq_len
         if not all(isinstance(x, (str, type(None))) for x in texts) or not isinstance(
             length, (int, type(None))
         ):
             raise TypeError("a value of another type")
     except (ValueError, TypeError, AttributeError) as e:
-        raise UndeError(f"{path} is damaged ({e}): delete it, and give --hf-model and --data") from None
+        raise UndeError(
+            f"{path} is damaged ({e}): delete it, and give --hf-model and --data, or MODULE:FUNCTION"
+        ) from None
     return found

@@ -15,6 +15,7 @@ from unde.report.mislabel import MislabelPanel, RocCurve
 from unde.report.page import Page
 from unde.report.queries import QueryPanel, Row
 from unde.report.tables import Card, Step, Table
+from unde.report.trust import TrustCurve, TrustPanel
 from unde.report.weights import WeightsPanel
 
 __all__ = [
@@ -30,5 +31,7 @@ __all__ = [
     "Scored",
     "Step",
     "Table",
+    "TrustCurve",
+    "TrustPanel",
     "WeightsPanel",
 ]

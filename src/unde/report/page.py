@@ -23,6 +23,7 @@ from unde.report.tables import (
     provenance_section,
     steps_section,
 )
+from unde.report.trust import TrustPanel, trust_section
 from unde.report.weight_sets import check_sets, weight_sets_section
 from unde.report.weights import WeightsPanel, weights_section
 
@@ -48,6 +49,7 @@ class Page:
     cards: Sequence[Card] = ()
     queries: Sequence[QueryPanel] = ()
     weights: WeightsPanel | Sequence[WeightsPanel] | None = None
+    trust: TrustPanel | None = None
     heatmaps: Sequence[HeatmapPanel] = ()
     mislabelled: MislabelPanel | None = None
     tables: Sequence[Table] = ()
@@ -120,6 +122,8 @@ class Page:
             yield "weights", "Weights", weights_section(self._weights[0])
         elif self._weights:
             yield "weights", "Weights", weight_sets_section(self._weights)
+        if self.trust is not None:
+            yield "trust", "Trust", trust_section(self.trust)
         if len(self.heatmaps):
             yield "heatmaps", "Heat maps", heatmaps_section(self.heatmaps)
         if self.mislabelled is not None:

@@ -262,9 +262,13 @@ svg text { font-size: 11px; fill: var(--muted); }
 .line-0 { stroke: var(--muted); stroke-dasharray: 6 4; } .line-1 { stroke: var(--accent); stroke-width: 2.5; }
 .line-2 { stroke: var(--opp); stroke-dasharray: 2 4; }
 .lines .curve:only-of-type { stroke: var(--accent); stroke-dasharray: none; } .dot { fill: var(--accent); }
+.band { opacity: 0.14; } .band-0 { fill: var(--muted); } .band-1 { fill: var(--accent); } .band-2 { fill: var(--opp); }
+.lines .band:only-of-type { fill: var(--accent); }
 .diagonal { stroke: var(--muted); stroke-width: 1; stroke-dasharray: 1 4; }
 .areas { display: grid; gap: 0.1rem; margin: 0.8rem 0 0.6rem; color: var(--ink); font-size: 1rem; }
 .areas > div { display: flex; justify-content: space-between; gap: 1rem; max-width: 20rem; }
+.trust figure { max-width: 30rem; } .trust .pair { align-items: start; }
+.trust .results { margin-top: 0; min-width: 0; }
 .areas dd { font-weight: 620; } .key { margin-right: 0.6rem; vertical-align: middle; }
 """
 

@@ -35,11 +35,13 @@ class Bar:
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """One curve, by its points."""
+    """One curve, by its points; `low` and `high`, if given, bound a band around it."""
 
     name: str
     x: Sequence[float] | np.ndarray
     y: Sequence[float] | np.ndarray
+    low: Sequence[float] | np.ndarray | None = None
+    high: Sequence[float] | np.ndarray | None = None
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y) or not len(self.x):
@@ -195,10 +197,11 @@ def line_plot(
     y_label: str,
     x_range: tuple[float, float] | None = None,
     y_range: tuple[float, float] | None = None,
+    x_ticks: Sequence[tuple[float, str]] | None = None,
     diagonal: bool = False,
     size: tuple[float, float] = (400, 270),
 ) -> Html:
-    """Curves in one frame; the range is the data's unless it is given.
+    """Curves in one frame; ranges and the ticks of x are the data's unless they are given.
 
     >>> line_plot([Line("w", [0, 1], [2, 3])], title="t", x_label="x", y_label="y").count("<polyline")
     1
@@ -218,13 +221,14 @@ def line_plot(
         "plot lines",
         _horizontal_grid(frame, y_ticks),
         [
-            _text("tick", frame.x(tick), frame.bottom + 17, number(tick), anchor="middle")
-            for tick in ticks(*x_range)
+            _text("tick", frame.x(tick), frame.bottom + 17, name, anchor="middle")
+            for tick, name in x_ticks or [(tick, number(tick)) for tick in ticks(*x_range)]
         ],
         _line_element("axis", frame.left, frame.bottom, frame.right, frame.bottom),
         _text("axis-label", (frame.left + frame.right) / 2, height - 6, x_label, anchor="middle"),
         _text("axis-label", 12, (frame.top + frame.bottom) / 2, y_label, anchor="middle", turned=True),
         _line_element("diagonal", frame.left, frame.bottom, frame.right, frame.top) if diagonal else None,
+        [_band(line, index, frame) for index, line in enumerate(lines)],
         [_curve(line, index, frame) for index, line in enumerate(lines)],
     )
 
@@ -315,6 +319,14 @@ def _curve(line: Line, index: int, frame: _Frame) -> Html:
         return el("circle", {"class": f"dot line-{index % 3}", "cx": _short(x), "cy": _short(y), "r": 3})
     path = " ".join(f"{_short(x)},{_short(y)}" for x, y in points)
     return el("polyline", {"class": f"curve line-{index % 3}", "points": path}, el("title", None, line.name))
+
+
+def _band(line: Line, index: int, frame: _Frame) -> Html | None:
+    if line.low is None or line.high is None:
+        return None
+    ends = [*zip(line.x, line.low), *reversed([*zip(line.x, line.high)])]
+    path = " ".join(f"{_short(frame.x(float(x)))},{_short(frame.y(float(y)))}" for x, y in ends)
+    return el("polygon", {"class": f"band band-{index % 3}", "points": path})
 
 
 def _horizontal_grid(frame: _Frame, at: Sequence[float] | None = None) -> Iterator[Html]:
