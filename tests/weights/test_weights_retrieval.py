@@ -1,0 +1,405 @@
+"""Self-retrieval against plain loops, and the guard against signal and noise that was planted."""
+
+import math
+import re
+
+import pytest
+import torch
+from scipy.stats import ttest_rel
+from torch import nn
+from weights_fakes import CosineScores, FakeScores, random_scores
+
+from unde import Groups, Index, Task
+from unde.methods import DAS, TRAK, TracIn
+from unde.weights.retrieval import (
+    DECAYS,
+    SURE,
+    Copies,
+    Gains,
+    Judged,
+    Search,
+    Trial,
+    best,
+    candidates,
+    gain_of,
+    judge,
+    search,
+)
+from unde.weights.source import TensorScores
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def names(values):
+    return [f"g{j}" for j in range(values.shape[2])]
+
+
+def copies_of(values, originals=None, content=None, **options):
+    originals = torch.arange(len(values)) if originals is None else originals
+    content = torch.arange(values.shape[1]) if content is None else content
+    return Copies(TensorScores(values, names(values), **options), originals, content)
+
+
+# --- what is found, and the objective ------------------------------------------------------------------
+
+
+def found_by_hand(values, originals, content, weights):
+    """Whether no example that is not equal to the original scores as high or higher."""
+    out = []
+    for q in range(values.shape[0]):
+        scores = [sum(float(w) * float(c) for w, c in zip(weights, row)) for row in values[q]]
+        own = scores[int(originals[q])]
+        rivals = [s for n, s in enumerate(scores) if content[n] != content[int(originals[q])]]
+        out.append(all(own > s for s in rivals))
+    return out
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_found(seed):
+    """Whole numbers, so that there are ties; every content occurs about three times."""
+    g = torch.Generator().manual_seed(seed)
+    values = torch.randint(-2, 3, (25, 18, 3), generator=g).float()
+    content = torch.randint(6, (18,), generator=g)
+    originals = torch.randint(18, (25,), generator=g)
+    for q, n in enumerate(originals[:15]):
+        values[q, n] = 2.0  # most often as high as any
+    weights = torch.tensor([1.0, 2.0, 0.0])
+    copies = copies_of(values, originals, content)
+    for w, given in ((torch.ones(3), None), (weights, weights)):
+        expected = found_by_hand(values, originals, content, w)
+        assert copies.found(given).tolist() == expected
+        assert True in expected and False in expected
+
+
+def test_a_duplicate_counts_as_the_original_and_a_tie_with_another_does_not():
+    values = torch.tensor([3.0, 3.0, 1.0]).view(1, 3, 1)
+    assert copies_of(values, content=torch.tensor([0, 0, 1])).found().tolist() == [True]
+    assert copies_of(values, content=torch.tensor([0, 1, 2])).found().tolist() == [False]
+    higher = torch.tensor([3.0, 3.5, 1.0]).view(1, 3, 1)  # a twin that rounding put in front
+    assert copies_of(higher, content=torch.tensor([0, 0, 1])).found().tolist() == [True]
+    assert copies_of(values, content=torch.tensor([0, 0, 0])).found().tolist() == [True]  # nothing else there
+
+
+def objective_by_hand(values, originals, weights):
+    out = []
+    for q in range(len(values)):
+        scores = [float(row.double() @ weights.double()) for row in values[q]]
+        norm = math.sqrt(sum(s * s for s in scores))
+        out.append(scores[int(originals[q])] / norm if norm else 0.0)
+    return torch.tensor(out, dtype=torch.float64)
+
+
+def test_the_objective_is_the_share_of_the_original_in_the_norm():
+    values, originals = random_scores(9, 30, 4), torch.arange(9) * 3
+    values[4] = 0.0  # a copy without a gradient counts 0
+    copies, weights = copies_of(values, originals), torch.tensor([0.2, 3.0, 0.0, 0.8])
+    for w, given in ((torch.ones(4), None), (weights, weights)):
+        torch.testing.assert_close(
+            copies.objective(given), objective_by_hand(values, originals, w), rtol=1e-5, atol=1e-6
+        )
+    torch.testing.assert_close(copies.objective(5 * weights), copies.objective(weights))  # no scale
+
+
+@pytest.mark.parametrize("scores", [FakeScores, CosineScores])
+@pytest.mark.parametrize("memory", [1, 700, 5000])
+def test_streaming_gives_the_same(scores, memory):
+    values, originals = random_scores(11, 40, 4), torch.arange(11) * 2 + 5
+    content = torch.arange(40) // 2
+    weights = torch.tensor([0.2, 2.0, 0.5, 1.3])
+    whole, small = (
+        Copies(scores(values, **options), originals, content)
+        for options in ({}, {"memory": memory, "rows": 7})
+    )
+    for w in (None, weights):
+        assert torch.equal(whole.found(w), small.found(w))
+        torch.testing.assert_close(whole.objective(w), small.objective(w))
+    torch.testing.assert_close(whole.learned(0.1), small.learned(0.1), rtol=1e-4, atol=1e-5)
+    assert small.scores.passes > 2 and whole.scores.passes == 0  # these were read once and kept
+    assert small.scores.largest < 4 * values.numel()
+
+
+def test_a_cosine_is_found_and_judged_by_its_final_scores():
+    values = random_scores(10, 30, 4, seed=3)
+    source, originals = CosineScores(values), torch.arange(10)
+    copies, w = Copies(source, originals, torch.arange(30)), torch.tensor([0.5, 2.0, 0.5, 1.0])
+    final = source.finish(values @ w, w, slice(0, 10), slice(0, 30))
+    others = final.clone()
+    others[originals, originals] = -torch.inf
+    assert torch.equal(copies.found(w), final[originals, originals] > others.amax(1))
+    expected = final[originals, originals] / final.norm(dim=1)
+    torch.testing.assert_close(copies.objective(w), expected.double(), rtol=1e-5, atol=1e-6)
+
+
+# --- the strength --------------------------------------------------------------------------------------
+
+
+class Counted:
+    """A share that falls with the strength, and a record of what was asked."""
+
+    def __init__(self, share):
+        self.share, self.asked = share, []
+
+    def __call__(self, strength):
+        self.asked.append(strength)
+        return self.share(strength)
+
+
+def test_too_hard_from_the_start():
+    share = Counted(lambda s: 0.2)
+    assert search(share, 0.05, 2.0, target=0.25).strength == 0.05
+    assert share.asked == [0.05]
+
+
+def test_too_easy_to_the_end():
+    share = Counted(lambda s: 0.9)
+    assert search(share, 0.05, 2.0, target=0.25).strength == 2.0
+    assert share.asked == [0.05, 2.0]
+
+
+def test_nothing_to_search_between():
+    assert search(lambda s: 0.9, 0.3, 0.3) == Search(0.3, [(0.3, 0.9)])
+
+
+@pytest.mark.parametrize("steps", [3, 4, 5, 9])
+@pytest.mark.parametrize("edge", [0.06, 0.2, 0.7, 1.9])
+def test_bisection(steps, edge):
+    """A share that falls through the target at `edge`."""
+    share = Counted(lambda s: 1 / (1 + (s / edge) ** 2))
+    result = search(share, 0.05, 2.0, target=0.5, steps=steps)
+    assert len(share.asked) == len(set(share.asked)) == steps
+    assert result.tried == [(s, share.share(s)) for s in share.asked]
+    distance = {s: abs(f - 0.5) for s, f in result.tried}
+    assert distance[result.strength] == min(distance.values())
+    # Each step after the two ends halves the logarithm of what is left, and the edge stays inside.
+    low, high = 0.05, 2.0
+    for asked in share.asked[2:]:
+        assert asked == pytest.approx(math.sqrt(low * high))
+        low, high = (asked, high) if asked < edge else (low, asked)
+    assert low <= edge <= high
+    assert math.log(high / low) == pytest.approx(math.log(40) / 2 ** (steps - 2))
+
+
+def test_of_two_strengths_as_good_the_weaker():
+    shares = {1.0: 0.9, 4.0: 0.1, 2.0: 0.3}
+    result = search(shares.__getitem__, 1.0, 4.0, target=0.2, steps=3)
+    assert result.strength == 2.0
+
+
+# --- the guard -----------------------------------------------------------------------------------------
+
+
+def planted_values(alphas, sigmas, queries=80, examples=120, seed=0):
+    """Contributions of noise sigma_j, and alpha_j more to the original: (Q, N, M) and the originals."""
+    g = torch.Generator().manual_seed(seed)
+    values = torch.tensor(sigmas) * torch.randn(queries, examples, len(alphas), generator=g)
+    originals = torch.randperm(examples, generator=g)[:queries]
+    values[torch.arange(queries), originals] += torch.tensor(alphas)
+    return values, originals
+
+
+def planted(alphas, sigmas, **options):
+    return copies_of(*planted_values(alphas, sigmas, **options))
+
+
+SIGNAL, NOISE = ((2.0, 2.0, 0.0, 0.0, 0.0, 0.0), (1.0, 1.0, 1.0, 1.0, 2.0, 2.0))
+
+
+def trial(hard, weak=None, kind="noise"):
+    return Trial(kind, Search(0.5, [(0.5, 0.3)]), hard, hard if weak is None else weak)
+
+
+def test_planted_signal_is_found():
+    learn, hard, weak = (planted(SIGNAL, NOISE, seed=s) for s in (1, 2, 3))
+    chosen = best(judge(candidates({"noise": learn}), [trial(hard, weak)]))
+    assert chosen is not None and chosen.refused is None
+    w = chosen.weights
+    assert float(w.mean()) == pytest.approx(1.0, abs=1e-5) and (w >= 0).all()
+    assert w[:2].min() > 2 * w[2:].max()  # the planted groups
+    assert hard.objective(w).mean() > 1.3 * hard.objective().mean()
+    assert hard.found(w).float().mean() > hard.found().float().mean() + 0.1
+    assert chosen.gain == pytest.approx(
+        float(hard.objective(w).mean() / hard.objective().mean()) - 1, rel=1e-4
+    )
+    assert chosen.gains[0].t > SURE and chosen.gains[0].weak_t > SURE
+
+
+def test_pure_noise_is_refused():
+    """One in twenty would pass a sure gain by luck; two candidates are looked at."""
+    accepted = 0
+    for seed in range(20):
+        learn, hard = (
+            planted((0.0,) * 6, NOISE, queries=40, examples=60, seed=100 * seed + i) for i in (1, 2)
+        )
+        judged = judge(candidates({"noise": learn}), [trial(hard)])
+        accepted += best(judged) is not None
+        assert all("t =" in j.refused for j in judged if j.refused)
+    assert accepted <= 4
+
+
+def test_what_helps_hard_copies_and_harms_weak_ones_is_refused():
+    learn, hard = (planted(SIGNAL, NOISE, seed=s) for s in (1, 2))
+    weak = planted(SIGNAL[::-1], NOISE, seed=3)  # of weak copies the other groups tell
+    made = candidates({"noise": learn})
+    judged = judge(made, [trial(hard, weak)])
+    assert best(judged) is None
+    for j in judged:
+        assert j.gains[0].t > SURE and j.gains[0].weak_t < -SURE
+        assert "weak copies (noise) became harder to find" in j.refused
+    assert best(judge(made, [trial(hard)])) is not None  # but for them it would be accepted
+
+
+def test_what_harms_another_kind_is_refused():
+    learn, hard = (planted(SIGNAL, NOISE, seed=s) for s in (1, 2))
+    shifted = planted(SIGNAL[::-1], NOISE, seed=3)
+    judged = judge(candidates({"noise": learn}), [trial(hard), trial(shifted, kind="shift")])
+    assert best(judged) is None
+    assert all("held-out copies (shift) became harder" in j.refused for j in judged)
+    # A kind that does not care neither helps nor hinders: one sure gain is enough.
+    values, originals = planted_values(SIGNAL, NOISE, seed=4)
+    neutral = copies_of(values.sum(2, keepdim=True).expand(-1, -1, 6), originals)
+    assert best(judge(candidates({"noise": learn}), [trial(hard), trial(neutral, kind="shift")])) is not None
+
+
+def gains(gain, t, weak_t=0.0, kind="noise"):
+    return Gains(kind, gain, t, 0.0, weak_t)
+
+
+def judged(*of_kinds):
+    return Judged({}, torch.ones(2), list(of_kinds))
+
+
+def test_the_least_gain_over_kinds_decides():
+    lopsided = judged(gains(0.9, 9.0), gains(0.01, 0.5, kind="shift"))
+    even = judged(gains(0.2, 4.0), gains(0.1, 3.0, kind="shift"))
+    harmful = judged(gains(0.9, 9.0), gains(0.5, 5.0, weak_t=-2.0, kind="shift"))
+    assert even.gain == 0.1 and lopsided.gain == 0.01
+    assert best([lopsided, even, harmful]) is even
+    assert best([harmful]) is None and best([]) is None
+    assert best([lopsided]) is lopsided
+
+
+@pytest.mark.parametrize(
+    ("t", "weak_t", "why"),
+    [
+        (1.7, 0.0, None),
+        (1.6, 5.0, r"no sure gain on held-out copies \(t = 1\.6\)"),
+        (5.0, -1.6, None),
+        (5.0, -1.7, r"weak copies \(noise\) became harder to find \(t = -1\.7\)"),
+        (-1.7, 5.0, r"held-out copies \(noise\) became harder to find \(t = -1\.7\)"),
+    ],
+)
+def test_the_guard(t, weak_t, why):
+    refused = judged(gains(0.1, t, weak_t)).refused
+    assert refused is None if why is None else re.fullmatch(why, refused)
+
+
+def test_gains_are_paired():
+    copies, w = planted(SIGNAL, NOISE), torch.tensor([2.0, 1.5, 0.5, 0.5, 0.5, 1.0])
+    gain, t = gain_of(w, copies)
+    before, after = copies.objective(), copies.objective(w)
+    assert gain == pytest.approx(float(after.mean() - before.mean()) / abs(float(before.mean())))
+    assert t == pytest.approx(ttest_rel(after, before).statistic)
+    assert gain_of(torch.ones(6), copies) == (0.0, 0.0)
+
+
+def test_gains_of_nothing():
+    nothing = copies_of(torch.zeros(3, 5, 2))
+    assert gain_of(torch.tensor([0.5, 1.5]), nothing) == (0.0, 0.0)
+    alike = copies_of(
+        torch.tensor([[1.0, 0.0], [0.0, 1.0]]).expand(3, 2, 2), torch.zeros(3, dtype=torch.long)
+    )
+    gain, t = gain_of(torch.tensor([1.5, 0.5]), alike)  # the same for every copy: beyond doubt
+    assert gain == pytest.approx(1.5 / math.hypot(1.5, 0.5) * math.sqrt(2) - 1) and t == math.inf
+    assert gain_of(torch.tensor([0.5, 1.5]), alike)[1] == -math.inf
+
+
+def test_weak_copies_that_are_the_hard_ones_are_scored_once():
+    hard = planted(SIGNAL, NOISE)
+    made = trial(hard).gains(torch.tensor([2.0, 2.0, 0.5, 0.5, 0.5, 0.5]))
+    assert (made.gain, made.t) == (made.weak_gain, made.weak_t)
+
+
+def test_candidates_of_two_kinds():
+    kinds = {"noise": planted(SIGNAL, NOISE, seed=1), "shift": planted(SIGNAL, NOISE, seed=2)}
+    made = candidates(kinds)
+    assert [what["weight_decay"] for what, _ in made] == [decay for decay in DECAYS for _ in range(3)]
+    assert [what["learned from"] for what, _ in made[:3]] == ["noise", "shift", "noise and shift"]
+    for (_, one), (_, two), (_, both) in (made[:3], made[3:]):
+        torch.testing.assert_close(both, (one + two) / 2)
+    spread = [float(w.std()) for _, w in made]
+    assert spread[3] < spread[0] and spread[4] < spread[1]  # more decay, nearer to uniform
+    record = judge(made[:1], [trial(kinds["shift"])])[0].as_dict()
+    assert record["learned from"] == "noise" and record["refused"] is None
+    assert record["gains"][0]["kind"] == "noise" and record["gains"][0]["t"] > 0
+
+
+def test_learned_weights_are_the_best_there_are():
+    """No direction away from what the fixed point found raises the objective; no decay."""
+    copies = planted(SIGNAL, NOISE, queries=60)
+    w = copies.learned(0.0).double()
+    g, reached = torch.Generator().manual_seed(0), float(copies.objective(w.float()).mean())
+    for _ in range(200):
+        other = (w * torch.exp(0.3 * torch.randn(6, generator=g))).float()
+        assert float(copies.objective(other).mean()) <= reached + 1e-6
+
+
+def test_a_cosine_learns():
+    """The solver of the paper, whose decay is raised: it bounds the logarithm of the weights."""
+    values, originals = planted_values(SIGNAL, NOISE, queries=30, examples=60, seed=1)
+    copies = Copies(CosineScores(values), originals, torch.arange(60))
+    w = copies.learned(0.1)
+    assert w[:2].min() > w[2:].max()
+    assert copies.objective(w).mean() > copies.objective().mean()
+    assert torch.equal(w, copies.learned(1.0)) and not torch.equal(w, copies.learned(2.0))
+
+
+# --- DAS with its sign ---------------------------------------------------------------------------------
+
+
+class Ridge(Task):
+    """The prediction of a linear model as measurement, its residual as r."""
+
+    def measure(self, model, batch, *, name="loss", ids=None):
+        x, y = batch
+        predicted = model(x)[:, 0]
+        return {"mean": predicted, "residual": y - predicted, "loss": (y - predicted) ** 2}[name]
+
+
+def test_das_with_its_sign(tmp_path):
+    """C_j r / (1 − h), summed and squared the score of DAS, by explicit matrices."""
+    g = torch.Generator().manual_seed(0)
+    x, y, queries = (
+        torch.randn(20, 5, generator=g),
+        torch.randn(20, generator=g),
+        torch.randn(6, 5, generator=g),
+    )
+    torch.manual_seed(0)
+    model = nn.Linear(5, 1)
+    index = Index.build(
+        model, Ridge(), (x, y), tmp_path / "i", method=DAS(damping=0.7, relative=False, projection="none"),
+        groups=Groups.by_tensor(model), progress=False,
+    )  # fmt: skip
+    das = index.score((queries, torch.zeros(6)))
+    signed = index.score((queries, torch.zeros(6)), das.method.signed)
+    assert signed.method.linear and not das.method.linear and signed.groups == ["weight", "bias"]
+
+    phi, q = (torch.cat([rows, torch.ones(len(rows), 1)], 1).double() for rows in (x, queries))
+    k = torch.linalg.inv(phi.T @ phi + 0.7 * torch.eye(6))
+    parts = torch.stack([q[:, c] @ (phi @ k)[:, c].T for c in (slice(0, 5), slice(5, 6))], 2)  # (Q, N, 2)
+    factor = (y - model(x)[:, 0]).detach().double() / (1 - (phi @ k * phi).sum(1))
+    expected = parts * factor[:, None]
+    torch.testing.assert_close(signed.by_group().double(), expected, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(
+        signed.contributions(slice(2, 4)).double(), expected[2:4], rtol=1e-3, atol=1e-5
+    )
+    w = torch.tensor([0.4, 1.6])
+    torch.testing.assert_close(signed.total(w).double(), expected @ w.double(), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(signed.total() ** 2, das.total(), rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(signed.total(w) ** 2, das.total(w), rtol=1e-4, atol=1e-7)
+    assert (signed.total() < 0).any()  # what the square loses
+
+
+def test_the_other_methods_have_a_sign_already():
+    for method in (TracIn(), TracIn(cosine=True), TRAK(), DAS(weigh="signed")):
+        assert method.signed == method
+    assert DAS(weigh="after", damping=3.0).signed == DAS(weigh="signed", damping=3.0)
