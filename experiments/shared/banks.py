@@ -37,6 +37,12 @@ class Recipe:
 
 # name → (module with `recipe`, its arguments); imported only when a bank has to be made
 MADE_BY: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "mnist-resnet": ("classification_bank", ("resnet",)),
+    "mnist-vit": ("classification_bank", ("vit",)),
+    "sotu-gpt2": ("language_bank", ("sotu",)),
+    "wikitext-gpt2": ("language_bank", ("wikitext",)),
+    "cifar2": ("diffusion_bank", ("cifar2",)),
+    "robots": ("diffusion_bank", ("robots",)),
     "cifar10-resnet": ("cifar10_bank", ("resnet",)),
     "cifar10-vit": ("cifar10_bank", ("vit",)),
     "finetuned-gpt2": ("finetuning", ()),

@@ -1,23 +1,15 @@
-"""The retraining banks behind the classification studies: models trained on random halves of 4,000 MNIST digits.
-
-    python experiments/classification_bank.py resnet        # and: vit
-
-Each bank is one small file in experiments/banks, kept in the repository. A run that was interrupted goes on
-where it stopped.
-"""
+"""Models retrained on random halves of 4,000 MNIST digits, for the banks mnist-resnet and mnist-vit."""
 
 from __future__ import annotations
 
-import argparse
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from experiments.shared.places import BANKS
+from experiments.shared.banks import Recipe
 from unde.demo.digits import digits, train
-from unde.evaluate import Bank
 from unde.tasks import Classification
 
 SUBSETS = {"resnet": 100, "vit": 64}  # 100 in the paper
@@ -36,21 +28,11 @@ def utility(model: nn.Module) -> dict[str, Tensor]:
     return {"learn": -task.loss(model, data.learn), "eval": -task.loss(model, data.evaluate)}
 
 
-def bank(architecture: str) -> Bank:
-    return Bank.run(
-        BANKS / f"mnist-{architecture}.npz",
+def recipe(architecture: str) -> Recipe:
+    return Recipe(
+        name=f"{architecture} on half of 4,000 MNIST digits",
         train=partial(train_on, architecture=architecture),
         utility=utility,
         n_train=4000,
         subsets=SUBSETS[architecture],
-        name=f"{architecture} on half of 4,000 MNIST digits",
     )
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("architecture", choices=["resnet", "vit"])
-    made = bank(parser.parse_args().architecture)
-    print(f"{made.path.name}: {len(made.masks)} subsets, {made.seconds.mean():.1f} s for each model")

@@ -1,23 +1,18 @@
-"""The retraining banks behind the language studies: GPT-2-like models trained on random halves of a corpus.
+"""GPT-2-like models trained on random halves of a corpus, for the banks sotu-gpt2 and wikitext-gpt2.
 
-    python experiments/language_bank.py sotu        # and: wikitext, with UNDE_DATA set
-
-Each bank is one small file in experiments/banks, kept in the repository. A run that was interrupted goes on
-where it stopped. All models start from the same initial weights; the order of the data differs.
+All start from the same initial weights; the order of the data differs.
 """
 
 from __future__ import annotations
 
-import argparse
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from experiments.shared.corpora import CORPORA, EPOCHS, SIZES, VOCABULARY, corpus, gpt2, log_likelihood, train
-from experiments.shared.places import BANKS
-from unde.evaluate import Bank
+from experiments.shared.banks import Recipe
+from experiments.shared.corpora import EPOCHS, SIZES, VOCABULARY, corpus, gpt2, log_likelihood, train
 
 SUBSETS = 64
 
@@ -33,21 +28,11 @@ def utility(model: nn.Module, *, name: str) -> dict[str, Tensor]:
     return {"learn": log_likelihood(model, data.learn), "eval": log_likelihood(model, data.evaluate)}
 
 
-def bank(name: str) -> Bank:
-    return Bank.run(
-        BANKS / f"{name}-gpt2.npz",
+def recipe(name: str) -> Recipe:
+    return Recipe(
+        name=f"GPT-2-like on half of {SIZES[name][0]:,} sequences of {name}",
         train=partial(train_on, name=name),
         utility=partial(utility, name=name),
         n_train=SIZES[name][0],
         subsets=SUBSETS,
-        name=f"GPT-2-like on half of {SIZES[name][0]:,} sequences of {name}",
     )
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("corpus", choices=CORPORA)
-    made = bank(parser.parse_args().corpus)
-    print(f"{made.path.name}: {len(made.masks)} subsets, {made.seconds.mean():.1f} s for each model")

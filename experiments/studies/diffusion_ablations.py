@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from experiments.shared.augmented import supervised
+from experiments.shared.banks import open_or_ask as bank
 from experiments.shared.diffusion import METHODS, Attributed
-from experiments.shared.diffusion_bank import bank
 from unde import Weights, learn_weights
 from unde.evaluate import lds, lds_strength, pattern_similarity
 

@@ -211,7 +211,7 @@ class Copier:
 
     def copies(self, kind: Perturbation, which: Tensor, strength: float) -> Copies:
         """Copies of the training examples `which`, scored under the method with its sign."""
-        made = [self._query(kind, int(i), strength) for i in which]
+        made = [self.copy(kind, int(i), strength) for i in which]
         under = nullcontext
         if isinstance(kind, WeightNoise):
             under = partial(kind.on, self.model, strength, self.seed)
@@ -234,9 +234,10 @@ class Copier:
         if fingerprints(self.model, self.index.checkpoints) != self.index.manifest.models:
             raise UndeError("perturb= changed the model's weights: it may change examples only")
 
-    def _query(self, kind: Perturbation, i: int, strength: float) -> Any:
-        copy = kind(self.rows[i], strength, np.random.default_rng([self.seed, 1, i]))
-        return self.method.query(self.task, copy, np.random.default_rng([self.seed, 2, i]))
+    def copy(self, kind: Perturbation, i: int, strength: float) -> Any:
+        """A perturbed copy of training example i, as a query of the method."""
+        made = kind(self.rows[i], strength, np.random.default_rng([self.seed, 1, i]))
+        return self.method.query(self.task, made, np.random.default_rng([self.seed, 2, i]))
 
     def _kinds(self, perturb: Any) -> list[Perturbation]:
         if perturb is None:

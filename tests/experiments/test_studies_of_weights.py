@@ -1,0 +1,81 @@
+"""The small mathematics of the weight studies: the reference, reliability, and rules left out."""
+
+import json
+
+import numpy as np
+import torch
+from experiments.shared import reference, reliability
+from experiments.studies import learning_rules
+from experiments.studies.query_agreement import agreeing
+
+from unde.evaluate import Bank
+
+
+def planted(queries: int = 12, subsets: int = 40, groups: int = 4) -> tuple[torch.Tensor, np.ndarray]:
+    """Predictions of groups, of which the first is what retraining did and the others are noise."""
+    generator = torch.Generator().manual_seed(0)
+    predicted = torch.randn(subsets, queries, groups, generator=generator)
+    return predicted, predicted[:, :, 0].numpy() ** 3  # ranks are kept
+
+
+def test_reference_finds_the_group_that_foretells():
+    w = reference.fitted(*planted())
+    assert torch.isclose(w.mean(), torch.tensor(1.0), atol=1e-5)
+    assert w[0] > 3 * w[1:].max()
+
+
+def test_halves_are_disjoint_and_all():
+    fitting, judging = reference.halves(7)
+    assert not (fitting & judging).any()
+    assert (fitting | judging).all()
+
+
+def bank(path, seed: int, subsets: int, noise: float) -> Bank:
+    """Utilities that are one function of the subset, plus noise of the seed."""
+    data = np.linspace(-1, 1, 30)
+
+    def train(indices, train_seed):
+        return data[indices].sum() + noise * np.random.default_rng([train_seed, seed]).normal()
+
+    return Bank.run(
+        path,
+        train=train,
+        utility=lambda model: {"eval": np.array([model, -model])},
+        n_train=30,
+        subsets=subsets,
+        name=str(seed),
+    )
+
+
+def test_reliability_is_one_without_noise_and_low_with_much(tmp_path, monkeypatch):
+    monkeypatch.setattr(reliability, "BANKS", tmp_path)
+    for name, noise in (("still", 0.0), ("noisy", 100.0)):
+        bank(tmp_path / f"{name}.npz", 1, 12, noise)
+        bank(tmp_path / f"{name}-again.npz", 2, 8, noise)
+    assert reliability.reliability("still") == {"r": 1.0, "ceiling": 1.0, "again": 8}
+    assert reliability.reliability("noisy")["r"] < 0.8
+    assert reliability.reliability("nowhere") == {"r": None, "ceiling": None, "again": 0}
+
+
+def test_the_rule_is_chosen_on_the_others(tmp_path, monkeypatch):
+    """A rule that is best where it is judged, and bad elsewhere, must not be taken there."""
+    monkeypatch.setattr(learning_rules, "RESULTS", tmp_path)
+    good = learning_rules.SHIPPED
+    other = good.replace("guard on", "guard off")
+    gains = {"mnist-resnet": (1, -5), "sotu-gpt2": (1, -5), "robots": (1, 9)}
+    for name, (a, b) in gains.items():
+        rules = {f"noise, {good}": {"mean": a, "ci95": 0.1}, f"noise, {other}": {"mean": b, "ci95": 0.1}}
+        result = {"results": {"TracIn": {"unweighted": 0, "found": {}, "rules": rules}}}
+        (tmp_path / f"rule_grid_{name}.json").write_text(json.dumps(result))
+    rows = learning_rules.run(None)
+    taken = {row["data set left out"]: row["pooled"]["mean"] for row in rows if "best" in row["rule"]}
+    assert taken.get("robots", 1) == 1  # not 9: elsewhere that rule is worse
+    assert [row["worse"] for row in rows] == [0] * len(rows)
+
+
+def test_agreement_favours_what_both_copies_share():
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(20, 50, 3, generator=generator) for _ in range(2))
+    b[:, :, 1] = a[:, :, 1]
+    w = agreeing(a, b)
+    assert w[1] > 2 * w[[0, 2]].max()
