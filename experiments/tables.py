@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from experiments import runner
-from experiments.pages import ablations, downstream, lds
+from experiments.pages import ablations, downstream, lds, ours
 from experiments.pages.book import Book, Section, command, table
 from experiments.shared.places import HERE
 
@@ -36,7 +36,7 @@ SECTIONS: list[Section] = [
     *ablations.APPENDIX,
     *downstream.TEXTS,
     lds.RELIABILITY,
-    *ablations.OURS,
+    *ours.SECTIONS,
 ]
 
 TABLES: dict[str, Callable[[Book], str]] = {

@@ -11,7 +11,7 @@ from experiments import paper_numbers as paper
 from experiments.pages import figures
 from experiments.pages.book import NONE, Book, Section, command, made_by, number, paragraphs, shown, table
 from experiments.pages.downstream import block
-from experiments.pages.measured import BANKS, RULES, of_bank
+from experiments.pages.measured import BANKS, of_bank
 from unde.evaluate import pattern_similarity
 
 LEGEND = (
@@ -271,56 +271,6 @@ def likeness(book: Book) -> str:
     )
 
 
-# --- not in the paper ------------------------------------------------------------------------------------
-
-
-def trust(book: Book) -> str:
-    """How well a method finds perturbed copies of training examples, by their strength, before and after weighting."""
-    found = book.get("trust")
-    if found is None:
-        return book.missing(["trust"])
-    parts = []
-    for bank, methods in found.items():
-        if bank not in BANKS:
-            continue
-        for method, row in methods.items():
-            panels = {f"{BANKS[bank].name}, {method}": {"before": row["before"], "after": row["after"]}}
-            title = f"Trust curve: {BANKS[bank].name}, {method}"
-            at = [f"{s:g}" for s in row["strengths"]]
-            svg = figures.lines(panels, at, title=title, x_label="strength of the perturbation")
-            parts.append(book.figure(f"trust-{bank}-{method.lower()}", svg, title))
-    likeness = found.get("rank correlation", {})
-    rows = [[name, number(v) if isinstance(v, (int, float)) else str(v)] for name, v in likeness.items()]
-    numbers = table(["rank correlation of trust with", ""], rows) if rows else ""
-    words = (
-        "A method that can be trusted finds the training example again from which a perturbed copy was made. The "
-        "curves show how often, by the strength of the perturbation, before and after weights were learned."
-    )
-    return paragraphs(words, numbers, *parts, made_by("trust"))
-
-
-def learning_rules(book: Book) -> str:
-    found = book.get("learning_rules")
-    if found is None:
-        return book.missing(["learning_rules"])
-    entries = found if isinstance(found, list) else found["rules"]
-    rows = [
-        [
-            e["data set left out"],
-            RULES.get(e["rule"], e["rule"]),
-            shown(e["pooled"], sign=True),
-            *(str(e[k]) for k in ("better", "same", "worse")),
-        ]
-        for e in entries
-    ]
-    words = (
-        "Settings of a rule were chosen on all data sets but one, and measured on that one: nothing here was tuned on "
-        "what it is judged by. Pooled difference of LDS to unweighted, in points."
-    )
-    head = ["data set left out", "rule", "pooled difference", "better", "no difference", "worse"]
-    return paragraphs(words, table(head, rows), made_by("learning_rules"))
-
-
 STRENGTH = Section(
     "What single groups are worth", "Figure 1", ("group_strength", "diffusion_ablations"), single_groups
 )
@@ -332,11 +282,5 @@ APPENDIX = [
     Section("Weights of another data set", "Table 11", ("transfer_data_sets",), across_data_sets),
     Section(
         "Weights of another method", "Table 12", ("transfer_methods", "diffusion_ablations"), across_methods
-    ),
-]
-OURS = [
-    Section("Trust curves", "", ("trust",), trust),
-    Section(
-        "Rules of learning, judged on data they were not chosen on", "", ("learning_rules",), learning_rules
     ),
 ]
