@@ -61,7 +61,7 @@ class Index:
         self.batch_size = manifest.batch_size
         self.ids = checks.read_ids(folder, manifest)
         self._training: dict[Kernel | None, Training] = {}
-        self._judged: tuple[Any, Any] | None = None
+        self._retrieved: tuple[Any, Any] | None = None
 
     def __len__(self) -> int:
         return self.manifest.examples
@@ -347,17 +347,18 @@ class Index:
         provenance = {"index": m.id, "method": method.describe(), "model": m.models}
         provenance |= {"data": m.data, "task": m.task}
         at_hand = None not in (self.model, self.task, self.train_data)
-        judging = partial(self._judge, method) if at_hand else None
+        judging = partial(self._retrieval, method) if at_hand else None
         return GroupScores(train, features, method, self.groups, digests, provenance, self.memory, judging)
 
-    def _judge(self, method: Method, groups: Groups) -> Any:
-        """Self-retrieval under one method and partition; the one used last is held on to."""
+    def _retrieval(self, method: Method, groups: Groups) -> Any:
+        """Self-retrieval as it is by default, under one method and partition; the one used last is held on to."""
         from unde.index.self_retrieval import EXAMPLES, Retrieval
 
         key = (method, tuple(groups.members.items()))
-        if self._judged is None or self._judged[0] != key:
-            self._judged = (key, Retrieval.made(self, method, None, EXAMPLES, 0, groups))
-        return self._judged[1]
+        if self._retrieved is None or self._retrieved[0] != key:
+            self._retrieved = None  # its memory is free for the next
+            self._retrieved = (key, Retrieval.made(self, method, None, EXAMPLES, 0, groups))
+        return self._retrieved[1]
 
 
 def parse_bytes(memory: int | str) -> int:

@@ -42,7 +42,11 @@ Perturb = Callable[[Any, float, np.random.Generator], Any]
 
 def learn(index: Index, method: str | Method | None, perturb: Any, examples: int, seed: int) -> Weights:
     """See `Index.learn_weights`."""
-    found = Retrieval.made(index, method, perturb, examples, seed)
+    chosen = methods.on_index(method, index.method)
+    if (perturb, examples, seed) == (None, EXAMPLES, 0):  # what also judges weights from queries
+        found = index._retrieval(chosen, index.groups)
+    else:
+        found = Retrieval.made(index, chosen, perturb, examples, seed)
     judged = retrieval.judge(retrieval.candidates(found.learn(), seed), found.trials)
     return found.weights(judged)
 
@@ -60,15 +64,14 @@ class Retrieval:
     def made(
         cls,
         index: Index,
-        method: str | Method | None,
+        method: Method,
         perturb: Any,
         examples: int,
         seed: int,
         groups: Groups | None = None,
     ) -> Retrieval:
         """Searches strengths and scores the copies that judge."""
-        chosen = methods.on_index(method, index.method)
-        copier = Copier(index, chosen, perturb, seed, groups)
+        copier = Copier(index, method, perturb, seed, groups)
         parts = Parts.drawn(index, copier.content, examples, len(copier.kinds), seed)
         trials = [_trial(copier, kind, parts, i) for i, kind in enumerate(copier.kinds)]
         return cls(copier, parts, trials, seed)
