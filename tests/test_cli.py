@@ -11,7 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from unde import Index, Weights, UndeError, cli
+from unde import Index, UndeError, Weights, cli
 from unde.evaluate import Bank
 from unde.project import load
 
@@ -65,7 +65,8 @@ def run(*arguments):
 @pytest.fixture
 def built(project):
     run("build", f"{project}:make", "--out", "idx", "--projection", "none", "--batch-size", 16)
-    run("learn", f"{project}:make", "--index", "idx", "--out", "w.json", "--k", 5)
+    learn = ("learn", f"{project}:make", "--index", "idx", "--out", "w.json", "--queries", "learn", "--no-trust")
+    run(*learn, "--k", 5, "--weight-decay", 0.1)
     return f"{project}:make"
 
 
@@ -199,7 +200,7 @@ def test_targets_that_lead_nowhere(project, target, message):
 
 def test_roles_that_overlap_are_refused(built, project):
     with pytest.raises(ValueError, match="learn_queries are also in eval_queries"):
-        run("learn", f"{project}:overlapping", "--index", "idx")
+        run("learn", f"{project}:overlapping", "--index", "idx", "--queries", "learn")
 
 
 def test_weights_are_refused_on_queries_they_were_learned_on(built):

@@ -9,7 +9,7 @@ import pytest
 from hf_toy import LINES, save, write_jsonl
 from typer.testing import CliRunner
 
-from unde import Index, Weights, UndeError, cli
+from unde import Index, UndeError, Weights, cli
 from unde.evaluate import Bank
 from unde.integrations.language import hf_setup
 
@@ -51,7 +51,8 @@ def prepared(tmp_path_factory):
             *("--out", "idx", "--projection", "none", "--method", "tracin"),
         )
         assert told.startswith("idx: ")
-        run("learn", "--index", "idx", "--queries", "learn.jsonl", "--out", "w.json", "--k", 3)
+        learn = ("learn", "--index", "idx", "--queries", "learn.jsonl", "--out", "w.json")
+        run(*learn, "--k", 3, "--weight-decay", 0.1)
     return folder
 
 
@@ -259,12 +260,12 @@ def test_the_three_roles_stay_apart(project):
         ("attribute --index nowhere --query x", "no folder nowhere: make an index with unde build"),
         (
             "attribute --index model --query x",
-            "model remembers none: it is not finished, or was not built with --hf-model",
+            "model remembers none: it is not finished, or was not built with `unde build`",
         ),
         ("attribute --index idx --query Peace --device gpu", "cannot use the device 'gpu'"),
         (
-            "learn --index idx",
-            "no queries: give texts that are not in the training data and not used to evaluate",
+            "learn --index idx --k 3 --solver adamw",
+            "--k, --solver belong to learning from queries of your own: add --queries FILE",
         ),
         (
             "report --index idx",
