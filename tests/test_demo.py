@@ -23,14 +23,14 @@ def test_roles_are_disjoint_and_a_tenth_of_the_labels_is_wrong():
     assert torch.equal(clean.train[1], data.true_labels) and not clean.mislabelled.any()
 
 
-def test_demo_ends_in_a_page(tmp_path):
+@pytest.mark.parametrize("method", ["trak", "tracin"])
+def test_demo_ends_in_a_page(tmp_path, method):
     from unde.demo.run import run
 
-    page = run(tmp_path / "demo").read_text()
-    assert (tmp_path / "demo" / "weights.json").exists()
+    page = run(tmp_path / "demo", method).read_text()
     weights = Weights.load(tmp_path / "demo" / "weights.json")
     assert weights.values.mean() == pytest.approx(1, abs=1e-5)
-    assert all(group.split(".")[-1] in page for group in weights.groups)
+    assert weights.provenance["how"] == "self-retrieval"
     found = re.search(r"(\d+) of 40", page)
     assert found is not None and int(found[1]) >= 25  # chance would find 4
     accuracy = re.search(r"([\d.]+)%", page)
@@ -39,3 +39,16 @@ def test_demo_ends_in_a_page(tmp_path):
     assert 'src="http' not in page and 'href="http' not in page
     for step in ("Train a ResNet", "Build the index", "Learn the weights", "Look for wrong labels"):
         assert step in page
+    assert "Trust: do training examples find themselves?" in page
+    told = re.search(r"the area under the curve is ([\d.]+) unweighted and ([\d.]+) weighted", page)
+    if bool((weights.values == 1).all()):
+        assert "Weights stay uniform, the unweighted method" in page and told is None
+        assert "<h4>weighted</h4>" not in page
+    else:
+        assert all(group.split(".")[-1] in page for group in weights.groups)
+        assert "<h4>weighted</h4>" in page
+        card = re.search(
+            r'AUC of finding them</dt><dd class="value">([\d.]+)</dd><dd class="note">([\d.]+)', page
+        )
+        assert card is not None and float(card[1]) >= float(card[2])  # weights must not hurt
+        assert told is not None and float(told[2]) >= float(told[1])  # nor where they saw no label
