@@ -7,7 +7,7 @@ import torch
 from weights_fakes import FakeScores, random_scores, signal_model
 
 from unde.errors import UndeError
-from unde.weights import learn_weights
+from unde.weights import learn_weights, retrieval
 from unde.weights.retrieval import Copies, Search, Trial
 from unde.weights.source import TensorScores
 
@@ -24,6 +24,12 @@ def copies(signal: float, seed: int = 0, noise: tuple[float, ...] = (1.0, 1.0, 1
 @dataclass
 class Judge:
     trials: list[Trial]
+    own: list
+
+
+def own(gain: float) -> list:
+    """What self-retrieval gains with weights of its own."""
+    return [retrieval.Judged({}, torch.ones(3), [retrieval.Gains("noise", gain, 9.0, gain, 9.0)])]
 
 
 @dataclass
@@ -31,9 +37,10 @@ class Judged(FakeScores):
     """Scores that know a judge."""
 
     trials: list = None  # type: ignore[assignment]
+    reachable: float = 0.0
 
     def judge(self) -> Judge:
-        return Judge(self.trials)
+        return Judge(self.trials, own(self.reachable))
 
 
 def queries(favoured: int) -> torch.Tensor:
@@ -61,6 +68,16 @@ def test_candidates_that_the_judge_confirms_are_taken():
         weights.provenance["k"],
         weights.provenance["weight_decay"],
     )
+
+
+def test_weights_are_uniform_where_self_retrieval_gains_far_more():
+    scores, trials = queries(favoured=0), trial(signal=6.0)
+    gained = learn_weights(Judged(scores, trials=trials)).provenance["candidates"]
+    most = max(c["gains"][0]["gain"] for c in gained if c["refused"] is None)
+    for reachable, confirmed in ((most / 0.7, True), (most / 0.6, False)):  # the line is at two thirds
+        weights = learn_weights(Judged(scores, trials=trials, reachable=reachable))
+        assert weights.provenance["confirmed"] is confirmed
+        assert torch.equal(weights.values, torch.ones(3)) is not confirmed
 
 
 def test_weights_are_uniform_if_the_judge_refuses_all():

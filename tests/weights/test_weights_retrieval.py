@@ -121,11 +121,14 @@ def test_streaming_gives_the_same(scores, memory):
 def test_a_cosine_is_found_and_judged_by_its_final_scores():
     values = random_scores(10, 30, 4, seed=3)
     source, originals = CosineScores(values), torch.arange(10)
+    source.train_squares[20:] *= 1e-4  # short ones, which only the norm puts in front
     copies, w = Copies(source, originals, torch.arange(30)), torch.tensor([0.5, 2.0, 0.5, 1.0])
     final = source.finish(values @ w, w, slice(0, 10), slice(0, 30))
     others = final.clone()
     others[originals, originals] = -torch.inf
     assert torch.equal(copies.found(w), final[originals, originals] > others.amax(1))
+    linear = copies_of(values, originals)
+    assert not torch.equal(copies.found(w), linear.found(w))
     expected = final[originals, originals] / final.norm(dim=1)
     torch.testing.assert_close(copies.objective(w), expected.double(), rtol=1e-5, atol=1e-6)
 
@@ -341,6 +344,13 @@ def test_learned_weights_are_the_best_there_are():
     for _ in range(200):
         other = (w * torch.exp(0.3 * torch.randn(6, generator=g))).float()
         assert float(copies.objective(other).mean()) <= reached + 1e-6
+
+
+def test_a_cosine_has_one_candidate():
+    """Both decays lead to the same one."""
+    values, originals = planted_values(SIGNAL, NOISE, queries=10, examples=30)
+    made = candidates({"noise": Copies(CosineScores(values), originals, torch.arange(30))})
+    assert [what for what, _ in made] == [{"learned from": "noise", "weight_decay": 1.0}]
 
 
 def test_a_cosine_learns():

@@ -6,10 +6,10 @@ perturbed and scored. Four disjoint parts of the training data search the streng
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from unde import console, methods
-from unde.data import Rows, digest
+from unde.data import Rows, digest, map_tensors
 from unde.errors import UndeError
 from unde.groups import Groups
 from unde.index.checkpoints import fingerprints
@@ -46,9 +46,9 @@ def learn(index: Index, method: str | Method | None, perturb: Any, examples: int
     if (perturb, examples, seed) == (None, EXAMPLES, 0):  # what also judges weights from queries
         found = index._retrieval(chosen, index.groups)
     else:
+        index._retrieved = None  # its memory is free for this one
         found = Retrieval.made(index, chosen, perturb, examples, seed)
-    judged = retrieval.judge(retrieval.candidates(found.learn(), seed), found.trials)
-    return found.weights(judged)
+    return found.weights()
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,15 +76,17 @@ class Retrieval:
         trials = [_trial(copier, kind, parts, i) for i, kind in enumerate(copier.kinds)]
         return cls(copier, parts, trials, seed)
 
-    def learn(self) -> dict[str, Copies]:
-        """Copies of each kind to learn from."""
-        return {
+    @cached_property
+    def own(self) -> list[Judged]:
+        """Weights learned from copies of each kind, judged."""
+        learn = {
             t.kind: self._copies(self.parts.learn, i, t.searched.strength) for i, t in enumerate(self.trials)
         }
+        return retrieval.judge(retrieval.candidates(learn, self.seed), self.trials)
 
-    def weights(self, judged: Sequence[Judged], how: str = "self-retrieval") -> Weights:
+    def weights(self) -> Weights:
         """The best candidate with its story, or uniform weights if the guard refuses all; said in a line."""
-        best = retrieval.best(judged)
+        best = retrieval.best(self.own)
         groups = self.trials[0].hard.scores.groups
         values = torch.ones(len(groups)) if best is None else best.weights
         found = {}
@@ -93,9 +95,9 @@ class Retrieval:
             before, after = (float(told.found(w).float().mean()) for w in (None, values))
             found[t.kind] = {"unweighted": before, "weighted": after, "copies": len(told.originals)}
         self.copier.check_model()
-        reasons = dict.fromkeys(j.refused for j in judged if j.refused)
+        reasons = dict.fromkeys(j.refused for j in self.own if j.refused)
         provenance = {
-            "how": how,
+            "how": "self-retrieval",
             "method": self.copier.method.name,
             "scores": self.trials[0].hard.scores.provenance,
             "strength": {t.kind: t.searched.strength for t in self.trials},
@@ -103,7 +105,7 @@ class Retrieval:
             "chosen": None if best is None else best.candidate,
             "refused": None if best is not None else "; ".join(map(str, reasons)),
             "found": found,
-            "candidates": [j.as_dict() for j in judged],
+            "candidates": [j.as_dict() for j in self.own],
             "examples": self.parts.as_dict(),
             "seed": self.seed,
         }
@@ -202,6 +204,8 @@ class Copier:
                 "self-retrieval runs perturbed training examples through the model, but this index was opened without "
                 f"its {', '.join(missing)}: pass {', '.join(f'{n}=' for n in missing)} to Index.open"
             )
+        if seed < 0:
+            raise UndeError(f"seed is {seed}: expected a whole number, 0 or larger")
         self.index, self.method, self.seed, self.groups = index, method, seed, groups or index.groups
         self.model, self.task, self.rows = index.model, index.task, index.train_data
         self.kinds = self._kinds(perturb)
@@ -219,12 +223,16 @@ class Copier:
         if isinstance(kind, WeightNoise):
             under = partial(kind.on, self.model, strength, self.seed)
         try:
-            features = compute(self.index, Rows(made, self.index.collate), under)
+            features = compute(self.index, Rows(made, self.index.collate or self.rows.collate), under)
         except BadQuery as e:
             raise UndeError(
                 f"the copy of training example {int(which[e.row])} at strength {strength:.3g} ({kind.name}) has a "
                 "loss or gradient that is NaN or infinite: pass a gentler perturb=, or look at the model"
             ) from None
+        except UndeError as e:
+            raise UndeError(
+                f"copies of training examples at strength {strength:.3g} ({kind.name}) cannot be scored: {e}"
+            ) from e
         scores = self.index.scores_of(self.method.signed, features.features, features.digests)
         share = max(1, scores.memory // (HELD * len(self.kinds)))
         return Copies(replace(scores, partition=self.groups, memory=share), which, self.content)
@@ -246,7 +254,11 @@ class Copier:
         if perturb is None:
             step = max(1, len(self.rows) // CORPUS)
             some = [self.rows[i] for i in range(0, len(self.rows), step)][:CORPUS]
-            return self.task.perturbations(self.model, some)
+            kinds = self.task.perturbations(self.model, some)
+            if len(kinds) not in SEARCHED:
+                name = f"{type(self.task).__name__}.perturbations"
+                raise UndeError(f"{name} gave {len(kinds)} kinds of perturbation: expected one or two")
+            return kinds
         if perturb == "weights":
             return [WeightNoise()]
         if isinstance(perturb, Perturbation):
@@ -259,10 +271,16 @@ class Copier:
         )
 
     def _try_out(self, kind: Perturbation) -> None:
-        """What a perturbation must keep to: shapes, and the random numbers it is given."""
+        """What a perturbation must keep to: shapes, the random numbers it is given, and the data as it is."""
         for i in (0, len(self.rows) - 1):
             original = self.rows[i]
-            one, two = (kind(self.rows[i], kind.most, np.random.default_rng([self.seed, 1, i])) for _ in "12")
+            given = [map_tensors(original, Tensor.clone) for _ in range(2)]
+            one, two = (kind(e, kind.most, np.random.default_rng([self.seed, 1, i])) for e in given)
+            if digest(given[0]) != digest(original):
+                raise UndeError(
+                    f"{kind.name} changes example {i} itself: it must leave what it is given as it is, and return a "
+                    "new one"
+                )
             if digest(one) != digest(two):
                 raise UndeError(
                     f"{kind.name} gives another copy of example {i} when called again: draw random numbers from "

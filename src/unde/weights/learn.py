@@ -81,11 +81,11 @@ def learn_weights(
         says in its module what the number means for it.
         "auto", for either, tries several. Which k is right differs from one data set to the next, and a wrong one makes
         attributions worse; the objective itself does not tell. So candidates are judged by self-retrieval (see
-        `Index.learn_weights`): the one with which perturbed training examples find themselves most surely is
-        taken, and if the guard refuses all, weights are uniform. That costs about 500 queries' features, once for each
-        method. Scores without their model and training data at hand (opened without, or tensors) cannot be
-        judged: then k is 5 % of the training examples and weights are held near uniform ones. Concepts are judged on
-        their own held-out queries instead (`unde.weights.choose`).
+        `Index.learn_weights`): the one with which perturbed training examples find themselves most surely is taken, if
+        they do so nearly as surely as with weights of self-retrieval's own; else weights are uniform. That costs about
+        700 queries' features, once for each method. Scores without their model and training data at hand (opened
+        without, or tensors) cannot be judged: then k is 5 % of the training examples and weights are held near
+        uniform ones. Concepts are judged on their own held-out queries instead (`unde.weights.choose`).
     loss: "top-k", or "supervised", "bottom-k", "top-k-bottom-k", "no-norm" of the paper's ablation.
     solver: "fixed-point" (fast; additive methods and normalised losses only) or "adamw" (Algorithm 1 of the
         paper, with its `epochs` and `lr`); None takes the first that can do it.
@@ -167,7 +167,7 @@ def _confirmed(source: Source, candidates: Sequence[Settings], judge: Any) -> We
     fits = [fit(Problem(data, everything, c.k, c.loss), c, grams) for c in candidates]
     asked = [{"k": c.k, "weight_decay": c.weight_decay} for c in candidates]
     judged = retrieval.judge(zip(asked, (f.weights.float() for f in fits)), judge.trials)
-    best = retrieval.best(judged)
+    best = retrieval.confirmed(judged, judge.own)
     story = {"candidates": [j.as_dict() for j in judged], "confirmed": best is not None}
     if best is None:
         console.note(

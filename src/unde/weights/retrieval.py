@@ -36,6 +36,7 @@ from unde.weights.source import Source
 
 TARGET = 0.25  # the share that the unweighted method should find
 DECAYS = (0.1, 1.0)  # λ′ to choose from
+NEARLY = 2 / 3  # of the gain of its own weights that self-retrieval asks of others
 SURE = 1.65  # t beyond which a gain, or a loss, is taken for real (95 %, one side)
 
 
@@ -73,10 +74,13 @@ class Copies:
 
     def learned(self, weight_decay: float, seed: int = 0) -> Tensor:
         """(M,) weights that maximise the mean objective."""
-        settings = Settings(1, weight_decay, "supervised", seed=seed)
-        if settings.solver_for(self.scores) == "adamw":  # its decay has another scale: it bounds weights
-            settings = Settings(1, max(weight_decay, 1.0), "supervised", seed=seed)
+        settings = Settings(1, self.decay(weight_decay), "supervised", seed=seed)
         return fit(self._problem, settings).weights.float()
+
+    def decay(self, weight_decay: float) -> float:
+        """What the solver takes; that of AdamW has another scale, and bounds weights."""
+        solver = Settings(1, weight_decay, "supervised").solver_for(self.scores)
+        return max(weight_decay, 1.0) if solver == "adamw" else weight_decay
 
     def _weights(self, weights: Tensor | None) -> Tensor:
         return torch.ones(self._data.groups) if weights is None else weights
@@ -172,7 +176,7 @@ class Judged:
 def candidates(learn: Mapping[str, Copies], seed: int = 0) -> list[tuple[dict[str, Any], Tensor]]:
     """Weights learned from copies of each kind, and the mean over kinds, for every weight decay."""
     made: list[tuple[dict[str, Any], Tensor]] = []
-    for decay in DECAYS:
+    for decay in dict.fromkeys(copies.decay(d) for d in DECAYS for copies in learn.values()):
         own = {kind: copies.learned(decay, seed) for kind, copies in learn.items()}
         made += [({"learned from": kind, "weight_decay": decay}, w) for kind, w in own.items()]
         if len(own) > 1:
@@ -185,9 +189,20 @@ def judge(made: Iterable[tuple[dict[str, Any], Tensor]], trials: Sequence[Trial]
     return [Judged(what, w, [trial.gains(w) for trial in trials]) for what, w in made]
 
 
-def best(judged: Sequence[Judged]) -> Judged | None:
-    """The candidate with the largest gain of those that the guard accepts; None if it refuses them all."""
-    return max((j for j in judged if j.refused is None), key=lambda j: j.gain, default=None)
+def best(judged: Sequence[Judged], least: float = 0.0) -> Judged | None:
+    """Of the candidates that the guard accepts and that gain `least`, the one that gains most; None if there is none."""
+    accepted = [j for j in judged if j.refused is None and j.gain >= least]
+    return max(accepted, key=lambda j: j.gain, default=None)
+
+
+def confirmed(judged: Sequence[Judged], own: Sequence[Judged]) -> Judged | None:
+    """The best candidate that was learned in another way, if it gains nearly as much as self-retrieval's `own` do.
+
+    That the guard accepts weights is not enough where much more is to be gained: weights that find copies somewhat
+    better can still be far from those that find them best, and predict retrained models worse than none.
+    """
+    reachable = best(own)
+    return best(judged, 0.0 if reachable is None else NEARLY * reachable.gain)
 
 
 def gain_of(weights: Tensor, copies: Copies) -> tuple[float, float]:
