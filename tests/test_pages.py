@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import toy
-from unde import Setup, Weights, UndeError, pages
+from unde import Setup, UndeError, Weights, pages
 from unde.data import Rows
 from unde.pages import query_panels, show_top, weights_panels
 from unde.tasks import Task

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unde import Groups, GroupScores, Weights, UndeError, learn_weights
+from unde import Groups, GroupScores, UndeError, Weights, learn_weights
 from unde.methods import TRAK, TracIn
 from unde.scores import TrainSide, _stable_top
 from unde.weights.source import Source

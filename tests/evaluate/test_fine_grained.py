@@ -10,7 +10,7 @@ import torch
 from group_scores import group_scores
 from sklearn.metrics import precision_score
 
-from unde import Weights, UndeError
+from unde import UndeError, Weights
 from unde.evaluate import fine_grained, recall_at_k
 from unde.evaluate.recall import ranked
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import toy
-from unde import Weights, UndeError
+from unde import UndeError, Weights
 from unde.methods import TRAK, TracIn
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -1,7 +1,9 @@
 """The trust curve: shares against a slow loop, on examples that nothing else has used, at fixed strengths."""
 
 import json
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 from scipy.stats import binomtest
 
 import toy
+import unde
 from unde import Index, UndeError, Weights, methods
 from unde.index.self_retrieval import EXAMPLES, Copier, Parts
 from unde.index.trust import Trust, of_several, wilson
@@ -216,3 +219,17 @@ def test_what_cannot_be_told(index, skewed, tmp_path):
         index.trust(Weights.uniform(["x"]))
     with pytest.raises(UndeError, match="no trust curve: 40 different training examples are too few"):
         made(tmp_path / "idx", 40).trust()
+
+
+def test_the_code_of_the_page_on_weights_runs(index, capsys):
+    page = Path(__file__).parents[2] / "docs" / "weights.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
+    trak = toy.reopen(index, train_data=index.train_data.data)
+    trak.method = methods.TRAK(
+        projection="none"
+    )  # the page says what holds for any method; this one learns fast
+    names = {"index": trak, "queries": toy.data(30, seed=5), "unde": unde, "torch": torch}
+    for block in blocks:
+        exec(block, names)
+    told = capsys.readouterr().out
+    assert "copies that find their original, masked" in told and told.count("trust in TracIn") == 2

@@ -190,9 +190,7 @@ def test_data_that_changed_or_went_away(project, tmp_path):
     ask = ("attribute", "--index", tmp_path / "idx", "--query", EVAL[0], "--top", 1, "--format", "json")
     before = run(*ask)
     write_jsonl(data, [*LINES[:2], "Something else than was there at first."])
-    with pytest.raises(
-        UndeError, match=r"What differs: the training data \(example 2 has another content\)"
-    ):
+    with pytest.raises(UndeError, match=r"What differs: the training data \(example 2 has another content\)"):
         run(*ask)
     data.unlink()
     with pytest.raises(UndeError, match=r"train.jsonl, which is gone: say where it is now \(--data\)"):

@@ -190,7 +190,7 @@ def judge(made: Iterable[tuple[dict[str, Any], Tensor]], trials: Sequence[Trial]
 
 
 def best(judged: Sequence[Judged], least: float = 0.0) -> Judged | None:
-    """Of the candidates that the guard accepts and that gain `least`, the one that gains most; None if there is none."""
+    """The candidate that gains most of those that the guard accepts and that gain `least`; None if there is none."""
     accepted = [j for j in judged if j.refused is None and j.gain >= least]
     return max(accepted, key=lambda j: j.gain, default=None)
 
