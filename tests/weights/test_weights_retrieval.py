@@ -119,8 +119,9 @@ def test_streaming_gives_the_same(scores, memory):
 
 
 def test_a_cosine_is_found_and_judged_by_its_final_scores():
-    values = random_scores(10, 30, 4, seed=3)
-    source, originals = CosineScores(values), torch.arange(10)
+    values, originals = random_scores(10, 30, 4, seed=3), torch.arange(10)
+    values[originals, originals] += values.abs().amax((1, 2))[:, None]
+    source = CosineScores(values)
     source.train_squares[20:] *= 1e-4  # short ones, which only the norm puts in front
     copies, w = Copies(source, originals, torch.arange(30)), torch.tensor([0.5, 2.0, 0.5, 1.0])
     final = source.finish(values @ w, w, slice(0, 10), slice(0, 30))
