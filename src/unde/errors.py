@@ -10,6 +10,10 @@ class UndeError(ValueError):
     """Bad input or a broken index. The message says what was wrong, what was expected and what to do."""
 
 
+class NotRetrievable(UndeError):
+    """Self-retrieval cannot be run on such training data."""
+
+
 def unknown(kind: str, value: object, known: Iterable[str]) -> UndeError:
     """An error for a name that is not one of `known`, with the nearest one suggested.
 

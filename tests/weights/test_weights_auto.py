@@ -6,7 +6,7 @@ import pytest
 import torch
 from weights_fakes import FakeScores, random_scores, signal_model
 
-from unde.errors import UndeError
+from unde.errors import NotRetrievable, UndeError
 from unde.weights import learn_weights, retrieval
 from unde.weights.retrieval import Copies, Search, Trial
 from unde.weights.source import TensorScores
@@ -111,6 +111,17 @@ def test_without_a_judge_weights_stay_near_uniform():
     assert weights.provenance["weight_decay"] == 1.0
     bold = learn_weights(scores, k=values.shape[1] // 20, weight_decay=0.1)
     assert (weights.values - 1).norm() < 0.7 * (bold.values - 1).norm()
+
+
+def test_data_that_cannot_be_judged_is_as_without_a_judge(capsys):
+    class Few(Judged):
+        def judge(self):
+            raise NotRetrievable("12 different training examples are too few")
+
+    scores = queries(favoured=1)
+    weights = learn_weights(Few(scores))
+    assert torch.equal(weights.values, learn_weights(FakeScores(scores)).values)
+    assert "not judged by self-retrieval" in capsys.readouterr().err
 
 
 def test_concepts_are_judged_on_their_own_held_out_queries():

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from unde import console, methods
 from unde.data import Rows, digest, map_tensors
-from unde.errors import UndeError
+from unde.errors import NotRetrievable, UndeError
 from unde.groups import Groups
 from unde.index.checkpoints import fingerprints
 from unde.index.queries import BadQuery, compute
@@ -177,7 +177,7 @@ class Parts:
         sizes = [int(scale * size) for size in wanted]
         if min(sizes) < FEWEST * kinds:
             need = -(-FEWEST * kinds * sum(wanted) // min(wanted))
-            raise UndeError(
+            raise NotRetrievable(
                 f"{len(order)} different training examples are too few to search, learn, judge and report on "
                 f"disjoint parts: expected at least {need}. Stay with the unweighted method"
             )

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unde.errors import UndeError
+from unde.errors import NotRetrievable, UndeError
 from unde.tasks.augment import DRAWS, brightness, contrast, crop_box, resized_crop, saturation, turned
 
 TARGETS = ("labels", "label", "targets", "target", "y")  # entries of a dict that are not inputs
@@ -224,7 +224,7 @@ def _on_inputs(example: Any, change: Callable[[Tensor], Tensor]) -> Any:
     else:
         made = visit(example)
     if not found:
-        raise UndeError(
+        raise NotRetrievable(
             f"nobody knows how to perturb an example of type {type(example).__name__}: it has no floating inputs. Pass "
             "perturb=, a function (example, strength, random) -> example, or perturb='weights'"
         )

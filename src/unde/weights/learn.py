@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unde import console
-from unde.errors import UndeError
+from unde.errors import NotRetrievable, UndeError
 from unde.weights import retrieval
 from unde.weights.choose import choose
 from unde.weights.contributions import Contributions
@@ -142,10 +142,19 @@ def _for_one(
     decays = DECAYS[solver] if known[1] is None else (known[1],)
     if concept and source.shape[0] > 1:
         return _held_out(source, cautious, ks, decays)
-    judge = None if concept else getattr(source, "judge", lambda: None)()
+    judge = None if concept else _judge_of(source)
     if judge is None:
         return _learn(source, cautious, positives)
     return _confirmed(source, [replace(asked, k=x, weight_decay=d) for x in ks for d in decays], judge)
+
+
+def _judge_of(source: Source) -> Any:
+    """Self-retrieval of the same method, or None where it cannot be run."""
+    try:
+        return getattr(source, "judge", lambda: None)()
+    except NotRetrievable as e:
+        console.note(f"these weights are not judged by self-retrieval and are held near uniform: {e}")
+        return None
 
 
 def _number(name: str, value: float | str) -> float | None:
