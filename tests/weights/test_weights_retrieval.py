@@ -13,6 +13,7 @@ from unde import Groups, Index, Task
 from unde.methods import DAS, TRAK, TracIn
 from unde.weights.retrieval import (
     DECAYS,
+    NEARLY,
     SURE,
     Copies,
     Gains,
@@ -21,6 +22,7 @@ from unde.weights.retrieval import (
     Trial,
     best,
     candidates,
+    confirmed,
     gain_of,
     judge,
     search,
@@ -280,6 +282,16 @@ def test_the_least_gain_over_kinds_decides():
     assert best([lopsided, even, harmful]) is even
     assert best([harmful]) is None and best([]) is None
     assert best([lopsided]) is lopsided
+
+
+def test_weights_from_elsewhere_must_gain_nearly_as_much():
+    own = [judged(gains(0.4, 5.0)), judged(gains(0.9, 1.0))]  # the second is refused
+    enough, short = judged(gains(NEARLY * 0.4, 5.0)), judged(gains(0.99 * NEARLY * 0.4, 5.0))
+    assert 0 < NEARLY <= 1
+    assert confirmed([short, enough], own) is enough and confirmed([short], own) is None
+    assert confirmed([short], own[1:]) is short  # nothing of its own to compare with
+    assert confirmed([judged(gains(0.9, 5.0, weak_t=-3.0))], own) is None
+    assert confirmed([judged(gains(-0.1, 5.0))], own[1:]) is None
 
 
 @pytest.mark.parametrize(
