@@ -45,6 +45,8 @@ MADE_BY: dict[str, tuple[str, tuple[Any, ...]]] = {
     "robots": ("diffusion_bank", ("robots",)),
     "cifar10-resnet": ("cifar10_bank", ("resnet",)),
     "cifar10-vit": ("cifar10_bank", ("vit",)),
+    "mnist-resnet-again": ("classification_bank", ("resnet", 1)),
+    "mnist-vit-again": ("classification_bank", ("vit", 1)),
     "finetuned-gpt2": ("finetuning", ()),
     "finetuned-gpt2-again": ("finetuning", (1,)),
     "cifar10-resnet-again": ("cifar10_bank", ("resnet", 1)),

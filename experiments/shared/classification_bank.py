@@ -15,10 +15,10 @@ from unde.tasks import Classification
 SUBSETS = {"resnet": 100, "vit": 64}  # 100 in the paper
 
 
-def train_on(indices: np.ndarray, seed: int, *, architecture: str) -> nn.Module:
+def train_on(indices: np.ndarray, seed: int, *, architecture: str, again: int) -> nn.Module:
     x, y = digits().train
     which = torch.from_numpy(indices)
-    return train(architecture, x[which], y[which], seed=seed)
+    return train(architecture, x[which], y[which], seed=seed + again)
 
 
 @torch.no_grad()
@@ -28,11 +28,12 @@ def utility(model: nn.Module) -> dict[str, Tensor]:
     return {"learn": -task.loss(model, data.learn), "eval": -task.loss(model, data.evaluate)}
 
 
-def recipe(architecture: str) -> Recipe:
+def recipe(architecture: str, again: int = 0) -> Recipe:
+    """`again` makes other seeds, initial weights included, for the same subsets."""
     return Recipe(
-        name=f"{architecture} on half of 4,000 MNIST digits",
-        train=partial(train_on, architecture=architecture),
+        name=f"{architecture} on half of 4,000 MNIST digits" + (f", other seeds {again}" if again else ""),
+        train=partial(train_on, architecture=architecture, again=again),
         utility=utility,
         n_train=4000,
-        subsets=SUBSETS[architecture],
+        subsets=16 if again else SUBSETS[architecture],
     )
