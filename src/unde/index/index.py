@@ -300,8 +300,8 @@ class Index:
 
         `perturb` is a function (example, strength, random) -> example, with a strength from 0.05 to 1 and a NumPy
         generator to draw from; "weights" for noise on the model's weights; or None for what the task knows: noise,
-        replaced tokens, augmented images. The strength is searched. `examples` copies are learned from, others judge and
-        report, all of different training examples. Where weights would not help they are uniform;
+        replaced tokens, augmented images. The strength is searched. `examples` copies are learned from, others judge
+        and report, all of different training examples. Where weights would not help they are uniform;
         `weights.provenance` tells what was found. Costs as much as 600 queries, and `examples` more, at most.
         """
         from unde.index import self_retrieval
