@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unde import Index, Setup, Weights, UndeError, console, learn_weights, methods
+from unde import Index, Setup, UndeError, Weights, console, learn_weights, methods
 from unde.data import Rows
 from unde.diffusion import Samples
 from unde.integrations.diffusers import (

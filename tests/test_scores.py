@@ -153,9 +153,7 @@ def test_by_group_is_the_linear_part(method):
 def test_by_group_within_the_budget():
     need = 4 * 6 * 23 * 3
     scores_of(memory=need).by_group()
-    with pytest.raises(
-        UndeError, match=r"by_group\(\) of 6 × 23 × 3 needs .* score fewer queries, regroup"
-    ):
+    with pytest.raises(UndeError, match=r"by_group\(\) of 6 × 23 × 3 needs .* score fewer queries, regroup"):
         scores_of(memory=need - 1).by_group()
 
 

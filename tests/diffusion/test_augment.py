@@ -104,7 +104,9 @@ def test_half_of_the_images_are_mirrored():
 
 def test_crops_fit_and_keep_their_share_of_the_area():
     height, width, least = 300, 500, 0.4
-    boxes = np.array([module.crop_box(height, width, least, module._uniform(1, key)[1:5]) for key in range(2000)])
+    boxes = np.array(
+        [module.crop_box(height, width, least, module._uniform(1, key)[1:5]) for key in range(2000)]
+    )
     top, left, tall, wide = boxes.T
     assert (
         top.min() == 0 and (top + tall).max() == height and left.min() == 0 and (left + wide).max() == width

@@ -121,9 +121,7 @@ def test_a_bad_gradient_names_the_example(tmp_path, value):
 
 def test_a_bad_gradient_names_the_id(tmp_path):
     ids = [f"img{i}" for i in range(22)]
-    with pytest.raises(
-        UndeError, match=r"example 'img13' is NaN or infinite \(and of 1 more in its batch\)"
-    ):
+    with pytest.raises(UndeError, match=r"example 'img13' is NaN or infinite \(and of 1 more in its batch\)"):
         toy.build(tmp_path / "i", train_data=with_bad([13, 14]), ids=ids)
     done = toy.shard_files(toy.build(tmp_path / "j", ids=ids))
     assert [p.name for p in (tmp_path / "i" / "shards").iterdir()] == [done[0].name]  # what came before stays

@@ -143,9 +143,7 @@ def test_folders_that_hold_something_else(folder, tmp_path):
     ):
         hf_setup(bare, LINES)
     shutil.rmtree(bare)
-    with pytest.raises(
-        UndeError, match=r"copy holds no model: expected config.json or adapter_config.json"
-    ):
+    with pytest.raises(UndeError, match=r"copy holds no model: expected config.json or adapter_config.json"):
         hf_setup(copy(folder, tmp_path, "config.json", "*.safetensors"), LINES)
     with pytest.raises(UndeError, match=r"no folder ./nowhere"):
         hf_setup("./nowhere", LINES)
