@@ -15,12 +15,12 @@ from experiments.scale.vision import ImageNet
 import hf_toy  # isort: skip  (its folder is put on the path by scale_toy)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-ENOUGH = 100  # training examples
+ENOUGH = 240  # training examples
 RECIPE = Recipe(epochs=1, batch_size=50, lr=1e-3, weight_decay=0.0)
 
 
 def images(tmp_path):
-    for split, each in (("train", 52), ("val", 2)):
+    for split, each in (("train", 122), ("val", 2)):
         scale_toy.images(tmp_path / "data" / split, ["automobile", "horse"], each, side=8)
     return tmp_path / "data"
 
@@ -37,7 +37,7 @@ def language(tmp_path, monkeypatch):
     hf_toy.tokenizer().save_pretrained(tmp_path / "tokenizer")
     words = " ".join(hf_toy.LINES).split()
     rng = np.random.default_rng(0)
-    texts = [" ".join(rng.choice(words, 12)) for _ in range(60)]
+    texts = [" ".join(rng.choice(words, 12)) for _ in range(200)]
     folder = scale_toy.tables(
         tmp_path / "wiki", {"train": texts, "validation": texts[:5], "test": texts[5:10]}
     )

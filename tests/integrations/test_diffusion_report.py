@@ -70,7 +70,21 @@ def built(tmp_path_factory):
         for method in ("d-trak", "das"):
             run("build", "robot_project:make", "--out", method, "--method", method, "--projection", "kron(2)")
         for target in ("make", "subject"):
-            run("learn", f"robot_project:{target}", "--index", "d-trak", "--out", f"{target}.json", "--k", 2)
+            run(
+                "learn",
+                f"robot_project:{target}",
+                "--index",
+                "d-trak",
+                "--out",
+                f"{target}.json",
+                "--queries",
+                "learn",
+                "--k",
+                2,
+                "--weight-decay",
+                0.1,
+                "--no-trust",
+            )
         yield folder
 
 

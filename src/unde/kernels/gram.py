@@ -25,6 +25,7 @@ from unde.kernels.base import Block, Part, width
 # ‖ΦᵀΦ‖/λ above which all is done in float64: rounding to float32 would be like another λ, 1 % off. Relative
 # damping of 0.1 stays below it up to 10,000 features.
 _ILL = 1e5
+_SMALL = 128  # rows of a kernel up to which all is done in float64, since it costs nothing
 
 # A_ii (A⁻¹)_ii is one over the part of column i that the others do not explain, whatever its units. Where they
 # explain all of it, rounding leaves 1e13 or more.
@@ -76,7 +77,7 @@ class Gram:
             )
         left = memory - need // 2
         make = partial(_gram_primal if primal else _gram_dual, fit, d, left // 4)
-        inverse, lam = self._inverse(make, d, given)
+        inverse, lam = self._inverse(make, d, torch.float64 if side <= _SMALL else given)
         if primal:
             yield from _apply_primal(blocks, inverse)
         elif fit is blocks:
