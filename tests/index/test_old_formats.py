@@ -71,9 +71,9 @@ def test_it_scores_as_a_new_index_of_the_same_data(old, tmp_path, kernel):
         shutil.rmtree(old / "index" / "kernels")
     new, there, (_, queries) = build(tmp_path / "new"), opened(old / "index"), rows()
     files = toy.content(old / "index")
-    torch.testing.assert_close(
-        there.score(queries).by_group(), new.score(queries).by_group(), rtol=1e-6, atol=1e-6
-    )
+    got, want = there.score(queries).by_group(), new.score(queries).by_group()
+    # 0.1 inverted small kernels in float32; now they are in float64.
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-5 * float(want.abs().max()))
     assert there.manifest.id == new.manifest.id
     assert (toy.content(old / "index") == files) == (kernel == "old")  # what is there is used
 
