@@ -95,7 +95,6 @@ class Retrieval:
             before, after = (float(told.found(w).float().mean()) for w in (None, values))
             found[t.kind] = {"unweighted": before, "weighted": after, "copies": len(told.originals)}
         self.copier.check_model()
-        reasons = dict.fromkeys(j.refused for j in self.own if j.refused)
         provenance = {
             "how": "self-retrieval",
             "method": self.copier.method.name,
@@ -103,7 +102,7 @@ class Retrieval:
             "strength": {t.kind: t.searched.strength for t in self.trials},
             "search": {t.kind: t.searched.tried for t in self.trials},
             "chosen": None if best is None else best.candidate,
-            "refused": None if best is not None else "; ".join(map(str, reasons)),
+            "refused": None if best is not None else max(self.own, key=lambda j: j.gain).refused,
             "found": found,
             "candidates": [j.as_dict() for j in self.own],
             "examples": self.parts.as_dict(),
