@@ -29,7 +29,6 @@ LEGEND = (
     "one to believe. Differences are paired. ▲ better, ▼ worse: significant after Holm's correction over all cells of "
     "the rule."
 )
-OLD = "¹ weights learned with the defaults of version 0.1: the new ones are not measured on this bank yet."
 
 
 # --- the count -------------------------------------------------------------------------------------------
@@ -111,7 +110,7 @@ def marks(book: Book, rule: str) -> dict[tuple[str, str], str]:
 
 def lds_table(book: Book, banks: Sequence[str], printed_in: Mapping[str, paper.WithAndWithout]) -> str:
     """Method by method: the paper's rows, then ours."""
-    chief = {rule: marks(book, rule) for rule in (*CHIEF, "top-k 0.1")}
+    chief = {rule: marks(book, rule) for rule in CHIEF}
     found = {bank: of_bank(book, bank) for bank in banks}
     methods = dict.fromkeys(
         [m for rows in printed_in.values() for m in rows]
@@ -134,21 +133,18 @@ def lds_table(book: Book, banks: Sequence[str], printed_in: Mapping[str, paper.W
                 continue
             cells = ["", name, shown(row["unweighted"])]
             for rule in CHIEF:
-                old = rule == "top-k" and rule not in row["rules"]
-                which = "top-k 0.1" if old else rule
-                got = row["rules"].get(which)
+                got = row["rules"].get(rule)
                 if got is None:
                     cells += [NONE, NONE]
                     continue
-                gain = shown(got["difference"], sign=True) + chief[which].get((bank, method), "")
-                cells += [shown(got["estimate"]) + ("¹" if old else ""), gain]
+                gain = shown(got["difference"], sign=True) + chief[rule].get((bank, method), "")
+                cells += [shown(got["estimate"]), gain]
             rows.append(cells)
     for bank, there in found.items():
         for title, estimate in (there or {"baselines": {}})["baselines"].items():
             rows.append([f"**{title}**", BANKS[bank].name, shown(estimate), "", "", "", ""])
     head = ["", "data", "w/o w", "w, paper's objective", "difference", "w, self-retrieval", "difference"]
-    made = table(head, rows)
-    return made + ("\n\n" + OLD if "¹" in made else "")
+    return table(head, rows)
 
 
 def rules_table(book: Book, banks: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""LDS of a bank as the page needs it: from the study `lds`, or from results of version 0.1 where it was not run yet."""
+"""LDS of a bank as the page needs it, from the study `lds`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ RULES = {
     "self-retrieval": "self-retrieval",
     "both": "mean of the two",
     "top-k 0.1": "the paper's objective, defaults of 0.1",
-    "supervised": "the paper's supervised loss",
     "reference": "fitted to the bank itself (no method, but what weights could do)",
 }
 CHIEF = ("top-k", "self-retrieval")  # the two that the page is about
@@ -70,7 +69,7 @@ BANKS = {
 
 def of_bank(book: Book, bank: str) -> dict[str, Any] | None:
     """{"methods", "baselines", "bank"} as the study `lds` writes them."""
-    return book.get(f"lds_{bank}") or _of_version_0_1(book, bank)
+    return book.get(f"lds_{bank}")
 
 
 def differences(book: Book, rule: str) -> dict[str, dict[str, Mapping[str, Any]]]:
@@ -82,25 +81,3 @@ def differences(book: Book, rule: str) -> dict[str, dict[str, Mapping[str, Any]]
         if cells:
             out[bank] = cells
     return out
-
-
-def _of_version_0_1(book: Book, bank: str) -> dict[str, Any] | None:
-    """Results of the four studies that came before `lds`; their weights are those of the defaults of 0.1."""
-    data, _, architecture = bank.partition("-")
-    if data == "mnist":
-        found = book.get("classification_lds") or {}
-        rows = {k.split()[1]: v for k, v in found.items() if k.startswith(architecture) and "fixed" in k}
-    else:
-        rows = book.get(f"language_lds_{data}") or book.get(f"diffusion_lds_{data}") or {}
-    methods = {title: _cell(row) for title, row in rows.items() if "weights" in row}
-    if not methods:
-        return None
-    baselines = {title: row for title, row in rows.items() if "mean" in row}
-    return {"methods": methods, "baselines": baselines, "bank": {}}
-
-
-def _cell(row: Mapping[str, Any]) -> dict[str, Any]:
-    rules = {"top-k 0.1": {**row, "estimate": row["weighted"]}}
-    if "supervised" in row:
-        rules["supervised"] = {**row["supervised"], "estimate": row["supervised"]["weighted"]}
-    return {"method": row["method"], "unweighted": row["unweighted"], "rules": rules}

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 import pytest
 from experiments.pages import ablations, lds, ours
 from experiments.pages.book import Book, Section, shown
-from experiments.pages.measured import BANKS, of_bank
+from experiments.pages.measured import BANKS
 
 from experiments import paper_numbers as paper
 from experiments import runner, tables
@@ -163,18 +163,6 @@ def test_a_cell_stands_below_the_papers_with_its_verdict(book):
         "−4.21 ± 1.00 (2.00)", "+5.67 ± 1.00 (2.00)", "+1.00 ± 1.00 (2.00)", "+8.00 ± 1.00 (2.00)"
     ]  # fmt: skip
     assert "strength 0.3" in text
-
-
-def test_results_of_version_0_1_stand_in_and_say_so(tmp_path):
-    old = {"method": "m", "weights": [1.0], "unweighted": estimate(0.1), "weighted": estimate(0.2)}
-    old |= {"difference": estimate(0.1)}
-    content = {"results": {"vit TRAK fixed-point": old, "vit TRAK adamw": old}, "provenance": {}}
-    (tmp_path / "classification_lds.json").write_text(json.dumps(content))
-    there = Book(tmp_path)
-    assert list(of_bank(there, "mnist-vit")["methods"]["TRAK"]["rules"]) == ["top-k 0.1"]
-    assert of_bank(there, "mnist-resnet") is None
-    text = lds.lds_table(there, ("mnist-vit",), {})
-    assert "20.00 ± 1.00 (2.00)¹" in text and lds.OLD in text
 
 
 def test_reliability_shows_what_is_known(book):

@@ -12,9 +12,6 @@ from experiments.shared.places import HERE
 from experiments import __main__ as command
 from experiments import runner, tables
 
-# Files of version 0.1 that the study `lds` and its like replace
-REPLACED = {"classification_lds", "language_lds", "diffusion_lds", "choose_defaults"}
-
 TOY = '''"""A toy study.
 
 More about it.
@@ -62,7 +59,7 @@ def result(folder, name):
 
 def test_every_study_file_is_listed_and_shown_on_the_page():
     files = {path.stem for path in (HERE / "studies").glob("*.py")} - {"__init__"}
-    assert files - set(runner.studies()) <= REPLACED
+    assert files == set(runner.studies())
     shown = {name for section in tables.SECTIONS for name in section.studies}
     assert set(runner.studies()) <= shown
 
@@ -78,8 +75,7 @@ def test_every_variant_has_a_result_of_its_own():
 def test_every_result_file_belongs_to_a_study():
     known = {name for s in runner.studies().values() for name in s.results()}
     there = {path.stem for path in (HERE / "results").glob("*.json")}
-    old = {name for name in there if any(name.startswith(study) for study in REPLACED)}
-    assert there - known - old == set()
+    assert there - known == set()
 
 
 def test_bank_studies_know_every_bank():
