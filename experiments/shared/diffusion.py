@@ -7,8 +7,8 @@ from typing import Any
 
 import experiments.shared.cifar2 as cifar2
 import experiments.shared.robots as robots
-from experiments.shared.common import HERE
 from experiments.shared.denoising import AVERAGED, scheduler
+from experiments.shared.places import HERE
 from unde import Index
 from unde.methods import DAS, DTRAK, TRAK, JourneyTRAK, Method, TracIn
 from unde.scores import GroupScores

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.shared.common import HERE
 from experiments.shared.corpora import EPOCHS, VOCABULARY, Corpus, corpus, gpt2, llama, train
+from experiments.shared.places import HERE
 from unde import Index
 from unde.evaluate import bm25, representation_similarity
 from unde.methods import EKFAC, TRAK, LoGRA, Method, TracIn
