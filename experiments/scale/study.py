@@ -189,8 +189,8 @@ class Study(ABC):
     # --- LDS ---------------------------------------------------------------------------------------------
 
     def utility(self, model: nn.Module) -> dict[str, Tensor]:
-        """How well a retrained model does on the queries of both roles: − loss."""
-        raise NotImplementedError
+        """How well a retrained model does on the queries of both roles: − loss; where models are retrained."""
+        raise UndeError(f"{type(self).__name__} retrains no models: LDS is not among its studies")
 
     def train_half(self, indices: np.ndarray, seed: int) -> nn.Module:
         checkpoint = self.folder / "halves" / f"{seed}.pt"
