@@ -5,16 +5,17 @@ import torch
 from denoisers import ddpm, images, toy
 from test_diffusion_task import unet
 
+from toy import stored
 from unde import Index, UndeError
 from unde.data import Rows
 from unde.diffusion import sample
 from unde.features import Collector, make_units, plan_coverage
+from unde.features.meter import Meter
 from unde.groups import trainable
-from unde.index.manifest import task_name
-from unde.meter import Meter
 from unde.methods import DAS, JourneyTRAK, TracIn
 from unde.tasks import Diffusion
-from unde.tasks.diffusion import ROWS, evenly
+from unde.tasks.cutting import cuts, recut
+from unde.tasks.timesteps import ROWS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -30,11 +31,13 @@ def rows_seen(model, run):
     return seen, result
 
 
-def built(model, data, folder, memory, method, batch_size=5, **options):
+def every(index):
+    return stored(index).rows(torch.arange(len(index)))[0]
+
+
+def built(model, data, folder, memory, method, **options):
     task = Diffusion(ddpm(), timesteps=6, **options)
-    return Index.build(
-        model, task, data, folder, method=method, batch_size=batch_size, memory=memory, progress=False
-    )
+    return Index.build(model, task, data, folder, method=method, memory=memory, progress=False)
 
 
 @pytest.mark.parametrize("method", [TracIn(projection="none"), DAS(projection="none")], ids=["tracin", "das"])
@@ -43,11 +46,15 @@ def test_features_do_not_depend_on_the_budget(tmp_path, method):
     seen, small = rows_seen(model, lambda: built(model, data, tmp_path / "small", 1, method))
     assert seen[-66:] == [1] * 66  # after planning, one image at one timestep at a time
     seen, large = rows_seen(model, lambda: built(model, data, tmp_path / "large", "1GB", method))
-    assert seen[-3:] == [30, 30, 6]  # whole batches, at all timesteps
-    torch.testing.assert_close(small.block(0, 0), large.block(0, 0), rtol=1e-4, atol=1e-6)
-    if small.method.also:
-        torch.testing.assert_close(small.extras("also"), large.extras("also"), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(small.extras("loss"), large.extras("loss"), rtol=1e-5, atol=1e-6)
+    assert seen[-1:] == [66]  # all images at all timesteps
+    torch.testing.assert_close(every(small), every(large), rtol=1e-4, atol=1e-6)
+    if small.method.beside:
+        torch.testing.assert_close(
+            stored(small).values("beside"), stored(large).values("beside"), rtol=1e-5, atol=1e-6
+        )
+    torch.testing.assert_close(
+        stored(small).values("loss"), stored(large).values("loss"), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_queries_keep_to_the_budget_of_their_index(tmp_path):
@@ -76,7 +83,7 @@ def test_a_pass_takes_what_the_budget_allows_and_no_more(budget):
     collect, rows = collector(model, data)
     with collect:
         collect.fit(budget, rows.batch([0]))
-        assert 1 < collect.task.rows < ROWS
+        assert 1 < collect.task.cutting.rows < ROWS
         with Meter() as meter:
             collect(rows.batch(range(6)), list(range(6)))
     assert (
@@ -114,16 +121,17 @@ def test_checks_look_at_two_timesteps():
     for rows in (Rows(data), Rows(asked)):
         seen, _ = rows_seen(model, lambda rows=rows: plan_coverage(model, task, rows, units))
         assert max(seen) == 6
-    assert task.brief().timesteps == [0, 50]
+    assert task.cutting.brief().timesteps == [0, 50]
     assert len(task.timesteps) == 50
 
 
 def test_the_size_of_passes_is_no_part_of_an_index():
     """What was built under one budget is found again under another, and by hand-set rows."""
-    named = {task_name(Diffusion(ddpm(), timesteps=6, rows=rows)) for rows in (None, 1, 7)}
-    named.add(task_name(Diffusion(ddpm(), timesteps=6).brief()))
-    assert len(named) == 1
-    assert named != {task_name(Diffusion(ddpm(), timesteps=5))}
+    task = Diffusion(ddpm(), timesteps=6)
+    for rows in (None, 1, 7):
+        assert Diffusion(ddpm(), timesteps=6, rows=rows).identity() == task.identity()
+    assert recut(task, task.cutting.brief()).identity() == task.identity()
+    assert Diffusion(ddpm(), timesteps=5).identity() != task.identity()
 
 
 def test_no_rows():
@@ -143,7 +151,7 @@ def test_a_plan_knows_the_budget():
 
 @pytest.mark.parametrize(("count", "most"), [(10, 3), (3, 10), (1, 1), (7, 0), (80, 79)])
 def test_parts_are_few_and_equal(count, most):
-    parts = [list(range(count))[cut] for cut in evenly(count, most)]
+    parts = [list(range(count))[cut] for cut in cuts(count, most)]
     assert [i for part in parts for i in part] == list(range(count))
     sizes = [len(part) for part in parts]
     assert len(parts) == -(-count // max(1, most))
