@@ -19,7 +19,7 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from unde.data import Rows, digest, map_tensors, to_device
+from unde.data import Rows, digest, evenly, map_tensors, own_collate, to_device
 from unde.errors import UndeError
 
 X = torch.arange(15.0).view(5, 3)
@@ -107,6 +107,17 @@ def test_whose_collate():
     assert Rows(DataLoader(Pairs(), collate_fn=own), given_one).batch([0]) == ("given", 1)
     assert Rows(Rows((X, Y), own)).batch([0, 1, 2]) == ("own", 3)
     assert Rows(Rows((X, Y), own), given_one).batch([0]) == ("given", 1)
+
+
+def test_whose_collate_if_a_task_has_one():
+    own, tasks = (lambda examples: "own"), (lambda examples: "task's")
+    for brings in (DataLoader(Pairs(), collate_fn=own), Rows((X, Y), own)):
+        assert (
+            own_collate(tasks, brings) is None
+            and Rows(brings, own_collate(tasks, brings)).batch([0]) == "own"
+        )
+    for plain in (DataLoader(Pairs()), DataLoader(Pairs(), batch_size=None), Rows((X, Y)), (X, Y), Pairs()):
+        assert Rows(plain, own_collate(tasks, plain)).batch([0]) == "task's"
 
 
 class Stream(IterableDataset):
@@ -354,3 +365,16 @@ def test_to_device():
     found = to_device([{"x": torch.ones(2)}, "text"], torch.device("meta"))
     assert found[0]["x"].device.type == "meta"
     assert found[1] == "text"
+
+
+@pytest.mark.parametrize(
+    ("n", "count"), [(1, 1), (1, 3), (2, 3), (3, 3), (7, 3), (1000, 64), (64, 64), (65, 64)]
+)
+def test_evenly_spaced_positions(n, count):
+    found = evenly(n, count)
+    assert len(found) == min(n, count)
+    assert found[0] == 0
+    assert found[-1] == (n - 1 if count > 1 else 0)
+    steps = {b - a for a, b in zip(found, found[1:])}
+    assert not steps or max(steps) - min(steps) <= 1
+    assert 0 not in steps

@@ -16,29 +16,29 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.overrides import TorchFunctionMode
 
-from unde.data import map_tensors
+from unde.data import map_tensors, tensors
 from unde.tasks.base import Task
 
 
 class Measured(nn.Module):
     """The task's measure as a module, so that torch.func can swap parameters of the user's model in it."""
 
-    def __init__(self, model: nn.Module, task: Task, measure: str, also: Sequence[str] = ()) -> None:
+    def __init__(self, model: nn.Module, task: Task, measure: str, beside: Sequence[str] = ()) -> None:
         super().__init__()
         self.training = model.training  # registering a child must not be followed by a mode change
         self.model = model
-        self.task, self.measure, self.also = task, measure, also
+        self.task, self.measure, self.beside = task, measure, beside
 
     def forward(self, batch: Any, ids: Sequence[int], both: bool = False) -> Any:
         if not both:
             return self.task.measure(self.model, batch, name=self.measure, ids=ids)
-        found = self.task.measures(self.model, batch, [self.measure, *self.also], ids)
-        return found[self.measure], torch.stack([found[name].detach() for name in self.also], 1)
+        found = measures(self.task, self.model, batch, [self.measure, *self.beside], ids)
+        return found[self.measure], torch.stack([found[name].detach() for name in self.beside], 1)
 
     def values(self, swapped: Mapping[str, Tensor], batch: Any, ids: Sequence[int]) -> Tensor:
         return self._with(swapped, batch, ids, False)
 
-    def values_and_also(
+    def values_and_beside(
         self, swapped: Mapping[str, Tensor], batch: Any, ids: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
         """The measure, and those that are kept beside it, (B, ·)."""
@@ -48,6 +48,15 @@ class Measured(nn.Module):
         if not swapped:
             return self(*given)
         return functional_call(self, {f"model.{n}": t for n, t in swapped.items()}, given)
+
+
+def measures(
+    task: Any, model: nn.Module, batch: Any, names: Sequence[str], ids: Sequence[int]
+) -> dict[str, Tensor]:
+    """Several measures; from one forward pass if the task knows how, as diffusion does."""
+    if hasattr(task, "measures"):
+        return task.measures(model, batch, names, ids)
+    return {name: task.measure(model, batch, name=name, ids=ids) for name in names}
 
 
 def expanded_copies(model: nn.Module, shapes: Mapping[str, tuple[int, ...]], batch: int) -> dict[str, Tensor]:
@@ -85,14 +94,8 @@ class FirstAxisWatch(TorchFunctionMode):
 
 def by_vmap(measured: Measured, names: list[str], batch: Any, ids: Sequence[int]) -> dict[str, Tensor]:
     """(B, *shape) gradients by vmap over the examples of a batch."""
-    tensors: list[Tensor] = []
-
-    def note(x: Tensor) -> Tensor:
-        tensors.append(x)
-        return x
-
-    map_tensors(batch, note)
-    if not all(x.dim() > 0 and x.shape[0] == len(ids) for x in tensors):
+    held = tensors(batch)
+    if not all(x.dim() > 0 and x.shape[0] == len(ids) for x in held):
         raise ValueError("a tensor of the batch has no example axis")
 
     def value(parameters: dict[str, Tensor], *examples: Tensor) -> Tensor:
@@ -103,8 +106,8 @@ def by_vmap(measured: Measured, names: list[str], batch: Any, ids: Sequence[int]
     parameters = {n: p.detach() for n, p in measured.model.named_parameters() if n in names}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # "performance drop: no batching rule" is expected here
-        per_example = vmap(grad(value), in_dims=(None, *[0] * len(tensors)))
-        return {n: g.detach() for n, g in per_example(parameters, *tensors).items()}
+        per_example = vmap(grad(value), in_dims=(None, *[0] * len(held)))
+        return {n: g.detach() for n, g in per_example(parameters, *held).items()}
 
 
 def by_loop(measured: Measured, names: list[str], batch: Any, ids: Sequence[int]) -> dict[str, Tensor]:
