@@ -1,0 +1,27 @@
+"""One job after the other, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from unde.execution.base import Job
+
+
+@dataclass(frozen=True)
+class Serial:
+    """Errors are those of the job itself: nothing else is tried after one.
+
+    >>> list(Serial().run(lambda context, a, b: context.append(a + b), made := [], [(1, 2), (3, 4)]))
+    [(1, 2), (3, 4)]
+    >>> made
+    [3, 7]
+    """
+
+    here: bool = True
+
+    def run(self, function: Callable[..., None], context: Any, jobs: Sequence[Job]) -> Iterator[Job]:
+        for job in jobs:
+            function(context, *job)
+            yield job
