@@ -1,0 +1,55 @@
+"""Query features: computed once, reusable wherever queries are accepted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from unde.build.fingerprints import to_digest, to_signed
+from unde.errors import UndeError
+from unde.store.shards import ShardError, read_shard, write_shard
+
+_PLACE = "queries"  # what the file is, whatever it is called
+
+
+@dataclass(frozen=True)
+class QueryFeatures:
+    """Features of Q queries under the model, groups and projection of one index."""
+
+    index: str  # the id of that index
+    features: Tensor  # (C, Q, D) for C checkpoints
+    loss: Tensor  # (C, Q)
+    digests: list[str]
+
+    def __len__(self) -> int:
+        return len(self.digests)
+
+    def save(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        digest = torch.tensor([to_signed(d) for d in self.digests], dtype=torch.int64)
+        tensors = {"features": self.features, "loss": self.loss, "digest": digest}
+        write_shard(path, self.index, tensors, _PLACE)
+
+    @classmethod
+    def load(cls, path: Path, index: str) -> QueryFeatures:
+        try:
+            shard = read_shard(path, index, place=_PLACE)
+        except ShardError as e:
+            raise UndeError(
+                f"{path} does not hold query features of this index ({e}): choose another path, or delete it"
+            ) from None
+        digests = [to_digest(int(d)) for d in shard["digest"]]
+        return cls(index, shard["features"], shard["loss"], digests)
+
+
+class BadQuery(UndeError):
+    """A query whose loss or gradient is NaN or infinite."""
+
+    def __init__(self, row: int, count: int) -> None:
+        super().__init__(
+            f"the gradient of query {row} is NaN or infinite ({count} such in all): leave it out"
+        )
+        self.row = row

@@ -1,0 +1,225 @@
+"""Settling an index: everything its bits depend on is decided once and recorded, before the first shard."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unde import projection
+from unde.build import matrices, shards
+from unde.build.checkpoints import loaded, settled_weights
+from unde.build.compare import refused_for
+from unde.build.context import Context, Given, checkpoint_of, step_of
+from unde.build.fingerprints import ids_fingerprint
+from unde.build.probe import changed_task, write_probe
+from unde.data import evenly
+from unde.errors import UndeError
+from unde.features import Coverage, directions, make_units, moments, plan_coverage
+from unde.features.coverage import EXAMPLES, recorded
+from unde.features.run import resized, threads
+from unde.features.run import settle as settle_passes
+from unde.groups import Groups, trainable
+from unde.methods import Method
+from unde.projection import Spec
+from unde.store import layout
+from unde.store.files import write_bytes
+from unde.store.manifest import SCHEMA, Manifest, Settled
+from unde.store.shards import file_bytes, sound
+
+SHARD_BYTES = 2**24  # in float32: what allocators hand out again and again without asking the system
+SHARD_SHARE = 8  # of the memory budget a shard may take one in so many: it is joined, packed and written
+SHARD_PASSES = 64  # at most this much work is lost to a kill
+PASSES = "passes"  # among matrices: how many examples, and rows, the passes had that found them
+
+
+def settle(
+    folder: Path,
+    given: Given,
+    method: Method,
+    *,
+    groups: Groups | str | Mapping[str, str],
+    exclude: Sequence[str],
+    store_dtype: str,
+    seed: int,
+    on_bad: str,
+    checkpoint_weights: Sequence[float] | None,
+    ids: Sequence[Any] | None,
+    second_moments: Any,
+    memory: int,
+    workers: int,
+) -> Context:
+    """The index that is asked for, as it was begun in the folder, or settled now and begun."""
+    names, partition, scales = checked(given, method, groups, exclude, second_moments)
+    models = given.models
+    there = Manifest.read(folder) if (folder / layout.MANIFEST).exists() else None
+    asked = Manifest(
+        schema=SCHEMA,
+        projection_version=projection.VERSION,
+        method=method.describe(),
+        task=given.task.identity(),
+        examples=len(given.rows),
+        store_dtype=store_dtype,
+        seed=seed,
+        on_bad=on_bad,
+        units=[],
+        groups={k: list(v) for k, v in partition.members.items()},
+        models=models,
+        checkpoint_weights=settled_weights(checkpoint_weights, len(models) * method.steps),
+        data=given.data,
+        ids=ids_fingerprint(ids),
+        factors=method.factors,
+        matrices="",
+        settled=there.settled if there is not None else Settled(0, 0, torch.get_num_threads()),
+    )
+    with threads(asked.settled.threads):
+        asked, found = _with_matrices(folder, given, method, names, asked, there, scales, memory)
+        units = make_units(given.model, names, str(method.projection), seed, found)
+        described = [{"name": u.name, "shape": list(u.shape), "size": u.stop - u.start} for u in units]
+        asked = replace(asked, units=described)
+        if there is None:
+            return _begun(folder, given, asked, ids, memory, workers)
+        return _gone_on(folder, given, asked, there, ids, workers)
+
+
+def checked(
+    given: Given,
+    method: Method,
+    groups: Groups | str | Mapping[str, str],
+    exclude: Sequence[str],
+    second_moments: Any,
+) -> tuple[list[str], Groups, dict[str, Tensor]]:
+    """The parameters, their groups and scales; raises for what cannot be right before anything is written."""
+    if method.steps > 1 and given.checkpoints is not None:
+        raise UndeError(f"{method} sums over steps of trajectories: it takes one checkpoint")
+    names, partition = trainable(given.model, exclude), Groups.parse(groups, given.model, exclude)
+    partition.of(names)
+    _ = given.models, given.data  # read twice, and the same
+    if second_moments is None:
+        return names, partition, {}
+    if method.factors:
+        raise UndeError(
+            "EKFAC needs the two sides of a gradient apart, but second_moments weighs its entries one by one: "
+            "use one of the two"
+        )
+    return names, partition, moments.scales(second_moments, given.model, names)
+
+
+def _begun(
+    folder: Path, given: Given, asked: Manifest, ids: Sequence[Any] | None, memory: int, workers: int
+) -> Context:
+    """A new index: coverage, pass and shard sizes are decided, then its manifest is written."""
+    draft = Context(folder, asked, given, workers, ids)
+    decided: list[tuple[int, int | None, Coverage]] = []
+    for c in range(len(asked.models)):
+        with loaded(given.model, checkpoint_of(given.checkpoints, c)):
+            what = draft.measurement
+            coverage = plan_coverage(given.model, given.task, given.rows, what.units, what.measure)
+            task = step_of(given.task, draft.method, c)
+            size, rows = settle_passes(given.model, task, given.rows, what, coverage, memory)
+            decided.append((size, rows, coverage))
+    size, rows, _ = min(decided, key=lambda d: d[0])
+    settled = replace(
+        asked.settled,
+        pass_size=size,
+        shard_size=shard_size(size, asked.width, memory),
+        coverage=_distinct([recorded(coverage) for _, _, coverage in decided]),
+        rows=rows,
+    )
+    manifest = replace(asked, settled=settled)
+    context = Context(folder, manifest, given, workers, ids)
+    (folder / layout.SHARDS).mkdir(exist_ok=True)
+    write_probe(context)
+    _write_ids(folder, ids)
+    manifest.write(folder)
+    return context
+
+
+def _gone_on(
+    folder: Path,
+    given: Given,
+    asked: Manifest,
+    there: Manifest,
+    ids: Sequence[Any] | None,
+    workers: int,
+) -> Context:
+    """An index that was begun: refused if another is asked for."""
+    context = Context(folder, there, given, workers, ids)
+    differ = refused_for(there, asked)
+    if not differ:  # else the probe may not even run
+        differ = changed_task(context, asked.task)
+    if differ:
+        raise UndeError(
+            f"{folder} already holds another index. What differs: {'; '.join(differ)}. "
+            "Choose another folder, or delete this one"
+        )
+    (folder / layout.SHARDS).mkdir(exist_ok=True)
+    if there.schema == SCHEMA and not sound(folder / layout.PROBE, there.id):
+        write_probe(context)
+    _write_ids(folder, ids)
+    return context
+
+
+def shard_size(pass_size: int, width: int, memory: int) -> int:
+    """Examples in a shard: a whole number of passes, so that a resumed build runs the very same passes."""
+    passes = min(SHARD_BYTES, memory // SHARD_SHARE) // max(1, 4 * pass_size * width)
+    return pass_size * min(max(1, passes), SHARD_PASSES)
+
+
+def on_disk(m: Manifest, precision: torch.dtype, made: Mapping[str, Tensor]) -> dict[str, int]:
+    """Bytes of a finished index by what they hold; of the matrices that are `made` and not drawn, shapes suffice."""
+    where = torch.empty(len(evenly(m.examples, EXAMPLES)), dtype=torch.int64, device="meta")
+    probe = {"where": where, "features": torch.empty(len(where), m.width, device="meta")}
+    found = shards.on_disk(m, precision)
+    found |= {"manifest": len(m.text()), "probe": file_bytes(probe, layout.PROBE)}
+    return found | ({"directions": file_bytes(made, layout.MATRICES)} if made else {})
+
+
+def _with_matrices(
+    folder: Path,
+    given: Given,
+    method: Method,
+    names: list[str],
+    asked: Manifest,
+    there: Manifest | None,
+    scales: dict[str, Tensor],
+    memory: int,
+) -> tuple[Manifest, dict[str, Tensor]]:
+    """What the projection needs that is not drawn from the seed."""
+    spec = Spec.parse(str(method.projection))
+    found = scales
+    if spec.kind == "pca":
+        origin = [asked.models, asked.data, names, str(spec), asked.seed, matrices.fingerprint(found)]
+
+        def make() -> dict[str, Tensor]:
+            size, rows = asked.settled.directions or (None, None)
+            with loaded(given.model, checkpoint_of(given.checkpoints, 0)):
+                made = directions.fit(
+                    given.model, resized(given.task, rows), given.rows, names, spec, seed=asked.seed,
+                    measure=method.measure, memory=memory, size=size,
+                )  # fmt: skip
+            passes = torch.tensor([made.size, made.rows or 0])
+            return made.matrices | found | {PASSES: passes}
+
+        found = matrices.made_once(matrices.home(folder), repr(origin), there, make)
+        size, rows = found[PASSES].tolist()
+        asked = replace(asked, settled=replace(asked.settled, directions=[size, rows or None]))
+    elif found:
+        origin = [names, matrices.fingerprint(found)]
+        found = matrices.made_once(matrices.home(folder), repr(origin), there, lambda: scales)
+    return replace(asked, matrices=matrices.fingerprint(found)), found
+
+
+def _write_ids(folder: Path, ids: Sequence[Any] | None) -> None:
+    if ids is not None:
+        write_bytes(folder / layout.IDS, (json.dumps(list(ids)) + "\n").encode())
+
+
+def _distinct(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One for each checkpoint, or one if all are alike."""
+    return records[:1] if all(r == records[0] for r in records) else records

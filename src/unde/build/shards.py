@@ -1,0 +1,257 @@
+"""Shards: the one job of a build, what is still to do, and what is looked at when all is done."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import platform
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from unde import console, methods
+from unde.build.context import Context
+from unde.build.fingerprints import SAMPLED, changed_example, length_now, reads_differently, to_signed
+from unde.data import evenly, to_device
+from unde.errors import UndeError
+from unde.execution import Executor, Job, JobsFailed
+from unde.features.factors import gathered
+from unde.features.run import Batch, FeaturePass, Found, threads
+from unde.store import layout
+from unde.store.codec import codec
+from unde.store.files import clear_partial
+from unde.store.manifest import Manifest
+from unde.store.shards import WRITTEN, ShardError, file_bytes, read_shard, write_shard
+
+
+def compute_shard(context: Context, c: int, s: int) -> None:
+    """The features of shard s under checkpoint c, written to its file: the same bytes whoever computes them."""
+    m = context.manifest
+    with threads(m.settled.threads):
+        run = context.running(c)
+        parts = []
+        for found in run.over(_read(context, c, s)):
+            parts.append(_tensors(context, run, found))
+            context.advance(len(found.where))
+        whole = _joined(parts)
+        features = whole.pop("features")
+        whole["squares"] = torch.stack([features[:, x].square().sum(1) for x in m.columns], 1)
+        whole |= codec(m.store_dtype).pack(features, m.columns)
+    write_shard(layout.shard(context.folder, c, s), m.id, whole)
+
+
+def content(m: Manifest, rows: int, precision: torch.dtype) -> dict[str, Tensor]:
+    """What the file of a shard of so many rows holds, as tensors that take no memory. `precision` is that in which
+    features are computed."""
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    found = codec(m.store_dtype).pack(empty(rows, m.width), m.columns) | {
+        "squares": empty(rows, len(m.units)),
+        "loss": empty(rows),
+        "skipped": empty(rows, dtype=torch.uint8),
+        "digest": empty(rows, dtype=torch.int64),
+    }
+    if beside := methods.parse(m.method).beside:
+        found["beside"] = empty(rows, len(beside))
+    if m.factors:
+        sizes = gathered(m.units, m.method["projection"])
+        found["factors"] = empty(sum(r * r + c * c for r, c in sizes.values()), dtype=precision)
+    return found
+
+
+def on_disk(m: Manifest, precision: torch.dtype) -> dict[str, int]:
+    """Bytes of all shards, by what is in them."""
+    features = m.terms * codec(m.store_dtype).nbytes(m.examples, m.columns)
+    whole = covariances = 0
+    for rows, count in Counter(r.stop - r.start for r in m.shards).items():
+        tensors = content(m, rows, precision)
+        whole += count * sum(file_bytes(tensors, layout.shard(Path(), c, 0).name) for c in range(m.terms))
+        covariances += count * m.terms * (tensors["factors"].nbytes if m.factors else 0)
+    found = {"features": features, "norms, losses, digests": whole - features - covariances}
+    return found | ({"covariances": covariances} if m.factors else {})
+
+
+def waiting(m: Manifest, precision: torch.dtype) -> int:
+    """Bytes of the passes of a shard that wait while its last one runs; each has its own covariances."""
+    rows, size = _rows(m), min(_rows(m), m.settled.pass_size)
+    covariances = content(m, 0, precision)["factors"].nbytes if m.factors else 0
+    return 4 * (rows - size) * m.width + -(-rows // size) * covariances
+
+
+def writing(m: Manifest, precision: torch.dtype) -> int:
+    """Bytes while the passes of a shard are joined, packed and written."""
+    tensors, features = content(m, _rows(m), precision), 4 * _rows(m) * m.width
+    joined = features if _rows(m) > m.settled.pass_size else 0
+    packed = 0 if tensors["features"].nbytes == features else tensors["features"].nbytes
+    passes = waiting(m, precision) + 4 * min(_rows(m), m.settled.pass_size) * m.width
+    column = 4 * _rows(m) * max(u["size"] for u in m.units)  # packed, or squared, one after the other
+    return passes + joined + packed + max(column, WRITTEN * sum(t.nbytes for t in tensors.values()))
+
+
+def _rows(m: Manifest) -> int:
+    """Of the largest shard."""
+    return min(m.examples, m.settled.shard_size)
+
+
+def compute(context: Context, jobs: list[Job], executor: Executor) -> None:
+    """All jobs, and what they cost; then a look at whether the data stayed what it was."""
+    m, started = context.manifest, time.perf_counter()
+    context.upcoming = jobs
+    try:
+        for _, s in executor.run(compute_shard, context, jobs):
+            if not executor.here:
+                context.advance(_length(context, s))
+    except JobsFailed as e:
+        raise _failed(context, e.reasons) from None
+    finally:
+        context.close()
+    _log(context, sum(_length(context, s) for _, s in jobs), time.perf_counter() - started)
+    _check_checkpoints_agree(context)
+    if length_now(context.given.rows) != m.examples:
+        raise _other_length(context)
+    where = torch.tensor(evenly(m.examples, SAMPLED))
+    changed = changed_example(context.given.rows, where, _digests(context)[where])
+    if changed is not None:
+        raise reads_differently(changed)
+
+
+def missing(context: Context) -> list[Job]:
+    """What is still to compute; damaged shards are named and count as missing."""
+    m, jobs = context.manifest, []
+    where, digests = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
+    clear_partial(context.folder / layout.SHARDS)
+    for c in range(m.terms):
+        for s, r in enumerate(m.shards):
+            path = layout.shard(context.folder, c, s)
+            try:
+                if path.exists():
+                    digests.append(read_shard(path, m.id)["digest"].clone())
+                    where.append(torch.arange(r.start, r.stop))
+                    continue
+            except ShardError as e:
+                console.note(f"{e}: computing it again")
+            jobs.append((c, s))
+    changed = changed_example(context.given.rows, torch.cat(where), torch.cat(digests))
+    if changed is not None:
+        raise UndeError(
+            f"example {changed} reads differently than when {context.folder} was begun: the data changed. "
+            "Restore the data, or build in another folder"
+        )
+    return jobs
+
+
+def _read(context: Context, c: int, s: int) -> Iterator[Batch]:
+    batches = context.batches(c, s)
+    while True:
+        try:
+            yield next(batches)
+        except StopIteration:
+            return
+        except IndexError:
+            if length_now(context.given.rows) == context.manifest.examples:
+                raise
+            raise _other_length(context) from None
+
+
+def _tensors(context: Context, run: FeaturePass, found: Found) -> dict[str, Tensor]:
+    """What is stored of one pass; examples with bad gradients are refused, or left out and noted."""
+    finite = found.features.isfinite().all(1) & found.values.isfinite()
+    if not finite.all():
+        if context.manifest.on_bad == "error":
+            raise _bad(context, [found.where[int(i)] for i in (~finite).nonzero()[:, 0]])
+        found.features[~finite] = 0.0
+    beside = {"beside": found.beside} if context.method.beside else {}
+    if run.factors is not None:
+        beside["factors"] = run.factors.take().cpu()
+        if not finite.all():
+            beside["factors"] = _factors_of_good(context, run, found, finite)
+    return beside | {
+        "features": found.features,
+        "loss": found.values,
+        "skipped": (~finite).to(torch.uint8),
+        "digest": torch.tensor([to_signed(d) for d in found.digests], dtype=torch.int64),
+    }
+
+
+def _factors_of_good(context: Context, run: FeaturePass, found: Found, finite: Tensor) -> Tensor:
+    """The covariances of the others alone."""
+    assert run.factors is not None
+    good = [found.where[int(i)] for i in finite.nonzero()[:, 0]]
+    if good:
+        run.collect(to_device(context.given.rows.batch(good), run.collect.device), good)
+    return run.factors.take().cpu()
+
+
+def _bad(context: Context, bad: list[int]) -> UndeError:
+    named = bad if context.ids is None else [context.ids[i] for i in bad]
+    more = f" (and of {len(bad) - 1} more in its batch)" if len(bad) > 1 else ""
+    return UndeError(
+        f"the gradient of example {named[0]!r} is NaN or infinite{more}: look at the example and the model, or build "
+        "with on_bad='skip' to leave it out"
+    )
+
+
+def _joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The passes of a shard as one: rows one after the other, covariances added up."""
+    if len(parts) == 1:
+        return parts[0]
+    summed = {k: functools.reduce(torch.add, [p[k] for p in parts]) for k in ("factors",) if k in parts[0]}
+    return {k: torch.cat([p[k] for p in parts]) for k in parts[0] if k not in summed} | summed
+
+
+def _digests(context: Context, c: int = 0) -> Tensor:
+    m = context.manifest
+    paths = [layout.shard(context.folder, c, s) for s in range(len(m.shards))]
+    return torch.cat([read_shard(path, m.id, verify=False)["digest"] for path in paths])
+
+
+def _check_checkpoints_agree(context: Context) -> None:
+    """Each checkpoint reads the data again: it must be what the first one read."""
+    first = _digests(context)
+    for c in range(1, context.manifest.terms):
+        changed = (first != _digests(context, c)).nonzero()[:, 0]
+        if len(changed):
+            raise reads_differently(int(changed[0]))
+
+
+def _failed(context: Context, reasons: dict[Job, str]) -> UndeError:
+    (c, s), reason = next(iter(reasons.items()))
+    rows = context.manifest.shards[s]
+    more = f" So did {len(reasons) - 1} more." if len(reasons) > 1 else ""
+    return UndeError(
+        f"shard {s} (examples {rows.start} to {rows.stop - 1}, checkpoint {c}) failed again and again: {reason}\n"
+        f"All others are done.{more} Mend what is wrong and run the same call again, it goes on where it stopped"
+    )
+
+
+def _length(context: Context, s: int) -> int:
+    rows = context.manifest.shards[s]
+    return rows.stop - rows.start
+
+
+def _other_length(context: Context) -> UndeError:
+    return UndeError(
+        f"the length of the data changed while it was read: {context.manifest.examples} examples at first, "
+        f"now {length_now(context.given.rows)}. Build from data that stays as it is"
+    )
+
+
+def _log(context: Context, examples: int, seconds: float) -> None:
+    """How long it took, apart from what the index is: this file is no part of its identity."""
+    entry = {
+        "examples": examples,
+        "seconds": round(seconds, 6),
+        "cpus": os.cpu_count(),
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+    }
+    with contextlib.suppress(OSError), open(context.folder / layout.LOG, "a") as f:
+        f.write(json.dumps(entry) + "\n")

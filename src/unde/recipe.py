@@ -1,0 +1,90 @@
+"""Setup, all that the command line needs to know about a user's project; and Recipe, how to make one elsewhere."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from unde.data import Collate
+from unde.errors import UndeError, unknown
+from unde.tasks.base import Task
+
+
+@dataclass
+class Setup:
+    """What `make()` returns in `unde build my_project.setup:make`.
+
+    `learn_queries` and `eval_queries` are two disjoint sets, neither part of the training data. `show` turns
+    an example into something a page can show: an image array, a text, or a dict with image, text, label and prompt.
+    `pieces` gives the text of every token of an example, for pages that shade tokens. `contributors` says which
+    training examples are known to have given each of `eval_queries` its subject, style, …: a (Q, N) bool array for
+    each of these names. Pages mark them with letters.
+    """
+
+    model: nn.Module
+    task: Task
+    train_data: Any
+    learn_queries: Any = None
+    eval_queries: Any = None
+    collate: Collate | None = None
+    show: Callable[[Any], Any] | None = None
+    ids: Sequence[Any] | None = None
+    pieces: Callable[[Any], list[str]] | None = None
+    contributors: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An importable function and plain arguments for it: a `Setup` that another process can make for itself."""
+
+    function: str  # "module:function"
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def make(self) -> Setup:
+        """
+        >>> Recipe("platform:node").make()
+        Traceback (most recent call last):
+        unde.errors.UndeError: platform:node gave a str: expected an unde.Setup(model, task, train_data, …)
+        """
+        found = imported(self.function)
+        setup = found(**self.arguments) if callable(found) else found
+        if not isinstance(setup, Setup):
+            raise UndeError(
+                f"{self.function} gave a {type(setup).__name__}: expected an unde.Setup(model, task, train_data, …)"
+            )
+        return setup
+
+
+def imported(target: str) -> Any:
+    """What MODULE:FUNCTION names; modules are found from the current folder too.
+
+    >>> imported("json:dumps")([1])
+    '[1]'
+    """
+    module_name, colon, attribute = target.partition(":")
+    if not colon or not module_name or not attribute:
+        hint = f". For the model in this folder: --hf-model {target}" if os.path.isdir(target) else ""
+        raise UndeError(
+            f"cannot read {target!r}: expected MODULE:FUNCTION, for example my_project.setup:make{hint}"
+        )
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as e:
+        if e.name and (module_name == e.name or module_name.startswith(f"{e.name}.")):
+            raise UndeError(
+                f"no module {module_name!r} here: expected a file {module_name.replace('.', '/')}.py below "
+                f"{os.getcwd()}, or an installed package"
+            ) from None
+        raise
+    if not hasattr(module, attribute):
+        known = [n for n in vars(module) if not n.startswith("_")]
+        raise unknown(f"function of {module_name}", attribute, known)
+    return getattr(module, attribute)
