@@ -1,23 +1,27 @@
 """The meter against torch's own counter and against sums done by hand."""
 
 import doctest
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from unde import meter
-from unde.meter import Meter
-from unde.planning import show
-from unde.planning.shapes import no_numbers
+from unde.features import meter
+from unde.features.meter import Meter
+from unde.kernels import base
+from unde.plan import show
+from unde.plan.shapes import no_numbers
+from unde.store import shards
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_doctests():
-    assert doctest.testmod(meter).attempted > 0
-    assert doctest.testmod(show).attempted > 0
+@pytest.mark.parametrize("module", [meter, show, base, shards], ids=lambda m: m.__name__)
+def test_doctests(module):
+    found = doctest.testmod(module)
+    assert found.failed == 0 and found.attempted > 0
 
 
 def test_operations_as_torch_counts_them():
@@ -32,6 +36,16 @@ def test_operations_as_torch_counts_them():
     with FlopCounterMode(display=False) as theirs, Meter() as ours:
         model(torch.randn(5, 2, 6, 6)).sum().backward()
     assert ours.flops == theirs.get_total_flops() > 0
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_calls(fake):
+    """The device of a fake tensor is asked for through the dispatcher: no operation."""
+    with no_numbers() if fake else nullcontext(), Meter() as found:
+        x = torch.ones(3, 4)
+        assert x.device.type == "cpu"
+        _ = (x @ x.T).relu()
+    assert found.calls == 4  # ones, transpose, product, relu
 
 
 def test_operations_that_torch_leaves_out():

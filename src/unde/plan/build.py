@@ -1,0 +1,48 @@
+"""What a build says before it starts: what it takes on disk, and which way each parameter goes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+
+from unde.build.context import Context
+from unde.build.kernels import costs, sizes_of
+from unde.build.shards import on_disk
+from unde.console import line, size
+from unde.store.manifest import Manifest
+
+
+def index_bytes(manifest: Manifest, precision: torch.dtype = torch.float32) -> int:
+    """Bytes on disk of the shards of a finished index."""
+    return sum(on_disk(manifest, precision).values())
+
+
+def show_build(context: Context, missing: int) -> None:
+    """What is going to be built, what it takes, and which way each parameter goes."""
+    m, terms = context.manifest, context.manifest.terms
+    precision = context.units[0].projection.dtype
+    sizes = sizes_of(m, precision)
+    kernel = sum(costs(m, context.method.kernel.on(sizes), sizes).disk.values())
+    line(
+        f"{context.folder}: {m.examples:,} examples × {m.width:,} features "
+        f"({len(m.units)} parameters in {len(m.groups)} groups"
+        + (f", {terms} {'checkpoints' if len(m.models) > 1 else 'steps'}" if terms > 1 else "")
+        + f"), {size(index_bytes(m, precision))} on disk in {m.store_dtype}, {terms * len(m.shards)} shards"
+        + (f"; its kernel will take {size(kernel)} more" if kernel else ""),
+        style="bold",
+    )
+    if missing < m.examples * terms:
+        line(f"  going on: {missing:,} of {m.examples * terms:,} are still to do")
+    coverage = context.coverage(0)
+    rules = Counter(type(use.rule).__name__ for use in coverage.uses if use.layout)
+    ways = [f"{n} × {name}" for name, n in rules.most_common()]
+    line(f"  by layer rules: {', '.join(ways) or 'none'}; {m.settled.pass_size} examples in a pass")
+    for way, names in (
+        ("by one copy for each example", list(coverage.expanded)),
+        ("by torch.func.vmap", coverage.vmapped),
+        ("by one backward pass for each example (slow)", coverage.looped),
+        ("no gradient on the examples tried", coverage.unused),
+    ):
+        if names:
+            line(f"  {way}: {', '.join(names)}")
