@@ -13,13 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
-from unde.data import Collate, Rows, to_device
+from unde import console
+from unde.data import Collate, Rows, own_collate, to_device
 from unde.errors import UndeError
 from unde.evaluate._arrays import Array, numbers
 from unde.evaluate.estimate import Estimate
-from unde.evaluate.progress import ModelProgress
 from unde.features.guard import untouched
 from unde.tasks import CausalLM, Task
 
@@ -103,7 +102,7 @@ def tail_patch(
         raise UndeError(
             f"max_grad_norm is {max_grad_norm}: expected a positive norm, or None for no clipping"
         )
-    train, asked = (Rows(data, collate or _own_collate(task, data)) for data in (train_data, queries))
+    train, asked = (Rows(data, collate or own_collate(task.collate, data)) for data in (train_data, queries))
     top = _checked(top_indices, len(asked), len(train))
     trainable = [p for p in model.parameters() if p.requires_grad]
     if not trainable:
@@ -113,7 +112,7 @@ def tail_patch(
     device = trainable[0].device
 
     change, tokens = np.empty(len(asked)), np.empty(len(asked))
-    with ModelProgress("tail-patch", len(asked), 0) as bar:
+    with console.progress("tail-patch", len(asked), unit="queries") as advance:
         for q, proponents in enumerate(top.tolist()):
             with untouched(model):  # reading may draw random numbers
                 query = to_device(asked.batch([q]), device)
@@ -130,7 +129,7 @@ def tail_patch(
                     "Check that no loss of theirs is infinite, or pass a smaller lr="
                 )
             change[q] = before - after
-            bar.step()
+            advance(1)
     return TailPatch(per_token=Estimate(100 * change / tokens), summed=Estimate(change))
 
 
@@ -233,11 +232,6 @@ def _put_back(saved: Sequence[tuple[nn.Parameter, Tensor]]) -> Generator[None]:
 
 
 # --- checks and the optimizer ---------------------------------------------------------------------------
-
-
-def _own_collate(task: Task, data: Any) -> Collate | None:
-    """The task's collate function, unless the data comes with one."""
-    return None if isinstance(data, (DataLoader, Rows)) else task.collate
 
 
 def _checked(top_indices: Array, queries: int, examples: int) -> np.ndarray:
