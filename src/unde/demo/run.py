@@ -12,17 +12,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-import unde
 from unde import console
 from unde.data import Rows
 from unde.demo.digits import CORRUPTED, Digits, accuracy, digits, train
 from unde.index import Index
-from unde.pages import predictions, query_panels, trust_panel, uniform, weights_panel
+from unde.recipe import Setup
 from unde.report import Card, Item, MislabelPanel, Page, RocCurve, Scored, Step, Table
 from unde.report.html import count
+from unde.report.panels import predictions, query_panels, trust_panel, uniform, weights_panel
 from unde.scores import GroupScores
-from unde.setup import Setup
 from unde.tasks import Classification
+from unde.version import __version__
 from unde.weights import Weights
 
 Ways = dict[str, Weights | None]  # of scoring, by name
@@ -54,7 +54,7 @@ def run(out: Path, method: str = "trak", seed: int = 0) -> Path:
     with clock.step("Read 5,000 digits", "4,000 to train on, 500 to ask about"):
         data = digits(CORRUPTED, seed)
     with clock.step("Train a ResNet", f"{CORRUPTED:.0%} of the training labels are wrong on purpose"):
-        with console.progress("epochs", 6) as advance:
+        with console.progress("training", 6, unit="epochs") as advance:
             model = train("resnet", *data.train, seed=seed, on_epoch=lambda _: advance(1))
         right = accuracy(model, *data.evaluate)
     setup = Setup(model, Classification(), data.train, eval_queries=data.evaluate)
@@ -180,7 +180,7 @@ def _cards(data: Digits, labels: MislabelPanel, right: float, clock: Clock) -> l
 
 def _provenance(method: str, seed: int, index: Index) -> dict[str, object]:
     return {
-        "unde": unde.__version__,
+        "unde": __version__,
         "command": "unde demo",
         "method": str(index.method),
         "index": f"{len(index):,} examples × {index.manifest.width:,} features in {len(index.groups)} groups",

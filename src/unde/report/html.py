@@ -92,18 +92,11 @@ def count(amount: int, noun: str) -> str:
     return f"{amount:,} {noun if amount == 1 else plural}"
 
 
-def duration(seconds: float) -> str:
-    """A time span for reading.
-
-    >>> duration(0.042), duration(7.31), duration(125), duration(7380)
-    ('0.04 s', '7.3 s', '2 min 05 s', '2 h 03 min')
-    """
-    if seconds < 1:
-        return f"{seconds:.2f} s"
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60:02d} min"
+def mark(kind: str, sign: str, word: str, meaning: str) -> Html:
+    """A small sign on an example: a symbol, a word and a tooltip, so that colour alone never speaks."""
+    return el(
+        "span",
+        {"class": f"mark {kind}", "title": meaning},
+        el("span", {"class": "sign", "aria-hidden": "true"}, sign),
+        el("span", {"class": "word"}, word),
+    )
