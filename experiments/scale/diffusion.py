@@ -18,13 +18,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from experiments.datasets.attributes import join
 from experiments.scale import plans
 from experiments.scale.settings import BETAS, CATEGORIES, GLUE, Diffusion
 from experiments.scale.sources import Pictures, enough, of_classes, pictures
 from experiments.scale.study import Place, Stage, Study, closest, initial, losses
 from experiments.scale.training import State, fit
 from unde import Index, Setup, console
-from unde.datasets.attributes import join
 from unde.diffusion import Samples
 from unde.errors import UndeError
 from unde.integrations.diffusers import (
@@ -37,7 +37,7 @@ from unde.integrations.diffusers import (
     training_scheduler,
 )
 from unde.methods import DAS, DTRAK, TRAK, JourneyTRAK, Method, TracIn
-from unde.planning import Plan
+from unde.plan import Plan
 from unde.tasks import Diffusion as Denoising
 
 CLASSES = (
@@ -245,12 +245,11 @@ class Generation(Study):
 
     def costs(self) -> tuple[list[Stage], list[Plan]]:
         s, (unet, example) = self.setting, self._on_meta()
-        batch = min(TOGETHER, self.place.rows)
-        together = min(s.timesteps, max(1, self.place.rows // batch))
+        together = min(s.timesteps, max(1, self.place.rows // TOGETHER))
         methods = self.methods(unet)
         plan = Index.plan(
             unet, Denoising(_scheduler(), timesteps=together, rows=self.place.rows), example, n_examples=s.train,
-            method=methods["TRAK"], groups=s.groups, batch_size=batch, queries=s.learn, memory=self.memory,
+            method=methods["TRAK"], groups=s.groups, queries=s.learn, memory=self.memory,
         )  # fmt: skip
         # Passes are looked at with as many timesteps as are in the UNet at once; the rest is more of the same.
         times = s.timesteps / together

@@ -20,7 +20,7 @@ from unde import Index
 from unde.errors import UndeError
 from unde.evaluate import TailPatch, random_indices, tail_patch
 from unde.methods import EKFAC, LoGRA, Method, TracIn
-from unde.planning import Plan
+from unde.plan import Plan
 from unde.tasks import CausalLM
 
 LAYOUT = (
@@ -142,14 +142,14 @@ class WikiText(Study):
         found = [
             Index.plan(
                 model, self.task, n_examples=s.train, seq_len=s.length, method=method, groups=s.groups,
-                exclude=s.exclude, batch_size=self.place.rows, store_dtype=s.store_dtype, queries=s.learn,
+                exclude=s.exclude, store_dtype=s.store_dtype, queries=s.learn,
                 memory=self.memory,
             )
             for method in built
         ]  # fmt: skip
         found[2] = replace(
             found[2],
-            disk={"kernel applied": found[2].disk["kernel applied"]},
+            disk={"moments of the kernel": found[2].disk["moments of the kernel"]},
             flops={**found[2].flops, "features": 0},
             notes=(*found[2].notes, "on the index of EKFAC, whose features it shares"),
         )

@@ -21,7 +21,7 @@ from unde.errors import UndeError
 from unde.evaluate import TailPatch, random_indices, tail_patch
 from unde.integrations.language import load_model
 from unde.methods import LoGRA, Method, TracIn
-from unde.planning import Plan
+from unde.plan import Plan
 from unde.tasks import CausalLM
 from unde.tasks.language import IGNORE
 
@@ -131,7 +131,7 @@ class OpenWebText(Study):
         s = self.setting
         plan = Index.plan(
             self._on_meta(), self.task, n_examples=s.train, seq_len=s.length, method=LoGRA(s.projection),
-            groups=s.groups, exclude=s.exclude, batch_size=self.place.rows, store_dtype=s.store_dtype,
+            groups=s.groups, exclude=s.exclude, store_dtype=s.store_dtype,
             queries=s.learn, memory=self.memory,
         )  # fmt: skip
         once, asked = plan.flops["training"] / s.train, s.learn + s.evaluate

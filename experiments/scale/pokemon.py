@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
+from experiments.datasets import Attributes, Queries
 from experiments.scale import findings
 from experiments.scale.diffusion import Generation
 from experiments.scale.settings import CATEGORIES, GLUE, Diffusion, FineGrained
 from experiments.scale.study import Place, Stage
 from unde import console, learn_weights
-from unde.datasets import Attributes, Queries
 from unde.errors import UndeError
 from unde.evaluate import fine_grained
 from unde.integrations.diffusers import query_columns
 from unde.methods import DTRAK
-from unde.planning import Plan
+from unde.plan import Plan
 from unde.scores import GroupScores
 
 SPLITS = ("train", "validation")
