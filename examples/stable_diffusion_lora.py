@@ -38,9 +38,9 @@ from unde.integrations.diffusers import (
     sample_pipeline,
     training_scheduler,
 )
-from unde.pages import query_panels, weights_panel
-from unde.planning import Plan, plan
+from unde.plan import Plan, plan
 from unde.report import Item, Page
+from unde.report.panels import query_panels, weights_panel
 from unde.scores import GroupScores
 from unde.tasks import Diffusion
 
@@ -111,7 +111,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         args.out / "index",
         method=replace(methods.parse(args.method), projection=args.projection),
         groups=f"consecutive({args.groups})",
-        batch_size=min(8, args.rows),
         ids=setup.ids,
         seed=args.seed,
     )
@@ -159,7 +158,7 @@ def read(folder: Path, size: int, template: str) -> Data:
 
     rows = listed(folder, template)
     images = torch.empty(len(rows), 3, size, size, dtype=torch.uint8)
-    with console.progress("reading images", len(rows)) as advance:
+    with console.progress("reading images", len(rows), unit="images") as advance:
         for i, (file, _) in enumerate(rows):
             with Image.open(folder / file) as image:
                 square = ImageOps.fit(image.convert("RGB"), (size, size), Image.Resampling.LANCZOS)
@@ -370,8 +369,7 @@ def costs(unet: Any, example: dict[str, Tensor], count: int, args: argparse.Name
     """Passes are looked at with as many timesteps as are in the UNet at once; the rest is more of the same."""
     from diffusers import DDPMScheduler
 
-    batch = min(8, args.rows, count)
-    together = min(args.timesteps, max(1, args.rows // batch))
+    together = min(args.timesteps, args.rows)
     found = plan(
         unet,
         Diffusion(DDPMScheduler(), timesteps=together, rows=args.rows),
@@ -379,7 +377,6 @@ def costs(unet: Any, example: dict[str, Tensor], count: int, args: argparse.Name
         n_examples=count,
         method=replace(methods.parse(args.method), projection=args.projection),
         groups=f"consecutive({args.groups})",
-        batch_size=batch,
         queries=args.learn,
     )
     times = args.timesteps / together
