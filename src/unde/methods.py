@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from unde.errors import UndeError, unknown
-from unde.kernels import EKFACKernel, Gram, Kernel
+from unde.kernels import EKFACKernel, Gram, Identity, Kernel
 from unde.projection import TWO_SIDED, Spec
 
 PROJECTION = "kron(16)"
@@ -31,7 +31,7 @@ class Sides:
     query_squares: Callable[[], Tensor]  # (Q, M) squared norms of the features of each group
     train_squares: Callable[[], Tensor]  # (N, M)
     leverage: Callable[[], Tensor]  # (N,) h = ⟨g(n), K g(n)⟩
-    also: Callable[[], Tensor]  # (N, ·) what the method keeps beside features
+    beside: Callable[[], Tensor]  # (N, ·) what the method keeps beside features
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Method:
     name: ClassVar[str] = ""
     measure: ClassVar[str] = "loss"  # what the task is asked to differentiate
     factors: ClassVar[bool] = False  # whether K needs the covariances of inputs and output gradients
-    also: ClassVar[tuple[str, ...]] = ()  # measures whose values are kept beside the features
+    beside: ClassVar[tuple[str, ...]] = ()  # measures whose values are kept beside the features
     projection: str | None = None
 
     def __post_init__(self) -> None:
@@ -68,9 +68,9 @@ class Method:
         return False
 
     @property
-    def kernel(self) -> Kernel | None:
-        """K, or None for the identity."""
-        return None
+    def kernel(self) -> Kernel:
+        """K, the identity unless a method says otherwise."""
+        return Identity()
 
     def final(self, linear: Tensor, sides: Sides, weights: Tensor) -> Tensor:
         """(Q, N) scores, entry by entry from the linear part; differentiable in `weights` (M,)."""
@@ -92,6 +92,11 @@ class Method:
         """The method whose scores tell proponents from opponents, and are sums over groups if those are: what
         self-retrieval learns on. Itself, unless `final` loses the sign."""
         return self
+
+    @property
+    def probe(self) -> Method | None:
+        """Another measurement of the same examples that K is made of, which an index keeps beside its own."""
+        return None
 
     def describe(self) -> dict[str, Any]:
         """A JSON-able description that `parse` reads back."""
@@ -206,6 +211,10 @@ class EKFAC(Damped):
     def kernel(self) -> Kernel:
         return EKFACKernel(self.damping, self.relative, self.fisher)
 
+    @property
+    def probe(self) -> Method | None:
+        return Fisher(self.projection) if self.fisher == "sampled" else None
+
 
 @dataclass(frozen=True)
 class DTRAK(TRAK):
@@ -268,7 +277,7 @@ class DAS(TRAK):
 
     name: ClassVar[str] = "das"
     measure: ClassVar[str] = "mean"
-    also: ClassVar[tuple[str, ...]] = ("residual",)
+    beside: ClassVar[tuple[str, ...]] = ("residual",)
     weigh: str = "before"
 
     def __post_init__(self) -> None:
@@ -300,7 +309,7 @@ class DAS(TRAK):
 
 def _das_factor(sides: Sides) -> Tensor:
     """r_n / (1 − h_n), where an example that nothing else resembles (h near 1) keeps a finite score."""
-    return sides.also()[:, 0] / (1 - sides.leverage()).clamp(min=LEAST)
+    return sides.beside()[:, 0] / (1 - sides.leverage()).clamp(min=LEAST)
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,42 @@
-"""What kernels work on: the features in blocks of rows, and the parameters whose columns they are."""
+"""Kernels as objects one can hold: described by a method, settled on sizes, fitted in rounds, applied to rows.
+
+    kernel.on(sizes)              → Settled    which form, how many rounds, what it needs
+    rounds of jobs                → moments    undamped sums over the features: saved, and good for any damping
+    settled.fit(moments, source)  → Fitted     K with its damping
+    fitted.apply(rows)            → K applied to (n, D) features
+
+A round is a number of jobs; each sees a run of stored blocks and gives partial results, which are merged two by two
+in a tree that depends on the number of jobs alone. So moments do not depend on who computed what, nor when.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
-Block = tuple[slice, Callable[[], Tensor]]  # consecutive rows of Φ, and how to read them: (n, D)
+from unde.errors import UndeError
+
+Moments = Mapping[str, Tensor]
+JOBS = 16  # of a round, at most
+JOINED = 2**26  # bytes of float32 features that are worked on together, at least one block
 
 
 @dataclass(frozen=True)
 class Part:
-    """The columns of one parameter. `factors` are the covariances of its two sides, (r, r) and (c, c), where
-    its feature is a matrix of r × c that is a sum of outer products."""
+    """The columns of one parameter. `sides` are (r, c) where its feature is a matrix of r × c that is a sum of outer
+    products, whose covariances were gathered."""
 
     name: str
     columns: slice
-    factors: tuple[Tensor, Tensor] | None = None
+    sides: tuple[int, int] | None = None
+
+    @property
+    def size(self) -> int:
+        return self.columns.stop - self.columns.start
 
     @property
     def layer(self) -> str:
@@ -26,18 +44,194 @@ class Part:
         return self.name.rpartition(".")[0] or self.name
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """Features in stored blocks: the rows of each, and the parameters whose columns they have."""
+
+    parts: tuple[Part, ...]
+    cuts: tuple[slice, ...]
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def examples(self) -> int:
+        return self.cuts[-1].stop
+
+    @property
+    def width(self) -> int:
+        return self.parts[-1].columns.stop
+
+    def joined(self, first: int = 0, last: int | None = None) -> list[list[int]]:
+        """Neighbouring blocks that are read together."""
+        out: list[list[int]] = []
+        for s in range(first, len(self.cuts) if last is None else last):
+            rows = self.cuts[s].stop - (self.cuts[out[-1][0]].start if out else 0)
+            if out and 4 * self.width * rows <= JOINED:
+                out[-1].append(s)
+            else:
+                out.append([s])
+        return out
+
+    def runs(self) -> list[list[list[int]]]:
+        """The joined blocks, dealt out to at most `JOBS` jobs of neighbours."""
+        joined = self.joined()
+        count = min(JOBS, len(joined))
+        return [joined[len(joined) * i // count : len(joined) * (i + 1) // count] for i in range(count)]
+
+    def rows(self, blocks: Sequence[int]) -> slice:
+        return slice(self.cuts[blocks[0]].start, self.cuts[blocks[-1]].stop)
+
+
+class Source(Protocol):
+    """Where a kernel finds the features that it is made of."""
+
+    sizes: Sizes
+
+    def block(self, s: int) -> Tensor:
+        """(n, D)"""
+        ...
+
+    def factors(self, s: int) -> Mapping[str, tuple[Tensor, Tensor]]:
+        """Covariances of the two sides of the parameters that have them, summed over the rows of a block."""
+        ...
+
+
+def read(source: Source, blocks: Sequence[int]) -> Tensor:
+    parts = [source.block(s) for s in blocks]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+@dataclass(frozen=True)
+class Round:
+    """`job(source, i, before)` gives the partial result of job i, from the moments of the rounds `before`; `finish`
+    makes the moments of this round from the merged ones."""
+
+    name: str
+    jobs: int
+    job: Callable[[Source, int, Moments], Moments]
+    finish: Callable[[Moments], Moments] = dict
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Bytes and operations of fitting a kernel and applying it to the training side."""
+
+    matrices: int = 0  # held while it is fitted: what the memory budget must have room for
+    peak: int = 0  # all at once, features that are read included
+    flops: int = 0
+    disk: Mapping[str, int] = field(default_factory=dict)  # files that stay, by what they hold
+    partial: int = 0  # files that are gone in the end
+
+    def check(self, memory: int, what: str) -> None:
+        if self.matrices > memory:
+            raise UndeError(
+                f"{what} {self.matrices / 2**30:.3g} GiB, the memory budget is {memory / 2**30:.3g} GiB: raise "
+                "memory=, or build with a smaller projection"
+            )
+
+
+class Fitted(Protocol):
+    """K, ready to be applied."""
+
+    def apply(self, rows: Tensor) -> Tensor:
+        """K applied to features (n, D), in their precision."""
+        ...
+
+    def train(self, blocks: Sequence[int]) -> Tensor:
+        """K g(n) of neighbouring blocks of the features that it was fitted to."""
+        ...
+
+
+class Settled(Protocol):
+    """A kernel on features of known sizes."""
+
+    key: str  # of its moments: kernels with equal keys share them
+    blocks: Sequence[Sequence[slice]] | None  # columns that K mixes among themselves; None: all of them
+
+    @property
+    def rounds(self) -> Sequence[Round]: ...
+
+    def fit(self, moments: Moments, source: Source) -> Fitted: ...
+
+    def needs(self) -> Needs: ...
+
+    def check(self, memory: int) -> None:
+        """Raises if the budget does not hold what fitting needs."""
+        ...
+
+
 class Kernel(Protocol):
-    """K, fitted on features and applied to the training side in blocks."""
+    """What a method names; equal descriptions are equal kernels."""
 
-    def apply(
+    @property
+    def fisher(self) -> str:
+        """Whose features it is made of: "empirical", those of the index, or "sampled"."""
+        ...
+
+    def on(self, sizes: Sizes) -> Settled: ...
+
+
+def merge(a: Moments, b: Moments) -> dict[str, Tensor]:
+    """What both have is added up; what one of them has is kept."""
+    return {name: a[name] + b[name] if name in a and name in b else (a | b)[name] for name in {**a, **b}}
+
+
+def reduced(parts: Sequence[Callable[[], Moments]]) -> Moments:
+    """All partial results as one: halves first, so that the order of additions depends on their number alone."""
+    if len(parts) == 1:
+        return parts[0]()
+    half = (len(parts) + 1) // 2
+    return merge(reduced(parts[:half]), reduced(parts[half:]))
+
+
+def moments_of(settled: Settled, source: Source) -> dict[str, Tensor]:
+    """All rounds in one go, in memory."""
+    moments: dict[str, Tensor] = {}
+    for r in settled.rounds:
+        before = dict(moments)
+        parts = [lambda i=i, r=r, before=before: r.job(source, i, before) for i in range(r.jobs)]
+        moments |= r.finish(reduced(parts))
+    return moments
+
+
+def fitting(kernel: Kernel, source: Source) -> Fitted:
+    """A kernel fitted to features that are at hand.
+
+    >>> from unde.kernels import Gram, InMemory
+    >>> phi = torch.randn(6, 3, dtype=torch.float64)
+    >>> K = fitting(Gram(2.0, relative=False), InMemory(phi, [Part("weight", slice(0, 3))]))
+    >>> torch.allclose(K.apply(phi), phi @ torch.linalg.inv(phi.T @ phi + 2 * torch.eye(3, dtype=torch.float64)))
+    True
+    """
+    settled = kernel.on(source.sizes)
+    return settled.fit(moments_of(settled, source), source)
+
+
+class InMemory:
+    """Features at hand as a source, in one block or in several."""
+
+    def __init__(
         self,
-        blocks: Sequence[Block],
+        features: Tensor,
         parts: Sequence[Part],
-        memory: int,
-        fit: Sequence[Block] | None = None,
-    ) -> Iterator[tuple[slice, Tensor]]:
-        """Φ K in the blocks of Φ, one after the other, in the precision of Φ; K is made of `fit` if given."""
+        cuts: Sequence[slice] | None = None,
+        factors: Mapping[str, tuple[Tensor, Tensor]] | None = None,
+    ) -> None:
+        self.features, self._factors = features, factors or {}
+        self.sizes = Sizes(tuple(parts), tuple(cuts or [slice(0, len(features))]), features.dtype)
+
+    def block(self, s: int) -> Tensor:
+        return self.features[self.sizes.cuts[s]]
+
+    def factors(self, s: int) -> Mapping[str, tuple[Tensor, Tensor]]:
+        """All of them are in the first block."""
+        return self._factors if s == 0 else {}
 
 
-def width(parts: Sequence[Part]) -> int:
-    return parts[-1].columns.stop
+def damped(damping: float, relative: bool, mean: float) -> float:
+    """λ: a multiple of the mean diagonal of what is inverted, or as it is given."""
+    return damping * mean if relative else damping
+
+
+def chunks(source: Source, run: Sequence[Sequence[int]]) -> Iterator[Tensor]:
+    """The features of joined blocks, one after the other."""
+    return (read(source, blocks) for blocks in run)

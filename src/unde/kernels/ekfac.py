@@ -6,19 +6,20 @@ K-FAC) but Λ = mean over examples of (Qᵀ g)², one for each coordinate, from 
 
 Parameters without such a structure (biases, norms, what was computed by a general way) get their exact second
 moment in place of the approximation, up to `EXACT` entries, and its diagonal beyond.
-Damping is a multiple of the mean of Λ of each parameter, or absolute.
+Damping is a multiple of the mean of Λ of each parameter, or absolute. K does not mix parameters, so it acts on the
+query side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from unde.errors import UndeError
-from unde.kernels.base import Block, Part, width
+from unde.kernels.base import Moments, Needs, Part, Round, Settled, Sizes, Source, chunks, damped, read
 from unde.linalg import eigh
 
 EXACT = 4096  # entries of a parameter whose second moment is kept whole
@@ -31,35 +32,79 @@ class EKFACKernel:
     relative: bool = True
     fisher: str = "empirical"  # whose gradients Λ is the mean of: with the true labels, or "sampled" ones
 
-    def apply(
-        self,
-        blocks: Sequence[Block],
-        parts: Sequence[Part],
-        memory: int,
-        fit: Sequence[Block] | None = None,
-    ) -> Iterator[tuple[slice, Tensor]]:
-        """Φ K in the blocks of Φ: one pass over the features for Λ, one to apply."""
-        fit = fit or blocks
-        given = blocks[0][1]().dtype
-        spectra = [_spectrum(part, given) for part in parts]
-        need = sum(s.bytes for s in spectra) + 16 * width(parts)
-        if need > memory:
-            raise UndeError(
-                f"the eigenvectors of {len(parts)} parameters need {need / 2**30:.3g} GiB, the memory budget "
-                f"is {memory / 2**30:.3g} GiB: raise memory=, or build with a smaller projection"
-            )
-        for _, read in fit:
-            phi = read()
-            for part, s in zip(parts, spectra):
-                s.see(phi[:, part.columns])
-        count = fit[-1][0].stop
-        inverse = [self._inverse(part, s.settle(count)) for part, s in zip(parts, spectra)]
-        for rows, read in blocks:
-            phi = read()
-            out = torch.empty_like(phi)
-            for part, s, scale in zip(parts, spectra, inverse):
-                out[:, part.columns] = s.back(s.rotate(phi[:, part.columns]) * scale.to(given))
-            yield rows, out
+    def on(self, sizes: Sizes) -> Settled:
+        return _EKFAC(self.damping, self.relative, sizes, f"ekfac {self.fisher}")
+
+
+@dataclass(frozen=True)
+class _EKFAC:
+    damping: float
+    relative: bool
+    sizes: Sizes
+    key: str
+
+    @property
+    def blocks(self) -> Sequence[Sequence[slice]]:
+        return [[p.columns] for p in self.sizes.parts]
+
+    @property
+    def rounds(self) -> Sequence[Round]:
+        """Covariances, whose eigenvectors are the bases; then the mean squares of features along them."""
+        jobs = len(self.sizes.runs())
+        return [
+            Round("covariances", jobs, self._covariances, self._bases),
+            Round("eigenvalues", jobs, self._squares, self._eigenvalues),
+        ]
+
+    def _covariances(self, source: Source, i: int, before: Moments) -> Moments:
+        total: dict[str, Tensor] = {}
+        for s in (s for blocks in self.sizes.runs()[i] for s in blocks):
+            for name, pair in source.factors(s).items():
+                for side, matrix in zip(("left", "right"), pair):
+                    key = f"{side} {name}"
+                    total[key] = total[key] + matrix.double() if key in total else matrix.double()
+        return total
+
+    def _bases(self, covariances: Moments) -> Moments:
+        """Of the parameters whose covariances are not all zero: others went a general way."""
+        out = {}
+        for part in self.sizes.parts:
+            pair = [covariances.get(f"{side} {part.name}") for side in ("left", "right")]
+            if all(c is not None and c.any() for c in pair):
+                for side, c in zip(("left", "right"), pair):
+                    assert c is not None
+                    out[f"{side} {part.name}"] = eigh(c, part.name)[1].to(self.sizes.dtype)
+        return out
+
+    def _squares(self, source: Source, i: int, before: Moments) -> Moments:
+        spectra = [_spectrum(part, before) for part in self.sizes.parts]
+        total: dict[str, Tensor] = {}
+        for phi in chunks(source, self.sizes.runs()[i]):
+            for part, spectrum in zip(self.sizes.parts, spectra):
+                seen = spectrum.squares(phi[:, part.columns])
+                key = f"{spectrum.kind} {part.name}"
+                total[key] = total[key] + seen if key in total else seen
+        return total
+
+    def _eigenvalues(self, sums: Moments) -> Moments:
+        """Means over examples; of exact second moments, their eigenvectors too."""
+        out, count = {}, self.sizes.examples
+        for key, total in sums.items():
+            kind, name = key.split(" ", 1)
+            if kind == "whole":
+                values, vectors = eigh(total / count, name)
+                out[f"basis {name}"] = vectors.to(self.sizes.dtype)
+                out[f"values {name}"] = values.clamp(min=0)
+            else:
+                out[f"values {name}"] = total / count
+        return out
+
+    def fit(self, moments: Moments, source: Source) -> _Fitted:
+        made = []
+        for part in self.sizes.parts:
+            scale = self._inverse(part, moments[f"values {part.name}"])
+            made.append((part.columns, _spectrum(part, moments), scale.to(self.sizes.dtype)))
+        return _Fitted(source, made)
 
     def _inverse(self, part: Part, eigenvalues: Tensor) -> Tensor:
         """1 / (Λ + λ); 0 where a parameter has no gradient at all."""
@@ -71,7 +116,7 @@ class EKFACKernel:
             )
         if largest == 0:
             return torch.zeros_like(eigenvalues)
-        damping = self.damping * float(eigenvalues.mean()) if self.relative else self.damping
+        damping = damped(self.damping, self.relative, float(eigenvalues.mean()))
         if float(eigenvalues.min()) + damping <= _ZERO * largest:
             lost = int((eigenvalues <= _ZERO * largest).sum())
             raise UndeError(
@@ -80,14 +125,55 @@ class EKFACKernel:
             )
         return 1 / (eigenvalues + damping)
 
+    def needs(self) -> Needs:
+        held = flops = saved = partial = 0
+        for p in self.sizes.parts:
+            if p.sides is not None:
+                r, c = p.sides
+                held += 4 * (r * r + c * c) + 8 * p.size
+                partial += 8 * (r * r + c * c) + 8 * p.size
+                flops += 2 * p.size * (r + c)
+                saved += 4 * (r * r + c * c) + 8 * p.size
+            elif p.size <= EXACT:
+                held += 16 * p.size**2
+                partial += 8 * p.size**2
+                flops += 2 * p.size**2
+                saved += 4 * p.size**2 + 8 * p.size
+            else:
+                held, partial, saved = held + 8 * p.size, partial + 8 * p.size, saved + 8 * p.size
+        rows = max(self.sizes.rows(b).stop - self.sizes.rows(b).start for b in self.sizes.joined())
+        jobs, largest = len(self.sizes.runs()), max(p.size for p in self.sizes.parts)
+        return Needs(
+            matrices=held + 8 * self.sizes.width,
+            peak=held + partial * (1 if jobs == 1 else 2) + 4 * rows * (2 * self.sizes.width + 4 * largest),
+            flops=self.sizes.examples * flops,
+            disk={"moments": saved},
+            partial=partial * jobs,
+        )
+
+    def check(self, memory: int) -> None:
+        self.needs().check(memory, f"the eigenvectors of {len(self.sizes.parts)} parameters need")
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    source: Source
+    parts: list[tuple[slice, _Spectrum, Tensor]]
+
+    def apply(self, rows: Tensor) -> Tensor:
+        out = torch.empty_like(rows)
+        for columns, s, scale in self.parts:
+            out[:, columns] = s.back(s.rotate(rows[:, columns]) * scale.to(rows.dtype))
+        return out
+
+    def train(self, blocks: Sequence[int]) -> Tensor:
+        return self.apply(read(self.source, blocks))
+
 
 class _Spectrum:
-    """A basis of one parameter's feature space and the mean squares of features along it."""
+    """A basis of one parameter's feature space: the coordinates themselves."""
 
-    bytes = 0
-
-    def __init__(self, size: int) -> None:
-        self.squares = torch.zeros(size, dtype=torch.float64)
+    kind = "diagonal"
 
     def rotate(self, x: Tensor) -> Tensor:
         return x
@@ -95,19 +181,16 @@ class _Spectrum:
     def back(self, x: Tensor) -> Tensor:
         return x
 
-    def see(self, x: Tensor) -> None:
-        self.squares += self.rotate(x).double().square().sum(0)
-
-    def settle(self, count: int) -> Tensor:
-        return self.squares / count
+    def squares(self, x: Tensor) -> Tensor:
+        """Sums over examples of squares along the basis."""
+        return self.rotate(x).double().square().sum(0)
 
 
 class _Kronecker(_Spectrum):
-    def __init__(self, part: Part, factors: tuple[Tensor, Tensor], dtype: torch.dtype) -> None:
-        super().__init__(part.columns.stop - part.columns.start)
-        left, right = (eigh(f, part.name)[1].to(dtype) for f in factors)
+    kind = "kronecker"
+
+    def __init__(self, left: Tensor, right: Tensor) -> None:
         self.left, self.right = left, right
-        self.bytes = left.nbytes + right.nbytes
 
     def rotate(self, x: Tensor) -> Tensor:  # Q_leftᵀ G Q_right
         g = x.reshape(-1, len(self.left), len(self.right))
@@ -121,30 +204,24 @@ class _Kronecker(_Spectrum):
 class _Whole(_Spectrum):
     """The exact second moment: its basis is known once all features were seen."""
 
-    def __init__(self, part: Part, dtype: torch.dtype) -> None:
-        size = part.columns.stop - part.columns.start
-        super().__init__(size)
-        self.name, self.dtype = part.name, dtype
-        self.moment = torch.zeros(size, size, dtype=torch.float64)
-        self.bytes = 2 * self.moment.nbytes
+    kind = "whole"
 
-    def see(self, x: Tensor) -> None:
-        self.moment += (x.T @ x).double()
+    def __init__(self, vectors: Tensor | None) -> None:
+        self.vectors = vectors
 
-    def settle(self, count: int) -> Tensor:
-        values, vectors = eigh(self.moment / count, self.name)
-        self.vectors = vectors.to(self.dtype)
-        return values.clamp(min=0)
+    def squares(self, x: Tensor) -> Tensor:
+        return (x.T @ x).double()
 
     def rotate(self, x: Tensor) -> Tensor:
+        assert self.vectors is not None
         return x @ self.vectors
 
     def back(self, x: Tensor) -> Tensor:
+        assert self.vectors is not None
         return x @ self.vectors.T
 
 
-def _spectrum(part: Part, dtype: torch.dtype) -> _Spectrum:
-    if part.factors is not None:
-        return _Kronecker(part, part.factors, dtype)
-    size = part.columns.stop - part.columns.start
-    return _Whole(part, dtype) if size <= EXACT else _Spectrum(size)
+def _spectrum(part: Part, moments: Moments) -> _Spectrum:
+    if f"left {part.name}" in moments:
+        return _Kronecker(moments[f"left {part.name}"], moments[f"right {part.name}"])
+    return _Whole(moments.get(f"basis {part.name}")) if part.size <= EXACT else _Spectrum()

@@ -1,16 +1,18 @@
-"""Scores: group-resolved attributions, streamed over training blocks; totals, top-k, regrouping (Eq. 4).
+"""Group-resolved scores, streamed over training blocks; totals, top-k, regrouping (Eq. 4).
 
     linear(q, n; w) = Σ_c η_c Σ_j w_j ⟨ g_j(q), [K g(n)]_j ⟩         total = final(linear)
 
-Weights act on the query side, so a weighted total is one matrix product, as an unweighted one is.
+Weights act on the query side, so a weighted total is one matrix product, as an unweighted one is. Where K does not
+mix layers it acts there too, after the weights: ⟨K(w ⊙ g(q)), g(n)⟩, and group j has ⟨K(1_j ⊙ g(q)), g(n)⟩.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,24 +20,23 @@ from torch import Tensor
 from unde.errors import UndeError, unknown
 from unde.groups import Groups
 from unde.methods import Method, Sides
-
-if TYPE_CHECKING:
-    from unde.weights import Weights
-
-    WeightsLike = Weights | Tensor | Sequence[float] | None
+from unde.scores.top import Best, Top
 
 
-@dataclass(frozen=True)
-class Top:
-    """The k best training examples of each query, best first; of equal scores the earlier example first."""
+class Aligned(Protocol):
+    """Weights that know the groups they belong to."""
 
-    indices: Tensor  # (Q, k)
-    values: Tensor  # (Q, k)
-    ids: list[list[Any]]  # (Q, k), the user's ids if the index has them
+    def aligned_to(self, groups: Sequence[str]) -> Tensor: ...
 
+
+WeightsLike = Aligned | Tensor | Sequence[float] | None
 
 def _unknown() -> Tensor:
     raise UndeError("this training side knows neither leverages nor residuals: score through an Index")
+
+
+def _as_is(checkpoint: int, rows: Tensor) -> Tensor:
+    return rows
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,14 @@ class TrainSide:
     columns: Sequence[slice]  # of each unit
     checkpoint_weights: Sequence[float]  # η_c
     cuts: Sequence[slice]  # the rows of each block
-    block: Callable[[int], list[Tensor]]  # [K g(n)] of the rows cuts[s], (n, D) for each checkpoint
+    block: Callable[[int], list[Tensor]]  # of the rows cuts[s], (n, D) for each checkpoint: K g(n), or g(n)
     squares: Callable[[], Tensor]  # (N, U): squared norms of the features, summed over checkpoints with η
     skipped: Callable[[], Tensor]  # (N,) bool
     ids: Sequence[Any] | None
     leverage: Callable[[], Tensor] = _unknown  # (N,): ⟨g(n), K g(n)⟩
-    also: Callable[[], Tensor] = _unknown  # (N, ·): what the method keeps beside features
+    beside: Callable[[], Tensor] = _unknown  # (N, ·): what the method keeps beside features
+    on_queries: Callable[[int, Tensor], Tensor] = _as_is  # K of a checkpoint on (n, D), where blocks are g(n)
+    mixes: Sequence[Sequence[slice]] | None = None  # columns that `on_queries` mixes among themselves
 
     def blocks(self) -> Iterator[tuple[slice, list[Tensor]]]:
         return ((rows, self.block(s)) for s, rows in enumerate(self.cuts))
@@ -107,20 +110,10 @@ class GroupScores:
         if not 1 <= k <= usable:
             left_out = f" ({self.train.examples - usable} more were skipped)" if skipped.any() else ""
             raise UndeError(f"top({k}) of {usable} training examples{left_out}: expected 1 ≤ k ≤ {usable}")
-        worst = -torch.inf if largest else torch.inf
-        values, indices = torch.empty(len(self), k), torch.empty(len(self), k, dtype=torch.long)
+        best = Best(len(self), k, largest)
         for rows, q, part in self._totals(self.weights(weights)):
-            have, keep = min(k, rows.start), min(k, rows.stop)
-            part = part.masked_fill(skipped[rows], worst)
-            best, at = _stable_top(part, min(k, part.shape[1]), largest)
-            best = torch.cat([values[q, :have], best], 1)
-            number = torch.cat([indices[q, :have], at + rows.start], 1)
-            values[q, :keep], at = _stable_top(best, keep, largest)
-            indices[q, :keep] = number.gather(1, at)
-        ids = indices.tolist()
-        if self.train.ids is not None:
-            ids = [[self.train.ids[i] for i in row] for row in ids]
-        return Top(indices, values, ids)
+            best.see(q, rows.start, part.masked_fill(skipped[rows], best.worst))
+        return best.top(self.train.ids)
 
     def by_group(self) -> Tensor:
         """(Q, N, M): the contributions of the groups, before `final`. For small problems: all in memory."""
@@ -145,17 +138,17 @@ class GroupScores:
 
     def stream(self, queries: slice) -> Iterator[tuple[slice, Tensor]]:
         """(training rows, (q, n, M) contributions), block by block within the memory budget."""
-        features = self.queries[:, queries]
-        m, count = len(self.partition), max(1, features.shape[1])
-        step = max(1, self.memory // (8 * count * m))
+        pieces, (_, count, _) = self._pieces(queries), self.queries[:, queries].shape
+        m = len(self.partition)
+        step = max(1, self.memory // (8 * max(1, count) * m))
         for rows, blocks in self.train.blocks():
             for start in range(rows.start, rows.stop, step):
                 stop = min(start + step, rows.stop)
                 here = slice(start - rows.start, stop - rows.start)
-                out = torch.zeros(m, features.shape[1], stop - start)
-                for eta, q, block in zip(self.train.checkpoint_weights, features, blocks):
-                    for j, c in self._runs:
-                        out[j].addmm_(q[:, c], block[here, c].T, alpha=eta)
+                out = torch.zeros(m, count, stop - start)
+                for eta, of_checkpoint, block in zip(self.train.checkpoint_weights, pieces, blocks):
+                    for j, c, q in of_checkpoint:
+                        out[j].addmm_(q, block[here, c].T, alpha=eta)
                 parts, taken = out.permute(1, 2, 0).contiguous(), slice(start, stop)
                 if self.method.groupwise:
                     parts = self.method.by_group(parts, self._sides(queries, taken))
@@ -172,7 +165,7 @@ class GroupScores:
             query_squares=lambda: self._query_squares[queries],
             train_squares=lambda: self._train_squares[train],
             leverage=lambda: self._leverage[train],
-            also=lambda: self._also[train],
+            beside=lambda: self._beside[train],
         )
 
     def _totals(self, w: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
@@ -187,17 +180,19 @@ class GroupScores:
                 for q, (rows, parts) in zip(blocks, found):
                     yield rows, q, parts @ w
             return
-        scaled = self.scaled(w)
+        scaled = self.multiplied(w)
         for rows, blocks in self.train.blocks():
             for q in self._query_blocks(rows):
                 yield rows, q, self.finish(_linear(scaled[:, q], blocks), w, q, rows)
 
-    def own(self, transformed: Tensor, train: Tensor) -> Tensor:
-        """(n, M) contributions of queries to themselves: they are the training examples `train`, with K g (C, n, D)."""
+    def own(self, blocks: Tensor, train: Tensor) -> Tensor:
+        """(n, M) contributions of queries to themselves: they are the training examples `train`, whose rows of blocks
+        are (C, n, D)."""
         parts = torch.zeros(len(self), len(self.partition))
-        for eta, q, t in zip(self.train.checkpoint_weights, self.queries, transformed):
-            for j, c in self._runs:
-                parts[:, j] += eta * torch.linalg.vecdot(q[:, c], t[:, c])
+        pieces = self._pieces(slice(0, len(self)))
+        for eta, of_checkpoint, t in zip(self.train.checkpoint_weights, pieces, blocks):
+            for j, c, q in of_checkpoint:
+                parts[:, j] += eta * torch.linalg.vecdot(q, t[:, c])
         square = torch.diag_embed(parts.T).permute(1, 2, 0)  # (n, n, M), zero off the diagonal
         made = self.method.by_group(square, self._sides(slice(0, len(self)), train))
         return made.diagonal().T
@@ -241,16 +236,54 @@ class GroupScores:
         eta = torch.tensor(self.train.checkpoint_weights, dtype=torch.float32)
         return self.queries * (eta.unsqueeze(1) * column).unsqueeze(1)
 
+    def multiplied(self, w: Tensor) -> Tensor:
+        """What is multiplied with blocks for weighted totals, (C, Q, D): K on the query side, where it is."""
+        scaled = self.scaled(w)
+        if self.train.mixes is None:
+            return scaled
+        return torch.stack([self.train.on_queries(c, rows) for c, rows in enumerate(scaled)])
+
+    def _pieces(self, queries: slice) -> list[list[tuple[int, slice, Tensor]]]:
+        """For each checkpoint: (group, columns, what of the queries is multiplied with them)."""
+        features = self.queries[:, queries]
+        if self.train.mixes is None:
+            return [[(j, c, q[:, c]) for j, c in self._runs] for q in features]
+        return [self._mixed(c, q) for c, q in enumerate(features)]
+
+    def _mixed(self, checkpoint: int, q: Tensor) -> list[tuple[int, slice, Tensor]]:
+        """K(1_j ⊙ g(q)), for as many groups j at once as share no block of K."""
+        pieces = []
+        for mask, runs in self._passes:
+            made = self.train.on_queries(checkpoint, q if mask is None else q * mask)
+            pieces += [(j, c, made[:, c]) for j, c in runs]
+        return pieces
+
+    @cached_property
+    def _passes(self) -> list[tuple[Tensor | None, list[tuple[int, slice]]]]:
+        """Masks over columns, no two groups of one block of K under the same, and the (group, columns) they reach.
+
+        One mask that is None where groups are unions of blocks: K g(q) is cut then.
+        """
+        assert self.train.mixes is not None
+        units = list(zip(self.partition.of(self.train.units), self.train.columns))
+        starts = [c.start for _, c in units]
+        own: list[list[slice]] = []
+        reached: list[list[tuple[int, slice]]] = []
+        for block in self.train.mixes:
+            inside = [u for c in block for u in units[bisect_left(starts, c.start) : bisect_left(starts, c.stop)]]
+            for i, j in enumerate(dict.fromkeys(j for j, _ in inside)):
+                if i == len(own):
+                    own.append([])
+                    reached.append([])
+                own[i] += [c for owner, c in inside if owner == j]
+                reached[i] += [(j, c) for c in block]
+        masks = [None] if len(own) == 1 else [_mask(c, self.queries.shape[2]) for c in own]
+        return [(mask, _joined(sorted(runs, key=_start))) for mask, runs in zip(masks, reached)]
+
     @cached_property
     def _runs(self) -> list[tuple[int, slice]]:
         """(group, columns), where neighbouring units of one group are one run."""
-        runs: list[tuple[int, slice]] = []
-        for j, c in zip(self.partition.of(self.train.units), self.train.columns):
-            if runs and runs[-1][0] == j:
-                runs[-1] = (j, slice(runs[-1][1].start, c.stop))
-            else:
-                runs.append((j, c))
-        return runs
+        return _joined(zip(self.partition.of(self.train.units), self.train.columns))
 
     def _query_blocks(self, rows: slice) -> Iterator[slice]:
         step = max(1, self.memory // (16 * (rows.stop - rows.start)))
@@ -270,8 +303,8 @@ class GroupScores:
         return self.train.leverage()
 
     @cached_property
-    def _also(self) -> Tensor:
-        return self.train.also()
+    def _beside(self) -> Tensor:
+        return self.train.beside()
 
     @cached_property
     def _train_squares(self) -> Tensor:
@@ -287,14 +320,23 @@ def _linear(scaled: Tensor, blocks: Sequence[Tensor]) -> Tensor:
     return out
 
 
-def _stable_top(values: Tensor, k: int, largest: bool) -> tuple[Tensor, Tensor]:
-    """As topk, but of equal values the earlier ones, in their order."""
-    best, at = values.topk(k, largest=largest)
-    last = best[:, -1:]
-    beaten_or_equal = (values >= last) if largest else (values <= last)
-    tied = (beaten_or_equal.sum(1) > k).nonzero()[:, 0]  # rows where topk chose among equals
-    if len(tied):
-        at[tied] = values[tied].sort(stable=True, dim=1, descending=largest).indices[:, :k]
-    at = at.sort(1).values
-    best, order = values.gather(1, at).sort(stable=True, dim=1, descending=largest)
-    return best, at.gather(1, order)
+def _start(run: tuple[int, slice]) -> int:
+    return run[1].start
+
+
+def _joined(runs: Iterable[tuple[int, slice]]) -> list[tuple[int, slice]]:
+    """Neighbouring columns of one group as one run."""
+    out: list[tuple[int, slice]] = []
+    for j, c in runs:
+        if out and out[-1][0] == j and out[-1][1].stop == c.start:
+            out[-1] = (j, slice(out[-1][1].start, c.stop))
+        else:
+            out.append((j, c))
+    return out
+
+
+def _mask(columns: Sequence[slice], width: int) -> Tensor:
+    mask = torch.zeros(width)
+    for c in columns:
+        mask[c] = 1
+    return mask

@@ -1,0 +1,207 @@
+"""The empirical kernel of TRAK, K = (ΦᵀΦ + λI)⁻¹ (Eq. 2), in two equal forms for N examples and D features:
+
+    primal   Φ (ΦᵀΦ + λI)⁻¹       a D × D inverse
+    dual     (ΦΦᵀ + λI)⁻¹ Φ       an N × N inverse
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unde.errors import UndeError
+from unde.kernels.base import Moments, Needs, Round, Sizes, Source, chunks, damped, read
+
+# ‖ΦᵀΦ‖/λ above which all is done in float64: rounding to float32 would be like another λ, 1 % off.
+ILL = 1e5
+SMALL = 128  # rows of a kernel up to which all is done in float64, since it costs nothing
+
+# A_ii (A⁻¹)_ii is one over the part of column i that the others do not explain, whatever its units. Where they
+# explain all of it, rounding leaves 1e13 or more.
+_SINGULAR = 1e12
+
+
+@dataclass(frozen=True)
+class _Full:
+    damping: float
+    relative: bool
+    sizes: Sizes
+
+    blocks = None  # all columns are mixed
+
+    @property
+    def side(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def precision(self) -> torch.dtype:
+        """Of products, known beforehand: with relative damping ‖ΦᵀΦ‖/λ is at most D/damping."""
+        comfortable = self.relative and self.sizes.width <= ILL * self.damping and self.side > SMALL
+        return self.sizes.dtype if comfortable else torch.float64
+
+    @property
+    def key(self) -> str:
+        return f"{type(self).__name__.lower()} {self.precision}".replace("torch.", "")
+
+    def check(self, memory: int) -> None:
+        shape = "D × D" if isinstance(self, Primal) else "N × N"
+        self.needs().check(memory, f"the {shape} kernel ({self.side:,} × {self.side:,}) needs")
+
+    def needs(self) -> Needs:
+        raise NotImplementedError
+
+    def inverse(self, gram: Tensor) -> tuple[Tensor, float]:
+        """(gram + λI)⁻¹, made in the memory of one matrix, and λ. `gram` is spent."""
+        made, lam = inverse(gram, self.damping, self.relative, self.sizes.width)
+        return made.to(self.precision), lam
+
+    @property
+    def _item(self) -> int:
+        return self.precision.itemsize
+
+    def _reading(self) -> int:
+        """Bytes of joined rows, converted, while those before them are still there."""
+        rows = max(self.sizes.rows(b).stop - self.sizes.rows(b).start for b in self.sizes.joined())
+        return rows * self.sizes.width
+
+
+@dataclass(frozen=True)
+class Primal(_Full):
+    @property
+    def side(self) -> int:
+        return self.sizes.width
+
+    @property
+    def rounds(self) -> Sequence[Round]:
+        return [Round("gram", len(self.sizes.runs()), self._job)]
+
+    def _job(self, source: Source, i: int, before: Moments) -> Moments:
+        """ΦᵀΦ of a run of blocks: products in `precision`, summed in float64."""
+        gram = torch.zeros(self.side, self.side, dtype=torch.float64)
+        for phi in chunks(source, self.sizes.runs()[i]):
+            phi = phi.to(self.precision)
+            gram += phi.T @ phi
+        return {"gram": gram}
+
+    def fit(self, moments: Moments, source: Source) -> _PrimalFitted:
+        return _PrimalFitted(source, self.inverse(moments["gram"].clone())[0])
+
+    def needs(self) -> Needs:
+        n, d, item = self.sizes.examples, self.side, self._item
+        jobs = len(self.sizes.runs())
+        reading = (4 if item == 4 else 12) * self._reading()
+        peak = 8 * d * d * (2 if jobs > 1 else 1) + max(item * d * d, reading)
+        return Needs(
+            matrices=16 * d * d,
+            peak=max(peak, (16 + item) * d * d if item == 4 else 16 * d * d),
+            flops=4 * n * d * d + d**3,
+            disk={"moments": 8 * d * d, "K g(n)": 0},
+            partial=8 * d * d * jobs,
+        )
+
+
+@dataclass(frozen=True)
+class _PrimalFitted:
+    source: Source
+    inverse: Tensor
+
+    def apply(self, rows: Tensor) -> Tensor:
+        return (rows.to(self.inverse.dtype) @ self.inverse).to(rows.dtype)
+
+    def train(self, blocks: Sequence[int]) -> Tensor:
+        return self.apply(read(self.source, blocks))
+
+
+@dataclass(frozen=True)
+class Dual(_Full):
+    @property
+    def side(self) -> int:
+        return self.sizes.examples
+
+    @property
+    def rounds(self) -> Sequence[Round]:
+        return [Round("panels", len(self.sizes.joined()), self._job, self._assembled)]
+
+    def _job(self, source: Source, i: int, before: Moments) -> Moments:
+        """ΦΦᵀ of joined blocks with all rows up to theirs: products in `precision`."""
+        joined = self.sizes.joined()
+        phi = read(source, joined[i]).to(self.precision)
+        panel = [phi @ read(source, b).to(self.precision).T for b in joined[:i]]
+        return {f"panel {i:06d}": torch.cat([*panel, phi @ phi.T], 1)}
+
+    def _assembled(self, panels: Moments) -> Moments:
+        gram = torch.zeros(self.side, self.side, dtype=torch.float64)
+        for name in sorted(panels):
+            panel = panels[name]
+            stop = panel.shape[1]
+            start = stop - len(panel)
+            gram[start:stop, :stop] = panel
+            gram[:start, start:stop] = panel[:, :start].T
+        return {"gram": gram}
+
+    def fit(self, moments: Moments, source: Source) -> _DualFitted:
+        return _DualFitted(source, *self.inverse(moments["gram"].clone()))
+
+    def needs(self) -> Needs:
+        n, d, item = self.side, self.sizes.width, self._item
+        return Needs(
+            matrices=16 * n * n,
+            peak=(16 + item) * n * n + (4 + item) * 2 * self._reading(),
+            flops=3 * n * n * d + n**3,
+            disk={"moments": 8 * n * n},
+            partial=item * n * n // 2,
+        )
+
+
+@dataclass(frozen=True)
+class _DualFitted:
+    source: Source
+    inverse: Tensor
+    lam: float
+
+    def train(self, blocks: Sequence[int]) -> Tensor:
+        """(ΦΦᵀ + λI)⁻¹ Φ"""
+        sizes, rows = self.source.sizes, self.source.sizes.rows(blocks)
+        total = torch.zeros(rows.stop - rows.start, sizes.width, dtype=self.inverse.dtype)
+        for s, here in enumerate(sizes.cuts):
+            total.addmm_(self.inverse[rows, here], self.source.block(s).to(self.inverse.dtype))
+        return total.to(sizes.dtype)
+
+    def apply(self, rows: Tensor) -> Tensor:
+        """A (ΦᵀΦ + λI)⁻¹ = (A − A Φᵀ (ΦΦᵀ + λI)⁻¹ Φ) / λ for rows A that are not those of Φ."""
+        if self.lam == 0:
+            raise UndeError("without damping the dual form has no inverse for other rows: raise the damping")
+        a, cuts = rows.double(), self.source.sizes.cuts
+        products = torch.cat([a @ self.source.block(s).double().T for s in range(len(cuts))], 1)  # (n, N)
+        solved, out = products @ self.inverse.double(), a
+        for s, here in enumerate(cuts):
+            out = out - solved[:, here] @ self.source.block(s).double()
+        return (out / self.lam).to(rows.dtype)
+
+
+def inverse(gram: Tensor, damping: float, relative: bool, width: int) -> tuple[Tensor, float]:
+    """(gram + λI)⁻¹ in place, and λ; the mean diagonal is that of ΦᵀΦ, `width` long, also where `gram` is ΦΦᵀ."""
+    norm, trace = float(gram.norm()), float(gram.diagonal().sum())
+    if not math.isfinite(norm):
+        raise UndeError(
+            "the kernel ΦᵀΦ holds NaN or infinite entries: some features are not finite, or too large to "
+            "square. Rebuild the index with on_bad='skip', or rescale the loss"
+        )
+    if trace == 0:
+        raise UndeError("all features of the index are zero: has the loss a gradient?")
+    lam = damped(damping, relative, trace / width)
+    gram.diagonal().add_(lam)
+    scale = gram.diagonal().clone()
+    failed = torch.empty((), dtype=torch.int32)
+    torch.linalg.cholesky_ex(gram, out=(gram, failed))
+    if not failed:
+        torch.cholesky_inverse(gram, out=gram)
+    if failed or not float((gram.diagonal() * scale).max()) < _SINGULAR:
+        raise UndeError(
+            f"ΦᵀΦ + λI is singular at λ = {lam:.3g} ({len(gram):,} × {len(gram):,}): raise the damping"
+        )
+    return gram, lam

@@ -1,0 +1,140 @@
+"""Scores of what is stored, and self-influence τ(i, i): how much a training example matters to itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unde.build.kernels import Training
+from unde.build.stored import Stored
+from unde.errors import UndeError
+from unde.groups import Groups
+from unde.kernels import Kernel
+from unde.methods import Method
+from unde.scores.group_scores import GroupScores, TrainSide, WeightsLike
+
+_CHUNK = 2**23  # bytes: small enough to stay in cache from one operation to the next
+_DIAGONAL = 128  # pairs whose final scores are taken from one square block
+_HELD = 2  # kernels that are held on to
+
+
+@dataclass
+class Scorer:
+    """Scores against the training examples of an index, under any method that fits what is stored."""
+
+    stored: Stored
+    groups: Groups
+    ids: Sequence[Any] | None
+
+    def __post_init__(self) -> None:
+        self._training: dict[Kernel, Training] = {}
+
+    def training(self, method: Method) -> Training:
+        """The training side under the kernel of a method; the two used last are held on to."""
+        kernel = method.kernel
+        made = self._training.pop(kernel, None) or Training(self.stored, kernel)
+        self._training = dict([*self._training.items(), (kernel, made)][-_HELD:])
+        return made
+
+    def scores(
+        self,
+        method: Method,
+        features: Tensor,
+        digests: list[str],
+        judging: Callable[[Groups], Any] | None = None,
+    ) -> GroupScores:
+        """Of queries whose features (C, Q, D) are at hand."""
+        m, training = self.stored.manifest, self.training(method)
+        train = TrainSide(
+            examples=m.examples,
+            units=m.unit_names,
+            columns=m.columns,
+            checkpoint_weights=m.checkpoint_weights,
+            cuts=training.cuts,
+            block=training.block,
+            squares=lambda: self.stored.squares,
+            leverage=lambda: self.leverage(method),
+            beside=lambda: self.stored.values("beside"),
+            skipped=lambda: self.stored.skipped,
+            ids=self.ids,
+            on_queries=training.on_queries,
+            mixes=training.mixes,
+        )
+        provenance = {"index": m.id, "method": method.describe(), "model": m.models}
+        provenance |= {"data": m.data, "task": m.task["name"]}
+        return GroupScores(
+            train, features, method, self.groups, digests, provenance, self.stored.memory, judging
+        )
+
+    def leverage(self, method: Method) -> Tensor:
+        """(N,) ⟨g(n), K g(n)⟩, summed over checkpoints with η."""
+        training, out = self.training(method), torch.empty(self.stored.manifest.examples)
+        etas = self.stored.manifest.checkpoint_weights
+        for s, rows in enumerate(training.cuts):
+            pairs = zip(etas, self.stored.blocks(s), training.block(s))
+            parts = [
+                eta * torch.linalg.vecdot(training.on_queries(c, f), t)
+                for c, (eta, f, t) in enumerate(pairs)
+            ]
+            out[rows] = torch.stack(parts).sum(0)
+        return out
+
+    def self_influence(
+        self, method: Method, weights: WeightsLike, normalize_top: int | None, where: Tensor
+    ) -> Tensor:
+        """(n,) for the examples `where`."""
+        count = self.stored.manifest.examples
+        counts = where.dim() == 1 and len(where) > 0 and where.dtype in (torch.int64, torch.int32)
+        if not counts or int(where.min()) < 0 or int(where.max()) >= count:
+            raise UndeError(
+                f"subset must list examples by position, from 0 to {count - 1} and at least one"
+            )
+        own = self._own(method, weights, where)
+        if normalize_top is None:
+            return own
+        total = self._top_sums(method, weights, where, normalize_top)
+        tiny = torch.finfo(torch.float32).tiny
+        return torch.where(total > tiny, own / total.clamp(min=tiny), 0.0)
+
+    def _own(self, method: Method, weights: WeightsLike, where: Tensor) -> Tensor:
+        """τ(i, i), shard by shard: one pass over the features and one over the training side."""
+        training, m, out = self.training(method), self.stored.manifest, torch.empty(len(where))
+        step = max(1, _CHUNK // (4 * m.width * m.terms))
+        step = step if method.linear else min(step, _DIAGONAL)
+        for s, rows in enumerate(training.cuts):
+            here = ((where >= rows.start) & (where < rows.stop)).nonzero()[:, 0]
+            if not len(here):
+                continue
+            features, blocks = self.stored.blocks(s), training.block(s)
+            for part in here.split(step):
+                local = where[part] - rows.start
+                q = torch.stack([f.index_select(0, local) for f in features])
+                n = torch.stack([b.index_select(0, local) for b in blocks])
+                out[part] = self._of_pairs(method, weights, where[part], q, n)
+        return out
+
+    def _of_pairs(
+        self, method: Method, weights: WeightsLike, where: Tensor, q: Tensor, n: Tensor
+    ) -> Tensor:
+        scores = self.scores(method, q, [""] * len(where))
+        w = scores.weights(weights)
+        if method.groupwise:
+            return scores.own(n, where) @ w
+        linear = torch.linalg.vecdot(scores.multiplied(w), n).sum(0)
+        if method.linear:
+            return linear
+        # `final` is entry by entry: the diagonal of a square block is what is asked
+        return scores.finish(linear.diag(), w, slice(0, len(where)), where).diagonal()
+
+    def _top_sums(self, method: Method, weights: WeightsLike, where: Tensor, m: int) -> Tensor:
+        """The sum of the m largest scores of each example, as many examples at a time as the budget holds."""
+        width = self.stored.manifest.width * self.stored.manifest.terms
+        out = []
+        for part in where.split(max(1, self.stored.memory // (4 * 4 * width))):
+            scores = self.scores(method, self.stored.rows(part), [""] * len(part))
+            out.append(scores.top(m, weights).values.sum(1))
+        return torch.cat(out)

@@ -1,0 +1,78 @@
+"""The folder of an index: every name that may be in it, what it holds, and what becomes of it when it is deleted.
+
+    manifest.json                  what the index is and what was settled for it
+    ids.json                       the user's names of examples
+    projection.safetensors         matrices of the projection that are not drawn from the seed
+    probe.safetensors              features of a few examples: has the code of a task changed what it computes?
+    shards/c00-000000.safetensors  features of the examples of one shard under one checkpoint
+    fisher/                        an index of gradients with sampled labels, where EKFAC asks for it
+    kernels/<key>/                 what kernels were fitted to, and K g(n) where that is stored
+    queries/                       features of queries that a command has computed
+    source.json                    what the command line built it from
+    log.jsonl                      how long builds took
+    .lock                          held by who writes
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from unde.errors import UndeError
+from unde.store.files import PARTIAL
+
+MANIFEST, IDS, MATRICES, PROBE = "manifest.json", "ids.json", "projection.safetensors", "probe.safetensors"
+SHARDS, FISHER, KERNELS, QUERIES = "shards", "fisher", "kernels", "queries"
+SOURCE, LOG, LOCK = "source.json", "log.jsonl", ".lock"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A name in the folder. `deleted` says what happens after somebody deleted it."""
+
+    name: str
+    holds: str
+    deleted: str
+
+
+BUILT_AGAIN = "the same Index.build makes it anew, exactly as it was"
+MADE_ON_DEMAND = "it is made anew when it is needed"
+ENTRIES = (
+    Entry(MANIFEST, "what the index is and what was settled for it", BUILT_AGAIN),
+    Entry(IDS, "the user's names of examples", BUILT_AGAIN),
+    Entry(MATRICES, "pca directions and second moments", BUILT_AGAIN),
+    Entry(PROBE, "features of a few examples, to tell changed code by", BUILT_AGAIN),
+    Entry(SHARDS, "the features", BUILT_AGAIN + ", shard by shard"),
+    Entry(FISHER, "gradients with sampled labels", BUILT_AGAIN),
+    Entry(KERNELS, "fitted kernels and K g(n)", MADE_ON_DEMAND),
+    Entry(QUERIES, "features of queries", MADE_ON_DEMAND),
+    Entry(SOURCE, "what the command line built it from", "name model and data to the next command"),
+    Entry(LOG, "how long builds took", "nothing is lost but the times"),
+    Entry(LOCK, "who is writing", "nothing, if nobody is"),
+)
+_NAMES = {e.name for e in ENTRIES}
+
+
+def shard(folder: Path, checkpoint: int, number: int) -> Path:
+    return folder / SHARDS / f"c{checkpoint:02d}-{number:06d}.safetensors"
+
+
+def prepare(folder: Path) -> None:
+    """Make the folder, unless it holds anything that is not of an index."""
+    if folder.exists() and not folder.is_dir():
+        raise UndeError(f"{folder} is a file: an index needs a folder")
+    if folder.exists() and not (folder / MANIFEST).exists():
+        foreign = sorted(p.name for p in folder.iterdir() if not _ours(p.name))
+        if foreign:
+            raise UndeError(
+                f"{folder} holds something else ({', '.join(foreign[:3])}{', …' if foreign[3:] else ''}): "
+                "choose an empty or new folder for the index"
+            )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise UndeError(f"cannot make the folder {folder} ({e.strerror}): choose another place") from None
+
+
+def _ours(name: str) -> bool:
+    return name in _NAMES or (name.endswith(PARTIAL) and any(name.startswith(known) for known in _NAMES))

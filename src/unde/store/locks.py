@@ -1,0 +1,59 @@
+"""One writer at a time in a folder."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from unde.errors import UndeError
+from unde.store.layout import LOCK
+
+_ORPHANS = 20.0  # seconds that worker processes may outlive a killed writer, lock in hand
+
+
+@contextmanager
+def locked(folder: Path, wait: bool = False, doing: str = "building", name: str = LOCK) -> Generator[None]:
+    """The lock goes with the process, also when it is killed."""
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system
+        yield
+        return
+    with _opened(folder / name) as f:
+        give_up = time.monotonic() + _ORPHANS
+        while True:
+            try:
+                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not wait and (_holder_lives(f) or time.monotonic() > give_up):
+                    raise UndeError(
+                        f"another process is {doing} {folder} right now: wait for it to end"
+                    ) from None
+                time.sleep(0.1)
+        f.truncate(0)
+        f.write(str(os.getpid()))
+        f.flush()
+        yield
+
+
+def _opened(path: Path) -> IO[str]:
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
+    return os.fdopen(os.open(path, flags, 0o666), "a+")
+
+
+def _holder_lives(lock: IO[str]) -> bool:
+    """Whether the process that took the lock still runs; its data workers inherit the lock and end later."""
+    lock.seek(0)
+    noted = lock.read().strip()
+    try:
+        os.kill(int(noted), 0)
+    except ProcessLookupError:
+        return False
+    except (ValueError, PermissionError):
+        return noted != ""
+    return True

@@ -1,0 +1,170 @@
+"""The manifest: one JSON file that says what an index holds, what it was made from, and what was settled for it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from unde import projection
+from unde.errors import UndeError
+from unde.groups import Groups
+from unde.store.files import write_bytes
+from unde.store.layout import MANIFEST
+
+SCHEMA, SCHEMA_OF_0_1 = 3, 2
+_LONGEST = 64 * 2**20  # bytes of a manifest: no model has more parameters than fit in there
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What the last bits of features depend on, decided once; whoever goes on with a build takes it from here."""
+
+    pass_size: int  # examples that go through the model together
+    shard_size: int  # examples in a shard, a whole number of passes
+    threads: int | None  # of torch, for each job; None: as they come (releases before 0.2)
+    coverage: list[dict[str, Any]] | None = None  # for each checkpoint: which way each parameter goes
+    rows: int | None = None  # rows in a pass where a task makes several of an example
+
+
+@dataclass(frozen=True)
+class Manifest:
+    schema: int
+    projection_version: int
+    method: dict[str, Any]
+    task: dict[str, Any]  # Task.identity()
+    examples: int
+    store_dtype: str
+    seed: int
+    on_bad: str
+    units: list[dict[str, Any]]  # name, shape, size; in model order
+    groups: dict[str, list[str]]
+    models: list[str]  # a fingerprint for each checkpoint
+    checkpoint_weights: list[float]
+    data: str  # fingerprint of the sampled examples
+    ids: str  # fingerprint of the user's ids, or ""
+    factors: bool  # whether shards hold the covariances that EKFAC is made of
+    matrices: str  # fingerprint of the matrices that are not drawn (pca, second moments), or ""
+    settled: Settled
+    noted: str = field(default="", repr=False)  # the id that an older release gave it
+
+    @cached_property
+    def id(self) -> str:
+        return self.noted or _id(self.as_dict())
+
+    @property
+    def terms(self) -> int:
+        """How many terms the sum over c has: checkpoints, or steps of a trajectory."""
+        return len(self.checkpoint_weights)
+
+    @property
+    def width(self) -> int:
+        return sum(u["size"] for u in self.units)
+
+    @cached_property
+    def columns(self) -> list[slice]:
+        """Of each parameter, in a feature."""
+        out, start = [], 0
+        for u in self.units:
+            out.append(slice(start, start + u["size"]))
+            start += u["size"]
+        return out
+
+    @cached_property
+    def shards(self) -> list[slice]:
+        """The rows of each shard."""
+        step = self.settled.shard_size
+        return [slice(a, min(a + step, self.examples)) for a in range(0, self.examples, step)]
+
+    @property
+    def unit_names(self) -> list[str]:
+        return [u["name"] for u in self.units]
+
+    def as_groups(self) -> Groups:
+        return Groups({k: tuple(v) for k, v in self.groups.items()})
+
+    def as_dict(self) -> dict[str, Any]:
+        out = asdict(self)
+        del out["noted"]
+        return out
+
+    def write(self, folder: Path) -> None:
+        text = json.dumps({"id": self.id} | self.as_dict(), indent=1) + "\n"
+        write_bytes(folder / MANIFEST, text.encode())
+
+    @classmethod
+    def read(cls, folder: Path) -> Manifest:
+        path = folder / MANIFEST
+        if not path.exists():
+            raise UndeError(
+                f"{folder} holds no unde index: there is no {MANIFEST} in it. Build one with Index.build"
+            )
+        found = _read_json(path)
+        if not isinstance(found, dict) or not {"schema", "id"} <= set(found):
+            raise UndeError(f"{path} is not the manifest of an unde index: choose another folder")
+        if found["schema"] not in (SCHEMA, SCHEMA_OF_0_1):
+            raise UndeError(
+                f"{folder} was written with index schema {found['schema']}, this release reads {SCHEMA_OF_0_1} and "
+                f"{SCHEMA}: rebuild it, or install the release of unde that wrote it"
+            )
+        if found.get("projection_version") != projection.VERSION:
+            raise UndeError(
+                f"{folder} was projected with version {found.get('projection_version')} of the random "
+                f"matrices, this release draws {projection.VERSION}: scores would be noise. Rebuild the index"
+            )
+        noted = found.pop("id")
+        if _id(found) != noted:
+            raise damaged(path, "its content does not match its id")
+        try:
+            return _of_0_1(found, noted) if found["schema"] == SCHEMA_OF_0_1 else _parsed(found)
+        except (TypeError, KeyError) as e:
+            raise damaged(path, e) from None
+
+
+def _parsed(found: Mapping[str, Any]) -> Manifest:
+    return Manifest(**{**found, "settled": Settled(**found["settled"])})
+
+
+def _of_0_1(found: Mapping[str, Any], noted: str) -> Manifest:
+    """The same facts under today's names."""
+    old = dict(found)
+    settled = Settled(old.pop("batch_size"), old.pop("shard_size"), None)
+    task = {"name": old.pop("task"), "release": "0.1"}
+    matrices = old.pop("given")
+    return Manifest(**old, task=task, matrices=matrices, settled=settled, noted=noted)
+
+
+def _id(content: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        if path.stat().st_size > _LONGEST:
+            raise damaged(path, f"it is longer than {_LONGEST:,} bytes")
+        return json.loads(path.read_text())
+    except (ValueError, RecursionError) as e:
+        raise damaged(path, e) from None
+    except OSError as e:
+        raise UndeError(f"cannot read {path} ({e.strerror})") from None
+
+
+def damaged(path: Path, why: object) -> UndeError:
+    return UndeError(
+        f"{path} is damaged ({why}): delete this file and run the same Index.build again, which keeps all "
+        "sound shards"
+    )
+
+
+def asked(manifest: Manifest) -> dict[str, Any]:
+    """What was asked for, without what was settled for it: by this a build finds its folder again."""
+    return {f.name: getattr(manifest, f.name) for f in fields(manifest) if f.name not in ("settled", "noted")}
+
+
+def with_method(manifest: Manifest, method: dict[str, Any]) -> Manifest:
+    """The same index under another measurement."""
+    return replace(manifest, method=method, noted="")
