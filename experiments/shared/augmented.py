@@ -13,7 +13,7 @@ from unde import Weights, learn_weights
 from unde.diffusion import augment
 from unde.methods import JourneyTRAK, Method
 from unde.scores import GroupScores
-from unde.tasks.diffusion import sampler_timesteps
+from unde.tasks.schedule import sampler_timesteps
 
 STEPS = 50  # of the sampler
 COUNT = 200  # images

@@ -136,7 +136,7 @@ def plain(setup: Setup, batches: Iterable[Any]) -> None:
         for batch in batches:
             for p in trained:
                 p.grad = None
-            for part in setup.task.passes(to_device(batch, device), None):
+            for part in setup.task.cutting.passes(to_device(batch, device), None):
                 setup.task.loss(model, part).sum().backward()
 
 
@@ -156,7 +156,7 @@ def frozen(setup: Setup, batches: Iterable[Any]) -> None:
     try:
         with untouched(model), channels_last(model):  # the floor under the pass that the build really runs
             for batch in batches:
-                for part in setup.task.passes(to_device(batch, device), None):
+                for part in setup.task.cutting.passes(to_device(batch, device), None):
                     loss = setup.task.loss(model, part).sum()
                     torch.autograd.grad(loss, anchor, allow_unused=True)
     finally:

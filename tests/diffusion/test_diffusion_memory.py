@@ -14,7 +14,8 @@ from unde.index.manifest import task_name
 from unde.meter import Meter
 from unde.methods import DAS, JourneyTRAK, TracIn
 from unde.tasks import Diffusion
-from unde.tasks.diffusion import ROWS, evenly
+from unde.tasks.cutting import cuts, recut
+from unde.tasks.timesteps import ROWS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -76,7 +77,7 @@ def test_a_pass_takes_what_the_budget_allows_and_no_more(budget):
     collect, rows = collector(model, data)
     with collect:
         collect.fit(budget, rows.batch([0]))
-        assert 1 < collect.task.rows < ROWS
+        assert 1 < collect.task.cutting.rows < ROWS
         with Meter() as meter:
             collect(rows.batch(range(6)), list(range(6)))
     assert (
@@ -114,14 +115,15 @@ def test_checks_look_at_two_timesteps():
     for rows in (Rows(data), Rows(asked)):
         seen, _ = rows_seen(model, lambda rows=rows: plan_coverage(model, task, rows, units))
         assert max(seen) == 6
-    assert task.brief().timesteps == [0, 50]
+    assert task.cutting.brief().timesteps == [0, 50]
     assert len(task.timesteps) == 50
 
 
 def test_the_size_of_passes_is_no_part_of_an_index():
     """What was built under one budget is found again under another, and by hand-set rows."""
     named = {task_name(Diffusion(ddpm(), timesteps=6, rows=rows)) for rows in (None, 1, 7)}
-    named.add(task_name(Diffusion(ddpm(), timesteps=6).brief()))
+    task = Diffusion(ddpm(), timesteps=6)
+    named.add(task_name(recut(task, task.cutting.brief())))
     assert len(named) == 1
     assert named != {task_name(Diffusion(ddpm(), timesteps=5))}
 
@@ -143,7 +145,7 @@ def test_a_plan_knows_the_budget():
 
 @pytest.mark.parametrize(("count", "most"), [(10, 3), (3, 10), (1, 1), (7, 0), (80, 79)])
 def test_parts_are_few_and_equal(count, most):
-    parts = [list(range(count))[cut] for cut in evenly(count, most)]
+    parts = [list(range(count))[cut] for cut in cuts(count, most)]
     assert [i for part in parts for i in part] == list(range(count))
     sizes = [len(part) for part in parts]
     assert len(parts) == -(-count // max(1, most))

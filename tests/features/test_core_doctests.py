@@ -5,7 +5,7 @@ import importlib
 
 import pytest
 
-MODULES = ["projection", "groups", "data", "errors", "tasks.base", "tasks.classification"]
+MODULES = ["projection", "groups", "data", "errors", "tasks.base", "tasks.classification", "tasks.cutting"]
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -8,7 +8,9 @@ from oracles import plan
 from unde.data import Rows
 from unde.errors import UndeError
 from unde.features import Collector, make_units, plan_coverage
+from unde.features.fallback import measures
 from unde.tasks import Task
+from unde.tasks.cutting import Whole, recut
 
 
 class Regression(Task):
@@ -26,13 +28,17 @@ class Regression(Task):
         return super().measure(model, batch, name=name, ids=ids)
 
 
-class Twice(Regression):
-    """Two passes over each batch, as diffusion makes one for each block of timesteps."""
+class TwoPasses(Whole):
+    """Over each batch, as diffusion makes one for each block of timesteps."""
 
     def passes(self, batch, ids):
         x, y = batch
         yield x, y
         yield 2 * x, y
+
+
+class Twice(Regression):
+    cutting = TwoPasses()
 
 
 def problem():
@@ -104,6 +110,28 @@ def test_passes_add_up_on_the_general_ways():
         loss = sum((model(k * x).squeeze(-1) - y) ** 2 for k in (1, 2)).sum()
         grads = torch.autograd.grad(loss, list(model.parameters()))
         torch.testing.assert_close(row, torch.cat([g.flatten() for g in grads]), rtol=1e-12, atol=1e-14)
+
+
+def test_a_task_that_is_not_cut_stays_itself():
+    task = Regression()
+    assert recut(task, task.cutting.brief()) is task
+    other = recut(task, TwoPasses())
+    assert type(other) is Regression
+    assert len(list(other.cutting.passes((1, 2), None))) == 2
+    assert len(list(task.cutting.passes((1, 2), None))) == 1
+
+
+def test_steps_of_what_has_none():
+    with pytest.raises(UndeError, match="steps of a sampler, and examples of this task have none"):
+        Regression().cutting.step(0, 5)
+
+
+def test_several_measures_one_by_one():
+    model, rows = problem()
+    batch = rows.batch([2, 0])
+    found = measures(Regression(), model, batch, ["loss", "prediction"], [2, 0])
+    assert torch.equal(found["loss"], Regression().loss(model, batch))
+    assert torch.equal(found["prediction"], model(batch[0]).squeeze(-1))
 
 
 def test_unknown_measures_suggest():

@@ -21,6 +21,7 @@ from unde.index.checkpoints import fingerprints, loaded
 from unde.index.checks import to_signed
 from unde.index.store import ShardError, read_shard, write_shard
 from unde.tasks.base import Task
+from unde.tasks.cutting import recut
 
 if TYPE_CHECKING:
     from unde.index.index import Index
@@ -92,7 +93,7 @@ def compute(
     for c in range(index.manifest.terms):
         with loaded(index.model, None if index.checkpoints is None else index.checkpoints[c]), under():
             steps = index.method.steps
-            task = index.task if steps == 1 else index.task.step(c, steps)
+            task = index.task if steps == 1 else recut(index.task, index.task.cutting.step(c, steps))
             one, loss, digests = _pass(index, task, rows, units)
         features.append(one)
         losses.append(loss)

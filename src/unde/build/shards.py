@@ -28,6 +28,7 @@ from unde.index.checks import changed_example, length_now, shard_path, to_signed
 from unde.index.folder import LOG, locked, prepare_folder
 from unde.index.store import DTYPES, ShardError, pack, read_shard, write_bytes, write_shard
 from unde.tasks.base import Task
+from unde.tasks.cutting import recut
 
 SHARD_BYTES = 2**24  # in float32: what allocators hand out again and again without asking the system
 SHARD_BATCHES = 64  # at most this much work is lost to a kill
@@ -79,7 +80,8 @@ class Builder:
                 advance = None
                 for c, part in todo.items():
                     checkpoint = None if self.checkpoints is None else self.checkpoints[c]
-                    task = self.task if self.method.steps == 1 else self.task.step(c, self.method.steps)
+                    steps, cutting = self.method.steps, self.task.cutting
+                    task = self.task if steps == 1 else recut(self.task, cutting.step(c, steps))
                     with loaded(self.model, checkpoint):
                         coverage = plan_coverage(self.model, self.task, self.rows, self.units, self.measure)
                         if advance is None:

@@ -17,7 +17,8 @@ from unde import console
 from unde.errors import UndeError
 from unde.features.guard import untouched
 from unde.features.units import placement
-from unde.tasks.diffusion import prediction, sampler_timesteps
+from unde.tasks.diffusion import prediction
+from unde.tasks.schedule import sampler_timesteps
 
 GUIDANCE = 7.5  # the paper's
 

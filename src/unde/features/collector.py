@@ -28,6 +28,7 @@ from unde.features.memory_format import channels_last
 from unde.features.units import Unit, placement
 from unde.meter import Meter
 from unde.tasks.base import Task
+from unde.tasks.cutting import recut
 
 # Where the examples of a batch are found in a module's input and output.
 FRONT = "front"  # along the first axis, possibly with more folded in behind it: (B, ...) or (B·n, ...)
@@ -122,8 +123,8 @@ class Collector:
         features = torch.zeros(len(ids), self.width, device=self.device, dtype=self.dtype)
         values = torch.zeros(len(ids), device=self.device, dtype=self.dtype)
         self.also = torch.zeros(len(ids), len(self._wrapped.also), device=self.device, dtype=self.dtype)
-        for which, portion in self.task.portions(batch):
-            for part in self.task.passes(portion, ids[which]):
+        for which, portion in self.task.cutting.portions(batch):
+            for part in self.task.cutting.passes(portion, ids[which]):
                 self._pass(part, ids[which], features[which], values[which], self.also[which])
         return features, values
 
@@ -139,7 +140,8 @@ class Collector:
 
         factors, self.factors = self.factors, None  # they are of other passes
         try:
-            self.task = self.task.within(memory, to_device(example, self.device), peak)
+            cutting = self.task.cutting.within(memory, to_device(example, self.device), peak)
+            self.task = recut(self.task, cutting)
         finally:
             self.factors = factors
 

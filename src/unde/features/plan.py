@@ -23,6 +23,7 @@ from unde.features.guard import untouched
 from unde.features.layers import rule_for
 from unde.features.units import Unit, placement
 from unde.tasks.base import Task
+from unde.tasks.cutting import recut
 
 # Structural mistakes give errors of order one; these only leave room for rounding in another batch shape.
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
@@ -39,7 +40,8 @@ def plan_coverage(
 
 class _Planner:
     def __init__(self, model: nn.Module, task: Task, rows: Rows, units: Sequence[Unit], measure: str) -> None:
-        self.model, self.task, self.units, self.measure = model, task.brief(), units, measure
+        self.model, self.units, self.measure = model, units, measure
+        self.task = recut(task, task.cutting.brief())
         self.device, _ = placement(model)
         count = min(EXAMPLES, len(rows))
         self.ids = sorted({round(i * (len(rows) - 1) / max(1, count - 1)) for i in range(count)})
@@ -81,7 +83,7 @@ class _Planner:
             for i, single in zip(self.ids, self.singles):
                 total: list[Tensor | None] = [None] * len(wanted)
                 value = 0.0
-                for part in self.task.passes(single, [i]):
+                for part in self.task.cutting.passes(single, [i]):
                     out = self._values(part, [i])
                     value += float(out.detach().sum())
                     if not out.requires_grad:
@@ -95,7 +97,7 @@ class _Planner:
                 p.requires_grad_(False)
             with torch.no_grad():
                 together = sum(
-                    self._values(part, self.ids) for part in self.task.passes(self.batch, self.ids)
+                    self._values(part, self.ids) for part in self.task.cutting.passes(self.batch, self.ids)
                 )
         self._check_independent(values, together)
         if not reached:
@@ -280,7 +282,7 @@ def _first_guess(planner: _Planner, sharing: bool = True) -> dict[str, list[str]
             use.layout = None
             handles.append(use.module.register_forward_hook(partial(note, use), with_kwargs=True))
         with untouched(planner.model), torch.no_grad():
-            for part in planner.task.passes(planner.batch, planner.ids):
+            for part in planner.task.cutting.passes(planner.batch, planner.ids):
                 planner._values(part, planner.ids)
         return options
     except FAILURES:

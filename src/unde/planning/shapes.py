@@ -24,6 +24,7 @@ from unde.features.plan import EXAMPLES, FAILURES, _find_uses, _Planner
 from unde.features.units import Unit, placement
 from unde.projection import Projection, Spec, feature_size
 from unde.tasks.base import Task
+from unde.tasks.cutting import recut
 from unde.tasks.language import _arguments
 
 Batches = Callable[[int], Any]  # how many examples → a batch of them
@@ -142,7 +143,8 @@ class ShapePlanner(_Planner):
     def __init__(
         self, model: nn.Module, task: Task, batches: Batches, units: Sequence[Unit], measure: str
     ) -> None:
-        self.model, self.task, self.units, self.measure = model, task.brief(), units, measure
+        self.model, self.units, self.measure = model, units, measure
+        self.task = recut(task, task.cutting.brief())
         self.device, _ = placement(model)
         self.ids = list(range(EXAMPLES))
         self.batch, self.singles = batches(EXAMPLES), [batches(1)] * 2  # a third would be like the second

@@ -1,0 +1,61 @@
+"""How the batches of a task go through the model: whole, or cut into passes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from unde.errors import UndeError
+
+if TYPE_CHECKING:
+    from unde.tasks.base import Task
+
+
+class Whole:
+    """A batch is one pass. Subclass where an example is many rows to the model, as diffusion does."""
+
+    def passes(self, batch: Any, ids: Sequence[int] | None) -> Iterator[Any]:
+        """The batches to run for one batch of examples; measures and gradients add up over them."""
+        yield batch
+
+    def portions(self, batch: Any) -> Iterator[tuple[slice, Any]]:
+        """The batch in parts that go through the model one after the other, and which examples each has."""
+        yield slice(None), batch
+
+    def within(self, memory: int, example: Any, peak: Callable[[Any, int], int]) -> Whole:
+        """The same, with passes no larger than `memory` bytes hold.
+
+        `example` is a batch of one; `peak(part, B)` tells how many bytes a pass of B examples takes.
+        """
+        return self
+
+    def brief(self) -> Whole:
+        """The same code on less of an example, for checks."""
+        return self
+
+    def step(self, c: int, steps: int) -> Whole:
+        """One step of a trajectory of `steps`, for methods that sum over steps."""
+        raise UndeError(
+            "the method sums over the steps of a sampler, and examples of this task have none: expected "
+            "unde.tasks.Diffusion. Choose another method"
+        )
+
+
+def recut(task: Task, cutting: Whole) -> Task:
+    """The same task, its batches cut in another way."""
+    if cutting is task.cutting:
+        return task
+    other = copy.copy(task)
+    other.cutting = cutting
+    return other
+
+
+def cuts(count: int, most: int) -> Iterator[slice]:
+    """Parts of `most` or fewer, as few and as equal as can be.
+
+    >>> list(cuts(10, 8))
+    [slice(0, 5, None), slice(5, 10, None)]
+    """
+    parts = -(-count // max(1, most))
+    return (slice(count * i // parts, count * (i + 1) // parts) for i in range(parts))

@@ -1,0 +1,147 @@
+"""Cutting for diffusion: an image is many noisy images to the model, one for each timestep."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from unde.data import digest
+from unde.errors import UndeError
+from unde.tasks.cutting import Whole, cuts
+from unde.tasks.schedule import sampler_timesteps
+
+if TYPE_CHECKING:
+    from unde.tasks.diffusion import Diffusion
+
+ROWS = 80  # noisy images worth having in one forward pass: on CPUs more are slower
+PREPARED = "noisy"  # marks a batch that `passes` made
+
+
+class Timesteps(Whole):
+    """As many timesteps of as many examples in one pass as `rows` noisy images hold, or as fit."""
+
+    def __init__(self, task: Diffusion, rows: int | None) -> None:
+        if rows is not None and rows < 1:
+            raise UndeError(
+                f"rows={rows}: expected at least one noisy image in a pass, or None for what fits"
+            )
+        self.task, self.timesteps = task, task.timesteps
+        self.given = rows  # None: not known yet
+        self.most = rows  # examples in one portion
+        self.short = False  # whether two steps of a trajectory stand for all
+        self.only: int | None = None  # the one step of trajectories that is looked at
+        self.steps: int | None = None  # how many they have
+
+    @property
+    def rows(self) -> int:
+        """Noisy images in one pass, if there are as many examples or fewer."""
+        return self.given or ROWS
+
+    def passes(self, batch: Any, ids: Sequence[int] | None) -> Iterator[Any]:
+        clean, given = self.task.inputs(batch)
+        if "trajectory" in given:
+            yield from self._along(clean, given)
+            return
+        keys = [_key(image) for image in clean.cpu()]
+        for cut in cuts(len(self.timesteps), self.rows // len(clean)):
+            yield self._prepared(clean, given, keys, self.timesteps[cut])
+
+    def portions(self, batch: Any) -> Iterator[tuple[slice, Any]]:
+        clean, given = self.task.inputs(batch)
+        for cut in cuts(len(clean), self.most or len(clean)):
+            yield cut, {"latents": clean[cut], **{name: v[cut] for name, v in given.items()}}
+
+    def within(self, memory: int, example: Any, peak: Callable[[Any, int], int]) -> Timesteps:
+        """As many rows as fit: a pass of one row and a pass of two tell what a row takes."""
+        if self.given is not None:
+            return self
+        clean, given = self.task.inputs(example)
+        columns = {"latents": clean, **given}
+
+        def taken(rows: int) -> int:
+            copies = {name: v.expand(rows, *v.shape[1:]) for name, v in columns.items()}
+            return peak(next(self._by(rows).passes(copies, None)), rows)
+
+        one, two = taken(1), taken(2)
+        return self._by(1 + max(0, memory - one) // max(1, two - one))
+
+    def brief(self) -> Timesteps:
+        """Two timesteps, the least noisy and one in the middle."""
+        short = copy.copy(self)
+        short.timesteps, short.short = self.timesteps[_two(len(self.timesteps))], True
+        return short
+
+    def step(self, c: int, steps: int) -> Timesteps:
+        """Step c of a DDIM trajectory of `steps`."""
+        one = copy.copy(self)
+        one.timesteps = [sampler_timesteps(self.task.scheduler, steps)[c]]
+        one.only, one.steps = c, steps
+        return one
+
+    def _by(self, most: int) -> Timesteps:
+        """With at most so many rows, and not many more than are useful."""
+        sized = copy.copy(self)
+        sized.given, sized.most = min(ROWS, most), most
+        return sized
+
+    def _prepared(
+        self, clean: Tensor, given: Mapping[str, Tensor], keys: Sequence[str], timesteps: Sequence[int]
+    ) -> dict[str, Any]:
+        """A batch for one forward pass: noisy images at these timesteps, and what is to be predicted."""
+        t = torch.tensor(timesteps, device=clean.device).expand(len(clean), -1)
+        noise = torch.stack([self.task.noise(key, timesteps, clean.shape[1:]) for key in keys]).to(clean)
+        signal, spread = self.task.scales(t, noise)
+        noisy = signal * clean.unsqueeze(1) + spread * noise
+        target = self.task.target(clean, noise, signal, spread)
+        return {PREPARED: noisy, "target": target, "t": t, "given": dict(given), "of": len(self.timesteps)}
+
+    def _along(self, clean: Tensor, given: dict[str, Tensor]) -> Iterator[Any]:
+        """The passes along trajectories: x_t as the sampler saw it, and the noise in it beside the final image."""
+        noisy = given.pop("trajectory")
+        t = self._checked(clean, noisy, given.pop("timesteps", None))
+        if self.only is not None:
+            noisy, t = noisy[:, self.only : self.only + 1], t[:, self.only : self.only + 1]
+        elif self.short:
+            noisy, t = noisy[:, _two(t.shape[1])], t[:, _two(t.shape[1])]
+        signal, spread = self.task.scales(t, noisy)
+        noise = (noisy - signal * clean.unsqueeze(1)) / spread
+        target = self.task.target(clean, noise, signal, spread)
+        for cut in cuts(t.shape[1], self.rows // len(clean)):
+            part = {PREPARED: noisy[:, cut], "target": target[:, cut], "t": t[:, cut]}
+            yield part | {"given": given, "of": t.shape[1]}
+
+    def _checked(self, clean: Tensor, noisy: Tensor, t: Tensor | None) -> Tensor:
+        """The timesteps of a trajectory, if they are those of the sampler."""
+        if t is None or t.shape != noisy.shape[:2] or noisy.shape[2:] != clean.shape[1:]:
+            times = None if t is None else tuple(t.shape)
+            raise UndeError(
+                f"a trajectory of shape {tuple(noisy.shape)} with timesteps {times} for images of "
+                f"{tuple(clean.shape)}: expected (B, steps, C, H, W) and (B, steps), as unde.diffusion.sample gives"
+            )
+        expected = sampler_timesteps(self.task.scheduler, t.shape[1])
+        if not bool((t.cpu() == torch.tensor(expected)).all()):
+            raise UndeError(
+                f"a trajectory with timesteps {t[0, :3].tolist()}… is of another sampler or scheduler: expected "
+                f"{expected[:3]}…, those of {t.shape[1]} DDIM steps under the scheduler of this task. Sample with "
+                "unde.diffusion.sample"
+            )
+        if self.steps is not None and t.shape[1] != self.steps:
+            raise UndeError(
+                f"a trajectory of {t.shape[1]} steps for an index of {self.steps}: sample with as many"
+            )
+        return t
+
+
+def _two(count: int) -> slice:
+    """The first and one in the middle."""
+    return slice(None, None, max(1, -(-count // 2)))
+
+
+def _key(image: Tensor) -> str:
+    """What the noise of an image is drawn from: its content, which shapes alone (a plan) do not have."""
+    return "" if isinstance(image, FakeTensor) else digest(image)
