@@ -218,7 +218,7 @@ def work_left(name: str) -> str:
 
 
 def store(result: str, found: dict[str, Any], seconds: float) -> Path:
-    from unde.files import write_atomically
+    from unde.store.files import write_atomically
 
     RESULTS.mkdir(exist_ok=True)
     path = result_path(result)

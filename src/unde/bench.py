@@ -14,27 +14,21 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from unde import console
-from unde.data import Collate, Rows, to_device
+from unde.data import Collate, Rows
 from unde.errors import UndeError
-from unde.features.collector import Source
-from unde.features.guard import untouched
-from unde.features.layers import rule_for
-from unde.features.memory_format import channels_last
-from unde.features.plan import EXAMPLES
-from unde.features.units import placement
+from unde.features import floor
+from unde.features.coverage import EXAMPLES
 from unde.index import Index
 from unde.methods import Method, TracIn
-from unde.setup import Setup
+from unde.recipe import Setup
 
 
 @dataclass(frozen=True)
@@ -114,9 +108,13 @@ def measure(setup: Setup, rank: int = 16, batch_size: int = 32, runs: int = 15, 
     seconds: dict[str, list[float]] = {"plain": [], "frozen": [], "build": [], "planning": []}
     with console.progress("runs", runs + 1) as advance:
         for _ in range(runs + 1):
-            for name, run in (("plain", plain), ("frozen", frozen)):
+            for name, run in (("plain", floor.plain), ("frozen", floor.frozen)):
                 begun = time.perf_counter()
-                run(setup, (rows.batch(range(a, a + batch_size)) for a in range(0, len(rows), batch_size)))
+                run(
+                    setup.model,
+                    setup.task,
+                    (rows.batch(range(a, a + batch_size)) for a in range(0, len(rows), batch_size)),
+                )
                 seconds[name].append(time.perf_counter() - begun)
             begun, start = time.perf_counter(), Start(collate, batch_size)
             build(setup, rows, batch_size, TracIn(projection=f"kron({rank})"), start)
@@ -125,43 +123,6 @@ def measure(setup: Setup, rank: int = 16, batch_size: int = 32, runs: int = 15, 
             seconds["planning"].append(start.time - begun)
             advance(1)
     return Cost(len(rows), **{name: np.array(s[1:]) for name, s in seconds.items()})  # the first run warms up
-
-
-def plain(setup: Setup, batches: Iterable[Any]) -> None:
-    model, (device, _) = setup.model, placement(setup.model)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    with untouched(model):
-        for p in trained:
-            p.requires_grad_(True)
-        for batch in batches:
-            for p in trained:
-                p.grad = None
-            for part in setup.task.cutting.passes(to_device(batch, device), None):
-                setup.task.loss(model, part).sum().backward()
-
-
-def frozen(setup: Setup, batches: Iterable[Any]) -> None:
-    model, (device, _) = setup.model, placement(setup.model)
-    anchor = torch.zeros((), device=device, requires_grad=True)
-
-    def start_graph(_module: nn.Module, _args: Any, out: Tensor) -> Tensor | None:
-        return None if out.requires_grad else Source.apply(out, anchor)
-
-    held = [
-        m
-        for m in model.modules()
-        if any(p.requires_grad for p in m.parameters(recurse=False)) and rule_for(m)
-    ]
-    handles = [m.register_forward_hook(start_graph) for m in held]
-    try:
-        with untouched(model), channels_last(model):  # the floor under the pass that the build really runs
-            for batch in batches:
-                for part in setup.task.cutting.passes(to_device(batch, device), None):
-                    loss = setup.task.loss(model, part).sum()
-                    torch.autograd.grad(loss, anchor, allow_unused=True)
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def build(

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -23,14 +20,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from unde.features.factors import gathered
-
-if TYPE_CHECKING:
-    from unde.features import Coverage
-    from unde.index.manifest import Manifest
-
 Advance = Callable[[int], None]
-HEADER = 500  # bytes of a shard's header, about
 _err = Console(stderr=True)
 
 
@@ -57,7 +47,7 @@ class _Estimate:
         seconds = time.monotonic() - self.started
         enough = seconds > 1 or 10 * self.count > self.total
         if (self.steps > 3 and enough) or seconds > 10:
-            _say(f"  about {duration(self.total * seconds / self.count)} for {self.total:,} {self.unit}")
+            line(f"  about {duration(self.total * seconds / self.count)} for {self.total:,} {self.unit}")
             self.count = -1
 
 
@@ -90,10 +80,10 @@ def progress(title: str, total: int, show: bool = True, estimate: str = "") -> G
 
 
 def note(text: str) -> None:
-    _say(text, style="yellow")
+    line(text, style="yellow")
 
 
-def _say(text: str, style: str = "") -> None:
+def line(text: str, style: str = "") -> None:
     _err.print(escape(text), style=style, highlight=False, soft_wrap=True)
 
 
@@ -116,54 +106,6 @@ def size(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} TB"
-
-
-def index_bytes(manifest: Manifest) -> int:
-    """Bytes on disk of a finished index."""
-    item = 4 if manifest.store_dtype == "float32" else 2
-    per_unit = 5 if manifest.store_dtype == "float16" else 4  # squared norm, and the exponent of float16
-    per_example = manifest.width * item + len(manifest.units) * per_unit + 13  # loss, digest, skipped
-    shards = (HEADER + _factor_bytes(manifest)) * len(manifest.shards)
-    return (manifest.examples * per_example + shards) * manifest.terms
-
-
-def _factor_bytes(manifest: Manifest) -> int:
-    """The covariances in each shard, where there are any."""
-    if not manifest.factors:
-        return 0
-    sizes = gathered(manifest.units, manifest.method["projection"])
-    return 4 * sum(r * r + c * c for r, c in sizes.values())
-
-
-def show_plan(folder: Path, manifest: Manifest, coverage: Coverage, missing: int, kernel: bool) -> None:
-    """What is going to be built, what it takes, and which way each parameter goes."""
-    checkpoints = manifest.terms
-    _say(
-        f"{folder}: {manifest.examples:,} examples × {manifest.width:,} features "
-        f"({len(manifest.units)} parameters in {len(manifest.groups)} groups"
-        + (f", {checkpoints} checkpoints" if checkpoints > 1 else "")
-        + f"), {size(index_bytes(manifest))} on disk in {manifest.store_dtype}, "
-        f"{checkpoints * len(manifest.shards)} shards",
-        style="bold",
-    )
-    if missing < manifest.examples * checkpoints:
-        _say(f"  going on: {missing:,} of {manifest.examples * checkpoints:,} are still to do")
-    if kernel:
-        features = manifest.examples * manifest.width * checkpoints
-        _say(
-            f"  its kernel will take {size(features * (4 if manifest.store_dtype == 'float32' else 2))} more"
-        )
-    rules = Counter(type(use.rule).__name__ for use in coverage.uses if use.layout)
-    ways = [f"{n} × {name}" for name, n in rules.most_common()]
-    _say(f"  by layer rules: {', '.join(ways) or 'none'}")
-    for way, names in (
-        ("by one copy for each example", list(coverage.expanded)),
-        ("by torch.func.vmap", coverage.vmapped),
-        ("by one backward pass for each example (slow)", coverage.looped),
-        ("no gradient on the examples tried", coverage.unused),
-    ):
-        if names:
-            _say(f"  {way}: {', '.join(names)}")
 
 
 def say(text: str) -> None:

@@ -7,6 +7,7 @@ tensors or arrays of equal length; a DataLoader, whose data set and collate func
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -127,6 +128,38 @@ def _refuse_shuffled(loader: DataLoader) -> None:
             )
 
 
+def own_collate(collate: Collate | None, data: Any) -> Collate | None:
+    """The collate function to use on data, unless it comes with one of its own, as a DataLoader may."""
+    brings = isinstance(data, DataLoader) and data.collate_fn is not default_collate
+    return None if brings else collate
+
+
+def parse_bytes(memory: int | str) -> int:
+    """
+    >>> parse_bytes("2GB"), parse_bytes("512 MiB"), parse_bytes(1000)
+    (2000000000, 536870912, 1000)
+    """
+    if isinstance(memory, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMGT]?)(i?)B?\s*", memory)
+        if match is None:
+            raise UndeError(f"cannot read memory {memory!r}: expected something like '2GB' or '512MiB'")
+        base = 1024 if match[3] else 1000
+        memory = int(float(match[1]) * base ** " KMGT".index(match[2].upper() or " "))
+    if memory < 1:
+        raise UndeError(f"memory {memory}: expected a number of bytes, or something like '2GB'")
+    return memory
+
+
+def evenly(n: int, count: int) -> list[int]:
+    """Up to `count` positions of n, evenly spaced, the first and the last among them.
+
+    >>> evenly(10, 4), evenly(2, 4)
+    ([0, 3, 6, 9], [0, 1])
+    """
+    count = min(n, count)
+    return sorted({round(i * (n - 1) / max(1, count - 1)) for i in range(count)})
+
+
 def to_device(batch: Any, device: torch.device) -> Any:
     """The batch with every tensor in it on `device`."""
     return map_tensors(batch, lambda x: x.to(device, non_blocking=True))
@@ -156,11 +189,11 @@ def digest(example: Any) -> str:
     True
     """
     h = hashlib.blake2b(digest_size=8)
-    _feed(h.update, example)
+    feed(h.update, example)
     return h.hexdigest()
 
 
-def _feed(update: Callable[[bytes], None], value: Any) -> None:
+def feed(update: Callable[[bytes], None], value: Any) -> None:
     """Each value with its type and length, so that no two different examples read alike."""
     if isinstance(value, Tensor):
         value = value.detach().cpu()
@@ -170,19 +203,19 @@ def _feed(update: Callable[[bytes], None], value: Any) -> None:
         value = value.numpy()
     if isinstance(value, (np.ndarray, np.generic)):
         if value.dtype.hasobject:
-            _feed(update, [f"object{value.shape}", *np.asarray(value).flat])
+            feed(update, [f"object{value.shape}", *np.asarray(value).flat])
             return
         update(f"a{value.dtype.str}{value.shape}".encode())
         update(value.tobytes())
     elif isinstance(value, Mapping):
         update(f"{{{len(value)}".encode())
         for key in sorted(value, key=str):
-            _feed(update, key)
-            _feed(update, value[key])
+            feed(update, key)
+            feed(update, value[key])
     elif isinstance(value, (list, tuple)):
         update(f"[{len(value)}".encode())
         for v in value:
-            _feed(update, v)
+            feed(update, v)
     elif isinstance(value, (str, bytes)):
         kind, content = ("s", value.encode()) if isinstance(value, str) else ("b", value)
         update(f"{kind}{len(content)}:".encode() + content)

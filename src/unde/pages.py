@@ -19,10 +19,10 @@ from unde.features.guard import untouched
 from unde.features.units import placement
 from unde.index.self_retrieval import summary
 from unde.index.trust import Trust
+from unde.recipe import Setup
 from unde.report import Item, QueryPanel, Row, Scored, TrustCurve, TrustPanel, WeightsPanel
 from unde.report.contributors import checked, marks_for
 from unde.scores import GroupScores, Top
-from unde.setup import Setup
 from unde.tasks import Classification
 from unde.weights import Weights
 

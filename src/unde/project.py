@@ -23,10 +23,10 @@ from unde.index.self_retrieval import WeightNoise
 from unde.index.trust import of_several
 from unde.integrations.source import Source, remembered_target
 from unde.pages import Tokens, query_panels, trust_panel, weights_panels
+from unde.recipe import Setup
 from unde.report import Page, TrustPanel
 from unde.report.contributors import checked
 from unde.scores import GroupScores
-from unde.setup import Setup
 from unde.weights import Weights, learn_weights
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from unde.diffusion import sample
 from unde.features import Collector, make_units, plan_coverage
 from unde.groups import trainable
 from unde.index.manifest import task_name
-from unde.meter import Meter
+from unde.features.meter import Meter
 from unde.methods import DAS, JourneyTRAK, TracIn
 from unde.tasks import Diffusion
 from unde.tasks.cutting import cuts, recut

@@ -13,10 +13,10 @@ from unde.data import Rows
 from unde.features import Collector, make_units, placement, plan_coverage
 from unde.features.factors import Factors, gathered
 from unde.groups import trainable
-from unde.meter import Meter
+from unde.features.meter import Meter
 from unde.methods import Method
 from unde.planning.shapes import matrices
-from unde.setup import Setup
+from unde.recipe import Setup
 from unde.tasks import CausalLM, Classification, Task
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from unde import meter
-from unde.meter import Meter
+from unde.features.meter import Meter
 from unde.planning import show
 from unde.planning.shapes import no_numbers
 

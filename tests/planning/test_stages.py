@@ -10,7 +10,7 @@ from torch import nn
 from unde import Groups, Index, UndeError, learn_weights, methods
 from unde.features import make_units
 from unde.groups import trainable
-from unde.meter import Meter
+from unde.features.meter import Meter
 from unde.planning import stages
 from unde.planning.stages import Run
 from unde.tasks import Classification

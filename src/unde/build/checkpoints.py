@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from unde import console
+from unde.build.fingerprints import model_fingerprint
 from unde.errors import UndeError
-from unde.index.manifest import model_fingerprint
 
 Checkpoint = Mapping[str, Tensor] | str | os.PathLike[str]
 

@@ -12,29 +12,32 @@ from pathlib import Path
 
 from torch import Tensor
 
+from unde import console
 from unde.errors import UndeError
-from unde.index.folder import GIVEN, locked, prepare_folder
-from unde.index.manifest import FILE, Manifest
-from unde.index.store import ShardError, checksum, read_shard, write_shard
+from unde.store.layout import MATRICES
+from unde.store.manifest import Manifest
+from unde.store.shards import ShardError, checksum, read_shard, write_shard
 
 
-def made_once(folder: Path, origin: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The matrices in the folder if they were made from `origin`, else new ones, which are kept there."""
-    path, owner = folder / GIVEN, hashlib.blake2b(origin.encode(), digest_size=16).hexdigest()
-    if path.exists():
-        try:
-            return read_shard(path, owner)
-        except ShardError as e:
-            if (folder / FILE).exists():
-                raise UndeError(
-                    f"{folder} already holds another index, or a damaged one ({e}). Choose another folder, or "
-                    "delete this one"
-                ) from None
-    prepare_folder(folder)
+def made_once(
+    folder: Path, origin: str, there: Manifest | None, make: Callable[[], dict[str, Tensor]]
+) -> dict[str, Tensor]:
+    """The matrices in the folder if they were made from `origin`, else new ones, which are kept there.
+
+    Those of an index that was begun (`there`) are replaced by equal ones only: where its file is damaged or gone.
+    """
+    path, owner = folder / MATRICES, hashlib.blake2b(origin.encode(), digest_size=16).hexdigest()
+    try:
+        return read_shard(path, owner)
+    except ShardError as e:
+        damage = e
     matrices = make()
-    with locked(folder):
+    if there is None:
         write_shard(path, owner, matrices)
-    return matrices
+    elif fingerprint(matrices) == there.matrices:
+        console.note(f"{damage}: made anew, as it was")
+        write_shard(path, owner, matrices)
+    return matrices  # else they are of another index, which is refused for what differs
 
 
 def fingerprint(matrices: dict[str, Tensor]) -> str:
@@ -43,13 +46,14 @@ def fingerprint(matrices: dict[str, Tensor]) -> str:
 
 def read(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
     """The matrices that an index was built with."""
-    if not manifest.given:
+    if not manifest.matrices:
         return {}
-    path = folder / GIVEN
+    path = folder / MATRICES
+    advice = f"delete {path} and run the same Index.build again, which makes it anew as it was"
     try:
         matrices = read_shard(path, None, verify=False)
     except ShardError as e:
-        raise UndeError(f"{e}: queries cannot be projected as the index was. Rebuild it") from None
-    if fingerprint(matrices) != manifest.given:
-        raise UndeError(f"{path} is damaged, or of another index: queries cannot be projected. Rebuild it")
+        raise UndeError(f"{e}: queries cannot be projected as the index was; {advice}") from None
+    if fingerprint(matrices) != manifest.matrices:
+        raise UndeError(f"{path} is damaged, or of another index: queries cannot be projected; {advice}")
     return matrices

@@ -1,155 +1,197 @@
-"""From a model, a task and data to an index on disk: what is asked for is checked and settled, then built."""
+"""Settling an index: everything its bits depend on is decided once and recorded, before the first shard."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
-from unde import methods, projection
-from unde.data import Rows
-from unde.errors import UndeError, unknown
-from unde.features import Unit, make_units, moments, pca
+from unde import projection
+from unde.build import matrices
+from unde.build.checkpoints import fingerprints, loaded, settled_weights
+from unde.build.compare import refused_for
+from unde.build.context import Context, Given, checkpoint_of, step_of
+from unde.build.fingerprints import data_fingerprint, ids_fingerprint
+from unde.build.probe import changed_task, probed
+from unde.errors import UndeError
+from unde.features import Coverage, directions, make_units, moments, plan_coverage
+from unde.features.coverage import recorded
+from unde.features.run import resized, threads
+from unde.features.run import settle as settle_passes
 from unde.groups import Groups, trainable
-from unde.index import given
-from unde.index import manifest as mf
-from unde.index.build import Builder, shard_size
-from unde.index.checkpoints import Checkpoint, fingerprints, loaded, settled_weights
-from unde.index.folder import FISHER
-from unde.index.store import DTYPES
 from unde.methods import Method
 from unde.projection import Spec
-from unde.tasks.base import Task
+from unde.store import layout
+from unde.store.files import write_bytes
+from unde.store.manifest import SCHEMA, Manifest, Settled
+from unde.store.shards import write_shard
+
+SHARD_BYTES = 2**24  # in float32: what allocators hand out again and again without asking the system
+SHARD_PASSES = 64  # at most this much work is lost to a kill
+_PASSES = "passes"  # among matrices: how many examples, and rows, the passes had that found them
 
 
-@dataclass
-class Making:
-    """One index to be made; `run` makes what of it is missing."""
+def settle(
+    folder: Path,
+    given: Given,
+    method: Method,
+    *,
+    groups: Groups | str | Mapping[str, str],
+    exclude: Sequence[str],
+    store_dtype: str,
+    seed: int,
+    on_bad: str,
+    checkpoint_weights: Sequence[float] | None,
+    ids: Sequence[Any] | None,
+    second_moments: Any,
+    memory: int,
+    workers: int,
+) -> Context:
+    """The index that is asked for, as it was begun in the folder, or settled now and begun."""
+    if method.steps > 1 and given.checkpoints is not None:
+        raise UndeError(f"{method} sums over steps of trajectories: it takes one checkpoint")
+    names, partition = trainable(given.model, exclude), Groups.parse(groups, given.model, exclude)
+    partition.of(names)
+    models = fingerprints(given.model, given.checkpoints)
+    there = Manifest.read(folder) if (folder / layout.MANIFEST).exists() else None
+    asked = Manifest(
+        schema=SCHEMA,
+        projection_version=projection.VERSION,
+        method=method.describe(),
+        task=given.task.identity(),
+        examples=len(given.rows),
+        store_dtype=store_dtype,
+        seed=seed,
+        on_bad=on_bad,
+        units=[],
+        groups={k: list(v) for k, v in partition.members.items()},
+        models=models,
+        checkpoint_weights=settled_weights(checkpoint_weights, len(models) * method.steps),
+        data=data_fingerprint(given.rows),
+        ids=ids_fingerprint(ids),
+        factors=method.factors,
+        matrices="",
+        settled=there.settled if there is not None else Settled(0, 0, torch.get_num_threads()),
+    )
+    with threads(asked.settled.threads):
+        asked, found = _with_matrices(folder, given, method, names, asked, there, second_moments, memory)
+        units = make_units(given.model, names, str(method.projection), seed, found)
+        described = [{"name": u.name, "shape": list(u.shape), "size": u.stop - u.start} for u in units]
+        asked = replace(asked, units=described)
+        if there is None:
+            return _begun(folder, given, asked, ids, memory, workers)
+        return _gone_on(folder, given, asked, there, ids, workers)
 
-    model: nn.Module
-    task: Task
-    rows: Rows
-    method: Method
-    batch_size: int
-    store_dtype: str
-    seed: int
-    on_bad: str
-    checkpoints: Sequence[Checkpoint] | None
-    ids: Sequence[Any] | None
-    num_workers: int
-    memory: int
-    progress: bool
 
-    def __post_init__(self) -> None:
-        if self.store_dtype not in DTYPES:
-            raise unknown("store_dtype", self.store_dtype, DTYPES)
-        if self.on_bad not in ("error", "skip"):
-            raise unknown("on_bad", self.on_bad, ("error", "skip"))
-        if self.batch_size < 1:
-            raise UndeError(f"batch_size {self.batch_size}: expected at least 1")
-        if self.ids is not None:
-            self.ids = mf.plain_ids(self.ids)
-            if len(self.ids) != len(self.rows):
-                raise UndeError(f"{len(self.ids)} ids for {len(self.rows)} examples: expected one for each")
+def _begun(
+    folder: Path, given: Given, asked: Manifest, ids: Sequence[Any] | None, memory: int, workers: int
+) -> Context:
+    """A new index: coverage, pass and shard sizes are decided, then its manifest is written."""
+    draft = Context(folder, asked, given, workers, ids)
+    decided: list[tuple[int, int | None, Coverage]] = []
+    for c in range(len(asked.models)):
+        with loaded(given.model, checkpoint_of(given.checkpoints, c)):
+            what = draft.measurement
+            coverage = plan_coverage(given.model, given.task, given.rows, what.units, what.measure)
+            task = step_of(given.task, draft.method, c)
+            size, rows = settle_passes(given.model, task, given.rows, what, coverage, memory)
+            decided.append((size, rows, coverage))
+    size, rows, _ = min(decided, key=lambda d: d[0])
+    settled = replace(
+        asked.settled,
+        pass_size=size,
+        shard_size=shard_size(size, asked.width),
+        coverage=_distinct([recorded(coverage) for _, _, coverage in decided]),
+        rows=rows,
+    )
+    manifest = replace(asked, settled=settled)
+    context = Context(folder, manifest, given, workers, ids)
+    (folder / layout.SHARDS).mkdir(exist_ok=True)
+    where, features = probed(context)
+    write_shard(folder / layout.PROBE, manifest.id, {"where": where, "features": features})
+    _write_ids(folder, ids)
+    manifest.write(folder)
+    return context
 
-    def run(
-        self,
-        folder: Path,
-        groups: Groups | str | Mapping[str, str],
-        exclude: Sequence[str],
-        checkpoint_weights: Sequence[float] | None,
-        second_moments: Any,
-    ) -> mf.Manifest:
-        names = trainable(self.model, exclude)
-        partition = Groups.parse(groups, self.model, exclude)
-        partition.of(names)
-        self.models = fingerprints(self.model, self.checkpoints)
-        if self.method.steps > 1 and self.checkpoints is not None:
-            raise UndeError(f"{self.method} sums over steps of trajectories: it takes one checkpoint")
-        etas = settled_weights(checkpoint_weights, len(self.models) * self.method.steps)
-        self.data = mf.data_fingerprint(self.rows)
-        matrices = self._matrices(folder, names, second_moments)
-        units = make_units(self.model, names, str(self.method.projection), self.seed, matrices)
-        manifest = mf.Manifest(
-            schema=mf.SCHEMA,
-            projection_version=projection.VERSION,
-            method=self.method.describe(),
-            task=mf.task_name(self.task),
-            examples=len(self.rows),
-            batch_size=self.batch_size,
-            shard_size=shard_size(self.batch_size, units[-1].stop),
-            store_dtype=self.store_dtype,
-            seed=self.seed,
-            on_bad=self.on_bad,
-            units=[{"name": u.name, "shape": list(u.shape), "size": u.stop - u.start} for u in units],
-            groups={k: list(v) for k, v in partition.members.items()},
-            models=self.models,
-            checkpoint_weights=etas,
-            data=self.data,
-            ids=mf.ids_fingerprint(self.ids),
-            factors=self.method.factors,
-            given=given.fingerprint(matrices),
+
+def _gone_on(
+    folder: Path,
+    given: Given,
+    asked: Manifest,
+    there: Manifest,
+    ids: Sequence[Any] | None,
+    workers: int,
+) -> Context:
+    """An index that was begun: refused if another is asked for."""
+    context = Context(folder, there, given, workers, ids)
+    differ = refused_for(there, asked)
+    if not differ:  # else the probe may not even run
+        differ = changed_task(context, asked.task)
+    if differ:
+        raise UndeError(
+            f"{folder} already holds another index. What differs: {'; '.join(differ)}. "
+            "Choose another folder, or delete this one"
         )
-        self._build(folder, manifest, units)
-        if getattr(self.method, "fisher", None) == "sampled":
-            probe = methods.Fisher(self.method.projection).describe()
-            self._build(folder / FISHER, replace(manifest, method=probe), units)
-        return manifest
+    (folder / layout.SHARDS).mkdir(exist_ok=True)
+    _write_ids(folder, ids)
+    return context
 
-    def _build(self, folder: Path, manifest: mf.Manifest, units: list[Unit]) -> None:
-        Builder(
-            folder,
-            manifest,
-            self.model,
-            self.task,
-            self.rows,
-            units,
-            checkpoints=self.checkpoints,
-            ids=self.ids,
-            num_workers=self.num_workers,
-            memory=self.memory,
-            progress=self.progress,
-        ).run()
 
-    def _matrices(self, folder: Path, names: list[str], second_moments: Any) -> dict[str, Tensor]:
-        """What the projection needs that is not drawn from the seed."""
-        spec = Spec.parse(str(self.method.projection))
-        if second_moments is not None and self.method.factors:
-            raise UndeError(
-                "EKFAC needs the two sides of a gradient apart, but second_moments weighs its entries one by one: "
-                "use one of the two"
-            )
-        scales = {} if second_moments is None else moments.scales(second_moments, self.model, names)
-        if spec.kind != "pca" and not scales:
-            return {}
-        origin = [
-            self.models,
-            self.data,
-            names,
-            str(spec),
-            self.seed,
-            self.batch_size,
-            given.fingerprint(scales),
-        ]
+def shard_size(pass_size: int, width: int) -> int:
+    """Examples in a shard: a whole number of passes, so that a resumed build runs the very same passes."""
+    passes = SHARD_BYTES // max(1, 4 * pass_size * width)
+    return pass_size * min(max(1, passes), SHARD_PASSES)
+
+
+def _with_matrices(
+    folder: Path,
+    given: Given,
+    method: Method,
+    names: list[str],
+    asked: Manifest,
+    there: Manifest | None,
+    second_moments: Any,
+    memory: int,
+) -> tuple[Manifest, dict[str, Tensor]]:
+    """What the projection needs that is not drawn from the seed."""
+    spec = Spec.parse(str(method.projection))
+    if second_moments is not None and method.factors:
+        raise UndeError(
+            "EKFAC needs the two sides of a gradient apart, but second_moments weighs its entries one by one: "
+            "use one of the two"
+        )
+    found = {} if second_moments is None else moments.scales(second_moments, given.model, names)
+    if spec.kind == "pca":
+        origin = [asked.models, asked.data, names, str(spec), asked.seed, matrices.fingerprint(found)]
 
         def make() -> dict[str, Tensor]:
-            if spec.kind != "pca":
-                return scales
-            with loaded(self.model, None if self.checkpoints is None else self.checkpoints[0]):
-                directions = pca.fit(
-                    self.model,
-                    self.task,
-                    self.rows,
-                    names,
-                    spec,
-                    seed=self.seed,
-                    measure=self.method.measure,
-                    batch_size=self.batch_size,
-                    memory=self.memory,
-                )
-            return directions | scales
+            size, rows = asked.settled.directions or (None, None)
+            with loaded(given.model, checkpoint_of(given.checkpoints, 0)):
+                made = directions.fit(
+                    given.model, resized(given.task, rows), given.rows, names, spec, seed=asked.seed,
+                    measure=method.measure, memory=memory, size=size,
+                )  # fmt: skip
+            passes = torch.tensor([made.size, made.rows or 0])
+            return made.matrices | found | {_PASSES: passes}
 
-        return given.made_once(folder, repr(origin), make)
+        found = matrices.made_once(folder, repr(origin), there, make)
+        size, rows = found[_PASSES].tolist()
+        asked = replace(asked, settled=replace(asked.settled, directions=[size, rows or None]))
+    elif found:
+        found = matrices.made_once(folder, repr([names, matrices.fingerprint(found)]), there, lambda: found)
+    return replace(asked, matrices=matrices.fingerprint(found)), found
+
+
+def _write_ids(folder: Path, ids: Sequence[Any] | None) -> None:
+    if ids is not None:
+        write_bytes(folder / layout.IDS, (json.dumps(list(ids)) + "\n").encode())
+
+
+def _distinct(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One for each checkpoint, or one if all are alike."""
+    return records[:1] if all(r == records[0] for r in records) else records

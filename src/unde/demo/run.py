@@ -18,10 +18,10 @@ from unde.data import Rows
 from unde.demo.digits import CORRUPTED, Digits, accuracy, digits, train
 from unde.index import Index
 from unde.pages import predictions, query_panels, trust_panel, uniform, weights_panel
+from unde.recipe import Setup
 from unde.report import Card, Item, MislabelPanel, Page, RocCurve, Scored, Step, Table
 from unde.report.html import count
 from unde.scores import GroupScores
-from unde.setup import Setup
 from unde.tasks import Classification
 from unde.weights import Weights
 

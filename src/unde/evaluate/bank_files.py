@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from unde.errors import UndeError
-from unde.files import write_atomically
+from unde.store.files import write_atomically
 
 FORMAT = "unde bank 1"
 FORMATS = (FORMAT, "whence bank 1")  # the package was called whence until 0.1

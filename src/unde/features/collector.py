@@ -3,7 +3,7 @@
 Weights do not require grad, so autograd computes no weight gradient. A forward hook on each layer hands the
 layer's input to its rule, which projects it at once; a hook on the layer's output tensor hands over the
 output gradient when the backward pass gets there, and the rule combines the two (see `layers/`). What no
-rule covers goes through `fallback.py`; `plan.py` decides, and checks every choice against autograd.
+rule covers goes through `fallback.py`; `coverage.py` decides, and checks every choice against autograd.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from unde.features.guard import untouched
 from unde.features.layers import Rule
 from unde.features.layers.base import fold, outer
 from unde.features.memory_format import channels_last
+from unde.features.meter import Meter
 from unde.features.units import Unit, placement
-from unde.meter import Meter
 from unde.tasks.base import Task
 from unde.tasks.cutting import recut
 
@@ -76,7 +76,7 @@ class Collector:
     """Inside a `with` block, maps batches to features: `features, values = collector(batch, ids)`.
 
     `factors` gathers covariances on the way (see `factors.py`); with emit=False it gathers nothing else, and the
-    features are left empty. `also` names measures that are not differentiated; their values are in `.also`, (B, ·),
+    features are left empty. `beside` names measures that are not differentiated; their values are in `.beside`, (B, ·),
     after each call.
     """
 
@@ -89,7 +89,7 @@ class Collector:
         measure: str = "loss",
         factors: Factors | None = None,
         emit: bool = True,
-        also: Sequence[str] = (),
+        beside: Sequence[str] = (),
     ) -> None:
         self.model, self.task, self.units, self.coverage, self.measure = model, task, units, coverage, measure
         self.factors, self.emit = factors, emit
@@ -100,8 +100,8 @@ class Collector:
         self._out: Tensor | None = None
         self._batch = 0
         self._anchor = torch.zeros((), device=self.device, requires_grad=True)
-        self._wrapped = fallback.Measured(model, task, measure, also)
-        self.also = torch.empty(0, len(also))
+        self._wrapped = fallback.Measured(model, task, measure, beside)
+        self.beside = torch.empty(0, len(beside))
 
     def __enter__(self) -> Collector:
         with ExitStack() as stack:
@@ -122,10 +122,10 @@ class Collector:
         """(B, D) features and (B,) values of the measure, for the B examples `ids`."""
         features = torch.zeros(len(ids), self.width, device=self.device, dtype=self.dtype)
         values = torch.zeros(len(ids), device=self.device, dtype=self.dtype)
-        self.also = torch.zeros(len(ids), len(self._wrapped.also), device=self.device, dtype=self.dtype)
+        self.beside = torch.zeros(len(ids), len(self._wrapped.beside), device=self.device, dtype=self.dtype)
         for which, portion in self.task.cutting.portions(batch):
             for part in self.task.cutting.passes(portion, ids[which]):
-                self._pass(part, ids[which], features[which], values[which], self.also[which])
+                self._pass(part, ids[which], features[which], values[which], self.beside[which])
         return features, values
 
     def fit(self, memory: int, example: Any) -> None:
@@ -134,8 +134,11 @@ class Collector:
         def peak(part: Any, count: int) -> int:
             with Meter() as meter:
                 features = torch.zeros(count, self.width, device=self.device, dtype=self.dtype)
-                values, also = features.new_zeros(count), features.new_zeros(count, len(self._wrapped.also))
-                self._pass(part, [0] * count, features, values, also)
+                values, beside = (
+                    features.new_zeros(count),
+                    features.new_zeros(count, len(self._wrapped.beside)),
+                )
+                self._pass(part, [0] * count, features, values, beside)
             return meter.peak
 
         factors, self.factors = self.factors, None  # they are of other passes
@@ -145,9 +148,9 @@ class Collector:
         finally:
             self.factors = factors
 
-    def _pass(self, part: Any, ids: Sequence[int], features: Tensor, values: Tensor, also: Tensor) -> None:
+    def _pass(self, part: Any, ids: Sequence[int], features: Tensor, values: Tensor, beside: Tensor) -> None:
         """Adds what one forward and backward pass gives."""
-        values += self._hooked(part, ids, features, also)
+        values += self._hooked(part, ids, features, beside)
         if self.emit and self.coverage.vmapped:
             self._general(fallback.by_vmap, self.coverage.vmapped, part, ids, features)
         if self.emit and self.coverage.looped:
@@ -161,9 +164,9 @@ class Collector:
         parameters = dict(self.model.named_parameters())
         watched = {n: parameters[n].requires_grad_(True) for n in self.coverage.unused if n in self._loose}
         try:
-            if self._wrapped.also:
-                values, also = self._wrapped.values_and_also(copies, batch, ids)
-                beside += also
+            if self._wrapped.beside:
+                values, kept = self._wrapped.values_and_beside(copies, batch, ids)
+                beside += kept
             else:
                 values = self._wrapped.values(copies, batch, ids)
             if values.requires_grad:

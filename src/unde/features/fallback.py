@@ -23,22 +23,22 @@ from unde.tasks.base import Task
 class Measured(nn.Module):
     """The task's measure as a module, so that torch.func can swap parameters of the user's model in it."""
 
-    def __init__(self, model: nn.Module, task: Task, measure: str, also: Sequence[str] = ()) -> None:
+    def __init__(self, model: nn.Module, task: Task, measure: str, beside: Sequence[str] = ()) -> None:
         super().__init__()
         self.training = model.training  # registering a child must not be followed by a mode change
         self.model = model
-        self.task, self.measure, self.also = task, measure, also
+        self.task, self.measure, self.beside = task, measure, beside
 
     def forward(self, batch: Any, ids: Sequence[int], both: bool = False) -> Any:
         if not both:
             return self.task.measure(self.model, batch, name=self.measure, ids=ids)
-        found = measures(self.task, self.model, batch, [self.measure, *self.also], ids)
-        return found[self.measure], torch.stack([found[name].detach() for name in self.also], 1)
+        found = measures(self.task, self.model, batch, [self.measure, *self.beside], ids)
+        return found[self.measure], torch.stack([found[name].detach() for name in self.beside], 1)
 
     def values(self, swapped: Mapping[str, Tensor], batch: Any, ids: Sequence[int]) -> Tensor:
         return self._with(swapped, batch, ids, False)
 
-    def values_and_also(
+    def values_and_beside(
         self, swapped: Mapping[str, Tensor], batch: Any, ids: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
         """The measure, and those that are kept beside it, (B, ·)."""

@@ -1,6 +1,6 @@
-"""The features of a training set on disk: shards, manifest, resume, checks."""
+"""The index as people use it: build, open, features of queries, scores, weights by self-retrieval, trust."""
 
+from unde.build.queries import QueryFeatures
 from unde.index.index import Index
-from unde.index.queries import QueryFeatures
 
 __all__ = ["Index", "QueryFeatures"]

@@ -2,65 +2,52 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial, reduce
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, default_collate
 
-from unde import methods
-from unde.data import Collate, Rows
+from unde import console, methods, plan
+from unde.build import shards
+from unde.build.checkpoints import Checkpoint, fingerprints
+from unde.build.checks import check_shards, read_ids
+from unde.build.compare import differs_from, task_differences
+from unde.build.context import Context, Given
+from unde.build.fingerprints import changed_example, plain_ids
+from unde.build.probe import changed_task, note_accepted
+from unde.build.queries import QueryFeatures
+from unde.build.settle import settle
+from unde.build.stored import Stored
+from unde.data import Collate, Rows, own_collate, parse_bytes
 from unde.errors import UndeError, unknown
-from unde.features.factors import gathered, split
+from unde.execution import Serial
 from unde.groups import Groups
-from unde.index import checks, influence
-from unde.index import manifest as mf
-from unde.index.checkpoints import Checkpoint, fingerprints
-from unde.index.folder import FISHER
-from unde.index.making import Making
-from unde.index.queries import QueryFeatures, compute
-from unde.index.store import read_shard, unpack
-from unde.index.tokens import TokenScores
-from unde.index.training import Training
-from unde.kernels import Kernel
+from unde.index import self_retrieval, trust
+from unde.index.opened import Opened
+from unde.index.trust import Trust
 from unde.methods import Method
-from unde.scores import GroupScores, TrainSide
+from unde.plan import Plan
+from unde.recipe import Recipe
+from unde.scores.group_scores import GroupScores, WeightsLike
+from unde.scores.tokens import TokenScores
+from unde.store import layout
+from unde.store.codec import codec
+from unde.store.locks import locked
+from unde.store.manifest import Manifest
 from unde.tasks.base import Task
-
-if TYPE_CHECKING:
-    from unde.index.trust import Trust
-    from unde.planning import Plan
-    from unde.scores import WeightsLike
-    from unde.weights import Weights
+from unde.tasks.identity import same_but_code
+from unde.weights import Weights
 
 
 class Index:
     """Make one with `Index.build` or `Index.open`."""
 
-    def __init__(
-        self,
-        folder: Path,
-        manifest: mf.Manifest,
-        model: nn.Module | None,
-        task: Task | None,
-        checkpoints: Sequence[Checkpoint] | None,
-        collate: Collate | None,
-        memory: int,
-        rows: Rows | None = None,
-    ) -> None:
-        self.train_data = rows  # where it is at hand
-        self.folder, self.manifest, self.model, self.task = folder, manifest, model, task
-        self.checkpoints, self.collate, self.memory = checkpoints, collate, memory
-        self.groups = manifest.as_groups()
-        self.method = methods.parse(manifest.method)
-        self.batch_size = manifest.batch_size
-        self.ids = checks.read_ids(folder, manifest)
-        self._training: dict[Kernel | None, Training] = {}
+    def __init__(self, opened: Opened) -> None:
+        self._opened = opened
         self._retrieved: tuple[Any, Any] | None = None
 
     def __len__(self) -> int:
@@ -69,6 +56,51 @@ class Index:
     def __repr__(self) -> str:
         m, groups = self.manifest, len(self.groups)
         return f"Index({str(self.folder)!r}, {self.method}, {m.examples} × {m.width}, {groups} groups)"
+
+    @property
+    def folder(self) -> Path:
+        return self._opened.stored.folder
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the index is, and what was settled for it."""
+        return self._opened.stored.manifest
+
+    @property
+    def method(self) -> Method:
+        """What it was built for."""
+        return self._opened.method
+
+    @property
+    def groups(self) -> Groups:
+        return self._opened.groups
+
+    @property
+    def ids(self) -> Sequence[Any] | None:
+        """The user's names of the training examples."""
+        return self._opened.ids
+
+    @property
+    def memory(self) -> int:
+        """The budget, in bytes."""
+        return self._opened.stored.memory
+
+    @property
+    def model(self) -> nn.Module | None:
+        return self._opened.model
+
+    @property
+    def task(self) -> Task | None:
+        return self._opened.task
+
+    @property
+    def train_data(self) -> Rows | None:
+        return self._opened.rows
+
+    @property
+    def skipped(self) -> Tensor:
+        """(N,) bool: examples left out because of NaN gradients."""
+        return self._opened.stored.skipped
 
     # --- making one -------------------------------------------------------------------------------------
 
@@ -82,7 +114,7 @@ class Index:
         *,
         method: str | Method = "trak",
         groups: Groups | str | Mapping[str, str] = "layer",
-        batch_size: int = 32,
+        batch_size: int | None = None,
         checkpoints: Sequence[Checkpoint] | None = None,
         checkpoint_weights: Sequence[float] | None = None,
         exclude: Sequence[str] = (),
@@ -95,6 +127,7 @@ class Index:
         seed: int = 0,
         on_bad: str = "error",
         second_moments: Any = None,
+        recipe: str | Recipe | None = None,
         progress: bool = True,
     ) -> Index:
         """Compute the features of `train_data`, or finish an index that was begun in `path`.
@@ -103,26 +136,46 @@ class Index:
         for TracInCP; equal shares by default). `exclude` names parameters to leave out, by regular
         expressions. `on_bad` is what to do about NaN gradients: "error", or "skip" and record.
         `second_moments`, an Adam-like optimizer, its state_dict() or {parameter: v}, divides gradients by √v.
+        `memory` and what is fast decide how many examples go through the model at a time, which is recorded; a
+        `batch_size` is understood and not needed. `recipe` names a function that makes the same `Setup` in another
+        process, as "my_project.setup:make".
         """
-        rows = Rows(train_data, collate or _own_collate(task, train_data))
-        budget, folder = parse_bytes(memory), Path(path)
+        if on_bad not in ("error", "skip"):
+            raise unknown("on_bad", on_bad, ("error", "skip"))
+        if batch_size is not None and batch_size < 1:
+            raise UndeError(f"batch_size {batch_size}: expected at least 1")
+        codec(store_dtype)  # one of those there are
+        rows = Rows(train_data, collate or own_collate(task.collate, train_data))
+        ids = None if ids is None else plain_ids(ids)
+        if ids is not None and len(ids) != len(rows):
+            raise UndeError(f"{len(ids)} ids for {len(rows)} examples: expected one for each")
+        recipe = Recipe(recipe) if isinstance(recipe, str) else recipe
+        given, folder = Given(model, task, rows, checkpoints, recipe), Path(path).expanduser()
+        budget, chosen = parse_bytes(memory), methods.for_building(method)
         with _on_device(model, device):
-            manifest = Making(
-                model=model,
-                task=task,
-                rows=rows,
-                method=methods.for_building(method),
-                batch_size=batch_size,
-                store_dtype=store_dtype,
-                seed=seed,
-                on_bad=on_bad,
-                checkpoints=checkpoints,
-                ids=ids,
-                num_workers=num_workers,
-                memory=budget,
-                progress=progress,
-            ).run(folder, groups, exclude, checkpoint_weights, second_moments)
-        return cls(folder, manifest, model, task, checkpoints, rows.collate, budget, rows)
+            for place, measured in ((folder, chosen), (folder / layout.FISHER, chosen.probe)):
+                if measured is None:
+                    continue
+                layout.prepare(place)
+                with locked(place):
+                    context = settle(
+                        place,
+                        given,
+                        measured,
+                        groups=groups,
+                        exclude=exclude,
+                        store_dtype=store_dtype,
+                        seed=seed,
+                        on_bad=on_bad,
+                        checkpoint_weights=checkpoint_weights,
+                        ids=ids,
+                        second_moments=second_moments,
+                        memory=budget,
+                        workers=num_workers,
+                    )
+                    _compute(context, progress)
+        stored = Stored(folder, Manifest.read(folder), budget)
+        return cls(Opened(stored, ids, model, task, checkpoints, rows.collate, rows))
 
     @classmethod
     def open(
@@ -137,106 +190,43 @@ class Index:
         collate: Collate | None = None,
         memory: int | str = "2GB",
         verify: bool = True,
+        accept_code: bool = False,
     ) -> Index:
         """An index on disk, after checking that it is whole and was made from what is given here.
 
         Without `model` and `task` it can score stored query features only. `train_data` is compared with what
-        was indexed (all of it if that takes seconds). `verify=False` skips the checksums.
+        was indexed (all of it if that takes seconds). `verify=False` skips the checksums. A task whose code changed
+        since is refused, unless it gives the same features (which is tried where model and `train_data` are given), or
+        `accept_code=True` says that it does; that is noted in the index and in all scores.
         """
-        folder, manifest = Path(path), mf.Manifest.read(Path(path))
-        rows = None if train_data is None else Rows(train_data)
+        folder = Path(path).expanduser()
+        manifest = Manifest.read(folder)
+        if task is not None and collate is None:
+            collate = own_collate(task.collate, train_data)
+        rows = None if train_data is None else Rows(train_data, collate)
         models = [] if model is None else fingerprints(model, checkpoints)
-        differ = checks.differences(manifest, model, models, task, groups, rows)
+        differ = differs_from(manifest, model, models, groups, None if rows is None else len(rows))
+        check_shards(folder, manifest, verify)
+        stored = Stored(folder, manifest, parse_bytes(memory))
+        if rows is not None and not differ:
+            changed = changed_example(rows, torch.arange(len(rows)), stored.values("digest"))
+            if changed is not None:
+                differ = [f"the training data (example {changed} has another content)"]
+        noted = {}
+        if task is not None and not differ:
+            differ, noted = _task_of(stored, task, model, rows, checkpoints, accept_code)
         if differ:
             raise UndeError(f"{folder} was made from something else. What differs: {'; '.join(differ)}")
-        if task is not None and collate is None:
-            collate = _own_collate(task, train_data)
-        checks.check_shards(folder, manifest, verify)
-        index = cls(folder, manifest, model, task, checkpoints, collate, parse_bytes(memory), rows)
-        if rows is not None:
-            changed = checks.changed_example(rows, torch.arange(len(rows)), index.extras("digest"))
-            if changed is not None:
-                raise UndeError(
-                    f"{folder} was made from something else. What differs: the training data "
-                    f"(example {changed} has another content)"
-                )
-        return index
+        ids = read_ids(folder, manifest)
+        return cls(Opened(stored, ids, model, task, checkpoints, collate, rows, noted))
 
     @staticmethod
     def plan(model: nn.Module, task: Task, example: Any = None, **options: Any) -> Plan:
         """What building and asking an index would need, for a model that may be on the meta device.
 
-        Options are those of `unde.planning.plan`: n_examples, seq_len, and most of `Index.build`.
+        Options are those of `unde.plan.plan`: n_examples, seq_len, and most of `Index.build`.
         """
-        from unde.planning import plan
-
-        return plan(model, task, example, **options)
-
-    # --- reading ----------------------------------------------------------------------------------------
-
-    def _shard(self, checkpoint: int, s: int) -> dict[str, Tensor]:
-        return read_shard(checks.shard_path(self.folder, checkpoint, s), self.manifest.id, verify=False)
-
-    def block(self, checkpoint: int, s: int) -> Tensor:
-        """(n, D) float32 features of shard s."""
-        return unpack(self._shard(checkpoint, s), self.manifest.columns)
-
-    def blocks(self, s: int) -> list[Tensor]:
-        """The features of shard s under each checkpoint."""
-        return [self.block(c, s) for c in range(self.manifest.terms)]
-
-    def rows(self, which: Tensor) -> Tensor:
-        """(C, n, D) float32 features of the training examples `which`, from the shards that hold them."""
-        out = torch.empty(self.manifest.terms, len(which), self.manifest.width)
-        for s, rows in enumerate(self.manifest.shards):
-            here = ((which >= rows.start) & (which < rows.stop)).nonzero()[:, 0]
-            if len(here):
-                local = which[here] - rows.start
-                for c, block in enumerate(self.blocks(s)):
-                    out[c].index_copy_(0, here, block.index_select(0, local))
-        return out
-
-    def extras(self, name: str, checkpoint: int = 0) -> Tensor:
-        """A stored value of every example: "loss" (N,), "squares" (N, parameters), "skipped" (N,), and
-        "also" (N, ·), the measures that the method keeps beside features."""
-        known = ("loss", "squares", "skipped", "digest", *["also"] * bool(self.method.also))
-        if name not in known:
-            raise unknown("extra", name, known)
-        return torch.cat([self._shard(checkpoint, s)[name] for s in range(len(self.manifest.shards))])
-
-    def factors(self, checkpoint: int = 0) -> dict[str, tuple[Tensor, Tensor]]:
-        """The covariances that EKFAC is made of, in float64, of the parameters that have them."""
-        m = self.manifest
-        if not m.factors:
-            raise UndeError(
-                f"{self.folder} holds no covariances, which EKFAC is made of: build it with method='ekfac' (all other "
-                "methods can be scored on such an index too)"
-            )
-        parts = (self._shard(checkpoint, s)["factors"].double() for s in range(len(m.shards)))
-        total = reduce(torch.add, parts)
-        found = split(total, gathered(m.units, str(self.method.projection)))
-        return {name: pair for name, pair in found.items() if all(side.any() for side in pair)}
-
-    @cached_property
-    def fisher(self) -> Index:
-        """The gradients with sampled labels."""
-        folder = self.folder / FISHER
-        if not (folder / mf.FILE).exists():
-            raise UndeError(
-                f"{self.folder} holds no gradients with sampled labels: build it with EKFAC(fisher='sampled')"
-            )
-        return Index.open(folder, memory=self.memory)
-
-    @cached_property
-    def skipped(self) -> Tensor:
-        """(N,) bool: examples left out because of NaN gradients."""
-        flags = [self.extras("skipped", c).bool() for c in range(self.manifest.terms)]
-        return torch.stack(flags).any(0)
-
-    @cached_property
-    def _squares(self) -> Tensor:
-        etas = self.manifest.checkpoint_weights
-        return torch.stack([eta * self.extras("squares", c) for c, eta in enumerate(etas)]).sum(0)
+        return plan.plan(model, task, example, **options)
 
     # --- asking -----------------------------------------------------------------------------------------
 
@@ -248,7 +238,7 @@ class Index:
                     "these query features were computed for another index: compute them anew with this one"
                 )
             return queries
-        rows = Rows(queries, None if _brings_collate(queries) else self.collate)
+        rows = Rows(queries, own_collate(self._opened.collate, queries))
         if path is not None and Path(path).exists():
             there = QueryFeatures.load(Path(path), self.manifest.id)
             if there.digests != rows.digests():
@@ -256,7 +246,7 @@ class Index:
                     f"{path} holds the features of other queries: choose another path, or delete it"
                 )
             return there
-        made = compute(self, rows)
+        made = self._opened.session.features(rows)
         if path is not None:
             made.save(Path(path))
         return made
@@ -267,11 +257,14 @@ class Index:
         made = self.features(queries)
         if not isinstance(queries, QueryFeatures):
             chosen.check_query(Rows(queries)[0])
-        return self.scores_of(chosen, made.features, made.digests)
+        at_hand = None not in (self.model, self.task, self.train_data)
+        judging = partial(self._retrieval, chosen) if at_hand else None
+        return self._opened.scorer.scores(chosen, made.features, made.digests, judging)
 
     def tokens(self, scores: GroupScores, weights: WeightsLike = None) -> TokenScores:
         """Contributions of single tokens: `index.tokens(scores)(q, example)` adds up to the score of `example`."""
-        return TokenScores(self, scores, weights)
+        at = self._opened
+        return TokenScores(at.session, at.scorer, at.collate, scores, weights)
 
     def self_influence(
         self,
@@ -287,13 +280,13 @@ class Index:
         """
         where = torch.arange(len(self)) if subset is None else torch.as_tensor(subset)
         chosen = methods.on_index(method, self.method)
-        return influence.self_influence(self, chosen, weights, normalize_top, where)
+        return self._opened.scorer.self_influence(chosen, weights, normalize_top, where)
 
     def learn_weights(
         self,
         method: str | Method | None = None,
         perturb: Any = None,
-        examples: int = 200,
+        examples: int = self_retrieval.EXAMPLES,
         seed: int = 0,
     ) -> Weights:
         """Weights with which perturbed training examples find themselves: no labels, no queries, no k.
@@ -304,86 +297,88 @@ class Index:
         and report, all of different training examples. Where weights would not help they are uniform;
         `weights.provenance` tells what was found. Costs as much as 600 queries, and `examples` more, at most.
         """
-        from unde.index import self_retrieval
-
-        return self_retrieval.learn(self, method, perturb, examples, seed)
+        chosen = methods.on_index(method, self.method)
+        if (perturb, examples, seed) == (
+            None,
+            self_retrieval.EXAMPLES,
+            0,
+        ):  # what also judges weights from queries
+            return self._retrieval(chosen, self.groups).weights()
+        self._retrieved = None  # its memory is free for this one
+        return self_retrieval.Retrieval.made(self._opened, chosen, perturb, examples, seed).weights()
 
     def trust(
         self,
         weights: Weights | None = None,
         method: str | Method | None = None,
-        examples: int = 60,
+        examples: int = trust.SHOWN,
         seed: int = 0,
         perturb: Any = None,
     ) -> Trust:
         """How many training examples find themselves through a change, by its strength: see `unde.index.trust`."""
-        from unde.index import trust
+        named = {} if weights is None else {"weighted": weights}
+        [told] = self.trust_of(named, method, examples, seed, perturb).values()
+        return told
 
-        return trust.of_one(self, weights, method, examples, seed, perturb)
+    def trust_of(
+        self,
+        weights: Mapping[str, Weights],
+        method: str | Method | None = None,
+        examples: int = trust.SHOWN,
+        seed: int = 0,
+        perturb: Any = None,
+    ) -> dict[str, Trust]:
+        """The same for each named set of weights, all on the same copies; without any, of the unweighted method."""
+        chosen = methods.on_index(method, self.method)
+        return trust.of_several(self._opened, weights, chosen, examples, seed, perturb)
 
-    def training(self, method: Method) -> Training:
-        """K g(n) of the training examples; the two kernels used last are held on to."""
-        kernel = method.kernel
-        made = self._training.pop(kernel, None) or Training(self, kernel)
-        self._training = dict([*self._training.items(), (kernel, made)][-2:])
-        return made
-
-    def scores_of(self, method: Method, features: Tensor, digests: list[str]) -> GroupScores:
-        """Scores of queries whose features (C, Q, D) are at hand."""
-        m, training = self.manifest, self.training(method)
-        train = TrainSide(
-            examples=len(self),
-            units=m.unit_names,
-            columns=m.columns,
-            checkpoint_weights=m.checkpoint_weights,
-            cuts=training.cuts,
-            block=training.block,
-            squares=lambda: self._squares,
-            leverage=lambda: influence.leverage(self, method),
-            also=lambda: self.extras("also"),
-            skipped=lambda: self.skipped,
-            ids=self.ids,
-        )
-        provenance = {"index": m.id, "method": method.describe(), "model": m.models}
-        provenance |= {"data": m.data, "task": m.task}
-        at_hand = None not in (self.model, self.task, self.train_data)
-        judging = partial(self._retrieval, method) if at_hand else None
-        return GroupScores(train, features, method, self.groups, digests, provenance, self.memory, judging)
-
-    def _retrieval(self, method: Method, groups: Groups) -> Any:
+    def _retrieval(self, method: Method, groups: Groups) -> self_retrieval.Retrieval:
         """Self-retrieval as it is by default, under one method and partition; the one used last is held on to."""
-        from unde.index.self_retrieval import EXAMPLES, Retrieval
-
         key = (method, tuple(groups.members.items()))
         if self._retrieved is None or self._retrieved[0] != key:
             self._retrieved = None  # its memory is free for the next
-            self._retrieved = (key, Retrieval.made(self, method, None, EXAMPLES, 0, groups))
+            made = self_retrieval.Retrieval.made(
+                self._opened, method, None, self_retrieval.EXAMPLES, 0, groups
+            )
+            self._retrieved = (key, made)
         return self._retrieved[1]
 
 
-def parse_bytes(memory: int | str) -> int:
-    """
-    >>> parse_bytes("2GB"), parse_bytes("512 MiB"), parse_bytes(1000)
-    (2000000000, 536870912, 1000)
-    """
-    if isinstance(memory, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMGT]?)(i?)B?\s*", memory)
-        if match is None:
-            raise UndeError(f"cannot read memory {memory!r}: expected something like '2GB' or '512MiB'")
-        base = 1024 if match[3] else 1000
-        memory = int(float(match[1]) * base ** " KMGT".index(match[2].upper() or " "))
-    if memory < 1:
-        raise UndeError(f"memory {memory}: expected a number of bytes, or something like '2GB'")
-    return memory
+def _compute(context: Context, progress: bool) -> None:
+    """The shards that are missing."""
+    jobs = shards.missing(context)
+    if not jobs:
+        return
+    m = context.manifest
+    count = sum(m.shards[s].stop - m.shards[s].start for _, s in jobs)
+    if progress:
+        plan.show_build(context, count)
+    with console.progress("features", count, progress, estimate="examples") as context.advance:
+        shards.compute(context, jobs, Serial())
 
 
-def _own_collate(task: Task, data: Any) -> Collate | None:
-    """The task's collate function, unless the data comes with one of its own (a DataLoader)."""
-    return None if _brings_collate(data) else task.collate
-
-
-def _brings_collate(data: Any) -> bool:
-    return isinstance(data, DataLoader) and data.collate_fn is not default_collate
+def _task_of(
+    stored: Stored,
+    task: Task,
+    model: nn.Module | None,
+    rows: Rows | None,
+    checkpoints: Sequence[Checkpoint] | None,
+    accept_code: bool,
+) -> tuple[list[str], dict[str, Any]]:
+    """How a task differs from that of an index, and what to note about it; other code may be accepted."""
+    there, given = stored.manifest.task, task.identity()
+    differ = task_differences(there, given, task)
+    if not differ or not same_but_code(there, given):
+        return differ, {}
+    if accept_code:
+        note_accepted(stored.folder, given)
+        return [], {"accepted_code": given["code"]}
+    if model is None or rows is None:
+        return [
+            f"{d}; pass model and train_data to see whether it matters, or accept_code=True" for d in differ
+        ], {}
+    context = Context(stored.folder, stored.manifest, Given(model, task, rows, checkpoints))
+    return changed_task(context, given), {}
 
 
 @contextmanager

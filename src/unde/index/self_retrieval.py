@@ -10,25 +10,23 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unde import console, methods
+from unde import console
+from unde.build.fingerprints import to_digest
+from unde.build.queries import BadQuery
 from unde.data import Rows, digest, map_tensors
 from unde.errors import NotRetrievable, UndeError
 from unde.groups import Groups
-from unde.index.checkpoints import fingerprints
-from unde.index.queries import BadQuery, compute
+from unde.index.opened import Opened
 from unde.methods import Method
 from unde.tasks.perturb import CORPUS, Perturbation
 from unde.weights import Weights, retrieval
 from unde.weights.retrieval import Copies, Judged, Trial
-
-if TYPE_CHECKING:
-    from unde.index.index import Index
 
 # Shares of the 800 passes: those of the search, for one kind of perturbation and for two; those that judge; and
 # report. `examples` more are learned from.
@@ -38,17 +36,6 @@ EXAMPLES = 200  # to learn from
 FEWEST = 10  # examples in a part
 HELD = 4  # sets of copies that are in memory at once, for each kind of perturbation, and room for K g(n)
 Perturb = Callable[[Any, float, np.random.Generator], Any]
-
-
-def learn(index: Index, method: str | Method | None, perturb: Any, examples: int, seed: int) -> Weights:
-    """See `Index.learn_weights`."""
-    chosen = methods.on_index(method, index.method)
-    if (perturb, examples, seed) == (None, EXAMPLES, 0):  # what also judges weights from queries
-        found = index._retrieval(chosen, index.groups)
-    else:
-        index._retrieved = None  # its memory is free for this one
-        found = Retrieval.made(index, chosen, perturb, examples, seed)
-    return found.weights()
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +50,7 @@ class Retrieval:
     @classmethod
     def made(
         cls,
-        index: Index,
+        index: Opened,
         method: Method,
         perturb: Any,
         examples: int,
@@ -163,12 +150,12 @@ class Parts:
     rest: Tensor  # used for nothing
 
     @classmethod
-    def drawn(cls, index: Index, content: Tensor, examples: int, kinds: int, seed: int) -> Parts:
+    def drawn(cls, index: Opened, content: Tensor, examples: int, kinds: int, seed: int) -> Parts:
         """One of each set of equal examples, in random order, dealt out; all parts shrink where there are few."""
         if examples < 2 * FEWEST:
             raise UndeError(f"examples is {examples}: expected at least {2 * FEWEST} to learn weights from")
         order = np.random.default_rng([seed, 0]).permutation(len(content))
-        order = order[~index.skipped.numpy()[order]]
+        order = order[~index.stored.skipped.numpy()[order]]
         first = np.sort(np.unique(content.numpy()[order], return_index=True)[1])
         order = torch.from_numpy(order[first])
         wanted = [SEARCHED[kinds][0] * kinds, examples, JUDGING, REPORTING]
@@ -194,11 +181,11 @@ class Copier:
     """Makes perturbed copies of training examples and scores them."""
 
     def __init__(
-        self, index: Index, method: Method, perturb: Any, seed: int, groups: Groups | None = None
+        self, index: Opened, method: Method, perturb: Any, seed: int, groups: Groups | None = None
     ) -> None:
-        if index.model is None or index.task is None or index.train_data is None:
+        if index.model is None or index.task is None or index.rows is None:
             missing = [n for n in ("model", "task") if getattr(index, n) is None]
-            missing += ["train_data"] * (index.train_data is None)
+            missing += ["train_data"] * (index.rows is None)
             raise UndeError(
                 "self-retrieval runs perturbed training examples through the model, but this index was opened without "
                 f"its {', '.join(missing)}: pass {', '.join(f'{n}=' for n in missing)} to Index.open"
@@ -206,9 +193,9 @@ class Copier:
         if seed < 0:
             raise UndeError(f"seed is {seed}: expected a whole number, 0 or larger")
         self.index, self.method, self.seed, self.groups = index, method, seed, groups or index.groups
-        self.model, self.task, self.rows = index.model, index.task, index.train_data
+        self.model, self.task, self.rows = index.model, index.task, index.rows
         self.kinds = self._kinds(perturb)
-        digests = index.extras("digest").numpy()
+        digests = index.stored.values("digest").numpy()
         self._digests = digests
         self.content = torch.from_numpy(np.unique(digests, return_inverse=True)[1])
         for kind in self.kinds:
@@ -222,7 +209,8 @@ class Copier:
         if isinstance(kind, WeightNoise):
             under = partial(kind.on, self.model, strength, self.seed)
         try:
-            features = compute(self.index, Rows(made, self.index.collate or self.rows.collate), under)
+            rows = Rows(made, self.index.collate or self.rows.collate)
+            features = self.index.session.features(rows, under)
         except BadQuery as e:
             raise UndeError(
                 f"the copy of training example {int(which[e.row])} at strength {strength:.3g} ({kind.name}) has a "
@@ -232,17 +220,19 @@ class Copier:
             raise UndeError(
                 f"copies of training examples at strength {strength:.3g} ({kind.name}) cannot be scored: {e}"
             ) from e
-        scores = self.index.scores_of(self.method.signed, features.features, features.digests)
+        scores = self.index.scorer.scores(self.method.signed, features.features, features.digests)
         share = max(1, scores.memory // (HELD * len(self.kinds)))
         return Copies(replace(scores, partition=self.groups, memory=share), which, self.content)
 
     def digests(self, which: Tensor) -> list[str]:
         """Of the originals, as queries have them."""
-        return [f"{int(d) % (1 << 64):016x}" for d in self._digests[which.numpy()]]
+        return [to_digest(int(d)) for d in self._digests[which.numpy()]]
 
     def check_model(self) -> None:
-        if fingerprints(self.model, self.index.checkpoints) != self.index.manifest.models:
-            raise UndeError("perturb= changed the model's weights: it may change examples only")
+        try:
+            self.index.session.check_model()
+        except UndeError:
+            raise UndeError("perturb= changed the model's weights: it may change examples only") from None
 
     def copy(self, kind: Perturbation, i: int, strength: float) -> Any:
         """A perturbed copy of training example i, as a query of the method."""

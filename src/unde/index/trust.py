@@ -17,22 +17,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from unde import methods
 from unde.errors import UndeError
 from unde.evaluate.estimate import Estimate
+from unde.index.opened import Opened
 from unde.index.self_retrieval import EXAMPLES, FEWEST, Copier, Parts
 from unde.methods import Method
 from unde.tasks.perturb import Perturbation
 from unde.weights import Weights
-
-if TYPE_CHECKING:
-    from unde.index.index import Index
 
 STRENGTHS = 5
 SHOWN = 60  # examples; with five strengths, 300 passes
@@ -115,26 +112,16 @@ def strengths(kind: Perturbation) -> list[float]:
     return [float(s) for s in np.geomspace(kind.least, kind.most, STRENGTHS)]
 
 
-def of_one(
-    index: Index, weights: Weights | None, method: str | Method | None, examples: int, seed: int, perturb: Any
-) -> Trust:
-    """See `Index.trust`."""
-    named = {} if weights is None else {"weighted": weights}
-    [told] = of_several(index, named, method, examples, seed, perturb).values()
-    return told
-
-
 def of_several(
-    index: Index,
+    index: Opened,
     weights: Mapping[str, Weights],
-    method: str | Method | None = None,
+    method: Method,
     examples: int = SHOWN,
     seed: int = 0,
     perturb: Any = None,
 ) -> dict[str, Trust]:
-    """For each named set of weights, all on the same copies; without any, that of the unweighted method."""
-    chosen = methods.on_index(method, index.method)
-    copier = Copier(index, chosen, perturb, seed)
+    """See `Index.trust_of`."""
+    copier = Copier(index, method, perturb, seed)
     which, held_out = _left_alone(copier, weights, examples)
     aligned = {name: w.aligned_to(index.groups.names) for name, w in weights.items()}
     ways: dict[str | None, Tensor | None] = {None: None, **aligned}
@@ -196,7 +183,7 @@ def _left_alone(copier: Copier, weights: Mapping[str, Weights], examples: int) -
 def _reported(copier: Copier, weights: Weights) -> Tensor:
     """The training examples that weights by self-retrieval were reported on, none if they came in other ways."""
     parts = weights.provenance.get("examples")
-    same = weights.provenance.get("scores", {}).get("data") == copier.index.manifest.data
+    same = weights.provenance.get("scores", {}).get("data") == copier.index.stored.manifest.data
     where = parts.get("report", []) if same and isinstance(parts, Mapping) else []
     return torch.tensor(where, dtype=torch.long)
 

@@ -19,7 +19,7 @@ from unde.diffusion import Samples, sample
 from unde.diffusion.sample import GUIDANCE
 from unde.errors import UndeError
 from unde.features.guard import untouched
-from unde.setup import Setup
+from unde.recipe import Setup
 from unde.tasks import Diffusion
 
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0")  # the attention projections

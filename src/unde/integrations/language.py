@@ -13,7 +13,7 @@ from unde import console
 from unde.errors import UndeError
 from unde.integrations.documents import Texts, check_file
 from unde.integrations.sequences import Sequences, pieces
-from unde.setup import Setup
+from unde.recipe import Setup
 from unde.tasks import CausalLM
 
 SEQ_LEN = 512

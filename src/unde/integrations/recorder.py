@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from unde.errors import UndeError
-from unde.files import PARTIAL, write_atomically
+from unde.store.files import PARTIAL, write_atomically
 
 try:
     from transformers import TrainerCallback

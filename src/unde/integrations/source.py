@@ -9,7 +9,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from unde.errors import UndeError
-from unde.files import write_atomically
+from unde.store.files import write_atomically
 
 FILE = "source.json"
 

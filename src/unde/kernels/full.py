@@ -1,7 +1,7 @@
 """The empirical kernel of TRAK, K = (ΦᵀΦ + λI)⁻¹ (Eq. 2), in two equal forms for N examples and D features:
 
-    primal   Φ (ΦᵀΦ + λI)⁻¹       a D × D inverse
-    dual     (ΦΦᵀ + λI)⁻¹ Φ       an N × N inverse
+primal   Φ (ΦᵀΦ + λI)⁻¹       a D × D inverse
+dual     (ΦΦᵀ + λI)⁻¹ Φ       an N × N inverse
 """
 
 from __future__ import annotations

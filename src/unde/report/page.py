@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from unde.errors import UndeError
-from unde.files import write_atomically
 from unde.report.heatmap import HeatmapPanel, heatmaps_section
 from unde.report.html import Html, el
 from unde.report.mislabel import MislabelPanel, mislabel_section
@@ -26,6 +25,7 @@ from unde.report.tables import (
 from unde.report.trust import TrustPanel, trust_section
 from unde.report.weight_sets import check_sets, weight_sets_section
 from unde.report.weights import WeightsPanel, weights_section
+from unde.store.files import write_atomically
 
 # The browser itself is told to fetch nothing and to run nothing.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

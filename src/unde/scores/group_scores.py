@@ -31,6 +31,7 @@ class Aligned(Protocol):
 
 WeightsLike = Aligned | Tensor | Sequence[float] | None
 
+
 def _unknown() -> Tensor:
     raise UndeError("this training side knows neither leverages nor residuals: score through an Index")
 
@@ -270,7 +271,9 @@ class GroupScores:
         own: list[list[slice]] = []
         reached: list[list[tuple[int, slice]]] = []
         for block in self.train.mixes:
-            inside = [u for c in block for u in units[bisect_left(starts, c.start) : bisect_left(starts, c.stop)]]
+            inside = [
+                u for c in block for u in units[bisect_left(starts, c.start) : bisect_left(starts, c.stop)]
+            ]
             for i, j in enumerate(dict.fromkeys(j for j, _ in inside)):
                 if i == len(own):
                     own.append([])

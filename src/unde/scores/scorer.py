@@ -1,8 +1,8 @@
-"""Scores of what is stored, and self-influence τ(i, i): how much a training example matters to itself."""
+"""The scorer of an index: scores against what is stored, and self-influence τ(i, i) of training examples."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ class Scorer:
     stored: Stored
     groups: Groups
     ids: Sequence[Any] | None
+    noted: Mapping[str, Any]  # goes into the provenance of all scores
 
     def __post_init__(self) -> None:
         self._training: dict[Kernel, Training] = {}
@@ -65,7 +66,7 @@ class Scorer:
             mixes=training.mixes,
         )
         provenance = {"index": m.id, "method": method.describe(), "model": m.models}
-        provenance |= {"data": m.data, "task": m.task["name"]}
+        provenance |= {"data": m.data, "task": m.task["name"], **self.noted}
         return GroupScores(
             train, features, method, self.groups, digests, provenance, self.stored.memory, judging
         )
@@ -77,8 +78,7 @@ class Scorer:
         for s, rows in enumerate(training.cuts):
             pairs = zip(etas, self.stored.blocks(s), training.block(s))
             parts = [
-                eta * torch.linalg.vecdot(training.on_queries(c, f), t)
-                for c, (eta, f, t) in enumerate(pairs)
+                eta * torch.linalg.vecdot(training.on_queries(c, f), t) for c, (eta, f, t) in enumerate(pairs)
             ]
             out[rows] = torch.stack(parts).sum(0)
         return out
@@ -90,9 +90,7 @@ class Scorer:
         count = self.stored.manifest.examples
         counts = where.dim() == 1 and len(where) > 0 and where.dtype in (torch.int64, torch.int32)
         if not counts or int(where.min()) < 0 or int(where.max()) >= count:
-            raise UndeError(
-                f"subset must list examples by position, from 0 to {count - 1} and at least one"
-            )
+            raise UndeError(f"subset must list examples by position, from 0 to {count - 1} and at least one")
         own = self._own(method, weights, where)
         if normalize_top is None:
             return own
@@ -117,9 +115,7 @@ class Scorer:
                 out[part] = self._of_pairs(method, weights, where[part], q, n)
         return out
 
-    def _of_pairs(
-        self, method: Method, weights: WeightsLike, where: Tensor, q: Tensor, n: Tensor
-    ) -> Tensor:
+    def _of_pairs(self, method: Method, weights: WeightsLike, where: Tensor, q: Tensor, n: Tensor) -> Tensor:
         scores = self.scores(method, q, [""] * len(where))
         w = scores.weights(weights)
         if method.groupwise:

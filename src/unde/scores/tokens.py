@@ -11,25 +11,23 @@ derivative for each pair of query and sequence.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from unde.data import Rows, to_device
+from unde.build.checkpoints import loaded
+from unde.build.context import checkpoint_of
+from unde.build.session import Session
+from unde.data import Collate, Rows, to_device
 from unde.errors import UndeError
 from unde.features.guard import untouched
-from unde.features.units import make_units, placement
-from unde.index import given
-from unde.index.checkpoints import loaded
-from unde.index.training import transformed
-from unde.scores import GroupScores
-
-if TYPE_CHECKING:
-    from unde.index.index import Index
-    from unde.scores import WeightsLike
+from unde.features.run import exclusive
+from unde.features.units import placement
+from unde.scores.group_scores import GroupScores, WeightsLike
+from unde.scores.scorer import Scorer
 
 NO_FORWARD_MODE = (RuntimeError, NotImplementedError)
 
@@ -37,43 +35,48 @@ NO_FORWARD_MODE = (RuntimeError, NotImplementedError)
 class TokenScores:
     """Token by token contributions under the scores of some queries: `tokens(q, example) -> (T,)`."""
 
-    def __init__(self, index: Index, scores: GroupScores, weights: WeightsLike = None) -> None:
-        if index.model is None or not hasattr(index.task, "token_losses"):
+    def __init__(
+        self,
+        session: Session,
+        scorer: Scorer,
+        collate: Collate | None,
+        scores: GroupScores,
+        weights: WeightsLike = None,
+    ) -> None:
+        if not hasattr(session.task, "token_losses"):
             raise UndeError(
-                f"{type(index.task).__name__} defines no token_losses(model, batch): scores have parts for tokens "
+                f"{type(session.task).__name__} defines no token_losses(model, batch): scores have parts for tokens "
                 "where the loss is a sum over tokens, as that of CausalLM is"
             )
-        self.index, self.scores = index, scores
+        self.session, self.scorer, self.collate, self.scores = session, scorer, collate, scores
         self.w = scores.weights(weights)
-        self.directions = transformed(index, scores.method, scores.scaled(self.w))  # (C, Q, D)
-        m = index.manifest
-        matrices = given.read(index.folder, m)
-        self.units = make_units(index.model, m.unit_names, str(index.method.projection), m.seed, matrices)
+        training = scorer.training(scores.method)
+        scaled = enumerate(scores.scaled(self.w))
+        self.directions = torch.stack([training.transformed(c, q) for c, q in scaled])  # (C, Q, D)
 
     def __call__(self, q: int, example: Any) -> Tensor:
         """(T,) contributions of the tokens of `example`, a row of the training data, to its score for query q."""
-        index = self.index
-        assert index.model is not None
-        device, dtype = placement(index.model)
-        batch = to_device(Rows([example], index.collate).batch([0]), device)
+        model, checkpoints = self.session.model, self.session.checkpoints
+        device, dtype = placement(model)
+        batch = to_device(Rows([example], self.collate).batch([0]), device)
         total: Tensor | None = None
-        for c in range(index.manifest.terms):
-            with loaded(index.model, None if index.checkpoints is None else index.checkpoints[c]):
-                part = self._along(self.directions[c, q].to(device, dtype), batch)
-            total = part if total is None else total + part
+        with exclusive(model):
+            for c, directions in enumerate(self.directions):
+                with loaded(model, checkpoint_of(checkpoints, c)):
+                    part = self._along(directions[q].to(device, dtype), batch)
+                total = part if total is None else total + part
         assert total is not None
         return self._finished(q, example, total.double().cpu())
 
     def _along(self, direction: Tensor, batch: Any) -> Tensor:
         """d/dε of the tokens' losses at θ + ε Pᵀ direction."""
-        model: Any = self.index.model
-        task: Any = self.index.task
+        model: Any = self.session.model
         named = dict(model.named_parameters())
         tangents = {
             u.name: u.projection.back(direction[u.columns].unsqueeze(0)).view(u.shape).to(named[u.name].dtype)
-            for u in self.units
+            for u in self.session.units
         }
-        wrapped = _TokenLosses(model, task)
+        wrapped = _TokenLosses(model, self.session.task)
 
         def losses(*values: Tensor) -> Tensor:
             swapped = {f"model.{name}": v for name, v in zip(tangents, values)}
@@ -92,8 +95,8 @@ class TokenScores:
         method, total = self.scores.method, float(linear.sum())
         if method.linear or total == 0:
             return linear
-        made = self.index.features([example]).features  # (C, 1, D)
-        own = self.index.scores_of(method, made, [""])
+        made = self.session.features(Rows([example], self.collate)).features  # (C, 1, D)
+        own = self.scorer.scores(method, made, [""])
         squares = own.regroup(self.scores.partition)._query_squares
         sides = replace(self.scores._sides(slice(q, q + 1), slice(0)), train_squares=lambda: squares)
         return linear * (float(method.final(torch.tensor([[total]]), sides, self.w)) / total)

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from unde.errors import UndeError
 
-PARTIAL = ".partial"  # what a kill can leave behind ends in this, is never read, and is cleared by the next writer
+PARTIAL = (
+    ".partial"  # what a kill can leave behind ends in this, is never read, and is cleared by the next writer
+)
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
 
 

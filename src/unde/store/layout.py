@@ -1,16 +1,16 @@
 """The folder of an index: every name that may be in it, what it holds, and what becomes of it when it is deleted.
 
-    manifest.json                  what the index is and what was settled for it
-    ids.json                       the user's names of examples
-    projection.safetensors         matrices of the projection that are not drawn from the seed
-    probe.safetensors              features of a few examples: has the code of a task changed what it computes?
-    shards/c00-000000.safetensors  features of the examples of one shard under one checkpoint
-    fisher/                        an index of gradients with sampled labels, where EKFAC asks for it
-    kernels/<key>/                 what kernels were fitted to, and K g(n) where that is stored
-    queries/                       features of queries that a command has computed
-    source.json                    what the command line built it from
-    log.jsonl                      how long builds took
-    .lock                          held by who writes
+manifest.json                  what the index is and what was settled for it
+ids.json                       the user's names of examples
+projection.safetensors         matrices of the projection that are not drawn from the seed
+probe.safetensors              features of a few examples: has the code of a task changed what it computes?
+shards/c00-000000.safetensors  features of the examples of one shard under one checkpoint
+fisher/                        an index of gradients with sampled labels, where EKFAC asks for it
+kernels/<key>/                 what kernels were fitted to, and K g(n) where that is stored
+queries/                       features of queries that a command has computed
+source.json                    what the command line built it from
+log.jsonl                      how long builds took
+.lock                          held by who writes
 """
 
 from __future__ import annotations

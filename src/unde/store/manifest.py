@@ -29,6 +29,7 @@ class Settled:
     threads: int | None  # of torch, for each job; None: as they come (releases before 0.2)
     coverage: list[dict[str, Any]] | None = None  # for each checkpoint: which way each parameter goes
     rows: int | None = None  # rows in a pass where a task makes several of an example
+    directions: list[int | None] | None = None  # the same two for the pass that finds pca directions
 
 
 @dataclass(frozen=True)

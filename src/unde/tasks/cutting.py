@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 from unde.errors import UndeError
 
-if TYPE_CHECKING:
-    from unde.tasks.base import Task
+AnyTask = TypeVar("AnyTask", bound=Any)
 
 
 class Whole:
@@ -30,6 +29,14 @@ class Whole:
         """
         return self
 
+    @property
+    def settled(self) -> int | None:
+        """Rows in a pass, where that was settled by `within`: a build that goes on asks for as many (`of`)."""
+        return None
+
+    def of(self, rows: int) -> Whole:
+        return self
+
     def brief(self) -> Whole:
         """The same code on less of an example, for checks."""
         return self
@@ -42,7 +49,7 @@ class Whole:
         )
 
 
-def recut(task: Task, cutting: Whole) -> Task:
+def recut(task: AnyTask, cutting: Whole) -> AnyTask:
     """The same task, its batches cut in another way."""
     if cutting is task.cutting:
         return task

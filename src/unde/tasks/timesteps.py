@@ -70,6 +70,13 @@ class Timesteps(Whole):
         one, two = taken(1), taken(2)
         return self._by(1 + max(0, memory - one) // max(1, two - one))
 
+    @property
+    def settled(self) -> int | None:
+        return self.most
+
+    def of(self, rows: int) -> Timesteps:
+        return self if self.given is not None else self._by(rows)
+
     def brief(self) -> Timesteps:
         """Two timesteps, the least noisy and one in the middle."""
         short = copy.copy(self)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from unde.errors import UndeError
-from unde.files import write_atomically
+from unde.store.files import write_atomically
 
 _FORMAT = "unde weights"
 _FORMATS = (_FORMAT, "whence weights")  # the package was called whence until 0.1

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unde.data import Rows, to_device
+from unde.data import Rows, evenly, to_device
 from unde.errors import UndeError
 from unde.features import fallback
 from unde.features.collector import FRONT, SECOND, SHARED, Collector, Coverage, Use, share
@@ -38,13 +38,48 @@ def plan_coverage(
     return _Planner(model, task, rows, units, measure).run()
 
 
+def recorded(coverage: Coverage) -> dict[str, Any]:
+    """A coverage as plain values, which `restored` reads back."""
+    uses = {
+        use.name: {
+            "layout": use.layout,
+            "lone": use.lone,
+            "units": {k: u.name for k, u in use.units.items()},
+        }
+        for use in coverage.uses
+    }
+    expanded = {name: list(shape) for name, shape in coverage.expanded.items()}
+    general = {"vmapped": coverage.vmapped, "looped": coverage.looped, "unused": coverage.unused}
+    return {"uses": uses, "expanded": expanded, **general}
+
+
+def restored(record: dict[str, Any], model: nn.Module, units: Sequence[Unit]) -> Coverage:
+    """The coverage that was decided for a model, on the model that is here."""
+    found = {use.name: use for use in _find_uses(model, units)}
+    missing = [name for name in record["uses"] if name not in found]
+    if missing:
+        raise UndeError(
+            f"module {missing[0]!r} of the model is of another kind than when its index was begun: features would be "
+            "computed in another way. Use the same versions of the model's code, or build another index"
+        )
+    uses = []
+    for name, noted in record["uses"].items():
+        use = found[name]
+        use.layout, use.lone = noted["layout"], noted["lone"]
+        use.units = {k: u for k, u in use.units.items() if noted["units"].get(k) == u.name}
+        use.rule.projections = {k: u.projection for k, u in use.units.items()}
+        uses.append(use)
+    expanded = {name: tuple(shape) for name, shape in record["expanded"].items()}
+    general = {name: list(record[name]) for name in ("vmapped", "looped", "unused")}
+    return Coverage(uses=uses, expanded=expanded, **general)
+
+
 class _Planner:
     def __init__(self, model: nn.Module, task: Task, rows: Rows, units: Sequence[Unit], measure: str) -> None:
         self.model, self.units, self.measure = model, units, measure
         self.task = recut(task, task.cutting.brief())
         self.device, _ = placement(model)
-        count = min(EXAMPLES, len(rows))
-        self.ids = sorted({round(i * (len(rows) - 1) / max(1, count - 1)) for i in range(count)})
+        self.ids = evenly(len(rows), EXAMPLES)
         self.batch = to_device(rows.batch(self.ids), self.device)
         self.singles = [to_device(rows.batch([i]), self.device) for i in self.ids]
         self.tolerance = TOLERANCE[next(model.parameters()).dtype]

@@ -34,7 +34,7 @@ def _formulas() -> dict[Any, Callable[..., int]]:
 
 
 class Meter(TorchDispatchMode):
-    """`flops` of matrix products, convolutions and attention; `live` bytes now and their `peak` so far.
+    """`flops` of matrix products, convolutions and attention; `calls` of operations; `live` bytes now and their `peak`.
 
     Tensors made before are alive for the meter once it is told to `hold` them.
 
@@ -46,7 +46,7 @@ class Meter(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.flops = self.live = self.peak = 0
+        self.flops = self.calls = self.live = self.peak = 0
         self._formulas = _formulas()
         self._seen: set[int] = set()
 
@@ -59,13 +59,14 @@ class Meter(TorchDispatchMode):
 
     def restart(self) -> None:
         """Forget the operations and the peak, not what is alive."""
-        self.flops, self.peak = 0, self.live
+        self.flops, self.calls, self.peak = 0, 0, self.live
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is aten.equal.default and any(isinstance(x, FakeTensor) for x in args):
             return True  # fake tensors have no content that could have changed
         out = func(*args, **kwargs)
+        self.calls += 1
         formula = self._formulas.get(func._overloadpacket)
         if formula is not None:
             self.flops += formula(*args, **kwargs, out_val=out)

@@ -8,21 +8,32 @@ of kron(r).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from unde.data import Rows, to_device
-from unde.features.collector import Collector, Use
-from unde.features.factors import LIMIT, Factors
+from unde.data import Rows, evenly
+from unde.features.collector import Use
+from unde.features.coverage import plan_coverage
+from unde.features.factors import LIMIT
 from unde.features.layers.embedding import Embedding
-from unde.features.plan import plan_coverage
-from unde.features.units import Unit, make_units, placement
+from unde.features.run import FeaturePass, Measurement, cuts, resized, settle
+from unde.features.units import Unit, make_units
 from unde.linalg import eigh
 from unde.projection import Spec
 from unde.tasks.base import Task
 
 SAMPLE = 256  # examples, evenly spaced
+
+
+@dataclass(frozen=True)
+class Directions:
+    """ "rows/<name>" (r, R) and "cols/<name>" (r, C) for every side that is wider than r; and how passes were cut."""
+
+    matrices: dict[str, Tensor]
+    size: int
+    rows: int | None
 
 
 def fit(
@@ -34,32 +45,36 @@ def fit(
     *,
     seed: int,
     measure: str,
-    batch_size: int,
     memory: int,
-) -> dict[str, Tensor]:
-    """ "rows/<name>" (r, R) and "cols/<name>" (r, C) for every side that is wider than r."""
+    size: int | None = None,
+) -> Directions:
+    """Passes have `size` examples, or as many as fit the memory."""
     units = make_units(model, names, Spec("kron", spec.size), seed)
     coverage = plan_coverage(model, task, rows, units, measure)
-    wanted = {u.name: _sides(u, spec.size, coverage.uses) for u in units}
-    factors = Factors({n: pair for n, pair in wanted.items() if any(pair)}, *placement(model))
+    wanted = {u.name: sides_of(u, spec.size, coverage.uses) for u in units}
+    factors = {n: pair for n, pair in wanted.items() if any(pair)}
     for u in units:  # those sides come to the factors as they are
         u.projection.widen(*(n is not None for n in wanted[u.name]))
-    count = min(SAMPLE, len(rows))
-    where = sorted({round(i * (len(rows) - 1) / max(1, count - 1)) for i in range(count)})
-    with Collector(model, task, units, coverage, measure, factors, emit=False) as collect:
-        collect.fit(memory, rows.batch(where[:1]))
-        for start in range(0, len(where), batch_size):
-            ids = where[start : start + batch_size]
-            collect(to_device(rows.batch(ids), collect.device), ids)
-    return {
+    what = Measurement(units, measure, factors=factors, emit=False)
+    in_pass = task.cutting.settled
+    if size is None:
+        size, in_pass = settle(model, task, rows, what, coverage, memory)
+    where = Rows([rows[i] for i in evenly(len(rows), SAMPLE)], rows.collate)
+    with FeaturePass(model, resized(task, in_pass), what, coverage) as run:
+        for _ in run.over(where.batches(cuts(range(len(where)), size))):
+            pass
+        assert run.factors is not None
+        sums = run.factors.sums
+    found = {
         f"{side}/{name}": _leading(total, spec.size, name)
-        for name, pair in factors.sums.items()
+        for name, pair in sums.items()
         for side, total in zip(("rows", "cols"), pair)
         if total is not None and total.any()
     }
+    return Directions(found, size, in_pass)
 
 
-def _sides(unit: Unit, r: int, uses: Sequence[Use]) -> tuple[int | None, int | None]:
+def sides_of(unit: Unit, r: int, uses: Sequence[Use]) -> tuple[int | None, int | None]:
     """The sides of a parameter that get directions of their own."""
     mine = [use for use in uses if any(u.name == unit.name for u in use.units.values())]
     whole = unit.projection.R * unit.projection.C <= r * r

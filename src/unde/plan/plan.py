@@ -12,16 +12,16 @@ from torch import nn
 
 from unde import methods
 from unde.console import size
-from unde.errors import UndeError, unknown
-from unde.features.pca import SAMPLE
+from unde.data import parse_bytes
+from unde.errors import UndeError
+from unde.features.directions import SAMPLE
 from unde.groups import Groups, trainable
-from unde.index.index import parse_bytes
-from unde.index.store import DTYPES
 from unde.methods import Method
-from unde.planning import stages
-from unde.planning.passes import Measured, measure
-from unde.planning.shapes import batches_like, tokens
-from unde.planning.stages import Bytes, Run
+from unde.plan import stages
+from unde.plan.passes import Measured, measure
+from unde.plan.shapes import batches_like, tokens
+from unde.plan.stages import Bytes, Run
+from unde.store.codec import codec
 from unde.tasks.base import Task
 
 
@@ -88,7 +88,7 @@ class Plan:
         return asdict(self) | {"totals": totals, "notes": list(self.notes)}
 
     def __str__(self) -> str:
-        from unde.planning.show import table
+        from unde.plan.show import table
 
         return table(self)
 
@@ -120,8 +120,7 @@ def plan(
     for name, value in (counts | {"queries": queries}).items():
         if value < 1:
             raise UndeError(f"{name} {value}: expected at least 1")
-    if store_dtype not in DTYPES:
-        raise unknown("store_dtype", store_dtype, DTYPES)
+    codec(store_dtype)
     names, partition = trainable(model, exclude), Groups.parse(groups, model, exclude)
     of = partition.of(names)
     batch_size = min(batch_size, n_examples)
@@ -198,7 +197,7 @@ def _flops(run: Run, found: Measured) -> dict[str, int]:
     def all_of(flops: int) -> int:
         return round(flops * whole / run.batch_size)
 
-    sampled = getattr(run.method, "fisher", None) == "sampled"
+    sampled = run.method.probe is not None
     flops = {
         "training": round(found.plain.flops * run.examples / run.batch_size),
         "frozen": all_of(found.frozen.flops),
@@ -206,7 +205,7 @@ def _flops(run: Run, found: Measured) -> dict[str, int]:
     }
     if found.directions is not None:
         flops["directions"] = round(found.directions.flops * min(SAMPLE, run.examples) / run.batch_size)
-    if run.method.kernel is not None:
+    if stages.settled(run).rounds:
         flops["kernel"] = stages.kernel(run)[1]
     return flops
 
@@ -227,13 +226,13 @@ def _memory(run: Run, found: Measured) -> dict[str, Bytes]:
     }
     if found.directions is not None:
         stage["directions"] = model | {"pass": found.directions.peak - base}
-    if run.method.kernel is not None:
+    if stages.settled(run).rounds:
         stage["kernel"] = stages.kernel(run)[0]
     return stage | {"scoring": stages.scoring(run), "weight learning": stages.learning(run)}
 
 
 def _notes(run: Run, found: Measured) -> tuple[str, ...]:
-    notes, needs = [], stages.kernel_needs(run)
+    notes, needs = [], stages.settled(run).needs().matrices
     if needs > run.memory:
         notes.append(
             f"the kernel needs {size(needs)}, more than memory={size(run.memory)}: it would stop with an error. "

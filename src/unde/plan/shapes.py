@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from unde.data import map_tensors
 from unde.errors import UndeError
 from unde.features.collector import Collector, Coverage
-from unde.features.plan import EXAMPLES, FAILURES, _find_uses, _Planner
+from unde.features.coverage import EXAMPLES, FAILURES, _find_uses, _Planner
 from unde.features.units import Unit, placement
 from unde.projection import Projection, Spec, feature_size
 from unde.tasks.base import Task

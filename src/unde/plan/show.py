@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from unde.console import size
 
 if TYPE_CHECKING:
-    from unde.planning.plan import Plan
+    from unde.plan.plan import Plan
 
 _PASSES = {
     "training": "training pass (forward and backward)",

@@ -11,16 +11,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from unde import bench
 from unde.data import map_tensors
 from unde.errors import UndeError
-from unde.features import Collector, Coverage, Unit, placement
+from unde.features import Collector, Coverage, Unit, floor, placement
+from unde.features.coverage import FAILURES
+from unde.features.directions import sides_of
 from unde.features.factors import Factors, gathered
-from unde.features.pca import _sides
-from unde.features.plan import FAILURES
-from unde.meter import Meter
+from unde.features.meter import Meter
 from unde.methods import Method
-from unde.planning.shapes import (
+from unde.plan.shapes import (
     Batches,
     ShapePlanner,
     matrices,
@@ -29,7 +28,6 @@ from unde.planning.shapes import (
     without_numbers,
 )
 from unde.projection import Spec
-from unde.setup import Setup
 from unde.tasks.base import Task
 
 
@@ -93,11 +91,10 @@ class _Passes:
         model, spec, self.meter = self.model, Spec.parse(str(self.method.projection)), Meter()
         weights = self.meter.hold([*model.parameters(), *model.buffers()])
         trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
-        setup = Setup(model, self.task, None)
-        plain = self._cost(lambda batch: bench.plain(setup, [batch]))
+        plain = self._cost(lambda batch: floor.plain(model, self.task, [batch]))
         for name, p in model.named_parameters():
             p.requires_grad_(name in names)  # the backward pass ends where the first attributed one is
-        frozen = self._cost(lambda batch: bench.frozen(setup, [batch]))
+        frozen = self._cost(lambda batch: floor.frozen(model, self.task, [batch]))
         units = undrawn_units(model, names, str(spec))
         projection = self.meter.hold(matrices(units))
         self.meter.restart()
@@ -111,7 +108,7 @@ class _Passes:
         features = self._collect(units, coverage, sizes)
         directions, given = None, 0
         if spec.kind == "pca":  # last: it changes the projections
-            wide = {u.name: _sides(u, spec.size, coverage.uses) for u in units}
+            wide = {u.name: sides_of(u, spec.size, coverage.uses) for u in units}
             for u in units:
                 u.projection.widen(*(n is not None for n in wide[u.name]))
             wide = {n: pair for n, pair in wide.items() if any(pair)}
@@ -133,15 +130,15 @@ class _Passes:
 
     def _collect(self, units: list[Unit], coverage: Coverage, sizes: Any, emit: bool = True) -> Cost:
         """A batch through the collector; `sizes` of covariances, if it gathers any."""
-        measure, also = self.method.measure, self.method.also if emit else ()
+        measure, beside = self.method.measure, self.method.beside if emit else ()
         given = units, coverage, measure
-        with Meter(), Collector(self.model, self.task, *given, emit=emit, also=also) as collect:
+        with Meter(), Collector(self.model, self.task, *given, emit=emit, beside=beside) as collect:
             collect.fit(self.memory, self.batches(1))
         task = collect.task
 
         def run(batch: Any) -> None:
             factors = None if sizes is None else Factors(sizes, *placement(self.model))
-            with Collector(self.model, task, *given, factors, emit, also) as collect:
+            with Collector(self.model, task, *given, factors, emit, beside) as collect:
                 collect(batch, list(range(self.batch_size)))
 
         return self._cost(run)

@@ -1,0 +1,56 @@
+"""Passes to compare with: one of training, and the floor under any feature pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unde.data import to_device
+from unde.features.collector import Source
+from unde.features.guard import untouched
+from unde.features.layers import rule_for
+from unde.features.memory_format import channels_last
+from unde.features.units import placement
+from unde.tasks.base import Task
+
+
+def plain(model: nn.Module, task: Task, batches: Iterable[Any]) -> None:
+    """Forward and backward with all weights requiring grad: what training costs at least."""
+    device, _ = placement(model)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    with untouched(model):
+        for p in trained:
+            p.requires_grad_(True)
+        for batch in batches:
+            for p in trained:
+                p.grad = None
+            for part in task.cutting.passes(to_device(batch, device), None):
+                task.loss(model, part).sum().backward()
+
+
+def frozen(model: nn.Module, task: Task, batches: Iterable[Any]) -> None:
+    """The same with frozen weights and no features: the floor under any feature pass."""
+    device, _ = placement(model)
+    anchor = torch.zeros((), device=device, requires_grad=True)
+
+    def start_graph(_module: nn.Module, _args: Any, out: Tensor) -> Tensor | None:
+        return None if out.requires_grad else Source.apply(out, anchor)
+
+    held = [
+        m
+        for m in model.modules()
+        if any(p.requires_grad for p in m.parameters(recurse=False)) and rule_for(m)
+    ]
+    handles = [m.register_forward_hook(start_graph) for m in held]
+    try:
+        with untouched(model), channels_last(model):  # the floor under the pass that the build really runs
+            for batch in batches:
+                for part in task.cutting.passes(to_device(batch, device), None):
+                    loss = task.loss(model, part).sum()
+                    torch.autograd.grad(loss, anchor, allow_unused=True)
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,187 @@
+"""The one feature pass: a measurement of a model that is run over rows, in passes of a settled size.
+
+Builds, queries, directions of pca, perturbed copies and plans all come through here. What the last bits of features
+depend on is settled once (`settle`): which way each parameter goes, and how many examples are in a pass.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unde.data import Rows, evenly, to_device
+from unde.features.collector import Collector, Coverage
+from unde.features.factors import Factors
+from unde.features.meter import Meter
+from unde.features.units import Unit, placement
+from unde.tasks.base import Task
+from unde.tasks.cutting import recut
+
+LOOKED_AT = 64  # examples, the largest of which tells what a pass takes
+MOST = 256  # examples in a pass
+SHARE = 2  # of the memory budget a pass may take one in so many: shards are written meanwhile
+_CALL = 1e-5  # seconds that calling an operation takes, about
+_SPEED = {"cpu": 5e10, "cuda": 2e13}  # operations a second, about
+_WORTH = 10  # a pass is large enough where its work takes so many times as long as its calls
+
+Batch = tuple[Sequence[int], Any, list[str]]  # positions, what was collated of them, digests
+_locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What is taken of every example: the gradient of `measure` under the projections of `units`.
+
+    `beside` names measures whose values are kept, undifferentiated. `factors` gives the sizes of covariances that are
+    gathered on the way; with emit=False nothing else is.
+    """
+
+    units: Sequence[Unit]
+    measure: str = "loss"
+    beside: tuple[str, ...] = ()
+    factors: Mapping[str, tuple[int | None, int | None]] | None = None
+    emit: bool = True
+
+
+@dataclass(frozen=True)
+class Found:
+    """Of one pass."""
+
+    where: Sequence[int]
+    features: Tensor  # (n, D) float32, on the CPU like all the others
+    values: Tensor  # (n,)
+    beside: Tensor  # (n, ·)
+    digests: list[str]
+
+
+@contextmanager
+def exclusive(model: nn.Module) -> Generator[None]:
+    """One thread at a time: passes put hooks on the model."""
+    with _locks.setdefault(model, threading.RLock()):
+        yield
+
+
+class FeaturePass:
+    """Inside a `with` block, a measurement that is ready to run: the model is hooked, and as it was afterwards."""
+
+    def __init__(self, model: nn.Module, task: Task, what: Measurement, coverage: Coverage) -> None:
+        self.model, self.task, self.what, self.coverage = model, task, what, coverage
+        self.factors = None if what.factors is None else Factors(what.factors, *placement(model))
+
+    def __enter__(self) -> FeaturePass:
+        w = self.what
+        with ExitStack() as stack:
+            stack.enter_context(exclusive(self.model))
+            made = Collector(
+                self.model, self.task, w.units, self.coverage, w.measure, self.factors, w.emit, w.beside
+            )
+            self.collect = stack.enter_context(made)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._stack.__exit__(*exc)
+
+    def over(self, batches: Iterable[Batch]) -> Iterator[Found]:
+        """Batch after batch, each as one pass."""
+        for where, batch, digests in batches:
+            features, values = self.collect(to_device(batch, self.collect.device), list(where))
+            beside = self.collect.beside.float().cpu()
+            yield Found(where, features.float().cpu(), values.float().cpu(), beside, digests)
+
+
+def cuts(rows: range, size: int) -> list[range]:
+    """Positions in passes of `size`.
+
+    >>> cuts(range(5), 2)
+    [range(0, 2), range(2, 4), range(4, 5)]
+    """
+    return [rows[a : a + size] for a in range(0, len(rows), size)]
+
+
+def settle(
+    model: nn.Module, task: Task, rows: Rows, what: Measurement, coverage: Coverage, memory: int
+) -> tuple[int, int | None]:
+    """How many examples a pass has, and how many rows where the task makes several of an example (else None)."""
+    return settle_on(model, task, largest(rows), rows.collate, len(rows), what, coverage, memory)
+
+
+def settle_on(
+    model: nn.Module,
+    task: Task,
+    example: Any,
+    collate: Callable[[list[Any]], Any],
+    count: int,
+    what: Measurement,
+    coverage: Coverage,
+    memory: int,
+) -> tuple[int, int | None]:
+    """The same from one example: passes of it alone and of it twice tell what an example takes and costs."""
+    device, _ = placement(model)
+    one, two = (to_device(collate([example] * n), device) for n in (1, 2))
+    budget = max(1, memory // SHARE)
+    with FeaturePass(model, task, replace(what, factors=None), coverage) as run:
+        run.collect.fit(budget, one)
+        alone, both = (_cost(run.collect, batch, n) for batch, n in ((one, 1), (two, 2)))
+        rows = run.collect.task.cutting.settled
+    each, flops = max(1, both[0] - alone[0]), max(1, both[1] - alone[1])
+    fits = 1 + max(0, budget - alone[0]) // each
+    speed = _SPEED.get(device.type, _SPEED["cuda"])
+    worth = math.ceil(_WORTH * alone[2] * _CALL * speed / flops)
+    return int(max(1, min(fits, max(8, worth), MOST, count))), rows
+
+
+def _cost(collect: Collector, batch: Any, count: int) -> tuple[int, int, int]:
+    """Most bytes alive, operations and calls of a pass."""
+    with Meter() as meter:
+        collect(batch, [0] * count)
+    return meter.peak, meter.flops, meter.calls
+
+
+def largest(rows: Rows) -> Any:
+    """The example with the most numbers in it, of some that are spread over the data."""
+    return max((rows[i] for i in evenly(len(rows), LOOKED_AT)), key=_numbers)
+
+
+def _numbers(example: Any) -> int:
+    if isinstance(example, Mapping):
+        return sum(_numbers(v) for v in example.values())
+    if isinstance(example, (list, tuple)):
+        return sum(_numbers(v) for v in example)
+    if isinstance(example, Tensor):
+        return example.numel()
+    size = getattr(example, "size", 1)  # of arrays a number, of pictures their sides
+    return (
+        len(example)
+        if isinstance(example, str)
+        else math.prod(size)
+        if isinstance(size, tuple)
+        else int(size)
+    )
+
+
+def resized(task: Task, rows: int | None) -> Task:
+    """The task with the number of rows in a pass that was settled."""
+    return task if rows is None else recut(task, task.cutting.of(rows))
+
+
+@contextmanager
+def threads(count: int | None) -> Generator[None]:
+    """torch's threads inside the block: sums are cut by them, so last bits depend on their number."""
+    own = torch.get_num_threads()
+    if count is None or count == own:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(own)

@@ -1,0 +1,52 @@
+"""What an open index has at hand: its files, and the model, task and training data where they were given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from torch import nn
+
+from unde.build.checkpoints import Checkpoint
+from unde.build.session import Session
+from unde.build.stored import Stored
+from unde.data import Collate, Rows
+from unde.errors import UndeError
+from unde.groups import Groups
+from unde.methods import Method
+from unde.scores.scorer import Scorer
+from unde.tasks.base import Task
+
+
+@dataclass
+class Opened:
+    stored: Stored
+    ids: Sequence[Any] | None = None
+    model: nn.Module | None = None
+    task: Task | None = None
+    checkpoints: Sequence[Checkpoint] | None = None
+    collate: Collate | None = None
+    rows: Rows | None = None  # the training data
+    noted: Mapping[str, Any] = field(default_factory=dict)  # what all scores of it say about themselves
+
+    @property
+    def method(self) -> Method:
+        return self.stored.method
+
+    @cached_property
+    def groups(self) -> Groups:
+        return self.stored.manifest.as_groups()
+
+    @cached_property
+    def scorer(self) -> Scorer:
+        return Scorer(self.stored, self.groups, self.ids, self.noted)
+
+    @cached_property
+    def session(self) -> Session:
+        if self.model is None or self.task is None:
+            raise UndeError(
+                "this index was opened without its model and task: pass both to Index.open for query features"
+            )
+        return Session(self.stored, self.model, self.task, self.checkpoints)

@@ -1,0 +1,6 @@
+"""Plan before you pay: what a run will need, from shapes alone."""
+
+from unde.plan.build import show_build
+from unde.plan.plan import Group, Plan, plan
+
+__all__ = ["Group", "Plan", "plan", "show_build"]
