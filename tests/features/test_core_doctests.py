@@ -5,7 +5,17 @@ import importlib
 
 import pytest
 
-MODULES = ["projection", "groups", "data", "errors", "tasks.base", "tasks.classification", "tasks.cutting"]
+MODULES = [
+    "projection",
+    "groups",
+    "data",
+    "errors",
+    "tasks.base",
+    "tasks.classification",
+    "tasks.cutting",
+    "tasks.identity",
+    "tasks.syntax",
+]
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -10,6 +10,7 @@ from torch.utils.data import default_collate
 
 from unde.errors import unknown
 from unde.tasks.cutting import Whole
+from unde.tasks.identity import identity
 from unde.tasks.perturb import Noise, Perturbation
 
 
@@ -25,6 +26,7 @@ class Task:
     ...         return (model(x).squeeze(-1) - y) ** 2
     """
 
+    version = 1  # of the numbers that a task gives: raised when its code begins to give others
     cutting: Whole = Whole()
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
@@ -40,6 +42,13 @@ class Task:
 
     def collate(self, examples: list[Any]) -> Any:
         return default_collate(examples)
+
+    def identity(self) -> dict[str, Any]:
+        """What an index keeps to refuse another task: the name, settings, version and code of this one, in JSON.
+
+        All attributes count. Override it to leave out one that changes no number, such as a counter.
+        """
+        return identity(self)
 
     # --- optional ---------------------------------------------------------------------------------------
 

@@ -124,6 +124,14 @@ class Diffusion(Task):
         signal, noise = self.scales(t, noisy)
         return signal * out + noise * noisy
 
+    def identity(self) -> dict[str, Any]:
+        """Of the scheduler, ᾱ and the prediction count, which are settings, and where a sampler makes its steps."""
+        found = super().identity()
+        del found["settings"]["settings"]  # the others in one line
+        defaults = {"timestep_spacing": "leading", "steps_offset": 0}
+        found["settings"]["scheduler"] = {k: configured(self.scheduler, k, v) for k, v in defaults.items()}
+        return found
+
     # --- noise ------------------------------------------------------------------------------------------
 
     def scales(self, t: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
