@@ -159,7 +159,7 @@ def read(folder: Path, size: int, template: str) -> Data:
 
     rows = listed(folder, template)
     images = torch.empty(len(rows), 3, size, size, dtype=torch.uint8)
-    with console.progress("reading images", len(rows)) as advance:
+    with console.progress("reading images", len(rows), unit="images") as advance:
         for i, (file, _) in enumerate(rows):
             with Image.open(folder / file) as image:
                 square = ImageOps.fit(image.convert("RGB"), (size, size), Image.Resampling.LANCZOS)
