@@ -38,9 +38,9 @@ from unde.integrations.diffusers import (
     sample_pipeline,
     training_scheduler,
 )
-from unde.pages import query_panels, weights_panel
 from unde.planning import Plan, plan
 from unde.report import Item, Page
+from unde.report.panels import query_panels, weights_panel
 from unde.scores import GroupScores
 from unde.tasks import Diffusion
 

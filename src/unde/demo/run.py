@@ -17,9 +17,9 @@ from unde import console
 from unde.data import Rows
 from unde.demo.digits import CORRUPTED, Digits, accuracy, digits, train
 from unde.index import Index
-from unde.pages import predictions, query_panels, trust_panel, uniform, weights_panel
 from unde.report import Card, Item, MislabelPanel, Page, RocCurve, Scored, Step, Table
 from unde.report.html import count
+from unde.report.panels import predictions, query_panels, trust_panel, uniform, weights_panel
 from unde.scores import GroupScores
 from unde.setup import Setup
 from unde.tasks import Classification
