@@ -12,6 +12,7 @@ from unde.cli.bench import bench
 from unde.cli.build import build
 from unde.cli.demo import demo
 from unde.cli.evaluate import evaluate
+from unde.cli.interrupts import Commands, Interrupted, unwinding_on_sigterm
 from unde.cli.learn import learn
 from unde.cli.plan import plan
 from unde.cli.report import report
@@ -19,6 +20,7 @@ from unde.errors import UndeError
 
 app = typer.Typer(
     name="unde",
+    cls=Commands,
     help="Which training examples made a trained model do that?\n\n"
     "A Hugging Face language model needs no Python: `unde build --hf-model DIR --data train.jsonl --out runs/idx`, "
     'then `unde attribute --index runs/idx --query "some text"`.\n\n'
@@ -48,9 +50,13 @@ def _options(
 
 
 def main() -> None:
-    """Run a command; an error is one clear line, without a traceback."""
-    try:
-        app()
-    except UndeError as e:
-        console.fail(str(e))
-        raise SystemExit(2) from None
+    """Run a command; an error or an interrupt is one clear line."""
+    with unwinding_on_sigterm():
+        try:
+            app()
+        except UndeError as e:
+            console.fail(str(e))
+            raise SystemExit(2) from None
+        except Interrupted as e:
+            console.note(str(e))
+            raise SystemExit(e.code) from None
