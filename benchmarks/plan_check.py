@@ -23,7 +23,7 @@ import torch
 from features import CASES, _status
 from unde import Index, methods
 from unde.data import Rows
-from unde.planning import plan
+from unde.plan import plan
 from unde.tasks import Classification
 
 RESULTS = Path(__file__).parent / "results" / "plan_check.json"

@@ -38,9 +38,9 @@ from unde.integrations.diffusers import (
     sample_pipeline,
     training_scheduler,
 )
-from unde.pages import query_panels, weights_panel
-from unde.planning import Plan, plan
+from unde.plan import Plan, plan
 from unde.report import Item, Page
+from unde.report.panels import query_panels, weights_panel
 from unde.scores import GroupScores
 from unde.tasks import Diffusion
 
@@ -159,7 +159,7 @@ def read(folder: Path, size: int, template: str) -> Data:
 
     rows = listed(folder, template)
     images = torch.empty(len(rows), 3, size, size, dtype=torch.uint8)
-    with console.progress("reading images", len(rows)) as advance:
+    with console.progress("reading images", len(rows), unit="images") as advance:
         for i, (file, _) in enumerate(rows):
             with Image.open(folder / file) as image:
                 square = ImageOps.fit(image.convert("RGB"), (size, size), Image.Resampling.LANCZOS)

@@ -37,7 +37,7 @@ from unde.integrations.diffusers import (
     training_scheduler,
 )
 from unde.methods import DAS, DTRAK, TRAK, JourneyTRAK, Method, TracIn
-from unde.planning import Plan
+from unde.plan import Plan
 from unde.tasks import Diffusion as Denoising
 
 CLASSES = (

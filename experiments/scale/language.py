@@ -20,7 +20,7 @@ from unde import Index
 from unde.errors import UndeError
 from unde.evaluate import TailPatch, random_indices, tail_patch
 from unde.methods import EKFAC, LoGRA, Method, TracIn
-from unde.planning import Plan
+from unde.plan import Plan
 from unde.tasks import CausalLM
 
 LAYOUT = (

@@ -21,7 +21,7 @@ from unde.errors import UndeError
 from unde.evaluate import TailPatch, random_indices, tail_patch
 from unde.integrations.language import load_model
 from unde.methods import LoGRA, Method, TracIn
-from unde.planning import Plan
+from unde.plan import Plan
 from unde.tasks import CausalLM
 from unde.tasks.language import IGNORE
 

@@ -9,8 +9,8 @@ from typing import Any
 from experiments.scale.study import ALPHA, Stage, Study
 from experiments.scale.training import steps_of
 from unde.console import size
-from unde.planning import Plan
-from unde.planning.show import flops
+from unde.plan import Plan
+from unde.plan.show import flops
 
 
 def trained(plan: Plan, setting: Any, unit: str, lds: str) -> list[Stage]:

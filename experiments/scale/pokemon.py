@@ -19,7 +19,7 @@ from unde.errors import UndeError
 from unde.evaluate import fine_grained
 from unde.integrations.diffusers import query_columns
 from unde.methods import DTRAK
-from unde.planning import Plan
+from unde.plan import Plan
 from unde.scores import GroupScores
 
 SPLITS = ("train", "validation")

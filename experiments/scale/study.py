@@ -26,7 +26,7 @@ from unde.errors import UndeError
 from unde.evaluate import Bank
 from unde.groups import trainable
 from unde.methods import Method
-from unde.planning import Plan
+from unde.plan import Plan
 from unde.projection import Spec, feature_size
 from unde.scores import GroupScores
 from unde.tasks.base import Task

@@ -21,7 +21,7 @@ from experiments.scale.training import State, fit
 from unde import Index, console
 from unde.errors import UndeError
 from unde.methods import TRAK, Method, TracIn
-from unde.planning import Plan
+from unde.plan import Plan
 from unde.tasks import Classification
 
 LAYOUT = (

@@ -20,7 +20,7 @@ from experiments.shared.places import RUNS
 from unde import Index
 from unde.demo import digits
 from unde.evaluate import Bank
-from unde.index.queries import QueryFeatures
+from unde.index import QueryFeatures
 from unde.methods import DAS, DTRAK, EKFAC, TRAK, JourneyTRAK, LoGRA, Method, TracIn
 from unde.scores import GroupScores
 from unde.tasks import CausalLM, Classification

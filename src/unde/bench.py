@@ -106,7 +106,7 @@ def measure(setup: Setup, rank: int = 16, batch_size: int = 32, runs: int = 15, 
     data, collate = Rows(setup.train_data), setup.collate or setup.task.collate
     rows = Rows([data[i % len(data)] for i in range(batches * batch_size)], collate)
     seconds: dict[str, list[float]] = {"plain": [], "frozen": [], "build": [], "planning": []}
-    with console.progress("runs", runs + 1) as advance:
+    with console.progress("timing", runs + 1, unit="runs") as advance:
         for _ in range(runs + 1):
             for name, run in (("plain", floor.plain), ("frozen", floor.frozen)):
                 begun = time.perf_counter()

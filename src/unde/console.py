@@ -8,25 +8,15 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 Advance = Callable[[int], None]
+PATIENCE = 3.0  # seconds that a job may take before a bar is drawn
+BETWEEN_LINES = 30.0  # seconds, where bars cannot be drawn
 _err = Console(stderr=True)
-
-
-class _Rate(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        return Text(f"{task.speed:,.1f}/s" if task.speed else "–/s", style="dim")
+_busy = False  # whether a job is shown: there is one bar at a time
 
 
 class _Estimate:
@@ -51,32 +41,104 @@ class _Estimate:
             self.count = -1
 
 
-@contextmanager
-def progress(title: str, total: int, show: bool = True, estimate: str = "") -> Generator[Advance]:
-    """A bar with count, rate and time left; on a pipe or with show=False no bar is drawn.
+class _Job:
+    """Counts what is done and says how far that is: in a bar, or where no terminal is in a line now and then."""
 
-    With `estimate`, the name of what is counted, the expected time is also said in a line that stays.
+    def __init__(self, label: str, total: int, unit: str, done: int) -> None:
+        self.label, self.total, self.unit = label, total, unit
+        self.first = self.done = done
+        self.started = self.said = time.monotonic()
+        self.bar: Progress | None = None
+
+    def advance(self, count: int) -> None:
+        self.done += count
+        now = time.monotonic()
+        if _err.is_terminal:
+            if now - self.started >= PATIENCE:
+                self._draw(now)
+        elif now - self.said >= BETWEEN_LINES:
+            self.said = now
+            line(f"{self.label}: {self._state(now)}")
+
+    def stop(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def close(self) -> None:
+        """What was done, if it took long: a bar goes away, and a log should not end before the job does."""
+        now = time.monotonic()
+        if now - self.started >= BETWEEN_LINES:
+            took = f"{self.done - self.first:,} {self.unit} in {duration(now - self.started)}"
+            line(f"{self.label}: {took}, {self._rate(now)}")
+
+    def _draw(self, now: float) -> None:
+        if self.bar is None:
+            label, state = ("{task.description}", "{task.fields[state]}")
+            columns = TextColumn(label, markup=False), BarColumn(24), TextColumn(state, markup=False)
+            self.bar = Progress(*columns, console=_err, transient=True)
+            self.bar.add_task(self.label, total=self.total, state="")
+            self.bar.start()
+        self.bar.update(self.bar.task_ids[0], completed=self.done, state=self._state(now))
+
+    def _state(self, now: float) -> str:
+        per_second = (self.done - self.first) / max(now - self.started, 1e-9)
+        left = f", {duration((self.total - self.done) / per_second)} left" if per_second else ""
+        return f"{self.done:,}/{self.total:,}, {self._rate(now)}{left}"
+
+    def _rate(self, now: float) -> str:
+        """Of this run alone, so that a job that goes on does not boast."""
+        return rate(self.done - self.first, now - self.started, self.unit)
+
+
+@contextmanager
+def progress(
+    label: str, total: int, show: bool = True, estimate: str = "", *, unit: str = "examples", done: int = 0
+) -> Generator[Advance]:
+    """Gives `advance(count)`; what takes longer than a few seconds is seen to advance, with rate and time left.
+
+    On a terminal that is a bar, elsewhere a line every half a minute, and a last one when a long job ends. Inside
+    another one nothing is shown. `unit` is what is counted, `done` how much of it an earlier run did. If the unit is
+    given as `estimate`, the time for all of it is also said once, in a line that stays. An interrupt carries how far
+    the job got.
 
     >>> with progress("reading", 2, show=False) as advance:
     ...     advance(2)
     """
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        _Rate(),
-        TimeRemainingColumn(),
-    )
-    told = _Estimate(total, estimate) if estimate and show else None
-    with Progress(*columns, console=_err, disable=not show or not _err.is_terminal, transient=True) as bar:
-        task = bar.add_task(title, total=total)
+    global _busy
+    if not show or _busy:
+        yield lambda count: None
+        return
+    job = _Job(label, total, estimate or unit, done)
+    told = _Estimate(total, estimate) if estimate else None
 
-        def advance(count: int) -> None:
-            bar.update(task, advance=count)
-            if told:
-                told(count)
+    def advance(count: int) -> None:
+        job.advance(count)
+        if told:
+            told(count)
 
+    _busy = True
+    try:
         yield advance
+    except KeyboardInterrupt as e:
+        e.args = (f"after {job.done:,} of {total:,} {job.unit}",)
+        raise
+    finally:
+        _busy = False
+        job.stop()
+    job.close()
+
+
+def rate(count: int, seconds: float, unit: str) -> str:
+    """How many in a second, a minute or an hour, whichever can be read.
+
+    >>> rate(4, 60.0, "models"), rate(4, 2.0, "examples"), rate(1, 200.0, "models")
+    ('4.0 models/min', '2.0 examples/s', '18.0 models/h')
+    """
+    per_second = count / max(seconds, 1e-9)
+    for span, name in ((1, "s"), (60, "min")):
+        if span * per_second >= 1:
+            return f"{span * per_second:,.1f} {unit}/{name}"
+    return f"{3600 * per_second:,.1f} {unit}/h"
 
 
 def note(text: str) -> None:
@@ -87,16 +149,24 @@ def line(text: str, style: str = "") -> None:
     _err.print(escape(text), style=style, highlight=False, soft_wrap=True)
 
 
-def duration(seconds: float) -> str:
-    """Time for people.
+def duration(seconds: float, exact: bool = False) -> str:
+    """Time for people: round as estimates are, or `exact` as what was measured.
 
     >>> duration(0.2), duration(41), duration(200), duration(9000)
     ('1 s', '41 s', '3 min', '2 h 30 min')
+    >>> duration(0.042, exact=True), duration(7.31, exact=True), duration(125, exact=True)
+    ('0.04 s', '7.3 s', '2 min 05 s')
     """
     minutes = round(seconds / 60)
-    if seconds < 90:
+    if exact and seconds < 59.95:
+        return f"{seconds:.{2 if seconds < 1 else 1}f} s"
+    if exact and round(seconds) < 3600:
+        return f"{round(seconds) // 60} min {round(seconds) % 60:02d} s"
+    if not exact and seconds < 90:
         return f"{max(1, round(seconds))} s"
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+    if not exact and minutes < 90:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def size(count: float) -> str:

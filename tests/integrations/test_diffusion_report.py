@@ -10,7 +10,7 @@ import sd_toy
 from typer.testing import CliRunner
 
 from unde import Index, Weights, cli
-from unde.project import load
+from unde.cli.loading import load
 
 pytest.importorskip("diffusers")
 pytest.importorskip("peft")

@@ -169,6 +169,20 @@ def test_other_methods_and_packed_texts(project, tmp_path, method):
     assert Index.open(tmp_path / "idx").method.name == method
 
 
+def test_a_plan_is_that_of_the_build(project, tmp_path):
+    short = write_jsonl(tmp_path / "train.jsonl", ["Peace and trade."] * 5 + LINES[:3])
+    model = ("--hf-model", "model", "--data", short, "--method", "tracin", "--batch-size", 5)
+    told = json.loads(run("plan", *model, "--format", "json"))
+    run("build", *model, "--out", tmp_path / "idx")
+    index = Index.open(tmp_path / "idx")
+    assert (told["examples"], told["totals"]["features"]) == (len(index), index.manifest.width)
+    assert tuple(told["groups"]) == index.groups.names
+    # The batch that needs most is planned with, though it is not the first.
+    longest = write_jsonl(tmp_path / "long.jsonl", LINES[:3])
+    alone = json.loads(run("plan", *model[:3], longest, *model[4:], "--examples", 8, "--format", "json"))
+    assert (told["flops"], told["memory"]) == (alone["flops"], alone["memory"])
+
+
 def test_an_adapter_on_the_command_line(project, tmp_path):
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=2, target_modules=["c_fc"], task_type="CAUSAL_LM", fan_in_fan_out=True)

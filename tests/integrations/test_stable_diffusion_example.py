@@ -167,7 +167,7 @@ def configs(folder):
 def test_the_plan_is_that_of_all_timesteps(tmp_path, monkeypatch, capsys):
     """Scaled up from the timesteps of one pass: the same as if all had been looked at."""
     from unde.methods import DTRAK
-    from unde.planning import plan
+    from unde.plan import plan
     from unde.tasks import Diffusion
 
     script, found = example(), []

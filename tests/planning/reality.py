@@ -15,7 +15,7 @@ from unde.features.factors import Factors, gathered
 from unde.groups import trainable
 from unde.features.meter import Meter
 from unde.methods import Method
-from unde.planning.shapes import matrices
+from unde.plan.shapes import matrices
 from unde.recipe import Setup
 from unde.tasks import CausalLM, Classification, Task
 

@@ -9,8 +9,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from unde import meter
 from unde.features.meter import Meter
-from unde.planning import show
-from unde.planning.shapes import no_numbers
+from unde.plan import show
+from unde.plan.shapes import no_numbers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -10,7 +10,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from unde import Setup, UndeError
-from unde.plan_command import plan
+from unde.cli.plan import plan
 from unde.tasks import Classification
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -45,7 +45,7 @@ def test_a_config(config):
     assert told["totals"]["flops_relative_to_training"]["training"] == 1
     assert 0.5 < told["totals"]["flops_relative_to_training"]["frozen"] < 1
     table = run(*given[:1], config / "config.json", *given[2:], "--exclude", "wte|wpe", "--queries", 7)
-    assert re.search(r"^GPT2LMHeadModel in float32: 1,000 examples in batches of 32; logra, kron\(4\)", table)
+    assert re.search(r"^GPT2LMHeadModel in float32: 1,000 examples in batches of 32; trak, kron\(4\)", table)
     assert re.search(r"^2 × transformer\.h\.\*\.ln_\* +64 +64$", table, re.MULTILINE)
     assert re.search(rf"^all 7 +{parameters - 50 * 16 - 32 * 16:,} +224$", table, re.MULTILINE)
     assert re.search(r"^training pass \(forward and backward\) +1\.000 ", table, re.MULTILINE)
@@ -59,14 +59,14 @@ def setup():
 
 
 def test_a_setup(monkeypatch):
-    monkeypatch.setattr("unde.project.load", lambda target: setup())
-    told = json.loads(run("mine:setup", "--method", "trak", "--projection", "none", "--format", "json"))
+    monkeypatch.setattr("unde.cli.project.load", lambda target: setup())
+    told = json.loads(run("mine:setup", "--projection", "none", "--format", "json"))
     assert (told["examples"], told["method"]["name"]) == (50, "trak")
     assert told["totals"]["features"] == told["totals"]["parameters"] == 6 * 20 + 20 + 60 + 3
 
 
 def test_a_kernel_beyond_the_budget_is_said(monkeypatch):
-    monkeypatch.setattr("unde.project.load", lambda target: setup())
+    monkeypatch.setattr("unde.cli.project.load", lambda target: setup())
     given = ["mine:setup", "--method", "trak", "--projection", "none", "--memory"]
     needs = 16 * 50**2  # dual: as many examples squared
     assert "note: the kernel needs 40 kB, more than memory=40 kB" in run(*given, needs - 1)
@@ -76,8 +76,17 @@ def test_a_kernel_beyond_the_budget_is_said(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "expected one of two things to plan for"),
-        (["mine:setup", "--hf-config", "x"], "expected one of two things to plan for"),
+        (
+            [],
+            "expected one of three things to plan for: MODULE:FUNCTION .* --hf-model with --data, or --hf-config",
+        ),
+        (["mine:setup", "--hf-config", "x"], "expected one of three things to plan for"),
+        (["mine:setup", "--hf-model", "x"], "expected one of three things to plan for"),
+        (["--hf-model", "x", "--hf-config", "x"], "expected one of three things to plan for"),
+        (["--data", "x", "--hf-config", "x"], "expected one of three things to plan for"),
+        (["mine:setup", "--seq-len", 4], "mine:setup and --seq-len: give MODULE:FUNCTION, or --hf-model"),
+        (["--hf-model", "x"], "--hf-model x needs --data FILE"),
+        (["--data", "x"], "--data x needs --hf-model DIR"),
         (
             ["--hf-config", "nowhere", "--examples", 5, "--seq-len", 4],
             "nowhere does not exist.*Nothing is downloaded",

@@ -11,7 +11,7 @@ from unde import Index, UndeError, methods
 from unde.data import Rows
 from unde.features import make_units, pca, plan_coverage
 from unde.groups import trainable
-from unde.planning import plan
+from unde.plan import plan
 from unde.projection import Spec
 from unde.tasks import CausalLM, Classification
 

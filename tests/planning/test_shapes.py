@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from unde.features import make_units
-from unde.planning.shapes import Undrawn, batches_like, matrices, no_numbers, undrawn_units, without_numbers
+from unde.plan.shapes import Undrawn, batches_like, matrices, no_numbers, undrawn_units, without_numbers
 from unde.projection import Projection, Spec
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -11,8 +11,8 @@ from unde import Groups, Index, UndeError, learn_weights, methods
 from unde.features import make_units
 from unde.groups import trainable
 from unde.features.meter import Meter
-from unde.planning import stages
-from unde.planning.stages import Run
+from unde.plan import stages
+from unde.plan.stages import Run
 from unde.tasks import Classification
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -10,8 +10,8 @@ from report_dom import Node, parse, words
 
 from unde import UndeError, Weights
 from unde.index.trust import Curve, Trust, wilson
-from unde.pages import trust_panel, verdict
 from unde.report import Page, TrustCurve, TrustPanel
+from unde.report.panels import trust_panel, verdict
 from unde.report.trust import LIMITS, trust_section
 
 STRENGTHS = [0.05, 0.125, 0.3125, 0.78125, 1.953125]  # each 2.5 times the one before

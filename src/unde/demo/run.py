@@ -17,10 +17,10 @@ from unde import console
 from unde.data import Rows
 from unde.demo.digits import CORRUPTED, Digits, accuracy, digits, train
 from unde.index import Index
-from unde.pages import predictions, query_panels, trust_panel, uniform, weights_panel
 from unde.recipe import Setup
 from unde.report import Card, Item, MislabelPanel, Page, RocCurve, Scored, Step, Table
 from unde.report.html import count
+from unde.report.panels import predictions, query_panels, trust_panel, uniform, weights_panel
 from unde.scores import GroupScores
 from unde.tasks import Classification
 from unde.weights import Weights
@@ -54,7 +54,7 @@ def run(out: Path, method: str = "trak", seed: int = 0) -> Path:
     with clock.step("Read 5,000 digits", "4,000 to train on, 500 to ask about"):
         data = digits(CORRUPTED, seed)
     with clock.step("Train a ResNet", f"{CORRUPTED:.0%} of the training labels are wrong on purpose"):
-        with console.progress("epochs", 6) as advance:
+        with console.progress("training", 6, unit="epochs") as advance:
             model = train("resnet", *data.train, seed=seed, on_epoch=lambda _: advance(1))
         right = accuracy(model, *data.evaluate)
     setup = Setup(model, Classification(), data.train, eval_queries=data.evaluate)

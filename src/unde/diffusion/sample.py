@@ -86,7 +86,8 @@ def sample(
     times = sampler_timesteps(scheduler, steps)
     device, dtype = placement(model)
     finals, paths = [], []
-    with untouched(model), torch.no_grad(), console.progress("sampling", len(seeds), progress) as advance:
+    bar = console.progress("sampling", len(seeds), progress, unit="images")
+    with untouched(model), torch.no_grad(), bar as advance:
         for start in range(0, len(seeds), batch_size):
             rows = slice(start, start + batch_size)
             x = torch.stack([_noise(s, shape) for s in seeds[rows]]).to(device, dtype)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from unde import console
 from unde.errors import UndeError
 from unde.evaluate._arrays import Array, finite, numbers
 from unde.evaluate.bank_files import (
@@ -33,7 +34,6 @@ from unde.evaluate.bank_files import (
     sets_in,
     write_arrays,
 )
-from unde.evaluate.progress import ModelProgress
 from unde.evaluate.subsets import Plan
 from unde.evaluate.workers import JobFailed, finished
 
@@ -192,12 +192,13 @@ def _train_all(job: _Train, processes: int) -> list[Part]:
     missing = [number for number in range(plan.models) if not _collect(folder, number, parts)]
     title = f"retraining on {plan.subset_size} of {plan.n_train} examples"
     done = closing(finished(job, missing, processes, job.threads))
-    with ModelProgress(title, plan.models, len(parts)) as progress, done as numbers_done:
+    shown = console.progress(title, plan.models, unit="models", done=len(parts))
+    with shown as advance, done as numbers_done:
         try:
             for number in numbers_done:
                 if not _collect(folder, number, parts):
                     raise UndeError(f"{folder.file(number)} was written but cannot be read back")
-                progress.step()
+                advance(1)
         except JobFailed as failure:
             raise _explained(failure, plan, folder) from failure.__cause__
     return [parts[number] for number in range(plan.models)]

@@ -158,7 +158,7 @@ def _strengths(
     if cells is unet_cell:
         rows, columns = sorted(rows), sorted(columns)  # diffusers names mid_block last, after the up blocks
     values = {name: np.full((len(rows), len(columns)), np.nan) for name in metrics}
-    with console.progress("strength of groups", len(groups_of)) as advance:
+    with console.progress("strength of groups", len(groups_of), unit="groups") as advance:
         for (row, column), total in zip(groups_of, _totals(scores, list(groups_of.values()))):
             for name, metric in metrics.items():
                 values[name][rows.index(row), columns.index(column)] = metric(total)

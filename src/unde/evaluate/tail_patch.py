@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from unde import console
 from unde.data import Collate, Rows, to_device
 from unde.errors import UndeError
 from unde.evaluate._arrays import Array, numbers
 from unde.evaluate.estimate import Estimate
-from unde.evaluate.progress import ModelProgress
 from unde.features.guard import untouched
 from unde.tasks import CausalLM, Task
 
@@ -113,7 +113,7 @@ def tail_patch(
     device = trainable[0].device
 
     change, tokens = np.empty(len(asked)), np.empty(len(asked))
-    with ModelProgress("tail-patch", len(asked), 0) as bar:
+    with console.progress("tail-patch", len(asked), unit="queries") as advance:
         for q, proponents in enumerate(top.tolist()):
             with untouched(model):  # reading may draw random numbers
                 query = to_device(asked.batch([q]), device)
@@ -130,7 +130,7 @@ def tail_patch(
                     "Check that no loss of theirs is infinite, or pass a smaller lr="
                 )
             change[q] = before - after
-            bar.step()
+            advance(1)
     return TailPatch(per_token=Estimate(100 * change / tokens), summed=Estimate(change))
 
 

@@ -26,9 +26,9 @@ from unde.data import Collate, Rows, own_collate, parse_bytes
 from unde.errors import UndeError, unknown
 from unde.execution import Serial
 from unde.groups import Groups
-from unde.index import self_retrieval, trust
+from unde.index import self_retrieval
 from unde.index.opened import Opened
-from unde.index.trust import Trust
+from unde.index.trust import SHOWN, Trust, of_several
 from unde.methods import Method
 from unde.plan import Plan
 from unde.recipe import Recipe
@@ -311,7 +311,7 @@ class Index:
         self,
         weights: Weights | None = None,
         method: str | Method | None = None,
-        examples: int = trust.SHOWN,
+        examples: int = SHOWN,
         seed: int = 0,
         perturb: Any = None,
     ) -> Trust:
@@ -324,13 +324,13 @@ class Index:
         self,
         weights: Mapping[str, Weights],
         method: str | Method | None = None,
-        examples: int = trust.SHOWN,
+        examples: int = SHOWN,
         seed: int = 0,
         perturb: Any = None,
     ) -> dict[str, Trust]:
         """The same for each named set of weights, all on the same copies; without any, of the unweighted method."""
         chosen = methods.on_index(method, self.method)
-        return trust.of_several(self._opened, weights, chosen, examples, seed, perturb)
+        return of_several(self._opened, weights, chosen, examples, seed, perturb)
 
     def _retrieval(self, method: Method, groups: Groups) -> self_retrieval.Retrieval:
         """Self-retrieval as it is by default, under one method and partition; the one used last is held on to."""

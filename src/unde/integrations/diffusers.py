@@ -180,7 +180,8 @@ def encode_images(pipeline: Any, images: Any, batch_size: int = 8, progress: boo
     if vae is None:
         return torch.cat(list(_pixels(images, _unet(pipeline).config.in_channels, 1, batch_size)))
     channels, parts = vae.config.in_channels, []
-    with untouched(vae), console.progress("encoding images", len(images), progress) as advance:
+    bar = console.progress("encoding images", len(images), progress, unit="images")
+    with untouched(vae), bar as advance:
         for x in _pixels(images, channels, _factor(pipeline), batch_size):
             encoded = vae.encode(x.to(vae.device, vae.dtype)).latent_dist.mean
             parts.append((encoded * vae.config.scaling_factor).float().cpu())

@@ -9,6 +9,9 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from unde.errors import UndeError
+from unde.integrations.documents import Texts
+from unde.integrations.language import hf_setup
+from unde.recipe import Setup
 from unde.store.files import write_atomically
 
 FILE = "source.json"
@@ -56,6 +59,22 @@ class Source:
                 if index is None
                 else f". {index} remembers none: it is not finished, or was not built with `unde build`"
             )
+        )
+
+    def setup(
+        self, learn: Texts | None = None, evaluate: Texts | None = None, query_field: str | None = None
+    ) -> Setup:
+        """The model and its texts, and the texts of queries that it has none of itself; settled before."""
+        assert self.model is not None
+        assert self.data is not None
+        return hf_setup(
+            self.model,
+            self.data,
+            text_field=self.text_field or "text",
+            seq_len=self.seq_len,
+            learn_queries=learn,
+            eval_queries=evaluate,
+            query_field=query_field,
         )
 
     def remember(self, index: Path) -> None:

@@ -100,7 +100,7 @@ def plan(
     *,
     n_examples: int,
     seq_len: int | None = None,
-    method: str | Method = "logra",
+    method: str | Method = "trak",
     groups: Groups | str | Mapping[str, str] = "layer",
     exclude: Sequence[str] = (),
     batch_size: int = 32,

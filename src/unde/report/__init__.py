@@ -1,6 +1,7 @@
 """Reports: plain values in, one self-contained HTML page out.
 
-A `Page` is put together from what the rest of the package found; nothing here reads models, indexes or files.
+A `Page` is put together from what the rest of the package found. Its parts read no models, indexes or files: `panels`
+makes them of scores and weights, and `of_index` a whole page of what an index says about some queries.
 
 >>> from unde.report import Item, Page, QueryPanel, Row, Scored
 >>> row = Row("unweighted", [Scored(Item(12, label="cat"), 0.8)], [Scored(Item(7, label="dog"), -0.3)])

@@ -90,20 +90,3 @@ def count(amount: int, noun: str) -> str:
     """
     plural = noun[:-1] + "ies" if noun.endswith("y") else noun + "s"
     return f"{amount:,} {noun if amount == 1 else plural}"
-
-
-def duration(seconds: float) -> str:
-    """A time span for reading.
-
-    >>> duration(0.042), duration(7.31), duration(125), duration(7380)
-    ('0.04 s', '7.3 s', '2 min 05 s', '2 h 03 min')
-    """
-    if seconds < 1:
-        return f"{seconds:.2f} s"
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60:02d} min"

@@ -7,8 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from unde.console import duration
 from unde.errors import UndeError
-from unde.report.html import Html, count, duration, el, number
+from unde.report.html import Html, count, el, number
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ def steps_section(steps: Sequence[Step]) -> Html:
             "li",
             None,
             el("span", {"class": "step-name"}, step.name),
-            el("span", {"class": "step-time"}, duration(step.seconds)),
+            el("span", {"class": "step-time"}, duration(step.seconds, exact=True)),
             el(
                 "span",
                 {"class": "bar", "aria-hidden": "true"},
@@ -163,7 +164,7 @@ def steps_section(steps: Sequence[Step]) -> Html:
         "section",
         {"id": "steps", "aria-labelledby": "steps-title"},
         el("h2", {"id": "steps-title"}, "What was run"),
-        el("p", {"class": "lead"}, f"{count(len(steps), 'step')} in {duration(total)}."),
+        el("p", {"class": "lead"}, f"{count(len(steps), 'step')} in {duration(total, exact=True)}."),
         el("ol", {"class": "steps"}, lines),
     )
 

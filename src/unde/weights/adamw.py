@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from unde import console
 from unde.weights.contributions import Blocks
 from unde.weights.objective import objective
 from unde.weights.problem import Fit, Problem, nothing_to_learn
-from unde.weights.progress import progress
 
 _INIT = 0.01  # standard deviation of the raw weights at the start: near uniform, and no two alike
 
@@ -32,7 +32,7 @@ def adamw(problem: Problem, weight_decay: float, epochs: int, lr: float, seed: i
     steps = epochs * len(problem.queries)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps)
     curve = []
-    with progress("learning weights", steps) as advance:
+    with console.progress("learning weights", steps, unit="steps") as advance:
         for _ in range(epochs):
             total = 0.0
             for place, (query, blocks) in enumerate(data.each(problem.queries)):

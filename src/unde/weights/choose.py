@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unde import console
 from unde.errors import UndeError
 from unde.weights.contributions import Contributions
 from unde.weights.fixed_point import Grams
 from unde.weights.objective import normalised
 from unde.weights.problem import Problem
-from unde.weights.progress import progress
 from unde.weights.settings import Settings, fit
 from unde.weights.source import Source
 
@@ -95,7 +95,7 @@ def choose(
         raise UndeError(f"folds is {folds}: expected 2 to {scores.shape[0]}, the number of queries")
     data = Contributions(scores)
     judged = torch.zeros(len(candidates) + 1, 2)  # sums over queries; the last row is the unweighted method
-    with progress("choosing k and weight decay", folds * len(candidates)) as advance:
+    with console.progress("choosing k and weight decay", folds * len(candidates), unit="fits") as advance:
         for learned_from, held_out in _folds(data.queries, folds, seed):
             judged[-1] += _judge(data, held_out, torch.ones(data.groups), max(ks))
             for row, weights in enumerate(_weights(data, learned_from, candidates)):

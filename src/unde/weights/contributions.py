@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unde import console
 from unde.errors import UndeError
 from unde.weights.noise import Noise, spread
-from unde.weights.progress import progress
 from unde.weights.source import Source
 
 Blocks = Iterable[tuple[slice, Tensor]]
@@ -52,7 +52,7 @@ class Contributions:
 
         `query_bytes` is what the caller holds for each query of a span; it bounds the spans' lengths.
         """
-        with progress(label, self.queries * self.examples) as advance:
+        with console.progress(label, self.queries * self.examples, unit="scores") as advance:
             for span in self._spans(wanted, query_bytes):
                 yield span, self._blocks(span.queries, advance)
 

@@ -1,4 +1,4 @@
-"""From an index, queries and weights to the panels of a report page."""
+"""From an index, queries and weights to the panels of a page."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.markup import escape
 from torch import Tensor
 
-from unde import console
 from unde.data import Rows, to_device
 from unde.errors import UndeError, unknown
 from unde.features.guard import untouched
@@ -20,8 +18,11 @@ from unde.features.units import placement
 from unde.index.self_retrieval import summary
 from unde.index.trust import Trust
 from unde.recipe import Setup
-from unde.report import Item, QueryPanel, Row, Scored, TrustCurve, TrustPanel, WeightsPanel
 from unde.report.contributors import checked, marks_for
+from unde.report.items import Item, Scored
+from unde.report.queries import QueryPanel, Row
+from unde.report.trust import TrustCurve, TrustPanel
+from unde.report.weights import WeightsPanel
 from unde.scores import GroupScores, Top
 from unde.tasks import Classification
 from unde.weights import Weights
@@ -229,44 +230,3 @@ def _after(trust: Trust) -> str:
     assert trust.after is not None and trust.gain is not None and trust.gain_ci95 is not None
     change = f"{100 * trust.gain:+.1f} ± {100 * trust.gain_ci95:.1f}".replace("-", "−")
     return f"{_in_percent(trust.after)} ({change})"
-
-
-def show_top(
-    setup: Setup, queries: Rows, names: Sequence[str] | None, best: Top, opponents: bool = False
-) -> None:
-    """Print the top examples of each query: passages below the query where these are texts, else ids in one table.
-
-    `names` are what the queries are called, if they have names.
-    """
-    title, top = "opponents" if opponents else "proponents", best.indices.shape[1]
-    asked = [as_item(queries[q], q, setup.show) for q in range(len(queries))]
-    if any(item.text is None for item in asked):
-        rows = [
-            [str(q), *(f"{name} ({value:.3g})" for name, value in zip(best.ids[q], best.values[q].tolist()))]
-            for q in range(len(queries))
-        ]
-        console.show_table(title, ["query", *(f"{r + 1}." for r in range(top))], rows)
-        return
-    train = Rows(setup.train_data)
-    for q, item in enumerate(asked):
-        found = zip(best.indices[q].tolist(), best.values[q].tolist(), best.ids[q])
-        passages = [
-            [f"{r}.", f"{value:+.3g}", str(name), _brief(as_item(train[i], name, setup.show).text or "", 300)]
-            for r, (i, value, name) in enumerate(found, 1)
-        ]
-        name = "Query" if names is None else f"Query {escape(names[q])}"
-        asks = f"{name}: {escape(_brief(item.text or '', 600))}"
-        console.show_table(asks, ["", "score", "id", title], passages)
-
-
-def _brief(text: str, characters: int) -> str:
-    """A text in one line for a terminal, cut between words.
-
-    >>> _brief("to be\\nor  not\\x1b[31m to be", 12)
-    'to be or …'
-    """
-    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    if len(line) <= characters:
-        return line
-    space = line.rfind(" ", 0, characters - 1)
-    return f"{line[: space if space > 0 else characters - 2]} …"

@@ -1,4 +1,4 @@
-"""From scores to panels and tables: which examples, under which names, with which tokens."""
+"""From scores to panels: which examples, under which names, with which tokens."""
 
 import doctest
 
@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import toy
-from unde import Setup, UndeError, Weights, pages
+from unde import Setup, UndeError, Weights
 from unde.data import Rows
-from unde.pages import query_panels, show_top, weights_panels
+from unde.report import panels as module
+from unde.report.panels import query_panels, weights_panels
 from unde.tasks import Task
 
 WORDS = ["to", " be", " or", " not"]
@@ -35,7 +36,7 @@ def found(tmp_path):
 
 
 def test_the_examples_in_the_docstrings_hold():
-    assert doctest.testmod(pages).failed == 0
+    assert doctest.testmod(module).failed == 0
 
 
 def test_tokens_are_those_of_the_pair_and_the_way(found):
@@ -128,17 +129,3 @@ def test_sets_of_weights_are_brought_to_one_order():
     panels = weights_panels(sets, ["a", "b"])
     assert [(p.name, p.groups) for p in panels] == [("x", ["a", "b"]), ("y", ["a", "b"])]
     assert panels[1].values == pytest.approx([1.6, 0.4])
-
-
-def test_what_is_no_text_is_printed_as_ids(found, capsys):
-    setup, queries, scores = found
-    setup.show = lambda example: example[0]  # numbers, no text
-    show_top(setup, queries, None, scores.top(2))
-    printed = capsys.readouterr().out
-    best = scores.top(2)
-    assert f"{best.ids[1][0]} ({best.values[1, 0]:.3g})" in printed and "to be" not in printed
-    setup.show = lambda example: "\x1b[31mred[bold]" + "x" * 900
-    show_top(setup, queries, None, scores.top(1), opponents=True)
-    printed = capsys.readouterr().out
-    assert "Query: [31mred[bold]xxx" in " ".join(printed.split()) and "opponents" in printed
-    assert "\x1b" not in printed

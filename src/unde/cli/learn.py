@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from unde import console
+from unde.cli.loading import remembered
+from unde.cli.options import (
+    Data,
+    Device,
+    HFModel,
+    IndexPath,
+    MethodOfIndex,
+    NoTrust,
+    QueryField,
+    SeqLen,
+    Target,
+    TextField,
+    source_of,
+)
+from unde.cli.project import Project, kept_scores
 from unde.errors import UndeError, unknown
-from unde.integrations.options import Data, HFModel, QueryField, SeqLen, TextField, source_of
-from unde.options import Device, IndexPath, MethodName, NoTrust, Target
-from unde.project import Project, remembered
-
-if TYPE_CHECKING:
-    from unde.index import Index
-    from unde.weights import Weights
+from unde.index import Index
+from unde.weights import Weights, learn_weights
 
 Number = TypeVar("Number", int, float)
 OWN = "With queries of your own"
@@ -26,7 +36,7 @@ def learn(
     index: IndexPath,
     target: Target = None,
     out: Annotated[Path, typer.Option("--out", help="where to save the weights")] = Path("weights.json"),
-    method: MethodName = None,
+    method: MethodOfIndex = None,
     examples: Annotated[
         int | None, typer.Option(help="training examples to learn from (default: 200)")
     ] = None,
@@ -101,9 +111,10 @@ def learn(
         opened = project.index(index)
         weights = opened.learn_weights(method, perturb, 200 if examples is None else examples, seed)
     else:
-        opened, weights = project.learn(
-            index,
-            method,
+        asked = project.queries_apart("learn")
+        opened = project.index(index)
+        weights = learn_weights(
+            kept_scores(opened, asked, method),
             k=_number("k", k, int, "a whole number"),
             weight_decay=_number("weight-decay", weight_decay, float, "a number"),
             loss=loss or "top-k",

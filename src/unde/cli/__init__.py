@@ -1,0 +1,5 @@
+"""The command line: unde demo | plan | build | learn | attribute | evaluate | report | bench."""
+
+from unde.cli.app import app, main
+
+__all__ = ["app", "main"]

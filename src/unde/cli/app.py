@@ -1,0 +1,62 @@
+"""All commands under one name, and the one way in which they fail: a line, without a traceback."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from unde import __version__, console
+from unde.cli.attribute import attribute
+from unde.cli.bench import bench
+from unde.cli.build import build
+from unde.cli.demo import demo
+from unde.cli.evaluate import evaluate
+from unde.cli.interrupts import Commands, Interrupted, unwinding_on_sigterm
+from unde.cli.learn import learn
+from unde.cli.plan import plan
+from unde.cli.report import report
+from unde.errors import UndeError
+
+app = typer.Typer(
+    name="unde",
+    cls=Commands,
+    help="Which training examples made a trained model do that?\n\n"
+    "A Hugging Face language model needs no Python: `unde build --hf-model DIR --data train.jsonl --out runs/idx`, "
+    'then `unde attribute --index runs/idx --query "some text"`.\n\n'
+    "Any other model is named as web servers name apps: my_project.setup:make, where make() returns an unde.Setup.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+for command in (demo, plan, build, learn, attribute, evaluate, report, bench):
+    app.command()(command)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"unde {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print it")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run a command; an error or an interrupt is one clear line."""
+    with unwinding_on_sigterm():
+        try:
+            app()
+        except UndeError as e:
+            console.fail(str(e))
+            raise SystemExit(2) from None
+        except Interrupted as e:
+            console.note(str(e))
+            raise SystemExit(e.code) from None

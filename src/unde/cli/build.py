@@ -1,0 +1,82 @@
+"""`unde build`: the gradient features of the training data, on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unde.cli.options import (
+    BatchSize,
+    Data,
+    Device,
+    Exclude,
+    Groups,
+    HFModel,
+    Memory,
+    Method,
+    Projection,
+    SeqLen,
+    StoreDtype,
+    Target,
+    TextField,
+    method_of,
+    source_of,
+)
+from unde.cli.project import Project
+from unde.index import Index
+from unde.integrations.source import Source
+
+
+def build(
+    out: Annotated[Path, typer.Option("--out", help="folder for the index; a half-built one is finished")],
+    target: Target = None,
+    hf_model: HFModel = None,
+    data: Data = None,
+    text_field: TextField = None,
+    seq_len: SeqLen = None,
+    method: Method = "trak",
+    projection: Projection = None,
+    groups: Groups = "layer",
+    exclude: Exclude = None,
+    batch_size: BatchSize = 32,
+    num_workers: Annotated[int, typer.Option(help="processes that read the data")] = 0,
+    device: Device = None,
+    store_dtype: StoreDtype = "float32",
+    memory: Memory = "2GB",
+    seed: Annotated[int, typer.Option(help="of the random projection")] = 0,
+    on_bad: Annotated[str, typer.Option(help="NaN gradients: error, or skip and record")] = "error",
+) -> None:
+    """Compute the gradient features of the training data.
+
+    `unde plan` takes the same options, and says what this will need.
+
+    Examples:
+
+    `unde build --hf-model ./my-gpt2 --data train.jsonl --seq-len 512 --out runs/idx`
+
+    `unde build my_project.setup:make --out runs/idx --method logra --projection "kron(64)"`
+    """
+    chosen = method_of(method, projection)
+    project = Project(target, source_of(hf_model, data, text_field, seq_len), device=device)
+    setup = project.setup
+    index = Index.build(
+        setup.model,
+        setup.task,
+        setup.train_data,
+        out,
+        method=chosen,
+        groups=groups,
+        exclude=exclude or (),
+        collate=setup.collate,
+        ids=setup.ids,
+        batch_size=batch_size,
+        num_workers=num_workers,
+        store_dtype=store_dtype,
+        memory=memory,
+        seed=seed,
+        on_bad=on_bad,
+    )
+    (project.source or Source(target=target)).remember(out)
+    typer.echo(f"{out}: {len(index):,} examples in {len(index.groups)} groups")

@@ -1,0 +1,24 @@
+"""`unde demo`: everything once, on real digits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unde.cli.options import Method
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="folder for the page, the index and the weights")] = Path("demo"),
+    method: Method = "trak",
+    seed: Annotated[int, typer.Option(help="of the training and the projection")] = 0,
+) -> None:
+    """Train a small ResNet on real digits and see which of them mattered, in a page.
+
+    Example: `unde demo --out demo` writes demo/report.html
+    """
+    from unde.demo.run import run
+
+    typer.echo(f"Open {run(out, method, seed).resolve()} in a browser.")

@@ -1,0 +1,124 @@
+"""Options that several commands have, each said once; what they mean to the library is said here too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unde import methods
+from unde.errors import unknown
+from unde.integrations.source import Source
+
+HF = "Hugging Face language models (instead of MODULE:FUNCTION)"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names in a sentence.
+
+    >>> listed(["table", "json", "csv"])
+    'table, json or csv'
+    """
+    *first, last = names
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+METHODS = listed([*methods.METHODS, *methods._SHORT])
+
+# --- what a command works on ----------------------------------------------------------------------------
+
+Target = Annotated[
+    str | None, typer.Argument(metavar="MODULE:FUNCTION", help="a function that returns an unde.Setup")
+]
+IndexPath = Annotated[
+    Path, typer.Option("--index", help="folder of the index; remembers what it was built from")
+]
+WeightsFile = Annotated[Path | None, typer.Option("--weights", help="weights from `unde learn`")]
+WeightsFiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--weights", metavar="[NAME=]FILE", help="weights from `unde learn`; several: NAME=FILE each"
+    ),
+]
+Device = Annotated[str | None, typer.Option(help="where the model runs: cpu, cuda, cuda:1, mps, …")]
+
+# --- how an index is built, or planned ------------------------------------------------------------------
+
+Method = Annotated[str, typer.Option(help=METHODS)]
+Projection = Annotated[
+    str | None, typer.Option(help="kron(16), pca(16), sjlt(4096), dense(512) or none (default: kron(16))")
+]
+Groups = Annotated[str, typer.Option(help="layer, tensor or consecutive(128)")]
+Exclude = Annotated[list[str] | None, typer.Option(help="regex of parameters to leave out; repeatable")]
+BatchSize = Annotated[int, typer.Option(help="examples in one pass; fewer need less memory")]
+StoreDtype = Annotated[str, typer.Option(help="float32, float16 or bfloat16")]
+Memory = Annotated[str, typer.Option(help="budget for what is computed at once, besides the model")]
+
+# --- how an index is asked ------------------------------------------------------------------------------
+
+MethodOfIndex = Annotated[str | None, typer.Option("--method", help=f"{METHODS} (default: as built)")]
+NoTrust = Annotated[
+    bool,
+    typer.Option(
+        "--no-trust", help="leave out how many training examples find themselves (300 passes of the model)"
+    ),
+]
+
+# --- a Hugging Face model and texts ---------------------------------------------------------------------
+
+HFModel = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR", help="folder of save_pretrained, of a PEFT adapter, or a hub name", rich_help_panel=HF
+    ),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="training texts: .jsonl, .json, .csv, .txt (a text on each line), also as .gz; .parquet",
+        rich_help_panel=HF,
+    ),
+]
+TextField = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="field that holds the text (default: text)", rich_help_panel=HF),
+]
+SeqLen = Annotated[
+    int | None,
+    typer.Option(
+        metavar="TOKENS",
+        help="a text is cut into consecutive sequences of this length, the last ones shorter; each is an "
+        "example with the id text:part (default: 512, or the model's context)",
+        rich_help_panel=HF,
+    ),
+]
+Queries = Annotated[
+    Path | None,
+    typer.Option("--queries", metavar="FILE", help="texts to ask about, as in --data", rich_help_panel=HF),
+]
+QueryField = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="the same of the queries (default: as --text-field)", rich_help_panel=HF
+    ),
+]
+
+
+def source_of(hf_model: str | None, data: Path | None, text_field: str | None, seq_len: int | None) -> Source:
+    """What was said on the command line."""
+    return Source(hf_model, None if data is None else str(data), text_field, seq_len)
+
+
+def method_of(name: str, projection: str | None) -> methods.Method:
+    """The method to build for; its projection is the usual one if none was named."""
+    method = methods.parse(name)
+    return method if projection is None else replace(method, projection=projection)
+
+
+def check_format(given: str, *known: str) -> None:
+    if given not in known:
+        raise unknown("format", given, known)

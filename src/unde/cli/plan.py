@@ -1,0 +1,130 @@
+"""`unde plan`: what a run will need, before anything is paid for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+
+from unde.cli.options import (
+    HF,
+    BatchSize,
+    Data,
+    Exclude,
+    Groups,
+    HFModel,
+    Memory,
+    Method,
+    Projection,
+    SeqLen,
+    StoreDtype,
+    Target,
+    TextField,
+    check_format,
+    method_of,
+    source_of,
+)
+from unde.cli.project import Project
+from unde.data import Rows
+from unde.errors import UndeError
+from unde.index import Index
+from unde.integrations.config import model_of_config
+from unde.tasks import CausalLM
+
+if TYPE_CHECKING:
+    from unde.integrations.sequences import Sequences
+
+
+def plan(
+    target: Target = None,
+    hf_model: HFModel = None,
+    hf_config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="config.json of a model, or its folder, where there are no weights and no data yet: give --examples "
+            "and --seq-len",
+            rich_help_panel=HF,
+        ),
+    ] = None,
+    data: Data = None,
+    text_field: TextField = None,
+    seq_len: SeqLen = None,
+    examples: Annotated[
+        int | None, typer.Option(help="training examples (default: those of the data)")
+    ] = None,
+    method: Method = "trak",
+    projection: Projection = None,
+    groups: Groups = "layer",
+    exclude: Exclude = None,
+    batch_size: BatchSize = 32,
+    store_dtype: StoreDtype = "float32",
+    memory: Memory = "2GB",
+    checkpoints: Annotated[int, typer.Option(help="how many of the model the index holds")] = 1,
+    queries: Annotated[int, typer.Option(help="how many to score and to learn weights on")] = 100,
+    format: Annotated[str, typer.Option(help="table or json")] = "table",
+) -> None:
+    """Say what an index will need: features, disk, memory by stage, operations relative to training.
+
+    Nothing is computed, the model runs on shapes alone; with --hf-config not even its weights are needed.
+
+    Examples:
+
+    `unde plan my_project.setup:make --method ekfac`
+
+    `unde plan --hf-model ./my-gpt2 --data train.jsonl --seq-len 512`
+
+    `unde plan --hf-config my_model/ --examples 100000 --seq-len 512 --projection "kron(16)"`
+    """
+    check_format(format, "table", "json")
+    named = [target, hf_model or data or text_field, hf_config]
+    if len([way for way in named if way is not None]) != 1:
+        raise UndeError(
+            "expected one of three things to plan for: MODULE:FUNCTION of a setup, --hf-model with --data, or "
+            "--hf-config with the config of a Hugging Face language model"
+        )
+    if hf_config is not None:
+        model, task = _of_config(hf_config, examples, seq_len), CausalLM()
+        shape = {"n_examples": examples, "seq_len": seq_len}
+    else:
+        project = Project(target, source_of(hf_model, data, text_field, seq_len))
+        model, task = project.setup.model, project.setup.task
+        shape = _of_data(project, batch_size, examples)
+    made = Index.plan(
+        model,
+        task,
+        **shape,
+        method=method_of(method, projection),
+        groups=groups,
+        exclude=exclude or (),
+        batch_size=batch_size,
+        store_dtype=store_dtype,
+        checkpoints=checkpoints,
+        queries=queries,
+        memory=memory,
+    )
+    typer.echo(json.dumps(made.as_dict(), indent=1) if format == "json" else str(made))
+
+
+def _of_config(config: Path, examples: int | None, seq_len: int | None) -> Any:
+    for name, value in (("--examples", examples), ("--seq-len", seq_len)):
+        if value is None:
+            raise UndeError(f"{name} is missing: a config does not say how much data there will be")
+    return model_of_config(config)
+
+
+def _of_data(project: Project, batch_size: int, examples: int | None) -> dict[str, Any]:
+    """A batch as build would run it, and how many examples there are."""
+    setup = project.setup
+    rows = Rows(setup.train_data, setup.collate or setup.task.collate)
+    start = 0 if project.source is None else _longest(setup.train_data) // batch_size * batch_size
+    batch = rows.batch(range(start, min(start + batch_size, len(rows))))
+    return {"example": batch, "n_examples": len(rows) if examples is None else examples}
+
+
+def _longest(sequences: Sequences) -> int:
+    """Where the longest sequence is: its batch needs most memory, wherever in the file short texts come first."""
+    return int(np.argmax(np.diff(sequences.stops, prepend=0)))

@@ -1,0 +1,128 @@
+"""What a command works on: a setup, its index, its weights, and the three roles of its data kept apart."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from unde.cli.loading import load
+from unde.data import Rows
+from unde.errors import UndeError, unknown
+from unde.index import Index
+from unde.integrations.source import Source
+from unde.scores import GroupScores
+from unde.weights import Weights
+
+if TYPE_CHECKING:
+    from unde.integrations.documents import Texts
+
+
+class Project:
+    """`module:function`, or a Hugging Face model and texts, made real. Exactly one of the two ways.
+
+    `index` is where a source that is not given is looked up; `learn` and `evaluate` are the texts of queries,
+    for a Hugging Face model, whose setup brings none.
+    """
+
+    def __init__(
+        self,
+        target: str | None,
+        source: Source | None = None,
+        *,
+        index: Path | None = None,
+        learn: Texts | None = None,
+        evaluate: Texts | None = None,
+        query_field: str | None = None,
+        device: str | None = None,
+    ) -> None:
+        said = source.said if source is not None else {}
+        if target is not None and said:
+            raise UndeError(
+                f"{target} and --{'hf-model' if 'model' in said else next(iter(said)).replace('_', '-')}: give "
+                "MODULE:FUNCTION, or --hf-model with --data, not both"
+            )
+        self.source: Source | None = None
+        if target is not None:
+            if learn is not None or evaluate is not None:
+                raise UndeError(
+                    f"queries as texts go with --hf-model: {target} brings its own, learn_queries and eval_queries"
+                )
+            self.name, self.setup = target, load(target)
+        else:
+            settled = (source or Source()).settled(index)
+            self.name, self.setup = str(settled.model), settled.setup(learn, evaluate, query_field)
+            self.source = replace(settled, seq_len=self.setup.train_data.length)
+        if device is not None:
+            _move(self.setup.model, device)
+
+    def index(self, path: Path) -> Index:
+        s = self.setup
+        return Index.open(path, model=s.model, task=s.task, train_data=s.train_data, collate=s.collate)
+
+    def queries(self, role: str) -> Rows:
+        if role not in ("learn", "eval"):
+            raise unknown("queries", role, ("learn", "eval"))
+        data = self.setup.learn_queries if role == "learn" else self.setup.eval_queries
+        if data is None and self.source is not None:
+            other = (
+                "to evaluate (--queries FILE.jsonl)"
+                if role == "learn"
+                else "to learn weights (--queries FILE.jsonl)"
+            )
+            raise UndeError(f"no queries: give texts that are not in the training data and not used {other}")
+        if data is None:
+            raise UndeError(f"{self.name} gives no {role}_queries: set Setup(..., {role}_queries=...)")
+        return Rows(data, self.setup.collate or self.setup.task.collate)
+
+    def queries_apart(self, role: str) -> Rows:
+        """The same, after checking that the roles share no example."""
+        queries, other = self.queries(role), "eval" if role == "learn" else "learn"
+        asked = f"{role}_queries" if self.source is None else "queries"
+        taken = set(queries.digests())
+        rest = self.setup.eval_queries if role == "learn" else self.setup.learn_queries
+        for name, data in (("the training data", self.setup.train_data), (f"{other}_queries", rest)):
+            shared = taken & set(Rows(data).digests()) if data is not None else ()
+            if shared:
+                raise UndeError(
+                    f"{len(shared)} of the {asked} are also in {name}: training, weight learning and "
+                    "evaluation need disjoint data. Remove them from one of the two"
+                )
+        return queries
+
+    def names(self, role: str) -> list[str] | None:
+        """What the queries of a file are called."""
+        return self.queries(role).data.ids if self.source is not None else None
+
+
+def kept_scores(index: Index, queries: Rows, method: str | None) -> GroupScores:
+    """Scores of queries whose features are kept, for the next command that asks for them."""
+    key = hashlib.blake2b("".join(queries.digests()).encode(), digest_size=8).hexdigest()
+    return index.score(index.features(queries, index.folder / "queries" / f"{key}.safetensors"), method)
+
+
+def weights_in(path: Path, scores: GroupScores) -> Weights:
+    """Weights from a file, refused for queries that they were learned on."""
+    if path.is_dir():
+        raise UndeError(f"{path} is a folder: expected a file of weights, written by `unde learn`")
+    weights = Weights.load(path)
+    try:
+        weights.aligned_to(scores.groups)
+    except UndeError as e:
+        raise UndeError(f"{path}: {e}") from None
+    shared = set(weights.query_digests) & set(scores.query_digests)
+    if shared:
+        raise UndeError(
+            f"{path} was learned on {len(shared)} of these queries: attribute and evaluate other ones"
+        )
+    return weights
+
+
+def _move(model: nn.Module, device: str) -> None:
+    try:
+        model.to(device)
+    except (RuntimeError, AssertionError) as e:
+        raise UndeError(f"cannot use the device {device!r} ({str(e).splitlines()[0]})") from None

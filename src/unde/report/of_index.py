@@ -1,0 +1,107 @@
+"""One page of what an index says about some queries, with and without weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+import unde
+from unde import console
+from unde.data import Rows
+from unde.errors import UndeError
+from unde.index import Index
+from unde.index.self_retrieval import WeightNoise
+from unde.index.trust import of_several
+from unde.recipe import Setup
+from unde.report.page import Page
+from unde.report.panels import Tokens, query_panels, trust_panel, weights_panels
+from unde.report.trust import TrustPanel
+from unde.scores import GroupScores
+from unde.weights import Weights
+
+if TYPE_CHECKING:
+    from unde.scores.tokens import TokenScores
+
+UNWEIGHTED = "unweighted"
+
+
+def page_of(
+    index: Index,
+    setup: Setup,
+    queries: Rows,
+    scores: GroupScores,
+    weights: Mapping[str, Weights],
+    *,
+    title: str,
+    count: int = 5,
+    names: Sequence[str] | None = None,
+    contributors: Mapping[str, Any] | None = None,
+    trust: bool = True,
+) -> Page:
+    """The `count` strongest proponents and opponents of each query: unweighted, and under each named set of weights.
+
+    Tokens are shaded where the setup knows their text. `trust` adds how many training examples find themselves, which
+    takes some hundred passes of the model. The rest is as in `query_panels`.
+    """
+    ways: dict[str, Weights | None] = {UNWEIGHTED: None, **weights}
+    count, shaded = min(count, scores.shape[1]), _has_tokens(setup)
+    steps = 2 * count * len(ways) * len(queries)
+    with console.progress("shading tokens", steps, shaded, unit="passages") as advance:
+        panels = query_panels(
+            setup,
+            queries,
+            scores,
+            ways,
+            which=range(len(queries)),
+            count=count,
+            names=names,
+            tokens=_tokens(index, setup, scores, advance) if shaded else None,
+            contributors=contributors,
+        )
+    return Page(
+        title,
+        f"{scores.shape[1]:,} training examples, {scores.method.name} attributions",
+        queries=panels,
+        weights=weights_panels(weights, scores.groups),
+        trust=_trust(index, scores, weights) if trust else None,
+        provenance={
+            "unde": unde.__version__,
+            "index": str(index.folder),
+            **scores.provenance["method"],
+        },
+    )
+
+
+def _has_tokens(setup: Setup) -> bool:
+    """Whether the parts that single tokens have in a score can be computed, and shown."""
+    return setup.pieces is not None and hasattr(setup.task, "token_losses")
+
+
+def _tokens(index: Index, setup: Setup, scores: GroupScores, advance: console.Advance) -> Tokens:
+    made: dict[int, TokenScores] = {}
+
+    def tokens(q: int, i: int, weights: Weights | None) -> Tensor:
+        if id(weights) not in made:
+            made[id(weights)] = index.tokens(scores, weights)
+        advance(1)
+        return made[id(weights)](q, setup.train_data[i])
+
+    return tokens
+
+
+def _trust(index: Index, scores: GroupScores, weights: Mapping[str, Weights]) -> TrustPanel | None:
+    """The panel, or None where copies cannot be made or examples are few, which is said in a line."""
+    try:
+        found = of_several(index, weights, scores.method, perturb=_perturb(weights))
+        return trust_panel(found, weights, UNWEIGHTED)
+    except UndeError as e:
+        console.note(f"the page has no panel of trust: {e}")
+        return None
+
+
+def _perturb(weights: Mapping[str, Weights]) -> str | None:
+    """Noise on the model's weights where that is what weights were learned with: the task may know nothing else."""
+    kinds = [set(w.provenance.get("strength", ())) for w in weights.values()]
+    return "weights" if kinds and all(kind == {WeightNoise().name} for kind in kinds) else None

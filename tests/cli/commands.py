@@ -1,0 +1,59 @@
+"""A small project as a user would have one, and commands run on it in this process."""
+
+from typer.testing import CliRunner
+
+from unde import cli
+
+PROJECT = """
+import torch
+import unde
+
+def make():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(90, 6, generator=generator)
+    y = (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    return unde.Setup(model, unde.tasks.Classification(), (x[:60], y[:60]),
+                        learn_queries=(x[60:75], y[60:75]), eval_queries=(x[75:], y[75:]),
+                        ids=[f"row-{i}" for i in range(60)])
+
+def large():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(715, 6, generator=generator)
+    y = (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+    setup = make()
+    setup.train_data, setup.ids = (x[:700], y[:700]), None
+    setup.learn_queries, setup.eval_queries = (x[700:708], y[700:708]), (x[708:], y[708:])
+    return setup
+
+def overlapping():
+    setup = make()
+    setup.learn_queries = setup.eval_queries
+    return setup
+
+def nothing():
+    return 3
+
+def marked():
+    setup = make()
+    setup.contributors = {"style": torch.ones(3, 60, dtype=bool)}
+    return setup
+"""
+
+
+def run(*arguments):
+    result = CliRunner().invoke(cli.app, [str(a) for a in arguments])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def invoke(*arguments):
+    """What is printed on both streams; notes go to stderr."""
+    result = CliRunner().invoke(cli.app, [str(a) for a in arguments])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.output

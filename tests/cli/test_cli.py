@@ -1,0 +1,112 @@
+"""The command line on a project of one's own, and the mistakes people make."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from commands import run
+
+from unde import Index, Weights, cli
+from unde.cli.loading import load
+from unde.evaluate import Bank
+
+
+def test_attribute_prints_what_the_library_gives(built):
+    setup = load(built)
+    index = Index.open("idx", model=setup.model, task=setup.task)
+    expected = index.score(setup.eval_queries).top(3, Weights.load("w.json"))
+    rows = json.loads(
+        run("attribute", built, "--index", "idx", "--weights", "w.json", "--top", 3, "--format", "json")
+    )
+    assert [r["index"] for r in rows] == expected.indices.flatten().tolist()
+    assert np.allclose([r["score"] for r in rows], expected.values.flatten())
+    assert rows[0]["id"] == f"row-{rows[0]['index']}"
+    text = run("attribute", built, "--index", "idx", "--top", 3, "--format", "csv", "--opponents")
+    table = list(csv.DictReader(io.StringIO(text)))
+    lowest = index.score(setup.eval_queries).top(3, largest=False)
+    assert [int(r["index"]) for r in table] == lowest.indices.flatten().tolist()
+
+
+def test_evaluate_measures_lds_against_a_bank(built):
+    setup = load(built)
+    index = Index.open("idx", model=setup.model, task=setup.task)
+    total = index.score(setup.eval_queries).total().numpy()
+
+    Bank.run(  # a bank whose models behave exactly as the unweighted scores predict
+        "bank.npz",
+        train=lambda indices, seed: total[:, indices].sum(1),
+        utility=lambda predicted: {"eval": predicted},
+        n_train=60,
+        subsets=8,
+    )
+    found = json.loads(
+        run(
+            "evaluate",
+            built,
+            "--index",
+            "idx",
+            "--bank",
+            "bank.npz",
+            "--weights",
+            "w.json",
+            "--format",
+            "json",
+        )
+    )
+    assert found["unweighted"]["mean"] == pytest.approx(1.0)
+    assert found["difference"]["mean"] == pytest.approx(found["weighted"]["mean"] - 1.0)
+
+
+def test_bench_tells_a_ratio(project):
+    text = run("bench", f"{project}:make", "--batch-size", 30, "--runs", 2)
+    assert "of a plain pass" in text and "2 interleaved runs over 120 examples" in text
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("no_colon", "expected MODULE:FUNCTION"),
+        ("nowhere_at_all:make", "no module 'nowhere_at_all' here"),
+        ("{project}:mkae", "Did you mean 'make'"),
+        ("{project}:nothing", "gave a int: expected an unde.Setup"),
+    ],
+)
+def test_targets_that_lead_nowhere(project, target, message):
+    with pytest.raises(ValueError, match=message.replace("?", r"\?")):
+        run("build", target.format(project=project), "--out", "idx")
+
+
+def test_roles_that_overlap_are_refused(built, project):
+    with pytest.raises(ValueError, match="learn_queries are also in eval_queries"):
+        run("learn", f"{project}:overlapping", "--index", "idx", "--queries", "learn")
+
+
+def test_weights_are_refused_on_queries_they_were_learned_on(built):
+    with pytest.raises(ValueError, match="learned on 15 of these queries"):
+        run("attribute", built, "--index", "idx", "--weights", "w.json", "--queries", "learn")
+
+
+def test_unknown_names_suggest_the_nearest(built):
+    with pytest.raises(ValueError, match="Did you mean 'json'"):
+        run("attribute", built, "--index", "idx", "--format", "jsn")
+    with pytest.raises(ValueError, match="Did you mean 'trak'"):
+        run("attribute", built, "--index", "idx", "--method", "trakk")
+
+
+def test_an_error_is_one_line_and_exit_code_2(project, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["unde", "build", "no_colon", "--out", "idx"])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ") and "Traceback" not in printed
+
+
+def test_models_on_the_command_line_are_left_as_they_were(project):
+    setup = load(f"{project}:make")
+    before = {k: v.clone() for k, v in setup.model.state_dict().items()}
+    run("build", f"{project}:make", "--out", "idx")
+    assert all(torch.equal(v, before[k]) for k, v in load(f"{project}:make").model.state_dict().items())

@@ -1,0 +1,65 @@
+"""What the commands say of themselves, and what they have in common."""
+
+import doctest
+import inspect
+import re
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from unde import cli, methods
+from unde.cli import options, report
+from unde.cli.build import build
+from unde.cli.plan import plan
+
+COMMANDS = ("demo", "plan", "build", "learn", "attribute", "evaluate", "report", "bench")
+
+
+def told(*arguments):
+    """The help as one line, without the frames around it."""
+    text = CliRunner().invoke(cli.app, [*arguments, "--help"], env={"COLUMNS": "200"}).stdout
+    return " ".join(re.sub(r"[│╭╮╰╯─]", " ", text).split())
+
+
+def test_the_examples_in_the_docstrings_hold():
+    assert sum(doctest.testmod(module).attempted for module in (options, report)) == 2
+    assert sum(doctest.testmod(module).failed for module in (options, report)) == 0
+
+
+def test_all_commands_are_listed():
+    assert tuple(get_command(cli.app).commands) == COMMANDS
+    text = told()
+    assert all(name in text for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_says_what_it_does_with_an_example(name):
+    command = get_command(cli.app).commands[name]
+    first = inspect.getdoc(command.callback).splitlines()[0]
+    assert len(first) > 30 and first.endswith(".")
+    text = told(name)
+    assert first in text
+    assert re.search(rf"Examples?: .*unde {name} \S", text)
+
+
+@pytest.mark.parametrize("name", ["demo", "plan", "build", "learn", "attribute", "evaluate", "report"])
+def test_all_methods_are_listed(name):
+    [option] = [p for p in get_command(cli.app).commands[name].params if p.name == "method"]
+    assert option.help in told(name)
+    named = set(re.findall(r"[\w-]+", option.help.partition("(")[0])) - {"or"}
+    assert named == {*methods.METHODS, "tracin-cosine"}
+    assert all(methods.parse(name) for name in named)
+
+
+def test_plan_takes_what_build_takes():
+    building, planning = (inspect.signature(command).parameters for command in (build, plan))
+    # What has no part in what a run needs.
+    assert set(building) - set(planning) == {"out", "num_workers", "device", "seed", "on_bad"}
+    for name in set(building) & set(planning):
+        assert building[name].default == planning[name].default, name
+        assert building[name].annotation == planning[name].annotation, name
+
+
+def test_the_version():
+    assert re.fullmatch(r"unde \d\S*\n", CliRunner().invoke(cli.app, ["--version"]).stdout)

@@ -1,0 +1,66 @@
+"""`unde learn` on a project of one's own, and the options it refuses."""
+
+from pathlib import Path
+
+import pytest
+from commands import run
+
+from unde import Index, UndeError, Weights
+from unde.cli.loading import load
+
+
+def test_learn_with_nothing_but_an_index(large, monkeypatch):
+    notes = []
+    monkeypatch.setattr("unde.console.note", notes.append)
+    text = run("learn", "--index", "idx")
+    assert f"using {large}, as remembered by idx" in notes
+    assert any("find their original" in note or "stay uniform" in note for note in notes)
+    setup = load(large)
+    index = Index.open("idx", model=setup.model, task=setup.task, train_data=setup.train_data)
+    weights = Weights.load("weights.json")
+    assert weights.values.tolist() == index.learn_weights().values.tolist()
+    assert weights.provenance["how"] == "self-retrieval"
+    assert str(index.trust(weights)) in text and text.rstrip().endswith(f"weights.json: {weights}")
+
+
+def test_learn_passes_its_options_on(large):
+    options = ("--index", "idx", "--examples", 100, "--seed", 3, "--perturb", "weights", "--out", "w.json")
+    text = run("learn", *options, "--no-trust")
+    assert "find their original" not in text and text.startswith("w.json: ")
+    told = Weights.load("w.json").provenance
+    assert told["seed"] == 3 and len(told["examples"]["learn"]) == 100
+    assert list(told["strength"]) == ["noise on the model's weights"]
+    # A page shows the curve of the perturbation that weights were learned with.
+    run("report", "--index", "idx", "--weights", "w.json", "--out", "page.html", "--first", 1)
+    assert (
+        "Copies that find their original: noise on the model&#x27;s weights" in Path("page.html").read_text()
+    )
+
+
+def test_learn_from_the_queries_of_a_setup(large):
+    run("learn", "--index", "idx", "--queries", "learn", "--k", "5", "--weight-decay", "0.5", "--no-trust")
+    told = Weights.load("weights.json").provenance
+    assert (told["k"], told["weight_decay"], told["queries"]) == (5, 0.5, 8)
+    text = run("learn", large, "--index", "idx", "--queries", "learn", "--k", "auto", "--out", "auto.json")
+    assert "copies that find their original" in text
+    tried = Weights.load("auto.json").provenance["candidates"]
+    assert len({c["k"] for c in tried}) > 1 and len({c["weight_decay"] for c in tried}) > 1
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--k 3", "--k belongs to learning from queries of your own: add --queries FILE .*--queries learn"),
+        ("--loss top-k --weight-decay 1", "--weight-decay, --loss belong to learning from queries"),
+        ("--queries learn --examples 50", "--examples belongs to learning from the index alone"),
+        ("--perturb pixels", "unknown perturb 'pixels'"),
+        ("--queries learn --k three", "--k is 'three': expected a whole number, or auto"),
+        ("--queries learn --weight-decay x", "--weight-decay is 'x': expected a number, or auto"),
+        ("--queries eval", "queries as texts go with --hf-model: .* brings its own"),
+        ("--out nowhere/w.json", "no folder nowhere for --out nowhere/w.json"),
+    ],
+)
+def test_options_that_learn_refuses(large, options, says):
+    with pytest.raises(UndeError, match=says):
+        run("learn", "--index", "idx", *options.split())
+    assert not Path("weights.json").exists()
