@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from unde import Groups, GroupScores, UndeError, Weights, learn_weights
 from unde.methods import TRAK, TracIn
-from unde.scores import TrainSide, _stable_top
+from unde.scores import TrainSide
+from unde.scores.top import stable_top
 from unde.weights.source import Source
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -271,11 +272,11 @@ def test_equal_scores_are_in_order_whatever_the_blocks(largest, cuts):
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(-2, 2), min_size=1, max_size=12), st.data(), st.booleans())
-def test_stable_top(values, data, largest):
+def teststable_top(values, data, largest):
     k = data.draw(st.integers(1, len(values)))
     row = torch.tensor([values], dtype=torch.float32)
     order = sorted(range(len(values)), key=lambda i: (-values[i] if largest else values[i], i))[:k]
-    best, at = _stable_top(row, k, largest)
+    best, at = stable_top(row, k, largest)
     assert at[0].tolist() == order
     assert best[0].tolist() == [values[i] for i in order]
 

@@ -1,5 +1,7 @@
 """A model, data and an index so small that every test can afford its own."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -9,6 +11,8 @@ from torch import Tensor, nn
 
 import unde
 from unde import Index
+from unde.build.kernels import Training
+from unde.build.stored import Stored
 from unde.tasks import Classification, Task
 
 FEATURES, HIDDEN, CLASSES = 5, 6, 3
@@ -33,12 +37,13 @@ def build(
     task: Task | None = None,
     train_data: Any = None,
     method: Any = None,
-    shard_batches: int = 2,
+    pass_size: int = 4,
+    shard_passes: int = 2,
     **options: Any,
 ) -> Index:
-    """22 examples in 3 shards of 8, 8 and 6, batches of 4; features are the gradients themselves."""
-    defaults: dict[str, Any] = {"batch_size": 4, "progress": False, "memory": "50MB"}
-    with mock.patch("unde.index.build.SHARD_BATCHES", shard_batches):
+    """22 examples in 3 shards of 8, 8 and 6, passes of 4; features are the gradients themselves."""
+    defaults: dict[str, Any] = {"progress": False, "memory": "50MB"}
+    with cut(pass_size, shard_passes):
         return Index.build(
             model or net(),
             task or Classification(),
@@ -49,8 +54,38 @@ def build(
         )
 
 
+@contextmanager
+def cut(pass_size: int = 4, shard_passes: int = 2) -> Iterator[None]:
+    """Passes and shards so small that a few examples make several."""
+    with (
+        mock.patch("unde.features.run.MOST", pass_size),
+        mock.patch("unde.build.settle.SHARD_PASSES", shard_passes),
+    ):
+        yield
+
+
+def stored(index: Index) -> Stored:
+    """What is on disk of an index, behind its facade."""
+    return index._opened.stored
+
+
+def training(index: Index, method: Any) -> Training:
+    """The training side under the kernel of a method."""
+    return index._opened.scorer.training(method)
+
+
+def factors(index: Index, checkpoint: int = 0) -> dict[str, tuple[Tensor, Tensor]]:
+    """The covariances that EKFAC is made of, in float64, of the parameters that have them."""
+    source, total = stored(index).source("empirical", checkpoint), {}
+    for s in range(len(index.manifest.shards)):
+        for name, pair in source.factors(s).items():
+            before = total.get(name, (0, 0))
+            total[name] = tuple(b + side.double() for b, side in zip(before, pair))
+    return {name: pair for name, pair in total.items() if all(side.any() for side in pair)}
+
+
 def reopen(index: Index, **options: Any) -> Index:
-    given = {"model": index.model, "task": index.task, "checkpoints": index.checkpoints}
+    given = {"model": index.model, "task": index.task, "checkpoints": index._opened.checkpoints}
     return Index.open(index.folder, **(given | options))
 
 

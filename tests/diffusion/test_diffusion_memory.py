@@ -4,14 +4,15 @@ import pytest
 import torch
 from denoisers import ddpm, images, toy
 from test_diffusion_task import unet
+from unde.index.manifest import task_name
 
+import toy
 from unde import Index, UndeError
 from unde.data import Rows
 from unde.diffusion import sample
 from unde.features import Collector, make_units, plan_coverage
-from unde.groups import trainable
-from unde.index.manifest import task_name
 from unde.features.meter import Meter
+from unde.groups import trainable
 from unde.methods import DAS, JourneyTRAK, TracIn
 from unde.tasks import Diffusion
 from unde.tasks.cutting import cuts, recut
@@ -45,10 +46,16 @@ def test_features_do_not_depend_on_the_budget(tmp_path, method):
     assert seen[-66:] == [1] * 66  # after planning, one image at one timestep at a time
     seen, large = rows_seen(model, lambda: built(model, data, tmp_path / "large", "1GB", method))
     assert seen[-3:] == [30, 30, 6]  # whole batches, at all timesteps
-    torch.testing.assert_close(small.block(0, 0), large.block(0, 0), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        toy.stored(small).block(0, 0), toy.stored(large).block(0, 0), rtol=1e-4, atol=1e-6
+    )
     if small.method.also:
-        torch.testing.assert_close(small.extras("also"), large.extras("also"), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(small.extras("loss"), large.extras("loss"), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            toy.stored(small).values("beside"), toy.stored(large).values("beside"), rtol=1e-5, atol=1e-6
+        )
+    torch.testing.assert_close(
+        toy.stored(small).values("loss"), toy.stored(large).values("loss"), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_queries_keep_to_the_budget_of_their_index(tmp_path):

@@ -55,7 +55,7 @@ def test_features_are_divided_before_they_are_projected(tmp_path, projection, fo
         start += p.numel()
         want.append(Projection(projection, name, tuple(p.shape))(block))
     want = torch.cat(want, 1)
-    got = torch.cat([index.block(0, s) for s in range(3)])
+    got = torch.cat([toy.stored(index).block(0, s) for s in range(3)])
     assert (got - want).norm() <= 1e-4 * want.norm()
     queries = toy.data(3, seed=5)
     q = toy.reopen(index).features(queries).features[0]

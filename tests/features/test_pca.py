@@ -8,9 +8,9 @@ import toy
 from unde import Index, UndeError
 from unde.data import Rows
 from unde.features import pca
-from unde.index.folder import GIVEN
 from unde.methods import LoGRA, TracIn
 from unde.projection import Projection, Spec
+from unde.store.layout import MATRICES
 from unde.tasks import CausalLM, Classification
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -62,7 +62,7 @@ def test_features_are_projected_on_them(tmp_path):
             want.append((left @ block @ right.T).flatten(1))
         else:
             want.append(Projection("kron(2)", name, tuple(p.shape))(block))
-    got = torch.cat([index.block(0, s) for s in range(3)])
+    got = torch.cat([toy.stored(index).block(0, s) for s in range(3)])
     torch.testing.assert_close(got, torch.cat(want, 1), rtol=1e-4, atol=1e-6)
 
 
@@ -96,16 +96,16 @@ def test_a_resumed_build_reads_them_back(tmp_path, monkeypatch):
 def test_lost_or_foreign_directions_are_refused(tmp_path):
     index = toy.build(tmp_path / "i", method=LoGRA(projection="pca(2)"))
     other = toy.build(tmp_path / "o", method=LoGRA(projection="pca(3)"))
-    kept = (index.folder / GIVEN).read_bytes()
-    (index.folder / GIVEN).write_bytes((other.folder / GIVEN).read_bytes())
+    kept = (index.folder / MATRICES).read_bytes()
+    (index.folder / MATRICES).write_bytes((other.folder / MATRICES).read_bytes())
     with pytest.raises(UndeError, match="of another index: queries cannot be projected"):
         toy.reopen(index).score(toy.data(4, seed=3))
     with pytest.raises(UndeError, match="already holds another index, or a damaged one"):
         toy.build(tmp_path / "i", method=LoGRA(projection="pca(2)"))
-    (index.folder / GIVEN).unlink()
+    (index.folder / MATRICES).unlink()
     with pytest.raises(UndeError, match=r"missing.*queries cannot be projected"):
         toy.reopen(index).score(toy.data(4, seed=3))
-    (index.folder / GIVEN).write_bytes(kept[:100])
+    (index.folder / MATRICES).write_bytes(kept[:100])
     with pytest.raises(UndeError, match="truncated or damaged"):
         toy.reopen(index).score(toy.data(4, seed=3))
 
@@ -137,6 +137,6 @@ def test_a_build_interrupted_before_the_first_shard_goes_on(tmp_path, monkeypatc
         m.setattr("unde.index.making.Builder.run", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             toy.build(tmp_path / "i", method=method)
-    assert (tmp_path / "i" / GIVEN).exists()
+    assert (tmp_path / "i" / MATRICES).exists()
     index = toy.build(tmp_path / "i", method=method)
     assert isinstance(index, Index)

@@ -80,10 +80,10 @@ def test_projected_covariances_and_features(tmp_path):
         name = f"{layer}.weight"
         p = Projection("kron(2)", name, dict(toy.net().named_parameters())[name].shape)
         left, right = p.rows(outputs[layer]), p.cols(inputs[layer])
-        got = index.factors()[name]
+        got = toy.factors(index)[name]
         torch.testing.assert_close(got[0].float(), left.T @ left, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(got[1].float(), right.T @ right, rtol=1e-5, atol=1e-6)
-    assert set(index.factors()) == {"0.weight", "2.weight"}
+    assert set(toy.factors(index)) == {"0.weight", "2.weight"}
 
 
 def test_logra_is_the_inverse_of_each_layer(tmp_path):
@@ -125,7 +125,7 @@ def test_a_resumed_build_writes_the_same_bytes(tmp_path):
     toy.shard_files(cut)[1].unlink()
     toy.build(tmp_path / "cut", method="ekfac")
     assert toy.content(tmp_path / "cut") == toy.content(tmp_path / "whole")
-    close(Index.open(whole.folder).factors()["0.weight"][0], whole.factors()["0.weight"][0])
+    close(toy.factors(Index.open(whole.folder))["0.weight"][0], toy.factors(whole)["0.weight"][0])
 
 
 def test_bad_examples_leave_the_covariances_alone(tmp_path):
@@ -136,8 +136,8 @@ def test_bad_examples_leave_the_covariances_alone(tmp_path):
     method = EKFAC(projection="kron(2)")
     skipped = toy.build(tmp_path / "bad", train_data=(x_bad, y), method=method, on_bad="skip")
     without = toy.build(tmp_path / "good", train_data=(x[keep], y[keep]), method=method)
-    for name, pair in without.factors().items():
-        for a, b in zip(skipped.factors()[name], pair):
+    for name, pair in toy.factors(without).items():
+        for a, b in zip(toy.factors(skipped)[name], pair):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
     queries = toy.data(3, seed=3)
     a, b = skipped.score(queries).total()[:, keep], without.score(queries).total()
@@ -214,9 +214,9 @@ def test_padding_is_not_counted(tmp_path):
         )
         for size in (1, 9)
     }  # fmt: skip
-    assert len(made[1].factors()) == 6  # wte, wpe, c_attn, c_proj, c_fc, c_proj
-    for name, pair in made[1].factors().items():
-        for a, b in zip(pair, made[9].factors()[name]):
+    assert len(toy.factors(made[1])) == 6  # wte, wpe, c_attn, c_proj, c_fc, c_proj
+    for name, pair in toy.factors(made[1]).items():
+        for a, b in zip(pair, toy.factors(made[9])[name]):
             torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-6)
     queries = sentences(3, seed=1)
     torch.testing.assert_close(
@@ -247,7 +247,7 @@ def test_an_input_covariance_by_hand(tmp_path):
     handle.remove()
     p = Projection("kron(3)", "transformer.h.0.mlp.c_fc.weight", tuple(layer.weight.shape))
     x = p.rows(torch.cat([k[0] for k in kept]))  # stored (in, out): inputs are the rows
-    got = index.factors()["transformer.h.0.mlp.c_fc.weight"][0]
+    got = toy.factors(index)["transformer.h.0.mlp.c_fc.weight"][0]
     torch.testing.assert_close(got.float(), x.T @ x, rtol=1e-4, atol=1e-5)
 
 
@@ -296,6 +296,6 @@ def test_padding_of_a_text_classifier_is_not_counted(tmp_path):
     short, long = (
         Index.build(model, task, padded(w), tmp_path / f"{w}", method=method, progress=False) for w in (9, 14)
     )
-    for name, pair in short.factors().items():
-        for a, b in zip(pair, long.factors()[name]):
+    for name, pair in toy.factors(short).items():
+        for a, b in zip(pair, toy.factors(long)[name]):
             torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5)

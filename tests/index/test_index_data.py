@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import toy
 from unde import Index, UndeError
-from unde.index import checks, manifest
+from unde.build import fingerprints
 from unde.tasks import Classification
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -89,7 +89,7 @@ def test_shuffled_loaders_are_refused(tmp_path):
 def test_an_unshuffled_loader_is_its_data_set(tmp_path):
     loader = DataLoader(TensorDataset(*toy.data(22)), batch_size=7)
     a, b = toy.build(tmp_path / "a", train_data=loader), toy.build(tmp_path / "b")
-    assert torch.equal(a.block(0, 1), b.block(0, 1))
+    assert torch.equal(toy.stored(a).block(0, 1), toy.stored(b).block(0, 1))
 
 
 def test_data_that_changes_after_the_first_look_is_refused(tmp_path):
@@ -143,7 +143,9 @@ def test_a_changed_example_that_was_not_read_yet_is_new_data(tmp_path):
         half_built(tmp_path / "i", data, shards=2)
         data.rows[18] = (data.rows[18][0] * 2, data.rows[18][1])
         index = toy.build(tmp_path / "i", train_data=data)
-    assert int(index.extras("digest")[18]) == checks.to_signed(manifest.Rows(data).digests([18])[0])
+    assert int(toy.stored(index).values("digest")[18]) == checks.to_signed(
+        manifest.Rows(data).digests([18])[0]
+    )
 
 
 def test_another_length_between_runs_is_refused(tmp_path):

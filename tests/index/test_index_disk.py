@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import toy
-from unde import Index, UndeError, files
-from unde.index.folder import locked
+from unde import Index, UndeError
+from unde.store import files
+from unde.store.locks import locked
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -58,10 +58,10 @@ class Counted:
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_it_is_the_kernel_of_the_features(tmp_path, dtype):
     index = toy.build(tmp_path / "i", method=TRAK(damping=0.5, projection="none"), store_dtype=dtype)
-    phi = index.rows(torch.arange(22))[0].double()
+    phi = toy.stored(index).rows(torch.arange(22))[0].double()
     gram = phi.T @ phi
     want = phi @ torch.linalg.inv(gram + 0.5 * gram.diagonal().mean() * torch.eye(57))
-    got = torch.cat([index.training(index.method).block(s)[0] for s in range(3)])
+    got = torch.cat([toy.training(index, index.method).block(s)[0] for s in range(3)])
     rounding = {"float32": 2e-6, "float16": 2**-10}[dtype]
     assert ((got - want).norm(dim=1) <= rounding * want.norm(dim=1)).all()
 
@@ -263,6 +263,6 @@ def test_two_kernels_are_held_at_most(index):
     for damping in (0.1, 0.2, 0.3, 0.4):
         index.score(QUERIES, method=TRAK(damping=damping))
     assert list(index._training) == [Gram(0.3), Gram(0.4)]
-    kept = index.training(TRAK(damping=0.3))
+    kept = toy.training(index, TRAK(damping=0.3))
     index.score(QUERIES, method=TRAK(damping=0.5))
-    assert index.training(TRAK(damping=0.3)) is kept  # the one used last stays
+    assert toy.training(index, TRAK(damping=0.3)) is kept  # the one used last stays

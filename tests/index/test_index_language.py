@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+import toy
 from oracles import TOLERANCE, assert_features, slow_gradients
 from unde import Index, UndeError, methods
 from unde.features import make_units
@@ -19,7 +20,7 @@ def build(model, data, folder, task=None, **options):
 
 
 def features(index):
-    return index.rows(torch.arange(len(index)))[0]
+    return toy.stored(index).rows(torch.arange(len(index)))[0]
 
 
 def assert_right(index, model, task, rows, tolerance=TOLERANCE[torch.float32]):
@@ -40,7 +41,9 @@ def test_padding_and_batch_mates_change_nothing(tmp_path, name, attention, side)
     together = build(model, rows.data, tmp_path / "8", collate=collate, batch_size=8)
     for index in (alone, together):
         assert_right(index, model, task, rows, 2e-5)  # of qwen3's norms over 4 entries float32 keeps less
-    torch.testing.assert_close(together.extras("loss"), alone.extras("loss"), rtol=1e-6, atol=0)
+    torch.testing.assert_close(
+        toy.stored(together).values("loss"), toy.stored(alone).values("loss"), rtol=1e-6, atol=0
+    )
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -67,7 +70,7 @@ def test_fine_tuning_data_with_masked_prompts(tmp_path, side, reduction):
         truth = torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)])
         found = features(index)[i]
         assert (found - truth).norm() <= 1e-5 * truth.norm()
-        assert index.extras("loss")[i].item() == pytest.approx(loss.item(), rel=1e-5)
+        assert toy.stored(index).values("loss")[i].item() == pytest.approx(loss.item(), rel=1e-5)
 
 
 # --- shapes of data -----------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ def test_a_loader_brings_its_own_collate(tmp_path):
     loader = DataLoader(TensorDataset(x / 2, y), collate_fn=doubled)
     index = toy.build(tmp_path / "i", train_data=loader)
     plain = toy.build(tmp_path / "j")
-    assert torch.equal(index.block(0, 0), plain.block(0, 0))
+    assert torch.equal(toy.stored(index).block(0, 0), toy.stored(plain).block(0, 0))
     q, labels = toy.data(5, seed=3)
     halves = DataLoader(TensorDataset(q / 2, labels), collate_fn=doubled)
     want = plain.score((q, labels)).total()

@@ -9,7 +9,7 @@ import torch
 
 import toy
 from unde import Index, UndeError
-from unde.index.store import ShardError, read_shard, write_shard
+from unde.store.shards import ShardError, read_shard, write_shard
 from unde.tasks import Classification
 
 pytestmark = pytest.mark.usefixtures("one_thread")

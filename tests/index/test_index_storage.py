@@ -4,17 +4,25 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from unde.store.codec import CODECS
 
 import toy
 import unde
 from unde import UndeError
-from unde.index.store import DTYPES, pack, unpack
 from unde.tasks import Classification, Task
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 COLUMNS = [slice(0, 3), slice(3, 4), slice(4, 40)]
 ROUNDING = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a unit in the last place
+
+
+def through(dtype, x, columns=COLUMNS):
+    """Features as they come back from storage."""
+    codec = CODECS[dtype]
+    packed = codec.pack(x, columns)
+    assert sum(t.nbytes for t in packed.values()) == codec.nbytes(len(x), columns)
+    return codec.unpack(packed, columns)
 
 
 def spread_out(n=50):
@@ -27,10 +35,10 @@ def spread_out(n=50):
     return x
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", CODECS)
 def test_rounding_of_each_entry(dtype):
     x = spread_out()
-    back = unpack(pack(x, COLUMNS, DTYPES[dtype]), COLUMNS)
+    back = through(dtype, x)
     assert ((back - x).abs() <= ROUNDING[dtype] * x.abs()).all()
     if dtype != "float32":
         assert ((back - x).abs() > ROUNDING[dtype] * x.abs() / 4).any()  # it is stored in half precision
@@ -40,7 +48,7 @@ def test_half_precision_keeps_what_is_small_beside_its_unit_to_absolute_accuracy
     """Below 2⁻²⁸ of the largest entry of its example and unit, float16 is left with absolute accuracy."""
     x = torch.zeros(2, 40)
     x[:, 4], x[0, 5], x[0, 6], x[1, 7] = 1.0, 2.0**-28, 2.0**-37, 2.0**-60
-    back = unpack(pack(x, COLUMNS, torch.float16), COLUMNS)
+    back = through("float16", x)
     assert torch.equal(back[:, :7], x[:, :7])
     assert back[1, 7] == 0
 
@@ -49,26 +57,26 @@ def test_half_precision_keeps_what_is_small_beside_its_unit_to_absolute_accuracy
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_the_size_of_a_feature_does_not_matter(dtype, scale):
     x = torch.randn(20, 40, generator=torch.Generator().manual_seed(1)) * scale
-    back = unpack(pack(x, COLUMNS, DTYPES[dtype]), COLUMNS)
+    back = through(dtype, x)
     assert ((back - x).abs() <= ROUNDING[dtype] * x.abs()).all()
 
 
 def test_edges_of_the_range():
     x = torch.tensor([0.0, -0.0, 3e38, -3e38, 1.2e-38, 1e-42, 65504.0, 65520.0]).repeat(5).view(1, 40).clone()
     for columns in ([slice(i, i + 1) for i in range(40)], [slice(0, 40)]):
-        back = unpack(pack(x, columns, torch.float16), columns)
+        back = through("float16", x, columns)
         assert back.isfinite().all()
         assert (back - x).abs().max() <= ROUNDING["float16"] * 3e38
-    alone = unpack(pack(x[:, 4:6], [slice(0, 1), slice(1, 2)], torch.float16), [slice(0, 1), slice(1, 2)])
+    alone = through("float16", x[:, 4:6], [slice(0, 1), slice(1, 2)])
     assert alone[0, 0] == pytest.approx(1.2e-38, rel=1e-3)
 
 
 def test_float32_is_handed_on_without_a_copy():
     x = torch.randn(3, 40)
-    assert unpack({"features": x}, COLUMNS).data_ptr() == x.data_ptr()
+    assert CODECS["float32"].unpack({"features": x}, COLUMNS).data_ptr() == x.data_ptr()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", CODECS)
 def test_tiny_gradients_beside_large_ones_do_not_vanish(tmp_path, dtype):
     """Examples weigh from 1e-9 to 1 in the loss. Unit gradients say the same whatever the storage."""
 
@@ -83,25 +91,25 @@ def test_tiny_gradients_beside_large_ones_do_not_vanish(tmp_path, dtype):
     weight = 10.0 ** -torch.arange(22).remainder(10)
     index = toy.build(tmp_path / "i", train_data=(x, y, weight), task=Weighted(), store_dtype=dtype)
     true = toy.gradients(toy.net(), Classification(), (x, y))
-    got = index.rows(torch.arange(22))[0] / weight.unsqueeze(1)
+    got = toy.stored(index).rows(torch.arange(22))[0] / weight.unsqueeze(1)
     assert ((got - true).norm(dim=1) <= (ROUNDING[dtype] + 1e-6) * true.norm(dim=1)).all()
     cosine = index.score((x[:5], y[:5], weight[:5] * 0 + 1), method="tracin-cosine").total()
     assert cosine.diagonal() == pytest.approx(torch.ones(5), abs=2 * ROUNDING[dtype] + 1e-5)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", CODECS)
 def test_extras(tmp_path, dtype):
     model = toy.net()
     index = toy.build(tmp_path / "i", model=model, store_dtype=dtype)
     data, parameters = toy.data(22), [p.numel() for p in model.parameters()]
     squares = toy.gradients(model, Classification(), data).square().split(parameters, dim=1)
     loss = Classification().loss(model, data).detach()
-    torch.testing.assert_close(index.extras("loss"), loss, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(toy.stored(index).values("loss"), loss, rtol=1e-6, atol=1e-7)
     want = torch.stack([s.sum(1) for s in squares], 1)
-    torch.testing.assert_close(index.extras("squares"), want, rtol=1e-5, atol=1e-9)
+    torch.testing.assert_close(toy.stored(index).values("squares"), want, rtol=1e-5, atol=1e-9)
     assert not index.skipped.any()
     with pytest.raises(UndeError, match=r"unknown extra 'losses'.*Did you mean 'loss'"):
-        index.extras("losses")
+        toy.stored(index).values("losses")
 
 
 # --- gradients that are not finite -----------------------------------------------------------------------
@@ -134,10 +142,12 @@ def test_skipped_examples_are_recorded_and_never_on_top(tmp_path, method):
     clean = toy.build(tmp_path / "clean", method=method)
     good = [i for i in range(22) if i not in bad]
     assert index.skipped.nonzero()[:, 0].tolist() == bad
-    assert index.extras("loss")[bad].isnan().all()
-    assert torch.equal(index.extras("squares")[bad], torch.zeros(3, 4))
+    assert toy.stored(index).values("loss")[bad].isnan().all()
+    assert torch.equal(toy.stored(index).values("squares")[bad], torch.zeros(3, 4))
     every = torch.arange(22)
-    assert torch.equal(index.rows(every)[0, good], clean.rows(every)[0, good])  # batch mates are untouched
+    assert torch.equal(
+        toy.stored(index).rows(every)[0, good], toy.stored(clean).rows(every)[0, good]
+    )  # batch mates are untouched
 
     scores = index.score(toy.data(4, seed=5))
     total = scores.total()
@@ -167,8 +177,8 @@ def test_an_example_skipped_under_one_checkpoint_is_skipped(tmp_path):
     states = [{k: torch.full_like(v, scale) for k, v in model.state_dict().items()} for scale in (1.0, 1e6)]
     options = {"task": Quartic(), "checkpoints": states, "on_bad": "skip"}
     index = toy.build(tmp_path / "i", train_data=(x, y), model=model, **options)
-    assert not index.extras("skipped", 0).any()
-    assert index.extras("skipped", 1).nonzero()[:, 0].tolist() == [5]
+    assert not toy.stored(index).values("skipped", 0).any()
+    assert toy.stored(index).values("skipped", 1).nonzero()[:, 0].tolist() == [5]
     assert index.skipped.nonzero()[:, 0].tolist() == [5]
 
 
@@ -195,7 +205,7 @@ def test_checkpoints_in_files_and_in_memory(tmp_path):
     assert all(torch.equal(v, toy.net(7).state_dict()[k]) for k, v in model.state_dict().items())
     for c in range(2):
         want = toy.gradients(toy.net(c + 1), Classification(), toy.data(22))
-        torch.testing.assert_close(b.rows(torch.arange(22))[c], want, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(toy.stored(b).rows(torch.arange(22))[c], want, rtol=1e-5, atol=1e-7)
 
 
 class Tied(nn.Module):
@@ -214,7 +224,8 @@ def test_a_file_may_leave_out_tied_weights(tmp_path):
     state = {k: v for k, v in model.state_dict().items() if k != "second.weight"}
     index = toy.build(tmp_path / "i", model=model, checkpoints=[state])
     assert torch.equal(
-        index.rows(torch.arange(3)), toy.build(tmp_path / "j", model=model).rows(torch.arange(3))
+        toy.stored(index).rows(torch.arange(3)),
+        toy.stored(toy.build(tmp_path / "j", model=model)).rows(torch.arange(3)),
     )
     del state["head.bias"]
     with pytest.raises(UndeError, match=r"leaves out \['head.bias'\]"):
@@ -247,4 +258,6 @@ def test_projections_are_in_the_index(tmp_path):
         Projection("kron(2)", name, tuple(p.shape), seed=5)(g.view(-1, *p.shape))
         for (name, p), g in zip(model.named_parameters(), true)
     ]
-    torch.testing.assert_close(index.rows(torch.arange(22))[0], torch.cat(parts, 1), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        toy.stored(index).rows(torch.arange(22))[0], torch.cat(parts, 1), rtol=1e-5, atol=1e-6
+    )

@@ -7,7 +7,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 import toy
 from unde import Index, UndeError
-from unde.index import tokens as module
+from unde.scores import tokens as module
 from unde.methods import EKFAC, TRAK, LoGRA, TracIn
 from unde.tasks import CausalLM
 

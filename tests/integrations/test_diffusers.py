@@ -6,6 +6,7 @@ import sd_toy
 import torch
 from sd_toy import PROMPTS, SIDE, TOKENS, WIDTH, ddim, pixels, trained, unet
 
+import toy
 from unde import Index, UndeError
 from unde.data import Rows, digest
 from unde.integrations.diffusers import (
@@ -139,7 +140,9 @@ def test_features_are_gradients_of_lora(pipeline, tmp_path):
             noisy = alphas[t].sqrt() * latents[i] + (1 - alphas[t]).sqrt() * noise
             value = value + pipeline.unet(noisy, t, given[i : i + 1]).sample.square().mean() / 2
         want = torch.cat([g.flatten() for g in torch.autograd.grad(value, parameters)])
-        torch.testing.assert_close(index.block(0, 0)[i], want, rtol=1e-3, atol=1e-5 * float(want.abs().max()))
+        torch.testing.assert_close(
+            toy.stored(index).block(0, 0)[i], want, rtol=1e-3, atol=1e-5 * float(want.abs().max())
+        )
 
 
 def test_a_setup_with_queries_and_what_a_page_shows(pipeline, tmp_path):

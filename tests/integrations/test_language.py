@@ -7,6 +7,7 @@ import pytest
 import torch
 from hf_toy import CONTEXT, LINES, gpt2, save, tokenizer, write_jsonl
 
+import toy
 from unde import Index, UndeError
 from unde.integrations.language import hf_setup, load_model
 from unde.methods import TracIn
@@ -105,7 +106,7 @@ def test_adapters_train_and_bases_do_not(adapter, folder, tmp_path):
     ids = torch.tensor([tokenizer()(LINES[0])["input_ids"]])
     setup.model(input_ids=ids, labels=ids).loss.backward()
     expected = torch.cat([p.grad.flatten() for p in setup.model.parameters() if p.requires_grad])
-    torch.testing.assert_close(index.block(0, 0)[0], expected, rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(toy.stored(index).block(0, 0)[0], expected, rtol=1e-4, atol=1e-7)
 
 
 def test_models_without_a_trainable_parameter_are_refused():

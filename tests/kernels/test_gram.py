@@ -28,7 +28,9 @@ def features(n, d, seed=0, dtype=torch.float64):
 def source(phi, sizes=None):
     cuts = list(itertools.accumulate(sizes or [len(phi)], initial=0))
     assert cuts[-1] == len(phi)
-    return InMemory(phi, [Part("w", slice(0, phi.shape[1]))], [slice(a, b) for a, b in itertools.pairwise(cuts)])
+    return InMemory(
+        phi, [Part("w", slice(0, phi.shape[1]))], [slice(a, b) for a, b in itertools.pairwise(cuts)]
+    )
 
 
 def applied(kernel, phi, sizes=None, memory=GIB):
@@ -154,6 +156,7 @@ def test_which_form_is_smaller():
 
 def test_precision_is_known_beforehand():
     """float32 products where relative damping bounds the condition, else float64."""
+
     def key(n, d, **options):
         return Gram(**{"damping": 0.1, **options}).on(source(torch.empty(n, d)).sizes).key
 

@@ -12,8 +12,8 @@ from unde import bench
 from unde.data import Rows
 from unde.features import Collector, make_units, placement, plan_coverage
 from unde.features.factors import Factors, gathered
-from unde.groups import trainable
 from unde.features.meter import Meter
+from unde.groups import trainable
 from unde.methods import Method
 from unde.plan.shapes import matrices
 from unde.recipe import Setup
