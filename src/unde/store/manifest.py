@@ -130,7 +130,8 @@ class Manifest:
 
 
 def _parsed(found: Mapping[str, Any]) -> Manifest:
-    return Manifest(**{**found, "settled": Settled(**found["settled"])})
+    values: dict[str, Any] = {**found, "settled": Settled(**found["settled"])}
+    return Manifest(**values)
 
 
 def _of_0_1(found: Mapping[str, Any], noted: str) -> Manifest:
