@@ -108,7 +108,7 @@ def test_extras(tmp_path, dtype):
     want = torch.stack([s.sum(1) for s in squares], 1)
     torch.testing.assert_close(toy.stored(index).values("squares"), want, rtol=1e-5, atol=1e-9)
     assert not index.skipped.any()
-    with pytest.raises(UndeError, match=r"unknown extra 'losses'.*Did you mean 'loss'"):
+    with pytest.raises(UndeError, match=r"unknown stored value 'losses'.*Did you mean 'loss'"):
         toy.stored(index).values("losses")
 
 

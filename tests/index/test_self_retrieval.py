@@ -191,7 +191,7 @@ def drawn(n, examples, kinds, seed=0, content=None, skipped=()):
     flags = torch.zeros(n, dtype=torch.bool)
     flags[list(skipped)] = True
     content = torch.arange(n) if content is None else content
-    return Parts.drawn(SimpleNamespace(skipped=flags), content, examples, kinds, seed)
+    return Parts.drawn(SimpleNamespace(stored=SimpleNamespace(skipped=flags)), content, examples, kinds, seed)
 
 
 @pytest.mark.parametrize("kinds", [1, 2])
