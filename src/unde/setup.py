@@ -20,7 +20,7 @@ class Setup:
     an example into something a page can show: an image array, a text, or a dict with image, text, label and prompt.
     `pieces` gives the text of every token of an example, for pages that shade tokens. `contributors` says which
     training examples are known to have given each of `eval_queries` its subject, style, …: a (Q, N) bool array for
-    each of these names, as `unde.datasets.Attributes.contributors` makes them. Pages mark them with letters.
+    each of these names. Pages mark them with letters.
     """
 
     model: nn.Module
