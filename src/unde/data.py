@@ -127,6 +127,16 @@ def _refuse_shuffled(loader: DataLoader) -> None:
             )
 
 
+def evenly(n: int, count: int) -> list[int]:
+    """Up to `count` evenly spaced positions of n, the first and the last among them.
+
+    >>> evenly(10, 4), evenly(3, 256), evenly(10, 1)
+    ([0, 3, 6, 9], [0, 1, 2], [0])
+    """
+    count = min(n, count)
+    return sorted({round(i * (n - 1) / max(1, count - 1)) for i in range(count)})
+
+
 def to_device(batch: Any, device: torch.device) -> Any:
     """The batch with every tensor in it on `device`."""
     return map_tensors(batch, lambda x: x.to(device, non_blocking=True))
@@ -147,6 +157,22 @@ def map_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(batch, (list, tuple)):
         return type(batch)(map_tensors(v, change) for v in batch)
     return batch
+
+
+def tensors(batch: Any) -> list[Tensor]:
+    """Every tensor of a batch, in the order of `map_tensors`.
+
+    >>> tensors({"x": [torch.ones(2), "text"], "y": torch.zeros(1)})
+    [tensor([1., 1.]), tensor([0.])]
+    """
+    found: list[Tensor] = []
+
+    def note(x: Tensor) -> Tensor:
+        found.append(x)
+        return x
+
+    map_tensors(batch, note)
+    return found
 
 
 def digest(example: Any) -> str:

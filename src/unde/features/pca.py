@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from unde.data import Rows, to_device
+from unde.data import Rows, evenly, to_device
 from unde.features.collector import Collector, Use
 from unde.features.factors import LIMIT, Factors
 from unde.features.layers.embedding import Embedding
@@ -44,8 +44,7 @@ def fit(
     factors = Factors({n: pair for n, pair in wanted.items() if any(pair)}, *placement(model))
     for u in units:  # those sides come to the factors as they are
         u.projection.widen(*(n is not None for n in wanted[u.name]))
-    count = min(SAMPLE, len(rows))
-    where = sorted({round(i * (len(rows) - 1) / max(1, count - 1)) for i in range(count)})
+    where = evenly(len(rows), SAMPLE)
     with Collector(model, task, units, coverage, measure, factors, emit=False) as collect:
         collect.fit(memory, rows.batch(where[:1]))
         for start in range(0, len(where), batch_size):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unde.data import Rows, to_device
+from unde.data import Rows, evenly, to_device
 from unde.errors import UndeError
 from unde.features import fallback
 from unde.features.collector import FRONT, SECOND, SHARED, Collector, Coverage, Use, share
@@ -43,8 +43,7 @@ class _Planner:
         self.model, self.units, self.measure = model, units, measure
         self.task = recut(task, task.cutting.brief())
         self.device, _ = placement(model)
-        count = min(EXAMPLES, len(rows))
-        self.ids = sorted({round(i * (len(rows) - 1) / max(1, count - 1)) for i in range(count)})
+        self.ids = evenly(len(rows), EXAMPLES)
         self.batch = to_device(rows.batch(self.ids), self.device)
         self.singles = [to_device(rows.batch([i]), self.device) for i in self.ids]
         self.tolerance = TOLERANCE[next(model.parameters()).dtype]
