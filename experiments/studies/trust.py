@@ -78,9 +78,10 @@ class _Copied:
         self._features: list[QueryFeatures] = []
         for strength in self.strengths:
             rows = Rows(
-                [self.copier.copy(self.kind, int(i), strength) for i in self.which], self.index._opened.collate
+                [self.copier.copy(self.kind, int(i), strength) for i in self.which],
+                self.index._opened.collate,
             )
-            self._features.append(compute(self.index, rows))
+            self._features.append(self.index._opened.session.features(rows))
 
     def shares(self, method: Method, weights: Weights | None = None) -> list[float]:
         chosen = replace(method, projection=self.index.method.projection).signed

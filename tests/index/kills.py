@@ -31,7 +31,7 @@ TIMED = 22  # kills at random moments, at least
 def build(folder: Path) -> None:
     """With another memory budget wherever a build goes on: what was settled for it counts."""
     states = [toy.net(1).state_dict(), toy.net(2).state_dict()]
-    memory = random.choice(("50MB", "20kB")) if (folder / "manifest.json").exists() else "50MB"
+    memory = random.choice(("50MB", "6kB")) if (folder / "manifest.json").exists() else "50MB"
     ids = [f"#{i}" for i in range(30)]
     toy.build(folder, 30, checkpoints=states, ids=ids, store_dtype="float16", memory=memory)
 

@@ -109,7 +109,7 @@ def test_checkpoints_must_read_the_same_data(tmp_path):
     class Drifting(Examples):
         def __getitem__(self, i):
             x, y = super().__getitem__(i)
-            return (x + 1 if i == 12 and self.reads[i] > 2 else x), y
+            return (x + 1 if i == 12 and self.reads[i] > 3 else x), y
 
     states = [toy.net(1).state_dict(), toy.net(2).state_dict()]
     with (
@@ -142,9 +142,7 @@ def test_a_changed_example_that_was_not_read_yet_is_new_data(tmp_path):
         half_built(tmp_path / "i", data, shards=2)
         data.rows[18] = (data.rows[18][0] * 2, data.rows[18][1])
         index = toy.build(tmp_path / "i", train_data=data)
-    assert int(toy.stored(index).values("digest")[18]) == fingerprints.to_signed(
-        Rows(data).digests([18])[0]
-    )
+    assert int(toy.stored(index).values("digest")[18]) == fingerprints.to_signed(Rows(data).digests([18])[0])
 
 
 def test_another_length_between_runs_is_refused(tmp_path):

@@ -4,11 +4,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from unde.store.codec import CODECS
 
 import toy
 import unde
 from unde import UndeError
+from unde.store.codec import CODECS
 from unde.tasks import Classification, Task
 
 pytestmark = pytest.mark.usefixtures("one_thread")

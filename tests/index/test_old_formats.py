@@ -58,9 +58,15 @@ def opened(folder):
 def test_an_index_opens_and_scores_as_it_did(old):
     index, (_, queries) = opened(old / "index"), rows()
     scores, then = index.score(queries), load_file(OLD / "scores.safetensors")
-    torch.testing.assert_close(scores.total(), then["total"], rtol=1e-6, atol=1e-6)
+    # 0.1 inverted small kernels in float32; now they are in float64.
+    torch.testing.assert_close(
+        scores.total(), then["total"], rtol=0, atol=1e-5 * float(then["total"].abs().max())
+    )
     weights = Weights.load(old / "weights.json")
-    torch.testing.assert_close(scores.total(weights), then["weighted"], rtol=1e-6, atol=1e-6)
+    weighted = then["weighted"]
+    torch.testing.assert_close(
+        scores.total(weights), weighted, rtol=0, atol=1e-5 * float(weighted.abs().max())
+    )
     assert index.ids is not None and index.ids[7] == "example 7"
     assert index.self_influence().shape == (24,)
 

@@ -100,7 +100,9 @@ def test_examples_that_nothing_else_has_used(index, asked, seed):
         and told.held_out
     )
     assert len(used) == 608 and not asked[0] & used
-    free = Parts.drawn(index._opened, Copier(index._opened, COSINE, None, seed).content, EXAMPLES, 1, seed).rest
+    free = Parts.drawn(
+        index._opened, Copier(index._opened, COSINE, None, seed).content, EXAMPLES, 1, seed
+    ).rest
     assert asked[0] <= set(free.tolist())
 
 
@@ -225,7 +227,7 @@ def test_the_code_of_the_page_on_weights_runs(index, capsys):
     page = Path(__file__).parents[2] / "docs" / "weights.md"
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
     trak = toy.reopen(index, train_data=index.train_data.data)
-    trak.method = methods.TRAK(
+    toy.stored(trak).method = methods.TRAK(
         projection="none"
     )  # the page says what holds for any method; this one learns fast
     names = {"index": trak, "queries": toy.data(30, seed=5), "unde": unde, "torch": torch}

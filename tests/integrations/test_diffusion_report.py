@@ -23,7 +23,7 @@ from functools import cache
 
 import numpy as np
 import sd_toy
-from unde.datasets import robots
+from experiments.datasets import robots
 from unde.integrations.diffusers import diffusion_setup, sample_pipeline
 
 @cache

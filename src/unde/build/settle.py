@@ -13,10 +13,10 @@ from torch import Tensor
 
 from unde import projection
 from unde.build import matrices
-from unde.build.checkpoints import fingerprints, loaded, settled_weights
+from unde.build.checkpoints import loaded, settled_weights
 from unde.build.compare import refused_for
 from unde.build.context import Context, Given, checkpoint_of, step_of
-from unde.build.fingerprints import data_fingerprint, ids_fingerprint
+from unde.build.fingerprints import ids_fingerprint
 from unde.build.probe import changed_task, probed
 from unde.errors import UndeError
 from unde.features import Coverage, directions, make_units, moments, plan_coverage
@@ -53,11 +53,8 @@ def settle(
     workers: int,
 ) -> Context:
     """The index that is asked for, as it was begun in the folder, or settled now and begun."""
-    if method.steps > 1 and given.checkpoints is not None:
-        raise UndeError(f"{method} sums over steps of trajectories: it takes one checkpoint")
-    names, partition = trainable(given.model, exclude), Groups.parse(groups, given.model, exclude)
-    partition.of(names)
-    models = fingerprints(given.model, given.checkpoints)
+    names, partition = checked(given, method, groups, exclude)
+    models = given.models
     there = Manifest.read(folder) if (folder / layout.MANIFEST).exists() else None
     asked = Manifest(
         schema=SCHEMA,
@@ -72,7 +69,7 @@ def settle(
         groups={k: list(v) for k, v in partition.members.items()},
         models=models,
         checkpoint_weights=settled_weights(checkpoint_weights, len(models) * method.steps),
-        data=data_fingerprint(given.rows),
+        data=given.data,
         ids=ids_fingerprint(ids),
         factors=method.factors,
         matrices="",
@@ -86,6 +83,18 @@ def settle(
         if there is None:
             return _begun(folder, given, asked, ids, memory, workers)
         return _gone_on(folder, given, asked, there, ids, workers)
+
+
+def checked(
+    given: Given, method: Method, groups: Groups | str | Mapping[str, str], exclude: Sequence[str]
+) -> tuple[list[str], Groups]:
+    """The parameters and their groups; raises for what cannot be right before anything is written."""
+    if method.steps > 1 and given.checkpoints is not None:
+        raise UndeError(f"{method} sums over steps of trajectories: it takes one checkpoint")
+    names, partition = trainable(given.model, exclude), Groups.parse(groups, given.model, exclude)
+    partition.of(names)
+    _ = given.models, given.data  # read twice, and the same
+    return names, partition
 
 
 def _begun(

@@ -20,7 +20,7 @@ from unde.build.context import Context, Given
 from unde.build.fingerprints import changed_example, plain_ids
 from unde.build.probe import changed_task, note_accepted
 from unde.build.queries import QueryFeatures
-from unde.build.settle import settle
+from unde.build.settle import checked, settle
 from unde.build.stored import Stored
 from unde.data import Collate, Rows, own_collate, parse_bytes
 from unde.errors import UndeError, unknown
@@ -153,6 +153,7 @@ class Index:
         given, folder = Given(model, task, rows, checkpoints, recipe), Path(path).expanduser()
         budget, chosen = parse_bytes(memory), methods.for_building(method)
         with _on_device(model, device):
+            checked(given, chosen, groups, exclude)  # before a folder is made
             for place, measured in ((folder, chosen), (folder / layout.FISHER, chosen.probe)):
                 if measured is None:
                     continue
