@@ -23,6 +23,7 @@ import torch
 
 from unde import Setup, bench
 from unde.data import Rows
+from unde.features import floor
 from unde.methods import TracIn
 from unde.tasks import CausalLM, Classification, Diffusion
 
@@ -104,9 +105,10 @@ def print_peak(case: str, what: str, rank: int) -> None:
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak of the imports
     before = _status("VmRSS")
     if what == "plain":
-        bench.plain(setup, (rows.batch(range(start, start + size)) for start in range(0, len(rows), size)))
+        cuts = (range(start, start + size) for start in range(0, len(rows), size))
+        floor.plain(setup.model, setup.task, map(rows.batch, cuts))
     else:
-        bench.build(setup, rows, size, TracIn(projection=f"kron({rank})"))
+        bench.build(setup, rows, TracIn(projection=f"kron({rank})"))
     print(_status("VmHWM") - before)
 
 

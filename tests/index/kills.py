@@ -31,7 +31,7 @@ TIMED = 22  # kills at random moments, at least
 def build(folder: Path) -> None:
     """With another memory budget wherever a build goes on: what was settled for it counts."""
     states = [toy.net(1).state_dict(), toy.net(2).state_dict()]
-    memory = random.choice(("50MB", "6kB")) if (folder / "manifest.json").exists() else "50MB"
+    memory = random.choice(("50MB", "3kB")) if (folder / "manifest.json").exists() else "50MB"
     ids = [f"#{i}" for i in range(30)]
     toy.build(folder, 30, checkpoints=states, ids=ids, store_dtype="float16", memory=memory)
 
@@ -125,7 +125,7 @@ def main(out: Path, seed: int) -> None:
     for number in range(50):
         while attempt(out / f"timed-{number}", slow_disk, chance.uniform(0.1, 1.0) * usual):
             kills["timed"] += 1
-        if kills["timed"] >= TIMED:
+        if number and kills["timed"] >= TIMED:
             break
     print(json.dumps(kills))
 

@@ -104,7 +104,7 @@ def test_data_that_changes_after_the_first_look_is_refused(tmp_path):
 
 
 def test_checkpoints_must_read_the_same_data(tmp_path):
-    """Nothing but sizes is looked at beforehand, but for two examples; the second checkpoint's pass sees that one has changed."""
+    """Two examples are compared beforehand; the second checkpoint's pass sees that another has changed."""
 
     class Drifting(Examples):
         def __getitem__(self, i):

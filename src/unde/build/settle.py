@@ -53,7 +53,7 @@ def settle(
     workers: int,
 ) -> Context:
     """The index that is asked for, as it was begun in the folder, or settled now and begun."""
-    names, partition = checked(given, method, groups, exclude)
+    names, partition, scales = checked(given, method, groups, exclude, second_moments)
     models = given.models
     there = Manifest.read(folder) if (folder / layout.MANIFEST).exists() else None
     asked = Manifest(
@@ -76,7 +76,7 @@ def settle(
         settled=there.settled if there is not None else Settled(0, 0, torch.get_num_threads()),
     )
     with threads(asked.settled.threads):
-        asked, found = _with_matrices(folder, given, method, names, asked, there, second_moments, memory)
+        asked, found = _with_matrices(folder, given, method, names, asked, there, scales, memory)
         units = make_units(given.model, names, str(method.projection), seed, found)
         described = [{"name": u.name, "shape": list(u.shape), "size": u.stop - u.start} for u in units]
         asked = replace(asked, units=described)
@@ -86,15 +86,26 @@ def settle(
 
 
 def checked(
-    given: Given, method: Method, groups: Groups | str | Mapping[str, str], exclude: Sequence[str]
-) -> tuple[list[str], Groups]:
-    """The parameters and their groups; raises for what cannot be right before anything is written."""
+    given: Given,
+    method: Method,
+    groups: Groups | str | Mapping[str, str],
+    exclude: Sequence[str],
+    second_moments: Any,
+) -> tuple[list[str], Groups, dict[str, Tensor]]:
+    """The parameters, their groups and scales; raises for what cannot be right before anything is written."""
     if method.steps > 1 and given.checkpoints is not None:
         raise UndeError(f"{method} sums over steps of trajectories: it takes one checkpoint")
     names, partition = trainable(given.model, exclude), Groups.parse(groups, given.model, exclude)
     partition.of(names)
     _ = given.models, given.data  # read twice, and the same
-    return names, partition
+    if second_moments is None:
+        return names, partition, {}
+    if method.factors:
+        raise UndeError(
+            "EKFAC needs the two sides of a gradient apart, but second_moments weighs its entries one by one: "
+            "use one of the two"
+        )
+    return names, partition, moments.scales(second_moments, given.model, names)
 
 
 def _begun(
@@ -164,17 +175,12 @@ def _with_matrices(
     names: list[str],
     asked: Manifest,
     there: Manifest | None,
-    second_moments: Any,
+    scales: dict[str, Tensor],
     memory: int,
 ) -> tuple[Manifest, dict[str, Tensor]]:
     """What the projection needs that is not drawn from the seed."""
     spec = Spec.parse(str(method.projection))
-    if second_moments is not None and method.factors:
-        raise UndeError(
-            "EKFAC needs the two sides of a gradient apart, but second_moments weighs its entries one by one: "
-            "use one of the two"
-        )
-    found = {} if second_moments is None else moments.scales(second_moments, given.model, names)
+    found = scales
     if spec.kind == "pca":
         origin = [asked.models, asked.data, names, str(spec), asked.seed, matrices.fingerprint(found)]
 
