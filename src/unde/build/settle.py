@@ -17,7 +17,7 @@ from unde.build.checkpoints import loaded, settled_weights
 from unde.build.compare import refused_for
 from unde.build.context import Context, Given, checkpoint_of, step_of
 from unde.build.fingerprints import ids_fingerprint
-from unde.build.probe import changed_task, probed
+from unde.build.probe import changed_task, write_probe
 from unde.errors import UndeError
 from unde.features import Coverage, directions, make_units, moments, plan_coverage
 from unde.features.coverage import recorded
@@ -29,7 +29,7 @@ from unde.projection import Spec
 from unde.store import layout
 from unde.store.files import write_bytes
 from unde.store.manifest import SCHEMA, Manifest, Settled
-from unde.store.shards import write_shard
+from unde.store.shards import sound
 
 SHARD_BYTES = 2**24  # in float32: what allocators hand out again and again without asking the system
 SHARD_PASSES = 64  # at most this much work is lost to a kill
@@ -132,8 +132,7 @@ def _begun(
     manifest = replace(asked, settled=settled)
     context = Context(folder, manifest, given, workers, ids)
     (folder / layout.SHARDS).mkdir(exist_ok=True)
-    where, features = probed(context)
-    write_shard(folder / layout.PROBE, manifest.id, {"where": where, "features": features})
+    write_probe(context)
     _write_ids(folder, ids)
     manifest.write(folder)
     return context
@@ -158,6 +157,8 @@ def _gone_on(
             "Choose another folder, or delete this one"
         )
     (folder / layout.SHARDS).mkdir(exist_ok=True)
+    if there.schema == SCHEMA and not sound(folder / layout.PROBE, there.id):
+        write_probe(context)
     _write_ids(folder, ids)
     return context
 
@@ -194,11 +195,12 @@ def _with_matrices(
             passes = torch.tensor([made.size, made.rows or 0])
             return made.matrices | found | {_PASSES: passes}
 
-        found = matrices.made_once(folder, repr(origin), there, make)
+        found = matrices.made_once(matrices.home(folder), repr(origin), there, make)
         size, rows = found[_PASSES].tolist()
         asked = replace(asked, settled=replace(asked.settled, directions=[size, rows or None]))
     elif found:
-        found = matrices.made_once(folder, repr([names, matrices.fingerprint(found)]), there, lambda: found)
+        origin = [names, matrices.fingerprint(found)]
+        found = matrices.made_once(matrices.home(folder), repr(origin), there, lambda: scales)
     return replace(asked, matrices=matrices.fingerprint(found)), found
 
 

@@ -84,7 +84,8 @@ class Sizes:
 class Source(Protocol):
     """Where a kernel finds the features that it is made of."""
 
-    sizes: Sizes
+    @property
+    def sizes(self) -> Sizes: ...
 
     def block(self, s: int) -> Tensor:
         """(n, D)"""
@@ -144,8 +145,15 @@ class Fitted(Protocol):
 class Settled(Protocol):
     """A kernel on features of known sizes."""
 
-    key: str  # of its moments: kernels with equal keys share them
-    blocks: Sequence[Sequence[slice]] | None  # columns that K mixes among themselves; None: all of them
+    @property
+    def key(self) -> str:
+        """Of its moments: kernels with equal keys share them."""
+        ...
+
+    @property
+    def blocks(self) -> Sequence[Sequence[slice]] | None:
+        """Columns that K mixes among themselves; None: all of them."""
+        ...
 
     @property
     def rounds(self) -> Sequence[Round]: ...
@@ -172,7 +180,8 @@ class Kernel(Protocol):
 
 def merge(a: Moments, b: Moments) -> dict[str, Tensor]:
     """What both have is added up; what one of them has is kept."""
-    return {name: a[name] + b[name] if name in a and name in b else (a | b)[name] for name in {**a, **b}}
+    both = {**a, **b}
+    return {name: a[name] + b[name] if name in a and name in b else both[name] for name in both}
 
 
 def reduced(parts: Sequence[Callable[[], Moments]]) -> Moments:
