@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import time
@@ -25,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from features import BATCH, _status, gpt2
+from features import BATCH, _status, gpt2, machine
 from unde import Index, Setup, bench
 from unde.data import Rows
 from unde.features import floor
@@ -145,10 +143,9 @@ def main() -> None:
             results[case]["passes"][name] = entry
             memory = f"{peaks[name] / 2**20:6.0f} MiB" if name in peaks else ""
             print(f"  {name:28}{entry['ratio']:6.2f}  [{low:.2f}, {high:.2f}]  {memory}", flush=True)
-    machine = {"cpus": os.cpu_count(), "processor": platform.machine(), "threads": torch.get_num_threads()}
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(
-        json.dumps({"machine": machine, "torch": torch.__version__, "cases": results}, indent=1) + "\n"
+        json.dumps({"machine": machine(), "torch": torch.__version__, "cases": results}, indent=1) + "\n"
     )
 
 
