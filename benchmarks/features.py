@@ -23,6 +23,7 @@ import torch
 
 from unde import Setup, bench
 from unde.data import Rows
+from unde.features import floor
 from unde.methods import TracIn
 from unde.tasks import CausalLM, Classification, Diffusion
 
@@ -104,9 +105,10 @@ def print_peak(case: str, what: str, rank: int) -> None:
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak of the imports
     before = _status("VmRSS")
     if what == "plain":
-        bench.plain(setup, (rows.batch(range(start, start + size)) for start in range(0, len(rows), size)))
+        cuts = (range(start, start + size) for start in range(0, len(rows), size))
+        floor.plain(setup.model, setup.task, map(rows.batch, cuts))
     else:
-        bench.build(setup, rows, size, TracIn(projection=f"kron({rank})"))
+        bench.build(setup, rows, TracIn(projection=f"kron({rank})"))
     print(_status("VmHWM") - before)
 
 
@@ -143,12 +145,24 @@ def main() -> None:
     keep(rows)
 
 
+def machine() -> dict[str, object]:
+    """What was measured on: ratios differ between processors."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return {
+        "processor": next(named, platform.machine()),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }
+
+
 def keep(rows: list[dict]) -> None:
     """Write the rows into the results file, in place of earlier ones of the same case and rank."""
     there = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
     named = {(r["case"], r["rank"]): r for r in [*there, *rows]}
-    machine = {"cpus": os.cpu_count(), "processor": platform.machine(), "threads": torch.get_num_threads()}
-    result = {"machine": machine, "torch": torch.__version__, "rows": [named[key] for key in sorted(named)]}
+    result = {"machine": machine(), "torch": torch.__version__, "rows": [named[key] for key in sorted(named)]}
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -13,20 +13,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from features import BATCH, _status, gpt2
+from features import BATCH, _status, gpt2, machine
 from unde import Index, Setup, bench
 from unde.data import Rows
+from unde.features import floor
 from unde.methods import EKFAC, LoGRA, Method
 from unde.tasks import CausalLM
 
@@ -56,31 +56,32 @@ METHODS: dict[str, Method] = {
 
 
 def second_pass(method: Method, index: Index) -> None:
-    """Corrected eigenvalues, and the kernel applied to all features."""
-    index.memory = 2**33
-    index.training(method).block(0)
+    """Bases and corrected eigenvalues; the kernel itself is applied to queries."""
+    index._opened.scorer.training(method)
+
+
+def batches(rows: Rows) -> Iterator[Any]:
+    return (rows.batch(range(a, a + SIZE)) for a in range(0, len(rows), SIZE))
 
 
 def run(setup: Setup, rows: Rows, seconds: dict[str, list[float]]) -> None:
     """Every pass once."""
-    for name, other in (("plain", bench.plain), ("frozen", bench.frozen)):
+    for name, other in (("plain", floor.plain), ("frozen", floor.frozen)):
         begun = time.perf_counter()
-        other(setup, (rows.batch(range(a, a + SIZE)) for a in range(0, len(rows), SIZE)))
+        other(setup.model, setup.task, batches(rows))
         seconds.setdefault(name, []).append(time.perf_counter() - begun)
     for name, method in METHODS.items():
-        start, ended = bench.Start(setup.task.collate, SIZE), []
+        fitting: list[float] = []
 
-        def use(index: Index, method: Method = method, ended: list[float] = ended) -> None:
-            ended.append(time.perf_counter())
+        def use(index: Index, method: Method = method, fitting: list[float] = fitting) -> None:
             if isinstance(method, EKFAC):
+                begun = time.perf_counter()
                 second_pass(method, index)
-                ended.append(time.perf_counter())
+                fitting.append(time.perf_counter() - begun)
 
-        bench.build(setup, rows, SIZE, method, start, use)
-        assert start.time is not None
-        seconds.setdefault(name, []).append(ended[0] - start.time)
-        if len(ended) > 1:
-            seconds.setdefault(f"{name}, second pass", []).append(ended[1] - ended[0])
+        seconds.setdefault(name, []).append(bench.build(setup, rows, method, use, memory="8GB"))
+        if fitting:
+            seconds.setdefault(f"{name}, second pass", []).append(fitting[0])
 
 
 def peak_memory(case: str, what: str) -> int:
@@ -95,9 +96,9 @@ def print_peak(case: str, what: str) -> None:
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak of the imports
     before = _status("VmRSS")
     if what == "plain":
-        bench.plain(setup, (rows.batch(range(a, a + SIZE)) for a in range(0, len(rows), SIZE)))
+        floor.plain(setup.model, setup.task, batches(rows))
     else:
-        bench.build(setup, rows, SIZE, METHODS[what])
+        bench.build(setup, rows, METHODS[what])
     print(_status("VmHWM") - before)
 
 
@@ -142,10 +143,9 @@ def main() -> None:
             results[case]["passes"][name] = entry
             memory = f"{peaks[name] / 2**20:6.0f} MiB" if name in peaks else ""
             print(f"  {name:28}{entry['ratio']:6.2f}  [{low:.2f}, {high:.2f}]  {memory}", flush=True)
-    machine = {"cpus": os.cpu_count(), "processor": platform.machine(), "threads": torch.get_num_threads()}
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(
-        json.dumps({"machine": machine, "torch": torch.__version__, "cases": results}, indent=1) + "\n"
+        json.dumps({"machine": machine(), "torch": torch.__version__, "cases": results}, indent=1) + "\n"
     )
 
 

@@ -19,7 +19,7 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from unde.data import Rows, digest, map_tensors, to_device
+from unde.data import Rows, digest, evenly, map_tensors, to_device
 from unde.errors import UndeError
 
 X = torch.arange(15.0).view(5, 3)
@@ -354,3 +354,16 @@ def test_to_device():
     found = to_device([{"x": torch.ones(2)}, "text"], torch.device("meta"))
     assert found[0]["x"].device.type == "meta"
     assert found[1] == "text"
+
+
+@pytest.mark.parametrize(
+    ("n", "count"), [(1, 1), (1, 3), (2, 3), (3, 3), (7, 3), (1000, 64), (64, 64), (65, 64)]
+)
+def test_evenly_spaced_positions(n, count):
+    found = evenly(n, count)
+    assert len(found) == min(n, count)
+    assert found[0] == 0
+    assert found[-1] == (n - 1 if count > 1 else 0)
+    steps = {b - a for a, b in zip(found, found[1:])}
+    assert not steps or max(steps) - min(steps) <= 1
+    assert 0 not in steps

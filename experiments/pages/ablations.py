@@ -10,9 +10,9 @@ import numpy as np
 from experiments import paper_numbers as paper
 from experiments.pages import figures
 from experiments.pages.book import NONE, Book, Section, command, made_by, number, paragraphs, shown, table
-from experiments.pages.downstream import block
 from experiments.pages.measured import BANKS, of_bank
 from unde.evaluate import pattern_similarity
+from unde.unet import block
 
 LEGEND = (
     "LDS in %. ▲ above unweighted by more than the noise of queries and retrained models, ▼ below it by more than the "

@@ -21,6 +21,7 @@ from experiments.pages.book import (
     table,
 )
 from experiments.pages.measured import of_bank
+from unde.unet import block
 
 # --- wrong labels ----------------------------------------------------------------------------------------
 
@@ -245,12 +246,6 @@ def weights_over_the_network(book: Book) -> str:
         svg = figures.bars(values, title=words, unit="", block_of={g: block(g) for g in values})
         parts.append(book.figure(title.replace(" ", "-"), svg, words))
     return paragraphs(*parts, made_by("lds_robots", "fine_grained_recall_robots"))
-
-
-def block(name: str) -> str:
-    """Of a parameter of a UNet, as the figures name it."""
-    first, second, *_ = [*name.split("."), ""]
-    return f"{first}.{second}" if first in ("down_blocks", "up_blocks") else first
 
 
 def gallery(book: Book) -> str:

@@ -18,13 +18,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from experiments.datasets.attributes import join
 from experiments.scale import plans
 from experiments.scale.settings import BETAS, CATEGORIES, GLUE, Diffusion
 from experiments.scale.sources import Pictures, enough, of_classes, pictures
 from experiments.scale.study import Place, Stage, Study, closest, initial, losses
 from experiments.scale.training import State, fit
 from unde import Index, Setup, console
-from unde.datasets.attributes import join
 from unde.diffusion import Samples
 from unde.errors import UndeError
 from unde.integrations.diffusers import (

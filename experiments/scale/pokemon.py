@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from experiments.datasets import Attributes, Queries
 from experiments.scale import findings
 from experiments.scale.diffusion import Generation
 from experiments.scale.settings import CATEGORIES, GLUE, Diffusion, FineGrained
 from experiments.scale.study import Place, Stage
 from unde import console, learn_weights
-from unde.datasets import Attributes, Queries
 from unde.errors import UndeError
 from unde.evaluate import fine_grained
 from unde.integrations.diffusers import query_columns

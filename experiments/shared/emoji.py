@@ -12,10 +12,10 @@ from diffusers import UNet2DConditionModel
 from torch import Tensor
 
 import experiments.shared.pictures as pictures
+from experiments.datasets import Attributes
+from experiments.datasets import emoji as read
 from experiments.shared.models import load_half, load_into, save_half, trainable
 from experiments.shared.places import MODELS
-from unde.datasets import Attributes
-from unde.datasets import emoji as read
 
 HELD_OUT = 50  # combinations of each split
 EPOCHS, LR = 8, 2e-3

@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from diffusers import UNet2DConditionModel
 from torch import Tensor
 
+from experiments.datasets import Attributes, pretraining_robots
 from experiments.shared.denoising import fit, scheduler, seeds
 from experiments.shared.models import load_half, load_into, save_half, trainable
 from experiments.shared.places import MODELS
-from unde.datasets import Attributes, pretraining_robots
 from unde.diffusion import Samples, sample
 from unde.integrations.diffusers import add_lora
 

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import ResNetConfig, ResNetModel
 
+from experiments.datasets import Attributes, pretraining_robots, robot_queries
+from experiments.datasets.robot_sets import CATEGORIES
 from experiments.shared.models import load_half, load_into, save_half, trainable
 from experiments.shared.places import MODELS
-from unde.datasets import Attributes, pretraining_robots, robot_queries
-from unde.datasets.robot_sets import CATEGORIES
 
 STEPS, BATCH, LR = 900, 32, 2e-3
 

@@ -10,11 +10,11 @@ from diffusers import UNet2DConditionModel
 from torch import Tensor
 
 import experiments.shared.pictures as pictures
+from experiments.datasets import Attributes
+from experiments.datasets import robots as draw
 from experiments.shared.denoising import seeds
 from experiments.shared.models import load_half, load_into, save_half, trainable
 from experiments.shared.places import MODELS
-from unde.datasets import Attributes
-from unde.datasets import robots as draw
 from unde.diffusion import Samples
 
 N = 600

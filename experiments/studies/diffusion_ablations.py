@@ -18,6 +18,7 @@ from experiments.shared.banks import open_or_ask as bank
 from experiments.shared.diffusion import METHODS, Attributed
 from unde import Weights, learn_weights
 from unde.evaluate import lds, lds_strength, pattern_similarity
+from unde.unet import block
 
 PAPER = "Figure 1, Tables 9, 10 and 12, Figures 6b and 7"
 VARIANTS = ("cifar2", "robots")
@@ -75,12 +76,7 @@ def strength(there: Attributed, masks: np.ndarray, utility: np.ndarray) -> dict[
     """LDS of D-TRAK from single groups, and from blocks × components."""
     scores = there.scores(METHODS["D-TRAK"], "eval")
     alone = lds_strength(scores, masks, utility, cells=None)
-    blocks = lds_strength(scores, masks, utility, cells=lambda name: (_block(name), "all"))
+    blocks = lds_strength(scores, masks, utility, cells=lambda name: (block(name), "all"))
     for name, value in zip(blocks.rows, blocks.values[:, 0]):
         print(f"D-TRAK, {name:20}alone: LDS {100 * value:.2f} %")
     return {"groups": alone.as_dict(), "blocks": blocks.as_dict()}
-
-
-def _block(name: str) -> str:
-    parts = name.split(".")
-    return ".".join(parts[:2]) if parts[0] in ("down_blocks", "up_blocks") else parts[0]

@@ -23,10 +23,10 @@ import experiments.shared.emoji as emoji
 import experiments.shared.pictures as pictures
 import experiments.shared.recognise as recognise
 import experiments.shared.robots as robots
+from experiments.datasets import Queries, robot_queries
 from experiments.shared.diffusion import Attributed
 from experiments.shared.places import HERE, RUNS
 from unde import Weights, learn_weights
-from unde.datasets import Queries, robot_queries
 from unde.evaluate import fine_grained, recall_at_k, recall_strength, representation_distance
 from unde.methods import DTRAK
 from unde.report import HeatmapPanel, Item, Page, QueryPanel, WeightsPanel

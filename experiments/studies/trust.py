@@ -20,7 +20,7 @@ from experiments.shared.sweep import BOOTSTRAP, EVERY_BANK, needed
 from unde import Weights
 from unde.data import Rows
 from unde.evaluate import Estimate, lds, paired
-from unde.index.queries import QueryFeatures, compute
+from unde.index import QueryFeatures
 from unde.index.self_retrieval import EXAMPLES, Copier, Parts
 from unde.index.trust import SHOWN, strengths
 from unde.methods import Damped, Method
@@ -69,24 +69,25 @@ class _Copied:
 
     def __init__(self, cell: Cell, method: Method) -> None:
         self.index = cell.index_for(method)
-        self.copier = Copier(self.index, method, None, seed=0)
+        self.copier = Copier(self.index._opened, method, None, seed=0)
         kinds = self.copier.kinds
-        parts = Parts.drawn(self.index, self.copier.content, EXAMPLES, len(kinds), 0)
+        parts = Parts.drawn(self.index._opened, self.copier.content, EXAMPLES, len(kinds), 0)
         self.which = parts.rest[:SHOWN] if len(parts.rest) >= SHOWN else parts.report[:SHOWN]
         self.kind = kinds[0]
         self.strengths = strengths(self.kind)
         self._features: list[QueryFeatures] = []
         for strength in self.strengths:
             rows = Rows(
-                [self.copier.copy(self.kind, int(i), strength) for i in self.which], self.index.collate
+                [self.copier.copy(self.kind, int(i), strength) for i in self.which],
+                self.index._opened.collate,
             )
-            self._features.append(compute(self.index, rows))
+            self._features.append(self.index._opened.session.features(rows))
 
     def shares(self, method: Method, weights: Weights | None = None) -> list[float]:
         chosen = replace(method, projection=self.index.method.projection).signed
         out = []
         for features in self._features:
-            scores = self.index.scores_of(chosen, features.features, features.digests)
+            scores = self.index._opened.scorer.scores(chosen, features.features, features.digests)
             copies = Copies(scores, self.which, self.copier.content)
             found = copies.found(None if weights is None else weights.values)
             out.append(float(found.float().mean()))

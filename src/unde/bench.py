@@ -4,13 +4,14 @@ Three passes over a few batches are timed in turn, over and over, so that noise 
 
     plain     forward and backward with all weights requiring grad: what training on them costs at least
     frozen    the same with frozen weights and no features: the floor under any feature pass
-    build     Index.build from its first batch to its end, writing included
+    build     the features of Index.build, in passes of the size that it settles, writing included
 
 Planning (a few examples against autograd, fingerprints) is paid once for an index and reported apart.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 import time
@@ -22,13 +23,12 @@ from typing import Any
 import numpy as np
 
 from unde import console
-from unde.data import Collate, Rows
-from unde.errors import UndeError
+from unde.data import Rows
 from unde.features import floor
-from unde.features.coverage import EXAMPLES
 from unde.index import Index
 from unde.methods import Method, TracIn
 from unde.recipe import Setup
+from unde.store.layout import LOG
 
 
 @dataclass(frozen=True)
@@ -84,25 +84,11 @@ class Cost:
         )
 
 
-class Start:
-    """A collate function that notes when the build asks for its first whole batch: planning is over."""
-
-    def __init__(self, collate: Collate, batch_size: int) -> None:
-        self.collate, self.batch_size = collate, batch_size
-        self.time: float | None = None
-
-    def __call__(self, examples: list[Any]) -> Any:
-        if len(examples) == self.batch_size and self.time is None:
-            self.time = time.perf_counter()
-        return self.collate(examples)
-
-
 def measure(setup: Setup, rank: int = 16, batch_size: int = 32, runs: int = 15, batches: int = 4) -> Cost:
-    """Time the passes on the first batches of the training data, which is repeated if there are fewer."""
-    if batch_size <= EXAMPLES:
-        raise UndeError(
-            f"batch_size {batch_size}: expected at least {EXAMPLES + 1} to tell batches from planning"
-        )
+    """Time the passes on the first batches of the training data, which is repeated if there are fewer.
+
+    Plain and frozen passes have `batch_size` examples, as in training.
+    """
     data, collate = Rows(setup.train_data), setup.collate or setup.task.collate
     rows = Rows([data[i % len(data)] for i in range(batches * batch_size)], collate)
     seconds: dict[str, list[float]] = {"plain": [], "frozen": [], "build": [], "planning": []}
@@ -116,37 +102,32 @@ def measure(setup: Setup, rank: int = 16, batch_size: int = 32, runs: int = 15, 
                     (rows.batch(range(a, a + batch_size)) for a in range(0, len(rows), batch_size)),
                 )
                 seconds[name].append(time.perf_counter() - begun)
-            begun, start = time.perf_counter(), Start(collate, batch_size)
-            build(setup, rows, batch_size, TracIn(projection=f"kron({rank})"), start)
-            assert start.time is not None
-            seconds["build"].append(time.perf_counter() - start.time)
-            seconds["planning"].append(start.time - begun)
+            begun = time.perf_counter()
+            took = build(setup, rows, TracIn(projection=f"kron({rank})"))
+            seconds["build"].append(took)
+            seconds["planning"].append(time.perf_counter() - begun - took)
             advance(1)
     return Cost(len(rows), **{name: np.array(s[1:]) for name, s in seconds.items()})  # the first run warms up
 
 
 def build(
-    setup: Setup,
-    data: Any,
-    batch_size: int,
-    method: Method,
-    collate: Collate | None = None,
-    use: Callable[[Index], Any] | None = None,
-) -> None:
-    """An index in a temporary folder, which `use` may ask something before it is gone."""
-    folder = tempfile.mkdtemp(prefix="unde-bench-")
+    setup: Setup, data: Any, method: Method, use: Callable[[Index], Any] | None = None, memory: str = "2GB"
+) -> float:
+    """Seconds that the features took, in an index in a temporary folder, which `use` may ask something."""
+    folder = Path(tempfile.mkdtemp(prefix="unde-bench-"))
     try:
         index = Index.build(
             setup.model,
             setup.task,
             data,
-            Path(folder) / "index",
+            folder / "index",
             method=method,
-            batch_size=batch_size,
-            collate=collate,
+            collate=setup.collate,
+            memory=memory,
             progress=False,
         )
         if use is not None:
             use(index)
+        return json.loads((index.folder / LOG).read_text().splitlines()[-1])["seconds"]
     finally:
         shutil.rmtree(folder)

@@ -151,10 +151,10 @@ def parse_bytes(memory: int | str) -> int:
 
 
 def evenly(n: int, count: int) -> list[int]:
-    """Up to `count` positions of n, evenly spaced, the first and the last among them.
+    """Up to `count` evenly spaced positions of n, the first and the last among them.
 
-    >>> evenly(10, 4), evenly(2, 4)
-    ([0, 3, 6, 9], [0, 1])
+    >>> evenly(10, 4), evenly(3, 256), evenly(10, 1)
+    ([0, 3, 6, 9], [0, 1, 2], [0])
     """
     count = min(n, count)
     return sorted({round(i * (n - 1) / max(1, count - 1)) for i in range(count)})
@@ -180,6 +180,22 @@ def map_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(batch, (list, tuple)):
         return type(batch)(map_tensors(v, change) for v in batch)
     return batch
+
+
+def tensors(batch: Any) -> list[Tensor]:
+    """Every tensor of a batch, in the order of `map_tensors`.
+
+    >>> tensors({"x": [torch.ones(2), "text"], "y": torch.zeros(1)})
+    [tensor([1., 1.]), tensor([0.])]
+    """
+    found: list[Tensor] = []
+
+    def note(x: Tensor) -> Tensor:
+        found.append(x)
+        return x
+
+    map_tensors(batch, note)
+    return found
 
 
 def digest(example: Any) -> str:

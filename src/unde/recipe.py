@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from unde.data import Collate
-from unde.errors import UndeError
+from unde.errors import UndeError, unknown
 from unde.tasks.base import Task
 
 
@@ -48,35 +48,43 @@ class Recipe:
 
     def make(self) -> Setup:
         """
-        >>> Recipe("os:getcwd").make()
+        >>> Recipe("platform:node").make()
         Traceback (most recent call last):
-        unde.errors.UndeError: os:getcwd returned a str: expected an unde.Setup
+        unde.errors.UndeError: platform:node gave a str: expected an unde.Setup(model, task, train_data, …)
         """
-        made = imported(self.function)(**self.arguments)
-        if not isinstance(made, Setup):
-            raise UndeError(f"{self.function} returned a {type(made).__name__}: expected an unde.Setup")
-        return made
+        found = imported(self.function)
+        setup = found(**self.arguments) if callable(found) else found
+        if not isinstance(setup, Setup):
+            raise UndeError(
+                f"{self.function} gave a {type(setup).__name__}: expected an unde.Setup(model, task, train_data, …)"
+            )
+        return setup
 
 
-def imported(name: str) -> Callable[..., Any]:
-    """The function that MODULE:FUNCTION names; modules in the current folder are found too.
+def imported(target: str) -> Any:
+    """What MODULE:FUNCTION names; modules are found from the current folder too.
 
     >>> imported("json:dumps")([1])
     '[1]'
     """
-    module, _, function = name.partition(":")
-    if not module or not function:
+    module_name, colon, attribute = target.partition(":")
+    if not colon or not module_name or not attribute:
+        hint = f". For the model in this folder: --hf-model {target}" if os.path.isdir(target) else ""
         raise UndeError(
-            f"{name!r} names no function: expected MODULE:FUNCTION, such as my_project.setup:make"
+            f"cannot read {target!r}: expected MODULE:FUNCTION, for example my_project.setup:make{hint}"
         )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found = importlib.import_module(module)
+        module = importlib.import_module(module_name)
     except ModuleNotFoundError as e:
-        raise UndeError(
-            f"cannot import {module!r} ({e}): run from the folder that it is in, or install it"
-        ) from e
-    if not callable(getattr(found, function, None)):
-        raise UndeError(f"{module} has no function {function!r}: expected MODULE:FUNCTION")
-    return getattr(found, function)
+        if e.name and (module_name == e.name or module_name.startswith(f"{e.name}.")):
+            raise UndeError(
+                f"no module {module_name!r} here: expected a file {module_name.replace('.', '/')}.py below "
+                f"{os.getcwd()}, or an installed package"
+            ) from None
+        raise
+    if not hasattr(module, attribute):
+        known = [n for n in vars(module) if not n.startswith("_")]
+        raise unknown(f"function of {module_name}", attribute, known)
+    return getattr(module, attribute)

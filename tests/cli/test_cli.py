@@ -10,12 +10,12 @@ import torch
 from commands import run
 
 from unde import Index, Weights, cli
-from unde.cli.loading import load
 from unde.evaluate import Bank
+from unde.recipe import Recipe
 
 
 def test_attribute_prints_what_the_library_gives(built):
-    setup = load(built)
+    setup = Recipe(built).make()
     index = Index.open("idx", model=setup.model, task=setup.task)
     expected = index.score(setup.eval_queries).top(3, Weights.load("w.json"))
     rows = json.loads(
@@ -31,7 +31,7 @@ def test_attribute_prints_what_the_library_gives(built):
 
 
 def test_evaluate_measures_lds_against_a_bank(built):
-    setup = load(built)
+    setup = Recipe(built).make()
     index = Index.open("idx", model=setup.model, task=setup.task)
     total = index.score(setup.eval_queries).total().numpy()
 
@@ -106,7 +106,9 @@ def test_an_error_is_one_line_and_exit_code_2(project, monkeypatch, capsys):
 
 
 def test_models_on_the_command_line_are_left_as_they_were(project):
-    setup = load(f"{project}:make")
+    setup = Recipe(f"{project}:make").make()
     before = {k: v.clone() for k, v in setup.model.state_dict().items()}
     run("build", f"{project}:make", "--out", "idx")
-    assert all(torch.equal(v, before[k]) for k, v in load(f"{project}:make").model.state_dict().items())
+    assert all(
+        torch.equal(v, before[k]) for k, v in Recipe(f"{project}:make").make().model.state_dict().items()
+    )

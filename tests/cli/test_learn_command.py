@@ -6,7 +6,7 @@ import pytest
 from commands import run
 
 from unde import Index, UndeError, Weights
-from unde.cli.loading import load
+from unde.recipe import Recipe
 
 
 def test_learn_with_nothing_but_an_index(large, monkeypatch):
@@ -15,7 +15,7 @@ def test_learn_with_nothing_but_an_index(large, monkeypatch):
     text = run("learn", "--index", "idx")
     assert f"using {large}, as remembered by idx" in notes
     assert any("find their original" in note or "stay uniform" in note for note in notes)
-    setup = load(large)
+    setup = Recipe(large).make()
     index = Index.open("idx", model=setup.model, task=setup.task, train_data=setup.train_data)
     weights = Weights.load("weights.json")
     assert weights.values.tolist() == index.learn_weights().values.tolist()

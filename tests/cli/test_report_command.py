@@ -8,7 +8,7 @@ import torch
 from commands import run
 
 from unde import Index, UndeError, Weights
-from unde.cli.loading import load
+from unde.recipe import Recipe
 
 
 def test_report_shows_queries_and_both_ways(built):
@@ -29,7 +29,7 @@ def test_a_report_of_several_named_sets(built):
     for article in (first, second.partition("</article>")[0]):
         assert re.findall("<h4>(.*?)</h4>", article) == ["unweighted", "left", "right"]
     assert re.findall('"weight-set"><h3>(.*?)</h3>', page) == ["left", "right"]
-    setup = load(built)
+    setup = Recipe(built).make()
     scores = Index.open("idx", model=setup.model, task=setup.task).score(setup.eval_queries)
     best = scores.top(3, Weights.load("b.json")).ids[0]
     assert re.findall('class="id">(.*?)<', first.partition("<h4>right")[2])[:3] == best

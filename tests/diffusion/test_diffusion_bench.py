@@ -3,11 +3,11 @@
 import pytest
 from denoisers import ddpm, images, toy
 
-from unde import Setup, bench
+from unde.features import floor
 from unde.tasks import Diffusion
 
 
-@pytest.mark.parametrize("run", [bench.plain, bench.frozen])
+@pytest.mark.parametrize("run", [floor.plain, floor.frozen])
 def test_each_pass_goes_backward_before_the_next(run):
     model, seen = toy(), []
     model.first.register_forward_hook(lambda module, args, out: seen.append(("forward", len(args[0]))))
@@ -15,7 +15,7 @@ def test_each_pass_goes_backward_before_the_next(run):
         lambda module, given, grads: seen.append(("backward", len(grads[0])))
     )
     task = Diffusion(ddpm(), timesteps=5, rows=4)
-    run(Setup(model, task, images(3)), [images(2), images(1, seed=1)])
+    run(model, task, [images(2), images(1, seed=1)])
     # Two images at one, two and two timesteps; one image at two and at three.
     sizes = [2, 4, 4, 2, 3]
     assert seen == [(way, size) for size in sizes for way in ("forward", "backward")]

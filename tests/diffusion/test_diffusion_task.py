@@ -5,7 +5,7 @@ import torch
 from denoisers import ddpm, images, toy
 from torch import nn
 
-import toy
+from toy import stored
 from unde import Index, UndeError
 from unde.data import Rows, digest
 from unde.methods import DAS, DTRAK, TracIn
@@ -62,10 +62,10 @@ def test_features_are_gradients_of_the_mean(tmp_path, method, name, rows):
     for i in range(7):
         value = by_hand(model, task, x[i], name)
         g = torch.cat([p.flatten() for p in torch.autograd.grad(value, list(model.parameters()))])
-        torch.testing.assert_close(toy.stored(index).block(0, 0)[i], g, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(stored(index).block(0, 0)[i], g, rtol=1e-4, atol=1e-6)
     if method is DAS:
         residual = torch.stack([by_hand(model, task, image, "loss") for image in x]).detach()
-        torch.testing.assert_close(toy.stored(index).values("beside")[:, 0], residual, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(stored(index).values("beside")[:, 0], residual, rtol=1e-5, atol=1e-6)
 
 
 def test_noise_belongs_to_the_image_and_the_timestep():
@@ -128,7 +128,7 @@ def against_autograd(model, task, data, tmp_path):
         value = task.loss(model, rows.batch([i])).sum()
         g = torch.cat([p.flatten() for p in torch.autograd.grad(value, trained)])
         torch.testing.assert_close(
-            toy.stored(index).block(0, 0)[i], g, rtol=1e-3, atol=1e-5 * float(g.abs().max())
+            stored(index).block(0, 0)[i], g, rtol=1e-3, atol=1e-5 * float(g.abs().max())
         )
 
 
@@ -181,7 +181,7 @@ def test_dit(tmp_path):
     data = {"latents": images(4), "class_labels": torch.tensor([0, 3, 5, 1])}
     task = Diffusion(ddpm(), timesteps=3)
     index = Index.build(model, task, data, tmp_path / "i", method=DTRAK(), batch_size=2, progress=False)
-    assert toy.stored(index).block(0, 0).abs().sum(1).min() > 0
+    assert stored(index).block(0, 0).abs().sum(1).min() > 0
 
 
 def test_a_vae_in_front(tmp_path):

@@ -124,7 +124,7 @@ def test_bad_journeys(tmp_path):
     short |= {"trajectory": short["trajectory"][:, 1:], "timesteps": short["timesteps"][:, 1:]}
     with pytest.raises(UndeError, match=r"timesteps \[60, 40, 20\].* is of another sampler"):
         index.score(short, "journey-trak")
-    with pytest.raises(UndeError, match=r"a trajectory of shape \(1, 5, 2, 4, 4\) with timesteps None"):
+    with pytest.raises(UndeError, match=r"a trajectory of shape \(2, 5, 2, 4, 4\) with timesteps None"):
         index.score({k: v for k, v in made.queries(journey=True).items() if k != "timesteps"}, "journey-trak")
     with pytest.raises(UndeError, match="needs the features of 50 steps, the index holds 1"):
         index.score(made.queries(journey=True), JourneyTRAK(training="per-step"))

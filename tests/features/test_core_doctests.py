@@ -8,6 +8,7 @@ import pytest
 MODULES = [
     "projection",
     "groups",
+    "unet",
     "data",
     "errors",
     "tasks.base",

@@ -7,7 +7,7 @@ import torch
 import toy
 from unde import Index, UndeError
 from unde.data import Rows
-from unde.features import pca
+from unde.features import directions
 from unde.methods import LoGRA, TracIn
 from unde.projection import Projection, Spec
 from unde.store.layout import MATRICES
@@ -34,9 +34,12 @@ def fitted(r=2):
     names = [n for n, _ in toy.net().named_parameters()]
     rows = Rows(toy.data(22))
     task = Classification()
-    return pca.fit(
-        toy.net(), task, rows, names, Spec("pca", r), seed=0, measure="loss", batch_size=4, memory=2**30
-    )
+    with toy.cut():
+        found = directions.fit(
+            toy.net(), task, rows, names, Spec("pca", r), seed=0, measure="loss", memory=2**30
+        )
+    assert found.size == 4
+    return found.matrices
 
 
 def test_directions_are_leading_eigenvectors():
@@ -88,26 +91,33 @@ def test_a_resumed_build_reads_them_back(tmp_path, monkeypatch):
     toy.build(tmp_path / "whole", method=method)
     cut = toy.build(tmp_path / "cut", method=method)
     toy.shard_files(cut)[1].unlink()
-    monkeypatch.setattr(pca, "fit", lambda *a, **k: pytest.fail("fitted again"))
+    monkeypatch.setattr(directions, "fit", lambda *a, **k: pytest.fail("fitted again"))
     toy.build(tmp_path / "cut", method=method)
     assert toy.content(tmp_path / "cut") == toy.content(tmp_path / "whole")
 
 
-def test_lost_or_foreign_directions_are_refused(tmp_path):
-    index = toy.build(tmp_path / "i", method=LoGRA(projection="pca(2)"))
+def test_lost_or_foreign_directions_are_refused_and_the_advice_restores_them(tmp_path):
+    method = LoGRA(projection="pca(2)")
+    index = toy.build(tmp_path / "i", method=method)
     other = toy.build(tmp_path / "o", method=LoGRA(projection="pca(3)"))
-    kept = (index.folder / MATRICES).read_bytes()
-    (index.folder / MATRICES).write_bytes((other.folder / MATRICES).read_bytes())
-    with pytest.raises(UndeError, match="of another index: queries cannot be projected"):
-        toy.reopen(index).score(toy.data(4, seed=3))
-    with pytest.raises(UndeError, match="already holds another index, or a damaged one"):
-        toy.build(tmp_path / "i", method=LoGRA(projection="pca(2)"))
-    (index.folder / MATRICES).unlink()
-    with pytest.raises(UndeError, match=r"missing.*queries cannot be projected"):
-        toy.reopen(index).score(toy.data(4, seed=3))
-    (index.folder / MATRICES).write_bytes(kept[:100])
-    with pytest.raises(UndeError, match="truncated or damaged"):
-        toy.reopen(index).score(toy.data(4, seed=3))
+    path, whole = index.folder / MATRICES, toy.content(index.folder)
+    for damage, said in (
+        (lambda: path.write_bytes((other.folder / MATRICES).read_bytes()), "of another index"),
+        (lambda: path.write_bytes(path.read_bytes()[:100]), "truncated or damaged"),
+        (path.unlink, "missing"),
+    ):
+        damage()
+        with pytest.raises(UndeError, match=rf"{said}.*queries cannot be projected.*delete .*{MATRICES}"):
+            toy.reopen(index).score(toy.data(4, seed=3))
+        path.unlink(missing_ok=True)
+        toy.build(tmp_path / "i", method=method, memory="40MB")
+        assert toy.content(index.folder) == whole
+        damage()  # without deleting it, too
+        toy.build(tmp_path / "i", method=method)
+        assert toy.content(index.folder) == whole
+    with pytest.raises(UndeError, match="already holds another index"):
+        toy.build(tmp_path / "i", method=LoGRA(projection="pca(3)"))
+    assert toy.content(index.folder) == whole
 
 
 def test_embeddings_keep_random_rows_and_wide_sides_too(monkeypatch):
@@ -117,10 +127,10 @@ def test_embeddings_keep_random_rows_and_wide_sides_too(monkeypatch):
     model = GPT2LMHeadModel(GPT2Config(vocab_size=40, n_positions=12, n_embd=8, n_layer=1, n_head=2)).eval()
     rows = Rows([{"input_ids": torch.randint(40, (9,))} for _ in range(6)], CausalLM().collate)
     names = [n for n, _ in model.named_parameters()]
-    monkeypatch.setattr(pca, "LIMIT", 30)
-    got = pca.fit(
-        model, CausalLM(), rows, names, Spec("pca", 3), seed=0, measure="loss", batch_size=2, memory=2**30
-    )
+    monkeypatch.setattr(directions, "LIMIT", 30)
+    got = directions.fit(
+        model, CausalLM(), rows, names, Spec("pca", 3), seed=0, measure="loss", memory=2**30
+    ).matrices
     assert "rows/transformer.wte.weight" not in got
     assert "cols/transformer.wte.weight" in got
     assert "rows/transformer.h.0.mlp.c_fc.weight" in got
@@ -134,7 +144,7 @@ def test_embeddings_keep_random_rows_and_wide_sides_too(monkeypatch):
 def test_a_build_interrupted_before_the_first_shard_goes_on(tmp_path, monkeypatch):
     method = LoGRA(projection="pca(2)")
     with monkeypatch.context() as m:
-        m.setattr("unde.index.making.Builder.run", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+        m.setattr("unde.build.settle.plan_coverage", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             toy.build(tmp_path / "i", method=method)
     assert (tmp_path / "i" / MATRICES).exists()

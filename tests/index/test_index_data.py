@@ -11,6 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import toy
 from unde import Index, UndeError
 from unde.build import fingerprints
+from unde.data import Rows
+from unde.store.shards import write_shard
 from unde.tasks import Classification
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -43,18 +45,15 @@ class Interrupted(Exception):
 
 def half_built(folder, train_data, shards, **options):
     """An index whose build stopped after some shards."""
-    from unde.index import build
-
     written = []
 
     def write(path, *rest):
         if len(written) == shards:
             raise Interrupted
         written.append(path)
-        build_write(path, *rest)
+        write_shard(path, *rest)
 
-    build_write = build.write_shard
-    with mock.patch.object(build, "write_shard", write), pytest.raises(Interrupted):
+    with mock.patch("unde.build.shards.write_shard", write), pytest.raises(Interrupted):
         toy.build(folder, train_data=train_data, **options)
     return written
 
@@ -98,23 +97,23 @@ def test_data_that_changes_after_the_first_look_is_refused(tmp_path):
     class Drifting(Examples):
         def __getitem__(self, i):
             x, y = super().__getitem__(i)
-            return (x + 1 if i == 12 and self.reads[i] > 3 else x), y
+            return (x + 1 if i == 12 and self.reads[i] > 4 else x), y
 
     with pytest.raises(UndeError, match="example 12 reads differently"):
         toy.build(tmp_path / "i", train_data=Drifting())
 
 
 def test_checkpoints_must_read_the_same_data(tmp_path):
-    """No example is looked at beforehand but two; the second checkpoint's pass sees that one has changed."""
+    """Two examples are compared beforehand; the second checkpoint's pass sees that another has changed."""
 
     class Drifting(Examples):
         def __getitem__(self, i):
             x, y = super().__getitem__(i)
-            return (x + 1 if i == 12 and self.reads[i] > 1 else x), y
+            return (x + 1 if i == 12 and self.reads[i] > 3 else x), y
 
     states = [toy.net(1).state_dict(), toy.net(2).state_dict()]
     with (
-        mock.patch.object(manifest, "SAMPLED", 2),
+        mock.patch.object(fingerprints, "SAMPLED", 2),
         pytest.raises(UndeError, match="example 12 reads differ"),
     ):
         toy.build(tmp_path / "i", train_data=Drifting(), checkpoints=states)
@@ -125,7 +124,7 @@ def test_checkpoints_must_read_the_same_data(tmp_path):
 def test_data_changed_between_runs_is_refused(tmp_path, changed, sampled):
     """Also where the changed example is not one of those that are sampled beforehand."""
     data = Examples()
-    with mock.patch.object(manifest, "SAMPLED", sampled):
+    with mock.patch.object(fingerprints, "SAMPLED", sampled):
         assert len(half_built(tmp_path / "i", data, shards=2)) == 2
         x, y = data.rows[changed]
         data.rows[changed] = (x, (y + 1) % toy.CLASSES)
@@ -139,13 +138,11 @@ def test_data_changed_between_runs_is_refused(tmp_path, changed, sampled):
 def test_a_changed_example_that_was_not_read_yet_is_new_data(tmp_path):
     """Only the 64 sampled ones speak for what no shard holds: documented, and seen in the manifest."""
     data = Examples()
-    with mock.patch.object(manifest, "SAMPLED", 2):
+    with mock.patch.object(fingerprints, "SAMPLED", 2):
         half_built(tmp_path / "i", data, shards=2)
         data.rows[18] = (data.rows[18][0] * 2, data.rows[18][1])
         index = toy.build(tmp_path / "i", train_data=data)
-    assert int(toy.stored(index).values("digest")[18]) == checks.to_signed(
-        manifest.Rows(data).digests([18])[0]
-    )
+    assert int(toy.stored(index).values("digest")[18]) == fingerprints.to_signed(Rows(data).digests([18])[0])
 
 
 def test_another_length_between_runs_is_refused(tmp_path):
@@ -161,7 +158,7 @@ def test_another_length_between_runs_is_refused(tmp_path):
 def test_data_that_shrinks_while_it_is_read_is_refused(tmp_path, workers):
     class Shrinking(Examples):
         def on_read(self, i):
-            if self.reads[5] == 3:  # the build itself, after the first looks
+            if self.reads[5] == 4:  # the build itself, after the first looks
                 del self.rows[20:]
 
     if workers:  # each worker has its own copy of the data: what it reads ends, what we hold does not
@@ -175,7 +172,7 @@ def test_data_that_shrinks_while_it_is_read_is_refused(tmp_path, workers):
 def test_data_that_grows_while_it_is_read_is_refused(tmp_path):
     class Growing(Examples):
         def on_read(self, i):
-            if self.reads[21] == 3 and len(self.rows) == 22:
+            if self.reads[21] == 4 and len(self.rows) == 22:
                 self.rows.append(self.rows[0])
 
     with pytest.raises(UndeError, match="22 examples at first, now 23"):
@@ -202,18 +199,18 @@ def test_an_index_error_of_the_model_is_not_taken_for_a_change_of_length(tmp_pat
 
 
 def test_looking_takes_bounded_time_and_spreads(tmp_path):
-    order = list(checks._spread(1000))
+    order = list(fingerprints._spread(1000))
     assert sorted(order) == list(range(1000))
     first = sorted(order[:50])
     assert max(b - a for a, b in pairwise(first)) <= 55  # 20 on average; random: 90
 
-    rows = manifest.Rows(Examples(200))
-    seen = torch.tensor([checks.to_signed(d) for d in rows.digests()])
-    with mock.patch.object(checks, "LOOK_SECONDS", 0.0):
-        assert checks.changed_example(rows, torch.arange(200), seen) is None
-        assert sum(rows.data.reads) == 200 + manifest.SAMPLED + 1
+    rows = Rows(Examples(200))
+    seen = torch.tensor([fingerprints.to_signed(d) for d in rows.digests()])
+    with mock.patch.object(fingerprints, "LOOK_SECONDS", 0.0):
+        assert fingerprints.changed_example(rows, torch.arange(200), seen) is None
+        assert sum(rows.data.reads) == 200 + fingerprints.SAMPLED + 1
     seen[77] += 1
-    assert checks.changed_example(rows, torch.arange(200), seen) == 77
+    assert fingerprints.changed_example(rows, torch.arange(200), seen) == 77
 
 
 def test_workers_read_the_same_index(tmp_path):

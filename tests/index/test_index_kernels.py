@@ -13,9 +13,11 @@ import torch
 
 import toy
 from unde import Index, UndeError
-from unde.index import store, training
+from unde.build import kernels as files
 from unde.kernels import Gram
+from unde.kernels.full import _Full
 from unde.methods import TRAK
+from unde.store import shards
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -28,7 +30,13 @@ def index(tmp_path):
 
 
 def kernel_files(index) -> list[Path]:
-    return sorted((index.folder / "kernels").rglob("*.safetensors"))
+    """K g(n), shard by shard."""
+    return sorted((index.folder / "kernels").rglob("[0-9]*.safetensors"))
+
+
+def moments(index) -> list[Path]:
+    """What kernels are made of, whatever their damping."""
+    return sorted((index.folder / "kernels").rglob("moments.safetensors"))
 
 
 def stamps(index) -> list[int]:
@@ -36,23 +44,23 @@ def stamps(index) -> list[int]:
 
 
 class Counted:
-    """How often the kernel is applied, and shards are read, from here on."""
+    """How often a kernel is inverted, and shards of features or of K g(n) are read, from here on."""
 
     def __init__(self, monkeypatch):
         self.applied = self.read = 0
-        apply, read = Gram.apply, store.read_shard
+        inverse, read = _Full.inverse, shards.read_shard
 
-        def count_apply(*args):
+        def count_inverse(*args):
             self.applied += 1
-            return apply(*args)
+            return inverse(*args)
 
-        def count_read(*args, **options):
-            self.read += 1
-            return read(*args, **options)
+        def count_read(path, *args, **options):
+            self.read += path.name != "moments.safetensors"
+            return read(path, *args, **options)
 
-        monkeypatch.setattr(Gram, "apply", count_apply)
-        for module in ("index", "training", "checks", "build"):
-            monkeypatch.setattr(f"unde.index.{module}.read_shard", count_read)
+        monkeypatch.setattr(_Full, "inverse", count_inverse)
+        for module in ("build.stored", "build.kernels", "build.checks", "build.shards"):
+            monkeypatch.setattr(f"unde.{module}.read_shard", count_read)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -80,21 +88,29 @@ def test_it_is_made_once(index, monkeypatch):
     assert torch.equal(first, again)
 
 
-def test_another_damping_is_another_kernel(index, monkeypatch):
+def test_another_damping_is_another_kernel_of_the_same_moments(index, monkeypatch):
     counted = Counted(monkeypatch)
     totals = [index.score(QUERIES, method=TRAK(damping=x)).total() for x in (0.5, 5.0, 0.5, 5.0)]
     assert counted.applied == 2
+    assert len(moments(index)) == 1
+    assert len(kernel_files(index)) == 6
     assert torch.equal(totals[0], totals[2])
     assert torch.equal(totals[1], totals[3])
     assert not torch.allclose(totals[0], totals[1], rtol=0.1)
 
 
-@pytest.mark.parametrize("what", ["truncated", "flipped", "missing", "swapped", "of another kernel", "empty"])
+@pytest.mark.parametrize(
+    "what", ["truncated", "flipped", "missing", "swapped", "of another kernel", "empty", "moments"]
+)
 def test_a_damaged_cache_is_made_anew(index, monkeypatch, what):
     want = index.score(QUERIES).total()
     whole = toy.content(index.folder)
-    a, b, _ = kernel_files(index)
-    if what == "truncated":
+    a, b, c = kernel_files(index)
+    if what == "moments":
+        moments(index)[0].write_bytes(b"")
+        for path in (a, b, c):
+            path.unlink()
+    elif what == "truncated":
         a.write_bytes(a.read_bytes()[:-9])
     elif what == "flipped":
         a.write_bytes(a.read_bytes()[:-9] + bytes([a.read_bytes()[-9] ^ 1]) + a.read_bytes()[-8:])
@@ -142,7 +158,7 @@ def test_leftovers_of_a_kill_are_cleared(index):
 
 def _die_while_writing(folder: Path, after: int) -> None:
     torch.set_num_threads(1)
-    real, written = training.write_shard, []
+    real, written = files.write_shard, []
 
     def write(path, *rest):
         if len(written) == after:
@@ -151,19 +167,19 @@ def _die_while_writing(folder: Path, after: int) -> None:
         written.append(path)
         real(path, *rest)
 
-    training.write_shard = write
+    files.write_shard = write
     made = Index.open(folder, model=toy.net(), task=toy.Classification())
     made.score(QUERIES)
 
 
-@pytest.mark.parametrize("after", [0, 1, 2])
+@pytest.mark.parametrize("after", [0, 1, 2, 3])
 def test_a_kill_while_it_is_made(index, after):
     want = toy.build(index.folder.with_name("other"), method=index.method).score(QUERIES).total()
     child = multiprocessing.get_context("fork").Process(target=_die_while_writing, args=(index.folder, after))
     child.start()
     child.join(60)
     assert child.exitcode == -signal.SIGKILL
-    assert len(kernel_files(index)) == after
+    assert len(moments(index) + kernel_files(index)) == after
     assert torch.equal(toy.reopen(index).score(QUERIES).total(), want)
     assert not list(index.folder.rglob("*.partial"))
 
@@ -178,7 +194,7 @@ def test_two_processes_make_it_once(index, monkeypatch):
     ready = fork.Event()
 
     def first():
-        with training.locked(path.parent):
+        with files.locked(path.parent):
             ready.set()
             time.sleep(0.5)
             for name, content in made.items():
@@ -221,7 +237,7 @@ def test_a_read_only_folder(index, monkeypatch, capsys):
 def test_a_kernel_in_a_read_only_folder_is_used(index, monkeypatch):
     index.score(QUERIES)
     counted = Counted(monkeypatch)
-    monkeypatch.setattr(training.Path, "mkdir", lambda *a, **k: pytest.fail("tried to write"))
+    monkeypatch.setattr(files.Path, "mkdir", lambda *a, **k: pytest.fail("tried to write"))
     toy.reopen(index).score(QUERIES).total()
     assert counted.applied == 0
 
@@ -262,7 +278,7 @@ def test_large_indexes_are_read_each_time(index, monkeypatch):
 def test_two_kernels_are_held_at_most(index):
     for damping in (0.1, 0.2, 0.3, 0.4):
         index.score(QUERIES, method=TRAK(damping=damping))
-    assert list(index._training) == [Gram(0.3), Gram(0.4)]
+    assert list(index._opened.scorer._training) == [Gram(0.3), Gram(0.4)]
     kept = toy.training(index, TRAK(damping=0.3))
     index.score(QUERIES, method=TRAK(damping=0.5))
     assert toy.training(index, TRAK(damping=0.3)) is kept  # the one used last stays

@@ -29,6 +29,7 @@ def test_killed_builds_end_in_the_same_bytes(tmp_path):
     assert sorted(whole) == [
         "ids.json",
         "manifest.json",
+        "probe.safetensors",
         *(f"shards/c0{c}-00000{s}.safetensors" for c in range(2) for s in range(4)),
     ]
     folders = [p for p in tmp_path.iterdir() if p.name != "whole"]

@@ -144,7 +144,7 @@ def test_a_loader_brings_its_own_collate(tmp_path):
         ),
         (
             (torch.randn(4, 5, 5), torch.zeros(4, dtype=torch.long)),
-            r"logits of shape \(1, 5, 3\) for labels of shape \(1,\)",
+            r"logits of shape \(4, 5, 3\) for labels of shape \(4,\)",
         ),
         ((torch.randn(4, 5), torch.full((4,), 9)), r"cannot run on these queries \(IndexError: Target 9"),
         ((torch.randn(4, 5),), "classification batch is"),

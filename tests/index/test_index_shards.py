@@ -112,7 +112,7 @@ def test_swapped_shards_are_foreign(index):
 
 @pytest.mark.parametrize(
     "other",
-    [{"model": toy.net(5)}, {"seed": 1}, {"batch_size": 2, "shard_batches": 4}, {"groups": "tensor"}],
+    [{"model": toy.net(5)}, {"seed": 1}, {"pass_size": 2, "shard_passes": 4}, {"groups": "tensor"}],
     ids=["model", "seed", "batches", "groups"],
 )
 def test_a_shard_of_another_index_is_foreign(index, tmp_path, other):
@@ -143,7 +143,7 @@ def test_opening_holds_one_shard_at_a_time(tmp_path, monkeypatch):
     """The tensors of a shard are gone before the next shard is read."""
     import weakref
 
-    from unde.index import checks
+    from unde.build import checks
 
     index, alive, most = toy.build(tmp_path / "i", 80), [], 0
 
@@ -175,8 +175,8 @@ def test_a_damaged_manifest(index):
         assert [p.stat().st_mtime_ns for p in toy.shard_files(index)] == before  # none was computed again
 
 
-def test_batches_are_those_asked_for_also_when_resumed(tmp_path):
-    """Batches of another size round differently: a resumed build runs the very same ones."""
+def test_passes_are_those_that_were_settled_also_when_resumed(tmp_path):
+    """Passes of another size round differently: a resumed build runs the very same ones, whatever its budget."""
     seen = []
 
     class Watched(Classification):
@@ -185,16 +185,17 @@ def test_batches_are_those_asked_for_also_when_resumed(tmp_path):
             return super().loss(model, batch)
 
     def runs():
-        tries = [3, 1, 1, 1]  # batches that are tried first, to plan
+        tries = [1, 2, 3]  # that are tried first, to settle
         out = [n for n in seen if n not in tries]
         seen.clear()
         return out
 
-    index = toy.build(tmp_path / "i", 24, task=Watched(), batch_size=5)
+    index = toy.build(tmp_path / "i", 24, task=Watched(), pass_size=5)
     assert runs() == [5, 5, 5, 5, 4]
     toy.shard_files(index)[1].unlink()
-    toy.build(tmp_path / "i", 24, task=Watched(), batch_size=5)
+    toy.build(tmp_path / "i", 24, task=Watched(), pass_size=4, memory="3kB")
     assert runs() == [5, 5]
+    assert toy.build(tmp_path / "j", 24, pass_size=5, memory="3kB").manifest.settled.pass_size < 5
 
 
 def test_the_shards_hold_no_time_and_no_place(tmp_path):

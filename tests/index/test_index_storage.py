@@ -4,11 +4,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from unde.store.codec import CODECS
 
 import toy
 import unde
 from unde import UndeError
+from unde.store.codec import CODECS
 from unde.tasks import Classification, Task
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -108,7 +108,7 @@ def test_extras(tmp_path, dtype):
     want = torch.stack([s.sum(1) for s in squares], 1)
     torch.testing.assert_close(toy.stored(index).values("squares"), want, rtol=1e-5, atol=1e-9)
     assert not index.skipped.any()
-    with pytest.raises(UndeError, match=r"unknown extra 'losses'.*Did you mean 'loss'"):
+    with pytest.raises(UndeError, match=r"unknown stored value 'losses'.*Did you mean 'loss'"):
         toy.stored(index).values("losses")
 
 

@@ -58,29 +58,31 @@ def opened(folder):
 def test_an_index_opens_and_scores_as_it_did(old):
     index, (_, queries) = opened(old / "index"), rows()
     scores, then = index.score(queries), load_file(OLD / "scores.safetensors")
-    torch.testing.assert_close(scores.total(), then["total"], rtol=1e-6, atol=1e-6)
+    # 0.1 inverted small kernels in float32; now they are in float64.
+    torch.testing.assert_close(
+        scores.total(), then["total"], rtol=0, atol=1e-5 * float(then["total"].abs().max())
+    )
     weights = Weights.load(old / "weights.json")
-    torch.testing.assert_close(scores.total(weights), then["weighted"], rtol=1e-6, atol=1e-6)
+    weighted = then["weighted"]
+    torch.testing.assert_close(
+        scores.total(weights), weighted, rtol=0, atol=1e-5 * float(weighted.abs().max())
+    )
     assert index.ids is not None and index.ids[7] == "example 7"
     assert index.self_influence().shape == (24,)
 
 
-@pytest.mark.parametrize("kernel", ["old", "made anew from the old shards"])
-def test_it_scores_as_a_new_index_of_the_same_data(old, tmp_path, kernel):
-    if kernel != "old":
-        shutil.rmtree(old / "index" / "kernels")
+def test_it_scores_as_a_new_index_of_the_same_data(old, tmp_path):
+    """Kernels are made anew from the old shards."""
     new, there, (_, queries) = build(tmp_path / "new"), opened(old / "index"), rows()
-    files = toy.content(old / "index")
     got, want = there.score(queries).by_group(), new.score(queries).by_group()
     # 0.1 inverted small kernels in float32; now they are in float64.
     torch.testing.assert_close(got, want, rtol=0, atol=1e-5 * float(want.abs().max()))
-    assert there.manifest.id == new.manifest.id
-    assert (toy.content(old / "index") == files) == (kernel == "old")  # what is there is used
+    assert there.manifest.data == new.manifest.data and there.manifest.units == new.manifest.units
 
 
 def test_kept_query_features_are_used(old):
     index, (_, queries) = opened(old / "index"), rows()
-    with mock.patch("unde.index.index.compute", side_effect=AssertionError("computed anew")):
+    with mock.patch("unde.build.session.Session.features", side_effect=AssertionError("computed anew")):
         kept = index.features(queries, old / "queries.safetensors")
     torch.testing.assert_close(kept.features, index.features(queries).features, rtol=1e-6, atol=1e-6)
 
@@ -92,13 +94,13 @@ def test_a_build_resumes_it(old):
     with pytest.raises(UndeError, match="1 of 3 shards are missing"):
         opened(old / "index")
     computed = []
-    write = unde.index.build.write_shard
+    write = unde.build.shards.write_shard
 
     def noted(path, *rest):
         computed.append(path.name)
         write(path, *rest)
 
-    with mock.patch("unde.index.build.write_shard", noted):
+    with mock.patch("unde.build.shards.write_shard", noted):
         index = build(old / "index")
     assert computed == [lost.name]
     now = {p.name: p.read_bytes() for p in (old / "index" / "shards").iterdir()}

@@ -191,7 +191,7 @@ def drawn(n, examples, kinds, seed=0, content=None, skipped=()):
     flags = torch.zeros(n, dtype=torch.bool)
     flags[list(skipped)] = True
     content = torch.arange(n) if content is None else content
-    return Parts.drawn(SimpleNamespace(skipped=flags), content, examples, kinds, seed)
+    return Parts.drawn(SimpleNamespace(stored=SimpleNamespace(skipped=flags)), content, examples, kinds, seed)
 
 
 @pytest.mark.parametrize("kinds", [1, 2])
@@ -226,7 +226,7 @@ def counted():
             rows.append(len(ids))
             return super().__call__(batch, ids)
 
-    with mock.patch("unde.index.queries.Collector", Counting):
+    with mock.patch("unde.features.run.Collector", Counting):
         yield rows
 
 
@@ -559,7 +559,7 @@ def test_copies_whose_loss_is_not_a_number(tmp_path):
     assert np.random.default_rng([0, 1, n]).random() < 0.1  # it is the right one
     assert "gentler perturb=" in str(error.value)
     with pytest.raises(
-        UndeError, match=r"at strength 0\.05 \(<lambda>\) cannot be scored: .* NaN or infinite"
+        UndeError, match=r"at strength 0\.05 \(<lambda>\) has a loss or gradient that is NaN or infinite"
     ):
         index.learn_weights(perturb=lambda example, strength, random: (example[0] + 20, example[1]))
 

@@ -15,7 +15,7 @@ import toy
 import unde
 from unde import Index, UndeError, Weights, methods
 from unde.index.self_retrieval import EXAMPLES, Copier, Parts
-from unde.index.trust import Trust, of_several, wilson
+from unde.index.trust import Trust, wilson
 from unde.tasks import Classification
 from unde.tasks.perturb import Noise
 
@@ -59,8 +59,8 @@ def asked():
 def test_shares_are_those_of_a_slow_loop(index, skewed):
     told = index.trust(skewed, examples=12, seed=4)
     [curve] = told.curves
-    copier = Copier(index, COSINE, None, 4)
-    which = Parts.drawn(index, copier.content, EXAMPLES, 1, 4).rest[:12].tolist()
+    copier = Copier(index._opened, COSINE, None, 4)
+    which = Parts.drawn(index._opened, copier.content, EXAMPLES, 1, 4).rest[:12].tolist()
     x, y = index.train_data.data
     for i, strength in enumerate(curve.strengths):
         for shares, weights in ((curve.before, None), (curve.after, skewed)):
@@ -100,7 +100,9 @@ def test_examples_that_nothing_else_has_used(index, asked, seed):
         and told.held_out
     )
     assert len(used) == 608 and not asked[0] & used
-    free = Parts.drawn(index, Copier(index, COSINE, None, seed).content, EXAMPLES, 1, seed).rest
+    free = Parts.drawn(
+        index._opened, Copier(index._opened, COSINE, None, seed).content, EXAMPLES, 1, seed
+    ).rest
     assert asked[0] <= set(free.tolist())
 
 
@@ -141,7 +143,7 @@ def test_uniform_weights_change_nothing(index):
 
 def test_several_sets_share_their_copies(index, skewed, asked):
     other = Weights(torch.tensor([1.9, 0.1]), skewed.groups)
-    both = of_several(index, {"a": skewed, "b": other}, examples=20)
+    both = index.trust_of({"a": skewed, "b": other}, examples=20)
     assert len(asked) == 5
     assert both["a"].curves[0].before == both["b"].curves[0].before
     assert both["b"] == index.trust(other, examples=20) != both["a"]
@@ -225,7 +227,7 @@ def test_the_code_of_the_page_on_weights_runs(index, capsys):
     page = Path(__file__).parents[2] / "docs" / "weights.md"
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
     trak = toy.reopen(index, train_data=index.train_data.data)
-    trak.method = methods.TRAK(
+    toy.stored(trak).method = methods.TRAK(
         projection="none"
     )  # the page says what holds for any method; this one learns fast
     names = {"index": trak, "queries": toy.data(30, seed=5), "unde": unde, "torch": torch}

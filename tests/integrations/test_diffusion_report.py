@@ -10,7 +10,7 @@ import sd_toy
 from typer.testing import CliRunner
 
 from unde import Index, Weights, cli
-from unde.cli.loading import load
+from unde.recipe import Recipe
 
 pytest.importorskip("diffusers")
 pytest.importorskip("peft")
@@ -23,7 +23,7 @@ from functools import cache
 
 import numpy as np
 import sd_toy
-from unde.datasets import robots
+from experiments.datasets import robots
 from unde.integrations.diffusers import diffusion_setup, sample_pipeline
 
 @cache
@@ -107,9 +107,13 @@ def test_a_page_with_prompts_marks_and_sets_of_weights(built):
     )
     page = Path("page.html").read_text()
     assert not re.search(r"(src|href)=\"(?!data:|#)", page)  # one file, nothing beside it
-    setup = load("robot_project:make")
+    setup = Recipe("robot_project:make").make()
     scores = Index.open("d-trak", model=setup.model, task=setup.task).score(setup.eval_queries)
-    ways = {"unweighted": None, "style": Weights.load("make.json"), "subject": Weights.load("subject.json")}
+    ways = {
+        "unweighted": None,
+        "style": Weights.load("make.json"),
+        "subject": Weights.load("subject.json"),
+    }
     letters = {"subject": "P", "style": "S", "background": "B"}
     marked = 0
     for q, prompt in enumerate(setup.eval_queries["text"]):

@@ -1,11 +1,15 @@
 """The EKFAC kernel against explicit matrices: Kronecker bases, corrected eigenvalues, damping, and what fails."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 
 from unde import UndeError
-from unde.kernels import EKFACKernel, Gram, Part
+from unde.kernels import EKFACKernel, Gram, InMemory
+from unde.kernels import Part as Columns
 from unde.kernels import ekfac as module
+from unde.kernels.base import moments_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -17,13 +21,30 @@ def draw(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
 
 
-def applied(kernel, phi, parts, sizes=(), fit=None):
+class Part(NamedTuple):
+    """A parameter with the covariances of its two sides."""
+
+    name: str
+    columns: slice
+    factors: tuple | None = None
+
+
+def source(phi, parts, sizes=()):
     cuts = [0, *sizes, len(phi)]
-    blocks = [(slice(a, b), lambda a=a, b=b: phi[a:b]) for a, b in zip(cuts, cuts[1:])]
-    fitted = None if fit is None else [(slice(0, len(fit)), lambda: fit)]
-    made = list(kernel.apply(blocks, parts, GIB, fitted))
-    assert [rows for rows, _ in made] == [rows for rows, _ in blocks]
-    return torch.cat([out for _, out in made])
+    sides = {p.name: p.factors for p in parts if p.factors is not None}
+    columns = [Columns(p.name, p.columns, p.factors and tuple(map(len, p.factors))) for p in parts]
+    return InMemory(phi, columns, [slice(a, b) for a, b in zip(cuts, cuts[1:])], sides)
+
+
+def applied(kernel, phi, parts, sizes=(), fit=None):
+    at = source(phi if fit is None else fit, parts, sizes)
+    settled = kernel.on(at.sizes)
+    settled.check(GIB)
+    fitted = settled.fit(moments_of(settled, at), at)
+    if fit is None:
+        rows = torch.cat([fitted.train([s]) for s in range(len(at.sizes.cuts))])
+        torch.testing.assert_close(fitted.apply(phi), rows)
+    return fitted.apply(phi)
 
 
 def tokens(n, t, r, c, seed=0):
@@ -159,7 +180,7 @@ def test_eigh_failures_fall_back_and_are_named(monkeypatch):
 def test_memory_budget():
     phi, factors = tokens(12, 5, 3, 4)
     with pytest.raises(UndeError, match=r"eigenvectors of 1 parameters need .* raise memory="):
-        list(EKFACKernel(0.1).apply([(slice(0, 12), lambda: phi)], [Part("w", slice(0, 12), factors)], 100))
+        EKFACKernel(0.1).on(source(phi, [Part("w", slice(0, 12), factors)]).sizes).check(100)
 
 
 @pytest.mark.parametrize("relative", [True, False])

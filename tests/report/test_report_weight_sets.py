@@ -9,8 +9,8 @@ from report_dom import parse, words
 from unde import UndeError
 from unde.report import Page, WeightsPanel
 from unde.report.svg import Bar, bar_plot
-from unde.report.unet import stages
 from unde.report.weights import weights_section
+from unde.unet import stages
 
 LORA = "attentions.0.transformer_blocks.0.attn1.to_q.lora_A.default"
 # In the order in which diffusers lists them.

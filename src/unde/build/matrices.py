@@ -14,9 +14,15 @@ from torch import Tensor
 
 from unde import console
 from unde.errors import UndeError
-from unde.store.layout import MATRICES
+from unde.store.layout import FISHER, MANIFEST, MATRICES
 from unde.store.manifest import Manifest
 from unde.store.shards import ShardError, checksum, read_shard, write_shard
+
+
+def home(folder: Path) -> Path:
+    """Where the matrices of an index are: gradients with sampled labels are projected as those that they belong to."""
+    inside = folder.name == FISHER and (folder.parent / MANIFEST).exists()
+    return folder.parent if inside else folder
 
 
 def made_once(

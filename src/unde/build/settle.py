@@ -13,11 +13,11 @@ from torch import Tensor
 
 from unde import projection
 from unde.build import matrices, shards
-from unde.build.checkpoints import fingerprints, loaded, settled_weights
+from unde.build.checkpoints import loaded, settled_weights
 from unde.build.compare import refused_for
 from unde.build.context import Context, Given, checkpoint_of, step_of
-from unde.build.fingerprints import data_fingerprint, ids_fingerprint
-from unde.build.probe import changed_task, probed
+from unde.build.fingerprints import ids_fingerprint
+from unde.build.probe import changed_task, write_probe
 from unde.data import evenly
 from unde.errors import UndeError
 from unde.features import Coverage, directions, make_units, moments, plan_coverage
@@ -30,7 +30,7 @@ from unde.projection import Spec
 from unde.store import layout
 from unde.store.files import write_bytes
 from unde.store.manifest import SCHEMA, Manifest, Settled
-from unde.store.shards import file_bytes, write_shard
+from unde.store.shards import file_bytes, sound
 
 SHARD_BYTES = 2**24  # in float32: what allocators hand out again and again without asking the system
 SHARD_PASSES = 64  # at most this much work is lost to a kill
@@ -54,11 +54,8 @@ def settle(
     workers: int,
 ) -> Context:
     """The index that is asked for, as it was begun in the folder, or settled now and begun."""
-    if method.steps > 1 and given.checkpoints is not None:
-        raise UndeError(f"{method} sums over steps of trajectories: it takes one checkpoint")
-    names, partition = trainable(given.model, exclude), Groups.parse(groups, given.model, exclude)
-    partition.of(names)
-    models = fingerprints(given.model, given.checkpoints)
+    names, partition, scales = checked(given, method, groups, exclude, second_moments)
+    models = given.models
     there = Manifest.read(folder) if (folder / layout.MANIFEST).exists() else None
     asked = Manifest(
         schema=SCHEMA,
@@ -73,20 +70,43 @@ def settle(
         groups={k: list(v) for k, v in partition.members.items()},
         models=models,
         checkpoint_weights=settled_weights(checkpoint_weights, len(models) * method.steps),
-        data=data_fingerprint(given.rows),
+        data=given.data,
         ids=ids_fingerprint(ids),
         factors=method.factors,
         matrices="",
         settled=there.settled if there is not None else Settled(0, 0, torch.get_num_threads()),
     )
     with threads(asked.settled.threads):
-        asked, found = _with_matrices(folder, given, method, names, asked, there, second_moments, memory)
+        asked, found = _with_matrices(folder, given, method, names, asked, there, scales, memory)
         units = make_units(given.model, names, str(method.projection), seed, found)
         described = [{"name": u.name, "shape": list(u.shape), "size": u.stop - u.start} for u in units]
         asked = replace(asked, units=described)
         if there is None:
             return _begun(folder, given, asked, ids, memory, workers)
         return _gone_on(folder, given, asked, there, ids, workers)
+
+
+def checked(
+    given: Given,
+    method: Method,
+    groups: Groups | str | Mapping[str, str],
+    exclude: Sequence[str],
+    second_moments: Any,
+) -> tuple[list[str], Groups, dict[str, Tensor]]:
+    """The parameters, their groups and scales; raises for what cannot be right before anything is written."""
+    if method.steps > 1 and given.checkpoints is not None:
+        raise UndeError(f"{method} sums over steps of trajectories: it takes one checkpoint")
+    names, partition = trainable(given.model, exclude), Groups.parse(groups, given.model, exclude)
+    partition.of(names)
+    _ = given.models, given.data  # read twice, and the same
+    if second_moments is None:
+        return names, partition, {}
+    if method.factors:
+        raise UndeError(
+            "EKFAC needs the two sides of a gradient apart, but second_moments weighs its entries one by one: "
+            "use one of the two"
+        )
+    return names, partition, moments.scales(second_moments, given.model, names)
 
 
 def _begun(
@@ -113,8 +133,7 @@ def _begun(
     manifest = replace(asked, settled=settled)
     context = Context(folder, manifest, given, workers, ids)
     (folder / layout.SHARDS).mkdir(exist_ok=True)
-    where, features = probed(context)
-    write_shard(folder / layout.PROBE, manifest.id, {"where": where, "features": features})
+    write_probe(context)
     _write_ids(folder, ids)
     manifest.write(folder)
     return context
@@ -139,6 +158,8 @@ def _gone_on(
             "Choose another folder, or delete this one"
         )
     (folder / layout.SHARDS).mkdir(exist_ok=True)
+    if there.schema == SCHEMA and not sound(folder / layout.PROBE, there.id):
+        write_probe(context)
     _write_ids(folder, ids)
     return context
 
@@ -165,17 +186,12 @@ def _with_matrices(
     names: list[str],
     asked: Manifest,
     there: Manifest | None,
-    second_moments: Any,
+    scales: dict[str, Tensor],
     memory: int,
 ) -> tuple[Manifest, dict[str, Tensor]]:
     """What the projection needs that is not drawn from the seed."""
     spec = Spec.parse(str(method.projection))
-    if second_moments is not None and method.factors:
-        raise UndeError(
-            "EKFAC needs the two sides of a gradient apart, but second_moments weighs its entries one by one: "
-            "use one of the two"
-        )
-    found = {} if second_moments is None else moments.scales(second_moments, given.model, names)
+    found = scales
     if spec.kind == "pca":
         origin = [asked.models, asked.data, names, str(spec), asked.seed, matrices.fingerprint(found)]
 
@@ -189,11 +205,12 @@ def _with_matrices(
             passes = torch.tensor([made.size, made.rows or 0])
             return made.matrices | found | {PASSES: passes}
 
-        found = matrices.made_once(folder, repr(origin), there, make)
+        found = matrices.made_once(matrices.home(folder), repr(origin), there, make)
         size, rows = found[PASSES].tolist()
         asked = replace(asked, settled=replace(asked.settled, directions=[size, rows or None]))
     elif found:
-        found = matrices.made_once(folder, repr([names, matrices.fingerprint(found)]), there, lambda: found)
+        origin = [names, matrices.fingerprint(found)]
+        found = matrices.made_once(matrices.home(folder), repr(origin), there, lambda: scales)
     return replace(asked, matrices=matrices.fingerprint(found)), found
 
 

@@ -236,7 +236,7 @@ def _log(context: Context, examples: int, seconds: float) -> None:
     """How long it took, apart from what the index is: this file is no part of its identity."""
     entry = {
         "examples": examples,
-        "seconds": round(seconds, 3),
+        "seconds": round(seconds, 6),
         "cpus": os.cpu_count(),
         "torch": torch.__version__,
         "machine": platform.machine(),

@@ -13,7 +13,6 @@ import typer
 from rich.markup import escape
 
 from unde import console
-from unde.cli.loading import remembered
 from unde.cli.options import (
     HF,
     Data,
@@ -29,7 +28,7 @@ from unde.cli.options import (
     check_format,
     source_of,
 )
-from unde.cli.project import Project, kept_scores, weights_in
+from unde.cli.project import Project, kept_scores, remembered, weights_in
 from unde.data import Rows
 from unde.errors import UndeError
 from unde.recipe import Setup

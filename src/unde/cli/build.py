@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from unde.cli.options import (
-    BatchSize,
     Data,
     Device,
     Exclude,
@@ -40,7 +39,6 @@ def build(
     projection: Projection = None,
     groups: Groups = "layer",
     exclude: Exclude = None,
-    batch_size: BatchSize = 32,
     num_workers: Annotated[int, typer.Option(help="processes that read the data")] = 0,
     device: Device = None,
     store_dtype: StoreDtype = "float32",
@@ -71,7 +69,7 @@ def build(
         exclude=exclude or (),
         collate=setup.collate,
         ids=setup.ids,
-        batch_size=batch_size,
+        recipe=project.recipe,
         num_workers=num_workers,
         store_dtype=store_dtype,
         memory=memory,

@@ -9,7 +9,6 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from unde import console
-from unde.cli.loading import remembered
 from unde.cli.options import (
     Data,
     Device,
@@ -23,7 +22,7 @@ from unde.cli.options import (
     TextField,
     source_of,
 )
-from unde.cli.project import Project, kept_scores
+from unde.cli.project import Project, kept_scores, remembered
 from unde.errors import UndeError, unknown
 from unde.index import Index
 from unde.weights import Weights, learn_weights

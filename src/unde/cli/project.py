@@ -5,20 +5,18 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torch import nn
 
-from unde.cli.loading import load
+from unde import console
 from unde.data import Rows
 from unde.errors import UndeError, unknown
 from unde.index import Index
-from unde.integrations.source import Source
+from unde.integrations.documents import Texts
+from unde.integrations.source import Source, remembered_target
+from unde.recipe import Recipe
 from unde.scores import GroupScores
 from unde.weights import Weights
-
-if TYPE_CHECKING:
-    from unde.integrations.documents import Texts
 
 
 class Project:
@@ -51,13 +49,18 @@ class Project:
                 raise UndeError(
                     f"queries as texts go with --hf-model: {target} brings its own, learn_queries and eval_queries"
                 )
-            self.name, self.setup = target, load(target)
+            self.name, self.setup = target, Recipe(target).make()
         else:
             settled = (source or Source()).settled(index)
             self.name, self.setup = str(settled.model), settled.setup(learn, evaluate, query_field)
             self.source = replace(settled, seq_len=self.setup.train_data.length)
         if device is not None:
             _move(self.setup.model, device)
+
+    @property
+    def recipe(self) -> Recipe:
+        """How another process makes the same setup."""
+        return Recipe(self.name) if self.source is None else self.source.recipe
 
     def index(self, path: Path) -> Index:
         s = self.setup
@@ -96,6 +99,14 @@ class Project:
     def names(self, role: str) -> list[str] | None:
         """What the queries of a file are called."""
         return self.queries(role).data.ids if self.source is not None else None
+
+
+def remembered(index: Path, source: Source) -> str | None:
+    """The MODULE:FUNCTION that an index remembers, said in a line; None if a model was named or none is there."""
+    target = None if source.said else remembered_target(index)
+    if target is not None:
+        console.note(f"using {target}, as remembered by {index}")
+    return target
 
 
 def kept_scores(index: Index, queries: Rows, method: str | None) -> GroupScores:

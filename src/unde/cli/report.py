@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from unde.cli.loading import remembered
 from unde.cli.options import (
     Data,
     Device,
@@ -25,7 +24,7 @@ from unde.cli.options import (
     WeightsFiles,
     source_of,
 )
-from unde.cli.project import Project, kept_scores, weights_in
+from unde.cli.project import Project, kept_scores, remembered, weights_in
 from unde.data import Rows
 from unde.errors import UndeError
 from unde.report.contributors import checked

@@ -15,17 +15,12 @@ from unde.errors import UndeError
 from unde.evaluate._arrays import Array, finite, numbers
 from unde.evaluate.lds import lds
 from unde.evaluate.recall import contributors, ranked, recall_at_k, skipped
+from unde.unet import unet_cell
 from unde.weights.source import Source
 
 # The row and column of a parameter, None to leave it out; or a regular expression for each, where what matches
 # (its first group, if it has one) is the name; or None, which makes every group a row of its own.
 Cells: TypeAlias = Callable[[str], tuple[str, str] | None] | tuple[str, str] | None
-
-OUTSIDE = "(no block)"
-_BLOCK = re.compile(r"(?:^|[.:])((?:down|up)_blocks\.\d+|mid_block)(?:\.(.+))?$")
-_ADAPTER = re.compile(r"(?:\.lora_|_lora\.).*")
-_NO_BLOCK = re.compile(r"(?:^|[.:])(conv_in|conv_norm_out|conv_out|\w+_embedding|encoder_hid_proj)(?:\.|$)")
-_UNTOLD = {"weight", "bias", "base_layer", "processor", "transformer_blocks"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,32 +39,6 @@ class Heatmap:
         """Ready for JSON, with None for nan."""
         values = [[None if np.isnan(v) else float(v) for v in row] for row in self.values]
         return {"rows": list(self.rows), "columns": list(self.columns), "values": values}
-
-
-def unet_cell(name: str) -> tuple[str, str]:
-    """Block and component of a parameter of a UNet of diffusers, with or without LoRA.
-
-    >>> unet_cell("up_blocks.1.attentions.0.transformer_blocks.0.attn2.to_out.0.lora_A.default.weight")
-    ('up_blocks.1', 'attn2.to_out')
-    >>> unet_cell("mid_block.resnets.0.conv1.bias"), unet_cell("conv_in.weight")
-    (('mid_block', 'resnets.conv1'), ('(no block)', 'conv_in'))
-    """
-    found = _BLOCK.search(name)
-    if found is None:
-        outside = _NO_BLOCK.search(name)
-        if outside is None:
-            raise UndeError(
-                f"{name!r} is not a parameter of a UNet of diffusers: expected down_blocks, mid_block or up_blocks in "
-                "its name. Pass cells=, a function from a name to (row, column) or a regular expression for each"
-            )
-        return OUTSIDE, outside[1]
-    steps = _ADAPTER.sub("", found[2] or "").split(".")
-    steps = [s for s in steps if s and not s.isdigit() and s not in _UNTOLD]
-    if "ff" in steps:
-        return found[1], "ff"
-    if len(steps) > 1 and re.fullmatch(r"attn\d*", steps[1]):  # a layer of a transformer in "attentions"
-        steps = steps[1:]
-    return found[1], ".".join(steps) or "all"
 
 
 def lds_strength(scores: Source, masks: Array, utility: Array, *, cells: Cells = unet_cell) -> Heatmap:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.overrides import TorchFunctionMode
 
-from unde.data import map_tensors
+from unde.data import map_tensors, tensors
 from unde.tasks.base import Task
 
 
@@ -94,14 +94,8 @@ class FirstAxisWatch(TorchFunctionMode):
 
 def by_vmap(measured: Measured, names: list[str], batch: Any, ids: Sequence[int]) -> dict[str, Tensor]:
     """(B, *shape) gradients by vmap over the examples of a batch."""
-    tensors: list[Tensor] = []
-
-    def note(x: Tensor) -> Tensor:
-        tensors.append(x)
-        return x
-
-    map_tensors(batch, note)
-    if not all(x.dim() > 0 and x.shape[0] == len(ids) for x in tensors):
+    held = tensors(batch)
+    if not all(x.dim() > 0 and x.shape[0] == len(ids) for x in held):
         raise ValueError("a tensor of the batch has no example axis")
 
     def value(parameters: dict[str, Tensor], *examples: Tensor) -> Tensor:
@@ -112,8 +106,8 @@ def by_vmap(measured: Measured, names: list[str], batch: Any, ids: Sequence[int]
     parameters = {n: p.detach() for n, p in measured.model.named_parameters() if n in names}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # "performance drop: no batching rule" is expected here
-        per_example = vmap(grad(value), in_dims=(None, *[0] * len(tensors)))
-        return {n: g.detach() for n, g in per_example(parameters, *tensors).items()}
+        per_example = vmap(grad(value), in_dims=(None, *[0] * len(held)))
+        return {n: g.detach() for n, g in per_example(parameters, *held).items()}
 
 
 def by_loop(measured: Measured, names: list[str], batch: Any, ids: Sequence[int]) -> dict[str, Tensor]:

@@ -111,7 +111,8 @@ def settle(
     model: nn.Module, task: Task, rows: Rows, what: Measurement, coverage: Coverage, memory: int
 ) -> tuple[int, int | None]:
     """How many examples a pass has, and how many rows where the task makes several of an example (else None)."""
-    return settle_on(model, task, largest(rows), rows.collate, len(rows), what, coverage, memory)
+    at = largest(rows)
+    return settle_on(model, task, rows[at], rows.collate, len(rows), what, coverage, memory, at)
 
 
 def settle_on(
@@ -123,32 +124,34 @@ def settle_on(
     what: Measurement,
     coverage: Coverage,
     memory: int,
+    at: int = 0,
 ) -> tuple[int, int | None]:
-    """The same from one example: passes of it alone and of it twice tell what an example takes and costs."""
+    """The same from one example, the one `at` a position: passes of it alone and of it twice tell what an example
+    takes and costs."""
     device, _ = placement(model)
     one, two = (to_device(collate([example] * n), device) for n in (1, 2))
     budget = max(1, memory // SHARE)
     with FeaturePass(model, task, replace(what, factors=None), coverage) as run:
         run.collect.fit(budget, one)
-        alone, both = (_cost(run.collect, batch, n) for batch, n in ((one, 1), (two, 2)))
-        rows = run.collect.task.cutting.settled
+        alone, both = (_cost(run.collect, batch, [at] * n) for batch, n in ((one, 1), (two, 2)))
+        rows, most = run.collect.task.cutting.settled, run.collect.task.cutting.rows or MOST
     each, flops = max(1, both[0] - alone[0]), max(1, both[1] - alone[1])
     fits = 1 + max(0, budget - alone[0]) // each
     speed = _SPEED.get(device.type, _SPEED["cuda"])
     worth = math.ceil(_WORTH * alone[2] * _CALL * speed / flops)
-    return int(max(1, min(fits, max(8, worth), MOST, count))), rows
+    return int(max(1, min(fits, max(8, worth), most, MOST, count))), rows
 
 
-def _cost(collect: Collector, batch: Any, count: int) -> tuple[int, int, int]:
+def _cost(collect: Collector, batch: Any, ids: list[int]) -> tuple[int, int, int]:
     """Most bytes alive, operations and calls of a pass."""
     with Meter() as meter:
-        collect(batch, [0] * count)
+        collect(batch, ids)
     return meter.peak, meter.flops, meter.calls
 
 
-def largest(rows: Rows) -> Any:
-    """The example with the most numbers in it, of some that are spread over the data."""
-    return max((rows[i] for i in evenly(len(rows), LOOKED_AT)), key=_numbers)
+def largest(rows: Rows) -> int:
+    """Where the example with the most numbers in it is, of some that are spread over the data."""
+    return max(evenly(len(rows), LOOKED_AT), key=lambda i: _numbers(rows[i]))
 
 
 def _numbers(example: Any) -> int:

@@ -20,7 +20,7 @@ from unde.build.context import Context, Given
 from unde.build.fingerprints import changed_example, plain_ids
 from unde.build.probe import changed_task, note_accepted
 from unde.build.queries import QueryFeatures
-from unde.build.settle import settle
+from unde.build.settle import checked, settle
 from unde.build.stored import Stored
 from unde.data import Collate, Rows, own_collate, parse_bytes
 from unde.errors import UndeError, unknown
@@ -36,6 +36,7 @@ from unde.scores.group_scores import GroupScores, WeightsLike
 from unde.scores.tokens import TokenScores
 from unde.store import layout
 from unde.store.codec import codec
+from unde.store.files import clear_partial
 from unde.store.locks import locked
 from unde.store.manifest import Manifest
 from unde.tasks.base import Task
@@ -153,11 +154,13 @@ class Index:
         given, folder = Given(model, task, rows, checkpoints, recipe), Path(path).expanduser()
         budget, chosen = parse_bytes(memory), methods.for_building(method)
         with _on_device(model, device):
+            checked(given, chosen, groups, exclude, second_moments)  # before a folder is made
             for place, measured in ((folder, chosen), (folder / layout.FISHER, chosen.probe)):
                 if measured is None:
                     continue
                 layout.prepare(place)
                 with locked(place):
+                    clear_partial(place)
                     context = settle(
                         place,
                         given,

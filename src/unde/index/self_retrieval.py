@@ -205,6 +205,7 @@ class Copier:
     def copies(self, kind: Perturbation, which: Tensor, strength: float) -> Copies:
         """Copies of the training examples `which`, scored under the method with its sign."""
         made = [self.copy(kind, int(i), strength) for i in which]
+        self.check_model()
         under = nullcontext
         if isinstance(kind, WeightNoise):
             under = partial(kind.on, self.model, strength, self.seed)

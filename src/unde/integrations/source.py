@@ -7,14 +7,14 @@ import sys
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
 
 from unde.errors import UndeError
 from unde.integrations.documents import Texts
 from unde.integrations.language import hf_setup
-from unde.recipe import Setup
+from unde.recipe import Recipe, Setup
 from unde.store.files import write_atomically
-
-FILE = "source.json"
+from unde.store.layout import SOURCE
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,11 @@ class Source:
             query_field=query_field,
         )
 
+    @property
+    def recipe(self) -> Recipe:
+        """How another process makes the same setup; settled before."""
+        return Recipe("unde.integrations.source:made", self.said)
+
     def remember(self, index: Path) -> None:
         """Keep this in the folder of an index, with paths that hold from any working folder."""
         settings = asdict(self)
@@ -84,7 +89,12 @@ class Source:
             if settings[name] is not None:
                 path = Path(settings[name]).expanduser()
                 settings[name] = str(path.absolute()) if path.exists() else settings[name]
-        write_atomically(index / FILE, (json.dumps(settings, indent=1) + "\n").encode())
+        write_atomically(index / SOURCE, (json.dumps(settings, indent=1) + "\n").encode())
+
+
+def made(**said: Any) -> Setup:
+    """What `Source.recipe` names."""
+    return Source(**said).setup()
 
 
 def remembered_target(index: Path) -> str | None:
@@ -122,12 +132,12 @@ def _lies_in(home: Path, parts: list[str]) -> bool:
 
 def _foreign(index: Path, target: str, why: str) -> UndeError:
     return UndeError(
-        f"{index / FILE} names {target!r}, which is not run without being asked for ({why}): give MODULE:FUNCTION"
+        f"{index / SOURCE} names {target!r}, which is not run without being asked for ({why}): give MODULE:FUNCTION"
     )
 
 
 def _read(index: Path) -> Source:
-    path = index / FILE
+    path = index / SOURCE
     if not path.exists():
         return Source()
     known = {field.name for field in fields(Source)}

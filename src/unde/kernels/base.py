@@ -95,7 +95,8 @@ class Sizes:
 class Source(Protocol):
     """Where a kernel finds the features that it is made of."""
 
-    sizes: Sizes
+    @property
+    def sizes(self) -> Sizes: ...
 
     def block(self, s: int) -> Tensor:
         """(n, D)"""
@@ -206,7 +207,8 @@ class Kernel(Protocol):
 
 def merge(a: Moments, b: Moments) -> dict[str, Tensor]:
     """What both have is added up; what one of them has is kept."""
-    return {name: a[name] + b[name] if name in a and name in b else {**a, **b}[name] for name in {**a, **b}}
+    both = {**a, **b}
+    return {name: a[name] + b[name] if name in a and name in b else both[name] for name in both}
 
 
 def reduced(parts: Sequence[Callable[[], Moments]]) -> Moments:

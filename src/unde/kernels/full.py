@@ -43,7 +43,10 @@ class _Full:
     relative: bool
     sizes: Sizes
 
-    blocks = None  # all columns are mixed
+    @property
+    def blocks(self) -> None:
+        """All columns are mixed."""
+        return None
 
     @property
     def side(self) -> int:

@@ -11,7 +11,7 @@ from unde.errors import UndeError
 from unde.report.html import Html, count, el, number
 from unde.report.pixels import to_array
 from unde.report.svg import Bar, Line, bar_plot, block_tones, line_plot
-from unde.report.unet import flow, stages
+from unde.unet import flow, stages
 
 _TOP = 10  # groups in the table of the largest weights
 _RANKED = 5  # bars that carry their rank

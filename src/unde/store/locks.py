@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Generator
@@ -43,7 +44,12 @@ def locked(folder: Path, wait: bool = False, doing: str = "building", name: str 
 
 def _opened(path: Path) -> IO[str]:
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
-    return os.fdopen(os.open(path, flags, 0o666), "a+")
+    try:
+        return os.fdopen(os.open(path, flags, 0o666), "a+")
+    except OSError as e:
+        if e.errno == errno.ELOOP:
+            raise UndeError(f"{path} is a link, which is not followed: delete it") from None
+        raise
 
 
 def _holder_lives(lock: IO[str]) -> bool:

@@ -130,13 +130,13 @@ class Manifest:
 
 
 def _parsed(found: Mapping[str, Any]) -> Manifest:
-    values: dict[str, Any] = {**found, "settled": Settled(**found["settled"])}
-    return Manifest(**values)
+    fields: dict[str, Any] = {**found, "settled": Settled(**found["settled"])}
+    return Manifest(**fields)
 
 
 def _of_0_1(found: Mapping[str, Any], noted: str) -> Manifest:
     """The same facts under today's names."""
-    old = dict(found)
+    old: dict[str, Any] = dict(found)
     settled = Settled(old.pop("batch_size"), old.pop("shard_size"), None)
     task = {"name": old.pop("task"), "release": "0.1"}
     matrices = old.pop("given")

@@ -30,6 +30,11 @@ class Whole:
         return self
 
     @property
+    def rows(self) -> int | None:
+        """Rows worth having in a pass, where an example is many; else None."""
+        return None
+
+    @property
     def settled(self) -> int | None:
         """Rows in a pass, where that was settled by `within`: a build that goes on asks for as many (`of`)."""
         return None

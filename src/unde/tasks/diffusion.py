@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from unde.data import digest
 from unde.errors import UndeError, unknown
 from unde.tasks.base import Task
 from unde.tasks.latents import Inputs, decoded, encoded
@@ -59,7 +60,7 @@ class Diffusion(Task):
         if self.prediction not in ("epsilon", "v_prediction"):
             raise unknown("prediction_type of the scheduler", self.prediction, ("epsilon", "v_prediction"))
         self.alphas = torch.as_tensor(scheduler.alphas_cumprod, dtype=torch.float64)  # ᾱ
-        self.settings = f"timesteps={self.timesteps} alphas={_short(self.alphas)}"  # in the name of the task
+        self.settings = f"timesteps={self.timesteps} alphas={digest(self.alphas)}"  # in the name of the task
         self.inputs = Inputs(vae, text_encoder)
         self.cutting = Timesteps(self, rows)
 
@@ -182,7 +183,3 @@ def prediction(out: Any, channels: int) -> Tensor:
     out = getattr(out, "sample", out)
     out = out[0] if isinstance(out, tuple) else out
     return out[:, :channels] if out.shape[1] == 2 * channels else out
-
-
-def _short(x: Tensor) -> str:
-    return hashlib.blake2b(np.ascontiguousarray(x.numpy()).tobytes(), digest_size=8).hexdigest()

@@ -14,10 +14,11 @@ pytest.importorskip("PIL")
 if find_spec("robohash") is None:  # only its files are read
     pytest.skip("robohash is not installed", allow_module_level=True)
 
+from experiments.datasets import pretraining_robots, robot_queries, robots, scenes
+from experiments.datasets.robot_sets import CATEGORIES, OTHER
+from experiments.datasets.styles import OTHER_STYLES, STYLES
+
 from unde import UndeError
-from unde.datasets import pretraining_robots, robot_queries, robots, scenes
-from unde.datasets.robot_sets import CATEGORIES, OTHER
-from unde.datasets.styles import OTHER_STYLES, STYLES
 from unde.evaluate import recall_at_k
 
 ATTRIBUTES = ("subject", "style", "background")

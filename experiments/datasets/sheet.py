@@ -1,4 +1,4 @@
-"""A contact sheet of `robots`: python -m unde.datasets.sheet docs/robots.png"""
+"""A contact sheet of `robots`: python -m experiments.datasets.sheet docs/robots.png"""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import numpy as np
 from PIL import Image, ImageDraw
 
-from unde.datasets.robot_sets import EACH, robot_queries, robots
+from experiments.datasets.robot_sets import EACH, robot_queries, robots
 
 CELL, NAME, TITLE = 66, 150, 22
 

@@ -4,9 +4,9 @@ from itertools import product
 
 import numpy as np
 import pytest
+from experiments.datasets import emoji
 
 from unde import UndeError
-from unde.datasets import emoji
 
 SIZES = {"subject": 4, "style": 9, "background": 3}
 

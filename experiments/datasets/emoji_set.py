@@ -7,7 +7,7 @@ import zipfile
 
 import numpy as np
 
-from unde.datasets.attributes import Attributes
+from experiments.datasets.attributes import Attributes
 from unde.errors import UndeError
 
 ARRAYS = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from unde.datasets.attributes import Attributes, join
-from unde.datasets.scenes import (
+from experiments.datasets.attributes import Attributes, join
+from experiments.datasets.scenes import (
     BACKGROUNDS,
     LICENCE,
     OTHER_BACKGROUNDS,
@@ -15,7 +15,7 @@ from unde.datasets.scenes import (
     random_state,
     render,
 )
-from unde.datasets.styles import OTHER_STYLES, STYLES, drawing
+from experiments.datasets.styles import OTHER_STYLES, STYLES, drawing
 from unde.errors import UndeError
 
 EACH = 20  # images of each category

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.random import RandomState
 
-from unde.datasets.styles import Style, blur
+from experiments.datasets.styles import Style, blur
 from unde.errors import UndeError
 
 LICENCE = """\

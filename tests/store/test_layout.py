@@ -1,0 +1,142 @@
+"""The folder of an index: what is ours in it, what damage is answered with, and that the advice restores it."""
+
+import os
+import shutil
+
+import pytest
+import torch
+
+import toy
+from unde import Index, UndeError
+from unde.methods import EKFAC
+from unde.store import files, layout
+from unde.store.locks import locked
+from unde.tasks import Classification
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+METHOD = EKFAC(projection="kron(3)", fisher="sampled")
+
+
+def everything(folder):
+    """An index whose folder has all that it may have."""
+    index = toy.build(folder, method=EKFAC(projection="pca(2)", fisher="sampled"), ids=list(range(22)))
+    index.features(toy.data(3, seed=3), folder / layout.QUERIES / "some.safetensors")
+    index.score(toy.data(3, seed=3))
+    (folder / layout.SOURCE).write_text("{}")
+    return index
+
+
+def test_every_name_is_described(tmp_path):
+    index = everything(tmp_path / "i")
+    assert {p.name for p in index.folder.iterdir()} == {e.name for e in layout.ENTRIES}
+    for entry in layout.ENTRIES:
+        assert entry.name in layout.__doc__
+
+
+@pytest.mark.parametrize(
+    "entry", [e.name for e in layout.ENTRIES if e.deleted.startswith(layout.BUILT_AGAIN)]
+)
+def test_what_can_be_built_again_is(tmp_path, entry):
+    index = everything(tmp_path / "i")
+    whole = toy.content(index.folder)
+    path = index.folder / entry
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    everything(tmp_path / "i")
+    assert toy.content(index.folder) == whole
+
+
+@pytest.mark.parametrize("entry", [e.name for e in layout.ENTRIES if e.deleted == layout.MADE_ON_DEMAND])
+def test_what_is_made_on_demand_is(tmp_path, entry):
+    index = everything(tmp_path / "i")
+    want = index.score(toy.data(3, seed=3)).total()
+    shutil.rmtree(index.folder / entry)
+    again = Index.open(index.folder, model=toy.net(), task=Classification())
+    made = again.features(toy.data(3, seed=3), index.folder / layout.QUERIES / "some.safetensors")
+    assert torch.equal(again.score(made).total(), want)
+
+
+def test_a_damaged_manifest_beside_files_of_commands(tmp_path):
+    """Features of queries and source.json are of the index: the advice to delete the manifest holds with them too."""
+    index = everything(tmp_path / "i")
+    whole, path = toy.content(index.folder), index.folder / layout.MANIFEST
+    path.write_text(path.read_text()[:-30])
+    with pytest.raises(UndeError, match=r"damaged.*delete this file and run the same Index\.build again"):
+        Index.open(index.folder)
+    path.unlink()
+    everything(tmp_path / "i")
+    assert toy.content(index.folder) == whole
+
+
+def test_the_fisher_of_another_index(tmp_path):
+    one = toy.build(tmp_path / "a", method=METHOD)
+    other = toy.build(tmp_path / "b", method=METHOD, model=toy.net(3))
+    want = one.score(toy.data(3, seed=3)).total()
+    whole = toy.content(one.folder)
+    shutil.rmtree(one.folder / "fisher")
+    shutil.rmtree(one.folder / "kernels")
+    shutil.copytree(other.folder / "fisher", one.folder / "fisher")
+    with pytest.raises(
+        UndeError, match=r"fisher is of another index: delete that folder and run the same Index"
+    ):
+        toy.reopen(one).score(toy.data(3, seed=3))
+    shutil.rmtree(one.folder / "fisher")
+    again = toy.build(tmp_path / "a", method=METHOD)
+    assert torch.equal(again.score(toy.data(3, seed=3)).total(), want)
+    assert toy.content(one.folder) == whole
+
+
+def test_planted_links_are_not_followed(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    folder = tmp_path / "i"
+    folder.mkdir()
+    for name in ("manifest.json.partial", "ids.json.partial"):
+        os.symlink(victim, folder / name)
+    toy.build(folder, ids=list(range(22)))
+    assert victim.read_text() == "mine"
+    (folder / layout.LOCK).unlink()
+    os.symlink(victim, folder / layout.LOCK)
+    with pytest.raises(UndeError, match=r"\.lock.*link"), locked(folder):
+        pass
+    assert victim.read_text() == "mine"
+
+
+def test_a_link_in_place_of_a_file_is_replaced_not_followed(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    os.symlink(victim, tmp_path / "file")
+    files.write_atomically(tmp_path / "file", b"new")
+    assert victim.read_text() == "mine"
+    assert (tmp_path / "file").read_bytes() == b"new"
+    assert not (tmp_path / "file").is_symlink()
+
+
+def test_writers_at_once_do_not_meet(tmp_path, monkeypatch):
+    """One that writes while another is at it: both names are their own."""
+    names = []
+    real = os.replace
+
+    def replace(a, b):
+        names.append(str(a))
+        if len(names) == 1:
+            files.write_atomically(tmp_path / "file", b"second")
+        real(a, b)
+
+    monkeypatch.setattr(os, "replace", replace)
+    files.write_atomically(tmp_path / "file", b"first")
+    assert len(set(names)) == 2
+    assert (tmp_path / "file").read_bytes() == b"first"
+
+
+def test_a_home_folder_is_understood(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    toy.build("~/runs/i")
+    assert len(Index.open("~/runs/i")) == 22
+    assert (tmp_path / "runs" / "i").is_dir()
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"schema": 3, "id": "x"' + " " * 10])
+def test_deep_or_broken_json(tmp_path, text):
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(UndeError, match="damaged"):
+        Index.open(tmp_path)
