@@ -129,8 +129,8 @@ def _refuse_shuffled(loader: DataLoader) -> None:
 
 
 def own_collate(collate: Collate | None, data: Any) -> Collate | None:
-    """The collate function to use on data, unless it comes with one of its own, as a DataLoader may."""
-    brings = isinstance(data, DataLoader) and data.collate_fn is not default_collate
+    """The collate function to use on data, unless it comes with one of its own, as a DataLoader or Rows may."""
+    brings = isinstance(data, (DataLoader, Rows)) and Rows(data).collate is not default_collate
     return None if brings else collate
 
 
