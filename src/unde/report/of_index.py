@@ -13,7 +13,6 @@ from unde.data import Rows
 from unde.errors import UndeError
 from unde.index import Index
 from unde.index.self_retrieval import WeightNoise
-from unde.index.trust import of_several
 from unde.recipe import Setup
 from unde.report.page import Page
 from unde.report.panels import Tokens, query_panels, trust_panel, weights_panels
@@ -94,7 +93,7 @@ def _tokens(index: Index, setup: Setup, scores: GroupScores, advance: console.Ad
 def _trust(index: Index, scores: GroupScores, weights: Mapping[str, Weights]) -> TrustPanel | None:
     """The panel, or None where copies cannot be made or examples are few, which is said in a line."""
     try:
-        found = of_several(index, weights, scores.method, perturb=_perturb(weights))
+        found = index.trust_of(weights, scores.method, perturb=_perturb(weights))
         return trust_panel(found, weights, UNWEIGHTED)
     except UndeError as e:
         console.note(f"the page has no panel of trust: {e}")
