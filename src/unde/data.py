@@ -160,6 +160,14 @@ def evenly(n: int, count: int) -> list[int]:
     return sorted({round(i * (n - 1) / max(1, count - 1)) for i in range(count)})
 
 
+def to_numpy(value: Any) -> np.ndarray:
+    """An array of anything array-like: tensors on any device and of any precision, Pillow images, lists."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        return (value.float() if value.dtype is torch.bfloat16 else value).numpy()  # NumPy has no bfloat16
+    return np.asarray(value)
+
+
 def to_device(batch: Any, device: torch.device) -> Any:
     """The batch with every tensor in it on `device`."""
     return map_tensors(batch, lambda x: x.to(device, non_blocking=True))

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from unde.data import to_numpy
 from unde.errors import UndeError
-from unde.evaluate._arrays import Array, to_numpy
+from unde.evaluate._arrays import Array
 
 
 @dataclass(frozen=True, eq=False)
