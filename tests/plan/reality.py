@@ -8,16 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from unde import bench
 from unde.data import Rows
-from unde.features import Collector, make_units, placement, plan_coverage
-from unde.features.factors import Factors, gathered
+from unde.features import floor, make_units, plan_coverage
+from unde.features.factors import gathered
 from unde.features.meter import Meter
+from unde.features.run import FeaturePass, Measurement
 from unde.groups import trainable
 from unde.methods import Method
 from unde.plan.shapes import matrices
-from unde.recipe import Setup
-from unde.tasks import CausalLM, Classification, Task
+from unde.tasks import CausalLM, Classification, Diffusion, Task
 
 
 @dataclass(frozen=True)
@@ -68,6 +67,24 @@ def texts(n: int) -> Any:
     return {"input_ids": torch.randint(60, (n, 40))}
 
 
+class Denoiser(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.time = nn.Conv2d(2, 12, 3, padding=1), nn.Linear(1, 12)
+        self.last = nn.Conv2d(12, 2, 3, padding=1)
+
+    def forward(self, sample: torch.Tensor, timestep: torch.Tensor) -> torch.Tensor:
+        time = self.time(timestep.to(sample.dtype)[:, None] / 100)
+        return self.last(torch.tanh(self.first(sample) + time[:, :, None, None]))
+
+
+def diffusion() -> Case:
+    from diffusers import DDPMScheduler
+
+    task = Diffusion(DDPMScheduler(num_train_timesteps=100), timesteps=6)
+    return Case("diffusion", Denoiser, lambda n: torch.rand(n, 2, 6, 6) * 2 - 1, task)
+
+
 CASES = [
     Case("mlp", mlp, lambda n: (torch.randn(n, 30), torch.randint(5, (n,))), Classification()),
     Case("conv", conv, lambda n: (torch.randn(n, 3, 12, 12), torch.randint(5, (n,))), Classification()),
@@ -95,30 +112,31 @@ def metered(held: Any, run: Callable[[], Any], besides: Any = ()) -> Meter:
     return meter
 
 
-def passes(case: Case, method: Method, batch_size: int) -> dict[str, Meter]:
-    """The passes of one batch on real tensors."""
-    model, data = made(case, batch_size)
-    rows, setup = Rows(data, case.task.collate), Setup(model, case.task, data)
-    batch = rows.batch(range(batch_size))
+def passes(case: Case, method: Method, size: int) -> dict[str, Meter]:
+    """The passes of `size` examples on real tensors."""
+    model, data = made(case, size)
+    rows = Rows(data, case.task.collate)
+    batch = rows.batch(range(size))
     weights, inputs = [*model.parameters(), *model.buffers()], tensors(batch)
     found = {
-        "training": metered([*weights, *inputs], lambda: bench.plain(setup, [batch])),
-        "frozen": metered([*weights, *inputs], lambda: bench.frozen(setup, [batch])),
+        "training": metered([*weights, *inputs], lambda: floor.plain(model, case.task, [batch])),
+        "frozen": metered([*weights, *inputs], lambda: floor.frozen(model, case.task, [batch])),
     }
     units = make_units(model, trainable(model), str(method.projection), 0)
     held = [*weights, *matrices(units)]
     coverage = plan_coverage(model, case.task, rows, units)
     found["check"] = metered(held, lambda: plan_coverage(model, case.task, rows, units), tensors(data))
     described = [{"name": u.name, "shape": u.shape} for u in units]
+    factors = gathered(described, str(method.projection)) if method.factors else None
 
     def features() -> None:
-        sizes = gathered(described, str(method.projection))
-        factors = Factors(sizes, *placement(model)) if method.factors else None
-        with Collector(model, case.task, units, coverage, factors=factors) as collect:
-            collect(batch, list(range(batch_size)))
+        with FeaturePass(model, case.task, Measurement(units, factors=factors), coverage) as run:
+            run.collect(batch, list(range(size)))
 
     return found | {"features": metered([*held, *inputs], features)}
 
 
 def tensors(batch: Any) -> list[torch.Tensor]:
+    if isinstance(batch, torch.Tensor):
+        return [batch]
     return list(batch.values()) if isinstance(batch, dict) else list(batch)

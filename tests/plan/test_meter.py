@@ -7,17 +7,20 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from unde import meter
+from unde.features import meter
 from unde.features.meter import Meter
+from unde.kernels import base
 from unde.plan import show
 from unde.plan.shapes import no_numbers
+from unde.store import shards
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_doctests():
-    assert doctest.testmod(meter).attempted > 0
-    assert doctest.testmod(show).attempted > 0
+@pytest.mark.parametrize("module", [meter, show, base, shards], ids=lambda m: m.__name__)
+def test_doctests(module):
+    found = doctest.testmod(module)
+    assert found.failed == 0 and found.attempted > 0
 
 
 def test_operations_as_torch_counts_them():

@@ -1,28 +1,39 @@
-"""Memory and operations of the stages after the features, against real ones under the same meter."""
+"""What stages say that they need, against what they take under the meter."""
 
 import gc
 from functools import partial
 
 import pytest
 import torch
+from reality import Denoiser, diffusion
 from torch import nn
 
 import toy
 from unde import Groups, Index, UndeError, learn_weights, methods
-from unde.features import make_units
+from unde.build import kernels, shards
+from unde.build.context import Context, Given
 from unde.features.meter import Meter
-from unde.groups import trainable
-from unde.plan import stages
-from unde.plan.stages import Run
+from unde.kernels.base import InMemory, Part, moments_of
+from unde.scores import needs as scoring
 from unde.tasks import Classification
+from unde.weights.needs import learning
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-EXAMPLES, BATCH, QUERIES = 2048, 128, 40
+EXAMPLES, QUERIES = 2048, 40
+F32 = torch.float32
 
 
 @pytest.fixture(autouse=True)
-def four_shards(monkeypatch):
-    monkeypatch.setattr("unde.index.build.SHARD_BATCHES", 4)
+def four_shards():
+    with toy.cut(128, 4):
+        yield
+
+
+@pytest.fixture
+def tensors_alone(monkeypatch):
+    """The meter sees tensors, and no files that are put together in memory."""
+    for module in (kernels, shards):
+        monkeypatch.setattr(module, "WRITTEN", 0)
 
 
 def net() -> nn.Module:
@@ -37,104 +48,192 @@ def data(n: int):
     return torch.randn(n, 40), torch.randint(10, (n,))
 
 
-def sizes(method, memory="2GB", store_dtype="float16", examples=EXAMPLES) -> Run:
-    model = net()
-    return Run(
-        method=method,
-        units=make_units(model, trainable(model), str(method.projection), 0),
-        groups=Groups.by_layer(model),
-        examples=examples,
-        batch_size=BATCH,
-        store_dtype=store_dtype,
-        checkpoints=1,
-        queries=QUERIES,
-        memory=int(float(memory[:-2]) * {"G": 1e9, "M": 1e6, "k": 1e3}[memory[-2]]),
-    )
-
-
-def build(folder, method, memory="2GB", store_dtype="float16", examples=EXAMPLES) -> Index:
-    options = {"batch_size": BATCH, "store_dtype": store_dtype, "memory": memory, "progress": False}
+def build(folder, method, memory="2GB", store_dtype="float16", examples=EXAMPLES, **options) -> Index:
+    options |= {"store_dtype": store_dtype, "memory": memory, "progress": False}
     return Index.build(net(), Classification(), data(examples), folder, method=method, **options)
 
 
+def costs(index, method) -> kernels.Costs:
+    sizes = kernels.sizes_of(index.manifest, F32)
+    return kernels.costs(index.manifest, method.kernel.on(sizes), sizes)
+
+
+def decomposed(index, method) -> int:
+    """torch has no formula for matrix factors: d³ operations for an inverse, 9 d³ for eigenvectors."""
+    needs = method.kernel.on(kernels.sizes_of(index.manifest, F32)).needs()
+    if method.name != "ekfac":
+        return needs.fit.flops * index.manifest.terms
+    squares = [t for name, t in needs.moments.items() if not name.startswith("values")]
+    return sum(9 * len(t) ** 3 for t in squares) * index.manifest.terms
+
+
+ILL = {"relative": False, "damping": 1e-3}  # all in float64
+
+
+@pytest.mark.parametrize("joined", [2**26, 2**22, 2**19])  # all shards are read together, or one at a time
 @pytest.mark.parametrize(
     ("method", "options"),
     [
         (methods.TRAK(projection="kron(16)"), {}),
-        (methods.TRAK(projection="kron(16)"), {"memory": "40MB"}),
-        (methods.TRAK(projection="kron(16)"), {"memory": "85MB"}),  # two shards at a time
-        (methods.TRAK(projection="kron(16)", relative=False, damping=1e-3), {}),
-        (methods.TRAK(projection="kron(8)", relative=False, damping=1e-3), {"memory": "8MB"}),
+        (methods.TRAK(projection="kron(16)", **ILL), {}),
+        (methods.TRAK(projection="kron(8)", **ILL), {}),
         (methods.TRAK(projection="kron(32)"), {"examples": 256, "store_dtype": "float32"}),
-        (methods.TRAK(projection="kron(32)"), {"examples": 1024, "memory": "60MB"}),
+        (methods.TRAK(projection="kron(32)"), {"examples": 1024}),
+        (methods.TRAK(projection="kron(32)", **ILL), {"examples": 1024}),
         (methods.LoGRA(projection="kron(24)"), {}),
-        (methods.LoGRA(projection="kron(24)"), {"memory": "30MB", "store_dtype": "float32"}),
+        (methods.LoGRA(projection="kron(24)", **ILL), {"store_dtype": "float32"}),
         (methods.EKFAC(projection="kron(16)"), {}),
         (methods.EKFAC(projection="kron(32)"), {"store_dtype": "float32"}),
+        (methods.EKFAC(projection="none"), {}),
     ],
     ids=str,
 )
-def test_kernels(method, options, tmp_path):
-    index, run = build(tmp_path, method, **options), sizes(method, **options)
+def test_kernels(method, options, joined, tmp_path, monkeypatch, tensors_alone):
+    monkeypatch.setattr("unde.kernels.base.JOINED", joined)
+    index = build(tmp_path, method, **options)
+    found = costs(index, method)
     with Meter() as meter:
         toy.training(index, index.method)
-    memory, flops = stages.kernel(run)
-    assert sum(memory.values()) == pytest.approx(meter.peak, rel=0.05)
-    inverted = 0  # torch has no formula for matrix factors; a matrix of d × d takes d³ operations
-    if method.name == "logra":
-        inverted = sum(d**3 for d in (24 * 24 + 48, 24 * 24 + 48, 24 * 24 + 48, 48 * 10 + 10))
-    elif method.name == "trak":
-        inverted = min(run.width, run.examples) ** 3
-    assert flops == meter.flops + inverted
+    assert sum(found.memory.values()) == pytest.approx(meter.peak, rel=0.05)
+    assert found.flops == meter.flops + decomposed(index, method)
+    assert sum(found.disk.values()) == _size(tmp_path / "kernels")
+
+
+def _size(folder) -> int:
+    return sum(f.stat().st_size for f in folder.rglob("*.safetensors"))
 
 
 @pytest.mark.parametrize(
-    "method", [methods.TRAK(projection="kron(16)"), methods.LoGRA(projection="kron(16)")]
+    "method", [methods.LoGRA(projection="kron(16)"), methods.EKFAC(projection="kron(16)")]
+)
+def test_kernels_of_several_checkpoints(method, tmp_path, tensors_alone):
+    states = [{k: v * s for k, v in net().state_dict().items()} for s in (1, 1.1, 1.2)]
+    index = build(tmp_path, method, checkpoints=states)
+    found = costs(index, method)
+    with Meter() as meter:
+        made = toy.training(index, method)
+        assert found.held == pytest.approx(meter.live, rel=0.01)
+    assert made.mixes is not None
+    assert sum(found.memory.values()) == pytest.approx(meter.peak, rel=0.05)
+    assert found.flops == meter.flops + decomposed(index, method)
+
+
+@pytest.mark.parametrize("form", ["primal", "dual"])
+def test_kernels_of_the_steps_of_a_trajectory(form, tmp_path, tensors_alone):
+    """One kernel, that of the mean over steps; K g(n) of each step."""
+    case = diffusion()
+    method = methods.JourneyTRAK(projection="kron(6)", training="per-step", inference_steps=4, form=form)
+    index = Index.build(Denoiser(), case.task, case.data(600), tmp_path, method=method, progress=False)
+    found = costs(index, method)
+    with Meter() as meter:
+        toy.training(index, method)
+    assert found.flops == meter.flops + decomposed(index, method)
+    assert sum(found.memory.values()) == pytest.approx(meter.peak, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        methods.TRAK(projection="kron(16)"),
+        methods.LoGRA(projection="kron(16)"),
+        methods.EKFAC(projection="kron(16)"),
+    ],
+    ids=str,
 )
 def test_what_a_kernel_asks_of_the_budget(method, tmp_path):
-    """One byte less than planned is refused by the index, the planned number is not."""
-    index, needs = build(tmp_path, method, examples=800), stages.kernel_needs(sizes(method, examples=800))
-    index.memory = needs - 1
+    """One byte less than it says is refused, what it says is not."""
+    index = build(tmp_path, method, examples=800)
+    needs = method.kernel.on(kernels.sizes_of(index.manifest, F32)).needs().matrices
     with pytest.raises(UndeError, match="the memory budget is"):
-        toy.training(index, method)
-    index.memory = needs
-    toy.training(index, method)
+        toy.training(toy.reopen(index, memory=needs - 1), method)
+    toy.training(toy.reopen(index, memory=needs), method)
 
 
-def test_what_ekfac_asks_of_the_budget(tmp_path):
-    method = methods.EKFAC(projection="kron(16)")
-    index, needs = build(tmp_path, method, examples=80), stages.kernel_needs(sizes(method, examples=80))
-    index.memory = needs - 1
-    with pytest.raises(UndeError, match="the memory budget is"):
-        toy.training(index, method)
-    index.memory = needs
-    toy.training(index, method)
+@pytest.mark.parametrize("blocks", ["full", "layer"])
+def test_moments_are_those_that_are_kept(blocks):
+    features = torch.randn(30, 12)
+    parts = [Part("a.weight", slice(0, 6)), Part("a.bias", slice(6, 8)), Part("b.weight", slice(8, 12))]
+    source = InMemory(features, parts)
+    settled = methods.LoGRA(projection="none", blocks=blocks).kernel.on(source.sizes)
+    real, said = moments_of(settled, source), settled.needs().moments
+    assert {k: (t.shape, t.dtype) for k, t in real.items()} == {
+        k: (t.shape, t.dtype) for k, t in said.items()
+    }
 
 
 @pytest.mark.parametrize("memory", ["2GB", "6MB", "300kB"])
 @pytest.mark.parametrize("store_dtype", ["float32", "float16"])
-def test_scoring_and_learning(memory, store_dtype, tmp_path):
+@pytest.mark.parametrize(
+    "method", [methods.TracIn(projection="kron(16)"), methods.LoGRA(projection="kron(16)")]
+)
+def test_scoring_and_learning(method, memory, store_dtype, tmp_path):
+    index = build(tmp_path, method, "2GB", store_dtype)
+    index = toy.reopen(index, memory=memory if method.name == "tracin" else "2GB")
+    queries, found = index.features(data(QUERIES)), costs(index, method)
+    given = (toy.training(index, method).mixes, found.held, QUERIES, index.memory)
     learn = partial(learn_weights, k=3, weight_decay=0.1)  # as asked for: nothing is judged
-    method = methods.TracIn(projection="kron(16)")
-    run, index = sizes(method, memory, store_dtype), build(tmp_path, method, memory, store_dtype)
-    queries = index.features(data(QUERIES))
-    for planned, use in ((stages.scoring, lambda s: s.total()), (stages.learning, learn)):
-        index._training.clear()
+    for planned, use in (
+        (scoring.total(index.manifest, method, *given), lambda s: s.total()),
+        (learning(index.manifest, index.groups, *given), learn),
+    ):
+        index._opened.scorer._training.clear()
         gc.collect()
+        with Meter():  # K is there
+            index._opened.scorer.training(method)
         meter = Meter()
         meter.hold([queries.features])
         with meter:
             use(index.score(queries))
-        assert sum(planned(run).values()) == pytest.approx(meter.peak, rel=0.1)
+        assert sum(planned.values()) - found.held == pytest.approx(meter.peak, rel=0.1)
 
 
-def test_shards_that_are_being_written():
-    """Three batches wait while the fourth is computed; the shard before is held, packed, and twice a file."""
-    method = methods.TracIn(projection="kron(16)")
-    run, alone = sizes(method), sizes(method, examples=512)
-    batch = 4 * BATCH * run.width
-    assert stages.shard_buffers(run) == 3 * batch + 4 * batch + 3 * (4 * batch // 2)
-    assert stages.shard_buffers(sizes(method, store_dtype="float32")) == 3 * batch + 4 * batch + 2 * (
-        4 * batch
+@pytest.mark.parametrize("memory", ["2GB", "200kB"])
+@pytest.mark.parametrize("method", [methods.DAS(projection="kron(6)"), methods.DTRAK(projection="kron(6)")])
+def test_scoring_of_denoisers(method, memory, tmp_path):
+    """DAS needs leverages, for which it reads the features once more."""
+    case = diffusion()
+    index = Index.build(Denoiser(), case.task, case.data(600), tmp_path, method=method, progress=False)
+    queries = index.features(case.data(QUERIES))
+    toy.training(index, method)
+    index = toy.reopen(index, memory=memory)
+    planned = scoring.total(
+        index.manifest, method, toy.training(index, method).mixes, 0, QUERIES, index.memory
     )
-    assert stages.shard_buffers(alone) == 3 * batch
+    meter = Meter()
+    meter.hold([queries.features])
+    with meter:
+        index.score(queries).total()
+    assert sum(planned.values()) == pytest.approx(meter.peak, rel=0.1)
+
+
+@pytest.mark.parametrize("store_dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "method", [methods.TracIn(projection="kron(16)"), methods.EKFAC(projection="kron(16)")]
+)
+def test_shards(method, store_dtype, tmp_path, tensors_alone):
+    """Three passes wait while the fourth is computed; then they are joined and packed."""
+    index = build(tmp_path, method, store_dtype=store_dtype)
+    m, stored = index.manifest, toy.stored(index).shard(0, 0)
+    content = shards.content(m, 512, F32)
+    assert {k: (t.shape, t.dtype) for k, t in stored.items()} == {
+        k: (t.shape, t.dtype) for k, t in content.items()
+    }
+    assert sum(shards.on_disk(m, F32).values()) == _size(tmp_path / "shards")
+    covariances = content["factors"].nbytes if m.factors else 0
+    assert shards.waiting(m, F32) == 3 * 128 * 4 * m.width + 4 * covariances
+    context = Context(index.folder, m, Given(index.model, index.task, index.train_data))
+    with Meter() as meter:
+        shards.compute_shard(context, 0, 1)
+    assert shards.writing(m, F32) == pytest.approx(meter.peak, rel=0.1)
+
+
+def test_groups_within_a_block_of_a_kernel(tmp_path):
+    """Weight and bias of a layer are one block of LoGRA: to tell them apart K is applied twice."""
+    method = methods.LoGRA(projection="kron(4)")
+    index = build(tmp_path, method, examples=64)
+    mixes = toy.training(index, method).mixes
+    tensor = Groups.parse("tensor", index.model, ())
+    assert scoring.passes(index.manifest, index.groups, mixes) == 1
+    assert scoring.passes(index.manifest, tensor, mixes) == 2
+    scores = index.score(index.features(data(3)))
+    assert [len(s._passes) for s in (scores, scores.regroup(tensor))] == [1, 2]

@@ -1,8 +1,8 @@
 """Kernels fitted to what is stored: moments in rounds of jobs, kept on disk; K g(n) where K mixes all columns.
 
-    kernels/<key>/moments.safetensors      undamped: another damping costs no pass over the features
-    kernels/<key>/<round>-<job>.safetensors    partial results, gone once they are merged
-    kernels/<key>/000000.safetensors       K g(n) of a shard, under one damping
+kernels/<key>/moments.safetensors      undamped: another damping costs no pass over the features
+kernels/<key>/<round>-<job>.safetensors    partial results, gone once they are merged
+kernels/<key>/000000.safetensors       K g(n) of a shard, under one damping
 """
 
 from __future__ import annotations
@@ -10,21 +10,26 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import tempfile
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from unde import console
+from unde import console, methods
+from unde.build.shards import content
 from unde.build.stored import FeatureSource, Stored
-from unde.kernels import Fitted, Kernel
-from unde.kernels.base import Moments, Round, Settled, reduced
+from unde.kernels import Fitted, Kernel, Sizes
+from unde.kernels.base import Moments, Round, Settled, Work, reduced
 from unde.store import layout
 from unde.store.files import clear_partial
+from unde.store.codec import codec
 from unde.store.locks import locked
-from unde.store.shards import ShardError, read_shard, sound, write_shard
+from unde.store.manifest import Manifest
+from unde.store.shards import WRITTEN, ShardError, file_bytes, read_shard, sound, write_shard
 
 VERSION = 2  # raise when kernels come out differently: files of another version are not read
 KEPT = 4  # blocks stay in memory if all of them take at most this fraction of the budget, 1 in 4
@@ -49,7 +54,7 @@ class Training:
         else:
             for k in self._kernels:
                 k.fitted()
-        self._keep = 4 * m.examples * m.width * m.terms <= stored.memory // KEPT
+        self._keep = kept(m, stored.memory)
         self._kept: dict[int, list[Tensor]] = {}
         self._stored = stored
 
@@ -145,6 +150,98 @@ class KernelFiles:
         for r in self.settled.rounds:
             for i in range(r.jobs):
                 at.partial(r, i).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a training side takes under a kernel."""
+
+    memory: dict[str, int]  # bytes at the peak of fitting it and writing K g(n), by what takes them
+    held: int  # bytes of K, of all checkpoints, where it acts on the query side
+    flops: int
+    disk: dict[str, int]
+    scratch: int  # bytes of files that are gone in the end
+
+
+def sizes_of(m: Manifest, precision: torch.dtype) -> Sizes:
+    """The features of an index as kernels see them, with what reading them takes."""
+    averaged = methods.parse(m.method).steps > 1  # all steps, twice over
+    steps = (2 * m.terms - 1) * block_bytes(m) if averaged else 0
+    sizes = FeatureSource(Stored(Path(), m, 0), 0).sizes
+    return replace(sizes, beside=max(reading(m, precision), steps))
+
+
+def costs(m: Manifest, settled: Settled, sizes: Sizes) -> Costs:
+    """Of the index `m` under a kernel that was settled on `sizes`, its own or those of another measurement."""
+    needs, averaged = settled.needs(), methods.parse(m.method).steps > 1
+    fits, mixing = 1 if averaged else m.terms, settled.blocks is None
+    steps = [
+        {"moments, and features they are made of": needs.gather.peak},
+        {"moments being written": (1 + WRITTEN) * _bytes(needs.moments)},
+        {"matrices": needs.fit.peak},
+    ]
+    disk = {"moments of the kernel": fits * file_bytes(needs.moments, MOMENTS)} if needs.moments else {}
+    rows = Work()
+    if mixing:
+        own = 8 * sizes.most * sizes.width  # blocks, and the rows they make up
+        rows = replace(needs.apply, peak=max(needs.apply.peak, own)) if averaged else needs.train
+        steps.append({"matrices": needs.held, "features and K g(n)": _rows_bytes(m, sizes, rows)})
+        disk["K g(n)"] = m.terms * sum(count * file for _, file, count in _packed(m))
+    highest = max(steps, key=lambda step: sum(step.values()))
+    others = {} if mixing or m.terms == 1 else {"K of other checkpoints": (m.terms - 1) * needs.held}
+    return Costs(
+        memory=highest | others,
+        held=0 if mixing else m.terms * needs.held,
+        flops=fits * needs.gather.flops + m.terms * (needs.fit.flops + rows.flops),
+        disk=disk,
+        scratch=fits * needs.partial,
+    )
+
+
+def _rows_bytes(m: Manifest, sizes: Sizes, rows: Work) -> int:
+    """Bytes beside K while K g(n) is made and written, of rows that are read together, those before still there."""
+    made, packed = 4 * sizes.most * sizes.width, _packed(m)
+    before = made + max(new for new, _, _ in packed) if len(sizes.joined()) > 1 else 0
+    written = max(new + WRITTEN * file for new, file, _ in packed)
+    return max(before + rows.peak, made + written)
+
+
+def _packed(m: Manifest) -> list[tuple[int, int, int]]:
+    """Of the shards of each length: bytes of new tensors that packing makes, of a file, and how many they are."""
+    found = []
+    for rows, count in Counter(r.stop - r.start for r in m.shards).items():
+        features = torch.empty(rows, m.width, device="meta")
+        packed = codec(m.store_dtype).pack(features, m.columns)
+        new = sum(t.nbytes for t in packed.values() if t is not features)
+        found.append((new, file_bytes(packed, f"{0:06d}.safetensors"), count))
+    return found
+
+
+def block_bytes(m: Manifest) -> int:
+    """Of the features of a shard under one checkpoint."""
+    return 4 * min(m.examples, m.settled.shard_size) * m.width
+
+
+def reading(m: Manifest, precision: torch.dtype) -> int:
+    """Bytes beside the features of a shard while it is read: what else is mapped from its file."""
+    stored = content(m, min(m.examples, m.settled.shard_size), precision)
+    mapped = stored["features"].nbytes == block_bytes(m)  # handed on as they are
+    return _bytes(stored) - (block_bytes(m) if mapped else 0)
+
+
+def in_memory(m: Manifest, memory: int) -> int:
+    """Bytes of the blocks that scores are made with: all if they are kept, else one beside the one before."""
+    whole = 4 * m.examples * m.width * m.terms
+    return whole if kept(m, memory) else min(whole, 2 * m.terms * block_bytes(m))
+
+
+def kept(m: Manifest, memory: int) -> bool:
+    """Whether blocks stay in memory once they were read."""
+    return 4 * m.examples * m.width * m.terms <= memory // KEPT
+
+
+def _bytes(tensors: Mapping[str, Tensor]) -> int:
+    return sum(t.nbytes for t in tensors.values())
 
 
 def _partial_results(

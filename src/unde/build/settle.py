@@ -12,15 +12,16 @@ import torch
 from torch import Tensor
 
 from unde import projection
-from unde.build import matrices
+from unde.build import matrices, shards
 from unde.build.checkpoints import loaded, settled_weights
 from unde.build.compare import refused_for
 from unde.build.context import Context, Given, checkpoint_of, step_of
 from unde.build.fingerprints import ids_fingerprint
 from unde.build.probe import changed_task, write_probe
+from unde.data import evenly
 from unde.errors import UndeError
 from unde.features import Coverage, directions, make_units, moments, plan_coverage
-from unde.features.coverage import recorded
+from unde.features.coverage import EXAMPLES, recorded
 from unde.features.run import resized, threads
 from unde.features.run import settle as settle_passes
 from unde.groups import Groups, trainable
@@ -29,11 +30,11 @@ from unde.projection import Spec
 from unde.store import layout
 from unde.store.files import write_bytes
 from unde.store.manifest import SCHEMA, Manifest, Settled
-from unde.store.shards import sound
+from unde.store.shards import file_bytes, sound
 
 SHARD_BYTES = 2**24  # in float32: what allocators hand out again and again without asking the system
 SHARD_PASSES = 64  # at most this much work is lost to a kill
-_PASSES = "passes"  # among matrices: how many examples, and rows, the passes had that found them
+PASSES = "passes"  # among matrices: how many examples, and rows, the passes had that found them
 
 
 def settle(
@@ -169,6 +170,15 @@ def shard_size(pass_size: int, width: int) -> int:
     return pass_size * min(max(1, passes), SHARD_PASSES)
 
 
+def on_disk(m: Manifest, precision: torch.dtype, made: Mapping[str, Tensor]) -> dict[str, int]:
+    """Bytes of a finished index by what they hold; of the matrices that are `made` and not drawn, shapes suffice."""
+    where = torch.empty(len(evenly(m.examples, EXAMPLES)), dtype=torch.int64, device="meta")
+    probe = {"where": where, "features": torch.empty(len(where), m.width, device="meta")}
+    found = shards.on_disk(m, precision)
+    found |= {"manifest": len(m.text()), "probe": file_bytes(probe, layout.PROBE)}
+    return found | ({"directions": file_bytes(made, layout.MATRICES)} if made else {})
+
+
 def _with_matrices(
     folder: Path,
     given: Given,
@@ -193,10 +203,10 @@ def _with_matrices(
                     measure=method.measure, memory=memory, size=size,
                 )  # fmt: skip
             passes = torch.tensor([made.size, made.rows or 0])
-            return made.matrices | found | {_PASSES: passes}
+            return made.matrices | found | {PASSES: passes}
 
         found = matrices.made_once(matrices.home(folder), repr(origin), there, make)
-        size, rows = found[_PASSES].tolist()
+        size, rows = found[PASSES].tolist()
         asked = replace(asked, settled=replace(asked.settled, directions=[size, rows or None]))
     elif found:
         origin = [names, matrices.fingerprint(found)]

@@ -8,22 +8,26 @@ import json
 import os
 import platform
 import time
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from unde import console
+from unde import console, methods
 from unde.build.context import Context
 from unde.build.fingerprints import SAMPLED, changed_example, length_now, reads_differently, to_signed
 from unde.data import evenly, to_device
 from unde.errors import UndeError
 from unde.execution import Executor
+from unde.features.factors import gathered
 from unde.features.run import Batch, FeaturePass, Found, threads
 from unde.store import layout
 from unde.store.codec import codec
 from unde.store.files import clear_partial
-from unde.store.shards import ShardError, read_shard, write_shard
+from unde.store.manifest import Manifest
+from unde.store.shards import WRITTEN, ShardError, file_bytes, read_shard, write_shard
 
 Job = tuple[int, int]  # checkpoint or step, shard
 
@@ -42,6 +46,61 @@ def compute_shard(context: Context, c: int, s: int) -> None:
         whole["squares"] = torch.stack([features[:, x].square().sum(1) for x in m.columns], 1)
         whole |= codec(m.store_dtype).pack(features, m.columns)
     write_shard(layout.shard(context.folder, c, s), m.id, whole)
+
+
+def content(m: Manifest, rows: int, precision: torch.dtype) -> dict[str, Tensor]:
+    """What the file of a shard of so many rows holds, as tensors that take no memory. `precision` is that in which
+    features are computed."""
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    found = codec(m.store_dtype).pack(empty(rows, m.width), m.columns) | {
+        "squares": empty(rows, len(m.units)),
+        "loss": empty(rows),
+        "skipped": empty(rows, dtype=torch.uint8),
+        "digest": empty(rows, dtype=torch.int64),
+    }
+    if beside := methods.parse(m.method).beside:
+        found["beside"] = empty(rows, len(beside))
+    if m.factors:
+        sizes = gathered(m.units, m.method["projection"])
+        found["factors"] = empty(sum(r * r + c * c for r, c in sizes.values()), dtype=precision)
+    return found
+
+
+def on_disk(m: Manifest, precision: torch.dtype) -> dict[str, int]:
+    """Bytes of all shards, by what is in them."""
+    features = m.terms * codec(m.store_dtype).nbytes(m.examples, m.columns)
+    whole = covariances = 0
+    for rows, count in Counter(r.stop - r.start for r in m.shards).items():
+        tensors = content(m, rows, precision)
+        whole += count * sum(file_bytes(tensors, layout.shard(Path(), c, 0).name) for c in range(m.terms))
+        covariances += count * m.terms * (tensors["factors"].nbytes if m.factors else 0)
+    found = {"features": features, "norms, losses, digests": whole - features - covariances}
+    return found | ({"covariances": covariances} if m.factors else {})
+
+
+def waiting(m: Manifest, precision: torch.dtype) -> int:
+    """Bytes of the passes of a shard that wait while its last one runs; each has its own covariances."""
+    rows, size = _rows(m), min(_rows(m), m.settled.pass_size)
+    covariances = content(m, 0, precision)["factors"].nbytes if m.factors else 0
+    return 4 * (rows - size) * m.width + -(-rows // size) * covariances
+
+
+def writing(m: Manifest, precision: torch.dtype) -> int:
+    """Bytes while the passes of a shard are joined, packed and written."""
+    tensors, features = content(m, _rows(m), precision), 4 * _rows(m) * m.width
+    joined = features if _rows(m) > m.settled.pass_size else 0
+    packed = 0 if tensors["features"].nbytes == features else tensors["features"].nbytes
+    passes = waiting(m, precision) + 4 * min(_rows(m), m.settled.pass_size) * m.width
+    column = 4 * _rows(m) * max(u["size"] for u in m.units)  # packed, or squared, one after the other
+    return passes + joined + packed + max(column, WRITTEN * sum(t.nbytes for t in tensors.values()))
+
+
+def _rows(m: Manifest) -> int:
+    """Of the largest shard."""
+    return min(m.examples, m.settled.shard_size)
 
 
 def compute(context: Context, jobs: list[Job], executor: Executor) -> None:

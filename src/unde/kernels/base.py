@@ -51,6 +51,7 @@ class Sizes:
     parts: tuple[Part, ...]
     cuts: tuple[slice, ...]
     dtype: torch.dtype = torch.float32
+    beside: int = 0  # bytes that a source takes beside a block while it reads it, where that is known
 
     @property
     def examples(self) -> int:
@@ -79,6 +80,16 @@ class Sizes:
 
     def rows(self, blocks: Sequence[int]) -> slice:
         return slice(self.cuts[blocks[0]].start, self.cuts[blocks[-1]].stop)
+
+    @property
+    def most(self) -> int:
+        """Rows that are read together, at most."""
+        return max(r.stop - r.start for r in map(self.rows, self.joined()))
+
+    def read(self) -> int:
+        """Most bytes alive while joined blocks are read: the blocks, and what they make up."""
+        chunk = 4 * self.most * self.width
+        return chunk + max(self.beside, chunk if len(self.joined()) < len(self.cuts) else 0)
 
 
 class Source(Protocol):
@@ -113,14 +124,25 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Needs:
-    """Bytes and operations of fitting a kernel and applying it to the training side."""
+class Work:
+    """Most bytes alive at once, features that are read included, and operations."""
 
-    matrices: int = 0  # held while it is fitted: what the memory budget must have room for
-    peak: int = 0  # all at once, features that are read included
+    peak: int = 0
     flops: int = 0
-    disk: Mapping[str, int] = field(default_factory=dict)  # files that stay, by what they hold
-    partial: int = 0  # files that are gone in the end
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a kernel takes on features of known sizes, step by step."""
+
+    matrices: int = 0  # bytes that the memory budget must have room for
+    held: int = 0  # bytes of K
+    gather: Work = Work()  # its moments, from the features
+    fit: Work = Work()  # K, from the moments
+    train: Work = Work()  # K g(n) of all rows; bytes are those beside K, of rows that are read together
+    apply: Work = Work()  # the same of as many other rows
+    moments: Mapping[str, Tensor] = field(default_factory=dict)  # the file that stays, without its content
+    partial: int = 0  # bytes of files that are gone in the end
 
     def check(self, memory: int, what: str) -> None:
         if self.matrices > memory:
@@ -128,6 +150,11 @@ class Needs:
                 f"{what} {self.matrices / 2**30:.3g} GiB, the memory budget is {memory / 2**30:.3g} GiB: raise "
                 "memory=, or build with a smaller projection"
             )
+
+
+def without_content(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A tensor that tells its size and takes no memory."""
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 class Fitted(Protocol):
@@ -190,6 +217,16 @@ def reduced(parts: Sequence[Callable[[], Moments]]) -> Moments:
         return parts[0]()
     half = (len(parts) + 1) // 2
     return merge(reduced(parts[:half]), reduced(parts[half:]))
+
+
+def pending(count: int) -> int:
+    """How many partial results, and sums of them, are alive at once while `count` of them are `reduced`.
+
+    >>> [pending(count) for count in (1, 2, 4, 16)]
+    [1, 3, 4, 6]
+    """
+    half = (count + 1) // 2
+    return 1 if count == 1 else max(3, pending(half), 1 + pending(count - half))
 
 
 def moments_of(settled: Settled, source: Source) -> dict[str, Tensor]:

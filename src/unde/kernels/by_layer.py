@@ -13,7 +13,20 @@ import torch
 from torch import Tensor
 
 from unde.errors import UndeError
-from unde.kernels.base import Moments, Needs, Part, Round, Sizes, Source, chunks, damped, read
+from unde.kernels.base import (
+    Moments,
+    Needs,
+    Part,
+    Round,
+    Sizes,
+    Source,
+    Work,
+    chunks,
+    damped,
+    pending,
+    read,
+    without_content,
+)
 from unde.kernels.full import ILL, inverse
 
 
@@ -64,17 +77,33 @@ class ByLayer:
         return made.to(self.sizes.dtype) if well else made
 
     def needs(self) -> Needs:
-        squares = [d * d for d in self._widths.values()]
-        rows = max(self.sizes.rows(b).stop - self.sizes.rows(b).start for b in self.sizes.joined())
-        jobs, total = len(self.sizes.runs()), 8 * sum(squares)
-        reading = 4 * rows * self.sizes.width * 2 + 8 * rows * max(self._widths.values())
+        widths, jobs, rows = list(self._widths.values()), len(self.sizes.runs()), self.sizes.most
+        squares, chunk = [d * d for d in widths], 4 * rows * self.sizes.width
+        total, once = 8 * sum(squares), 2 * self.sizes.examples * sum(squares)
+        columns = [8 * rows * (a + b) for a, b in zip(widths, [0, *widths])]  # of a layer and the one before
+        before = chunk + 8 * rows * widths[-1] if jobs < len(self.sizes.joined()) else 0
+        job = total + max(before + self.sizes.read(), chunk + max(columns))
+        items = [4 if self._well(d) else 8 for d in widths]
+        made = [item * square for item, square in zip(items, squares)]
+        spent = [
+            sum(made[:i]) + 8 * square + (item if item == 4 else 0) * square
+            for i, (item, square) in enumerate(zip(items, squares))
+        ]
+        applied = 2 * chunk + 12 * rows * max(widths)
         return Needs(
             matrices=total + 8 * max(squares),
-            peak=total * (2 if jobs > 1 else 1) + max(reading, 12 * max(squares)),
-            flops=2 * self.sizes.examples * sum(squares) + sum(d**3 for d in self._widths.values()),
-            disk={"moments": total},
-            partial=total * jobs,
+            held=sum(made),
+            gather=Work(max(job, total * pending(jobs)), once),
+            fit=Work(total + max(spent), sum(d**3 for d in widths)),
+            train=Work(max(self.sizes.read(), applied), once),
+            apply=Work(applied, once),
+            moments={name: without_content(d, d, dtype=torch.float64) for name, d in self._widths.items()},
+            partial=total * jobs if jobs > 1 else 0,
         )
+
+    def _well(self, width: int) -> bool:
+        """Whether the inverse of a layer is sure to be kept in the precision of features."""
+        return self.relative and width <= ILL * self.damping
 
     def check(self, memory: int) -> None:
         d = max(self._widths.values())

@@ -13,13 +13,27 @@ query side.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from unde.errors import UndeError
-from unde.kernels.base import Moments, Needs, Part, Round, Settled, Sizes, Source, chunks, damped, read
+from unde.kernels.base import (
+    Moments,
+    Needs,
+    Part,
+    Round,
+    Settled,
+    Sizes,
+    Source,
+    Work,
+    chunks,
+    damped,
+    pending,
+    read,
+    without_content,
+)
 from unde.linalg import eigh
 
 EXACT = 4096  # entries of a parameter whose second moment is kept whole
@@ -126,33 +140,90 @@ class _EKFAC:
         return 1 / (eigenvalues + damping)
 
     def needs(self) -> Needs:
-        held = flops = saved = partial = 0
-        for p in self.sizes.parts:
-            if p.sides is not None:
-                r, c = p.sides
-                held += 4 * (r * r + c * c) + 8 * p.size
-                partial += 8 * (r * r + c * c) + 8 * p.size
-                flops += 2 * p.size * (r + c)
-                saved += 4 * (r * r + c * c) + 8 * p.size
-            elif p.size <= EXACT:
-                held += 16 * p.size**2
-                partial += 8 * p.size**2
-                flops += 2 * p.size**2
-                saved += 4 * p.size**2 + 8 * p.size
-            else:
-                held, partial, saved = held + 8 * p.size, partial + 8 * p.size, saved + 8 * p.size
-        rows = max(self.sizes.rows(b).stop - self.sizes.rows(b).start for b in self.sizes.joined())
-        jobs, largest = len(self.sizes.runs()), max(p.size for p in self.sizes.parts)
+        parts, jobs, n = (
+            [_PartNeeds(p) for p in self.sizes.parts],
+            len(self.sizes.runs()),
+            self.sizes.examples,
+        )
+        covariances, bases, sums = (sum(x) for x in zip(*((8 * p.sides, 4 * p.sides, p.sums) for p in parts)))
+        rows, chunk = self.sizes.most, 4 * self.sizes.most * self.sizes.width
+        side, whole = max(p.longest for p in parts), max(p.whole for p in parts)
+        wide = 16 * rows * max(p.part.size for p in parts)  # the columns of a parameter, along its basis
+        before = chunk if jobs < len(self.sizes.joined()) else 0
+        job = sums + max(before + self.sizes.read(), chunk + max(wide, 16 * whole**2))
+        squares = bases + max(job, sums * pending(jobs), sums + 32 * whole**2)
+        moments = {name: t for p in parts for name, t in p.moments().items()}
+        rotated = Work(2 * chunk + wide, 2 * n * sum(p.rotated for p in parts))
         return Needs(
-            matrices=held + 8 * self.sizes.width,
-            peak=held + partial * (1 if jobs == 1 else 2) + 4 * rows * (2 * self.sizes.width + 4 * largest),
-            flops=self.sizes.examples * flops,
-            disk={"moments": saved},
-            partial=partial * jobs,
+            matrices=sum(p.budget for p in parts) + 8 * self.sizes.width,
+            held=bases + sum(4 * p.whole**2 for p in parts) + 4 * self.sizes.width,
+            gather=Work(
+                max(covariances * pending(jobs), covariances + bases + 16 * side**2, squares),
+                sum(n * p.rotated + p.decomposed for p in parts),
+            ),
+            fit=Work(sum(t.nbytes for t in moments.values()) + 4 * self.sizes.width),
+            train=replace(rotated, peak=max(self.sizes.read(), rotated.peak)),
+            apply=rotated,
+            moments=moments,
+            partial=(covariances + sums) * jobs if jobs > 1 else 0,
         )
 
     def check(self, memory: int) -> None:
         self.needs().check(memory, f"the eigenvectors of {len(self.sizes.parts)} parameters need")
+
+
+@dataclass(frozen=True)
+class _PartNeeds:
+    """What one parameter takes: by its two sides, as a whole, or by its diagonal alone."""
+
+    part: Part
+
+    @property
+    def whole(self) -> int:
+        """Rows of its exact second moment, 0 where there is none."""
+        return self.part.size if self.part.sides is None and self.part.size <= EXACT else 0
+
+    @property
+    def _decomposed(self) -> Sequence[int]:
+        """Rows of the matrices that it has eigenvectors of."""
+        return self.part.sides or ((self.whole,) if self.whole else ())
+
+    @property
+    def sides(self) -> int:
+        """Numbers in its covariances."""
+        return sum(n * n for n in self.part.sides or ())
+
+    @property
+    def longest(self) -> int:
+        return max(self.part.sides or (0,))
+
+    @property
+    def sums(self) -> int:
+        """Bytes of its sums of squares."""
+        return 8 * (self.whole**2 or self.part.size)
+
+    @property
+    def budget(self) -> int:
+        return 16 * self.whole**2 if self.whole else 4 * self.sides + 8 * self.part.size
+
+    @property
+    def rotated(self) -> int:
+        """Operations that bring one row to its basis."""
+        return 2 * self.part.size * sum(self._decomposed)
+
+    @property
+    def decomposed(self) -> int:
+        """Operations of finding eigenvectors: about 9 n³, tridiagonal form and back."""
+        return sum(9 * n**3 for n in self._decomposed)
+
+    def moments(self) -> dict[str, Tensor]:
+        """What is kept of it."""
+        sides = ("left", "right") if self.part.sides else ("basis",)
+        found = {
+            f"{side} {self.part.name}": without_content(n, n) for side, n in zip(sides, self._decomposed)
+        }
+        values = without_content(self.part.size, dtype=torch.float64)
+        return found | {f"values {self.part.name}": values}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,19 @@ import torch
 from torch import Tensor
 
 from unde.errors import UndeError
-from unde.kernels.base import Moments, Needs, Round, Sizes, Source, chunks, damped, read
+from unde.kernels.base import (
+    Moments,
+    Needs,
+    Round,
+    Sizes,
+    Source,
+    Work,
+    chunks,
+    damped,
+    pending,
+    read,
+    without_content,
+)
 
 # ‖ΦᵀΦ‖/λ above which all is done in float64: rounding to float32 would be like another λ, 1 % off.
 ILL = 1e5
@@ -66,10 +78,28 @@ class _Full:
     def _item(self) -> int:
         return self.precision.itemsize
 
-    def _reading(self) -> int:
-        """Bytes of joined rows, converted, while those before them are still there."""
-        rows = max(self.sizes.rows(b).stop - self.sizes.rows(b).start for b in self.sizes.joined())
-        return rows * self.sizes.width
+    @property
+    def _rows(self) -> int:
+        """Numbers in the rows that are read together."""
+        return self.sizes.most * self.sizes.width
+
+    def _converted(self) -> int:
+        """Bytes of rows that are read together, while they are read and brought to `precision`."""
+        return max(self.sizes.read(), (4 + self._item) * self._rows if self._item > 4 else 0)
+
+    def _square(self, gather: Work, train: Work, apply: Work, partial: int) -> Needs:
+        """Of a matrix of `side`² numbers: read back from its file, copied, inverted in place, rounded."""
+        square, rounded = self.side**2, 0 if self._item == 8 else self._item
+        return Needs(
+            matrices=16 * square,
+            held=self._item * square,
+            gather=gather,
+            fit=Work((16 + rounded) * square, self.side**3),
+            train=train,
+            apply=apply,
+            moments={"gram": without_content(self.side, self.side, dtype=torch.float64)},
+            partial=partial,
+        )
 
 
 @dataclass(frozen=True)
@@ -94,16 +124,15 @@ class Primal(_Full):
         return _PrimalFitted(source, self.inverse(moments["gram"].clone())[0])
 
     def needs(self) -> Needs:
-        n, d, item = self.sizes.examples, self.side, self._item
-        jobs = len(self.sizes.runs())
-        reading = (4 if item == 4 else 12) * self._reading()
-        peak = 8 * d * d * (2 if jobs > 1 else 1) + max(item * d * d, reading)
-        return Needs(
-            matrices=16 * d * d,
-            peak=max(peak, (16 + item) * d * d if item == 4 else 16 * d * d),
-            flops=4 * n * d * d + d**3,
-            disk={"moments": 8 * d * d, "K g(n)": 0},
-            partial=8 * d * d * jobs,
+        n, d, item, jobs = self.sizes.examples, self.side, self._item, len(self.sizes.runs())
+        before = item * self._rows if jobs < len(self.sizes.joined()) else 0  # the rows of the chunk before
+        job = 8 * d * d + max(before + self._converted(), item * (self._rows + d * d))
+        once = 2 * n * d * d
+        return self._square(
+            gather=Work(max(job, 8 * d * d * pending(jobs)), once),
+            train=Work(max(self.sizes.read(), (8 if item == 4 else 20) * self._rows), once),
+            apply=Work((8 if item == 4 else 20) * self._rows, once),
+            partial=8 * d * d * jobs if jobs > 1 else 0,
         )
 
 
@@ -151,12 +180,22 @@ class Dual(_Full):
 
     def needs(self) -> Needs:
         n, d, item = self.side, self.sizes.width, self._item
-        return Needs(
-            matrices=16 * n * n,
-            peak=(16 + item) * n * n + (4 + item) * 2 * self._reading(),
-            flops=3 * n * n * d + n**3,
-            disk={"moments": 8 * n * n},
-            partial=item * n * n // 2,
+        rows = [self.sizes.rows(b) for b in self.sizes.joined()]
+        panels = [(r.stop - r.start) * r.stop for r in rows]
+        panel = item * self.sizes.most * n
+        job = item * self._rows + max(panel + (self._converted() if len(rows) > 1 else 0), 2 * panel)
+        block = max(c.stop - c.start for c in self.sizes.cuts) * d
+        blocks = max(4 * block + self.sizes.beside, (4 if item == 4 else 12) * block)
+        summed = item * self._rows + max(blocks, 4 * self._rows if item == 8 else 0)
+        products = 8 * self.sizes.most * n
+        others = 8 * self._rows + max(
+            2 * products + 12 * block, 2 * products + 8 * n * n, products + 16 * self._rows
+        )
+        return self._square(
+            gather=Work(max(job, self._converted(), 8 * n * n + item * sum(panels)), 2 * d * sum(panels)),
+            train=Work(summed, 2 * n * n * d),
+            apply=Work(4 * self._rows + others, 4 * n * n * d + 2 * n**3),
+            partial=item * sum(panels) if len(rows) > 1 else 0,
         )
 
 

@@ -5,38 +5,19 @@ from __future__ import annotations
 from collections import Counter
 
 from unde.build.context import Context
+from unde.build.shards import on_disk
 from unde.console import line, size
-from unde.features.factors import gathered
-from unde.store.codec import codec
-from unde.store.manifest import Manifest
-
-HEADER = 500  # bytes of a shard's header, about
-
-
-def index_bytes(manifest: Manifest) -> int:
-    """Bytes on disk of a finished index."""
-    per_example = 4 * len(manifest.units) + 13  # squared norms; loss, digest, skipped
-    stored = codec(manifest.store_dtype).nbytes(manifest.examples, manifest.columns)
-    shards = (HEADER + _factor_bytes(manifest)) * len(manifest.shards)
-    return (stored + manifest.examples * per_example + shards) * manifest.terms
-
-
-def _factor_bytes(manifest: Manifest) -> int:
-    """The covariances in each shard, where there are any."""
-    if not manifest.factors:
-        return 0
-    sizes = gathered(manifest.units, manifest.method["projection"])
-    return 4 * sum(r * r + c * c for r, c in sizes.values())
 
 
 def show_build(context: Context, missing: int) -> None:
     """What is going to be built, what it takes, and which way each parameter goes."""
     m, terms = context.manifest, context.manifest.terms
+    taken = sum(on_disk(m, context.units[0].projection.dtype).values())
     line(
         f"{context.folder}: {m.examples:,} examples × {m.width:,} features "
         f"({len(m.units)} parameters in {len(m.groups)} groups"
-        + (f", {terms} checkpoints" if terms > 1 else "")
-        + f"), {size(index_bytes(m))} on disk in {m.store_dtype}, {terms * len(m.shards)} shards",
+        + (f", {terms} {'checkpoints' if len(m.models) > 1 else 'steps'}" if terms > 1 else "")
+        + f"), {size(taken)} on disk in {m.store_dtype}, {terms * len(m.shards)} shards",
         style="bold",
     )
     if missing < m.examples * terms:

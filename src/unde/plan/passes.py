@@ -6,18 +6,21 @@ import gc
 import logging
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from unde.build.context import step_of
 from unde.data import map_tensors
 from unde.errors import UndeError
-from unde.features import Collector, Coverage, Unit, floor, placement
+from unde.features import Coverage, Unit, floor, placement
 from unde.features.coverage import FAILURES
 from unde.features.directions import sides_of
 from unde.features.factors import Factors, gathered
 from unde.features.meter import Meter
+from unde.features.run import FeaturePass, Measurement, resized, settle_on
 from unde.methods import Method
 from unde.plan.shapes import (
     Batches,
@@ -29,31 +32,57 @@ from unde.plan.shapes import (
 )
 from unde.projection import Spec
 from unde.tasks.base import Task
+from unde.tasks.cutting import recut
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one batch: operations, and the most bytes alive at once, with the model and all it was given."""
+    """Of one pass: operations, and the most bytes alive at once beside the model and its projection matrices."""
 
     flops: int
     peak: int
 
 
 @dataclass(frozen=True)
-class Measured:
-    """`weights` and `projection` are the bytes of the model and of the projection matrices."""
+class Directions:
+    """The pass that finds pca directions: how it is cut, what it costs, and what it finds, without content."""
 
+    size: int
+    rows: int | None
+    cost: Cost
+    made: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The passes of one index."""
+
+    method: Method
     units: list[Unit]
     coverage: Coverage
-    weights: int
-    trained: int  # bytes of the parameters that a training step moves
-    projection: int
-    plain: Cost  # forward and backward with weight gradients
-    frozen: Cost  # the same without
+    met: set[str]  # parameters whose covariances are gathered on the way
+    size: int  # examples in a pass
+    rows: int | None  # the same of rows, where a task makes several of an example
+    projection: int  # bytes of its matrices
     checking: Cost  # of a few examples against autograd
     features: Cost
-    directions: Cost | None = None  # of a batch of the sample for pca
-    given: int = 0  # bytes of the directions that it finds
+    directions: Directions | None = None
+
+
+@dataclass(frozen=True)
+class Passes:
+    """All passes of a run, those to compare with included."""
+
+    weights: int  # bytes of the model
+    trained: int  # bytes of the parameters that a training step moves
+    plain: Cost  # forward and backward with weight gradients
+    frozen: Cost  # the same without
+    own: Measured
+    probe: Measured | None  # of the other measurement that the kernel is made of, if there is one
+
+    @property
+    def indexes(self) -> list[Measured]:
+        return [self.own] if self.probe is None else [self.own, self.probe]
 
 
 def measure(
@@ -62,12 +91,13 @@ def measure(
     batches: Batches,
     names: Sequence[str],
     method: Method,
-    batch_size: int,
+    examples: int,
     memory: int,
-) -> Measured:
+) -> Passes:
+    step = step_of(task, method, 0)  # reads a schedule, whose numbers are real
     with no_numbers(), _quiet():
         try:
-            return _Passes(without_numbers(model), task, batches, method, batch_size, memory).run(names)
+            return _Run(without_numbers(model), task, step, batches, names, examples, memory).all(method)
         except UndeError:
             raise
         except FAILURES as e:
@@ -79,78 +109,115 @@ def measure(
 
 
 @dataclass
-class _Passes:
+class _Run:
     model: nn.Module  # without numbers
     task: Task
+    step: Task  # as the passes of features have it
     batches: Batches
-    method: Method
-    batch_size: int
+    names: Sequence[str]
+    examples: int
     memory: int  # the budget
+    meter: Meter = field(default_factory=Meter)
 
-    def run(self, names: Sequence[str]) -> Measured:
-        model, spec, self.meter = self.model, Spec.parse(str(self.method.projection)), Meter()
+    def all(self, method: Method) -> Passes:
+        model, parameters = self.model, list(self.model.named_parameters())
         weights = self.meter.hold([*model.parameters(), *model.buffers()])
-        trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
-        plain = self._cost(lambda batch: floor.plain(model, self.task, [batch]))
-        for name, p in model.named_parameters():
-            p.requires_grad_(name in names)  # the backward pass ends where the first attributed one is
-        frozen = self._cost(lambda batch: floor.frozen(model, self.task, [batch]))
-        units = undrawn_units(model, names, str(spec))
+        trained = sum(p.nbytes for _, p in parameters if p.requires_grad)
+        brief = recut(self.task, self.task.cutting.brief())
+        self._cost(lambda batch: floor.plain(model, brief, [batch]), 1)  # fails where values decide what runs
+        own = self._index(method)
+        probe = None if method.probe is None else self._index(method.probe)
+        task = resized(self.task, own.rows)
+        plain = self._cost(lambda batch: floor.plain(model, task, [batch]), own.size)
+        for name, p in parameters:
+            p.requires_grad_(name in self.names)  # the backward pass ends where the first attributed one is
+        step = resized(self.step, own.rows)
+        frozen = self._cost(lambda batch: floor.frozen(model, step, [batch]), own.size)
+        return Passes(weights, trained, plain, frozen, own, probe)
+
+    def _index(self, method: Method) -> Measured:
+        """Settled in the order of a build."""
+        spec = Spec.parse(str(method.projection))
+        units = undrawn_units(self.model, self.names, str(spec))
         projection = self.meter.hold(matrices(units))
+        coverage, checking = self._covered(units, method)
+        described = [{"name": u.name, "shape": u.shape} for u in units]
+        sizes = gathered(described, str(spec)) if method.factors else None
+        what = Measurement(units, method.measure, method.beside, sizes)
+        size, rows = self._settled(self.step, what, coverage)
+        met = self._met(self.step, what, coverage)
+        features = self._pass(resized(self.step, rows), what, coverage, size)
+        found = self._directions(what, coverage, spec) if spec.kind == "pca" else None
+        return Measured(method, units, coverage, met, size, rows, projection, checking, features, found)
+
+    def _covered(self, units: list[Unit], method: Method) -> tuple[Coverage, Cost]:
+        before = self.meter.live
         self.meter.restart()
         with self.meter:
-            planner = ShapePlanner(model, self.task, self.batches, units, self.method.measure)
-            coverage = planner.run()
-        checking = Cost(self.meter.flops, self.meter.peak)
-        del planner
-        described = [{"name": u.name, "shape": u.shape} for u in units]
-        sizes = gathered(described, str(spec)) if self.method.factors else None
-        features = self._collect(units, coverage, sizes)
-        directions, given = None, 0
-        if spec.kind == "pca":  # last: it changes the projections
-            wide = {u.name: sides_of(u, spec.size, coverage.uses) for u in units}
-            for u in units:
-                u.projection.widen(*(n is not None for n in wide[u.name]))
-            wide = {n: pair for n, pair in wide.items() if any(pair)}
-            given = 4 * spec.size * sum(n for pair in wide.values() for n in pair if n)
-            directions = self._collect(units, coverage, wide, emit=False)
-        return Measured(
-            units=units,
-            coverage=coverage,
-            weights=weights,
-            trained=trained,
-            projection=projection,
-            plain=plain,
-            frozen=frozen,
-            checking=checking,
-            features=features,
-            directions=directions,
-            given=given,
-        )
+            coverage = ShapePlanner(self.model, self.task, self.batches, units, method.measure).run()
+        return coverage, Cost(self.meter.flops, self.meter.peak - before)
 
-    def _collect(self, units: list[Unit], coverage: Coverage, sizes: Any, emit: bool = True) -> Cost:
-        """A batch through the collector; `sizes` of covariances, if it gathers any."""
-        measure, beside = self.method.measure, self.method.beside if emit else ()
-        given = units, coverage, measure
-        with Meter(), Collector(self.model, self.task, *given, emit=emit, beside=beside) as collect:
-            collect.fit(self.memory, self.batches(1))
-        task = collect.task
+    def _settled(self, task: Task, what: Measurement, coverage: Coverage) -> tuple[int, int | None]:
+        given = None, lambda several: self.batches(len(several)), self.examples, what, coverage, self.memory
+        with Meter():  # answers for fake tensors whether they are equal
+            return settle_on(self.model, task, *given)
 
+    def _directions(self, what: Measurement, coverage: Coverage, spec: Spec) -> Directions:
+        """Last of all: it changes the projections."""
+        wide = {u.name: sides_of(u, spec.size, coverage.uses) for u in what.units}
+        for u in what.units:
+            u.projection.widen(*(n is not None for n in wide[u.name]))
+        wide = {n: pair for n, pair in wide.items() if any(pair)}
+        what = replace(what, beside=(), factors=wide, emit=False)
+        size, rows = self._settled(self.task, what, coverage)
+        met = self._met(self.task, what, coverage)
+        cost = self._pass(resized(self.task, rows), what, coverage, size)
+        made = {
+            f"{side}/{name}": torch.empty(spec.size, n, device="meta")
+            for name, pair in wide.items()
+            for side, n in zip(("rows", "cols"), pair)
+            if n is not None and name in met
+        }
+        return Directions(size, rows, cost, made)
+
+    def _met(self, task: Task, what: Measurement, coverage: Coverage) -> set[str]:
+        """The parameters that come to covariances: others go another way, and theirs stay zero."""
+        if what.factors is None:
+            return set()
+        seen = _Names(self.model)
+        brief = recut(task, task.cutting.brief())
+        with Meter(), FeaturePass(self.model, brief, what, coverage) as run:
+            run.collect.factors = seen
+            run.collect(self.batches(1), [0])
+        return seen.met & set(what.factors)
+
+    def _pass(self, task: Task, what: Measurement, coverage: Coverage, size: int) -> Cost:
         def run(batch: Any) -> None:
-            factors = None if sizes is None else Factors(sizes, *placement(self.model))
-            with Collector(self.model, task, *given, factors, emit, beside) as collect:
-                collect(batch, list(range(self.batch_size)))
+            with FeaturePass(self.model, task, what, coverage) as made:
+                made.collect(batch, list(range(size)))
 
-        return self._cost(run)
+        return self._cost(run, size)
 
-    def _cost(self, run: Callable[[Any], None]) -> Cost:
+    def _cost(self, run: Callable[[Any], None], size: int) -> Cost:
         gc.collect()  # hooks and graphs hold each other in circles
-        batch = self.batches(self.batch_size)
+        before = self.meter.live
+        batch = self.batches(size)
         self.meter.hold(_tensors(batch))
         self.meter.restart()
         with self.meter:
             run(batch)
-        return Cost(self.meter.flops, self.meter.peak)
+        return Cost(self.meter.flops, self.meter.peak - before)
+
+
+class _Names(Factors):
+    """Notes whose factors come, and adds up nothing."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__({}, *placement(model))
+        self.met: set[str] = set()
+
+    def add(self, name: str, left: Tensor, right: Tensor, mask: Tensor | None) -> None:
+        self.met.add(name)
 
 
 def _tensors(batch: Any) -> list[Tensor]:

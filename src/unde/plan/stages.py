@@ -1,173 +1,183 @@
-"""What an index takes on disk, and what the stages after the features take in memory and operations.
-
-These follow from sizes alone, in the way the code of each stage allocates; tests compare them with real runs.
-"""
+"""Adding up: each stage says what it needs (`needs`, `on_disk` and the like beside its code), for the index that a
+build would settle on."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-from unde.build.kernels import KEPT
-from unde.build.settle import shard_size
-from unde.features.factors import gathered
-from unde.features.units import Unit
+import torch
+
+from unde import projection
+from unde.build import kernels, settle, shards
+from unde.build.checkpoints import settled_weights
+from unde.errors import UndeError
+from unde.features.coverage import recorded
+from unde.features.directions import SAMPLE
 from unde.groups import Groups
-from unde.kernels import Part, Sizes
-from unde.kernels.base import Settled
+from unde.kernels import Sizes
+from unde.kernels.base import Settled as SettledKernel
 from unde.methods import Method
-from unde.plan.build import HEADER
+from unde.plan.passes import Measured, Passes
+from unde.scores import needs as scoring
+from unde.store.manifest import SCHEMA, Manifest, Settled
+from unde.tasks.base import Task
+from unde.weights.needs import learning
 
 Bytes = dict[str, int]
+_SHA, _BLAKE = "0" * 64, "0" * 32  # digests, of whatever it will be
 
 
 @dataclass(frozen=True)
 class Run:
-    """The sizes that all else follows from."""
+    """A run that is planned: what is asked for, and the passes it is made of."""
 
+    task: Task
     method: Method
-    units: list[Unit]
     groups: Groups
+    passes: Passes
     examples: int
-    batch_size: int
     store_dtype: str
     checkpoints: int
     queries: int
     memory: int  # the budget
-    given: int = 0  # bytes of projection matrices that are not drawn
 
     @property
-    def width(self) -> int:
-        return self.units[-1].stop
+    def precision(self) -> torch.dtype:
+        return self.passes.own.units[0].projection.dtype
 
-    @property
-    def shard(self) -> int:
-        """Examples in a shard."""
-        return min(self.examples, shard_size(self.batch_size, self.width))
+    @cached_property
+    def index(self) -> Manifest:
+        return self._manifest(self.passes.own)
 
-    @property
-    def terms(self) -> int:
-        return self.checkpoints * self.method.steps
+    @cached_property
+    def probe(self) -> Manifest | None:
+        """The index of the other measurement that the kernel is made of."""
+        return None if self.passes.probe is None else self._manifest(self.passes.probe)
 
-    @property
-    def shards(self) -> int:
-        return -(-self.examples // self.shard)
+    def _manifest(self, found: Measured) -> Manifest:
+        """What a build would write, but for digests."""
+        sizes = [u.stop - u.start for u in found.units]
+        at = found.directions
+        return Manifest(
+            schema=SCHEMA,
+            projection_version=projection.VERSION,
+            method=found.method.describe(),
+            task=self.task.identity(),
+            examples=self.examples,
+            store_dtype=self.store_dtype,
+            seed=0,
+            on_bad="error",
+            units=[{"name": u.name, "shape": list(u.shape), "size": n} for u, n in zip(found.units, sizes)],
+            groups={k: list(v) for k, v in self.groups.members.items()},
+            models=[_SHA] * self.checkpoints,
+            checkpoint_weights=settled_weights(None, self.checkpoints * found.method.steps),
+            data=_BLAKE,
+            ids="",
+            factors=found.method.factors,
+            matrices="" if at is None else _SHA,
+            settled=Settled(
+                pass_size=found.size,
+                shard_size=settle.shard_size(found.size, sum(sizes)),
+                threads=torch.get_num_threads(),
+                coverage=[recorded(found.coverage)],
+                rows=found.rows,
+                directions=None if at is None else [at.size, at.rows],
+            ),
+        )
 
-    @property
-    def item(self) -> int:
-        return 4 if self.store_dtype == "float32" else 2
+    # --- the kernel -------------------------------------------------------------------------------------
 
-    @property
-    def block(self) -> int:
-        """Bytes of a shard's features as they are read, in float32."""
-        return 4 * self.shard * self.width
+    @cached_property
+    def sizes(self) -> Sizes:
+        """What the kernel is made of; parameters whose covariances would all be zero have no sides."""
+        found = self.passes.probe or self.passes.own
+        whole = kernels.sizes_of(self.probe or self.index, self.precision)
+        parts = (p if p.name in found.met else replace(p, sides=None) for p in whole.parts)
+        return replace(whole, parts=tuple(parts))
 
-    @property
-    def raw(self) -> int:
-        """What is in memory besides while a shard is read: its features as they are stored."""
-        return 0 if self.item == 4 else self.item * self.shard * self.width
+    @cached_property
+    def kernel(self) -> SettledKernel:
+        return self.method.kernel.on(self.sizes)
 
-    @property
-    def covariances(self) -> int:
-        """Floats in the two covariances of every parameter that has them."""
-        described = [{"name": u.name, "shape": u.shape} for u in self.units]
-        sizes = gathered(described, str(self.method.projection))
-        return sum(r * r + c * c for r, c in sizes.values())
+    @cached_property
+    def costs(self) -> kernels.Costs:
+        return kernels.costs(self.index, self.kernel, self.sizes)
+
+    def refused(self) -> str | None:
+        """Why the kernel cannot be fitted within the budget, if it cannot."""
+        try:
+            self.method.kernel.on(kernels.sizes_of(self.probe or self.index, self.precision)).check(
+                self.memory
+            )
+        except UndeError as e:
+            return str(e)
+        return None
 
 
 def disk(run: Run) -> Bytes:
-    rows, per_shard = run.examples * run.terms, run.shards * run.terms
-    exponents = rows * len(run.units) if run.store_dtype == "float16" else 0
-    features = rows * run.width * run.item + exponents
+    """By kind of file; the log of a build, a line, is left out."""
+    found = _index_disk(run.index, run.passes.own, run.precision)
+    if run.probe is not None and run.passes.probe is not None:
+        probe = _index_disk(run.probe, run.passes.probe, run.precision)
+        found["gradients with sampled labels"] = sum(probe.values())
+    return found | run.costs.disk
+
+
+def _index_disk(m: Manifest, found: Measured, precision: torch.dtype) -> Bytes:
+    made = {} if found.directions is None else found.directions.made
+    passes = {settle.PASSES: torch.empty(2, dtype=torch.int64, device="meta")} if made else {}
+    return settle.on_disk(m, precision, made | passes)
+
+
+def flops(run: Run) -> dict[str, int]:
+    """Of the whole run, by pass."""
+    passes, own, probe = run.passes, run.passes.own, run.passes.probe
+    each = run.examples * run.index.terms
     found = {
-        "features": features,
-        "norms, losses, digests": rows * (4 * (len(run.units) + len(run.method.beside)) + 13)
-        + HEADER * per_shard,
-        "manifest": _manifest(run),
+        "training": round(passes.plain.flops * run.examples / own.size),
+        "frozen": round(passes.frozen.flops * each / own.size),
+        "features": round(own.features.flops * each / own.size),
     }
-    if run.method.factors:
-        floats = run.units[0].projection.dtype.itemsize
-        found["covariances"] = floats * run.covariances * per_shard
-    if run.method.probe is not None:
-        found["gradients with sampled labels"] = sum(found.values())
-    if run.given:
-        found["directions"] = run.given
-    fitted = settled(run)
-    for name, size in fitted.needs().disk.items():
-        found[f"kernel, {name}"] = size * run.terms
-    if fitted.blocks is None:
-        found["kernel applied"] = features + HEADER * per_shard
+    if probe is not None:
+        found["sampled labels"] = round(probe.features.flops * run.examples * run.checkpoints / probe.size)
+    at = [m.directions for m in passes.indexes if m.directions is not None]
+    if at:
+        sample = min(SAMPLE, run.examples)
+        found["directions"] = sum(round(d.cost.flops * sample / d.size) for d in at)
+    if run.kernel.rounds:
+        found["kernel"] = run.costs.flops
     return found
 
 
-def _manifest(run: Run) -> int:
-    units = [{"name": u.name, "shape": u.shape, "size": u.stop - u.start} for u in run.units]
-    listed = json.dumps({"units": units, "groups": dict(run.groups.members)}, indent=1)
-    return len(listed) + 450 + 80 * run.checkpoints
-
-
-def shard_buffers(run: Run) -> int:
-    """Beside a pass: the batches of the shard before it, and the last shard, which is being written."""
-    stored = run.item * run.shard * run.width
-    writing = run.block + run.raw + 2 * stored  # safetensors makes the file twice in memory
-    return run.block - 4 * run.batch_size * run.width + (writing if run.shards > 1 else 0)
-
-
-# --- the kernel -------------------------------------------------------------------------------------------
-
-
-def settled(run: Run) -> Settled:
-    """The kernel of the method on the sizes of the run."""
-    sides = gathered([{"name": u.name, "shape": u.shape} for u in run.units], str(run.method.projection))
-    sides = sides if run.method.factors else {}
-    parts = tuple(Part(u.name, u.columns, sides.get(u.name)) for u in run.units)
-    cuts = tuple(slice(a, min(a + run.shard, run.examples)) for a in range(0, run.examples, run.shard))
-    return run.method.kernel.on(Sizes(parts, cuts))
-
-
-def kernel(run: Run) -> tuple[Bytes, int]:
-    """Peak bytes of fitting the kernel, and its operations."""
-    needs = settled(run).needs()
-    return {
-        "matrices": needs.matrices,
-        "blocks of features": needs.peak - needs.matrices,
-    }, needs.flops * run.terms
-
-
-# --- scores and weights -----------------------------------------------------------------------------------
-
-
-def scoring(run: Run) -> Bytes:
-    """All scores of the queries at once, as `total` gives them."""
-    together = min(run.queries, max(1, run.memory // (16 * run.shard)))
-    return {
-        "query features, weighted too": 2 * 4 * run.checkpoints * run.queries * run.width,
-        "blocks of features": _blocks(run),
-        "scores": 4 * run.queries * run.examples + max(run.raw, 4 * together * run.shard),
+def memory(run: Run) -> dict[str, Bytes]:
+    """Of each stage at its peak, by what takes it."""
+    passes, own = run.passes, run.passes.own
+    copies = {"the model's own weights": passes.weights} if run.checkpoints > 1 else {}
+    model = {"weights": passes.weights, "projection": own.projection} | copies
+    stages = {
+        "training with Adam": {
+            "weights": passes.weights,
+            "moments": 2 * passes.trained,
+            "pass": passes.plain.peak,
+        },
+        "check": model | {"pass": own.checking.peak},
+        "features": model | _building(run.index, own, run.precision),
     }
+    if run.probe is not None and passes.probe is not None:
+        stages["sampled labels"] = model | _building(run.probe, passes.probe, run.precision)
+    at = [m.directions.cost.peak for m in passes.indexes if m.directions is not None]
+    if at:
+        stages["directions"] = model | {"pass": max(at)}
+    if run.kernel.rounds:
+        stages["kernel"] = run.costs.memory
+    asked = (run.kernel.blocks, run.costs.held, run.queries, run.memory, run.precision)
+    stages["scoring"] = scoring.total(run.index, run.method, *asked)
+    return stages | {"weight learning": learning(run.index, run.groups, *asked)}
 
 
-def learning(run: Run) -> Bytes:
-    """Weights by the default solver."""
-    n, m, q = run.examples, len(run.groups), run.queries
-    each = 4 * n * m  # the contributions of one query
-    kept = q * (each + 8 * m * m) <= run.memory
-    together = q if kept else min(q, max(1, run.memory // max(16 * m * m, 8 * m)))
-    rows = min(run.shard, max(1, run.memory // (8 * together * m)))
-    products = 8 * m * m * (q if 16 * m * m * q <= run.memory else together)
-    part = 4 * together * rows * m  # of one block; the next is read while it is there
-    reading = max(run.raw + (part if run.shards > 1 else 0), 2 * part)
-    # Kept, they are read once, and products of groups are then made of one query after the other.
-    held = q * each + max(reading, 2 * each + products) if kept else reading + products + 8 * rows * m
-    return {
-        "query features": 4 * run.checkpoints * q * run.width,
-        "blocks of features": _blocks(run),
-        "contributions": held,
-    }
-
-
-def _blocks(run: Run) -> int:
-    """All blocks if they are kept, else one while the one before it is still there."""
-    if 4 * run.examples * run.width * run.checkpoints <= run.memory // KEPT:
-        return 4 * run.checkpoints * run.examples * run.width
-    return run.checkpoints * min(2 * run.block, 4 * run.examples * run.width)
+def _building(m: Manifest, found: Measured, precision: torch.dtype) -> Bytes:
+    """Beside the model: a pass, and those of the same shard before it; or the shard, while it is written."""
+    running = {"pass": found.features.peak, "passes before it": shards.waiting(m, precision)}
+    written = shards.writing(m, precision)
+    return running if sum(running.values()) >= written else {"shard being written": written}

@@ -93,9 +93,12 @@ class Manifest:
         del out["noted"]
         return out
 
+    def text(self) -> bytes:
+        """As it is written."""
+        return (json.dumps({"id": self.id} | self.as_dict(), indent=1) + "\n").encode()
+
     def write(self, folder: Path) -> None:
-        text = json.dumps({"id": self.id} | self.as_dict(), indent=1) + "\n"
-        write_bytes(folder / MANIFEST, text.encode())
+        write_bytes(folder / MANIFEST, self.text())
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,6 +17,16 @@ from unde.errors import UndeError
 from unde.store.files import write_bytes
 
 _META, _META_OF_0_1 = "unde", "whence"  # the package was called whence until 0.1
+WRITTEN = 2  # times that a file is in memory while it is written, beside the tensors
+_TYPES = {  # as they are called in a file, in the order that they have there
+    torch.int64: "I64",
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+}
 
 
 class ShardError(UndeError):
@@ -59,6 +70,22 @@ def sound(path: Path, owner: str) -> bool:
     except ShardError:
         return False
     return True
+
+
+def file_bytes(tensors: Mapping[str, Tensor], place: str) -> int:
+    """Bytes of the file that `write_shard` makes of tensors like these, which may be on the meta device.
+
+    >>> file_bytes({"loss": torch.empty(10, device="meta")}, "c00-000000.safetensors")
+    312
+    """
+    meta = {"checksum": "0" * 64, "index": "0" * 32, "name": place}
+    header: dict[str, Any] = {"__metadata__": {_META: json.dumps(meta)}}
+    order, at = list(_TYPES), 0
+    for name, t in sorted(tensors.items(), key=lambda item: (order.index(item[1].dtype), item[0])):
+        found = {"dtype": _TYPES[t.dtype], "shape": list(t.shape), "data_offsets": [at, at + t.nbytes]}
+        header[name], at = found, at + t.nbytes
+    length = len(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode())
+    return 8 + -(-length // 8) * 8 + at
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> str:
