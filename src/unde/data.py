@@ -129,8 +129,8 @@ def _refuse_shuffled(loader: DataLoader) -> None:
 
 
 def own_collate(collate: Collate | None, data: Any) -> Collate | None:
-    """The collate function to use on data, unless it comes with one of its own, as a DataLoader may."""
-    brings = isinstance(data, DataLoader) and data.collate_fn is not default_collate
+    """The collate function to use on data, unless it comes with one of its own, as a DataLoader or Rows may."""
+    brings = isinstance(data, (DataLoader, Rows)) and Rows(data).collate is not default_collate
     return None if brings else collate
 
 
@@ -158,6 +158,14 @@ def evenly(n: int, count: int) -> list[int]:
     """
     count = min(n, count)
     return sorted({round(i * (n - 1) / max(1, count - 1)) for i in range(count)})
+
+
+def to_numpy(value: Any) -> np.ndarray:
+    """An array of anything array-like: tensors on any device and of any precision, Pillow images, lists."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        return (value.float() if value.dtype is torch.bfloat16 else value).numpy()  # NumPy has no bfloat16
+    return np.asarray(value)
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

@@ -30,7 +30,7 @@ def make():
 """
 # A shell may start processes with Ctrl-C ignored.
 PROGRAM = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\nfrom unde.cli import main; main()"
-COMMAND = [sys.executable, "-c", PROGRAM, "build", "slow:make", "--out", "idx", "--batch-size", "2"]
+COMMAND = [sys.executable, "-c", PROGRAM, "build", "slow:make", "--out", "idx", "--memory", "1kB"]
 
 
 def start(folder, seconds, *options):
@@ -68,14 +68,14 @@ def test_a_build_that_is_interrupted_says_how_to_go_on(tmp_path):
         )
         assert last, said
         done, total = (int(group.replace(",", "")) for group in last.groups())
-        assert 128 <= done < total <= 2000  # a shard of 64 batches, at least
+        assert 64 <= done < total <= 2000  # a shard of 64 passes, at least
         assert len([line for line in said if "interrupted" in line]) == 1
     kept = shards(tmp_path)
-    assert 2 <= kept < 16
+    assert 2 <= kept < 8
     finished = start(tmp_path, 0)
     said = finished.communicate(timeout=120)[1]
     assert finished.returncode == 0, said
-    assert shards(tmp_path) == 16
+    assert shards(tmp_path) == 8
     assert f"going on: {2000 - 128 * kept:,} of 2,000 are still to do" in said
 
 
@@ -100,7 +100,7 @@ def test_commands_that_keep_nothing_say_so(project, monkeypatch, capsys, error, 
 
 
 def test_an_interrupt_before_anything_is_counted(project, monkeypatch):
-    monkeypatch.setattr("unde.cli.project.load", lambda target: (_ for _ in ()).throw(KeyboardInterrupt()))
+    monkeypatch.setattr("unde.recipe.imported", lambda target: (_ for _ in ()).throw(KeyboardInterrupt()))
     result = CliRunner().invoke(cli.app, ["build", f"{project}:make", "--out", "idx"])
     assert isinstance(result.exception, Interrupted)
     assert str(result.exception) == "interrupted; run the same command again, it goes on where it stopped"

@@ -1,5 +1,7 @@
 """Training functions that other processes can import, and a bank run as a program of its own."""
 
+import contextlib
+import itertools
 import os
 import random
 import signal
@@ -47,8 +49,38 @@ def fail(indices, seed):
     raise RuntimeError("no luck today")
 
 
-def die(indices, seed):
+def die(indices=None, seed=None):
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Deadly:
+    """A training function that ends the first `arrivals` processes that it is sent to, and the first that trains.
+
+    `end` says how. What happened is noted in `folder`.
+    """
+
+    def __init__(self, folder, arrivals, end):
+        self.folder, self.arrivals, self.end = folder, arrivals, end
+
+    def __setstate__(self, state):
+        self.__dict__ = state
+        if self._nth("arrived") < self.arrivals:
+            self.end()
+
+    def __call__(self, indices, seed):
+        if self._nth("trained") == 0:
+            self.end()
+        return train(indices, seed)
+
+    def _nth(self, event):
+        for n in itertools.count():
+            with contextlib.suppress(FileExistsError):
+                (self.folder / f"{event}-{n}").touch(exist_ok=False)
+                return n
+
+
+def give_up():
+    os._exit(1)
 
 
 def count_threads(weight):
@@ -62,14 +94,25 @@ def stall_after_some(indices, seed):
     return train(indices, seed, pause=0.0 if trained <= QUICK else 600.0)
 
 
+def run(path, **changes):
+    arguments = {
+        "train": train,
+        "utility": utility,
+        "n_train": N_TRAIN,
+        "subsets": SUBSETS,
+        "seeds_per_subset": 2,
+        "name": "linear regression",
+    }
+    return Bank.run(path, **{**arguments, **changes})
+
+
+def assert_same(a, b):
+    np.testing.assert_array_equal(a.masks, b.masks)
+    np.testing.assert_array_equal(a.seeds, b.seeds)
+    assert a.by_seed.keys() == b.by_seed.keys()
+    for name in a.by_seed:
+        np.testing.assert_array_equal(a.by_seed[name], b.by_seed[name])
+
+
 if __name__ == "__main__":
-    Bank.run(
-        sys.argv[1],
-        train=stall_after_some,
-        utility=utility,
-        n_train=N_TRAIN,
-        subsets=SUBSETS,
-        seeds_per_subset=2,
-        processes=2,
-        name="linear regression",
-    )
+    run(sys.argv[1], train=stall_after_some, processes=2)

@@ -26,7 +26,7 @@ def group_scores(queries, train, units, *, groups=None, method=None, skipped=(),
         skipped=lambda: bad,
         ids=None,
         leverage=lambda: torch.linspace(0.1, 0.6, n),
-        also=lambda: torch.linspace(1.0, 2.0, n).unsqueeze(1),
+        beside=lambda: torch.linspace(1.0, 2.0, n).unsqueeze(1),
     )
     partition = groups or Groups({name: (name,) for name in units})
     digests = [f"query {q}" for q in range(len(queries))]

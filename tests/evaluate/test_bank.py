@@ -1,48 +1,18 @@
-import json
-import multiprocessing
 import os
 import random
-import subprocess
-import sys
-import time
 from functools import partial
 from pathlib import Path
 
 import bank_jobs
 import numpy as np
-import psutil
 import pytest
 import torch
+from bank_jobs import assert_same, run
 
 from unde.errors import UndeError
 from unde.evaluate import Bank, lds
 
 MODELS = 2 * bank_jobs.SUBSETS
-
-
-def run(path, **changes):
-    arguments = {
-        "train": bank_jobs.train,
-        "utility": bank_jobs.utility,
-        "n_train": bank_jobs.N_TRAIN,
-        "subsets": bank_jobs.SUBSETS,
-        "seeds_per_subset": 2,
-        "name": "linear regression",
-    }
-    return Bank.run(path, **{**arguments, **changes})
-
-
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory):
-    return run(tmp_path_factory.mktemp("bank") / "bank.npz")
-
-
-def assert_same(a, b):
-    np.testing.assert_array_equal(a.masks, b.masks)
-    np.testing.assert_array_equal(a.seeds, b.seeds)
-    assert a.by_seed.keys() == b.by_seed.keys()
-    for name in a.by_seed:
-        np.testing.assert_array_equal(a.by_seed[name], b.by_seed[name])
 
 
 def test_shapes_and_values(reference):
@@ -101,54 +71,6 @@ def test_the_callers_random_state_and_threads_are_left_alone(tmp_path):
     assert torch.get_num_threads() == before
 
 
-def kill_midway(program, parts, count):
-    """SIGKILL to the run itself, not to its workers, once `count` parts are there."""
-    process = subprocess.Popen(program, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while len(list(parts.glob("model-*.npz"))) < count:
-        assert process.poll() is None, "the run ended before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    workers = psutil.Process(process.pid).children()
-    process.kill()
-    process.wait()
-    return workers
-
-
-def test_killed_in_two_processes_then_continued_in_two_is_as_if_run_in_one(tmp_path, reference):
-    path, parts = tmp_path / "bank.npz", tmp_path / "bank.npz.parts"
-    program = [sys.executable, bank_jobs.__file__, str(path)]
-    workers = kill_midway(program, parts, 2 * bank_jobs.QUICK)
-    _, alive = psutil.wait_procs(workers, timeout=20)  # each would train on for ten minutes
-    assert len(workers) >= 2
-    assert not alive
-    kept = list(parts.glob("model-*.npz"))
-    assert len(kept) == 2 * bank_jobs.QUICK
-    with pytest.raises(UndeError, match=rf"not finished \({len(kept)} of {MODELS} models\)"):
-        Bank.open(path)
-    seconds = {int(file.stem.removeprefix("model-")): float(np.load(file)["seconds"]) for file in kept}
-    bank = run(path, processes=2)
-    assert_same(bank, reference)
-    assert not parts.exists()
-    assert all(
-        bank.seconds.ravel()[number] == value for number, value in seconds.items()
-    )  # not trained again
-
-
-@pytest.mark.parametrize(
-    ("train", "message"),
-    [
-        (bank_jobs.fail, r"(?s)model 0 \(subset 0, seed \d+\) failed: Traceback.*no luck today"),
-        (bank_jobs.die, r"model 0 .* failed: its process ended with code -9, often .* memory.*\n.*run again"),
-    ],
-    ids=["error", "death"],
-)
-def test_failures_in_other_processes_are_told(tmp_path, train, message):
-    with pytest.raises(UndeError, match=message):
-        run(tmp_path / "bank", train=train, subsets=1, seeds_per_subset=1, processes=2)
-    assert not multiprocessing.active_children()
-
-
 def test_failure_in_this_process_keeps_what_is_done_and_its_cause(tmp_path, reference):
     path = tmp_path / "bank"
     with pytest.raises(UndeError, match="RuntimeError: no luck today") as caught:
@@ -160,27 +82,6 @@ def test_failure_in_this_process_keeps_what_is_done_and_its_cause(tmp_path, refe
     seeds = []
     assert_same(run(path, train=lambda i, seed: seeds.append(seed) or bank_jobs.train(i, seed)), reference)
     assert seeds == reference.seeds.ravel()[2 * first :].tolist()  # nothing was trained twice
-
-
-def test_torn_parts_and_leftovers_are_made_anew(tmp_path, reference):
-    path, parts = tmp_path / "bank", tmp_path / "bank.parts"
-    fail_late = iter(range(MODELS))
-
-    def train(indices, seed):
-        if next(fail_late) == 6:
-            raise RuntimeError
-        return bank_jobs.train(indices, seed)
-
-    with pytest.raises(UndeError):
-        run(path, train=train)
-    torn, flipped = parts / "model-00001.npz", parts / "model-00002.npz"
-    torn.write_bytes(torn.read_bytes()[:-40])
-    content = bytearray(flipped.read_bytes())
-    content[80] ^= 0xFF
-    flipped.write_bytes(content)
-    (parts / ".model-00003.npz.99.tmp").write_bytes(b"half")
-    assert_same(run(path), reference)
-    assert not parts.exists()
 
 
 def test_a_finished_bank_is_not_trained_again(reference):
@@ -217,20 +118,6 @@ def test_the_default_name_tells_trainings_apart(tmp_path):
         run(tmp_path / "b", name=None, train=partial(bank_jobs.train, pause=0.002), subsets=1)
 
 
-def test_two_runs_at_once_are_refused(tmp_path):
-    def train(indices, seed):
-        with pytest.raises(UndeError, match="another run is filling"):
-            run(tmp_path / "bank", subsets=1)
-        return bank_jobs.train(indices, seed)
-
-    run(tmp_path / "bank", train=train, subsets=1)
-
-
-def test_functions_that_cannot_be_imported_are_refused_before_any_process_starts(tmp_path):
-    with pytest.raises(UndeError, match=r"top level of a module.*processes=1"):
-        run(tmp_path / "bank", train=lambda indices, seed: None, processes=2)
-
-
 @pytest.mark.parametrize(
     ("utility", "message"),
     [
@@ -256,29 +143,6 @@ def test_utility_that_changes_its_queries_is_refused(tmp_path):
             run(tmp_path / "bank", utility=lambda model: np.ones(next(sizes)))
 
 
-def test_foreign_files_are_neither_read_nor_overwritten(tmp_path):
-    (tmp_path / "bank.parts").mkdir()
-    (tmp_path / "bank.parts" / "thesis.tex").write_text("years of work")
-    with pytest.raises(UndeError, match=r"holds something else than a bank \(thesis.tex\)"):
-        run(tmp_path / "bank")
-    for name, content in (("text", b"hello"), ("npy", b"\x93NUMPY\x01\x00"), ("empty", b"")):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(UndeError, match="not a bank"):
-            run(tmp_path / name)
-        assert (tmp_path / name).read_bytes() == content
-
-
-def test_other_formats_and_pickles_are_not_opened(tmp_path, reference):
-    arrays = dict(np.load(reference.path))
-    provenance = json.loads(str(arrays["provenance"])) | {"format": "unde bank 99"}
-    np.savez(tmp_path / "new.npz", **{**arrays, "provenance": np.array(json.dumps(provenance))})
-    with pytest.raises(UndeError, match="unde bank 99"):
-        Bank.open(tmp_path / "new.npz")
-    np.savez(tmp_path / "evil.npz", **{**arrays, "seeds": np.array([object()])})
-    with pytest.raises(UndeError, match="not a bank that can be read"):
-        Bank.open(tmp_path / "evil.npz")
-
-
 def test_nonsense_counts(tmp_path):
     for change in ({"processes": 0}, {"threads": 0}):
         with pytest.raises(UndeError, match="expected at least 1"):
@@ -298,14 +162,3 @@ def test_a_bank_and_lds_fit_together(tmp_path):
     )
     e = lds(torch.stack([values, -values]), bank.masks, bank.utility["queries"])
     assert e.mean > 0.999
-
-
-def test_leftover_parts_go_if_they_are_of_this_bank_and_stay_if_not(tmp_path):
-    bank = run(tmp_path / "bank", subsets=1)
-    for plan, stays in ((bank.provenance["plan"], False), ({**bank.provenance["plan"], "seed": 9}, True)):
-        parts = tmp_path / "bank.parts"
-        parts.mkdir()
-        (parts / "plan.json").write_text(json.dumps({"format": "unde bank 1", "plan": plan}))
-        (parts / "model-00000.npz").write_bytes(b"")
-        run(tmp_path / "bank", subsets=1)
-        assert parts.exists() == stays

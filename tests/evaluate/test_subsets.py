@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from unde.errors import UndeError
-from unde.evaluate.subsets import Plan
+from unde.evaluate.bank.subsets import Plan
 
 
 def plan(**changes):

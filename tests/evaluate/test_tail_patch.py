@@ -158,7 +158,13 @@ def test_every_shape_of_data_gives_the_same():
     model, train, queries = models.gpt2(), sequences(10), sequences(3, seed=4)
     lists = [[{"input_ids": e["input_ids"].tolist()} for e in data] for data in (train, queries)]
     loaders = [torch.utils.data.DataLoader(d, collate_fn=CausalLM().collate) for d in (train, queries)]
-    shapes = [(train, queries), [datasets.Dataset.from_list(d).with_format("torch") for d in lists], loaders]
+    plain = [torch.utils.data.DataLoader(d) for d in (train, queries)]
+    shapes = [
+        (train, queries),
+        plain,
+        [datasets.Dataset.from_list(d).with_format("torch") for d in lists],
+        loaders,
+    ]
     results = [tail_patch(model, CausalLM(), *data, TOP, optimizer=sgd).summed.per_query for data in shapes]
     assert len({r.tobytes() for r in results}) == 1
 

@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 
@@ -63,6 +64,8 @@ def test_interrupted_save_leaves_the_old_file(tmp_path, monkeypatch):
         ({"version": 2}, "version 2 .* reads version 1"),
         ({"weights": {"a": -1.0, "b": 2.0}}, "non-negative.*'a'"),
         ({"weights": {"a": float("nan"), "b": 2.0}}, "finite.*'a'"),
+        ({"weights": {"a": float("inf"), "b": 2.0}}, "finite.*'a'"),
+        ({"weights": {"a": 10**400, "b": 2.0}}, "damaged: int too large"),
         ({"weights": {"a": 0.0}}, "all are zero"),
         ({"weights": {}}, "at least one group"),
         ({"weights": {"a": "1"}}, "damaged"),
@@ -74,10 +77,49 @@ def test_interrupted_save_leaves_the_old_file(tmp_path, monkeypatch):
 def test_bad_files_are_refused(tmp_path, change, message):
     path = tmp_path / "w.json"
     Weights.uniform(["a", "b"]).save(path)
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    content = json.loads(path.read_text()) | change
+    del content["checksum"]
+    path.write_text(json.dumps(content))
     with pytest.raises(UndeError, match=message) as caught:
         Weights.load(path)
     assert str(path) in str(caught.value)
+
+
+def test_any_change_of_a_file_is_noticed(tmp_path):
+    path = tmp_path / "w.json"
+    weights = Weights(torch.tensor([0.5, 1.5]), ["a", "b"], ["aa"], {"k": 10, "by": {3: [float("nan")]}})
+    weights.save(path)
+    text = path.read_text()
+    for before, after in (("1.5", "1.6"), ('"a"', '"c"'), ("10", "11"), ('"aa"', '"ab"'), ("NaN", "2.0")):
+        path.write_text(text.replace(before, after, 1))
+        with pytest.raises(UndeError, match="does not match its checksum"):
+            Weights.load(path)
+    content = json.loads(text)
+    del content["checksum"]
+    path.write_text(json.dumps(content))  # as releases before 0.2 wrote it
+    assert torch.equal(Weights.load(path).values, weights.values)
+
+
+@pytest.mark.parametrize("scale", [1e308, 5e307, 1e-300, 5e-324])
+def test_numbers_at_the_ends_of_the_range_keep_their_ratios(scale):
+    weights = Weights(torch.tensor([scale, scale, 0.0], dtype=torch.float64), ["a", "b", "c"])
+    assert weights.values.tolist() == [1.5, 1.5, 0.0]
+
+
+def test_paths_that_cannot_be_written_or_read_are_told(tmp_path, monkeypatch):
+    for path in (tmp_path / "missing" / "w.json", tmp_path):
+        with pytest.raises(UndeError, match=rf"cannot write weights to '{path}' \((No such file|Is a dir)"):
+            example().save(path)
+    with pytest.raises(UndeError, match=rf"cannot read '{tmp_path}' \(Is a directory\)"):
+        Weights.load(tmp_path)
+
+    def full(source, target):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(UndeError, match="No space left on device"):
+        example().save(tmp_path / "w.json")
+    assert os.listdir(tmp_path) == []
 
 
 def test_missing_truncated_and_binary_files_are_refused(tmp_path):
@@ -88,9 +130,10 @@ def test_missing_truncated_and_binary_files_are_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:50])
     with pytest.raises(UndeError, match="not a whole JSON file"):
         Weights.load(path)
-    path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UndeError, match="not a whole JSON file"):
-        Weights.load(path)
+    for odd in (b"\xff\xfe\x00", b"[" * 100_000, b"[" + b"9" * 5000 + b"]"):
+        path.write_bytes(odd)
+        with pytest.raises(UndeError, match="not a whole JSON file"):
+            Weights.load(path)
 
 
 @pytest.mark.parametrize(

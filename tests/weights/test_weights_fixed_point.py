@@ -12,6 +12,7 @@ from unde.weights.contributions import Contributions
 from unde.weights.fixed_point import fixed_point
 from unde.weights.objective import objective
 from unde.weights.problem import Problem
+from unde.weights.selection import select
 
 LOSSES = ["top-k", "supervised", "bottom-k", "top-k-bottom-k"]
 POSITIVES = torch.arange(12) * 3
@@ -81,6 +82,16 @@ def test_no_general_optimiser_finds_better(weight_decay):
     ]
     ours = regularised(values, fit.weights, "supervised", weight_decay).item()
     assert ours > max(-result.fun for result in found) - 1e-7
+
+
+@pytest.mark.parametrize("rows", [7, 60, 1000])
+def test_of_equal_examples_the_earlier_are_selected_however_they_stream(rows):
+    values = random_scores(examples=4)[:, torch.arange(200) % 4]  # each example has 49 equal ones
+    indices, means = select(problem_of(values, k=25, rows=rows), torch.ones(values.shape[2]))
+    order = (-values.sum(2)).sort(dim=1, stable=True).indices[:, :25].sort(1).values
+    assert torch.equal(indices, order)
+    wanted = values.take_along_dim(order[..., None], dim=1).double().mean(1)
+    torch.testing.assert_close(means, wanted)
 
 
 def test_reaches_what_algorithm_1_converges_to():

@@ -20,6 +20,7 @@ from unde.cli.options import (
     StoreDtype,
     Target,
     TextField,
+    Unneeded,
     method_of,
     source_of,
 )
@@ -39,6 +40,7 @@ def build(
     projection: Projection = None,
     groups: Groups = "layer",
     exclude: Exclude = None,
+    batch_size: Unneeded = None,
     num_workers: Annotated[int, typer.Option(help="processes that read the data")] = 0,
     device: Device = None,
     store_dtype: StoreDtype = "float32",
@@ -69,6 +71,7 @@ def build(
         exclude=exclude or (),
         collate=setup.collate,
         ids=setup.ids,
+        batch_size=batch_size,
         recipe=project.recipe,
         num_workers=num_workers,
         store_dtype=store_dtype,

@@ -53,6 +53,8 @@ Projection = Annotated[
 ]
 Groups = Annotated[str, typer.Option(help="layer, tensor or consecutive(128)")]
 Exclude = Annotated[list[str] | None, typer.Option(help="regex of parameters to leave out; repeatable")]
+# The memory budget decides how many examples are in a pass. Commands of 0.1 named a number; they still run.
+Unneeded = Annotated[int | None, typer.Option("--batch-size", hidden=True)]
 BatchSize = Annotated[int, typer.Option(help="examples in one pass; fewer need less memory")]
 StoreDtype = Annotated[str, typer.Option(help="float32, float16 or bfloat16")]
 Memory = Annotated[str, typer.Option(help="budget for what is computed at once, besides the model")]

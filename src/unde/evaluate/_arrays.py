@@ -7,17 +7,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from unde.data import to_numpy
 from unde.errors import UndeError
 
 Array: TypeAlias = np.ndarray | torch.Tensor
-
-
-def to_numpy(value: Any) -> np.ndarray:
-    """A numpy view of a tensor on any device, an array or a nested list."""
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu()
-        return (value.float() if value.dtype is torch.bfloat16 else value).numpy()
-    return np.asarray(value)
 
 
 def numbers(value: Any, name: str, shape: str) -> np.ndarray:

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from unde import console
-from unde.data import Collate, Rows, to_device
+from unde.data import Collate, Rows, own_collate, to_device
 from unde.errors import UndeError, unknown
 from unde.features.guard import untouched
 from unde.tasks import Task
@@ -111,10 +110,7 @@ def representation_similarity(
     """
     if metric not in ("cosine", "l2"):
         raise unknown("metric", metric, ("cosine", "l2"))
-    train, asked = (
-        Rows(data, collate or (None if isinstance(data, (DataLoader, Rows)) else task.collate))
-        for data in (train_data, queries)
-    )
+    train, asked = (Rows(data, collate or own_collate(task.collate, data)) for data in (train_data, queries))
     device = _device(model)
 
     def hidden(rows: Rows, r: range) -> Tensor:

@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
 from unde import console
-from unde.data import Collate, Rows, to_device
+from unde.data import Collate, Rows, own_collate, to_device
 from unde.errors import UndeError
 from unde.evaluate._arrays import Array, numbers
 from unde.evaluate.estimate import Estimate
@@ -103,7 +102,7 @@ def tail_patch(
         raise UndeError(
             f"max_grad_norm is {max_grad_norm}: expected a positive norm, or None for no clipping"
         )
-    train, asked = (Rows(data, collate or _own_collate(task, data)) for data in (train_data, queries))
+    train, asked = (Rows(data, collate or own_collate(task.collate, data)) for data in (train_data, queries))
     top = _checked(top_indices, len(asked), len(train))
     trainable = [p for p in model.parameters() if p.requires_grad]
     if not trainable:
@@ -233,11 +232,6 @@ def _put_back(saved: Sequence[tuple[nn.Parameter, Tensor]]) -> Generator[None]:
 
 
 # --- checks and the optimizer ---------------------------------------------------------------------------
-
-
-def _own_collate(task: Task, data: Any) -> Collate | None:
-    """The task's collate function, unless the data comes with one."""
-    return None if isinstance(data, (DataLoader, Rows)) else task.collate
 
 
 def _checked(top_indices: Array, queries: int, examples: int) -> np.ndarray:

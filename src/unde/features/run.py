@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from unde.tasks.base import Task
 from unde.tasks.cutting import recut
 
 LOOKED_AT = 64  # examples, the largest of which tells what a pass takes
-MOST = 256  # examples in a pass
+LEAST, MOST = 8, 256  # examples in a pass, if they fit
 SHARE = 2  # of the memory budget a pass may take one in so many: shards are written meanwhile
 _CALL = 1e-5  # seconds that calling an operation takes, about
 _SPEED = {"cpu": 5e10, "cuda": 2e13}  # operations a second, about
@@ -127,26 +127,40 @@ def settle_on(
     at: int = 0,
 ) -> tuple[int, int | None]:
     """The same from one example, the one `at` a position: passes of it alone and of it twice tell what an example
-    takes and costs."""
+    takes and costs, and a pass of the size that they promise is tried."""
     device, _ = placement(model)
-    one, two = (to_device(collate([example] * n), device) for n in (1, 2))
     budget = max(1, memory // SHARE)
     with FeaturePass(model, task, replace(what, factors=None), coverage) as run:
-        run.collect.fit(budget, one)
-        alone, both = (_cost(run.collect, batch, [at] * n) for batch, n in ((one, 1), (two, 2)))
-        rows, most = run.collect.task.cutting.settled, run.collect.task.cutting.rows or MOST
-    each, flops = max(1, both[0] - alone[0]), max(1, both[1] - alone[1])
-    fits = 1 + max(0, budget - alone[0]) // each
-    speed = _SPEED.get(device.type, _SPEED["cuda"])
-    worth = math.ceil(_WORTH * alone[2] * _CALL * speed / flops)
-    return int(max(1, min(fits, max(8, worth), most, MOST, count))), rows
+        collect = run.collect
+        collect.fit(budget, collate([example]))
+
+        def cost(n: int) -> _Cost:
+            batch = to_device(collate([example] * n), device)
+            with Meter() as meter:
+                collect(batch, [at] * n)
+            return _Cost(meter.peak, meter.flops, meter.calls)
+
+        alone, both = cost(1), cost(2)
+        fits = 1 + max(0, budget - alone.peak) // max(1, both.peak - alone.peak)
+        wanted = _worth(alone, both, device), collect.task.cutting.rows or MOST, MOST, count
+        size = max(1, min(fits, *wanted))
+        while size > 2 and (taken := cost(size).peak) > budget:
+            size = max(1, min(size - 1, size * budget // taken))
+        return size, collect.task.cutting.settled
 
 
-def _cost(collect: Collector, batch: Any, ids: list[int]) -> tuple[int, int, int]:
+class _Cost(NamedTuple):
     """Most bytes alive, operations and calls of a pass."""
-    with Meter() as meter:
-        collect(batch, ids)
-    return meter.peak, meter.flops, meter.calls
+
+    peak: int
+    flops: int
+    calls: int
+
+
+def _worth(alone: _Cost, both: _Cost, device: torch.device) -> int:
+    """Examples from which on calling operations takes little beside their work."""
+    speed = _SPEED.get(device.type, _SPEED["cuda"])
+    return max(LEAST, math.ceil(_WORTH * alone.calls * _CALL * speed / max(1, both.flops - alone.flops)))
 
 
 def largest(rows: Rows) -> int:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from unde.data import to_numpy
 from unde.errors import UndeError
 from unde.report.html import Html
 from unde.report.items import mark
-from unde.report.pixels import to_array
 
 _PAPERS = {"subject": "P"}  # the paper's letter: S is for style
 
@@ -69,7 +69,7 @@ def checked(contributors: Mapping[str, object], shape: tuple[int, ...], of: str)
     """The flags of each kind of contributor as bool arrays of one shape; `of` says what that shape is."""
     made = {}
     for name, flags in contributors.items():
-        array = to_array(flags)
+        array = to_numpy(flags)
         if array.shape != shape or not np.isin(array, (0, 1)).all():
             raise UndeError(
                 f"the contributors {name!r} are {array.dtype} of shape {array.shape}: expected true or false for {of}, "

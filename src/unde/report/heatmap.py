@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from unde.data import to_numpy
 from unde.errors import UndeError
 from unde.report.html import Html, el, number
-from unde.report.pixels import to_array
 from unde.report.svg import HEATS, heat_map
 from unde.report.tables import Table, result_table
 
@@ -42,7 +42,7 @@ class HeatmapPanel:
                 f"the heat map {self.title!r} has {shape[0]} rows, {shape[1]} columns and {len(self.maps)} maps: "
                 "expected at least one of each"
             )
-        maps = {name: to_array(values).astype(np.float64) for name, values in self.maps.items()}
+        maps = {name: to_numpy(values).astype(np.float64) for name, values in self.maps.items()}
         for name, values in maps.items():
             if values.shape != shape:
                 raise UndeError(

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from unde.data import to_numpy
 from unde.errors import UndeError
+from unde.evaluate import mislabel_auc
 from unde.report.html import Html, count, el, number
 from unde.report.items import Scored, example, kind_of, largest_score, mark
-from unde.report.pixels import to_array
 from unde.report.svg import Line, line_key, roc_plot
 
 HIT = mark("hit", "✓", "found", "the label is indeed wrong")
@@ -33,7 +34,7 @@ class RocCurve:
 
     def __post_init__(self) -> None:
         for field in ("false_positive_rate", "true_positive_rate"):
-            rates = to_array(getattr(self, field)).astype(np.float64)
+            rates = to_numpy(getattr(self, field)).astype(np.float64)
             object.__setattr__(self, field, rates)
             if rates.ndim != 1 or not ((rates >= 0) & (rates <= 1)).all():
                 raise UndeError(
@@ -43,8 +44,8 @@ class RocCurve:
     @classmethod
     def from_scores(cls, name: str, scores: object, is_mislabelled: object) -> RocCurve:
         """The curve of a ranking: the highest score is suspected first, equal scores all at once."""
-        values = to_array(scores).astype(np.float64)
-        wrong = to_array(is_mislabelled).astype(bool)
+        values = to_numpy(scores).astype(np.float64)
+        wrong = to_numpy(is_mislabelled).astype(bool)
         if values.ndim != 1 or values.shape != wrong.shape:
             raise UndeError(f"scores {values.shape} and flags {wrong.shape}: expected (N,) and (N,)")
         if not np.isfinite(values).all():
@@ -57,10 +58,9 @@ class RocCurve:
         last_of_ties = np.append(np.diff(values[order]) != 0, True)
         hits = np.append(0, np.cumsum(wrong[order])[last_of_ties])
         misses = np.append(0, np.cumsum(~wrong[order])[last_of_ties])
-        area = float(np.sum(np.diff(misses) * (hits[1:] + hits[:-1])) / (2 * hits[-1] * misses[-1]))
         corner = np.ones(len(hits), dtype=bool)  # points on a straight stretch can go
         corner[1:-1] = np.diff(hits)[:-1] * np.diff(misses)[1:] != np.diff(hits)[1:] * np.diff(misses)[:-1]
-        return cls(name, misses[corner] / misses[-1], hits[corner] / hits[-1], area)
+        return cls(name, misses[corner] / misses[-1], hits[corner] / hits[-1], mislabel_auc(values, wrong))
 
 
 @dataclass(frozen=True, eq=False)

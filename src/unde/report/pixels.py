@@ -9,19 +9,11 @@ import zlib
 import numpy as np
 import torch
 
+from unde.data import to_numpy
 from unde.errors import UndeError
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _COLOUR_TYPE = {1: 0, 3: 2, 4: 6}  # channels → PNG colour type: grey, RGB, RGBA
-
-
-def to_array(values: object) -> np.ndarray:
-    """A NumPy array of anything array-like: tensors on any device and of any precision, PIL images, lists."""
-    if isinstance(values, torch.Tensor):
-        values = values.detach().cpu()
-        # NumPy has no bfloat16.
-        return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
-    return np.asarray(values)
 
 
 def to_pixels(image: object, max_side: int | None = None) -> np.ndarray:
@@ -36,7 +28,7 @@ def to_pixels(image: object, max_side: int | None = None) -> np.ndarray:
     array([[  0, 255]], dtype=uint8)
     """
     channels_first = isinstance(image, torch.Tensor)
-    array = to_array(image)
+    array = to_numpy(image)
     if array.dtype.kind not in "buif":
         raise UndeError(f"an image must hold numbers, got an array of type {array.dtype}")
     if array.size == 0:

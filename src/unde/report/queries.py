@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from unde.data import to_numpy
 from unde.errors import UndeError
 from unde.report.contributors import Mark, checked, legend_of, marks_for
 from unde.report.html import Html, count, el
@@ -24,7 +25,6 @@ from unde.report.items import (
     picture,
     same,
 )
-from unde.report.pixels import to_array
 from unde.report.tokens import key
 
 RIGHT = mark("right", "✓", "right", "the prediction equals the true label")
@@ -98,7 +98,7 @@ class QueryPanel:
         >>> [(row.name, row.proponents[0].item.id, row.proponents[0].marks) for row in panel.rows]
         [('no weights', 1, []), ('style', 0, [Mark(letter='S', contribution='style')])]
         """
-        rows = {name: to_array(values) for name, values in scores.items()}
+        rows = {name: to_numpy(values) for name, values in scores.items()}
         examples = len(next(iter(rows.values()), ()))
         for name, values in rows.items():
             if values.shape != (examples,) or not examples:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from unde.data import to_numpy
 from unde.errors import UndeError
 from unde.report.html import Html, count, el, number
-from unde.report.pixels import to_array
 from unde.report.svg import Bar, Line, bar_plot, block_tones, line_plot
 from unde.unet import flow, stages
 
@@ -43,7 +43,7 @@ class WeightsPanel:
     name: str = ""
 
     def __post_init__(self) -> None:
-        values = to_array(self.values).astype(np.float64)
+        values = to_numpy(self.values).astype(np.float64)
         object.__setattr__(self, "values", values)
         if values.shape != (len(self.groups),) or not values.size:
             raise UndeError(
@@ -64,7 +64,7 @@ class WeightsPanel:
                 f"{len(self.blocks)} block names for {len(self.groups)} groups: expected one each"
             )
         if self.objective is not None:
-            object.__setattr__(self, "objective", to_array(self.objective).astype(np.float64))
+            object.__setattr__(self, "objective", to_numpy(self.objective).astype(np.float64))
             if not np.isfinite(self.objective).all():
                 raise UndeError("the objective holds NaN or infinite values: only finite ones can be drawn")
 

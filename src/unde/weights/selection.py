@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from unde.scores.top import stable_top
 from unde.weights.objective import SIDES
 from unde.weights.problem import Problem
 
@@ -39,7 +40,7 @@ def select(problem: Problem, weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Top(NamedTuple):
-    """The k training examples of each query that rank highest so far."""
+    """The k training examples of each query that rank highest so far, of equal ones the earlier."""
 
     ranking: Tensor  # (q, ≤k)
     indices: Tensor  # (q, ≤k)
@@ -47,10 +48,10 @@ class _Top(NamedTuple):
 
     @classmethod
     def of(cls, ranking: Tensor, k: int, start: int, block: Tensor, wanted: Tensor) -> _Top:
-        ranking, columns = ranking.topk(min(k, ranking.shape[1]))
+        ranking, columns = stable_top(ranking, min(k, ranking.shape[1]), largest=True)
         return cls(ranking, columns + start, block[wanted[:, None], columns])
 
     def merged(self, other: _Top, k: int) -> _Top:
         ranking, indices, rows = (torch.cat(pair, dim=1) for pair in zip(self, other))
-        ranking, keep = ranking.topk(min(k, ranking.shape[1]))
+        ranking, keep = stable_top(ranking, min(k, ranking.shape[1]), largest=True)
         return _Top(ranking, indices.gather(1, keep), rows.take_along_dim(keep[..., None], dim=1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -54,10 +55,7 @@ class Weights:
         if bad or not values.any():
             what = f"these are not: {_listed(bad)}" if bad else "all are zero"
             raise UndeError(f"weights must be finite, non-negative and not all zero, but {what}")
-        mean = values.mean()
-        # What has mean one to the accuracy of float32 stays as it is, so that a file reads back exactly.
-        values = values if abs(mean - 1) < 1e-6 else values / mean
-        object.__setattr__(self, "values", values.float())
+        object.__setattr__(self, "values", _of_mean_one(values).float())
         object.__setattr__(self, "groups", groups)
 
     @classmethod
@@ -119,8 +117,15 @@ class Weights:
             "provenance": self.provenance,
             "query_digests": self.query_digests,
         }
+        content["checksum"] = _checksum(content)
         text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-        write_atomically(Path(path), text.encode())
+        try:
+            write_atomically(Path(path), text.encode())
+        except OSError as error:
+            raise UndeError(
+                f"cannot write weights to '{path}' ({error.strerror}): expected a file in a folder that is there and "
+                "has room. Nothing half-written is left behind: save them again"
+            ) from error
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Weights:
@@ -129,7 +134,11 @@ class Weights:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise UndeError(f"no weights file at '{path}': expected a file written by Weights.save") from None
-        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        except OSError as error:
+            raise UndeError(
+                f"cannot read '{path}' ({error.strerror}): expected a file written by Weights.save"
+            ) from error
+        except (ValueError, RecursionError) as error:
             raise UndeError(
                 f"'{path}' is not a whole JSON file ({error}): learn and save it again"
             ) from error
@@ -140,6 +149,12 @@ class Weights:
                 f"'{path}' has version {content.get('version')!r} of the weights file, this release reads "
                 f"version {_VERSION}: use the release that wrote it, or learn and save it again"
             )
+        # Releases before 0.2 wrote no checksum.
+        if "checksum" in content and content["checksum"] != _checksum(content):
+            raise UndeError(
+                f"'{path}' is damaged or was changed: its content does not match its checksum. Learn and save it "
+                "again, or delete its 'checksum' to use it as it is"
+            )
         return _from_content(cls, content, path)
 
     def __len__(self) -> int:
@@ -149,6 +164,19 @@ class Weights:
         low, high = self.values.min().item(), self.values.max().item()
         largest = self.groups[int(self.values.argmax())]
         return f"Weights({len(self)} groups, from {low:.3g} to {high:.3g}, largest: {largest!r})"
+
+
+def _of_mean_one(values: Tensor) -> Tensor:
+    """What has mean one to the accuracy of float32 stays as it is, so that a file reads back exactly."""
+    if abs(values.mean() - 1) < 1e-6:
+        return values
+    values = values / values.max()  # of numbers near the end of the range, the mean may be beyond it
+    return values / values.mean()
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    signed = {name: value for name, value in content.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(signed).encode()).hexdigest()
 
 
 def _from_content(cls: type[Weights], content: Mapping[str, Any], path: object) -> Weights:
@@ -163,9 +191,9 @@ def _from_content(cls: type[Weights], content: Mapping[str, Any], path: object) 
             "'query_digests' (a list). Learn and save it again"
         )
     try:
-        values = torch.tensor(list(weights.values()), dtype=torch.float64)
+        values = torch.tensor([float(v) for v in weights.values()], dtype=torch.float64)
         return cls(values, list(weights), digests, provenance)
-    except UndeError as error:
+    except (UndeError, OverflowError) as error:
         raise UndeError(f"'{path}' is damaged: {error}") from error
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from unde.data import to_numpy
 from unde.errors import UndeError
-from unde.evaluate._arrays import Array, to_numpy
+from unde.evaluate._arrays import Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +87,11 @@ class Plan:
         sequence = np.random.SeedSequence(self.seed, spawn_key=(subset, 1 + repeat))
         return int(sequence.generate_state(1, np.uint32)[0])
 
+    def train_seeds(self) -> np.ndarray:
+        """(S, R) all training seeds."""
+        rows = [[self.train_seed(s, r) for r in range(self.seeds_per_subset)] for s in range(self.subsets)]
+        return np.array(rows, dtype=np.int64)
+
     def config(self) -> dict[str, str | int | float | None]:
         """What makes two banks the same bank, ready for JSON."""
         return {
@@ -99,6 +107,19 @@ class Plan:
     def _taken(self, count: np.ndarray | int) -> np.ndarray:
         """How many of the first `count` in line are taken."""
         return np.floor(np.asarray(count) * self.alpha + 0.5)
+
+
+def described(config: Any) -> Plan:
+    """The plan that a file describes, in the words of `Plan.config`; the labels of its classes are not known."""
+    if not isinstance(config, Mapping):
+        raise UndeError(f"a plan is a {type(config).__name__}: expected names and values")
+    counts = ("n_train", "subsets", "seed", "seeds_per_subset")
+    for name, kind in (*((count, int) for count in counts), ("name", str), ("alpha", float)):
+        if type(config.get(name)) is not kind:
+            raise UndeError(
+                f"{name} is {config.get(name)!r} in a plan: expected a value of type {kind.__name__}"
+            )
+    return Plan(config["name"], alpha=config["alpha"], **{count: config[count] for count in counts})
 
 
 def _digest(labels: np.ndarray) -> str:

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, suppress
 from multiprocessing.connection import Connection, wait
@@ -20,10 +20,16 @@ import torch
 from unde.errors import UndeError
 
 Job: TypeAlias = Callable[[int], None]
+DEATHS = 3  # of processes at the same job, until that is taken to be the reason
+_UNGUARDED = (
+    "a worker process ended with code {code} while starting; its own message is above. A script that starts "
+    "processes must do so under `if __name__ == '__main__':`, and its functions must be in a file that can be "
+    "imported. Or pass processes=1"
+)
 
 
 class JobFailed(Exception):
-    """Job `number` raised, or its process died; `number` is None if the process never got to work."""
+    """Job `number` raised, or processes died of it; `number` is None if they never got to work."""
 
     def __init__(self, number: int | None, reason: str) -> None:
         super().__init__(reason)
@@ -58,65 +64,83 @@ def _here(job: Job, numbers: Iterable[int], threads: int) -> Iterator[int]:
 
 
 class _Workers:
-    """Spawned processes that ask for a number, do the job, and ask again."""
+    """Spawned processes that ask for a number, do the job, and ask again. One that is killed is replaced."""
 
     def __init__(self, job: Job, numbers: list[int], processes: int, threads: int) -> None:
         _check_importable(job)
-        context = multiprocessing.get_context("spawn")  # a fork of a process that used torch may hang
+        self._job, self._threads = job, threads
         self._waiting = deque(numbers)
         self._busy: dict[Connection, int | None] = {}  # None while a worker starts up
         self._processes: dict[Connection, BaseProcess] = {}
+        self._deaths: Counter[int | None] = Counter()  # of each number; of None: while starting, in a row
         try:
             for _ in range(min(processes, len(numbers))):
-                ours, theirs = context.Pipe()
-                process = context.Process(target=_serve, args=(theirs, job, threads))
-                process.start()
-                theirs.close()
-                self._busy[ours], self._processes[ours] = None, process
+                self._start()
         except BaseException:
             self.close()
             raise
 
     def finished(self) -> Iterator[int]:
         while self._busy:
-            for connection in wait(list(self._busy)):
-                connection = cast(Connection, connection)
+            for connection in cast(list[Connection], wait(list(self._busy))):
                 number = self._busy.pop(connection)
-                failure = self._hear(connection, number)
+                try:
+                    failure = connection.recv()
+                except (EOFError, OSError):
+                    self._replace(connection, number)
+                    continue
                 if failure is not None:
                     raise JobFailed(number, failure)
-                if self._waiting:
-                    self._busy[connection] = self._waiting.popleft()
-                    with suppress(BrokenPipeError):  # it died meanwhile: heard of in the next round
-                        connection.send(self._busy[connection])
+                self._deaths[None] = 0
+                self._send_next(connection)
                 if number is not None:
                     yield number
 
     def close(self) -> None:
         for process in self._processes.values():
             process.terminate()
-        for connection, process in self._processes.items():
-            process.join(timeout=5)
-            process.kill()  # for user code that ignores the polite signal
-            process.join()
-            connection.close()
+        for connection in list(self._processes):
+            self._end(connection)
 
-    def _hear(self, connection: Connection, number: int | None) -> str | None:
-        """None if all went well, else what went wrong."""
-        try:
-            return connection.recv()
-        except (EOFError, ConnectionResetError):
-            process = self._processes[connection]
-            process.join()
-            if number is None:
-                return (
-                    f"a worker process ended with code {process.exitcode} while starting; its own message is "
-                    "above. A script that starts processes must do so under `if __name__ == '__main__':`, "
-                    "and its functions must be in a file that can be imported. Or pass processes=1"
-                )
-            memory = ", often a sign of too little memory: try fewer processes"
-            killed = memory if process.exitcode == -9 else ""
-            return f"its process ended with code {process.exitcode}{killed}"
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")  # a fork of a process that used torch may hang
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs, self._job, self._threads))
+        process.start()
+        theirs.close()
+        self._busy[ours], self._processes[ours] = None, process
+
+    def _send_next(self, connection: Connection) -> None:
+        if self._waiting:
+            self._busy[connection] = self._waiting.popleft()
+            with suppress(ConnectionError):  # it died meanwhile: heard of in the next round
+                connection.send(self._busy[connection])
+
+    def _replace(self, connection: Connection, number: int | None) -> None:
+        """After a worker has died: another takes over what it had, unless that has killed too many."""
+        code = self._end(connection)
+        self._deaths[number] += 1
+        if number is None and code >= 0:
+            raise JobFailed(None, _UNGUARDED.format(code=code))
+        if self._deaths[number] == DEATHS:
+            memory = (
+                ", often a sign of too little memory: try fewer processes" if code == -signal.SIGKILL else ""
+            )
+            whose = "worker processes ended while starting" if number is None else "its process ended"
+            raise JobFailed(number, f"{whose} {DEATHS} times, at last with code {code}{memory}")
+        if number is not None:
+            self._waiting.appendleft(number)
+        if self._waiting:
+            self._start()
+
+    def _end(self, connection: Connection) -> int:
+        """Its exit code, once the process has ended by itself or by force."""
+        process = self._processes.pop(connection)
+        process.join(timeout=5)
+        process.kill()  # for user code that ignores the polite signal
+        process.join()
+        connection.close()
+        return process.exitcode or 0
 
 
 def _serve(connection: Connection, job: Job, threads: int) -> None:
