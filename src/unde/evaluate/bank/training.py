@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from unde.evaluate._arrays import Array, finite, numbers
 from unde.evaluate.bank.files import Part, Parts
 from unde.evaluate.bank.subsets import Plan
 from unde.evaluate.bank.workers import JobFailed, finished
+from unde.version import __version__
 
 UNNAMED = "queries"
 
@@ -126,7 +126,7 @@ def _random_state_restored() -> Generator[None, None, None]:
 def _environment(threads: int) -> str:
     return json.dumps(
         {
-            "unde": version("unde"),
+            "unde": __version__,
             "python": platform.python_version(),
             "numpy": np.__version__,
             "torch": torch.__version__,
