@@ -59,7 +59,9 @@ def test_code_that_gives_the_same_features_goes_on(tmp_path, capsys):
 def test_code_that_gives_others_is_refused(tmp_path, other):
     half_built(tmp_path / "i")
     left = toy.content(tmp_path / "i")
-    with pytest.raises(UndeError, match=r"already holds another index.*code of loss\(\).*features of example 0"):
+    with pytest.raises(
+        UndeError, match=r"already holds another index.*code of loss\(\).*features of example 0"
+    ):
         toy.build(tmp_path / "i", task=other)
     assert toy.content(tmp_path / "i") == left
     toy.build(tmp_path / "i", task=PLAIN)

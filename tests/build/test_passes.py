@@ -6,10 +6,10 @@ from torch import nn
 
 import toy
 from unde import Index
+from unde.data import Rows
 from unde.features import make_units, plan_coverage
 from unde.features.meter import Meter
 from unde.features.run import MOST, FeaturePass, Measurement, largest, settle
-from unde.data import Rows
 from unde.methods import TRAK, TracIn
 from unde.tasks import CausalLM, Classification
 
@@ -34,7 +34,12 @@ def test_features_of_another_pass_size(tmp_path, size):
     """Within the tolerance that is promised, and not bit for bit."""
     made = {}
     for name, most in (("a", 16), ("b", size)):
-        options = {"model": conv(), "train_data": images(60), "pass_size": most, "method": TracIn(projection="kron(4)")}
+        options = {
+            "model": conv(),
+            "train_data": images(60),
+            "pass_size": most,
+            "method": TracIn(projection="kron(4)"),
+        }
         index = toy.build(tmp_path / name, **options)
         assert index.manifest.settled.pass_size == most
         made[name] = toy.stored(index).rows(torch.arange(60))[0]
@@ -76,7 +81,9 @@ def test_small_models_get_large_passes_and_large_ones_small(tmp_path):
     """Per-call overhead is what small models wait for; on large ones it is no matter."""
     sizes = {}
     for name, width in (("small", 8), ("large", 3000)):
-        model = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 3))
+        model = nn.Sequential(
+            nn.Linear(8, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 3)
+        )
         data = (torch.randn(400, 8), torch.randint(3, (400,)))
         index = Index.build(
             model, Classification(), data, tmp_path / name, method=TRAK(projection="kron(4)"), progress=False

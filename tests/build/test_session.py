@@ -78,7 +78,9 @@ def test_the_full_check_finds_what_a_sample_may_miss(index):
     session.check_model(full=True)
     big = torch.nn.Linear(1000, 3)
     sample = module.Watch(big)
-    big.weight.detach().numpy()[1, 501] += 1  # past the version counter, between the entries that are looked at
+    big.weight.detach().numpy()[1, 501] += (
+        1  # past the version counter, between the entries that are looked at
+    )
     assert sample.unchanged()
     weight.detach().numpy()[1, 1] += 1
     with pytest.raises(UndeError, match="not those"):

@@ -17,6 +17,7 @@ from unde.build.checkpoints import Checkpoint, fingerprints, loaded
 from unde.build.fingerprints import data_fingerprint
 from unde.data import Rows
 from unde.errors import UndeError
+from unde.execution import Job
 from unde.features import Coverage, Unit, make_units, plan_coverage
 from unde.features.coverage import restored
 from unde.features.factors import gathered
@@ -59,13 +60,18 @@ class Context:
     """A settled index that is being computed. It can be pickled where there is a recipe: what is at hand stays."""
 
     def __init__(
-        self, folder: Path, manifest: Manifest, given: Given, workers: int = 0, ids: Sequence[Any] | None = None
+        self,
+        folder: Path,
+        manifest: Manifest,
+        given: Given,
+        workers: int = 0,
+        ids: Sequence[Any] | None = None,
     ) -> None:
         self.folder, self.manifest, self.given, self.workers, self.ids = folder, manifest, given, workers, ids
         self.advance: Callable[[int], None] = lambda count: None
-        self.upcoming: list[tuple[int, int]] = []  # jobs in the order that they will be asked for, if known
+        self.upcoming: list[Job] = []  # jobs in the order that they will be asked for, if known
         self._open: tuple[int, FeaturePass, ExitStack] | None = None
-        self._stream: tuple[list[tuple[int, int]], Iterator[Batch]] | None = None
+        self._stream: tuple[list[Job], Iterator[Batch]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         if self.given.recipe is None:
@@ -127,7 +133,7 @@ class Context:
             return self.given.rows.batches(self._cuts(s))
         if self._stream is None or self._stream[0][:1] != [(c, s)]:
             at = self.upcoming.index((c, s)) if (c, s) in self.upcoming else None
-            jobs = [(c, s)] if at is None else self.upcoming[at:]
+            jobs: list[Job] = [(c, s)] if at is None else self.upcoming[at:]
             ranges = [r for _, shard in jobs for r in self._cuts(shard)]
             self._stream = (jobs, self.given.rows.batches(ranges, self.workers))
         jobs, stream = self._stream

@@ -79,7 +79,9 @@ class Session:
         task, out = step_of(self.task, method, c), []
         try:
             with FeaturePass(self.model, task, what, self._coverage(c, rows)) as run:
-                for found in run.over(rows.batches(cuts(range(len(rows)), self.stored.manifest.settled.pass_size))):
+                for found in run.over(
+                    rows.batches(cuts(range(len(rows)), self.stored.manifest.settled.pass_size))
+                ):
                     out.append(found)
                     advance(len(found.where))
         except UndeError:

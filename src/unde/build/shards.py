@@ -30,7 +30,6 @@ from unde.store.manifest import Manifest
 from unde.store.shards import WRITTEN, ShardError, file_bytes, read_shard, write_shard
 
 
-
 def compute_shard(context: Context, c: int, s: int) -> None:
     """The features of shard s under checkpoint c, written to its file: the same bytes whoever computes them."""
     m = context.manifest

@@ -58,12 +58,13 @@ def test_workers_that_are_killed_at_random(tmp_path):
 def test_a_model_object_asks_for_a_recipe(tmp_path):
     with pytest.raises(UndeError, match=r"cannot be sent to another process: name a function .*recipe="):
         toy.build(tmp_path / "i", executor="processes:2")
-    assert not toy.shard_files(toy.build(tmp_path / "j")) == []
     toy.build(tmp_path / "i")  # settled, and gone on with in this process
 
 
 def test_a_shard_that_always_fails_is_named(tmp_path):
-    with pytest.raises(UndeError, match=r"shard 1 \(examples 8 to 15, checkpoint 0\) failed .*out of luck") as e:
+    with pytest.raises(
+        UndeError, match=r"shard 1 \(examples 8 to 15, checkpoint 0\) failed .*out of luck"
+    ) as e:
         toy.build(
             tmp_path / "i",
             task=projects.Unlucky(),
