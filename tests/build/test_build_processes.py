@@ -63,7 +63,7 @@ def test_a_model_object_asks_for_a_recipe(tmp_path):
 
 def test_a_shard_that_always_fails_is_named(tmp_path):
     with pytest.raises(
-        UndeError, match=r"shard 1 \(examples 8 to 15, checkpoint 0\) failed .*out of luck"
+        UndeError, match=r"(?s)shard 1 \(examples 8 to 15, checkpoint 0\) failed .*out of luck"
     ) as e:
         toy.build(
             tmp_path / "i",

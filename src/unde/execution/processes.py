@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 import time
@@ -19,7 +20,6 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from multiprocessing.reduction import ForkingPickler
 from typing import Any, cast
 
 import torch
@@ -57,7 +57,7 @@ class Processes:
 
 def _sendable(function: Callable[..., None], context: Any) -> bytes:
     try:
-        return bytes(ForkingPickler.dumps(partial(_call, function, context)))
+        return pickle.dumps(partial(_call, function, context))
     except UndeError:
         raise
     except Exception as e:
@@ -194,7 +194,7 @@ def _serve(connection: Connection, sent: bytes, threads: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends the workers
     torch.set_num_threads(threads)
     made: list[Callable[[Job], None]] = []
-    answer = _answered(lambda: made.append(ForkingPickler.loads(sent)))
+    answer = _answered(lambda: made.append(pickle.loads(sent)))
     try:
         while True:
             connection.send(answer)
