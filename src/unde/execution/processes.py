@@ -27,6 +27,7 @@ import torch
 from unde.errors import UndeError
 from unde.execution.base import RETRIES, Job, JobsFailed
 
+STARTS = 10  # workers that may die in a row before one has begun to work
 _STARTING: Job = ()
 _UNGUARDED = (
     "a worker process ended with code {code} while starting; its own message is above. A script that starts "
@@ -154,10 +155,9 @@ class _Workers:
             self._tried[_STARTING] += 1
             if code >= 0:
                 raise UndeError(_UNGUARDED.format(code=code))
-            if self._tried[_STARTING] > RETRIES:
-                times = RETRIES + 1
+            if self._tried[_STARTING] == STARTS:
                 raise UndeError(
-                    f"worker processes ended while starting {times} times, at last with code {code}{memory}"
+                    f"worker processes ended while starting {STARTS} times in a row, at last with code {code}{memory}"
                 )
         else:
             self._again(job, f"its process ended {RETRIES + 1} times, at last with code {code}{memory}")
