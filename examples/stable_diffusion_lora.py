@@ -370,8 +370,7 @@ def costs(unet: Any, example: dict[str, Tensor], count: int, args: argparse.Name
     """Passes are looked at with as many timesteps as are in the UNet at once; the rest is more of the same."""
     from diffusers import DDPMScheduler
 
-    batch = min(8, args.rows, count)
-    together = min(args.timesteps, max(1, args.rows // batch))
+    together = min(args.timesteps, max(1, args.rows // min(8, count)))
     found = plan(
         unet,
         Diffusion(DDPMScheduler(), timesteps=together, rows=args.rows),
@@ -379,7 +378,6 @@ def costs(unet: Any, example: dict[str, Tensor], count: int, args: argparse.Name
         n_examples=count,
         method=replace(methods.parse(args.method), projection=args.projection),
         groups=f"consecutive({args.groups})",
-        batch_size=batch,
         queries=args.learn,
     )
     times = args.timesteps / together

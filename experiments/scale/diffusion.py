@@ -245,12 +245,11 @@ class Generation(Study):
 
     def costs(self) -> tuple[list[Stage], list[Plan]]:
         s, (unet, example) = self.setting, self._on_meta()
-        batch = min(TOGETHER, self.place.rows)
-        together = min(s.timesteps, max(1, self.place.rows // batch))
+        together = min(s.timesteps, max(1, self.place.rows // TOGETHER))
         methods = self.methods(unet)
         plan = Index.plan(
             unet, Denoising(_scheduler(), timesteps=together, rows=self.place.rows), example, n_examples=s.train,
-            method=methods["TRAK"], groups=s.groups, batch_size=batch, queries=s.learn, memory=self.memory,
+            method=methods["TRAK"], groups=s.groups, queries=s.learn, memory=self.memory,
         )  # fmt: skip
         # Passes are looked at with as many timesteps as are in the UNet at once; the rest is more of the same.
         times = s.timesteps / together

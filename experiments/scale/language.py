@@ -142,14 +142,14 @@ class WikiText(Study):
         found = [
             Index.plan(
                 model, self.task, n_examples=s.train, seq_len=s.length, method=method, groups=s.groups,
-                exclude=s.exclude, batch_size=self.place.rows, store_dtype=s.store_dtype, queries=s.learn,
+                exclude=s.exclude, store_dtype=s.store_dtype, queries=s.learn,
                 memory=self.memory,
             )
             for method in built
         ]  # fmt: skip
         found[2] = replace(
             found[2],
-            disk={"kernel applied": found[2].disk["kernel applied"]},
+            disk={"moments of the kernel": found[2].disk["moments of the kernel"]},
             flops={**found[2].flops, "features": 0},
             notes=(*found[2].notes, "on the index of EKFAC, whose features it shares"),
         )

@@ -131,7 +131,7 @@ class OpenWebText(Study):
         s = self.setting
         plan = Index.plan(
             self._on_meta(), self.task, n_examples=s.train, seq_len=s.length, method=LoGRA(s.projection),
-            groups=s.groups, exclude=s.exclude, batch_size=self.place.rows, store_dtype=s.store_dtype,
+            groups=s.groups, exclude=s.exclude, store_dtype=s.store_dtype,
             queries=s.learn, memory=self.memory,
         )  # fmt: skip
         once, asked = plan.flops["training"] / s.train, s.learn + s.evaluate

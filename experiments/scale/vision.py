@@ -201,7 +201,7 @@ class ImageNet(Study):
             model, batch = made(s), (torch.empty(1, 3, s.side, s.side), torch.empty(1, dtype=torch.long))
         plan = Index.plan(
             model, self.task, batch, n_examples=s.train, method=self.methods(model)["TRAK"], groups=s.groups,
-            batch_size=self.place.rows, queries=s.learn, memory=self.memory,
+            queries=s.learn, memory=self.memory,
         )  # fmt: skip
         stages = plans.trained(plan, s, "images", "lds_classification")
         again = Stage("training on wrong labels", stages[0].flops, stages[0].of, "mislabel_auc")

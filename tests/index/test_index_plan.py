@@ -68,7 +68,7 @@ def test_the_plan_comes_first(tmp_path, capsys):
     before = "".join(text for _, text in seen[: first + 1])
     assert "22 examples × 57 features (4 parameters in 2 groups)" in before
     assert "in float32, 3 shards" in before
-    assert "its kernel will take 5.02 kB more" in before
+    assert "its kernel will take 9.98 kB more" in before
     assert "by layer rules: 2 × Linear" in before
 
 

@@ -183,10 +183,11 @@ def test_the_plan_is_that_of_all_timesteps(tmp_path, monkeypatch, capsys):
     net, batch, _ = script.on_meta(script.options(arguments))
     whole = plan(
         net, Diffusion(ddim(), timesteps=4, rows=16), batch, n_examples=5000, method=DTRAK(projection="kron(2)"),
-        groups="consecutive(8)", batch_size=8, queries=3,
+        groups="consecutive(8)", queries=3,
     )  # fmt: skip
     assert found[0].flops == pytest.approx(whole.flops, rel=1e-6)
-    assert (found[0].disk, found[0].groups) == (whole.disk, whole.groups)
+    assert (found[0].pass_size, found[0].groups) == (whole.pass_size, whole.groups)
+    assert found[0].disk == pytest.approx(whole.disk, rel=0.01)  # the manifest names fewer timesteps
     assert found[0].peak("features") == pytest.approx(whole.peak("features"), rel=0.02)
 
 

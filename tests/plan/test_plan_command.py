@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from unde import Setup, UndeError
 from unde.cli.plan import plan
+from unde.recipe import Recipe
 from unde.tasks import Classification
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -37,7 +38,7 @@ def run(*arguments):
 
 def test_a_config(config):
     given = ["--hf-config", config, "--examples", 1000, "--seq-len", 24, "--projection", "kron(4)"]
-    told = json.loads(run(*given, "--store-dtype", "float16", "--batch-size", 4, "--format", "json"))
+    told = json.loads(run(*given, "--store-dtype", "float16", "--format", "json"))
     parameters = 50 * 16 + 32 * 16 + 16 * 48 + 48 + 16 * 16 + 16 + 2 * 16 * 64 + 64 + 16 + 3 * 2 * 16
     assert told["totals"]["parameters"] == parameters
     assert told["totals"]["features"] == 16 * 16  # four matrices and two tables, four biases, six of norms
@@ -45,7 +46,9 @@ def test_a_config(config):
     assert told["totals"]["flops_relative_to_training"]["training"] == 1
     assert 0.5 < told["totals"]["flops_relative_to_training"]["frozen"] < 1
     table = run(*given[:1], config / "config.json", *given[2:], "--exclude", "wte|wpe", "--queries", 7)
-    assert re.search(r"^GPT2LMHeadModel in float32: 1,000 examples in batches of 32; trak, kron\(4\)", table)
+    assert re.search(
+        r"^GPT2LMHeadModel in float32: 1,000 examples, \d+ examples in a pass; trak, kron\(4\)", table
+    )
     assert re.search(r"^2 × transformer\.h\.\*\.ln_\* +64 +64$", table, re.MULTILINE)
     assert re.search(rf"^all 7 +{parameters - 50 * 16 - 32 * 16:,} +224$", table, re.MULTILINE)
     assert re.search(r"^training pass \(forward and backward\) +1\.000 ", table, re.MULTILINE)
@@ -59,17 +62,17 @@ def setup():
 
 
 def test_a_setup(monkeypatch):
-    monkeypatch.setattr("unde.cli.project.load", lambda target: setup())
+    monkeypatch.setattr(Recipe, "make", lambda recipe: setup())
     told = json.loads(run("mine:setup", "--projection", "none", "--format", "json"))
     assert (told["examples"], told["method"]["name"]) == (50, "trak")
     assert told["totals"]["features"] == told["totals"]["parameters"] == 6 * 20 + 20 + 60 + 3
 
 
 def test_a_kernel_beyond_the_budget_is_said(monkeypatch):
-    monkeypatch.setattr("unde.cli.project.load", lambda target: setup())
+    monkeypatch.setattr(Recipe, "make", lambda recipe: setup())
     given = ["mine:setup", "--method", "trak", "--projection", "none", "--memory"]
     needs = 16 * 50**2  # dual: as many examples squared
-    assert "note: the kernel needs 40 kB, more than memory=40 kB" in run(*given, needs - 1)
+    assert "note: the kernel would stop with an error: the N × N kernel" in run(*given, needs - 1)
     assert "note" not in run(*given, needs)
 
 

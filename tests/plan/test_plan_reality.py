@@ -100,7 +100,7 @@ def test_an_index_of_every_model(case, tmp_path):
         methods.LoGRA(projection="kron(4)"),
         methods.LoGRA(projection="pca(4)"),
         methods.EKFAC(projection="none"),
-        methods.EKFAC(projection="kron(8)", fisher="sampled"),
+        methods.EKFAC(projection="pca(8)", fisher="sampled"),
     ],
     ids=str,
 )

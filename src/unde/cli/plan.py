@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-import numpy as np
 import typer
 
 from unde.cli.options import (
     HF,
-    BatchSize,
     Data,
     Exclude,
     Groups,
@@ -23,6 +21,7 @@ from unde.cli.options import (
     StoreDtype,
     Target,
     TextField,
+    Unneeded,
     check_format,
     method_of,
     source_of,
@@ -30,12 +29,10 @@ from unde.cli.options import (
 from unde.cli.project import Project
 from unde.data import Rows
 from unde.errors import UndeError
+from unde.features.run import largest
 from unde.index import Index
 from unde.integrations.config import model_of_config
 from unde.tasks import CausalLM
-
-if TYPE_CHECKING:
-    from unde.integrations.sequences import Sequences
 
 
 def plan(
@@ -60,7 +57,7 @@ def plan(
     projection: Projection = None,
     groups: Groups = "layer",
     exclude: Exclude = None,
-    batch_size: BatchSize = 32,
+    batch_size: Unneeded = None,
     store_dtype: StoreDtype = "float32",
     memory: Memory = "2GB",
     checkpoints: Annotated[int, typer.Option(help="how many of the model the index holds")] = 1,
@@ -92,7 +89,7 @@ def plan(
     else:
         project = Project(target, source_of(hf_model, data, text_field, seq_len))
         model, task = project.setup.model, project.setup.task
-        shape = _of_data(project, batch_size, examples)
+        shape = _of_data(project, examples)
     made = Index.plan(
         model,
         task,
@@ -116,15 +113,8 @@ def _of_config(config: Path, examples: int | None, seq_len: int | None) -> Any:
     return model_of_config(config)
 
 
-def _of_data(project: Project, batch_size: int, examples: int | None) -> dict[str, Any]:
-    """A batch as build would run it, and how many examples there are."""
+def _of_data(project: Project, examples: int | None) -> dict[str, Any]:
+    """The example that a build settles its passes by, and how many there are."""
     setup = project.setup
     rows = Rows(setup.train_data, setup.collate or setup.task.collate)
-    start = 0 if project.source is None else _longest(setup.train_data) // batch_size * batch_size
-    batch = rows.batch(range(start, min(start + batch_size, len(rows))))
-    return {"example": batch, "n_examples": len(rows) if examples is None else examples}
-
-
-def _longest(sequences: Sequences) -> int:
-    """Where the longest sequence is: its batch needs most memory, wherever in the file short texts come first."""
-    return int(np.argmax(np.diff(sequences.stops, prepend=0)))
+    return {"example": rows.batch([largest(rows)]), "n_examples": len(rows) if examples is None else examples}

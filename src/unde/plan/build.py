@@ -4,20 +4,32 @@ from __future__ import annotations
 
 from collections import Counter
 
+import torch
+
 from unde.build.context import Context
+from unde.build.kernels import costs, sizes_of
 from unde.build.shards import on_disk
 from unde.console import line, size
+from unde.store.manifest import Manifest
+
+
+def index_bytes(manifest: Manifest, precision: torch.dtype = torch.float32) -> int:
+    """Bytes on disk of the shards of a finished index."""
+    return sum(on_disk(manifest, precision).values())
 
 
 def show_build(context: Context, missing: int) -> None:
     """What is going to be built, what it takes, and which way each parameter goes."""
     m, terms = context.manifest, context.manifest.terms
-    taken = sum(on_disk(m, context.units[0].projection.dtype).values())
+    precision = context.units[0].projection.dtype
+    sizes = sizes_of(m, precision)
+    kernel = sum(costs(m, context.method.kernel.on(sizes), sizes).disk.values())
     line(
         f"{context.folder}: {m.examples:,} examples × {m.width:,} features "
         f"({len(m.units)} parameters in {len(m.groups)} groups"
         + (f", {terms} {'checkpoints' if len(m.models) > 1 else 'steps'}" if terms > 1 else "")
-        + f"), {size(taken)} on disk in {m.store_dtype}, {terms * len(m.shards)} shards",
+        + f"), {size(index_bytes(m, precision))} on disk in {m.store_dtype}, {terms * len(m.shards)} shards"
+        + (f"; its kernel will take {size(kernel)} more" if kernel else ""),
         style="bold",
     )
     if missing < m.examples * terms:

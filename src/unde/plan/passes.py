@@ -6,14 +6,14 @@ import gc
 import logging
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from unde.build.context import step_of
-from unde.data import map_tensors
+from unde.data import tensors
 from unde.errors import UndeError
 from unde.features import Coverage, Unit, floor, placement
 from unde.features.coverage import FAILURES
@@ -66,7 +66,6 @@ class Measured:
     projection: int  # bytes of its matrices
     checking: Cost  # of a few examples against autograd
     features: Cost
-    directions: Directions | None = None
 
 
 @dataclass(frozen=True)
@@ -79,10 +78,7 @@ class Passes:
     frozen: Cost  # the same without
     own: Measured
     probe: Measured | None  # of the other measurement that the kernel is made of, if there is one
-
-    @property
-    def indexes(self) -> list[Measured]:
-        return [self.own] if self.probe is None else [self.own, self.probe]
+    directions: Directions | None  # of pca, which both are projected on
 
 
 def measure(
@@ -133,7 +129,8 @@ class _Run:
             p.requires_grad_(name in self.names)  # the backward pass ends where the first attributed one is
         step = resized(self.step, own.rows)
         frozen = self._cost(lambda batch: floor.frozen(model, step, [batch]), own.size)
-        return Passes(weights, trained, plain, frozen, own, probe)
+        directions = self._directions(own) if Spec.parse(str(method.projection)).kind == "pca" else None
+        return Passes(weights, trained, plain, frozen, own, probe, directions)
 
     def _index(self, method: Method) -> Measured:
         """Settled in the order of a build."""
@@ -147,8 +144,7 @@ class _Run:
         size, rows = self._settled(self.step, what, coverage)
         met = self._met(self.step, what, coverage)
         features = self._pass(resized(self.step, rows), what, coverage, size)
-        found = self._directions(what, coverage, spec) if spec.kind == "pca" else None
-        return Measured(method, units, coverage, met, size, rows, projection, checking, features, found)
+        return Measured(method, units, coverage, met, size, rows, projection, checking, features)
 
     def _covered(self, units: list[Unit], method: Method) -> tuple[Coverage, Cost]:
         before = self.meter.live
@@ -162,18 +158,19 @@ class _Run:
         with Meter():  # answers for fake tensors whether they are equal
             return settle_on(self.model, task, *given)
 
-    def _directions(self, what: Measurement, coverage: Coverage, spec: Spec) -> Directions:
+    def _directions(self, own: Measured) -> Directions:
         """Last of all: it changes the projections."""
-        wide = {u.name: sides_of(u, spec.size, coverage.uses) for u in what.units}
-        for u in what.units:
-            u.projection.widen(*(n is not None for n in wide[u.name]))
-        wide = {n: pair for n, pair in wide.items() if any(pair)}
-        what = replace(what, beside=(), factors=wide, emit=False)
+        rank, coverage = Spec.parse(str(own.method.projection)).size, own.coverage
+        sides = {u.name: sides_of(u, rank, coverage.uses) for u in own.units}
+        for u in own.units:
+            u.projection.widen(*(n is not None for n in sides[u.name]))
+        wide = {name: pair for name, pair in sides.items() if any(pair)}
+        what = Measurement(own.units, own.method.measure, factors=wide, emit=False)
         size, rows = self._settled(self.task, what, coverage)
         met = self._met(self.task, what, coverage)
         cost = self._pass(resized(self.task, rows), what, coverage, size)
         made = {
-            f"{side}/{name}": torch.empty(spec.size, n, device="meta")
+            f"{side}/{name}": torch.empty(rank, n, device="meta")
             for name, pair in wide.items()
             for side, n in zip(("rows", "cols"), pair)
             if n is not None and name in met
@@ -202,7 +199,7 @@ class _Run:
         gc.collect()  # hooks and graphs hold each other in circles
         before = self.meter.live
         batch = self.batches(size)
-        self.meter.hold(_tensors(batch))
+        self.meter.hold(tensors(batch))
         self.meter.restart()
         with self.meter:
             run(batch)
@@ -218,17 +215,6 @@ class _Names(Factors):
 
     def add(self, name: str, left: Tensor, right: Tensor, mask: Tensor | None) -> None:
         self.met.add(name)
-
-
-def _tensors(batch: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-
-    def note(x: Tensor) -> Tensor:
-        found.append(x)
-        return x
-
-    map_tensors(batch, note)
-    return found
 
 
 @contextmanager

@@ -58,7 +58,7 @@ class Run:
     def _manifest(self, found: Measured) -> Manifest:
         """What a build would write, but for digests."""
         sizes = [u.stop - u.start for u in found.units]
-        at = found.directions
+        at = self.passes.directions
         return Manifest(
             schema=SCHEMA,
             projection_version=projection.VERSION,
@@ -117,17 +117,14 @@ class Run:
 
 def disk(run: Run) -> Bytes:
     """By kind of file; the log of a build, a line, is left out."""
-    found = _index_disk(run.index, run.passes.own, run.precision)
-    if run.probe is not None and run.passes.probe is not None:
-        probe = _index_disk(run.probe, run.passes.probe, run.precision)
+    at, made = run.passes.directions, {}
+    if at is not None:
+        made = at.made | {settle.PASSES: torch.empty(2, dtype=torch.int64, device="meta")}
+    found = settle.on_disk(run.index, run.precision, made)
+    if run.probe is not None:
+        probe = settle.on_disk(run.probe, run.precision, {})
         found["gradients with sampled labels"] = sum(probe.values())
     return found | run.costs.disk
-
-
-def _index_disk(m: Manifest, found: Measured, precision: torch.dtype) -> Bytes:
-    made = {} if found.directions is None else found.directions.made
-    passes = {settle.PASSES: torch.empty(2, dtype=torch.int64, device="meta")} if made else {}
-    return settle.on_disk(m, precision, made | passes)
 
 
 def flops(run: Run) -> dict[str, int]:
@@ -141,10 +138,9 @@ def flops(run: Run) -> dict[str, int]:
     }
     if probe is not None:
         found["sampled labels"] = round(probe.features.flops * run.examples * run.checkpoints / probe.size)
-    at = [m.directions for m in passes.indexes if m.directions is not None]
-    if at:
-        sample = min(SAMPLE, run.examples)
-        found["directions"] = sum(round(d.cost.flops * sample / d.size) for d in at)
+    if passes.directions is not None:
+        sample = min(SAMPLE, run.examples) / passes.directions.size
+        found["directions"] = round(passes.directions.cost.flops * sample)
     if run.kernel.rounds:
         found["kernel"] = run.costs.flops
     return found
@@ -166,9 +162,8 @@ def memory(run: Run) -> dict[str, Bytes]:
     }
     if run.probe is not None and passes.probe is not None:
         stages["sampled labels"] = model | _building(run.probe, passes.probe, run.precision)
-    at = [m.directions.cost.peak for m in passes.indexes if m.directions is not None]
-    if at:
-        stages["directions"] = model | {"pass": max(at)}
+    if passes.directions is not None:
+        stages["directions"] = model | {"pass": passes.directions.cost.peak}
     if run.kernel.rounds:
         stages["kernel"] = run.costs.memory
     asked = (run.kernel.blocks, run.costs.held, run.queries, run.memory, run.precision)

@@ -26,10 +26,14 @@ def total(
     """All scores of the queries at once, as `total` gives them; `held` are the bytes of K."""
     features, rows = 4 * m.terms * queries * m.width, min(m.examples, m.settled.shard_size)
     together = min(queries, max(1, memory // (16 * rows)))
-    part, read, streamed = 4 * together * rows, reading(m, precision), in_memory(m, memory)
-    blocks = streamed + max(read, part if method.linear else 3 * part)  # `final` makes two more of it
+    part, last = 4 * together * rows, 4 * (queries % together or together) * rows
+    before = part if len(m.shards) > 1 or together < queries else 0  # while the next scores are made
+    made = part if method.linear else 3 * part  # `final` makes two more of it
+    one = 4 * m.terms * m.examples * m.width if kept(m, memory) else m.terms * block_bytes(m)
+    streamed = in_memory(m, memory) + reading(m, precision) + (last if len(m.shards) > 1 else 0)
+    blocks = max(streamed, one + before + made)
     if method.beside:
-        blocks = max(blocks, _leverages(m, memory) + part + read)
+        blocks = max(blocks, _leverages(m, memory) + part + reading(m, precision))
     applied = 0 if mixes is None else 2 * features  # K of them, before and after it is put together
     found = {
         "query features, weighted too": 2 * features,
