@@ -1,6 +1,5 @@
 """The one progress bar, on a terminal and in a log, by a clock that the tests turn; sizes and times for people."""
 
-import doctest
 import io
 from types import SimpleNamespace
 
@@ -39,10 +38,6 @@ def log(monkeypatch, clock):
     file = io.StringIO()
     monkeypatch.setattr(console, "_err", Console(file=file, width=40))  # lines in a log are not wrapped
     return file
-
-
-def test_the_examples_in_the_docstrings_hold():
-    assert doctest.testmod(console).failed == 0
 
 
 def work(clock, seconds, *, total=10, count=1, ends_with=None, **options):

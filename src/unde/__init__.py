@@ -7,9 +7,9 @@ from unde.index import Index
 from unde.recipe import Setup
 from unde.scores import GroupScores
 from unde.tasks import Task
+from unde.version import __version__
 from unde.weights import Weights, learn_weights
 
-__version__ = "0.2.0.dev0"
 __all__ = [
     "GroupScores",
     "Groups",
@@ -18,6 +18,7 @@ __all__ = [
     "Task",
     "UndeError",
     "Weights",
+    "__version__",
     "evaluate",
     "learn_weights",
     "methods",

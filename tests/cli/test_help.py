@@ -1,6 +1,5 @@
 """What the commands say of themselves, and what they have in common."""
 
-import doctest
 import inspect
 import re
 
@@ -9,7 +8,6 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from unde import cli, methods
-from unde.cli import options, report
 from unde.cli.build import build
 from unde.cli.plan import plan
 
@@ -20,11 +18,6 @@ def told(*arguments):
     """The help as one line, without the frames around it."""
     text = CliRunner().invoke(cli.app, [*arguments, "--help"], env={"COLUMNS": "200"}).stdout
     return " ".join(re.sub(r"[│╭╮╰╯─]", " ", text).split())
-
-
-def test_the_examples_in_the_docstrings_hold():
-    assert sum(doctest.testmod(module).attempted for module in (options, report)) == 2
-    assert sum(doctest.testmod(module).failed for module in (options, report)) == 0
 
 
 def test_all_commands_are_listed():

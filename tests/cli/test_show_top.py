@@ -1,16 +1,9 @@
 """The tables of `unde attribute` on a terminal."""
 
-import doctest
-
 import toy
 from unde import Setup
-from unde.cli import attribute
 from unde.cli.attribute import show_top
 from unde.data import Rows
-
-
-def test_the_examples_in_the_docstrings_hold():
-    assert doctest.testmod(attribute).failed == 0
 
 
 def test_what_is_no_text_is_printed_as_ids(tmp_path, capsys):

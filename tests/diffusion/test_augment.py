@@ -1,7 +1,6 @@
 """Each operation against Pillow or colorsys; what is drawn against (seed, key)."""
 
 import colorsys
-import doctest
 import importlib
 
 import numpy as np
@@ -204,7 +203,3 @@ def test_supervised_weights_from_changed_images():
 def test_bad_input(images, options, message):
     with pytest.raises(UndeError, match=message):
         augment(images, **options)
-
-
-def test_examples_in_the_docstrings_run():
-    assert doctest.testmod(module).failed == 0

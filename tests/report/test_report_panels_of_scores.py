@@ -1,14 +1,11 @@
 """From scores to panels: which examples, under which names, with which tokens."""
 
-import doctest
-
 import pytest
 import torch
 
 import toy
 from unde import Setup, UndeError, Weights
 from unde.data import Rows
-from unde.report import panels as module
 from unde.report.panels import query_panels, weights_panels
 from unde.tasks import Task
 
@@ -33,10 +30,6 @@ def found(tmp_path):
         pieces=lambda example: WORDS,
     )
     return setup, Rows(setup.eval_queries), index.score(setup.eval_queries)
-
-
-def test_the_examples_in_the_docstrings_hold():
-    assert doctest.testmod(module).failed == 0
 
 
 def test_tokens_are_those_of_the_pair_and_the_way(found):

@@ -1,6 +1,5 @@
 """Labels drawn from a model's own predictions: right on average, and a matter of the example alone."""
 
-import doctest
 from unittest import mock
 
 import pytest
@@ -193,8 +192,3 @@ def test_refused(task):
         UndeError, match=r"'sample': expected one of 'loss', 'sampled'. Did you mean 'sampled'"
     ):
         task.measure(model, batch, name="sample", ids=[0])
-
-
-def test_examples_run_as_printed():
-    found = doctest.testmod(sampling)
-    assert found.attempted >= 2 and found.failed == 0

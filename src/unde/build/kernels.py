@@ -25,8 +25,8 @@ from unde.build.stored import FeatureSource, Stored
 from unde.kernels import Fitted, Kernel, Sizes
 from unde.kernels.base import Moments, Round, Settled, Work, reduced
 from unde.store import layout
-from unde.store.files import clear_partial
 from unde.store.codec import codec
+from unde.store.files import clear_partial
 from unde.store.locks import locked
 from unde.store.manifest import Manifest
 from unde.store.shards import WRITTEN, ShardError, file_bytes, read_shard, sound, write_shard

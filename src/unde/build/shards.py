@@ -20,7 +20,7 @@ from unde.build.context import Context
 from unde.build.fingerprints import SAMPLED, changed_example, length_now, reads_differently, to_signed
 from unde.data import evenly, to_device
 from unde.errors import UndeError
-from unde.execution import Executor
+from unde.execution import Executor, Job, JobsFailed
 from unde.features.factors import gathered
 from unde.features.run import Batch, FeaturePass, Found, threads
 from unde.store import layout
@@ -28,8 +28,6 @@ from unde.store.codec import codec
 from unde.store.files import clear_partial
 from unde.store.manifest import Manifest
 from unde.store.shards import WRITTEN, ShardError, file_bytes, read_shard, write_shard
-
-Job = tuple[int, int]  # checkpoint or step, shard
 
 
 def compute_shard(context: Context, c: int, s: int) -> None:
@@ -108,7 +106,11 @@ def compute(context: Context, jobs: list[Job], executor: Executor) -> None:
     m, started = context.manifest, time.perf_counter()
     context.upcoming = jobs
     try:
-        executor.run(compute_shard, context, jobs)
+        for _, s in executor.run(compute_shard, context, jobs):
+            if not executor.here:
+                context.advance(_length(context, s))
+    except JobsFailed as e:
+        raise _failed(context, e.reasons) from None
     finally:
         context.close()
     _log(context, sum(_length(context, s) for _, s in jobs), time.perf_counter() - started)
@@ -218,6 +220,16 @@ def _check_checkpoints_agree(context: Context) -> None:
         changed = (first != _digests(context, c)).nonzero()[:, 0]
         if len(changed):
             raise reads_differently(int(changed[0]))
+
+
+def _failed(context: Context, reasons: dict[Job, str]) -> UndeError:
+    (c, s), reason = next(iter(reasons.items()))
+    rows = context.manifest.shards[s]
+    more = f" So did {len(reasons) - 1} more." if len(reasons) > 1 else ""
+    return UndeError(
+        f"shard {s} (examples {rows.start} to {rows.stop - 1}, checkpoint {c}) failed again and again: {reason}\n"
+        f"All others are done.{more} Mend what is wrong and run the same call again, it goes on where it stopped"
+    )
 
 
 def _length(context: Context, s: int) -> int:

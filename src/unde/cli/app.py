@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from unde import __version__, console
+from unde import console
 from unde.cli.attribute import attribute
 from unde.cli.bench import bench
 from unde.cli.build import build
@@ -17,6 +17,7 @@ from unde.cli.learn import learn
 from unde.cli.plan import plan
 from unde.cli.report import report
 from unde.errors import UndeError
+from unde.version import __version__
 
 app = typer.Typer(
     name="unde",

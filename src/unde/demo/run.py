@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-import unde
 from unde import console
 from unde.data import Rows
 from unde.demo.digits import CORRUPTED, Digits, accuracy, digits, train
@@ -23,6 +22,7 @@ from unde.report.html import count
 from unde.report.panels import predictions, query_panels, trust_panel, uniform, weights_panel
 from unde.scores import GroupScores
 from unde.tasks import Classification
+from unde.version import __version__
 from unde.weights import Weights
 
 Ways = dict[str, Weights | None]  # of scoring, by name
@@ -180,7 +180,7 @@ def _cards(data: Digits, labels: MislabelPanel, right: float, clock: Clock) -> l
 
 def _provenance(method: str, seed: int, index: Index) -> dict[str, object]:
     return {
-        "unde": unde.__version__,
+        "unde": __version__,
         "command": "unde demo",
         "method": str(index.method),
         "index": f"{len(index):,} examples × {index.manifest.width:,} features in {len(index.groups)} groups",

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from unde.execution.base import Job
 
 
+@dataclass(frozen=True)
 class Serial:
-    """
-    >>> Serial().run(lambda context, a, b: context.append(a + b), made := [], [(1, 2), (3, 4)])
+    """Errors are those of the job itself: nothing else is tried after one.
+
+    >>> list(Serial().run(lambda context, a, b: context.append(a + b), made := [], [(1, 2), (3, 4)]))
+    [(1, 2), (3, 4)]
     >>> made
     [3, 7]
     """
 
-    def run(self, function: Callable[..., None], context: Any, jobs: Sequence[Job]) -> None:
+    here: bool = True
+
+    def run(self, function: Callable[..., None], context: Any, jobs: Sequence[Job]) -> Iterator[Job]:
         for job in jobs:
             function(context, *job)
+            yield job

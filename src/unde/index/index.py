@@ -24,7 +24,7 @@ from unde.build.settle import checked, settle
 from unde.build.stored import Stored
 from unde.data import Collate, Rows, own_collate, parse_bytes
 from unde.errors import UndeError, unknown
-from unde.execution import Serial
+from unde.execution import Executor, named
 from unde.groups import Groups
 from unde.index import self_retrieval
 from unde.index.opened import Opened
@@ -128,6 +128,7 @@ class Index:
         seed: int = 0,
         on_bad: str = "error",
         second_moments: Any = None,
+        executor: str | Executor = "serial",
         recipe: str | Recipe | None = None,
         progress: bool = True,
     ) -> Index:
@@ -138,8 +139,9 @@ class Index:
         expressions. `on_bad` is what to do about NaN gradients: "error", or "skip" and record.
         `second_moments`, an Adam-like optimizer, its state_dict() or {parameter: v}, divides gradients by √v.
         `memory` and what is fast decide how many examples go through the model at a time, which is recorded; a
-        `batch_size` is understood and not needed. `recipe` names a function that makes the same `Setup` in another
-        process, as "my_project.setup:make".
+        `batch_size` is understood and not needed. `executor` says who computes: "serial", "processes:4", or an
+        Executor; the bytes are the same. Other processes make the model for themselves, by the `recipe`: a function
+        that returns the same `Setup`, as "my_project.setup:make".
         """
         if on_bad not in ("error", "skip"):
             raise unknown("on_bad", on_bad, ("error", "skip"))
@@ -152,7 +154,7 @@ class Index:
             raise UndeError(f"{len(ids)} ids for {len(rows)} examples: expected one for each")
         recipe = Recipe(recipe) if isinstance(recipe, str) else recipe
         given, folder = Given(model, task, rows, checkpoints, recipe), Path(path).expanduser()
-        budget, chosen = parse_bytes(memory), methods.for_building(method)
+        budget, chosen, runs = parse_bytes(memory), methods.for_building(method), named(executor)
         with _on_device(model, device):
             checked(given, chosen, groups, exclude, second_moments)  # before a folder is made
             for place, measured in ((folder, chosen), (folder / layout.FISHER, chosen.probe)):
@@ -176,7 +178,7 @@ class Index:
                         memory=budget,
                         workers=num_workers,
                     )
-                    _compute(context, progress)
+                    _compute(context, runs, progress)
         stored = Stored(folder, Manifest.read(folder), budget)
         return cls(Opened(stored, ids, model, task, checkpoints, rows.collate, rows))
 
@@ -347,7 +349,7 @@ class Index:
         return self._retrieved[1]
 
 
-def _compute(context: Context, progress: bool) -> None:
+def _compute(context: Context, executor: Executor, progress: bool) -> None:
     """The shards that are missing."""
     jobs = shards.missing(context)
     if not jobs:
@@ -357,7 +359,7 @@ def _compute(context: Context, progress: bool) -> None:
     if progress:
         plan.show_build(context, count)
     with console.progress("features", count, progress, estimate="examples") as context.advance:
-        shards.compute(context, jobs, Serial())
+        shards.compute(context, jobs, executor)
 
 
 def _task_of(

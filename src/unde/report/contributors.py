@@ -9,8 +9,7 @@ import numpy as np
 
 from unde.data import to_numpy
 from unde.errors import UndeError
-from unde.report.html import Html
-from unde.report.items import mark
+from unde.report.html import Html, mark
 
 _PAPERS = {"subject": "P"}  # the paper's letter: S is for style
 

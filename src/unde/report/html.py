@@ -90,3 +90,13 @@ def count(amount: int, noun: str) -> str:
     """
     plural = noun[:-1] + "ies" if noun.endswith("y") else noun + "s"
     return f"{amount:,} {noun if amount == 1 else plural}"
+
+
+def mark(kind: str, sign: str, word: str, meaning: str) -> Html:
+    """A small sign on an example: a symbol, a word and a tooltip, so that colour alone never speaks."""
+    return el(
+        "span",
+        {"class": f"mark {kind}", "title": meaning},
+        el("span", {"class": "sign", "aria-hidden": "true"}, sign),
+        el("span", {"class": "word"}, word),
+    )

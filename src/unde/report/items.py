@@ -5,18 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from unde.errors import UndeError
-from unde.report.html import Child, Html, el, score
+from unde.report.contributors import Mark
+from unde.report.html import Child, Html, el, mark, score
 from unde.report.pixels import data_uri, to_pixels
 from unde.report.tokens import cut_at, joined, shades
-
-if TYPE_CHECKING:
-    from unde.report.contributors import Mark
 
 MAX_SIDE = 192  # pixels kept of a picture's longer side: twice what the page shows, for dense screens
 _SMALL = 96  # pictures below this are enlarged with hard pixel edges
@@ -231,16 +228,6 @@ def prompt_of(item: Item) -> Html | None:
     if item.prompt is None:
         return None
     return el("span", {"class": "caption", "title": item.prompt, "dir": "auto"}, item.prompt)
-
-
-def mark(kind: str, sign: str, word: str, meaning: str) -> Html:
-    """A small sign on an example: a symbol, a word and a tooltip, so that colour alone never speaks."""
-    return el(
-        "span",
-        {"class": f"mark {kind}", "title": meaning},
-        el("span", {"class": "sign", "aria-hidden": "true"}, sign),
-        el("span", {"class": "word"}, word),
-    )
 
 
 DIFFERS = mark("differs", "≠", "other label", "its label differs from the query's")

@@ -10,8 +10,8 @@ import numpy as np
 from unde.data import to_numpy
 from unde.errors import UndeError
 from unde.evaluate import mislabel_auc
-from unde.report.html import Html, count, el, number
-from unde.report.items import Scored, example, kind_of, largest_score, mark
+from unde.report.html import Html, count, el, mark, number
+from unde.report.items import Scored, example, kind_of, largest_score
 from unde.report.svg import Line, line_key, roc_plot
 
 HIT = mark("hit", "✓", "found", "the label is indeed wrong")

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-import unde
 from unde import console
 from unde.data import Rows
 from unde.errors import UndeError
@@ -18,6 +17,7 @@ from unde.report.page import Page
 from unde.report.panels import Tokens, query_panels, trust_panel, weights_panels
 from unde.report.trust import TrustPanel
 from unde.scores import GroupScores
+from unde.version import __version__
 from unde.weights import Weights
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def page_of(
         weights=weights_panels(weights, scores.groups),
         trust=_trust(index, scores, weights) if trust else None,
         provenance={
-            "unde": unde.__version__,
+            "unde": __version__,
             "index": str(index.folder),
             **scores.provenance["method"],
         },

@@ -10,7 +10,7 @@ import numpy as np
 from unde.data import to_numpy
 from unde.errors import UndeError
 from unde.report.contributors import Mark, checked, legend_of, marks_for
-from unde.report.html import Html, count, el
+from unde.report.html import Html, count, el, mark
 from unde.report.items import (
     DIFFERS,
     MISLABELLED,
@@ -20,7 +20,6 @@ from unde.report.items import (
     kind_of,
     label_text,
     largest_score,
-    mark,
     passage,
     picture,
     same,

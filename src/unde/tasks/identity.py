@@ -14,13 +14,10 @@ import inspect
 import json
 from collections.abc import Iterator
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from unde.tasks.reading import Reader, attributes, closed_code, package, sealed, underlying
 from unde.tasks.syntax import names
-
-if TYPE_CHECKING:
-    from unde.tasks.base import Task
 
 ROOTS = ("loss", "measure", "measures", "token_losses", "mask", "collate")
 _ASIDE = {"cutting", "version"}  # the one changes no numbers, the other stands for itself
@@ -28,7 +25,7 @@ _LIBRARIES = {"unde", "builtins", "abc", "typing", "torch"}  # whose classes hav
 _MISSING = "(nothing)"
 
 
-def identity(task: Task) -> dict[str, Any]:
+def identity(task: Any) -> dict[str, Any]:
     """In JSON: the name, the settings, the version and the code of a task, which is None for one of unde's own.
 
     "source" is False if some code had no source to read, as in an interactive Python: it is told by its bytecode
@@ -52,7 +49,7 @@ def identity(task: Task) -> dict[str, Any]:
     }
 
 
-def _settings(task: Task, classes: list[type]) -> Iterator[tuple[str, Any, str]]:
+def _settings(task: Any, classes: list[type]) -> Iterator[tuple[str, Any, str]]:
     """The attributes of a task and of the user's classes, and the module where they are at home."""
     home = type(task).__module__
     if package(type(task.cutting)) != "unde":

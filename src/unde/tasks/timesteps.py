@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -15,17 +15,28 @@ from unde.errors import UndeError
 from unde.tasks.cutting import Whole, cuts
 from unde.tasks.schedule import sampler_timesteps
 
-if TYPE_CHECKING:
-    from unde.tasks.diffusion import Diffusion
-
 ROWS = 80  # noisy images worth having in one forward pass: on CPUs more are slower
 PREPARED = "noisy"  # marks a batch that `passes` made
+
+
+class Noised(Protocol):
+    """What the cutting asks of a diffusion task."""
+
+    timesteps: list[int]
+    scheduler: Any
+    inputs: Any  # of a batch: images or latents as the denoiser sees them, and what it is conditioned on
+
+    def noise(self, key: str, timesteps: Sequence[int], shape: Sequence[int]) -> Tensor: ...
+
+    def scales(self, t: Tensor, like: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def target(self, clean: Tensor, noise: Tensor, signal: Tensor, spread: Tensor) -> Tensor: ...
 
 
 class Timesteps(Whole):
     """As many timesteps of as many examples in one pass as `rows` noisy images hold, or as fit."""
 
-    def __init__(self, task: Diffusion, rows: int | None) -> None:
+    def __init__(self, task: Noised, rows: int | None) -> None:
         if rows is not None and rows < 1:
             raise UndeError(
                 f"rows={rows}: expected at least one noisy image in a pass, or None for what fits"

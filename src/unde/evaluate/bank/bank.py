@@ -17,6 +17,7 @@ from unde.evaluate.bank.files import PartsFolder, refuse_other_plan
 from unde.evaluate.bank.finished import read_bank, write_bank
 from unde.evaluate.bank.subsets import Plan
 from unde.evaluate.bank.training import Train, train_all
+from unde.execution import Executor, named
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -54,6 +55,7 @@ class Bank:
         stratify: Array | None = None,
         seeds_per_subset: int = 1,
         processes: int = 1,
+        executor: str | Executor | None = None,
         threads: int = 1,
         name: str | None = None,
     ) -> Bank:
@@ -67,7 +69,7 @@ class Bank:
         Subset s and its training seeds follow from (seed, s). Python, numpy and torch are seeded before each
         training, so that it does not matter in which order and in how many `processes` models are trained;
         before `utility` they are seeded alike for all models, so that queries meet the same noise. Each
-        model has `threads` torch threads.
+        model has `threads` torch threads. `executor="processes:2"` is another way to say processes=2.
 
         The bank is the one file `path`. While it is being filled, finished models are kept in
         `<path>.parts`: a run that was interrupted, even killed, goes on where it stopped if called again
@@ -90,6 +92,7 @@ class Bank:
         for what, value in (("processes", processes), ("threads", threads)):
             if value < 1:
                 raise UndeError(f"{what} is {value}: expected at least 1")
+        runs = named(executor or ("serial" if processes == 1 else f"processes:{processes}"), threads)
         name = name if name is not None else f"{_called(train)}, {_called(utility)}"
         plan = Plan(name, n_train, subsets, alpha, seed, seeds_per_subset, stratify)
         path = Path(path).absolute()
@@ -97,7 +100,7 @@ class Bank:
         if not os.path.exists(path):
             with folder.held(plan.config()) as parts:
                 if not os.path.exists(path):  # else another run has finished it meanwhile
-                    write_bank(path, plan, train_all(Train(plan, train, utility, threads, parts), processes))
+                    write_bank(path, plan, train_all(Train(plan, train, utility, threads, parts), runs))
         bank = cls.open(path)
         refuse_other_plan(bank.provenance["plan"], plan.config(), path)
         folder.remove(plan.config())

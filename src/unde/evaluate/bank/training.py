@@ -8,9 +8,8 @@ import platform
 import random
 import time
 from collections.abc import Callable, Generator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,9 @@ from unde.errors import UndeError
 from unde.evaluate._arrays import Array, finite, numbers
 from unde.evaluate.bank.files import Part, Parts
 from unde.evaluate.bank.subsets import Plan
-from unde.evaluate.bank.workers import JobFailed, finished
+from unde.execution import Executor, Job, JobsFailed
+from unde.features.run import threads
+from unde.version import __version__
 
 UNNAMED = "queries"
 
@@ -53,25 +54,43 @@ class Train:
         self.parts.write(number, Part(values, seconds, _environment(self.threads)))
 
 
-def train_all(job: Train, processes: int) -> list[Part]:
+def train_all(job: Train, executor: Executor) -> list[Part]:
     """Trains what is not there yet; the parts of all models, in order."""
     plan = job.plan
     found: dict[int, Part] = {}
-    missing = [number for number in range(plan.models) if not _collect(job.parts, number, found)]
+    missing: list[Job] = [
+        (number,) for number in range(plan.models) if not _collect(job.parts, number, found)
+    ]
     title = f"retraining on {plan.subset_size} of {plan.n_train} examples"
-    done = closing(finished(job, missing, processes, job.threads))
-    shown = console.progress(title, plan.models, unit="models", done=len(found))
-    with shown as advance, done as numbers_done:
+    with console.progress(title, plan.models, unit="models", done=len(found)) as advance:
         try:
-            for number in numbers_done:
+            for (number,) in executor.run(_train_here if executor.here else _train, job, missing):
                 if not _collect(job.parts, number, found):
                     raise UndeError(
                         f"{job.parts.file(number)} was written but cannot be read back: run again"
                     )
                 advance(1)
-        except JobFailed as failure:
-            raise _explained(failure, job) from failure.__cause__
+        except JobsFailed as failed:
+            (number,), reason = next(iter(failed.reasons.items()))
+            raise _explained(job, number, reason) from None
     return [found[number] for number in range(plan.models)]
+
+
+def _train(job: Train, number: int) -> None:
+    with threads(job.threads):
+        try:
+            job(number)
+        except UndeError as e:
+            raise _explained(job, number, str(e)) from e
+
+
+def _train_here(job: Train, number: int) -> None:
+    """In this process, where nothing would be another time."""
+    with threads(job.threads):
+        try:
+            job(number)
+        except Exception as e:
+            raise _explained(job, number, f"{type(e).__name__}: {e}") from e
 
 
 def _collect(parts: Parts, number: int, found: dict[int, Part]) -> bool:
@@ -89,14 +108,12 @@ def _collect(parts: Parts, number: int, found: dict[int, Part]) -> bool:
     return True
 
 
-def _explained(failure: JobFailed, job: Train) -> UndeError:
+def _explained(job: Train, number: int, reason: str) -> UndeError:
     plan = job.plan
     rest = f"{job.parts.count()} of {plan.models} models are kept in {job.parts.path}: run again to go on from there"
-    if failure.number is None:
-        return UndeError(f"{failure.reason}.\n{rest}")
-    subset, repeat = divmod(failure.number, plan.seeds_per_subset)
-    which = f"model {failure.number} (subset {subset}, seed {plan.train_seed(subset, repeat)})"
-    return UndeError(f"{which} failed: {failure.reason}\n{rest}")
+    subset, repeat = divmod(number, plan.seeds_per_subset)
+    which = f"model {number} (subset {subset}, seed {plan.train_seed(subset, repeat)})"
+    return UndeError(f"{which} failed: {reason}\n{rest}")
 
 
 def _checked(name: Any, value: Any) -> np.ndarray:
@@ -126,7 +143,7 @@ def _random_state_restored() -> Generator[None, None, None]:
 def _environment(threads: int) -> str:
     return json.dumps(
         {
-            "unde": version("unde"),
+            "unde": __version__,
             "python": platform.python_version(),
             "numpy": np.__version__,
             "torch": torch.__version__,

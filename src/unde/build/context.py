@@ -1,0 +1,161 @@
+"""What jobs of a build share: the settled index, and the model, task and data, at hand or made from a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from unde import methods
+from unde.build import matrices
+from unde.build.checkpoints import Checkpoint, fingerprints, loaded
+from unde.build.fingerprints import data_fingerprint
+from unde.data import Rows
+from unde.errors import UndeError
+from unde.execution import Job
+from unde.features import Coverage, Unit, make_units, plan_coverage
+from unde.features.coverage import restored
+from unde.features.factors import gathered
+from unde.features.run import Batch, FeaturePass, Measurement, cuts, resized
+from unde.methods import Method
+from unde.recipe import Recipe
+from unde.store.manifest import Manifest
+from unde.tasks.base import Task
+from unde.tasks.cutting import recut
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a user hands over; `recipe` says how another process makes the same."""
+
+    model: nn.Module
+    task: Task
+    rows: Rows
+    checkpoints: Sequence[Checkpoint] | None = None
+    recipe: Recipe | None = None
+
+    @cached_property
+    def models(self) -> list[str]:
+        """Fingerprints of the weights, for each checkpoint."""
+        return fingerprints(self.model, self.checkpoints)
+
+    @cached_property
+    def data(self) -> str:
+        """A fingerprint of the examples; raises where they read differently each time."""
+        return data_fingerprint(self.rows)
+
+    @classmethod
+    def made(cls, recipe: Recipe, checkpoints: Sequence[Checkpoint] | None) -> Given:
+        setup = recipe.make()
+        rows = Rows(setup.train_data, setup.collate or setup.task.collate)
+        return cls(setup.model, setup.task, rows, checkpoints, recipe)
+
+
+class Context:
+    """A settled index that is being computed. It can be pickled where there is a recipe: what is at hand stays."""
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest: Manifest,
+        given: Given,
+        workers: int = 0,
+        ids: Sequence[Any] | None = None,
+    ) -> None:
+        self.folder, self.manifest, self.given, self.workers, self.ids = folder, manifest, given, workers, ids
+        self.advance: Callable[[int], None] = lambda count: None
+        self.upcoming: list[Job] = []  # jobs in the order that they will be asked for, if known
+        self._open: tuple[int, FeaturePass, ExitStack] | None = None
+        self._stream: tuple[list[Job], Iterator[Batch]] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.given.recipe is None:
+            raise UndeError(
+                f"this {type(self.given.model).__name__} cannot be sent to another process: name a function that makes "
+                "it, as in recipe='my_project.setup:make', or build with executor='serial'"
+            )
+        sent = {"folder": self.folder, "manifest": self.manifest, "workers": self.workers, "ids": self.ids}
+        return sent | {"recipe": self.given.recipe, "checkpoints": self.given.checkpoints}
+
+    def __setstate__(self, sent: dict[str, Any]) -> None:
+        given = Given.made(sent["recipe"], sent["checkpoints"])
+        if given.models != sent["manifest"].models:
+            raise UndeError(
+                f"{sent['recipe'].function} makes a model with other weights here than where {sent['folder']} was "
+                "begun: it must give the same model every time, such as one that is read from a file"
+            )
+        self.__init__(sent["folder"], sent["manifest"], given, sent["workers"], sent["ids"])
+
+    @cached_property
+    def method(self) -> Method:
+        return methods.parse(self.manifest.method)
+
+    @cached_property
+    def units(self) -> list[Unit]:
+        m = self.manifest
+        found = matrices.read(matrices.home(self.folder), m)
+        return make_units(self.given.model, m.unit_names, str(self.method.projection), m.seed, found)
+
+    @cached_property
+    def measurement(self) -> Measurement:
+        m, method = self.manifest, self.method
+        factors = gathered(m.units, str(method.projection)) if m.factors else None
+        return Measurement(self.units, method.measure, method.beside, factors)
+
+    def coverage(self, c: int) -> Coverage:
+        """Which way each parameter goes: as it was settled, or for releases that did not record it, decided now."""
+        noted, given = self.manifest.settled.coverage, self.given
+        if noted is None:
+            return plan_coverage(given.model, given.task, given.rows, self.units, self.method.measure)
+        return restored(noted[min(c, len(noted) - 1)], given.model, self.units)
+
+    def running(self, c: int) -> FeaturePass:
+        """The pass under checkpoint or step c, which stays open for the jobs to come."""
+        if self._open is not None and self._open[0] == c:
+            return self._open[1]
+        self.close()
+        with ExitStack() as stack:
+            stack.enter_context(loaded(self.given.model, checkpoint_of(self.given.checkpoints, c)))
+            task = step_of(resized(self.given.task, self.manifest.settled.rows), self.method, c)
+            run = FeaturePass(self.given.model, task, self.measurement, self.coverage(c))
+            stack.enter_context(run)
+            self._open = (c, run, stack.pop_all())
+        return run
+
+    def batches(self, c: int, s: int) -> Iterator[Batch]:
+        """The batches of one shard. Worker processes read ahead through the shards that are `upcoming`."""
+        if not self.workers:
+            return self.given.rows.batches(self._cuts(s))
+        if self._stream is None or self._stream[0][:1] != [(c, s)]:
+            at = self.upcoming.index((c, s)) if (c, s) in self.upcoming else None
+            jobs: list[Job] = [(c, s)] if at is None else self.upcoming[at:]
+            ranges = [r for _, shard in jobs for r in self._cuts(shard)]
+            self._stream = (jobs, self.given.rows.batches(ranges, self.workers))
+        jobs, stream = self._stream
+        self._stream = (jobs[1:], stream)
+        return (next(stream) for _ in self._cuts(s))
+
+    def _cuts(self, s: int) -> list[range]:
+        rows = self.manifest.shards[s]
+        return cuts(range(rows.start, rows.stop), self.manifest.settled.pass_size)
+
+    def close(self) -> None:
+        """The model as it was."""
+        if self._open is not None:
+            stack = self._open[2]
+            self._open = None
+            stack.close()
+
+
+def checkpoint_of(checkpoints: Sequence[Checkpoint] | None, c: int) -> Checkpoint | None:
+    return None if checkpoints is None else checkpoints[c]
+
+
+def step_of(task: Task, method: Method, c: int) -> Task:
+    """The task at step c, for methods that keep the steps of a trajectory apart."""
+    return task if method.steps == 1 else recut(task, task.cutting.step(c, method.steps))

@@ -1,0 +1,128 @@
+"""Fingerprints of what an index is made from: weights, examples, ids; and whether they are still what they were."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unde.data import Rows, evenly, feed
+from unde.errors import UndeError
+
+SAMPLED = 64  # examples whose content is compared before anything else is trusted
+LOOK_SECONDS = 5.0  # how long data is compared with what an index has seen; small data is compared whole
+_ENTRIES = 64  # of a tensor, that a quick look at a model reads
+
+
+def model_fingerprint(state: Mapping[str, Tensor] | nn.Module) -> str:
+    """A digest of all weights and buffers, by name."""
+    tensors = state.state_dict() if isinstance(state, nn.Module) else state
+    h = hashlib.sha256()
+    for name in sorted(tensors):
+        h.update(name.encode())
+        feed(h.update, tensors[name])
+    return h.hexdigest()
+
+
+class Watch:
+    """Notices that a model has changed without reading all of it: by the version counters of its tensors, which every
+    operation of torch raises, and by some of their entries, for changes that go past them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._seen = self._look()
+
+    def unchanged(self) -> bool:
+        return self._look() == self._seen
+
+    def renew(self) -> None:
+        self._seen = self._look()
+
+    def _look(self) -> list[tuple[str, int, int, bytes]]:
+        tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
+        return [(name, t.data_ptr(), t._version, _some(t)) for name, t in tensors]
+
+
+def _some(t: Tensor) -> bytes:
+    flat = t.detach().reshape(-1) if t.is_contiguous() else t.detach().flatten()
+    some = flat[:: max(1, flat.numel() // _ENTRIES)]
+    return some.cpu().contiguous().view(torch.uint8).numpy().tobytes() if some.numel() else b""
+
+
+def data_fingerprint(rows: Rows) -> str:
+    """A digest of up to 64 evenly spaced examples; each is read twice, and must read the same."""
+    where = evenly(len(rows), SAMPLED)
+    first, second = rows.digests(where), rows.digests(where)
+    changed = [i for i, a, b in zip(where, first, second) if a != b]
+    if changed:
+        raise reads_differently(changed[0])
+    return hashlib.blake2b(f"{len(rows)} {first}".encode(), digest_size=16).hexdigest()
+
+
+def reads_differently(example: object) -> UndeError:
+    return UndeError(
+        f"example {example} reads differently a second time: features could not be matched to examples. "
+        "Turn off random augmentation and shuffling"
+    )
+
+
+def changed_example(rows: Rows, where: Tensor, digests: Tensor) -> int | None:
+    """One of the examples `where` that no longer has its digest; looks at as many as time allows."""
+    deadline = time.monotonic() + LOOK_SECONDS
+    for count, at in enumerate(_spread(len(where))):
+        i = int(where[at])
+        if to_signed(rows.digests([i])[0]) != int(digests[at]):
+            return i
+        if count >= SAMPLED and time.monotonic() > deadline:
+            break
+    return None
+
+
+def _spread(n: int) -> Iterator[int]:
+    """0 … n − 1, each once, so that any first part of it is spread evenly over all."""
+    step = max(1, round(n * (math.sqrt(5) - 1) / 2))
+    while math.gcd(step, n) > 1:
+        step += 1
+    return (i * step % n for i in range(n))
+
+
+def length_now(rows: Rows) -> int:
+    """How many examples the data has now, whatever it had when it was first looked at."""
+    try:
+        return len(Rows(rows.data, rows.collate))
+    except UndeError:
+        return 0
+
+
+def to_signed(digest: str) -> int:
+    value = int(digest, 16)
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def to_digest(signed: int) -> str:
+    """
+    >>> to_digest(to_signed("ff00000000000001"))
+    'ff00000000000001'
+    """
+    return f"{signed % (1 << 64):016x}"
+
+
+def plain_ids(ids: Iterable[Any]) -> list[str | int | float]:
+    """The user's ids as JSON keeps them: strings and numbers."""
+    out = [i.item() if hasattr(i, "item") else i for i in ids]
+    odd = [i for i in out if not isinstance(i, (str, int, float))]
+    if odd:
+        raise UndeError(f"ids must be strings or numbers, but one is {odd[0]!r} ({type(odd[0]).__name__})")
+    return out
+
+
+def ids_fingerprint(ids: Sequence[Any] | None) -> str:
+    if ids is None:
+        return ""
+    return hashlib.blake2b(json.dumps(list(ids)).encode(), digest_size=16).hexdigest()

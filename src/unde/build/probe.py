@@ -1,0 +1,82 @@
+"""Has the code of a task changed what it computes? Features of a few examples, kept with an index, tell."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unde import console
+from unde.build.checkpoints import loaded
+from unde.build.compare import task_differences
+from unde.build.context import Context, checkpoint_of, step_of
+from unde.data import evenly, to_device
+from unde.features.coverage import EXAMPLES, TOLERANCE
+from unde.features.run import FeaturePass, resized
+from unde.store import layout
+from unde.store.shards import ShardError, read_shard, write_shard
+from unde.tasks.identity import same_but_code
+
+
+def changed_task(context: Context, identity: dict[str, Any]) -> list[str]:
+    """How the task that is given differs from that of the index, in words; other code that computes the same does
+    not, and is noted."""
+    there = context.manifest.task
+    differ = task_differences(there, identity, context.given.task)
+    if not differ or not same_but_code(there, identity):
+        return differ
+    other = changed_by_code(context)
+    if other is None:
+        console.note(
+            f"the code of {there['name']} is not what it was when {context.folder} was begun, but gives the same "
+            "features: going on"
+        )
+        return []
+    return [f"{d}: {other}" for d in differ]
+
+
+def probed(context: Context) -> tuple[Tensor, Tensor]:
+    """A few positions and the features there, under the first checkpoint."""
+    given, rows = context.given, context.given.rows
+    where = evenly(len(rows), EXAMPLES)
+    with loaded(given.model, checkpoint_of(given.checkpoints, 0)):
+        task = step_of(resized(given.task, context.manifest.settled.rows), context.method, 0)
+        what = replace(context.measurement, factors=None)
+        with FeaturePass(given.model, task, what, context.coverage(0)) as run:
+            features, _ = run.collect(to_device(rows.batch(where), run.collect.device), where)
+    return torch.tensor(where), features.float().cpu()
+
+
+def write_probe(context: Context) -> None:
+    where, features = probed(context)
+    write_shard(context.folder / layout.PROBE, context.manifest.id, {"where": where, "features": features})
+
+
+def changed_by_code(context: Context) -> str | None:
+    """How features of the probe come out now, if not as they did; None if they do."""
+    try:
+        noted = read_shard(context.folder / layout.PROBE, context.manifest.id)
+    except ShardError as e:
+        return f"whether it gives the same features cannot be told ({e})"
+    where, now = probed(context)
+    then = noted["features"]
+    error = (now - then).norm(dim=1)
+    bound = TOLERANCE[next(context.given.model.parameters()).dtype] * then.norm(dim=1)
+    wrong = (~(error <= bound)).nonzero()[:, 0]
+    if not len(wrong):
+        return None
+    worst = int(wrong[0])
+    off = 100 * float(error[worst] / then[worst].norm().clamp(min=1e-38))
+    return f"the features of example {int(where[worst])} come out {off:.3g} % different"
+
+
+def note_accepted(folder: Path, identity: dict[str, Any]) -> None:
+    """That somebody opened the index with other code and said that it computes the same."""
+    entry = {"accepted_code": identity["code"], "task": identity["name"]}
+    with contextlib.suppress(OSError), open(folder / layout.LOG, "a") as f:
+        f.write(json.dumps(entry) + "\n")

@@ -1,0 +1,133 @@
+"""Reading an index: the features and all that is stored beside them, by shard, by row, or of all examples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from unde import methods
+from unde.errors import UndeError, unknown
+from unde.features.factors import gathered, split
+from unde.kernels import Part, Sizes
+from unde.methods import Method
+from unde.store import layout
+from unde.store.codec import codec
+from unde.store.manifest import Manifest, with_method
+from unde.store.shards import read_shard
+
+_BESIDE_OF_0_1 = "also"
+
+
+class Stored:
+    """What is on disk, and how much of it may be in memory."""
+
+    def __init__(self, folder: Path, manifest: Manifest, memory: int) -> None:
+        self.folder, self.manifest, self.memory = folder, manifest, memory
+        self.method: Method = methods.parse(manifest.method)
+        self.codec = codec(manifest.store_dtype)
+
+    def shard(self, checkpoint: int, s: int) -> dict[str, Tensor]:
+        return read_shard(layout.shard(self.folder, checkpoint, s), self.manifest.id, verify=False)
+
+    def block(self, checkpoint: int, s: int) -> Tensor:
+        """(n, D) float32 features of shard s."""
+        return self.codec.unpack(self.shard(checkpoint, s), self.manifest.columns)
+
+    def blocks(self, s: int) -> list[Tensor]:
+        """The features of shard s under each checkpoint."""
+        return [self.block(c, s) for c in range(self.manifest.terms)]
+
+    def rows(self, which: Tensor) -> Tensor:
+        """(C, n, D) float32 features of the training examples `which`, from the shards that hold them."""
+        out = torch.empty(self.manifest.terms, len(which), self.manifest.width)
+        for s, rows in enumerate(self.manifest.shards):
+            here = ((which >= rows.start) & (which < rows.stop)).nonzero()[:, 0]
+            if len(here):
+                local = which[here] - rows.start
+                for c, block in enumerate(self.blocks(s)):
+                    out[c].index_copy_(0, here, block.index_select(0, local))
+        return out
+
+    def values(self, name: str, checkpoint: int = 0) -> Tensor:
+        """A stored value of every example: "loss" (N,), "squares" (N, parameters), "skipped" (N,), "digest" (N,), and
+        "beside" (N, ·), the measures that the method keeps beside features."""
+        known = ("loss", "squares", "skipped", "digest", *["beside"] * bool(self.method.beside))
+        if name not in known:
+            raise unknown("stored value", name, known)
+        shards = (self.shard(checkpoint, s) for s in range(len(self.manifest.shards)))
+        return torch.cat([shard[name if name in shard else _BESIDE_OF_0_1] for shard in shards])
+
+    @cached_property
+    def skipped(self) -> Tensor:
+        """(N,) bool: examples left out because of NaN gradients."""
+        flags = [self.values("skipped", c).bool() for c in range(self.manifest.terms)]
+        return torch.stack(flags).any(0)
+
+    @cached_property
+    def squares(self) -> Tensor:
+        """(N, U) squared norms of features, summed over checkpoints with η."""
+        etas = self.manifest.checkpoint_weights
+        return torch.stack([eta * self.values("squares", c) for c, eta in enumerate(etas)]).sum(0)
+
+    @cached_property
+    def fisher(self) -> Stored:
+        """The gradients with sampled labels, of the same model and data."""
+        folder = self.folder / layout.FISHER
+        if not (folder / layout.MANIFEST).exists():
+            raise UndeError(
+                f"{self.folder} holds no gradients with sampled labels: build it with EKFAC(fisher='sampled')"
+            )
+        found = Manifest.read(folder)
+        if not _belongs(found, self.manifest):
+            raise UndeError(
+                f"{folder} is of another index: delete that folder and run the same Index.build again"
+            )
+        return Stored(folder, found, self.memory)
+
+    def source(self, kernel_of: str, checkpoint: int) -> FeatureSource:
+        """What a kernel is made of; of a trajectory, the features of all steps averaged."""
+        stored = self.fisher if kernel_of == "sampled" else self
+        return FeatureSource(stored, None if stored.method.steps > 1 else checkpoint)
+
+
+def _belongs(fisher: Manifest, manifest: Manifest) -> bool:
+    """Whether a Fisher index was made from what `manifest` was made from."""
+    same = with_method(manifest, fisher.method)
+    names = ("task", "examples", "units", "models", "data", "seed", "matrices")
+    return fisher.method["name"] == methods.Fisher.name and all(
+        getattr(fisher, n) == getattr(same, n) for n in names
+    )
+
+
+@dataclass(frozen=True)
+class FeatureSource:
+    """The features under one checkpoint, or averaged over all (None), as kernels read them."""
+
+    stored: Stored
+    checkpoint: int | None
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        m = self.stored.manifest
+        sides = gathered(m.units, str(self.stored.method.projection)) if m.factors else {}
+        parts = [Part(name, c, sides.get(name)) for name, c in zip(m.unit_names, m.columns)]
+        return Sizes(tuple(parts), tuple(m.shards))
+
+    def block(self, s: int) -> Tensor:
+        if self.checkpoint is None:
+            return torch.stack(self.stored.blocks(s)).mean(0)
+        return self.stored.block(self.checkpoint, s)
+
+    def factors(self, s: int) -> dict[str, tuple[Tensor, Tensor]]:
+        m = self.stored.manifest
+        if not m.factors:
+            raise UndeError(
+                f"{self.stored.folder} holds no covariances, which EKFAC is made of: build it with method='ekfac' "
+                "(all other methods can be scored on such an index too)"
+            )
+        vector = self.stored.shard(self.checkpoint or 0, s)["factors"]
+        return split(vector, gathered(m.units, str(self.stored.method.projection)))

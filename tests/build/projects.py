@@ -1,0 +1,51 @@
+"""A project that another process can make: importable, the same every time."""
+
+import time
+
+import toy
+from unde import Setup
+from unde.tasks import Classification
+
+
+def make(n: int = 22) -> Setup:
+    return Setup(toy.net(), Classification(), toy.data(n))
+
+
+def moody() -> Setup:
+    """Another model every time."""
+    moody.calls += 1
+    return Setup(toy.net(moody.calls), Classification(), toy.data(22))
+
+
+moody.calls = 0
+
+
+class Slow(Classification):
+    """As it is, but with time for a kill."""
+
+    def identity(self):
+        return Classification().identity()
+
+    def loss(self, model, batch):
+        time.sleep(0.05)
+        return super().loss(model, batch)
+
+
+def slow() -> Setup:
+    return Setup(toy.net(), Slow(), toy.data(60))
+
+
+class Unlucky(Classification):
+    """Fails on whole passes that hold example 9."""
+
+    def identity(self):
+        return {"name": "Unlucky", "code": None}
+
+    def loss(self, model, batch):
+        if len(batch[0]) == 4 and bool((batch[0] == toy.data(22)[0][9]).all(1).any()):
+            raise RuntimeError("out of luck")
+        return super().loss(model, batch)
+
+
+def unlucky() -> Setup:
+    return Setup(toy.net(), Unlucky(), toy.data(22))

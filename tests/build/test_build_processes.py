@@ -1,0 +1,78 @@
+"""Builds in several processes: the same bytes as in one, also when workers are killed."""
+
+import os
+import random
+import signal
+import threading
+import time
+
+import projects
+import psutil
+import pytest
+
+import toy
+from unde import Index, UndeError
+from unde.execution import Processes
+from unde.methods import EKFAC, TracIn
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+METHOD = EKFAC(projection="kron(3)", fisher="sampled")
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_the_same_bytes_for_any_number_of_workers(tmp_path, count):
+    states = [toy.net(1).state_dict(), toy.net(2).state_dict()]
+    options = {"method": METHOD, "checkpoints": states}
+    serial = toy.build(tmp_path / "serial", **options)
+    made = toy.build(tmp_path / "i", **options, executor=f"processes:{count}", recipe="projects:make")
+    assert toy.content(made.folder) == toy.content(serial.folder)
+
+
+def test_workers_that_are_killed_at_random(tmp_path):
+    """Whoever dies, the build ends by itself in the bytes of a serial one."""
+    whole = toy.content(toy.build(tmp_path / "serial", 60, pass_size=1, shard_passes=2).folder)
+    stop, killed, chance = threading.Event(), [], random.Random(0)
+
+    def kill():
+        while not stop.is_set() and len(killed) < 6:
+            time.sleep(chance.uniform(0.2, 1.5))
+            workers = [p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline())]
+            if workers and list((tmp_path / "i" / "shards").glob("*")):
+                victim = chance.choice(workers)
+                os.kill(victim.pid, signal.SIGKILL)
+                killed.append(victim.pid)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        toy.build(
+            tmp_path / "i", 60, pass_size=1, shard_passes=2, executor=Processes(2), recipe="projects:slow"
+        )  # fmt: skip
+    finally:
+        stop.set()
+        killer.join()
+    assert killed
+    assert toy.content(tmp_path / "i") == whole
+
+
+def test_a_model_object_asks_for_a_recipe(tmp_path):
+    with pytest.raises(UndeError, match=r"cannot be sent to another process: name a function .*recipe="):
+        toy.build(tmp_path / "i", executor="processes:2")
+    toy.build(tmp_path / "i")  # settled, and gone on with in this process
+
+
+def test_a_shard_that_always_fails_is_named(tmp_path):
+    with pytest.raises(
+        UndeError, match=r"(?s)shard 1 \(examples 8 to 15, checkpoint 0\) failed .*out of luck"
+    ) as e:
+        toy.build(
+            tmp_path / "i",
+            task=projects.Unlucky(),
+            method=TracIn(projection="none"),
+            executor="processes:2",
+            recipe="projects:unlucky",
+        )
+    assert "All others are done" in str(e.value)
+    assert len(list((tmp_path / "i" / "shards").glob("*.safetensors"))) == 2
+    with pytest.raises(UndeError, match="1 of 3 shards are missing"):
+        Index.open(tmp_path / "i")

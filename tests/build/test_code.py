@@ -1,0 +1,116 @@
+"""A task whose code changed since an index was begun: the same features go on with a note, others are refused."""
+
+import json
+
+import pytest
+import torch
+
+import toy
+from unde import Index, UndeError
+from unde.tasks import Classification
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def tasks():
+    """Four versions of one task, all of the same name."""
+
+    def made(loss):
+        return type("Mine", (Classification,), {"loss": loss})()
+
+    def plain(self, model, batch):
+        return torch.nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    def written_otherwise(self, model, batch):
+        x, y = batch
+        logits = model(x)
+        return logits.logsumexp(1) - logits.gather(1, y.unsqueeze(1))[:, 0]
+
+    def doubled(self, model, batch):
+        return 2 * torch.nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    def broken(self, model, batch):
+        return torch.nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none") * float("nan")
+
+    return [made(f) for f in (plain, written_otherwise, doubled, broken)]
+
+
+PLAIN, OTHERWISE, DOUBLED, BROKEN = tasks()
+
+
+def half_built(folder):
+    index = toy.build(folder, task=PLAIN)
+    whole = toy.content(folder)
+    toy.shard_files(index)[1].unlink()
+    return whole
+
+
+def test_code_that_gives_the_same_features_goes_on(tmp_path, capsys):
+    whole = half_built(tmp_path / "i")
+    toy.build(tmp_path / "i", task=OTHERWISE)
+    assert "code of Mine is not what it was" in capsys.readouterr().err
+    assert set(toy.content(tmp_path / "i")) == set(whole)
+    index = Index.open(tmp_path / "i", model=toy.net(), task=OTHERWISE, train_data=toy.data(22))
+    assert "gives the same features" in capsys.readouterr().err
+    assert len(index) == 22
+
+
+@pytest.mark.parametrize("other", [DOUBLED, BROKEN], ids=["doubled", "broken"])
+def test_code_that_gives_others_is_refused(tmp_path, other):
+    half_built(tmp_path / "i")
+    left = toy.content(tmp_path / "i")
+    with pytest.raises(
+        UndeError, match=r"already holds another index.*code of loss\(\).*features of example 0"
+    ):
+        toy.build(tmp_path / "i", task=other)
+    assert toy.content(tmp_path / "i") == left
+    toy.build(tmp_path / "i", task=PLAIN)
+    with pytest.raises(UndeError, match=r"was made from something else.*code of loss\(\).*example 0"):
+        Index.open(tmp_path / "i", model=toy.net(), task=other, train_data=toy.data(22))
+
+
+def test_opening_without_the_data_asks_for_a_word(tmp_path):
+    index = toy.build(tmp_path / "i", task=PLAIN)
+    with pytest.raises(UndeError, match=r"code of loss\(\).*or accept_code=True"):
+        Index.open(tmp_path / "i", model=toy.net(), task=OTHERWISE)
+    opened = Index.open(tmp_path / "i", model=toy.net(), task=OTHERWISE, accept_code=True)
+    queries = toy.data(3, seed=5)
+    torch.testing.assert_close(opened.score(queries).total(), index.score(queries).total())
+    assert "accepted_code" in opened.score(queries).provenance
+    assert "accepted_code" not in index.score(queries).provenance
+    noted = [json.loads(line) for line in (index.folder / "log.jsonl").read_text().splitlines()]
+    assert noted[-1]["accepted_code"] == OTHERWISE.identity()["code"]
+
+
+def test_accepting_code_accepts_nothing_else(tmp_path):
+    toy.build(tmp_path / "i", task=PLAIN)
+    with pytest.raises(UndeError, match="the task"):
+        Index.open(tmp_path / "i", model=toy.net(), task=Classification(), accept_code=True)
+
+
+def test_tensors_of_a_task_count(tmp_path):
+    class Weighted(Classification):
+        def __init__(self, weights):
+            self.weights = weights
+
+        def loss(self, model, batch):
+            return super().loss(model, batch) * self.weights[batch[1]]
+
+    index = toy.build(tmp_path / "i", task=Weighted(torch.ones(3)))
+    toy.shard_files(index)[0].unlink()
+    for use in (
+        lambda task: toy.build(tmp_path / "i", task=task),
+        lambda task: Index.open(tmp_path / "j", model=toy.net(), task=task),
+    ):
+        toy.build(tmp_path / "j", task=Weighted(torch.ones(3)))
+        with pytest.raises(UndeError, match="weights"):
+            use(Weighted(torch.tensor([1.0, 2.0, 1.0])))
+    toy.build(tmp_path / "i", task=Weighted(torch.ones(3)))
+
+
+def test_a_lost_probe_is_no_ground_to_go_on(tmp_path):
+    half_built(tmp_path / "i")
+    (tmp_path / "i" / "probe.safetensors").unlink()
+    with pytest.raises(UndeError, match="whether it gives the same features cannot be told"):
+        toy.build(tmp_path / "i", task=OTHERWISE)
+    toy.build(tmp_path / "i", task=PLAIN)

@@ -1,0 +1,73 @@
+"""Jobs that other processes can import."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from unde import UndeError
+
+
+def write(folder: Path, number: int) -> None:
+    """A file with the job's number; one line more in a log for each time it is run."""
+    with open(folder / "log", "a") as log:
+        log.write(f"{number} {os.getpid()}\n")
+    (folder / f"{number}.txt").write_text(str(number))
+
+
+def die_once(folder: Path, number: int) -> None:
+    """Odd jobs kill their process the first time."""
+    marker = folder / f"{number}.died"
+    if number % 2 and not marker.exists():
+        marker.write_text("")
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(folder, number)
+
+
+def die_always(folder: Path, number: int) -> None:
+    if number == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(folder, number)
+
+
+def fail_once(folder: Path, number: int) -> None:
+    marker = folder / f"{number}.failed"
+    if number == 1 and not marker.exists():
+        marker.write_text("")
+        raise OSError("the network is away")
+    write(folder, number)
+
+
+def fail_always(folder: Path, number: int) -> None:
+    if number == 1:
+        raise ValueError("never")
+    write(folder, number)
+
+
+def refuse(folder: Path, number: int) -> None:
+    if number == 1:
+        raise UndeError("bad input: expected better")
+    write(folder, number)
+
+
+def hang_once(folder: Path, number: int) -> None:
+    marker = folder / f"{number}.hung"
+    if number == 1 and not marker.exists():
+        marker.write_text("")
+        time.sleep(600)
+    write(folder, number)
+
+
+def wait_long(folder: Path, number: int) -> None:
+    write(folder, number)
+    time.sleep(600)
+
+
+class Unmade:
+    """A context that cannot be made in another process."""
+
+    def __getstate__(self):
+        return {"sent": True}
+
+    def __setstate__(self, state):
+        raise UndeError("another model here: expected the same")
