@@ -76,7 +76,7 @@ def test_a_build_that_is_interrupted_says_how_to_go_on(tmp_path):
     said = finished.communicate(timeout=120)[1]
     assert finished.returncode == 0, said
     assert shards(tmp_path) == 8
-    assert f"going on: {2000 - 128 * kept:,} of 2,000 are still to do" in said
+    assert f"going on: {2000 - 256 * kept:,} of 2,000 are still to do" in said
 
 
 def failing_with(error):
