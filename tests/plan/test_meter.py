@@ -1,6 +1,7 @@
 """The meter against torch's own counter and against sums done by hand."""
 
 import doctest
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -35,6 +36,16 @@ def test_operations_as_torch_counts_them():
     with FlopCounterMode(display=False) as theirs, Meter() as ours:
         model(torch.randn(5, 2, 6, 6)).sum().backward()
     assert ours.flops == theirs.get_total_flops() > 0
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_calls(fake):
+    """The device of a fake tensor is asked for through the dispatcher: no operation."""
+    with no_numbers() if fake else nullcontext(), Meter() as found:
+        x = torch.ones(3, 4)
+        assert x.device.type == "cpu"
+        _ = (x @ x.T).relu()
+    assert found.calls == 4  # ones, transpose, product, relu
 
 
 def test_operations_that_torch_leaves_out():

@@ -11,8 +11,9 @@ from reality import CASES, diffusion, made, metered, passes, tensors
 import toy
 from unde import Index, UndeError, methods
 from unde.build import shards
-from unde.data import Rows
+from unde.data import Rows, parse_bytes
 from unde.features import directions, make_units, plan_coverage
+from unde.features.run import Measurement, settle
 from unde.groups import trainable
 from unde.plan import plan
 from unde.plan.passes import measure
@@ -186,6 +187,20 @@ def test_the_sample_for_directions():
     units = make_units(model, names, "kron(8)", 0)
     check = metered((), lambda: plan_coverage(model, MLP.task, rows, units))
     assert plan.flops["directions"] == real.flops - check.flops
+
+
+@pytest.mark.parametrize("memory", ["2GB", "20MB"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_passes_are_settled_as_in_a_build(case, memory):
+    """With more examples than are in a pass. torch takes a few other calls for tensors without content."""
+    model, data = made(case, 400)
+    rows, units = Rows(data, case.task.collate), make_units(model, trainable(model), "kron(8)", 0)
+    what, budget = Measurement(units), parse_bytes(memory)
+    coverage = plan_coverage(model, case.task, rows, units)
+    with mock.patch("unde.features.run.MOST", 400):
+        real, _ = settle(model, case.task, rows, what, coverage, budget)
+        plan = planned(case, methods.TracIn(projection="kron(8)"), n_examples=400, memory=memory)
+    assert plan.pass_size == pytest.approx(real, rel=0.02)
 
 
 @pytest.mark.parametrize("memory", ["3MB", "300kB"])
