@@ -111,7 +111,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         args.out / "index",
         method=replace(methods.parse(args.method), projection=args.projection),
         groups=f"consecutive({args.groups})",
-        batch_size=min(8, args.rows),
         ids=setup.ids,
         seed=args.seed,
     )
@@ -370,7 +369,7 @@ def costs(unet: Any, example: dict[str, Tensor], count: int, args: argparse.Name
     """Passes are looked at with as many timesteps as are in the UNet at once; the rest is more of the same."""
     from diffusers import DDPMScheduler
 
-    together = min(args.timesteps, max(1, args.rows // min(8, count)))
+    together = min(args.timesteps, args.rows)
     found = plan(
         unet,
         Diffusion(DDPMScheduler(), timesteps=together, rows=args.rows),

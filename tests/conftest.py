@@ -1,7 +1,12 @@
 """Shared by all tests; being here also lets those in subfolders import `cases`, `models` and `oracles`."""
 
+import os
+
 import pytest
 import torch
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)  # there is a process for each core: more threads would wait for one another
 
 
 @pytest.fixture(scope="module")

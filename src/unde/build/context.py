@@ -145,7 +145,8 @@ class Context:
         return cuts(range(rows.start, rows.stop), self.manifest.settled.pass_size)
 
     def close(self) -> None:
-        """The model as it was."""
+        """The model as it was, and nobody reading ahead."""
+        self._stream = None
         if self._open is not None:
             stack = self._open[2]
             self._open = None

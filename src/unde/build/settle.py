@@ -33,6 +33,7 @@ from unde.store.manifest import SCHEMA, Manifest, Settled
 from unde.store.shards import file_bytes, sound
 
 SHARD_BYTES = 2**24  # in float32: what allocators hand out again and again without asking the system
+SHARD_SHARE = 8  # of the memory budget a shard may take one in so many: it is joined, packed and written
 SHARD_PASSES = 64  # at most this much work is lost to a kill
 PASSES = "passes"  # among matrices: how many examples, and rows, the passes had that found them
 
@@ -126,7 +127,7 @@ def _begun(
     settled = replace(
         asked.settled,
         pass_size=size,
-        shard_size=shard_size(size, asked.width),
+        shard_size=shard_size(size, asked.width, memory),
         coverage=_distinct([recorded(coverage) for _, _, coverage in decided]),
         rows=rows,
     )
@@ -164,9 +165,9 @@ def _gone_on(
     return context
 
 
-def shard_size(pass_size: int, width: int) -> int:
+def shard_size(pass_size: int, width: int, memory: int) -> int:
     """Examples in a shard: a whole number of passes, so that a resumed build runs the very same passes."""
-    passes = SHARD_BYTES // max(1, 4 * pass_size * width)
+    passes = min(SHARD_BYTES, memory // SHARD_SHARE) // max(1, 4 * pass_size * width)
     return pass_size * min(max(1, passes), SHARD_PASSES)
 
 

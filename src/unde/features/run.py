@@ -133,6 +133,9 @@ def settle_on(
     with FeaturePass(model, task, replace(what, factors=None), coverage) as run:
         collect = run.collect
         collect.fit(budget, collate([example]))
+        cutting = collect.task.cutting
+        if cutting.settled is not None:  # its passes are cut by rows, whatever the number of examples
+            return max(1, min(cutting.examples, MOST, count)), cutting.settled
 
         def cost(n: int) -> _Cost:
             batch = to_device(collate([example] * n), device)
@@ -142,11 +145,10 @@ def settle_on(
 
         alone, both = cost(1), cost(2)
         fits = 1 + max(0, budget - alone.peak) // max(1, both.peak - alone.peak)
-        wanted = _worth(alone, both, device), collect.task.cutting.rows or MOST, MOST, count
-        size = max(1, min(fits, *wanted))
+        size = max(1, min(fits, _worth(alone, both, device), MOST, count))
         while size > 2 and (taken := cost(size).peak) > budget:
             size = max(1, min(size - 1, size * budget // taken))
-        return size, collect.task.cutting.settled
+        return size, None
 
 
 class _Cost(NamedTuple):

@@ -78,7 +78,7 @@ class Run:
             matrices="" if at is None else _SHA,
             settled=Settled(
                 pass_size=found.size,
-                shard_size=settle.shard_size(found.size, sum(sizes)),
+                shard_size=settle.shard_size(found.size, sum(sizes), self.memory),
                 threads=torch.get_num_threads(),
                 coverage=[recorded(found.coverage)],
                 rows=found.rows,

@@ -30,9 +30,9 @@ class Whole:
         return self
 
     @property
-    def rows(self) -> int | None:
-        """Rows worth having in a pass, where an example is many; else None."""
-        return None
+    def examples(self) -> int:
+        """How many make one pass of the rows that were settled, where an example is many rows."""
+        return 1
 
     @property
     def settled(self) -> int | None:

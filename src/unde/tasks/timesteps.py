@@ -82,6 +82,10 @@ class Timesteps(Whole):
         return self._by(1 + max(0, memory - one) // max(1, two - one))
 
     @property
+    def examples(self) -> int:
+        return max(1, self.rows // len(self.timesteps))
+
+    @property
     def settled(self) -> int | None:
         return self.most
 
