@@ -142,11 +142,11 @@ def test_no_rows():
 def test_a_plan_knows_the_budget():
     example = {"latents": torch.empty(1, 2, 4, 4), "encoder_hidden_states": torch.empty(1, 3, 6)}
     task = Diffusion(ddpm(), timesteps=12)
-    peaks = {}
-    for memory in (2 * MB, 5 * MB):
-        plan = Index.plan(unet(), task, example, n_examples=100, method="d-trak", memory=memory, batch_size=8)
-        peaks[memory] = plan.memory["features"]
-    assert sum(peaks[2 * MB].values()) < 0.7 * sum(peaks[5 * MB].values())
+    taken = {}
+    for memory in (2 * MB, 5 * MB):  # so few examples that writing them takes less than a pass
+        plan = Index.plan(unet(), task, example, n_examples=2, method="d-trak", memory=memory)
+        taken[memory] = plan.memory["features"]["pass"]
+    assert taken[2 * MB] < 0.7 * taken[5 * MB] and taken[5 * MB] < 5 * MB
 
 
 @pytest.mark.parametrize(("count", "most"), [(10, 3), (3, 10), (1, 1), (7, 0), (80, 79)])
