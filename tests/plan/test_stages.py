@@ -220,7 +220,7 @@ def test_shards(method, store_dtype, tmp_path, tensors_alone):
     }
     assert sum(shards.on_disk(m, F32).values()) == _size(tmp_path / "shards")
     covariances = content["factors"].nbytes if m.factors else 0
-    assert shards.waiting(m, F32) == 3 * 128 * 4 * m.width + 4 * covariances
+    assert shards.waiting(m, F32) == 3 * 128 * 4 * m.width + 2 * covariances
     context = Context(index.folder, m, Given(index.model, index.task, index.train_data))
     with Meter() as meter:
         shards.compute_shard(context, 0, 1)

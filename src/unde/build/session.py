@@ -57,6 +57,8 @@ class Session:
 
     def features(self, rows: Rows, under: Under = nullcontext) -> QueryFeatures:
         """Features of queries under every checkpoint of the index; `under` may change the model meanwhile."""
+        where = evenly(len(rows), SAMPLED)
+        before = rows.digests(where)  # not after: a pass puts back the random numbers that examples may draw
         with exclusive(self.model):
             self.check_model()
             features, losses, digests = [], [], []
@@ -70,7 +72,9 @@ class Session:
             if self.checkpoints is not None or under is not nullcontext:
                 self._watch.renew()  # weights went away and came back
         self._check_finite(features)
-        _check_same(rows, digests)
+        changed = [i for i, seen in zip(where, before) if seen != digests[i]]
+        if changed:
+            raise reads_differently(f"{changed[0]} of the queries")
         return QueryFeatures(self.stored.manifest.id, torch.stack(features), torch.stack(losses), digests)
 
     def _pass(self, c: int, rows: Rows, advance: console.Advance) -> list[Found]:
@@ -109,10 +113,3 @@ class Session:
             bad = (~whole.isfinite().all(1)).nonzero()[:, 0].tolist()
             if bad:
                 raise BadQuery(bad[0], len(bad))
-
-
-def _check_same(rows: Rows, digests: list[str]) -> None:
-    where = evenly(len(rows), SAMPLED)
-    changed = [i for i, again in zip(where, rows.digests(where)) if again != digests[i]]
-    if changed:
-        raise reads_differently(f"{changed[0]} of the queries")

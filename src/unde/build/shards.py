@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import platform
@@ -35,10 +34,12 @@ def compute_shard(context: Context, c: int, s: int) -> None:
     m = context.manifest
     with threads(m.settled.threads):
         run = context.running(c)
-        parts = []
+        parts: list[dict[str, Tensor]] = []
         for found in run.over(_read(context, c, s)):
             parts.append(_tensors(context, run, found))
+            _gather(parts)
             context.advance(len(found.where))
+        del found
         whole = _joined(parts)
         features = whole.pop("features")
         whole["squares"] = torch.stack([features[:, x].square().sum(1) for x in m.columns], 1)
@@ -83,7 +84,7 @@ def waiting(m: Manifest, precision: torch.dtype) -> int:
     """Bytes of the passes of a shard that wait while its last one runs; each has its own covariances."""
     rows, size = _rows(m), min(_rows(m), m.settled.pass_size)
     covariances = content(m, 0, precision)["factors"].nbytes if m.factors else 0
-    return 4 * (rows - size) * m.width + -(-rows // size) * covariances
+    return 4 * (rows - size) * m.width + (2 if rows > size else 1) * covariances
 
 
 def writing(m: Manifest, precision: torch.dtype) -> int:
@@ -93,7 +94,9 @@ def writing(m: Manifest, precision: torch.dtype) -> int:
     packed = 0 if tensors["features"].nbytes == features else tensors["features"].nbytes
     passes = waiting(m, precision) + 4 * min(_rows(m), m.settled.pass_size) * m.width
     column = 4 * _rows(m) * max(u["size"] for u in m.units)  # packed, or squared, one after the other
-    return passes + joined + packed + max(column, WRITTEN * sum(t.nbytes for t in tensors.values()))
+    covariances = tensors["factors"].nbytes if m.factors else 0
+    written = max(column, WRITTEN * sum(t.nbytes for t in tensors.values()))
+    return max(passes + joined, features + covariances + packed + written)
 
 
 def _rows(m: Manifest) -> int:
@@ -199,12 +202,19 @@ def _bad(context: Context, bad: list[int]) -> UndeError:
     )
 
 
+def _gather(parts: list[dict[str, Tensor]]) -> None:
+    """The covariances of the last pass go to those of the first: there is one sum of them at any time."""
+    if len(parts) > 1 and "factors" in parts[-1]:
+        parts[0]["factors"] += parts[-1].pop("factors")
+
+
 def _joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The passes of a shard as one: rows one after the other, covariances added up."""
-    if len(parts) == 1:
-        return parts[0]
-    summed = {k: functools.reduce(torch.add, [p[k] for p in parts]) for k in ("factors",) if k in parts[0]}
-    return {k: torch.cat([p[k] for p in parts]) for k in parts[0] if k not in summed} | summed
+    """The passes of a shard as one, rows one after the other. `parts` are spent."""
+    whole = dict(parts[0])
+    if len(parts) > 1:
+        whole |= {name: torch.cat([part[name] for part in parts]) for name in whole if name != "factors"}
+    parts.clear()
+    return whole
 
 
 def _digests(context: Context, c: int = 0) -> Tensor:

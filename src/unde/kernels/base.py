@@ -5,8 +5,8 @@
     settled.fit(moments, source)  → Fitted     K with its damping
     fitted.apply(rows)            → K applied to (n, D) features
 
-A round is a number of jobs; each sees a run of stored blocks and gives partial results, which are merged two by two
-in a tree that depends on the number of jobs alone. So moments do not depend on who computed what, nor when.
+A round is a number of jobs; each sees a run of stored blocks and gives partial results, which are merged in an
+order that depends on the number of jobs alone. So moments do not depend on who computed what, nor when.
 """
 
 from __future__ import annotations
@@ -205,28 +205,25 @@ class Kernel(Protocol):
     def on(self, sizes: Sizes) -> Settled: ...
 
 
-def merge(a: Moments, b: Moments) -> dict[str, Tensor]:
-    """What both have is added up; what one of them has is kept."""
-    both = {**a, **b}
-    return {name: a[name] + b[name] if name in a and name in b else both[name] for name in both}
-
-
 def reduced(parts: Sequence[Callable[[], Moments]]) -> Moments:
-    """All partial results as one: halves first, so that the order of additions depends on their number alone."""
-    if len(parts) == 1:
-        return parts[0]()
-    half = (len(parts) + 1) // 2
-    return merge(reduced(parts[:half]), reduced(parts[half:]))
+    """All partial results as one, the first and the second, then the third and so on, so that the order of additions
+    depends on their number alone: what several have is added up, what one of them has is kept."""
+    total = dict(parts[0]())
+    for i, part in enumerate(parts[1:]):
+        for name, value in part().items():
+            if name not in total:
+                total[name] = value
+            elif i == 0:
+                total[name] = total[name] + value  # the first may be a view of a file
+            else:
+                total[name] += value
+    return total
 
 
-def pending(count: int) -> int:
-    """How many partial results, and sums of them, are alive at once while `count` of them are `reduced`.
-
-    >>> [pending(count) for count in (1, 2, 4, 16)]
-    [1, 3, 4, 6]
-    """
-    half = (count + 1) // 2
-    return 1 if count == 1 else max(3, pending(half), 1 + pending(count - half))
+def pending(count: int, total: int, largest: int) -> int:
+    """Bytes alive at once while `count` partial results are `reduced`, of `total` bytes each and `largest` in one
+    tensor: the sum, the one that is added, and a tensor of the first sum while it is made."""
+    return total if count == 1 else 2 * total + largest
 
 
 def moments_of(settled: Settled, source: Source) -> dict[str, Tensor]:

@@ -93,7 +93,7 @@ class ByLayer:
         return Needs(
             matrices=total + 8 * max(squares),
             held=sum(made),
-            gather=Work(max(job, total * pending(jobs)), once),
+            gather=Work(max(job, pending(jobs, total, 8 * max(squares))), once),
             fit=Work(total + max(spent), sum(d**3 for d in widths)),
             train=Work(max(self.sizes.read(), applied), once),
             apply=Work(applied, once),

@@ -151,14 +151,14 @@ class _EKFAC:
         wide = 16 * rows * max(p.part.size for p in parts)  # the columns of a parameter, along its basis
         before = chunk if jobs < len(self.sizes.joined()) else 0
         job = sums + max(before + self.sizes.read(), chunk + max(wide, 16 * whole**2))
-        squares = bases + max(job, sums * pending(jobs), sums + 32 * whole**2)
+        squares = bases + max(job, pending(jobs, sums, max(p.sums for p in parts)), sums + 32 * whole**2)
         moments = {name: t for p in parts for name, t in p.moments().items()}
         rotated = Work(2 * chunk + wide, 2 * n * sum(p.rotated for p in parts))
         return Needs(
             matrices=sum(p.budget for p in parts) + 8 * self.sizes.width,
             held=bases + sum(4 * p.whole**2 for p in parts) + 4 * self.sizes.width,
             gather=Work(
-                max(covariances * pending(jobs), covariances + bases + 16 * side**2, squares),
+                max(pending(jobs, covariances, 8 * side**2), covariances + bases + 16 * side**2, squares),
                 sum(n * p.rotated + p.decomposed for p in parts),
             ),
             fit=Work(sum(t.nbytes for t in moments.values()) + 4 * self.sizes.width),

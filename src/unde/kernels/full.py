@@ -129,7 +129,7 @@ class Primal(_Full):
         job = 8 * d * d + max(before + self._converted(), item * (self._rows + d * d))
         once = 2 * n * d * d
         return self._square(
-            gather=Work(max(job, 8 * d * d * pending(jobs)), once),
+            gather=Work(max(job, pending(jobs, 8 * d * d, 8 * d * d)), once),
             train=Work(max(self.sizes.read(), (8 if item == 4 else 20) * self._rows), once),
             apply=Work((8 if item == 4 else 20) * self._rows, once),
             partial=8 * d * d * jobs if jobs > 1 else 0,
