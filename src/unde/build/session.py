@@ -23,6 +23,7 @@ from unde.features.coverage import restored
 from unde.features.run import FeaturePass, Found, Measurement, cuts, exclusive, resized
 from unde.tasks.base import Task
 
+MANY = 8  # queries from which on it is worth while to put weights into another order
 Under = Callable[[], AbstractContextManager[None]]
 _FOREIGN = (RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError)
 
@@ -82,7 +83,8 @@ class Session:
         what = Measurement(self.units, method.measure)
         task, out = step_of(self.task, method, c), []
         try:
-            with FeaturePass(self.model, task, what, self._coverage(c, rows)) as run:
+            many = len(rows) >= MANY
+            with FeaturePass(self.model, task, what, self._coverage(c, rows), many) as run:
                 for found in run.over(
                     rows.batches(cuts(range(len(rows)), self.stored.manifest.settled.pass_size))
                 ):

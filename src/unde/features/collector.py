@@ -77,7 +77,7 @@ class Collector:
 
     `factors` gathers covariances on the way (see `factors.py`); with emit=False it gathers nothing else, and the
     features are left empty. `beside` names measures that are not differentiated; their values are in `.beside`, (B, ·),
-    after each call.
+    after each call. Without `many` examples to come, weights are left in the order they are in.
     """
 
     def __init__(
@@ -90,9 +90,10 @@ class Collector:
         factors: Factors | None = None,
         emit: bool = True,
         beside: Sequence[str] = (),
+        many: bool = True,
     ) -> None:
         self.model, self.task, self.units, self.coverage, self.measure = model, task, units, coverage, measure
-        self.factors, self.emit = factors, emit
+        self.factors, self.emit, self.many = factors, emit, many
         self._mask: Tensor | None = None
         self.device, self.dtype = placement(model)
         self.width = units[-1].stop if units and emit else 0
@@ -106,7 +107,8 @@ class Collector:
     def __enter__(self) -> Collector:
         with ExitStack() as stack:
             stack.enter_context(untouched(self.model))
-            stack.enter_context(channels_last(self.model))
+            if self.many:
+                stack.enter_context(channels_last(self.model))
             for use in self.coverage.uses:
                 hook = partial(self._on_forward, use)
                 handle = use.module.register_forward_hook(hook, with_kwargs=True)

@@ -30,7 +30,7 @@ LEAST, MOST = 8, 256  # examples in a pass, if they fit
 SHARE = 2  # of the memory budget a pass may take one in so many: shards are written meanwhile
 _CALL = 1e-5  # seconds that calling an operation takes, about
 _SPEED = {"cpu": 5e10, "cuda": 2e13}  # operations a second, about
-_WORTH = 10  # a pass is large enough where its work takes so many times as long as its calls
+_WORTH = 40  # a pass is large enough where its work takes so many times as long as its calls
 
 Batch = tuple[Sequence[int], Any, list[str]]  # positions, what was collated of them, digests
 _locks: weakref.WeakKeyDictionary[nn.Module, threading.RLock] = weakref.WeakKeyDictionary()
@@ -70,10 +70,15 @@ def exclusive(model: nn.Module) -> Generator[None]:
 
 
 class FeaturePass:
-    """Inside a `with` block, a measurement that is ready to run: the model is hooked, and as it was afterwards."""
+    """Inside a `with` block, a measurement that is ready to run: the model is hooked, and as it was afterwards.
 
-    def __init__(self, model: nn.Module, task: Task, what: Measurement, coverage: Coverage) -> None:
-        self.model, self.task, self.what, self.coverage = model, task, what, coverage
+    Without `many` examples to come, weights are not put into the order that is fastest: that takes as long as a pass.
+    """
+
+    def __init__(
+        self, model: nn.Module, task: Task, what: Measurement, coverage: Coverage, many: bool = True
+    ) -> None:
+        self.model, self.task, self.what, self.coverage, self.many = model, task, what, coverage, many
         self.factors = None if what.factors is None else Factors(what.factors, *placement(model))
 
     def __enter__(self) -> FeaturePass:
@@ -81,7 +86,15 @@ class FeaturePass:
         with ExitStack() as stack:
             stack.enter_context(exclusive(self.model))
             made = Collector(
-                self.model, self.task, w.units, self.coverage, w.measure, self.factors, w.emit, w.beside
+                self.model,
+                self.task,
+                w.units,
+                self.coverage,
+                w.measure,
+                self.factors,
+                w.emit,
+                w.beside,
+                self.many,
             )
             self.collect = stack.enter_context(made)
             self._stack = stack.pop_all()
