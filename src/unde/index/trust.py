@@ -5,11 +5,11 @@ scores higher than all other training examples. Strengths are fixed for each kin
 methods: at the strength that self-retrieval searches, the share is the same by construction and would tell nothing.
 
 What it tells: whether a method recognises an example through a change that leaves most of it as it was. A method that
-cannot do that will hardly find what mattered to a new query. Compare methods, dampings, ranks and weights on the same
-data and seed.
+cannot do that will hardly find what mattered to a new query.
 
-What it does not tell: whether scores predict retrained models, which is what LDS measures. A proxy that is wrong in
-the same way for a copy and for its original goes unseen, and numbers of different data do not compare.
+What it does not tell: whether scores predict retrained models, which is what LDS measures; nor does it rank methods and
+dampings as LDS does. A proxy that is wrong in the same way for a copy and for its original goes unseen, and numbers of
+different data do not compare.
 """
 
 from __future__ import annotations
