@@ -9,7 +9,7 @@ import pytest
 import torch
 from commands import run
 
-from unde import Index, Weights, cli
+from unde import Index, UndeError, Weights, cli
 from unde.evaluate import Bank
 from unde.recipe import Recipe
 
@@ -112,3 +112,16 @@ def test_models_on_the_command_line_are_left_as_they_were(project):
     assert all(
         torch.equal(v, before[k]) for k, v in Recipe(f"{project}:make").make().model.state_dict().items()
     )
+
+
+def test_several_processes_build_the_same_index(built):
+    run("build", built, "--out", "again", "--projection", "none", "--engine", "processes:2")
+    one, two = (Index.open(folder) for folder in ("idx", "again"))
+    assert one.manifest == two.manifest
+    shards = [sorted((index.folder / "shards").iterdir()) for index in (one, two)]
+    assert [p.read_bytes() for p in shards[0]] == [p.read_bytes() for p in shards[1]]
+
+
+def test_an_unknown_engine(project):
+    with pytest.raises(UndeError, match="unknown executor 'rays': expected 'serial', 'processes:4'"):
+        run("build", f"{project}:make", "--out", "idx", "--engine", "rays")

@@ -48,7 +48,7 @@ def test_all_methods_are_listed(name):
 def test_plan_takes_what_build_takes():
     building, planning = (inspect.signature(command).parameters for command in (build, plan))
     # What has no part in what a run needs.
-    assert set(building) - set(planning) == {"out", "num_workers", "device", "seed", "on_bad"}
+    assert set(building) - set(planning) == {"out", "num_workers", "engine", "device", "seed", "on_bad"}
     for name in set(building) & set(planning):
         assert building[name].default == planning[name].default, name
         assert building[name].annotation == planning[name].annotation, name

@@ -42,6 +42,9 @@ def build(
     exclude: Exclude = None,
     batch_size: Unneeded = None,
     num_workers: Annotated[int, typer.Option(help="processes that read the data")] = 0,
+    engine: Annotated[
+        str, typer.Option(help="who computes: serial, or processes:4; the bytes are the same")
+    ] = "serial",
     device: Device = None,
     store_dtype: StoreDtype = "float32",
     memory: Memory = "2GB",
@@ -73,6 +76,7 @@ def build(
         ids=setup.ids,
         batch_size=batch_size,
         recipe=project.recipe,
+        executor=engine,
         num_workers=num_workers,
         store_dtype=store_dtype,
         memory=memory,
