@@ -19,7 +19,7 @@ def read(path, field="text"):
 def test_every_format_holds_the_same_texts(tmp_path):
     jsonl = "".join(json.dumps({"text": t}) + "\n" for t in TEXTS)
     (tmp_path / "a.jsonl").write_text(jsonl)
-    (tmp_path / "b.JSONL.gz").write_bytes(gzip.compress(jsonl.encode()))
+    (tmp_path / "b.JSONL.gz").write_bytes(gzip.compress(jsonl.encode(), mtime=0))
     (tmp_path / "c.json").write_text(json.dumps([{"text": t} for t in TEXTS], ensure_ascii=False))
     with open(tmp_path / "d.csv", "w", newline="") as file:
         writer = csv.DictWriter(file, ["n", "text"])
@@ -78,7 +78,7 @@ def test_lists_of_texts():
         ("a.jsonl", b'{"text": null}', r"line 1: 'text' is NoneType, expected a text"),
         ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}', r"line 2: not UTF-8"),
         ("a.jsonl.gz", b"not packed", r"cannot read .*a.jsonl.gz"),
-        ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 99)[:-9], r"cannot read .*a.jsonl.gz"),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 99, mtime=0)[:-9], r"cannot read .*a.jsonl.gz"),
         ("a.json", b'{"text": "a"}\n{"text": "b"}', r"a.json: not JSON .*Is it .jsonl"),
         ("a.json", b'{"text": "a"}', r"a.json: a dict, expected a list of objects"),
         ("a.csv", b"id,text\n1,a\n2\n", r"a.csv, line 3: expected 2 values"),
