@@ -13,7 +13,7 @@ from unde import Groups, GroupScores, UndeError, Weights, learn_weights
 from unde.methods import TRAK, TracIn
 from unde.scores import TrainSide
 from unde.scores.top import stable_top
-from unde.weights.source import Source
+from unde.weights.source import ResolvedScores
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -352,10 +352,10 @@ def test_gradients_stay_finite_where_features_are_zero():
 
 def test_scores_are_a_source_for_weight_learning():
     scores = scores_of()
-    members = {name for name in vars(Source) if not name.startswith("_")}
+    members = {name for name in vars(ResolvedScores) if not name.startswith("_")}
     assert {"groups", "shape", "method", "query_digests", "memory", "stream", "finish"} <= members
     for name in members:
-        mine, theirs = getattr(GroupScores, name, None), getattr(Source, name)
+        mine, theirs = getattr(GroupScores, name, None), getattr(ResolvedScores, name)
         assert hasattr(scores, name), name
         if inspect.isfunction(theirs):
             assert list(inspect.signature(mine).parameters) == list(inspect.signature(theirs).parameters)

@@ -16,7 +16,7 @@ from unde.evaluate._arrays import Array, finite, numbers
 from unde.evaluate.lds import lds
 from unde.evaluate.recall import contributors, ranked, recall_at_k, skipped
 from unde.unet import unet_cell
-from unde.weights.source import Source
+from unde.weights.source import ResolvedScores
 
 # The row and column of a parameter, None to leave it out; or a regular expression for each, where what matches
 # (its first group, if it has one) is the name; or None, which makes every group a row of its own.
@@ -41,7 +41,9 @@ class Heatmap:
         return {"rows": list(self.rows), "columns": list(self.columns), "values": values}
 
 
-def lds_strength(scores: Source, masks: Array, utility: Array, *, cells: Cells = unet_cell) -> Heatmap:
+def lds_strength(
+    scores: ResolvedScores, masks: Array, utility: Array, *, cells: Cells = unet_cell
+) -> Heatmap:
     """The mean LDS of scores from the groups of each cell alone.
 
     `masks` (S, N) and `utility` (S, Q) are those of `lds`. `cells` gives each parameter a row and a column, by
@@ -64,7 +66,7 @@ def lds_strength(scores: Source, masks: Array, utility: Array, *, cells: Cells =
 
 
 def recall_strength(
-    scores: Source, relevant: Mapping[str, Array], *, k: int = 10, cells: Cells = unet_cell
+    scores: ResolvedScores, relevant: Mapping[str, Array], *, k: int = 10, cells: Cells = unet_cell
 ) -> dict[str, Heatmap]:
     """The mean Recall@k for each attribute, of scores from the groups of each cell alone.
 
@@ -119,7 +121,7 @@ def pattern_similarity(patterns: Mapping[str, Array]) -> Heatmap:
 
 
 def _strengths(
-    scores: Source, cells: Cells, metrics: Mapping[str, Callable[[np.ndarray], float]]
+    scores: ResolvedScores, cells: Cells, metrics: Mapping[str, Callable[[np.ndarray], float]]
 ) -> dict[str, Heatmap]:
     """Each metric of the totals of each cell, which are made once for all metrics."""
     groups_of = _layout(scores, cells)
@@ -135,7 +137,7 @@ def _strengths(
     return {name: Heatmap(rows, columns, table) for name, table in values.items()}
 
 
-def _totals(scores: Source, members: Sequence[list[int]]) -> Iterator[np.ndarray]:
+def _totals(scores: ResolvedScores, members: Sequence[list[int]]) -> Iterator[np.ndarray]:
     """(Q, N) scores with weight one on the groups of each cell, zero elsewhere; as many at a time as memory holds."""
     queries, examples = scores.shape
     everyone, m = slice(0, queries), len(scores.groups)
@@ -150,7 +152,7 @@ def _totals(scores: Source, members: Sequence[list[int]]) -> Iterator[np.ndarray
         yield from totals.numpy()
 
 
-def _layout(scores: Source, cells: Cells) -> dict[tuple[str, str], list[int]]:
+def _layout(scores: ResolvedScores, cells: Cells) -> dict[tuple[str, str], list[int]]:
     """The groups of each cell, by number."""
     if cells is None:
         return {(name, "alone"): [j] for j, name in enumerate(scores.groups)}

@@ -59,7 +59,7 @@ class Coverage:
     unused: list[str] = field(default_factory=list)  # no gradient on the examples tried
 
 
-class Source(torch.autograd.Function):
+class GraphStart(torch.autograd.Function):
     """Makes a tensor that needs no gradient the start of a graph, without copying it."""
 
     @staticmethod
@@ -210,7 +210,7 @@ class Collector:
         # In-place operations on a view would lose its hook; nobody else holds the tensor behind this one.
         fresh = torch.ops.aten._unsafe_view(output, output.shape) if output._is_view() else output
         if not fresh.requires_grad:
-            fresh = Source.apply(fresh, self._anchor)
+            fresh = GraphStart.apply(fresh, self._anchor)
         if use.layout == SHARED:
             x, fresh = share(x, self._batch, use.lone), share(fresh, self._batch, use.lone)
         x = front(x, use, self._batch)

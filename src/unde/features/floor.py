@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from unde.data import to_device
-from unde.features.collector import Source
+from unde.features.collector import GraphStart
 from unde.features.guard import untouched
 from unde.features.layers import rule_for
 from unde.features.memory_format import channels_last
@@ -37,7 +37,7 @@ def frozen(model: nn.Module, task: Task, batches: Iterable[Any]) -> None:
     anchor = torch.zeros((), device=device, requires_grad=True)
 
     def start_graph(_module: nn.Module, _args: Any, out: Tensor) -> Tensor | None:
-        return None if out.requires_grad else Source.apply(out, anchor)
+        return None if out.requires_grad else GraphStart.apply(out, anchor)
 
     held = [
         m

@@ -15,7 +15,7 @@ from unde.weights.fixed_point import Grams
 from unde.weights.objective import normalised
 from unde.weights.problem import Problem
 from unde.weights.settings import Settings, fit
-from unde.weights.source import Source
+from unde.weights.source import ResolvedScores
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Choice:
 
 
 def choose(
-    scores: Source,
+    scores: ResolvedScores,
     ks: Sequence[int] = (5, 10, 20, 50),
     weight_decays: Sequence[float] = (0.1, 0.3, 1.0, 3.0, 10.0),
     solver: str | None = None,

@@ -11,7 +11,7 @@ from torch import Tensor
 from unde import console
 from unde.errors import UndeError
 from unde.weights.noise import Noise, spread
-from unde.weights.source import Source
+from unde.weights.source import ResolvedScores
 
 Blocks = Iterable[tuple[slice, Tensor]]
 
@@ -32,7 +32,7 @@ class Contributions:
     fixed-point solver needs for each query; otherwise every pass streams them from the source.
     """
 
-    def __init__(self, source: Source, noise: float = 0.0, seed: int = 0) -> None:
+    def __init__(self, source: ResolvedScores, noise: float = 0.0, seed: int = 0) -> None:
         self.source = source
         self.queries, self.examples = source.shape
         self.groups = len(source.groups)

@@ -17,7 +17,7 @@ from unde.weights.contributions import Contributions
 from unde.weights.fixed_point import Grams
 from unde.weights.problem import Fit, Problem
 from unde.weights.settings import EPOCHS, LEARNING_RATE, WEIGHT_DECAY, Settings, fit
-from unde.weights.source import Source
+from unde.weights.source import ResolvedScores
 from unde.weights.weights import Weights
 
 AUTO = "auto"
@@ -29,7 +29,7 @@ Positives = Sequence[int] | Tensor
 
 @overload
 def learn_weights(
-    scores: Source,
+    scores: ResolvedScores,
     k: int | str = ...,
     weight_decay: float | str = ...,
     loss: str = ...,
@@ -44,7 +44,7 @@ def learn_weights(
 
 @overload
 def learn_weights(
-    scores: Mapping[str, Source],
+    scores: Mapping[str, ResolvedScores],
     k: int | str = ...,
     weight_decay: float | str = ...,
     loss: str = ...,
@@ -58,7 +58,7 @@ def learn_weights(
 
 
 def learn_weights(
-    scores: Source | Mapping[str, Source],
+    scores: ResolvedScores | Mapping[str, ResolvedScores],
     k: int | str = AUTO,
     weight_decay: float | str = AUTO,
     loss: str = "top-k",
@@ -118,7 +118,7 @@ def learn_weights(
 
 
 def _for_one(
-    source: Source,
+    source: ResolvedScores,
     asked: Settings,
     k: int | str,
     decay: float | str,
@@ -148,7 +148,7 @@ def _for_one(
     return _confirmed(source, [replace(asked, k=x, weight_decay=d) for x in ks for d in decays], judge)
 
 
-def _judge_of(source: Source) -> Any:
+def _judge_of(source: ResolvedScores) -> Any:
     """Self-retrieval of the same method, or None where it cannot be run."""
     try:
         return getattr(source, "judge", lambda: None)()
@@ -168,7 +168,7 @@ def _or(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-def _confirmed(source: Source, candidates: Sequence[Settings], judge: Any) -> Weights:
+def _confirmed(source: ResolvedScores, candidates: Sequence[Settings], judge: Any) -> Weights:
     """Of the candidates the one that self-retrieval confirms most surely; uniform weights if it confirms none."""
     data = Contributions(source, candidates[0].noise, candidates[0].seed)
     everything = torch.arange(data.queries)
@@ -189,7 +189,7 @@ def _confirmed(source: Source, candidates: Sequence[Settings], judge: Any) -> We
     return Weights(best.weights, source.groups, list(source.query_digests), record)
 
 
-def _held_out(source: Source, asked: Settings, ks: Sequence[int], decays: Sequence[float]) -> Weights:
+def _held_out(source: ResolvedScores, asked: Settings, ks: Sequence[int], decays: Sequence[float]) -> Weights:
     """The k and decay that do best on held-out queries of the same concept; uniform weights if none gains."""
     choice = choose(source, ks, decays, asked.solver, seed=asked.seed)
     if choice.gain > 1:
@@ -200,7 +200,7 @@ def _held_out(source: Source, asked: Settings, ks: Sequence[int], decays: Sequen
     return Weights(torch.ones(len(source.groups)), source.groups, list(source.query_digests), record)
 
 
-def _learn(source: Source, settings: Settings, positives: Positives | None) -> Weights:
+def _learn(source: ResolvedScores, settings: Settings, positives: Positives | None) -> Weights:
     settings.check(source)
     known = _checked_positives(source, settings.loss, positives)
     data = Contributions(source, settings.noise, settings.seed)
@@ -211,7 +211,7 @@ def _learn(source: Source, settings: Settings, positives: Positives | None) -> W
     )
 
 
-def _checked_positives(source: Source, loss: str, positives: Positives | None) -> Tensor | None:
+def _checked_positives(source: ResolvedScores, loss: str, positives: Positives | None) -> Tensor | None:
     queries, examples = source.shape
     if loss != "supervised":
         if positives is not None:
@@ -228,7 +228,7 @@ def _checked_positives(source: Source, loss: str, positives: Positives | None) -
     return known.long()
 
 
-def _provenance(source: Source, settings: Settings, result: Fit) -> dict[str, Any]:
+def _provenance(source: ResolvedScores, settings: Settings, result: Fit) -> dict[str, Any]:
     solver = settings.solver_for(source)
     record: dict[str, Any] = {
         "method": source.method.name,

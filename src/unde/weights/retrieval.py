@@ -32,7 +32,7 @@ from torch import Tensor
 from unde.weights.contributions import Contributions
 from unde.weights.problem import Problem
 from unde.weights.settings import Settings, fit
-from unde.weights.source import Source
+from unde.weights.source import ResolvedScores
 
 TARGET = 0.25  # the share that the unweighted method should find
 DECAYS = (0.1, 1.0)  # λ′ to choose from
@@ -47,7 +47,7 @@ class Copies:
     them is finding the original.
     """
 
-    def __init__(self, scores: Source, originals: Tensor, content: Tensor) -> None:
+    def __init__(self, scores: ResolvedScores, originals: Tensor, content: Tensor) -> None:
         self.scores, self.originals, self.content = scores, originals, content  # (Q, N), (Q,), (N,)
         self._data = Contributions(scores)
         everything = torch.arange(self._data.queries)

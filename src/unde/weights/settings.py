@@ -10,7 +10,7 @@ from unde.weights.adamw import adamw
 from unde.weights.fixed_point import Grams, fixed_point
 from unde.weights.objective import LOSSES
 from unde.weights.problem import Fit, Problem
-from unde.weights.source import Source
+from unde.weights.source import ResolvedScores
 
 # Raw weights under AdamW settle within ± 1 / decay: 1 keeps weights within a factor e of uniform ones, where 0.1 would
 # let one group take nearly all. The solver is the first that can do the task.
@@ -32,7 +32,7 @@ class Settings:
     noise: float = 0.0
     seed: int = 0
 
-    def solver_for(self, source: Source) -> str:
+    def solver_for(self, source: ResolvedScores) -> str:
         """The solver's name, or an error if it cannot do the task."""
         covered = source.method.linear and self.loss != "no-norm"
         if self.solver is None:
@@ -48,7 +48,7 @@ class Settings:
             raise UndeError(f"solver 'fixed-point' does not cover {why}: use solver='adamw'")
         return self.solver
 
-    def check(self, source: Source) -> None:
+    def check(self, source: ResolvedScores) -> None:
         """Raise what is wrong with these settings for the scores of `source`."""
         queries, examples = source.shape
         if queries == 0 or examples == 0:

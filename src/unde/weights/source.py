@@ -21,7 +21,7 @@ class Method(Protocol):
     def linear(self) -> bool: ...
 
 
-class Source(Protocol):
+class ResolvedScores(Protocol):
     """Group-resolved scores of Q queries against N training examples over M groups, read in blocks."""
 
     @property
