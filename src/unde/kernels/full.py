@@ -7,8 +7,10 @@ dual     (ΦΦᵀ + λI)⁻¹ Φ       an N × N inverse
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -38,7 +40,8 @@ _SINGULAR = 1e12
 
 
 @dataclass(frozen=True)
-class _Full:
+class _Full(ABC):
+    shape: ClassVar[str]  # of what is inverted, in words
     damping: float
     relative: bool
     sizes: Sizes
@@ -49,8 +52,9 @@ class _Full:
         return None
 
     @property
+    @abstractmethod
     def side(self) -> int:
-        raise NotImplementedError
+        """Rows of what is inverted."""
 
     @property
     def precision(self) -> torch.dtype:
@@ -63,11 +67,10 @@ class _Full:
         return f"{type(self).__name__.lower()} {self.precision}".replace("torch.", "")
 
     def check(self, memory: int) -> None:
-        shape = "D × D" if isinstance(self, Primal) else "N × N"
-        self.needs().check(memory, f"the {shape} kernel ({self.side:,} × {self.side:,}) needs")
+        self.needs().check(memory, f"the {self.shape} kernel ({self.side:,} × {self.side:,}) needs")
 
-    def needs(self) -> Needs:
-        raise NotImplementedError
+    @abstractmethod
+    def needs(self) -> Needs: ...
 
     def inverse(self, gram: Tensor) -> tuple[Tensor, float]:
         """(gram + λI)⁻¹, made in the memory of one matrix, and λ. `gram` is spent."""
@@ -104,6 +107,8 @@ class _Full:
 
 @dataclass(frozen=True)
 class Primal(_Full):
+    shape: ClassVar[str] = "D × D"
+
     @property
     def side(self) -> int:
         return self.sizes.width
@@ -150,6 +155,8 @@ class _PrimalFitted:
 
 @dataclass(frozen=True)
 class Dual(_Full):
+    shape: ClassVar[str] = "N × N"
+
     @property
     def side(self) -> int:
         return self.sizes.examples
