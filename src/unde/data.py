@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,7 +69,7 @@ class Rows:
     def batch(self, indices: Iterable[int]) -> Any:
         return self.collate([self[i] for i in indices])
 
-    def batches(self, ranges: Sequence[range], workers: int = 0) -> Iterator[tuple[range, Any, list[str]]]:
+    def batches(self, ranges: Sequence[range], workers: int = 0) -> Generator[tuple[range, Any, list[str]]]:
         """(indices, collated batch, content digest of each example) for each range, read ahead by `workers`."""
         loader = DataLoader(
             _Indexed(self),
@@ -77,8 +77,12 @@ class Rows:
             collate_fn=_CollateWithDigests(self.collate),
             num_workers=workers,
         )
-        for r, (batch, digests) in zip(ranges, loader):
-            yield r, batch, digests
+        reading = iter(loader)
+        try:
+            for r, (batch, digests) in zip(ranges, reading):
+                yield r, batch, digests
+        finally:  # not when the last traceback that knows them is gone: they would find their pipes broken
+            getattr(reading, "_shutdown_workers", lambda: None)()
 
     def digests(self, indices: Iterable[int] | None = None) -> list[str]:
         return [digest(self[i]) for i in (range(len(self)) if indices is None else indices)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -71,7 +71,7 @@ class Context:
         self.advance: Callable[[int], None] = lambda count: None
         self.upcoming: list[Job] = []  # jobs in the order that they will be asked for, if known
         self._open: tuple[int, FeaturePass, ExitStack] | None = None
-        self._stream: tuple[list[Job], Iterator[Batch]] | None = None
+        self._stream: tuple[list[Job], Generator[Batch]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         if self.given.recipe is None:
@@ -146,7 +146,9 @@ class Context:
 
     def close(self) -> None:
         """The model as it was, and nobody reading ahead."""
-        self._stream = None
+        if self._stream is not None:
+            self._stream[1].close()
+            self._stream = None
         if self._open is not None:
             stack = self._open[2]
             self._open = None
