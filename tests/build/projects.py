@@ -49,3 +49,16 @@ class Unlucky(Classification):
 
 def unlucky() -> Setup:
     return Setup(toy.net(), Unlucky(), toy.data(22))
+
+
+def sixty() -> Setup:
+    return make(60)
+
+
+def many() -> Setup:
+    return make(600)
+
+
+def alike() -> Setup:
+    x, y = toy.data(4)
+    return Setup(toy.net(), Classification(), (x.repeat(6, 1), y.repeat(6)))

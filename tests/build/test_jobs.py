@@ -32,6 +32,7 @@ def begun(folder: Path, recipe: Recipe | None = None, setup=None, **options) -> 
     asked = {
         "groups": "layer", "exclude": (), "store_dtype": "float32", "seed": 0, "on_bad": "error",
         "checkpoint_weights": None, "ids": None, "second_moments": None, "memory": parse_bytes("50MB"), "workers": 0,
+        "each": None,
     }  # fmt: skip
     with toy.cut():
         return settle(folder, given, methods.EKFAC(projection="kron(3)"), **(asked | options))
@@ -118,6 +119,12 @@ def test_a_model_object_cannot_be_sent(tmp_path):
 def test_a_recipe_that_makes_another_model_is_refused(tmp_path):
     context = begun(tmp_path / "i", Recipe("projects:moody"), projects.moody())
     with pytest.raises(UndeError, match="projects:moody makes a model with other weights"):
+        pickle.loads(pickle.dumps(context))
+
+
+def test_a_recipe_that_gives_other_data_is_refused(tmp_path):
+    context = begun(tmp_path / "i", Recipe("projects:make", {"n": 23}))
+    with pytest.raises(UndeError, match="projects:make gives other data here"):
         pickle.loads(pickle.dumps(context))
 
 

@@ -71,3 +71,9 @@ class Unmade:
 
     def __setstate__(self, state):
         raise UndeError("another model here: expected the same")
+
+
+def sleepy(folder: Path, number: int) -> None:
+    """With time for a kill."""
+    time.sleep(0.5)
+    write(folder, number)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from unde import methods
 from unde.build import matrices
 from unde.build.checkpoints import Checkpoint, fingerprints, loaded
 from unde.build.fingerprints import data_fingerprint
-from unde.data import Rows
+from unde.carried import Carried, cannot_travel
+from unde.data import Rows, own_collate
 from unde.errors import UndeError
 from unde.execution import Job
 from unde.features import Coverage, Unit, make_units, plan_coverage
@@ -23,7 +25,7 @@ from unde.features.coverage import restored
 from unde.features.factors import gathered
 from unde.features.run import Batch, FeaturePass, Measurement, cuts, resized
 from unde.methods import Method
-from unde.recipe import Recipe
+from unde.recipe import Recipe, Setup
 from unde.store.manifest import Manifest
 from unde.tasks.base import Task
 from unde.tasks.cutting import recut
@@ -31,13 +33,14 @@ from unde.tasks.cutting import recut
 
 @dataclass(frozen=True)
 class Given:
-    """What a user hands over; `recipe` says how another process makes the same."""
+    """What a user hands over; `recipe` says how another process makes the same, and `device` where it puts it."""
 
     model: nn.Module
     task: Task
     rows: Rows
     checkpoints: Sequence[Checkpoint] | None = None
-    recipe: Recipe | None = None
+    recipe: Recipe | Carried | None = None
+    device: str | None = None
 
     @cached_property
     def models(self) -> list[str]:
@@ -49,11 +52,40 @@ class Given:
         """A fingerprint of the examples; raises where they read differently each time."""
         return data_fingerprint(self.rows)
 
-    @classmethod
-    def made(cls, recipe: Recipe, checkpoints: Sequence[Checkpoint] | None) -> Given:
-        setup = recipe.make()
-        rows = Rows(setup.train_data, setup.collate or setup.task.collate)
-        return cls(setup.model, setup.task, rows, checkpoints, recipe)
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.recipe is None:
+            raise cannot_travel(self.model)
+        return made, (self.recipe, self.checkpoints, self.device)
+
+    def must_be(self, manifest: Manifest, folder: Path, data: bool = False) -> None:
+        """Raises if this is not the model, or the data, that an index was begun with."""
+        name = "the recipe" if self.recipe is None else self.recipe.function
+        if self.models != manifest.models:
+            raise UndeError(
+                f"{name} makes a model with other weights here than where {folder} was "
+                "begun: it must give the same model every time, such as one that is read from a file"
+            )
+        if data and (len(self.rows) != manifest.examples or self.data != manifest.data):
+            raise UndeError(
+                f"{name} gives other data here than where {folder} was begun: it must give the same"
+            )
+
+
+def made(recipe: Recipe | Carried, checkpoints: Sequence[Checkpoint] | None, device: str | None) -> Given:
+    """As it was given elsewhere."""
+    setup = _setup(pickle.dumps((recipe, device)))
+    rows = Rows(setup.train_data, setup.collate or own_collate(setup.task.collate, setup.train_data))
+    return Given(setup.model, setup.task, rows, checkpoints, recipe, device)
+
+
+@lru_cache(maxsize=1)
+def _setup(sent: bytes) -> Setup:
+    """Made once by a process, however many kinds of jobs it is given."""
+    recipe, device = pickle.loads(sent)
+    setup = recipe.make()
+    if device is not None:
+        setup.model.to(device)
+    return setup
 
 
 class Context:
@@ -74,22 +106,12 @@ class Context:
         self._stream: tuple[list[Job], Generator[Batch]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        if self.given.recipe is None:
-            raise UndeError(
-                f"this {type(self.given.model).__name__} cannot be sent to another process: name a function that makes "
-                "it, as in recipe='my_project.setup:make', or build with executor='serial'"
-            )
-        sent = {"folder": self.folder, "manifest": self.manifest, "workers": self.workers, "ids": self.ids}
-        return sent | {"recipe": self.given.recipe, "checkpoints": self.given.checkpoints}
+        names = ("folder", "manifest", "given", "workers", "ids")
+        return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, sent: dict[str, Any]) -> None:
-        given = Given.made(sent["recipe"], sent["checkpoints"])
-        if given.models != sent["manifest"].models:
-            raise UndeError(
-                f"{sent['recipe'].function} makes a model with other weights here than where {sent['folder']} was "
-                "begun: it must give the same model every time, such as one that is read from a file"
-            )
-        self.__init__(sent["folder"], sent["manifest"], given, sent["workers"], sent["ids"])
+        sent["given"].must_be(sent["manifest"], sent["folder"], data=True)
+        self.__init__(**sent)
 
     @cached_property
     def method(self) -> Method:

@@ -11,10 +11,11 @@ import contextlib
 import hashlib
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ from torch import Tensor
 from unde import console, methods
 from unde.build.shards import content
 from unde.build.stored import FeatureSource, Stored
+from unde.errors import UndeError
+from unde.execution import SERIAL, Executor, Job, JobsFailed
 from unde.kernels import Fitted, Kernel, Sizes
 from unde.kernels.base import Moments, Round, Settled, Work, reduced
 from unde.store import layout
@@ -43,10 +46,10 @@ class Training:
     are K g(n).
     """
 
-    def __init__(self, stored: Stored, kernel: Kernel) -> None:
+    def __init__(self, stored: Stored, kernel: Kernel, executor: Executor = SERIAL) -> None:
         m = stored.manifest
         self.cuts = m.shards
-        self._kernels = [KernelFiles(stored, kernel, c) for c in range(m.terms)]
+        self._kernels = [KernelFiles(stored, kernel, c, executor) for c in range(m.terms)]
         self.mixes = self._kernels[0].settled.blocks
         if self.mixes is None:
             for k in self._kernels:
@@ -79,8 +82,8 @@ class Training:
 class KernelFiles:
     """One kernel under one checkpoint: its moments, and K g(n), on disk; made if not there or not whole."""
 
-    def __init__(self, stored: Stored, kernel: Kernel, checkpoint: int) -> None:
-        self.stored, self.checkpoint = stored, checkpoint
+    def __init__(self, stored: Stored, kernel: Kernel, checkpoint: int, executor: Executor = SERIAL) -> None:
+        self.stored, self.kernel, self.checkpoint, self.executor = stored, kernel, checkpoint, executor
         self.source = stored.source(kernel.fisher, checkpoint)
         self.settled = kernel.on(self.source.sizes)
         self._fitted: Fitted | None = None
@@ -109,21 +112,27 @@ class KernelFiles:
         self._fitted = None  # as large as all that is stored, and not needed any more
 
     def _write_rows(self, count: int) -> None:
-        m = self.stored.manifest
-        todo = [s for s in range(count) if not sound(self._rows.shard(s), self._rows.owner)]
+        todo = {s for s in range(count) if not sound(self._rows.shard(s), self._rows.owner)}
         if not todo:
             return  # another process was at it
+        joined = self.source.sizes.joined()
+        jobs: list[Job] = [(i,) for i, blocks in enumerate(joined) if todo & set(blocks)]
+        if self.executor.here:
+            self.fitted()  # before the bar of what is made with it
+        else:
+            self._moments_at_hand()  # others make K from them
+        self._run(apply_kernel, jobs, "K g(n)")
+
+    def write_rows(self, i: int) -> None:
+        """K g(n) of the i-th of the joined blocks."""
+        m, blocks = self.stored.manifest, self.source.sizes.joined()[i]
         fitted, own = self.fitted(), FeatureSource(self.stored, self.checkpoint) == self.source
-        with console.progress("K g(n)", m.examples) as advance:
-            for blocks in self.source.sizes.joined():
-                rows = self.source.sizes.rows(blocks)
-                if set(blocks) & set(todo):
-                    made = fitted.train(blocks) if own else fitted.apply(self._own_rows(blocks))
-                    for s in blocks:
-                        here = slice(m.shards[s].start - rows.start, m.shards[s].stop - rows.start)
-                        packed = self.stored.codec.pack(made[here], m.columns)
-                        write_shard(self._rows.shard(s), self._rows.owner, packed)
-                advance(rows.stop - rows.start)
+        rows = self.source.sizes.rows(blocks)
+        made = fitted.train(blocks) if own else fitted.apply(self._own_rows(blocks))
+        for s in blocks:
+            here = slice(m.shards[s].start - rows.start, m.shards[s].stop - rows.start)
+            packed = self.stored.codec.pack(made[here], m.columns)
+            write_shard(self._rows.shard(s), self._rows.owner, packed)
 
     def _own_rows(self, blocks: list[int]) -> Tensor:
         return torch.cat([self.stored.block(self.checkpoint, s) for s in blocks])
@@ -141,15 +150,61 @@ class KernelFiles:
         at, moments = self._moments, {}
         if sound(at.path / MOMENTS, at.owner):
             return  # another process was at it
-        total = sum(r.jobs for r in self.settled.rounds)
-        with console.progress("kernel", total) as advance:
-            for r in self.settled.rounds:
-                parts = _partial_results(self.settled, r, self.source, moments, at, advance)
-                moments |= r.finish(reduced(parts))
+        for n, r in enumerate(self.settled.rounds):
+            moments |= r.finish(reduced(self._partial_results(n, r, moments)))
+            if any(later.jobs > 1 for later in self.settled.rounds[n + 1 : n + 2]):
+                write_shard(at.before(n + 1), at.owner, moments)
         write_shard(at.path / MOMENTS, at.owner, moments)
-        for r in self.settled.rounds:
+        for n, r in enumerate(self.settled.rounds):
             for i in range(r.jobs):
                 at.partial(r, i).unlink(missing_ok=True)
+            at.before(n).unlink(missing_ok=True)
+
+    def _partial_results(self, n: int, r: Round, before: Moments) -> list[Callable[[], Moments]]:
+        """The results of the jobs of round n, computed where they are not on disk; a single one stays in memory."""
+        at = self._moments
+        if r.jobs == 1:
+            with console.progress("kernel", 1) as advance:
+                made = r.job(self.source, 0, before)
+                advance(1)
+            return [lambda: made]
+        todo: list[Job] = [(n, i) for i in range(r.jobs) if not sound(at.partial(r, i), at.owner)]
+        self._run(gather_moments, todo, "kernel")
+        return [partial(read_shard, at.partial(r, i), at.owner, verify=False) for i in range(r.jobs)]
+
+    def write_partial(self, n: int, i: int) -> None:
+        """The result of job i of round n."""
+        at, r = self._moments, self.settled.rounds[n]
+        before = read_shard(at.before(n), at.owner) if n else {}
+        write_shard(at.partial(r, i), at.owner, r.job(self.source, i, before))
+
+    def _run(self, function: Callable[..., None], jobs: Sequence[Job], title: str) -> None:
+        try:
+            with console.progress(title, len(jobs)) as advance:
+                for _ in self.executor.run(function, self, jobs):
+                    advance(1)
+        except JobsFailed as e:
+            job, reason = next(iter(e.reasons.items()))
+            raise UndeError(
+                f"{title} of {self.stored.folder}: part {job} failed again and again: {reason}"
+            ) from None
+
+    def __getstate__(self) -> dict[str, Any]:
+        sent = {"stored": self.stored, "kernel": self.kernel, "checkpoint": self.checkpoint}
+        return sent | {"places": (self._moments.path, self._rows.path)}
+
+    def __setstate__(self, sent: dict[str, Any]) -> None:
+        places = sent.pop("places")
+        self.__init__(**sent)
+        self._moments.path, self._rows.path = places  # where they are, should that be elsewhere
+
+
+def gather_moments(files: KernelFiles, n: int, i: int) -> None:
+    files.write_partial(n, i)
+
+
+def apply_kernel(files: KernelFiles, i: int) -> None:
+    files.write_rows(i)
 
 
 @dataclass(frozen=True)
@@ -244,26 +299,6 @@ def _bytes(tensors: Mapping[str, Tensor]) -> int:
     return sum(t.nbytes for t in tensors.values())
 
 
-def _partial_results(
-    settled: Settled,
-    r: Round,
-    source: FeatureSource,
-    before: Moments,
-    at: _Folder,
-    advance: Callable[[int], None],
-) -> list[Callable[[], Moments]]:
-    """The results of the jobs of a round, computed where they are not on disk; a single one stays in memory."""
-    if r.jobs == 1:
-        made = r.job(source, 0, before)
-        advance(1)
-        return [lambda: made]
-    for i in range(r.jobs):
-        if not sound(at.partial(r, i), at.owner):
-            write_shard(at.partial(r, i), at.owner, r.job(source, i, before))
-        advance(1)
-    return [partial(read_shard, at.partial(r, i), at.owner, verify=False) for i in range(r.jobs)]
-
-
 class _Folder:
     """A place in the folder of an index, or a temporary one where that cannot be written."""
 
@@ -277,6 +312,10 @@ class _Folder:
 
     def partial(self, r: Round, job: int) -> Path:
         return self.path / f"{r.name}-{job:06d}.safetensors"
+
+    def before(self, n: int) -> Path:
+        """Moments of the rounds before round n."""
+        return self.path / f"before-{n}.safetensors"
 
     def written(self, write: Callable[[], None]) -> None:
         """`write` under the lock of the folder; what kills have left is cleared."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,19 +14,25 @@ from torch import Tensor, nn
 from unde import console
 from unde.build import matrices
 from unde.build.checkpoints import Checkpoint, fingerprints, loaded
-from unde.build.context import checkpoint_of, step_of
-from unde.build.fingerprints import SAMPLED, Watch, reads_differently
+from unde.build.context import checkpoint_of, made, step_of
+from unde.build.fingerprints import SAMPLED, Watch, reads_differently, to_digest, to_signed
 from unde.build.queries import BadQuery, QueryFeatures
 from unde.build.stored import Stored
+from unde.carried import Carried, carried
 from unde.data import Rows, evenly
 from unde.errors import UndeError
+from unde.execution import SERIAL, Executor, Job, JobsFailed
 from unde.features import Coverage, Unit, make_units, plan_coverage
 from unde.features.coverage import restored
 from unde.features.run import FeaturePass, Found, Measurement, cuts, exclusive, resized
+from unde.recipe import Recipe
+from unde.store.layout import SCRATCH
+from unde.store.scratch import scratch
+from unde.store.shards import read_shard, write_shard
 from unde.tasks.base import Task
 
 MANY = 8  # queries from which on it is worth while to put weights into another order
-Under = Callable[[], AbstractContextManager[None]]
+Under = Callable[[nn.Module], AbstractContextManager[Any]]
 _FOREIGN = (RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError)
 
 
@@ -32,9 +40,17 @@ class Session:
     """The model and task of an open index."""
 
     def __init__(
-        self, stored: Stored, model: nn.Module, task: Task, checkpoints: Sequence[Checkpoint] | None
+        self,
+        stored: Stored,
+        model: nn.Module,
+        task: Task,
+        checkpoints: Sequence[Checkpoint] | None,
+        executor: Executor = SERIAL,
+        recipe: Recipe | Carried | None = None,
+        device: str | None = None,
     ) -> None:
         self.stored, self.model, self.checkpoints = stored, model, checkpoints
+        self.executor, self.recipe, self.device = executor, recipe, device
         self.task = resized(task, stored.manifest.settled.rows)
         self._watch = Watch(model)  # the model was found to be the index's own
         self._coverages: dict[int, Coverage] = {}
@@ -57,49 +73,53 @@ class Session:
         self._watch.renew()
 
     def features(self, rows: Rows, under: Under = nullcontext) -> QueryFeatures:
-        """Features of queries under every checkpoint of the index; `under` may change the model meanwhile."""
+        """Features of queries under every checkpoint of the index; `under(model)` may change the model meanwhile."""
         where = evenly(len(rows), SAMPLED)
         before = rows.digests(where)  # not after: a pass puts back the random numbers that examples may draw
         with exclusive(self.model):
             self.check_model()
-            features, losses, digests = [], [], []
-            with console.progress("features of queries", len(rows) * self.stored.manifest.terms) as advance:
-                for c in range(self.stored.manifest.terms):
-                    with loaded(self.model, checkpoint_of(self.checkpoints, c)), under():
-                        found = self._pass(c, rows, advance)
-                    features.append(torch.cat([f.features for f in found]))
-                    losses.append(torch.cat([f.values for f in found]))
-                    digests = [d for f in found for d in f.digests]
+            found = self._asked(rows, under)
             if self.checkpoints is not None or under is not nullcontext:
                 self._watch.renew()  # weights went away and came back
-        self._check_finite(features)
-        changed = [i for i, seen in zip(where, before) if seen != digests[i]]
+        made = QueryFeatures(
+            self.stored.manifest.id,
+            torch.stack([torch.cat([f.features for f in of_c]) for of_c in found]),
+            torch.stack([torch.cat([f.values for f in of_c]) for of_c in found]),
+            [d for f in found[0] for d in f.digests],
+        )
+        self._check_finite(made.features)
+        changed = [i for i, seen in zip(where, before) if seen != made.digests[i]]
         if changed:
             raise reads_differently(f"{changed[0]} of the queries")
-        return QueryFeatures(self.stored.manifest.id, torch.stack(features), torch.stack(losses), digests)
+        return made
 
-    def _pass(self, c: int, rows: Rows, advance: console.Advance) -> list[Found]:
-        method = self.stored.method
-        what = Measurement(self.units, method.measure)
-        task, out = step_of(self.task, method, c), []
-        try:
-            many = len(rows) >= MANY
-            with FeaturePass(self.model, task, what, self._coverage(c, rows), many) as run:
-                for found in run.over(
-                    rows.batches(cuts(range(len(rows)), self.stored.manifest.settled.pass_size))
-                ):
-                    out.append(found)
-                    advance(len(found.where))
-        except UndeError:
-            raise
-        except _FOREIGN as e:
-            raise UndeError(
-                f"the model cannot run on these queries ({type(e).__name__}: {e}): expected examples like those "
-                "it was indexed on"
-            ) from e
-        return out
+    def _asked(self, rows: Rows, under: Under) -> list[list[Found]]:
+        """For each checkpoint, what each pass found; in other processes where there are some, and several passes."""
+        passes = cuts(range(len(rows)), self.stored.manifest.settled.pass_size)
+        asking = Asking(self, rows, under, passes)
+        jobs: list[Job] = [(c, i) for c in range(self.stored.manifest.terms) for i in range(len(passes))]
+        executor = SERIAL if len(jobs) == 1 else self.executor
+        if not executor.here and self.recipe is None:
+            folder = self.stored.folder / SCRATCH
+            self.recipe = carried(self.model, self.task, rows.data, rows.collate, folder)
+        elsewhere = nullcontext() if executor.here else scratch(self.stored.folder)
+        with elsewhere as asking.folder, closing(asking):
+            try:
+                with console.progress(
+                    "features of queries", len(rows) * self.stored.manifest.terms
+                ) as advance:
+                    for _, i in executor.run(ask, asking, jobs):
+                        advance(len(passes[i]))
+            except JobsFailed as e:
+                (c, i), reason = next(iter(e.reasons.items()))
+                raise UndeError(
+                    f"queries {passes[i][0]} to {passes[i][-1]} (checkpoint {c}) failed again and again: {reason}"
+                ) from None
+            return [
+                [asking.found((c, i)) for i in range(len(passes))] for c in range(self.stored.manifest.terms)
+            ]
 
-    def _coverage(self, c: int, rows: Rows) -> Coverage:
+    def coverage(self, c: int, rows: Rows) -> Coverage:
         """As it was settled; for releases that did not record it, decided on the first queries."""
         if c not in self._coverages:
             noted, method = self.stored.manifest.settled.coverage, self.stored.method
@@ -110,8 +130,90 @@ class Session:
             self._coverages[c] = made
         return self._coverages[c]
 
-    def _check_finite(self, features: list[Tensor]) -> None:
+    def _check_finite(self, features: Tensor) -> None:
         for whole in features:
             bad = (~whole.isfinite().all(1)).nonzero()[:, 0].tolist()
             if bad:
                 raise BadQuery(bad[0], len(bad))
+
+
+class Asking:
+    """Queries that are being asked: each pass under each checkpoint is a job. It travels by the recipe of the model."""
+
+    def __init__(self, session: Session, rows: Rows, under: Under, passes: list[range]) -> None:
+        self.session, self.rows, self.under, self.passes = session, rows, under, passes
+        self.folder: Path | None = None  # for what is found in other processes
+        self._found: dict[Job, Found] = {}
+        self._open: tuple[int, FeaturePass, ExitStack] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        at = self.session
+        made = (at.recipe, at.checkpoints, at.device)
+        return {
+            "stored": at.stored,
+            "made": made,
+            "rest": (self.rows, self.under, self.passes),
+            "at": self.folder,
+        }
+
+    def __setstate__(self, sent: dict[str, Any]) -> None:
+        given, stored = made(*sent["made"]), sent["stored"]
+        given.must_be(stored.manifest, stored.folder)
+        self.__init__(Session(stored, given.model, given.task, given.checkpoints), *sent["rest"])
+        self.folder = sent["at"]
+
+    def running(self, c: int) -> FeaturePass:
+        """The pass under checkpoint or step c, which stays open for the jobs to come."""
+        if self._open is not None and self._open[0] == c:
+            return self._open[1]
+        self.close()
+        at, method = self.session, self.session.stored.method
+        with ExitStack() as stack:
+            stack.enter_context(loaded(at.model, checkpoint_of(at.checkpoints, c)))
+            stack.enter_context(self.under(at.model))
+            what, many = Measurement(at.units, method.measure), len(self.rows) >= MANY
+            run = FeaturePass(at.model, step_of(at.task, method, c), what, at.coverage(c, self.rows), many)
+            stack.enter_context(run)
+            self._open = (c, run, stack.pop_all())
+        return run
+
+    def close(self) -> None:
+        """The model as it was."""
+        if self._open is not None:
+            stack = self._open[2]
+            self._open = None
+            stack.close()
+
+    def keep(self, job: Job, found: Found) -> None:
+        if self.folder is None:
+            self._found[job] = found
+            return
+        digest = torch.tensor([to_signed(d) for d in found.digests], dtype=torch.int64)
+        kept = {"features": found.features, "values": found.values, "digest": digest}
+        write_shard(self._file(job), self.session.stored.manifest.id, kept)
+
+    def found(self, job: Job) -> Found:
+        if job in self._found:
+            return self._found[job]
+        shard = read_shard(self._file(job), self.session.stored.manifest.id)
+        digests = [to_digest(int(d)) for d in shard["digest"]]
+        features, values = shard["features"].clone(), shard["values"].clone()  # the file is gone soon
+        return Found(self.passes[job[1]], features, values, values[:0], digests)
+
+    def _file(self, job: Job) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{job[0]:02d}-{job[1]:06d}.safetensors"
+
+
+def ask(asking: Asking, c: int, i: int) -> None:
+    """Pass i of the queries under checkpoint c."""
+    try:
+        [found] = asking.running(c).over(asking.rows.batches([asking.passes[i]]))
+    except UndeError:
+        raise
+    except _FOREIGN as e:
+        raise UndeError(
+            f"the model cannot run on these queries ({type(e).__name__}: {e}): expected examples like those "
+            "it was indexed on"
+        ) from e
+    asking.keep((c, i), found)

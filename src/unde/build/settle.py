@@ -53,8 +53,10 @@ def settle(
     second_moments: Any,
     memory: int,
     workers: int,
+    each: int | None,
 ) -> Context:
-    """The index that is asked for, as it was begun in the folder, or settled now and begun."""
+    """The index that is asked for, as it was begun in the folder, or settled now and begun. Jobs have `each` threads,
+    by default as many as there are now."""
     names, partition, scales = checked(given, method, groups, exclude, second_moments)
     models = given.models
     there = Manifest.read(folder) if (folder / layout.MANIFEST).exists() else None
@@ -75,7 +77,7 @@ def settle(
         ids=ids_fingerprint(ids),
         factors=method.factors,
         matrices="",
-        settled=there.settled if there is not None else Settled(0, 0, torch.get_num_threads()),
+        settled=there.settled if there is not None else Settled(0, 0, each or torch.get_num_threads()),
     )
     with threads(asked.settled.threads):
         asked, found = _with_matrices(folder, given, method, names, asked, there, scales, memory)

@@ -19,7 +19,7 @@ from unde.build.context import Context
 from unde.build.fingerprints import SAMPLED, changed_example, length_now, reads_differently, to_signed
 from unde.data import evenly, to_device
 from unde.errors import UndeError
-from unde.execution import Executor, Job, JobsFailed
+from unde.execution import SERIAL, Executor, Job, JobsFailed
 from unde.features.factors import gathered
 from unde.features.run import Batch, FeaturePass, Found, threads
 from unde.store import layout
@@ -106,7 +106,7 @@ def _rows(m: Manifest) -> int:
 
 def compute(context: Context, jobs: list[Job], executor: Executor) -> None:
     """All jobs, and what they cost; then a look at whether the data stayed what it was."""
-    m, started = context.manifest, time.perf_counter()
+    started = time.perf_counter()
     context.upcoming = jobs
     try:
         for _, s in executor.run(compute_shard, context, jobs):
@@ -117,6 +117,13 @@ def compute(context: Context, jobs: list[Job], executor: Executor) -> None:
     finally:
         context.close()
     _log(context, sum(_length(context, s) for _, s in jobs), time.perf_counter() - started)
+    if executor.alone:
+        check(context)
+
+
+def check(context: Context) -> None:
+    """Whether the data stayed what it was, from the first shard to the last."""
+    m = context.manifest
     _check_checkpoints_agree(context)
     if length_now(context.given.rows) != m.examples:
         raise _other_length(context)
@@ -126,13 +133,23 @@ def compute(context: Context, jobs: list[Job], executor: Executor) -> None:
         raise reads_differently(changed)
 
 
-def missing(context: Context) -> list[Job]:
-    """What is still to compute; damaged shards are named and count as missing."""
+def unwritten(context: Context) -> list[Job]:
+    """Shards that are not there, whether they are whole or not."""
+    m = context.manifest
+    jobs = [(c, s) for c in range(m.terms) for s in range(len(m.shards))]
+    return [job for job in jobs if not layout.shard(context.folder, *job).exists()]
+
+
+def missing(context: Context, executor: Executor = SERIAL) -> list[Job]:
+    """What is still to compute by `executor`; damaged shards are named and count as missing."""
     m, jobs = context.manifest, []
     where, digests = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
-    clear_partial(context.folder / layout.SHARDS)
+    if executor.alone:
+        clear_partial(context.folder / layout.SHARDS)
     for c in range(m.terms):
         for s, r in enumerate(m.shards):
+            if not executor.mine((c, s)):
+                continue
             path = layout.shard(context.folder, c, s)
             try:
                 if path.exists():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +30,9 @@ class Stored:
         self.folder, self.manifest, self.memory = folder, manifest, memory
         self.method: Method = methods.parse(manifest.method)
         self.codec = codec(manifest.store_dtype)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Stored, (self.folder, self.manifest, self.memory)
 
     def shard(self, checkpoint: int, s: int) -> dict[str, Tensor]:
         return read_shard(layout.shard(self.folder, checkpoint, s), self.manifest.id, verify=False)

@@ -3,21 +3,51 @@
 from __future__ import annotations
 
 from unde.errors import UndeError
+from unde.execution.array import this_worker
 from unde.execution.base import Executor
 from unde.execution.processes import Processes
+from unde.execution.ray import Ray
 from unde.execution.serial import Serial
 
 
-def named(executor: str | Executor, threads: int = 1) -> Executor:
-    """
+def named(
+    executor: str | Executor,
+    *,
+    threads: int | None = None,
+    workers: int | None = None,
+    worker: str | None = None,
+    gpus: float = 0,
+    address: str | None = None,
+    timeout: float | None = None,
+) -> Executor:
+    """One by its name, with what was said about it; an executor is handed on as it is.
+
     >>> named("processes:4")
-    Processes(count=4, threads=1, timeout=None, here=False)
+    Processes(count=4, threads=1, timeout=None)
+    >>> named("array", worker="3/64")
+    Array(threads=None, here=True, alone=False, worker=3, of=64)
     """
     if not isinstance(executor, str):
         return executor
-    name, _, count = executor.partition(":")
-    if name == "serial" and not count:
-        return Serial()
-    if name == "processes" and count.isdigit():
-        return Processes(int(count), threads)
-    raise UndeError(f"unknown executor {executor!r}: expected 'serial', 'processes:4', or an Executor")
+    name, colon, after = executor.partition(":")
+    if name == "processes" and colon and after.isdigit():
+        workers = int(after)
+    elif name == "array" and colon:
+        worker = after
+    elif colon:
+        raise _unknown(executor)
+    if name == "serial":
+        return Serial(threads)
+    if name == "processes" and workers is not None:
+        return Processes(workers, threads or 1, timeout)
+    if name == "array":
+        return this_worker(worker, workers, threads)
+    if name == "ray":
+        return Ray(workers, threads or 1, gpus, address, timeout)
+    raise _unknown(executor)
+
+
+def _unknown(executor: str) -> UndeError:
+    return UndeError(
+        f"unknown executor {executor!r}: expected 'serial', 'processes:4', 'array', 'array:3/64', 'ray', or an Executor"
+    )

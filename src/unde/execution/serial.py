@@ -19,9 +19,20 @@ class Serial:
     [3, 7]
     """
 
+    threads: int | None = None
     here: bool = True
+    alone: bool = True
+
+    def mine(self, job: Job) -> bool:
+        return True
 
     def run(self, function: Callable[..., None], context: Any, jobs: Sequence[Job]) -> Iterator[Job]:
         for job in jobs:
             function(context, *job)
             yield job
+
+    def close(self) -> None:
+        pass
+
+
+SERIAL = Serial()

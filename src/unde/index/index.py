@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unde import console, methods, plan
+from unde import methods, plan
 from unde.build import shards
 from unde.build.checkpoints import Checkpoint, fingerprints
 from unde.build.checks import check_shards, read_ids
-from unde.build.compare import differs_from, task_differences
-from unde.build.context import Context, Given
+from unde.build.compare import differs_from
+from unde.build.context import Given
 from unde.build.fingerprints import changed_example, plain_ids
-from unde.build.probe import changed_task, note_accepted
 from unde.build.queries import QueryFeatures
 from unde.build.settle import checked, settle
 from unde.build.stored import Stored
@@ -26,7 +24,7 @@ from unde.data import Collate, Rows, own_collate, parse_bytes
 from unde.errors import UndeError, unknown
 from unde.execution import Executor, named
 from unde.groups import Groups
-from unde.index import self_retrieval
+from unde.index import making, self_retrieval
 from unde.index.opened import Opened
 from unde.index.trust import SHOWN, Trust, of_several
 from unde.methods import Method
@@ -34,13 +32,9 @@ from unde.plan import Plan
 from unde.recipe import Recipe
 from unde.scores.group_scores import GroupScores, WeightsLike
 from unde.scores.tokens import TokenScores
-from unde.store import layout
 from unde.store.codec import codec
-from unde.store.files import clear_partial
-from unde.store.locks import locked
 from unde.store.manifest import Manifest
 from unde.tasks.base import Task
-from unde.tasks.identity import same_but_code
 from unde.weights import Weights
 
 
@@ -53,6 +47,16 @@ class Index:
 
     def __len__(self) -> int:
         return self.manifest.examples
+
+    def __enter__(self) -> Index:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the processes that were started for it; what is asked next starts them anew."""
+        self._opened.executor.close()
 
     def __repr__(self) -> str:
         m, groups = self.manifest, len(self.groups)
@@ -129,6 +133,7 @@ class Index:
         on_bad: str = "error",
         second_moments: Any = None,
         executor: str | Executor = "serial",
+        threads: int | None = None,
         recipe: str | Recipe | None = None,
         progress: bool = True,
     ) -> Index:
@@ -139,9 +144,13 @@ class Index:
         expressions. `on_bad` is what to do about NaN gradients: "error", or "skip" and record.
         `second_moments`, an Adam-like optimizer, its state_dict() or {parameter: v}, divides gradients by √v.
         `memory` and what is fast decide how many examples go through the model at a time, which is recorded; a
-        `batch_size` is understood and not needed. `executor` says who computes: "serial", "processes:4", or an
-        Executor; the bytes are the same. Other processes make the model for themselves, by the `recipe`: a function
-        that returns the same `Setup`, as "my_project.setup:make".
+        `batch_size` is understood and not needed.
+
+        `executor` says who computes: "serial", "processes:4", "ray", "array" (one of many workers, each of which does
+        its share; the index is whole when all have ended and `build` was called once more without it), or an Executor;
+        with the same number of `threads` for each job the bytes are the same. Other processes make the model for
+        themselves, by the `recipe`: a function that returns the same `Setup`, as "my_project.setup:make". Models of
+        transformers and diffusers need none.
         """
         if on_bad not in ("error", "skip"):
             raise unknown("on_bad", on_bad, ("error", "skip"))
@@ -152,35 +161,34 @@ class Index:
         ids = None if ids is None else plain_ids(ids)
         if ids is not None and len(ids) != len(rows):
             raise UndeError(f"{len(ids)} ids for {len(rows)} examples: expected one for each")
-        recipe = Recipe(recipe) if isinstance(recipe, str) else recipe
-        given, folder = Given(model, task, rows, checkpoints, recipe), Path(path).expanduser()
-        budget, chosen, runs = parse_bytes(memory), methods.for_building(method), named(executor)
-        with _on_device(model, device):
+        folder, runs = Path(path).expanduser(), named(executor, threads=threads)
+        budget, chosen = parse_bytes(memory), methods.for_building(method)
+        with making.on_device(model, device), making.ending(executor, runs):
+            given = Given(
+                model, task, rows, checkpoints, making.as_recipe(recipe), str(device) if device else None
+            )
             checked(given, chosen, groups, exclude, second_moments)  # before a folder is made
-            for place, measured in ((folder, chosen), (folder / layout.FISHER, chosen.probe)):
-                if measured is None:
-                    continue
-                layout.prepare(place)
-                with locked(place):
-                    clear_partial(place)
-                    context = settle(
-                        place,
-                        given,
-                        measured,
-                        groups=groups,
-                        exclude=exclude,
-                        store_dtype=store_dtype,
-                        seed=seed,
-                        on_bad=on_bad,
-                        checkpoint_weights=checkpoint_weights,
-                        ids=ids,
-                        second_moments=second_moments,
-                        memory=budget,
-                        workers=num_workers,
-                    )
-                    _compute(context, runs, progress)
-        stored = Stored(folder, Manifest.read(folder), budget)
-        return cls(Opened(stored, ids, model, task, checkpoints, rows.collate, rows))
+            settling = partial(
+                settle,
+                groups=groups,
+                exclude=exclude,
+                store_dtype=store_dtype,
+                seed=seed,
+                on_bad=on_bad,
+                checkpoint_weights=checkpoint_weights,
+                ids=ids,
+                second_moments=second_moments,
+                memory=budget,
+                workers=num_workers,
+                each=threads or runs.threads,
+            )
+            contexts = making.computed(folder, given, chosen, settling, runs, progress)
+        stored, given = Stored(folder, Manifest.read(folder), budget), contexts[0].given
+        opened = Opened(
+            stored, ids, model, task, checkpoints, rows.collate, rows, {}, runs, given.recipe, given.device
+        )
+        opened.unfinished = 0 if runs.alone else sum(len(shards.unwritten(context)) for context in contexts)
+        return cls(opened)
 
     @classmethod
     def open(
@@ -196,13 +204,18 @@ class Index:
         memory: int | str = "2GB",
         verify: bool = True,
         accept_code: bool = False,
+        executor: str | Executor = "serial",
+        threads: int | None = None,
+        recipe: str | Recipe | None = None,
+        device: str | None = None,
     ) -> Index:
         """An index on disk, after checking that it is whole and was made from what is given here.
 
         Without `model` and `task` it can score stored query features only. `train_data` is compared with what
         was indexed (all of it if that takes seconds). `verify=False` skips the checksums. A task whose code changed
         since is refused, unless it gives the same features (which is tried where model and `train_data` are given), or
-        `accept_code=True` says that it does; that is noted in the index and in all scores.
+        `accept_code=True` says that it does; that is noted in the index and in all scores. `executor` says who
+        computes what is asked, as in `build`; other processes put the model on `device`.
         """
         folder = Path(path).expanduser()
         manifest = Manifest.read(folder)
@@ -219,11 +232,28 @@ class Index:
                 differ = [f"the training data (example {changed} has another content)"]
         noted = {}
         if task is not None and not differ:
-            differ, noted = _task_of(stored, task, model, rows, checkpoints, accept_code)
+            differ, noted = making.task_of(stored, task, model, rows, checkpoints, accept_code)
         if differ:
             raise UndeError(f"{folder} was made from something else. What differs: {'; '.join(differ)}")
         ids = read_ids(folder, manifest)
-        return cls(Opened(stored, ids, model, task, checkpoints, collate, rows, noted))
+        runs = named(executor, threads=threads)
+        if not runs.alone:
+            raise UndeError(f"{runs} does a share of a build: ask an index with another executor")
+        return cls(
+            Opened(
+                stored,
+                ids,
+                model,
+                task,
+                checkpoints,
+                collate,
+                rows,
+                noted,
+                runs,
+                making.as_recipe(recipe),
+                device,
+            )
+        )
 
     @staticmethod
     def plan(model: nn.Module, task: Task, example: Any = None, **options: Any) -> Plan:
@@ -347,54 +377,3 @@ class Index:
             )
             self._retrieved = (key, made)
         return self._retrieved[1]
-
-
-def _compute(context: Context, executor: Executor, progress: bool) -> None:
-    """The shards that are missing."""
-    jobs = shards.missing(context)
-    if not jobs:
-        return
-    m = context.manifest
-    count = sum(m.shards[s].stop - m.shards[s].start for _, s in jobs)
-    if progress:
-        plan.show_build(context, count)
-    with console.progress("features", count, progress, estimate="examples") as context.advance:
-        shards.compute(context, jobs, executor)
-
-
-def _task_of(
-    stored: Stored,
-    task: Task,
-    model: nn.Module | None,
-    rows: Rows | None,
-    checkpoints: Sequence[Checkpoint] | None,
-    accept_code: bool,
-) -> tuple[list[str], dict[str, Any]]:
-    """How a task differs from that of an index, and what to note about it; other code may be accepted."""
-    there, given = stored.manifest.task, task.identity()
-    differ = task_differences(there, given, task)
-    if not differ or not same_but_code(there, given):
-        return differ, {}
-    if accept_code:
-        note_accepted(stored.folder, given)
-        return [], {"accepted_code": given["code"]}
-    if model is None or rows is None:
-        return [
-            f"{d}; pass model and train_data to see whether it matters, or accept_code=True" for d in differ
-        ], {}
-    context = Context(stored.folder, stored.manifest, Given(model, task, rows, checkpoints))
-    return changed_task(context, given), {}
-
-
-@contextmanager
-def _on_device(model: nn.Module, device: str | torch.device | None) -> Generator[None]:
-    """The model on `device` inside the block, and back where it was after it."""
-    if device is None:
-        yield
-        return
-    home = next(model.parameters()).device
-    try:
-        model.to(device)
-        yield
-    finally:
-        model.to(home)

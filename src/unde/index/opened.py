@@ -12,10 +12,13 @@ from torch import nn
 from unde.build.checkpoints import Checkpoint
 from unde.build.session import Session
 from unde.build.stored import Stored
+from unde.carried import Carried
 from unde.data import Collate, Rows
 from unde.errors import UndeError
+from unde.execution import SERIAL, Executor
 from unde.groups import Groups
 from unde.methods import Method
+from unde.recipe import Recipe
 from unde.scores.scorer import Scorer
 from unde.tasks.base import Task
 
@@ -30,6 +33,10 @@ class Opened:
     collate: Collate | None = None
     rows: Rows | None = None  # the training data
     noted: Mapping[str, Any] = field(default_factory=dict)  # what all scores of it say about themselves
+    executor: Executor = SERIAL  # who computes what is asked
+    recipe: Recipe | Carried | None = None  # how others make the model
+    device: str | None = None  # where they put it
+    unfinished: int = 0  # shards that other workers have not written yet
 
     @property
     def method(self) -> Method:
@@ -39,14 +46,25 @@ class Opened:
     def groups(self) -> Groups:
         return self.stored.manifest.as_groups()
 
+    def _check_finished(self) -> None:
+        if self.unfinished:
+            raise UndeError(
+                f"{self.stored.folder} is not finished: {self.unfinished} shards were not written yet when this worker "
+                "ended. When all have ended, run the same build once more without the array (unde finish)"
+            )
+
     @cached_property
     def scorer(self) -> Scorer:
-        return Scorer(self.stored, self.groups, self.ids, self.noted)
+        self._check_finished()
+        return Scorer(self.stored, self.groups, self.ids, self.noted, self.executor)
 
     @cached_property
     def session(self) -> Session:
+        self._check_finished()
         if self.model is None or self.task is None:
             raise UndeError(
                 "this index was opened without its model and task: pass both to Index.open for query features"
             )
-        return Session(self.stored, self.model, self.task, self.checkpoints)
+        return Session(
+            self.stored, self.model, self.task, self.checkpoints, self.executor, self.recipe, self.device
+        )

@@ -208,7 +208,7 @@ class Copier:
         self.check_model()
         under = nullcontext
         if isinstance(kind, WeightNoise):
-            under = partial(kind.on, self.model, strength, self.seed)
+            under = partial(kind.on, strength=strength, seed=self.seed)
         try:
             rows = Rows(made, self.index.collate or self.rows.collate)
             features = self.index.session.features(rows, under)

@@ -23,6 +23,14 @@ from unde.methods import Method, Sides
 from unde.scores.top import Best, Top
 
 
+class Spread(Protocol):
+    """Scores that other processes compute, each against some of the training examples."""
+
+    def total(self, scores: GroupScores, w: Tensor) -> Tensor: ...
+
+    def top(self, scores: GroupScores, w: Tensor, k: int, largest: bool) -> Best: ...
+
+
 class Aligned(Protocol):
     """Weights that know the groups they belong to."""
 
@@ -57,9 +65,10 @@ class TrainSide:
     beside: Callable[[], Tensor] = _unknown  # (N, ·): what the method keeps beside features
     on_queries: Callable[[int, Tensor], Tensor] = _as_is  # K of a checkpoint on (n, D), where blocks are g(n)
     mixes: Sequence[Sequence[slice]] | None = None  # columns that `on_queries` mixes among themselves
+    some: range | None = None  # the blocks that are looked at; None: all
 
     def blocks(self) -> Iterator[tuple[slice, list[Tensor]]]:
-        return ((rows, self.block(s)) for s, rows in enumerate(self.cuts))
+        return ((self.cuts[s], self.block(s)) for s in self.some or range(len(self.cuts)))
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -74,6 +83,7 @@ class GroupScores:
     provenance: dict[str, Any]
     memory: int
     judging: Callable[[Groups], Any] | None = None  # self-retrieval of the same method, where it can be run
+    spread: Spread | None = None  # who else may compute
 
     def judge(self) -> Any:
         """What tells good weights from bad ones, or None without model and training data (`index.self_retrieval`)."""
@@ -99,8 +109,11 @@ class GroupScores:
 
     def total(self, weights: WeightsLike = None) -> Tensor:
         """(Q, N) scores, one matrix product; positive = proponent."""
+        w = self.weights(weights)
+        if self.spread is not None:
+            return self.spread.total(self, w)
         out = torch.empty(self.shape)
-        for rows, q, part in self._totals(self.weights(weights)):
+        for rows, q, part in self.totals(w):
             out[q, rows] = part
         return out
 
@@ -111,9 +124,8 @@ class GroupScores:
         if not 1 <= k <= usable:
             left_out = f" ({self.train.examples - usable} more were skipped)" if skipped.any() else ""
             raise UndeError(f"top({k}) of {usable} training examples{left_out}: expected 1 ≤ k ≤ {usable}")
-        best = Best(len(self), k, largest)
-        for rows, q, part in self._totals(self.weights(weights)):
-            best.see(q, rows.start, part.masked_fill(skipped[rows], best.worst))
+        w = self.weights(weights)
+        best = self.best(w, k, largest) if self.spread is None else self.spread.top(self, w, k, largest)
         return best.top(self.train.ids)
 
     def by_group(self) -> Tensor:
@@ -169,21 +181,25 @@ class GroupScores:
             beside=lambda: self._beside[train],
         )
 
-    def _totals(self, w: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
-        """(training rows, queries, their scores), block by block, rows in order."""
+    def best(self, w: Tensor, k: int, largest: bool, only: int | None = None) -> Best:
+        """The k best of the training blocks that are looked at."""
+        skipped, some = self.train.skipped(), self.train.some
+        best = Best(len(self), k, largest, self.train.cuts[some[0]].start if some else 0)
+        for rows, q, part in self.totals(w, only):
+            best.see(q, rows.start, part.masked_fill(skipped[rows], best.worst))
+        return best
+
+    def totals(self, w: Tensor, only: int | None = None) -> Iterator[tuple[slice, slice, Tensor]]:
+        """(training rows, queries, their scores), block by block, rows in order; of all blocks of queries, or one."""
+        taken = self.query_blocks[slice(None) if only is None else slice(only, only + 1)]
         if self.method.groupwise:  # weights act on what is no longer linear in the features
-            step = max(
-                1, self.memory // (16 * len(self.partition) * max(r.stop - r.start for r in self.train.cuts))
-            )
-            blocks = [slice(a, min(a + step, len(self))) for a in range(0, len(self), step)]
-            streams = [self.stream(q) for q in blocks]
-            for found in zip(*streams):
-                for q, (rows, parts) in zip(blocks, found):
+            for found in zip(*[self.stream(q) for q in taken]):
+                for q, (rows, parts) in zip(taken, found):
                     yield rows, q, parts @ w
             return
         scaled = self.multiplied(w)
         for rows, blocks in self.train.blocks():
-            for q in self._query_blocks(rows):
+            for q in taken:
                 yield rows, q, self.finish(_linear(scaled[:, q], blocks), w, q, rows)
 
     def own(self, blocks: Tensor, train: Tensor) -> Tensor:
@@ -288,9 +304,13 @@ class GroupScores:
         """(group, columns), where neighbouring units of one group are one run."""
         return _joined(zip(self.partition.of(self.train.units), self.train.columns))
 
-    def _query_blocks(self, rows: slice) -> Iterator[slice]:
-        step = max(1, self.memory // (16 * (rows.stop - rows.start)))
-        return (slice(a, min(a + step, len(self))) for a in range(0, len(self), step))
+    @property
+    def query_blocks(self) -> list[slice]:
+        """Queries that are scored together against a block of training examples, so that the budget holds."""
+        entries = max(r.stop - r.start for r in self.train.cuts)
+        entries *= len(self.partition) if self.method.groupwise else 1
+        step = max(1, self.memory // (16 * entries))
+        return [slice(a, min(a + step, len(self))) for a in range(0, len(self), step)]
 
     @cached_property
     def _query_squares(self) -> Tensor:

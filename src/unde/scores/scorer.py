@@ -12,10 +12,13 @@ from torch import Tensor
 from unde.build.kernels import Training
 from unde.build.stored import Stored
 from unde.errors import UndeError
+from unde.execution import SERIAL, Executor, Job
 from unde.groups import Groups
 from unde.kernels import Kernel
 from unde.methods import Method
 from unde.scores.group_scores import GroupScores, TrainSide, WeightsLike
+from unde.scores.spread import Part, Spread, runs, spread_out
+from unde.store.scratch import scratch
 
 _CHUNK = 2**23  # bytes: small enough to stay in cache from one operation to the next
 _DIAGONAL = 128  # pairs whose final scores are taken from one square block
@@ -30,14 +33,18 @@ class Scorer:
     groups: Groups
     ids: Sequence[Any] | None
     noted: Mapping[str, Any]  # goes into the provenance of all scores
+    executor: Executor = SERIAL  # who computes
 
     def __post_init__(self) -> None:
         self._training: dict[Kernel, Training] = {}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Scorer, (self.stored, self.groups, None, {})  # what it takes to score elsewhere
+
     def training(self, method: Method) -> Training:
         """The training side under the kernel of a method; the two used last are held on to."""
         kernel = method.kernel
-        made = self._training.pop(kernel, None) or Training(self.stored, kernel)
+        made = self._training.pop(kernel, None) or Training(self.stored, kernel, self.executor)
         self._training = dict([*self._training.items(), (kernel, made)][-_HELD:])
         return made
 
@@ -67,15 +74,30 @@ class Scorer:
         )
         provenance = {"index": m.id, "method": method.describe(), "model": m.models}
         provenance |= {"data": m.data, "task": m.task["name"], **self.noted}
-        return GroupScores(
-            train, features, method, self.groups, digests, provenance, self.stored.memory, judging
-        )
+        memory = self.stored.memory
+        spread = Spread(self, self.executor, train.leverage) if self._shared else None
+        return GroupScores(train, features, method, self.groups, digests, provenance, memory, judging, spread)
+
+    @property
+    def _shared(self) -> bool:
+        """Whether there is somebody to share the work with, and enough of it."""
+        return not self.executor.here and len(self.stored.manifest.shards) > 1
 
     def leverage(self, method: Method) -> Tensor:
         """(N,) ⟨g(n), K g(n)⟩, summed over checkpoints with η."""
-        training, out = self.training(method), torch.empty(self.stored.manifest.examples)
-        etas = self.stored.manifest.checkpoint_weights
-        for s, rows in enumerate(training.cuts):
+        count = self.stored.manifest.examples
+        if self._shared:
+            self.training(method)
+            return self._by_run(leverage_of, method, torch.arange(count), {})
+        return self.leverages(method, range(len(self.stored.manifest.shards)))
+
+    def leverages(self, method: Method, shards: Sequence[int]) -> Tensor:
+        """Of the examples of neighbouring shards."""
+        training, etas = self.training(method), self.stored.manifest.checkpoint_weights
+        start = training.cuts[shards[0]].start
+        out = torch.empty(training.cuts[shards[-1]].stop - start)
+        for s in shards:
+            rows = slice(training.cuts[s].start - start, training.cuts[s].stop - start)
             pairs = zip(etas, self.stored.blocks(s), training.block(s))
             parts = [
                 eta * torch.linalg.vecdot(training.on_queries(c, f), t) for c, (eta, f, t) in enumerate(pairs)
@@ -91,14 +113,33 @@ class Scorer:
         counts = where.dim() == 1 and len(where) > 0 and where.dtype in (torch.int64, torch.int32)
         if not counts or int(where.min()) < 0 or int(where.max()) >= count:
             raise UndeError(f"subset must list examples by position, from 0 to {count - 1} and at least one")
-        own = self._own(method, weights, where)
+        if self._shared:
+            w = self.scores(
+                method, torch.zeros(self.stored.manifest.terms, 1, self.stored.manifest.width), [""]
+            )
+            own = self._by_run(influence_of, method, where, {"where": where, "weights": w.weights(weights)})
+        else:
+            own = self.own(method, weights, where)
         if normalize_top is None:
             return own
         total = self._top_sums(method, weights, where, normalize_top)
         tiny = torch.finfo(torch.float32).tiny
         return torch.where(total > tiny, own / total.clamp(min=tiny), 0.0)
 
-    def _own(self, method: Method, weights: WeightsLike, where: Tensor) -> Tensor:
+    def _by_run(
+        self, function: Callable[..., None], method: Method, where: Tensor, given: dict[str, Tensor]
+    ) -> Tensor:
+        """A value of each of the training examples `where`, computed run by run of shards."""
+        out = torch.empty(len(where))
+        with scratch(self.stored.folder) as folder:
+            part = Part(self, method, folder)
+            part.give(**given)
+            jobs: list[Job] = [(r,) for r in range(len(runs(len(self.stored.manifest.shards))))]
+            for (run,) in spread_out(self.executor, function, part, jobs, "self-influence"):
+                out[part.inside(run, where)] = part.read((run,))["values"]
+        return out
+
+    def own(self, method: Method, weights: WeightsLike, where: Tensor) -> Tensor:
         """τ(i, i), shard by shard: one pass over the features and one over the training side."""
         training, m, out = self.training(method), self.stored.manifest, torch.empty(len(where))
         step = max(1, _CHUNK // (4 * m.width * m.terms))
@@ -134,3 +175,18 @@ class Scorer:
             scores = self.scores(method, self.stored.rows(part), [""] * len(part))
             out.append(scores.top(m, weights).values.sum(1))
         return torch.cat(out)
+
+
+def leverage_of(part: Part, run: int) -> None:
+    assert isinstance(part.scorer, Scorer)
+    shards = runs(len(part.stored.manifest.shards))[run]
+    part.write((run,), {"values": part.scorer.leverages(part.method, shards)})
+
+
+def influence_of(part: Part, run: int) -> None:
+    """τ(i, i) of those examples that are in a run of shards."""
+    assert isinstance(part.scorer, Scorer)
+    where = part.given["where"]
+    here = where[part.inside(run, where)]
+    values = part.scorer.own(part.method, part.given["weights"], here) if len(here) else torch.empty(0)
+    part.write((run,), {"values": values})

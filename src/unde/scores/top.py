@@ -20,20 +20,23 @@ class Top:
 
 
 class Best:
-    """The k best so far, of scores that come in blocks of training examples, in order."""
+    """The k best so far, of scores that come in blocks of training examples, in order, from the `first` on."""
 
-    def __init__(self, queries: int, k: int, largest: bool) -> None:
-        self.k, self.largest = k, largest
+    def __init__(self, queries: int, k: int, largest: bool, first: int = 0) -> None:
+        self.k, self.largest, self.first = k, largest, first
         self.worst = -torch.inf if largest else torch.inf
         self.values, self.indices = torch.empty(queries, k), torch.empty(queries, k, dtype=torch.long)
 
     def see(self, queries: slice, start: int, scores: Tensor) -> None:
         """Scores (q, n) of the training examples from `start` on."""
-        stop = start + scores.shape[1]
-        have, keep = min(self.k, start), min(self.k, stop)
         best, at = stable_top(scores, min(self.k, scores.shape[1]), self.largest)
-        best = torch.cat([self.values[queries, :have], best], 1)
-        number = torch.cat([self.indices[queries, :have], at + start], 1)
+        self.merge(queries, start, scores.shape[1], best, at + start)
+
+    def merge(self, queries: slice, start: int, count: int, values: Tensor, indices: Tensor) -> None:
+        """The best of `count` training examples from `start` on, which follow those seen so far."""
+        have, keep = min(self.k, start - self.first), min(self.k, start - self.first + count)
+        best = torch.cat([self.values[queries, :have], values], 1)
+        number = torch.cat([self.indices[queries, :have], indices], 1)
         self.values[queries, :keep], at = stable_top(best, keep, self.largest)
         self.indices[queries, :keep] = number.gather(1, at)
 

@@ -8,6 +8,7 @@ shards/c00-000000.safetensors  features of the examples of one shard under one c
 fisher/                        an index of gradients with sampled labels, where EKFAC asks for it
 kernels/<key>/                 what kernels were fitted to, and K g(n) where that is stored
 queries/                       features of queries that a command has computed
+scratch/                       what processes that work together hand to one another
 source.json                    what the command line built it from
 log.jsonl                      how long builds took
 .lock                          held by who writes
@@ -22,7 +23,7 @@ from unde.errors import UndeError
 from unde.store.files import PARTIAL
 
 MANIFEST, IDS, MATRICES, PROBE = "manifest.json", "ids.json", "projection.safetensors", "probe.safetensors"
-SHARDS, FISHER, KERNELS, QUERIES = "shards", "fisher", "kernels", "queries"
+SHARDS, FISHER, KERNELS, QUERIES, SCRATCH = "shards", "fisher", "kernels", "queries", "scratch"
 SOURCE, LOG, LOCK = "source.json", "log.jsonl", ".lock"
 
 
@@ -46,6 +47,7 @@ ENTRIES = (
     Entry(FISHER, "gradients with sampled labels", BUILT_AGAIN),
     Entry(KERNELS, "fitted kernels and K g(n)", MADE_ON_DEMAND),
     Entry(QUERIES, "features of queries", MADE_ON_DEMAND),
+    Entry(SCRATCH, "what processes that work together hand to one another", "nothing, if nobody is at work"),
     Entry(SOURCE, "what the command line built it from", "name model and data to the next command"),
     Entry(LOG, "how long builds took", "nothing is lost but the times"),
     Entry(LOCK, "who is writing", "nothing, if nobody is"),

@@ -92,7 +92,7 @@ class Bank:
         for what, value in (("processes", processes), ("threads", threads)):
             if value < 1:
                 raise UndeError(f"{what} is {value}: expected at least 1")
-        runs = named(executor or ("serial" if processes == 1 else f"processes:{processes}"), threads)
+        runs = named(executor or ("serial" if processes == 1 else f"processes:{processes}"), threads=threads)
         name = name if name is not None else f"{_called(train)}, {_called(utility)}"
         plan = Plan(name, n_train, subsets, alpha, seed, seeds_per_subset, stratify)
         path = Path(path).absolute()
