@@ -1,5 +1,7 @@
 """What an index is asked, in several processes: the same bits as in one."""
 
+import pickle
+
 import projects
 import pytest
 import small
@@ -8,6 +10,7 @@ import torch
 import toy
 import unde
 from unde import Index, UndeError, methods
+from unde.carried import carried
 from unde.execution import Array, Processes, Serial
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.xdist_group("asked elsewhere")]
@@ -183,20 +186,14 @@ def test_a_model_of_transformers_needs_no_recipe(tmp_path):
     assert not list((tmp_path / "there").glob("scratch/*"))
 
 
-def test_a_model_of_diffusers_needs_no_recipe():
+def test_a_model_of_diffusers_needs_no_recipe(tmp_path):
     diffusers = pytest.importorskip("diffusers")
-    from unde.carried import carried
-
     torch.manual_seed(0)
-    model = diffusers.UNet2DModel(sample_size=8, in_channels=1, out_channels=1, block_out_channels=(8, 8), layers_per_block=1,
-                                  norm_num_groups=4, down_block_types=("DownBlock2D",) * 2, up_block_types=("UpBlock2D",) * 2)  # fmt: skip
-    import pathlib
-    import pickle
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        sent = carried(model.half(), unde.tasks.Classification(), [1], None, pathlib.Path(folder))
-        made = pickle.loads(pickle.dumps(sent)).make().model
+    blocks = {"down_block_types": ("DownBlock2D",) * 2, "up_block_types": ("UpBlock2D",) * 2}
+    size = {"sample_size": 8, "block_out_channels": (8, 8), "layers_per_block": 1, "norm_num_groups": 4}
+    model = diffusers.UNet2DModel(in_channels=1, out_channels=1, **size, **blocks).half()
+    sent = carried(model, unde.tasks.Classification(), [1], None, tmp_path)
+    made = pickle.loads(pickle.dumps(sent)).make().model
     assert {n: p.dtype for n, p in made.named_parameters()} == {
         n: p.dtype for n, p in model.named_parameters()
     }

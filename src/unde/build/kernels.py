@@ -254,11 +254,10 @@ def costs(m: Manifest, settled: Settled, sizes: Sizes) -> Costs:
 
 
 def _rows_bytes(m: Manifest, sizes: Sizes, rows: Work) -> int:
-    """Bytes beside K while K g(n) is made and written, of rows that are read together, those before still there."""
+    """Bytes beside K while K g(n) is made and written, of rows that are read together."""
     made, packed = 4 * sizes.most * sizes.width, _packed(m)
-    before = made + max(new for new, _, _ in packed) if len(sizes.joined()) > 1 else 0
     written = max(new + WRITTEN * file for new, file, _ in packed)
-    return max(before + rows.peak, made + written)
+    return max(rows.peak, made + written)
 
 
 def _packed(m: Manifest) -> list[tuple[int, int, int]]:
