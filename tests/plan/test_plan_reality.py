@@ -8,11 +8,12 @@ import pytest
 import torch
 from reality import CASES, diffusion, made, metered, passes, tensors
 
+import pca
 import toy
 from unde import Index, UndeError, methods
 from unde.build import shards
 from unde.data import Rows, parse_bytes
-from unde.features import directions, make_units, plan_coverage
+from unde.features import make_units, plan_coverage
 from unde.features.run import Measurement, settle
 from unde.groups import trainable
 from unde.plan import plan
@@ -180,9 +181,9 @@ def test_the_sample_for_directions():
     model, data = made(MLP, EXAMPLES)
     rows, names, plan = Rows(data), trainable(model), planned(MLP, method)
     options = {"seed": 0, "measure": "loss", "memory": 2 * 10**9}
-    found = directions.fit(model, MLP.task, rows, names, Spec("pca", 8), **options)
+    found = pca.fit(model, MLP.task, rows, names, Spec("pca", 8), **options)
     real = metered(
-        (), lambda: directions.fit(model, MLP.task, rows, names, Spec("pca", 8), size=found.size, **options)
+        (), lambda: pca.fit(model, MLP.task, rows, names, Spec("pca", 8), size=found.size, **options)
     )
     units = make_units(model, names, "kron(8)", 0)
     check = metered((), lambda: plan_coverage(model, MLP.task, rows, units))

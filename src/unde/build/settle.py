@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from unde import projection
-from unde.build import matrices, shards
+from unde.build import directions, matrices, shards
 from unde.build.checkpoints import loaded, settled_weights
 from unde.build.compare import refused_for
 from unde.build.context import Context, Given, checkpoint_of, step_of
@@ -20,10 +20,11 @@ from unde.build.fingerprints import ids_fingerprint
 from unde.build.probe import changed_task, write_probe
 from unde.data import evenly
 from unde.errors import UndeError
-from unde.features import Coverage, directions, make_units, moments, plan_coverage
+from unde.execution import SERIAL, Executor
+from unde.features import Coverage, make_units, moments, plan_coverage
 from unde.features.coverage import EXAMPLES, recorded
-from unde.features.run import resized, threads
 from unde.features.run import settle as settle_passes
+from unde.features.run import threads
 from unde.groups import Groups, trainable
 from unde.methods import Method
 from unde.projection import Spec
@@ -54,9 +55,10 @@ def settle(
     memory: int,
     workers: int,
     each: int | None,
+    executor: Executor = SERIAL,
 ) -> Context:
     """The index that is asked for, as it was begun in the folder, or settled now and begun. Jobs have `each` threads,
-    by default as many as there are now."""
+    by default as many as there are now; pca directions are found by `executor`."""
     names, partition, scales = checked(given, method, groups, exclude, second_moments)
     models = given.models
     there = Manifest.read(folder) if (folder / layout.MANIFEST).exists() else None
@@ -80,7 +82,7 @@ def settle(
         settled=there.settled if there is not None else Settled(0, 0, each or torch.get_num_threads()),
     )
     with threads(asked.settled.threads):
-        asked, found = _with_matrices(folder, given, method, names, asked, there, scales, memory)
+        asked, found = _with_matrices(folder, given, method, names, asked, there, scales, memory, executor)
         units = make_units(given.model, names, str(method.projection), seed, found)
         described = [{"name": u.name, "shape": list(u.shape), "size": u.stop - u.start} for u in units]
         asked = replace(asked, units=described)
@@ -191,6 +193,7 @@ def _with_matrices(
     there: Manifest | None,
     scales: dict[str, Tensor],
     memory: int,
+    executor: Executor,
 ) -> tuple[Manifest, dict[str, Tensor]]:
     """What the projection needs that is not drawn from the seed."""
     spec = Spec.parse(str(method.projection))
@@ -200,13 +203,11 @@ def _with_matrices(
 
         def make() -> dict[str, Tensor]:
             size, rows = asked.settled.directions or (None, None)
-            with loaded(given.model, checkpoint_of(given.checkpoints, 0)):
-                made = directions.fit(
-                    given.model, resized(given.task, rows), given.rows, names, spec, seed=asked.seed,
-                    measure=method.measure, memory=memory, size=size,
-                )  # fmt: skip
-            passes = torch.tensor([made.size, made.rows or 0])
-            return made.matrices | found | {PASSES: passes}
+            made, size, rows = directions.found(
+                folder, given, asked.settled.threads, names, spec, seed=asked.seed, measure=method.measure,
+                memory=memory, passes=(size, rows), executor=executor,
+            )  # fmt: skip
+            return made | scales | {PASSES: torch.tensor([size, rows or 0])}
 
         found = matrices.made_once(matrices.home(folder), repr(origin), there, make)
         size, rows = found[PASSES].tolist()

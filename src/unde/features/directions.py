@@ -8,7 +8,7 @@ of kron(r).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
 
 import torch
 from torch import Tensor, nn
@@ -27,51 +27,66 @@ from unde.tasks.base import Task
 SAMPLE = 256  # examples, evenly spaced
 
 
-@dataclass(frozen=True)
-class Directions:
-    """ "rows/<name>" (r, R) and "cols/<name>" (r, C) for every side that is wider than r; and how passes were cut."""
+class Gathering:
+    """The covariances of a sample, pass by pass; "rows/<name>" (r, R) and "cols/<name>" (r, C) from their sum.
 
-    matrices: dict[str, Tensor]
-    size: int
-    rows: int | None
+    Passes have `size` examples, or as many as fit the memory.
+    """
 
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        rows: Rows,
+        names: Sequence[str],
+        spec: Spec,
+        *,
+        seed: int,
+        measure: str,
+        memory: int,
+        size: int | None = None,
+    ) -> None:
+        units = make_units(model, names, Spec("kron", spec.size), seed)
+        coverage = plan_coverage(model, task, rows, units, measure)
+        wanted = {u.name: sides_of(u, spec.size, coverage.uses) for u in units}
+        self.sizes = {n: pair for n, pair in wanted.items() if any(pair)}
+        for u in units:  # those sides come to the factors as they are
+            u.projection.widen(*(n is not None for n in wanted[u.name]))
+        what = Measurement(units, measure, factors=self.sizes, emit=False)
+        self.spec, self.size, self.rows = spec, size, task.cutting.settled
+        if size is None:
+            self.size, self.rows = settle(model, task, rows, what, coverage, memory)
+        self._sample = Rows([rows[i] for i in evenly(len(rows), SAMPLE)], rows.collate)
+        self.passes = cuts(range(len(self._sample)), self.size or 1)
+        self._run = FeaturePass(model, resized(task, self.rows), what, coverage)
+        self._open = ExitStack()
 
-def fit(
-    model: nn.Module,
-    task: Task,
-    rows: Rows,
-    names: Sequence[str],
-    spec: Spec,
-    *,
-    seed: int,
-    measure: str,
-    memory: int,
-    size: int | None = None,
-) -> Directions:
-    """Passes have `size` examples, or as many as fit the memory."""
-    units = make_units(model, names, Spec("kron", spec.size), seed)
-    coverage = plan_coverage(model, task, rows, units, measure)
-    wanted = {u.name: sides_of(u, spec.size, coverage.uses) for u in units}
-    factors = {n: pair for n, pair in wanted.items() if any(pair)}
-    for u in units:  # those sides come to the factors as they are
-        u.projection.widen(*(n is not None for n in wanted[u.name]))
-    what = Measurement(units, measure, factors=factors, emit=False)
-    in_pass = task.cutting.settled
-    if size is None:
-        size, in_pass = settle(model, task, rows, what, coverage, memory)
-    where = Rows([rows[i] for i in evenly(len(rows), SAMPLE)], rows.collate)
-    with FeaturePass(model, resized(task, in_pass), what, coverage) as run:
-        for _ in run.over(where.batches(cuts(range(len(where)), size))):
+    def __enter__(self) -> Gathering:
+        self._open.enter_context(self._run)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def covariances(self, i: int) -> Tensor:
+        """Of pass i, as one vector."""
+        for _ in self._run.over(self._sample.batches([self.passes[i]])):
             pass
-        assert run.factors is not None
-        sums = run.factors.sums
-    found = {
-        f"{side}/{name}": _leading(total, spec.size, name)
-        for name, pair in sums.items()
-        for side, total in zip(("rows", "cols"), pair)
-        if total is not None and total.any()
-    }
-    return Directions(found, size, in_pass)
+        assert self._run.factors is not None
+        return self._run.factors.take().cpu()
+
+    def directions(self, total: Tensor) -> dict[str, Tensor]:
+        """From the sum of all covariances."""
+        found, start = {}, 0
+        for name, pair in self.sizes.items():
+            for side, n in zip(("rows", "cols"), pair):
+                if n is None:
+                    continue
+                covariance = total[start : start + n * n].view(n, n)
+                start += n * n
+                if covariance.any():
+                    found[f"{side}/{name}"] = _leading(covariance, self.spec.size, name)
+        return found
 
 
 def sides_of(unit: Unit, r: int, uses: Sequence[Use]) -> tuple[int | None, int | None]:

@@ -181,6 +181,7 @@ class Index:
                 memory=budget,
                 workers=num_workers,
                 each=threads or runs.threads,
+                executor=runs,
             )
             contexts = making.computed(folder, given, chosen, settling, runs, progress)
         stored, given = Stored(folder, Manifest.read(folder), budget), contexts[0].given

@@ -47,14 +47,14 @@ def computed(
         with ExitStack() as held:
             held.enter_context(locked(place, wait=not executor.alone))
             clear_partial(place)
-            context = settling(place, given, measured)
-            if not executor.alone:
-                held.close()  # others work on the same
             if not executor.here and given.recipe is None:
                 sent = carried(
                     given.model, given.task, given.rows.data, given.rows.collate, folder / layout.SCRATCH
                 )
-                given = context.given = replace(given, recipe=sent)
+                given = replace(given, recipe=sent)
+            context = settling(place, given, measured)
+            if not executor.alone:
+                held.close()  # others work on the same
             _compute(context, executor, progress)
             out.append(context)
     return out

@@ -1,0 +1,110 @@
+"""The pass that finds pca directions, as jobs: covariances of a sample, pass by pass, added up in their order."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, nullcontext
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from unde.build.checkpoints import loaded
+from unde.build.context import Given, checkpoint_of
+from unde.errors import UndeError
+from unde.execution import SERIAL, Executor, Job, JobsFailed
+from unde.features.directions import Gathering
+from unde.features.run import resized, threads
+from unde.projection import Spec
+from unde.store.scratch import scratch
+from unde.store.shards import read_shard, write_shard
+
+_OWNER = "directions"
+
+
+class Sample:
+    """The context of these jobs. `settings` are those of `Gathering`."""
+
+    def __init__(self, given: Given, each: int | None, rows: int | None, settings: dict[str, Any]) -> None:
+        self.given, self.each, self.rows, self.settings = given, each, rows, settings
+        self.folder: Path | None = None
+        self._open = ExitStack()
+        self._sums: dict[int, Tensor] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("given", "each", "rows", "settings", "folder")}
+
+    def __setstate__(self, sent: dict[str, Any]) -> None:
+        folder = sent.pop("folder")
+        self.__init__(**sent)
+        self.folder = folder
+
+    @cached_property
+    def gathering(self) -> Gathering:
+        given = self.given
+        self._open.enter_context(loaded(given.model, checkpoint_of(given.checkpoints, 0)))
+        made = Gathering(given.model, resized(given.task, self.rows), given.rows, **self.settings)
+        return self._open.enter_context(made)
+
+    def close(self) -> None:
+        self._open.close()
+
+    def keep(self, i: int, sums: Tensor) -> None:
+        if self.folder is None:
+            self._sums[i] = sums
+        else:
+            write_shard(self._file(i), _OWNER, {"sums": sums})
+
+    def sums(self, i: int) -> Tensor:
+        return self._sums.pop(i) if i in self._sums else read_shard(self._file(i), _OWNER)["sums"]
+
+    def _file(self, i: int) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{i}.safetensors"
+
+
+def gather(sample: Sample, i: int) -> None:
+    with threads(sample.each):
+        sample.keep(i, sample.gathering.covariances(i))
+
+
+def found(
+    folder: Path,
+    given: Given,
+    each: int | None,
+    names: list[str],
+    spec: Spec,
+    *,
+    seed: int,
+    measure: str,
+    memory: int,
+    passes: tuple[int | None, int | None],
+    executor: Executor = SERIAL,
+) -> tuple[dict[str, Tensor], int, int | None]:
+    """The matrices, and how many examples, and rows, their passes had."""
+    settings = {
+        "names": names,
+        "spec": spec,
+        "seed": seed,
+        "measure": measure,
+        "memory": memory,
+        "size": passes[0],
+    }
+    sample = Sample(given, each, passes[1], settings)
+    try:
+        at = sample.gathering
+        sample.settings["size"], sample.rows = at.size, at.rows  # as they were settled here
+        jobs: list[Job] = [(i,) for i in range(len(at.passes))]
+        runs = executor if len(jobs) > 1 and executor.alone else SERIAL
+        with nullcontext() if runs.here else scratch(folder) as sample.folder:
+            total: Tensor | None = None
+            for i in sorted(i for (i,) in runs.run(gather, sample, jobs)):
+                part = sample.sums(i)
+                total = part.clone() if total is None else total.add_(part)
+        assert total is not None
+        return at.directions(total), at.size or 1, at.rows
+    except JobsFailed as e:
+        (i,), reason = next(iter(e.reasons.items()))
+        raise UndeError(f"pca directions: pass {i} failed again and again: {reason}") from None
+    finally:
+        sample.close()
