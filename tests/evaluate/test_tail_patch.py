@@ -400,3 +400,22 @@ def test_bad_queries_and_losses():
     x[1] = float("nan")
     with pytest.raises(UndeError, match="query 1: the loss is nan under the model as it is"):
         patch(queries=(x, y))
+
+
+def test_shared_out_to_other_processes():
+    """The same numbers, to the last bit."""
+    import patches
+
+    setup = patches.make()
+    data = {"train_data": setup.train_data, "queries": points(4, seed=7), "top_indices": [*TOP, [8, 1, 0]]}
+    here, there = (
+        tail_patch(setup.model, setup.task, **data, optimizer=patches.sgd, **how)
+        for how in ({}, {"executor": "processes:2", "recipe": "patches:make"})
+    )
+    assert there.summed.per_query.tolist() == here.summed.per_query.tolist()
+    assert there.per_token.per_query.tolist() == here.per_token.per_query.tolist()
+
+
+def test_a_model_that_cannot_be_sent():
+    with pytest.raises(UndeError, match=r"this Sequential cannot be sent to another process"):
+        patch(executor="processes:2")

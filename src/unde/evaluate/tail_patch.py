@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
+import tempfile
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,20 +18,19 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unde import console
+from unde.build.context import Given
 from unde.data import Collate, Rows, own_collate, to_device
 from unde.errors import UndeError
 from unde.evaluate._arrays import Array, numbers
+from unde.evaluate._optimizers import Factory, explained, optimizers
 from unde.evaluate.estimate import Estimate
+from unde.execution import Executor, Job, JobsFailed, named
 from unde.features.guard import untouched
+from unde.recipe import Recipe
+from unde.store.shards import read_shard, write_shard
 from unde.tasks import CausalLM, Task
 
-Factory = Callable[[list[nn.Parameter]], Optimizer]
-
-# Entries of torch.optim states that have the shape of their parameter.
-_LIKE_PARAMETER = (
-    *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg"),
-    *("acc_delta", "sum", "prev", "ax"),
-)
+_OWNER = "tail-patch"
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +69,8 @@ def tail_patch(
     micro_batch: int = 32,
     max_grad_norm: float | None = None,
     collate: Collate | None = None,
+    executor: str | Executor = "serial",
+    recipe: str | Recipe | None = None,
 ) -> TailPatch:
     """The change of each query's log-probability when the model takes one step on the query's proponents.
 
@@ -87,6 +91,10 @@ def tail_patch(
     after an error, the model, the generators and `optimizer_state` are bit for bit what they were. Beside
     the model, memory is taken for its weights, gradients and optimizer state once more.
 
+    With an `executor` such as "processes:4" queries are shared out to processes that make the model by the `recipe`,
+    as in `Index.build`; `optimizer` must then be a function that can be imported. What they find goes through the
+    folder for temporary files, which must be one that all of them see.
+
     >>> from unde.tasks import Classification
     >>> _ = torch.manual_seed(0)
     >>> model, x, y = nn.Linear(3, 2), torch.randn(6, 3), torch.tensor([0, 1, 0, 1, 0, 1])
@@ -104,36 +112,101 @@ def tail_patch(
         )
     train, asked = (Rows(data, collate or own_collate(task.collate, data)) for data in (train_data, queries))
     top = _checked(top_indices, len(asked), len(train))
-    trainable = [p for p in model.parameters() if p.requires_grad]
-    if not trainable:
+    if not any(p.requires_grad for p in model.parameters()):
         raise UndeError("no parameter of the model requires grad: there is nothing that a step could change")
-    make, stepped = _optimizers(model, trainable, optimizer, optimizer_state, lr)
-    saved = [(p, p.detach().clone()) for p in stepped]
-    device = trainable[0].device
-
+    given = Given(model, task, train, recipe=Recipe(recipe) if isinstance(recipe, str) else recipe)
+    patch = Patch(given, queries=asked, top=top, optimizer=optimizer, state=optimizer_state, lr=lr,
+                  micro_batch=micro_batch, max_grad_norm=max_grad_norm)  # fmt: skip
+    patch.check()
     change, tokens = np.empty(len(asked)), np.empty(len(asked))
-    with console.progress("tail-patch", len(asked), unit="queries") as advance:
-        for q, proponents in enumerate(top.tolist()):
-            with untouched(model):  # reading may draw random numbers
-                query = to_device(asked.batch([q]), device)
-            pieces = [proponents[a : a + micro_batch] for a in range(0, len(proponents), micro_batch)]
-            batches = ((piece, to_device(train.batch(piece), device)) for piece in pieces)
-            with _about(f"query {q}"):
-                before, tokens[q] = _measure(model, task, query)
-            with _put_back(saved):
-                _step(model, task, trainable, make(), batches, len(proponents), max_grad_norm)
-                after = _loss(model, _summing(task), query)
-            if not math.isfinite(after):
-                raise UndeError(
-                    f"the loss of query {q} is {after} after the step on its proponents: the step diverged. "
-                    "Check that no loss of theirs is infinite, or pass a smaller lr="
-                )
-            change[q] = before - after
-            advance(1)
+    jobs: list[Job] = [(q,) for q in range(len(asked))]
+    runs = named(executor)
+    with nullcontext() if runs.here else tempfile.TemporaryDirectory(prefix="unde-") as folder:
+        patch.folder = None if folder is None else Path(folder)
+        with console.progress("tail-patch", len(asked), unit="queries") as advance:
+            try:
+                for (q,) in runs.run(patch_one, patch, jobs):
+                    change[q], tokens[q] = patch.found(q)
+                    advance(1)
+            except JobsFailed as e:
+                (q,), reason = next(iter(e.reasons.items()))
+                raise UndeError(f"query {q} failed again and again: {reason}") from None
+            finally:
+                if isinstance(executor, str):
+                    runs.close()
     return TailPatch(per_token=Estimate(100 * change / tokens), summed=Estimate(change))
 
 
 # --- one query ------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Patch:
+    """What the jobs share, one for each query."""
+
+    given: Given
+    queries: Rows
+    top: np.ndarray
+    optimizer: Factory
+    state: Mapping[str, Any] | None
+    lr: float | None
+    micro_batch: int
+    max_grad_norm: float | None
+    folder: Path | None = None
+
+    def __post_init__(self) -> None:
+        self._found: dict[int, tuple[float, float]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+    def __setstate__(self, sent: dict[str, Any]) -> None:
+        self.__init__(**sent)
+
+    @cached_property
+    def made(self) -> tuple[list[nn.Parameter], Callable[[], Optimizer], list[tuple[nn.Parameter, Tensor]]]:
+        """The trainable parameters, what makes the optimizer, and the weights as they are."""
+        trainable = [p for p in self.given.model.parameters() if p.requires_grad]
+        make, stepped = optimizers(self.given.model, trainable, self.optimizer, self.state, self.lr)
+        return trainable, make, [(p, p.detach().clone()) for p in stepped]
+
+    def check(self) -> None:
+        """Raises for an optimizer that does not fit, before it is sent anywhere."""
+        _ = self.made
+
+    def keep(self, q: int, change: float, tokens: float) -> None:
+        self._found[q] = (change, tokens)
+        if self.folder is not None:
+            numbers = torch.tensor([change, tokens], dtype=torch.float64)
+            write_shard(self.folder / f"{q}.safetensors", _OWNER, {"found": numbers})
+
+    def found(self, q: int) -> tuple[float, float]:
+        if self.folder is None:
+            return self._found.pop(q)
+        change, tokens = read_shard(self.folder / f"{q}.safetensors", _OWNER)["found"].tolist()
+        return change, tokens
+
+
+def patch_one(patch: Patch, q: int) -> None:
+    model, task, train = patch.given.model, patch.given.task, patch.given.rows
+    trainable, make, saved = patch.made
+    device, proponents = trainable[0].device, patch.top[q].tolist()
+    with untouched(model):  # reading may draw random numbers
+        query = to_device(patch.queries.batch([q]), device)
+    step = patch.micro_batch
+    pieces = [proponents[a : a + step] for a in range(0, len(proponents), step)]
+    batches = ((piece, to_device(train.batch(piece), device)) for piece in pieces)
+    with _about(f"query {q}"):
+        before, tokens = _measure(model, task, query)
+    with _put_back(saved):
+        _step(model, task, trainable, make(), batches, len(proponents), patch.max_grad_norm)
+        after = _loss(model, _summing(task), query)
+    if not math.isfinite(after):
+        raise UndeError(
+            f"the loss of query {q} is {after} after the step on its proponents: the step diverged. "
+            "Check that no loss of theirs is infinite, or pass a smaller lr="
+        )
+    patch.keep(q, before - after, tokens)
 
 
 def _measure(model: nn.Module, task: Task, query: Any) -> tuple[float, int]:
@@ -187,7 +260,7 @@ def _step(
             (loss.sum() / examples).backward()
         if max_grad_norm is not None:
             nn.utils.clip_grad_norm_(trainable, max_grad_norm)
-        with _explained(optimizer):
+        with explained(optimizer):
             optimizer.step()
 
 
@@ -198,17 +271,6 @@ def _about(which: str) -> Generator[None]:
         yield
     except UndeError as e:
         raise UndeError(f"{which}: {e}") from e
-
-
-@contextmanager
-def _explained(optimizer: Optimizer) -> Generator[None]:
-    try:
-        yield
-    except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as e:
-        raise UndeError(
-            f"{type(optimizer).__name__} cannot take a step ({type(e).__name__}: {e}): expected an optimizer whose "
-            "step() needs no argument, and an optimizer_state that this kind of optimizer has saved"
-        ) from e
 
 
 def _per_example(loss: Tensor, examples: int) -> Tensor:
@@ -229,9 +291,6 @@ def _put_back(saved: Sequence[tuple[nn.Parameter, Tensor]]) -> Generator[None]:
         with torch.no_grad():
             for p, value in saved:
                 p.copy_(value)
-
-
-# --- checks and the optimizer ---------------------------------------------------------------------------
 
 
 def _checked(top_indices: Array, queries: int, examples: int) -> np.ndarray:
@@ -257,89 +316,3 @@ def _checked(top_indices: Array, queries: int, examples: int) -> np.ndarray:
             "expected k different proponents, of equal weight in the batch"
         )
     return top
-
-
-def _optimizers(
-    model: nn.Module,
-    trainable: list[nn.Parameter],
-    factory: Factory,
-    state: Mapping[str, Any] | None,
-    lr: float | None,
-) -> tuple[Callable[[], Optimizer], list[nn.Parameter]]:
-    """A function that makes the optimizer of one step, and the parameters that it changes."""
-    one_each = (
-        "expected a function that makes a new optimizer from a list of parameters, such as torch.optim.AdamW"
-    )
-    if isinstance(factory, Optimizer) or not callable(factory):
-        raise UndeError(
-            f"optimizer is a {type(factory).__name__}: {one_each}. The state of an optimizer that exists goes into "
-            "optimizer_state=, as its state_dict()"
-        )
-    first = factory(list(trainable))
-    if not isinstance(first, Optimizer):
-        raise UndeError(f"optimizer(parameters) gave a {type(first).__name__}: {one_each}")
-    if factory(list(trainable)) is first:
-        raise UndeError(
-            f"optimizer(parameters) gave the same optimizer twice, and steps would add up in it: {one_each}. "
-            "Pass the state to start from as optimizer_state="
-        )
-    names = {id(p): name for name, p in model.named_parameters()}
-    stepped = [p for group in first.param_groups for p in group["params"]]
-    foreign = next((p for p in stepped if id(p) not in names), None)
-    if foreign is not None:
-        raise UndeError(
-            f"the optimizer holds a parameter of shape {tuple(foreign.shape)} that is not one of the model's: its step "
-            "would not change the model. Make it from the parameters that the function is given"
-        )
-    if state is not None:
-        _check_state(state, first, [names[id(p)] for p in stepped])
-    if lr is not None and not 0 < lr < math.inf:
-        raise UndeError(f"lr is {lr}: expected a positive learning rate")
-    groups = first.param_groups if state is None else state["param_groups"]
-    if lr is None and all(float(group.get("lr", 1)) == 0 for group in groups):
-        where = "the optimizer" if state is None else "optimizer_state"
-        raise UndeError(
-            f"the learning rate in {where} is 0, as a schedule leaves it at the end of training: the step would change "
-            "nothing. Pass lr=, such as the peak learning rate of training"
-        )
-
-    def make() -> Optimizer:
-        made = factory(list(trainable))
-        if state is not None:
-            # A copy, since torch takes over the tensors that it is given, and the step writes into them.
-            with _explained(made):
-                made.load_state_dict(copy.deepcopy(dict(state)))
-        if lr is not None:
-            for group in made.param_groups:
-                group["lr"] = lr
-        return made
-
-    return make, stepped
-
-
-def _check_state(state: Mapping[str, Any], optimizer: Optimizer, names: list[str]) -> None:
-    """Refuses a state that was saved for other parameters."""
-    if not isinstance(state, Mapping) or not {"state", "param_groups"} <= set(state):
-        shown = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
-        raise UndeError(f"optimizer_state is {shown}: expected what optimizer.state_dict() gives")
-    own = [p for group in optimizer.param_groups for p in group["params"]]
-    theirs = [key for group in state["param_groups"] for key in group["params"]]
-    sizes, found = (
-        [len(g["params"]) for g in groups] for groups in (optimizer.param_groups, state["param_groups"])
-    )
-    cure = (
-        "It was saved for another model, or for parameters in another order or grouping: `optimizer` must make "
-        "the optimizer as training did"
-    )
-    counts = f"{len(theirs)} parameters in groups of {found}, the optimizer {len(own)} in groups of {sizes}"
-    for name, p, key in zip(names, own, theirs):
-        for entry, value in state["state"].get(key, {}).items():
-            if entry in _LIKE_PARAMETER and isinstance(value, Tensor) and value.shape != p.shape:
-                also = "" if found == sizes else f" It holds {counts}."
-                raise UndeError(
-                    f"optimizer_state does not fit parameter {name!r}: its {entry} has shape {tuple(value.shape)}, "
-                    f"expected {tuple(p.shape)}.{also} {cure}"
-                )
-    if found != sizes:
-        missing = f": the first without a state is {names[len(theirs)]!r}" if len(theirs) < len(own) else ""
-        raise UndeError(f"optimizer_state holds {counts}{missing}. {cure}")

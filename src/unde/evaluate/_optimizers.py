@@ -1,0 +1,119 @@
+"""The optimizer of one more step: made as training made it, with the state that training left, or refused."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from unde.errors import UndeError
+
+Factory = Callable[[list[nn.Parameter]], Optimizer]
+
+# Entries of torch.optim states that have the shape of their parameter.
+_LIKE_PARAMETER = (
+    *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg"),
+    *("acc_delta", "sum", "prev", "ax"),
+)
+
+
+def optimizers(
+    model: nn.Module,
+    trainable: list[nn.Parameter],
+    factory: Factory,
+    state: Mapping[str, Any] | None,
+    lr: float | None,
+) -> tuple[Callable[[], Optimizer], list[nn.Parameter]]:
+    """A function that makes the optimizer of one step, and the parameters that it changes."""
+    one_each = (
+        "expected a function that makes a new optimizer from a list of parameters, such as torch.optim.AdamW"
+    )
+    if isinstance(factory, Optimizer) or not callable(factory):
+        raise UndeError(
+            f"optimizer is a {type(factory).__name__}: {one_each}. The state of an optimizer that exists goes into "
+            "optimizer_state=, as its state_dict()"
+        )
+    first = factory(list(trainable))
+    if not isinstance(first, Optimizer):
+        raise UndeError(f"optimizer(parameters) gave a {type(first).__name__}: {one_each}")
+    if factory(list(trainable)) is first:
+        raise UndeError(
+            f"optimizer(parameters) gave the same optimizer twice, and steps would add up in it: {one_each}. "
+            "Pass the state to start from as optimizer_state="
+        )
+    names = {id(p): name for name, p in model.named_parameters()}
+    stepped = [p for group in first.param_groups for p in group["params"]]
+    foreign = next((p for p in stepped if id(p) not in names), None)
+    if foreign is not None:
+        raise UndeError(
+            f"the optimizer holds a parameter of shape {tuple(foreign.shape)} that is not one of the model's: its step "
+            "would not change the model. Make it from the parameters that the function is given"
+        )
+    if state is not None:
+        _check_state(state, first, [names[id(p)] for p in stepped])
+    if lr is not None and not 0 < lr < math.inf:
+        raise UndeError(f"lr is {lr}: expected a positive learning rate")
+    groups = first.param_groups if state is None else state["param_groups"]
+    if lr is None and all(float(group.get("lr", 1)) == 0 for group in groups):
+        where = "the optimizer" if state is None else "optimizer_state"
+        raise UndeError(
+            f"the learning rate in {where} is 0, as a schedule leaves it at the end of training: the step would change "
+            "nothing. Pass lr=, such as the peak learning rate of training"
+        )
+
+    def make() -> Optimizer:
+        made = factory(list(trainable))
+        if state is not None:
+            # A copy, since torch takes over the tensors that it is given, and the step writes into them.
+            with explained(made):
+                made.load_state_dict(copy.deepcopy(dict(state)))
+        if lr is not None:
+            for group in made.param_groups:
+                group["lr"] = lr
+        return made
+
+    return make, stepped
+
+
+def _check_state(state: Mapping[str, Any], optimizer: Optimizer, names: list[str]) -> None:
+    """Refuses a state that was saved for other parameters."""
+    if not isinstance(state, Mapping) or not {"state", "param_groups"} <= set(state):
+        shown = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+        raise UndeError(f"optimizer_state is {shown}: expected what optimizer.state_dict() gives")
+    own = [p for group in optimizer.param_groups for p in group["params"]]
+    theirs = [key for group in state["param_groups"] for key in group["params"]]
+    sizes, found = (
+        [len(g["params"]) for g in groups] for groups in (optimizer.param_groups, state["param_groups"])
+    )
+    cure = (
+        "It was saved for another model, or for parameters in another order or grouping: `optimizer` must make "
+        "the optimizer as training did"
+    )
+    counts = f"{len(theirs)} parameters in groups of {found}, the optimizer {len(own)} in groups of {sizes}"
+    for name, p, key in zip(names, own, theirs):
+        for entry, value in state["state"].get(key, {}).items():
+            if entry in _LIKE_PARAMETER and isinstance(value, Tensor) and value.shape != p.shape:
+                also = "" if found == sizes else f" It holds {counts}."
+                raise UndeError(
+                    f"optimizer_state does not fit parameter {name!r}: its {entry} has shape {tuple(value.shape)}, "
+                    f"expected {tuple(p.shape)}.{also} {cure}"
+                )
+    if found != sizes:
+        missing = f": the first without a state is {names[len(theirs)]!r}" if len(theirs) < len(own) else ""
+        raise UndeError(f"optimizer_state holds {counts}{missing}. {cure}")
+
+
+@contextmanager
+def explained(optimizer: Optimizer) -> Generator[None]:
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as e:
+        raise UndeError(
+            f"{type(optimizer).__name__} cannot take a step ({type(e).__name__}: {e}): expected an optimizer whose "
+            "step() needs no argument, and an optimizer_state that this kind of optimizer has saved"
+        ) from e
