@@ -125,3 +125,40 @@ def test_several_processes_build_the_same_index(built):
 def test_an_unknown_engine(project):
     with pytest.raises(UndeError, match="unknown executor 'rays': expected 'serial', 'processes:4'"):
         run("build", f"{project}:make", "--out", "idx", "--engine", "rays")
+
+
+def test_array_workers_and_a_command_that_finishes(built, monkeypatch):
+    monkeypatch.setattr("unde.features.run.MOST", 4)
+    monkeypatch.setattr("unde.build.settle.SHARD_PASSES", 2)
+    run("build", built, "--out", "whole", "--projection", "none", "--threads", 1)
+    common = ("build", built, "--out", "parts", "--projection", "none", "--threads", 1)
+    said = run(*common, "--engine", "array", "--worker", "1/3")
+    assert "this worker has done its share" in said
+    assert said.strip().endswith("When all workers have ended: unde finish parts")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "7")  # of 5 to 7
+    monkeypatch.setenv("SLURM_ARRAY_TASK_MIN", "5")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "3")
+    run(*common, "--engine", "array")
+    with pytest.raises(UndeError, match="shards are missing"):
+        Index.open("parts")
+    assert "60 examples" in run("finish", "parts")
+    one, two = (Index.open(folder) for folder in ("whole", "parts"))
+    assert one.manifest == two.manifest
+    assert len(one.manifest.shards) > 3
+    assert [p.read_bytes() for p in sorted((one.folder / "shards").iterdir())] == [
+        p.read_bytes() for p in sorted((two.folder / "shards").iterdir())
+    ]
+
+
+def test_which_worker(project):
+    for said in ("3", "4/3", "x/3", "1/0"):
+        with pytest.raises(UndeError, match="such as 3/64"):
+            run("build", f"{project}:make", "--out", "idx", "--engine", "array", "--worker", said)
+    with pytest.raises(UndeError, match="which worker is this"):
+        run("build", f"{project}:make", "--out", "idx", "--engine", "array")
+
+
+def test_asked_in_several_processes(built):
+    one = run("attribute", built, "--index", "idx", "--top", 7, "--format", "csv")
+    many = run("attribute", built, "--index", "idx", "--top", 7, "--format", "csv", "--engine", "processes:2")
+    assert many == one

@@ -11,7 +11,7 @@ from unde import cli, methods
 from unde.cli.build import build
 from unde.cli.plan import plan
 
-COMMANDS = ("demo", "plan", "build", "learn", "attribute", "evaluate", "report", "bench")
+COMMANDS = ("demo", "plan", "build", "finish", "learn", "attribute", "evaluate", "report", "bench")
 
 
 def told(*arguments):
@@ -48,7 +48,10 @@ def test_all_methods_are_listed(name):
 def test_plan_takes_what_build_takes():
     building, planning = (inspect.signature(command).parameters for command in (build, plan))
     # What has no part in what a run needs.
-    assert set(building) - set(planning) == {"out", "num_workers", "engine", "device", "seed", "on_bad"}
+    assert set(building) - set(planning) == {
+        *("out", "num_workers", "device", "seed", "on_bad"),
+        *("engine", "threads", "worker", "gpus", "address", "timeout"),
+    }
     for name in set(building) & set(planning):
         assert building[name].default == planning[name].default, name
         assert building[name].annotation == planning[name].annotation, name

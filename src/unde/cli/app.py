@@ -12,6 +12,7 @@ from unde.cli.bench import bench
 from unde.cli.build import build
 from unde.cli.demo import demo
 from unde.cli.evaluate import evaluate
+from unde.cli.finish import finish
 from unde.cli.interrupts import Commands, Interrupted, unwinding_on_sigterm
 from unde.cli.learn import learn
 from unde.cli.plan import plan
@@ -31,7 +32,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-for command in (demo, plan, build, learn, attribute, evaluate, report, bench):
+for command in (demo, plan, build, finish, learn, attribute, evaluate, report, bench):
     app.command()(command)
 
 

@@ -17,6 +17,7 @@ from unde.cli.options import (
     HF,
     Data,
     Device,
+    Engine,
     HFModel,
     IndexPath,
     MethodOfIndex,
@@ -24,13 +25,16 @@ from unde.cli.options import (
     SeqLen,
     Target,
     TextField,
+    Threads,
     WeightsFile,
+    Workers,
     check_format,
     source_of,
 )
 from unde.cli.project import Project, kept_scores, remembered, weights_in
 from unde.data import Rows
 from unde.errors import UndeError
+from unde.execution import named
 from unde.recipe import Setup
 from unde.report.panels import as_item
 from unde.scores import Top
@@ -62,6 +66,9 @@ def attribute(
     ] = False,
     format: Annotated[str, typer.Option(help="table, json or csv")] = "table",
     device: Device = None,
+    engine: Engine = "serial",
+    threads: Threads = None,
+    workers: Workers = None,
 ) -> None:
     """Print the training examples that mattered most for each query.
 
@@ -83,7 +90,7 @@ def attribute(
     role = queries if queries and target is not None else "eval"
     # Of texts that were typed nothing is learned and nothing measured: they may be training data.
     asked = project.queries(role) if query else project.queries_apart(role)
-    opened = project.index(index)
+    opened = project.index(index, named(engine, threads=threads, workers=workers))
     scores = opened.score(asked, method) if query else kept_scores(opened, asked, method)
     learned = None if weights is None else weights_in(weights, scores)
     best = scores.top(top, learned, largest=not opponents)

@@ -8,9 +8,12 @@ from typing import Annotated
 import typer
 
 from unde.cli.options import (
+    Address,
     Data,
     Device,
+    Engine,
     Exclude,
+    Gpus,
     Groups,
     HFModel,
     Memory,
@@ -20,11 +23,16 @@ from unde.cli.options import (
     StoreDtype,
     Target,
     TextField,
+    Threads,
+    Timeout,
     Unneeded,
+    Worker,
+    Workers,
     method_of,
     source_of,
 )
 from unde.cli.project import Project
+from unde.execution import named
 from unde.index import Index
 from unde.integrations.source import Source
 
@@ -42,14 +50,18 @@ def build(
     exclude: Exclude = None,
     batch_size: Unneeded = None,
     num_workers: Annotated[int, typer.Option(help="processes that read the data")] = 0,
-    engine: Annotated[
-        str, typer.Option(help="who computes: serial, or processes:4; the bytes are the same")
-    ] = "serial",
     device: Device = None,
     store_dtype: StoreDtype = "float32",
     memory: Memory = "2GB",
     seed: Annotated[int, typer.Option(help="of the random projection")] = 0,
     on_bad: Annotated[str, typer.Option(help="NaN gradients: error, or skip and record")] = "error",
+    engine: Engine = "serial",
+    threads: Threads = None,
+    workers: Workers = None,
+    worker: Worker = None,
+    gpus: Gpus = 0,
+    address: Address = None,
+    timeout: Timeout = None,
 ) -> None:
     """Compute the gradient features of the training data.
 
@@ -60,7 +72,15 @@ def build(
     `unde build --hf-model ./my-gpt2 --data train.jsonl --seq-len 512 --out runs/idx`
 
     `unde build my_project.setup:make --out runs/idx --method logra --projection "kron(64)"`
+
+    `unde build my_project.setup:make --out runs/idx --engine ray --workers 8 --gpus 1 --threads 4 --device cuda`
+
+    `unde build my_project.setup:make --out runs/idx --engine array --worker 3/64`, and when all have ended
+    `unde finish runs/idx`
     """
+    runs = named(
+        engine, threads=threads, workers=workers, worker=worker, gpus=gpus, address=address, timeout=timeout
+    )
     chosen = method_of(method, projection)
     project = Project(target, source_of(hf_model, data, text_field, seq_len), device=device)
     setup = project.setup
@@ -76,12 +96,25 @@ def build(
         ids=setup.ids,
         batch_size=batch_size,
         recipe=project.recipe,
-        executor=engine,
+        executor=runs,
+        threads=threads,
+        device=device,
         num_workers=num_workers,
         store_dtype=store_dtype,
         memory=memory,
         seed=seed,
         on_bad=on_bad,
     )
+    index.close()
     (project.source or Source(target=target)).remember(out)
-    typer.echo(f"{out}: {len(index):,} examples in {len(index.groups)} groups")
+    typer.echo(said(index, out))
+
+
+def said(index: Index, out: Path) -> str:
+    """What is there now."""
+    if index.unfinished:
+        return (
+            f"{out}: this worker has done its share; {index.unfinished:,} shards were not written yet when it ended. "
+            f"When all workers have ended: unde finish {out}"
+        )
+    return f"{out}: {len(index):,} examples in {len(index.groups)} groups"

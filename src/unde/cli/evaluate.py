@@ -12,6 +12,7 @@ from unde import console
 from unde.cli.options import (
     Data,
     Device,
+    Engine,
     HFModel,
     IndexPath,
     MethodOfIndex,
@@ -20,13 +21,16 @@ from unde.cli.options import (
     SeqLen,
     Target,
     TextField,
+    Threads,
     WeightsFile,
+    Workers,
     check_format,
     source_of,
 )
 from unde.cli.project import Project, kept_scores, remembered, weights_in
 from unde.errors import unknown
 from unde.evaluate import Bank, compare, lds
+from unde.execution import named
 
 
 def evaluate(
@@ -44,6 +48,9 @@ def evaluate(
     utility: Annotated[str, typer.Option(help="which utility of the bank belongs to the queries")] = "eval",
     format: Annotated[str, typer.Option(help="table or json")] = "table",
     device: Device = None,
+    engine: Engine = "serial",
+    threads: Threads = None,
+    workers: Workers = None,
 ) -> None:
     """Measure the linear datamodeling score (LDS) of the queries, with and without weights.
 
@@ -61,7 +68,7 @@ def evaluate(
     target = target or remembered(index, source)
     project = Project(target, source, index=index, evaluate=queries, query_field=query_field, device=device)
     asked = project.queries_apart("eval")
-    scores = kept_scores(project.index(index), asked, method)
+    scores = kept_scores(project.index(index, named(engine, threads=threads, workers=workers)), asked, method)
     retrained = Bank.open(bank)
     if utility not in retrained.utility:
         raise unknown("utility of the bank", utility, retrained.utility)

@@ -12,6 +12,7 @@ from unde import console
 from unde.cli.options import (
     Data,
     Device,
+    Engine,
     HFModel,
     IndexPath,
     MethodOfIndex,
@@ -20,10 +21,13 @@ from unde.cli.options import (
     SeqLen,
     Target,
     TextField,
+    Threads,
+    Workers,
     source_of,
 )
 from unde.cli.project import Project, kept_scores, remembered
 from unde.errors import UndeError, unknown
+from unde.execution import named
 from unde.index import Index
 from unde.weights import Weights, learn_weights
 
@@ -83,6 +87,9 @@ def learn(
     seq_len: SeqLen = None,
     query_field: QueryField = None,
     device: Device = None,
+    engine: Engine = "serial",
+    threads: Threads = None,
+    workers: Workers = None,
 ) -> None:
     """Learn how much each group of parameters should count, without labels.
 
@@ -107,11 +114,11 @@ def learn(
     texts = None if queries is None or (target is not None and queries == "learn") else Path(queries)
     project = Project(target, source, index=index, learn=texts, query_field=query_field, device=device)
     if queries is None:
-        opened = project.index(index)
+        opened = project.index(index, named(engine, threads=threads, workers=workers))
         weights = opened.learn_weights(method, perturb, 200 if examples is None else examples, seed)
     else:
         asked = project.queries_apart("learn")
-        opened = project.index(index)
+        opened = project.index(index, named(engine, threads=threads, workers=workers))
         weights = learn_weights(
             kept_scores(opened, asked, method),
             k=_number("k", k, int, "a whole number"),

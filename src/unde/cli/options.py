@@ -59,6 +59,42 @@ BatchSize = Annotated[int, typer.Option(help="examples in one pass; fewer need l
 StoreDtype = Annotated[str, typer.Option(help="float32, float16 or bfloat16")]
 Memory = Annotated[str, typer.Option(help="budget for what is computed at once, besides the model")]
 
+# --- who computes ---------------------------------------------------------------------------------------
+
+WHO = "Who computes (the bytes are the same)"
+Engine = Annotated[
+    str,
+    typer.Option(
+        help="serial; processes:4 on this machine; array: one of many jobs of a cluster; ray",
+        rich_help_panel=WHO,
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(help="of each job (default: all of this machine; 1 of each worker)", rich_help_panel=WHO),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(help="how many, for array and ray (default: what there is room for)", rich_help_panel=WHO),
+]
+Worker = Annotated[
+    str | None,
+    typer.Option(
+        metavar="3/64",
+        help="which of how many, for array (default: SLURM, PBS or torchrun tell)",
+        rich_help_panel=WHO,
+    ),
+]
+Gpus = Annotated[float, typer.Option(help="of each worker of ray", rich_help_panel=WHO)]
+Address = Annotated[
+    str | None,
+    typer.Option(help="of the Ray cluster (default: RAY_ADDRESS, or this machine)", rich_help_panel=WHO),
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="after which a job is taken for hung", rich_help_panel=WHO),
+]
+
 # --- how an index is asked ------------------------------------------------------------------------------
 
 MethodOfIndex = Annotated[str | None, typer.Option("--method", help=f"{METHODS} (default: as built)")]

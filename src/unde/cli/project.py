@@ -11,6 +11,7 @@ from torch import nn
 from unde import console
 from unde.data import Rows
 from unde.errors import UndeError, unknown
+from unde.execution import SERIAL, Executor
 from unde.index import Index
 from unde.integrations.documents import Texts
 from unde.integrations.source import Source, remembered_target
@@ -54,6 +55,7 @@ class Project:
             settled = (source or Source()).settled(index)
             self.name, self.setup = str(settled.model), settled.setup(learn, evaluate, query_field)
             self.source = replace(settled, seq_len=self.setup.train_data.length)
+        self.device = device
         if device is not None:
             _move(self.setup.model, device)
 
@@ -62,9 +64,18 @@ class Project:
         """How another process makes the same setup."""
         return Recipe(self.name) if self.source is None else self.source.recipe
 
-    def index(self, path: Path) -> Index:
+    def index(self, path: Path, executor: Executor = SERIAL) -> Index:
         s = self.setup
-        return Index.open(path, model=s.model, task=s.task, train_data=s.train_data, collate=s.collate)
+        return Index.open(
+            path,
+            model=s.model,
+            task=s.task,
+            train_data=s.train_data,
+            collate=s.collate,
+            executor=executor,
+            recipe=self.recipe,
+            device=self.device,
+        )
 
     def queries(self, role: str) -> Rows:
         if role not in ("learn", "eval"):

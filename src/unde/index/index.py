@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from unde.build.stored import Stored
 from unde.data import Collate, Rows, own_collate, parse_bytes
 from unde.errors import UndeError, unknown
 from unde.execution import Executor, named
-from unde.groups import Groups
+from unde.groups import Groups, trainable
 from unde.index import making, self_retrieval
 from unde.index.opened import Opened
 from unde.index.trust import SHOWN, Trust, of_several
@@ -101,6 +102,11 @@ class Index:
     @property
     def train_data(self) -> Rows | None:
         return self._opened.rows
+
+    @property
+    def unfinished(self) -> int:
+        """Shards that other workers had not written yet when this one, of an array, had done its share."""
+        return self._opened.unfinished
 
     @property
     def skipped(self) -> Tensor:
@@ -190,6 +196,24 @@ class Index:
         )
         opened.unfinished = 0 if runs.alone else sum(len(shards.unwritten(context)) for context in contexts)
         return cls(opened)
+
+    @classmethod
+    def finish(cls, path: str | Path, model: nn.Module, task: Task, train_data: Any, **options: Any) -> Index:
+        """What is left of an index that was begun, with everything as it was settled then.
+
+        `options` are those of `build` that say what is given (`checkpoints`, `collate`, `ids`, …) and who computes.
+        """
+        m = Manifest.read(Path(path).expanduser())
+        left_out = set(trainable(model)) - set(m.unit_names)
+        recorded: dict[str, Any] = {
+            "method": methods.parse(m.method),
+            "groups": m.as_groups(),
+            "exclude": [f"^{re.escape(name)}$" for name in sorted(left_out)],
+            "store_dtype": m.store_dtype,
+            "seed": m.seed,
+            "on_bad": m.on_bad,
+        }
+        return cls.build(model, task, train_data, path, **(recorded | options))
 
     @classmethod
     def open(

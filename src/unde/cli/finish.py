@@ -1,0 +1,74 @@
+"""`unde finish`: what the workers of an array have left of an index."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unde.cli.build import said
+from unde.cli.options import (
+    Address,
+    Data,
+    Device,
+    Engine,
+    Gpus,
+    HFModel,
+    Memory,
+    SeqLen,
+    Target,
+    TextField,
+    Threads,
+    Timeout,
+    Workers,
+    source_of,
+)
+from unde.cli.project import Project, remembered
+from unde.execution import named
+from unde.index import Index
+
+
+def finish(
+    index: Annotated[Path, typer.Argument(metavar="DIR", help="folder of an index that was begun")],
+    target: Target = None,
+    hf_model: HFModel = None,
+    data: Data = None,
+    text_field: TextField = None,
+    seq_len: SeqLen = None,
+    memory: Memory = "2GB",
+    device: Device = None,
+    engine: Engine = "serial",
+    threads: Threads = None,
+    workers: Workers = None,
+    gpus: Gpus = 0,
+    address: Address = None,
+    timeout: Timeout = None,
+) -> None:
+    """Finish an index that was begun, with everything as it was settled, and check all of it.
+
+    For the time when all workers of an array have ended: what one of them did not get done is done here.
+
+    Examples:
+
+    `unde finish runs/idx`
+
+    `unde finish runs/idx --engine processes:4`
+    """
+    source = source_of(hf_model, data, text_field, seq_len)
+    project = Project(target or remembered(index, source), source, index=index, device=device)
+    setup = project.setup
+    made = Index.finish(
+        index,
+        setup.model,
+        setup.task,
+        setup.train_data,
+        collate=setup.collate,
+        ids=setup.ids,
+        device=device,
+        memory=memory,
+        executor=named(engine, threads=threads, workers=workers, gpus=gpus, address=address, timeout=timeout),
+        recipe=project.recipe,
+    )
+    made.close()
+    typer.echo(said(made, index))
