@@ -21,7 +21,7 @@ from unde.plan.show import columns, flops
 SHOWN = (1, 8, 64)  # workers, to compare with
 _ENOUGH = 0.9  # twice as many workers that still take this share of the time are not worth while
 _COLUMNS = ("operations", "reads", "writes", "time")
-_SIDE = 1024  # of the matrices that a processor is timed with
+_SIDE, _TRIES = 1024, 8  # of the matrices that a processor is timed with: the fastest product counts
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ def operations(rate: float | str) -> float:
 def _processor() -> float:
     """Operations a second of this machine in float64, the precision that kernels add up in."""
     a, best = torch.ones(_SIDE, _SIDE, dtype=torch.float64), float("inf")
-    for _ in range(3):
+    for _ in range(_TRIES):
         begun = time.perf_counter()
         a @ a
         best = min(best, time.perf_counter() - begun)
