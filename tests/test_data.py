@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+import tracemalloc
 from collections import UserDict, namedtuple
 
 import numpy as np
@@ -198,6 +199,17 @@ def test_batches(workers):
 def test_any_ranges_in_any_order():
     found = list(Rows(Pairs()).batches([range(3, 5), range(1)]))
     assert [x[:, 0].tolist() for _, (x, _), _ in found] == [[9.0, 12.0], [0.0]]
+
+
+def test_positions_are_listed_batch_by_batch():
+    """Not those of all batches at once, which may be as many as there are examples."""
+    tracemalloc.start()
+    batches = Rows(Pairs()).batches([range(2), range(300_000)])
+    next(batches)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    batches.close()
+    assert peak < 1e6
 
 
 # --- digests ------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ class Rows:
         """(indices, collated batch, content digest of each example) for each range, read ahead by `workers`."""
         loader = DataLoader(
             _Indexed(self),
-            batch_sampler=[list(r) for r in ranges],
+            batch_sampler=map(list, ranges),  # one after the other: all of them may be a million numbers
             collate_fn=_CollateWithDigests(self.collate),
             num_workers=workers,
         )

@@ -176,7 +176,7 @@ def test_a_model_of_transformers_needs_no_recipe(tmp_path):
     data = [{"input_ids": row, "labels": row} for row in ids]
     options = {"model": model, "task": unde.tasks.CausalLM(), "train_data": data, "method": MEASURED["logra"]}
     here = toy.build(tmp_path / "here", **options)
-    there = toy.build(tmp_path / "there", **options, executor="processes:2")
+    there = toy.build(tmp_path / "there", **options, executor="processes:1")
     assert toy.content(there.folder) == {
         name: content for name, content in toy.content(here.folder).items() if not name.startswith("scratch")
     } | {name: content for name, content in toy.content(there.folder).items() if name.startswith("scratch")}

@@ -52,7 +52,7 @@ def test_plan_takes_what_build_takes():
         *("out", "num_workers", "device", "seed", "on_bad"),
         *("engine", "threads", "worker", "gpus", "address", "timeout"),
     }
-    for name in set(building) & set(planning):
+    for name in set(building) & set(planning) - {"workers"}:  # which a plan only reckons with
         assert building[name].default == planning[name].default, name
         assert building[name].annotation == planning[name].annotation, name
 

@@ -3,12 +3,15 @@
 import json
 import shutil
 import struct
+import weakref
 
 import pytest
 import torch
 
 import toy
 from unde import Index, UndeError
+from unde.build import checks, shards, stored
+from unde.build.context import Context, Given
 from unde.store.shards import ShardError, read_shard, write_shard
 from unde.tasks import Classification
 
@@ -141,10 +144,6 @@ def test_only_what_is_damaged_is_computed_again(index):
 
 def test_opening_holds_one_shard_at_a_time(tmp_path, monkeypatch):
     """The tensors of a shard are gone before the next shard is read."""
-    import weakref
-
-    from unde.build import checks
-
     index, alive, most = toy.build(tmp_path / "i", 80), [], 0
 
     def read(*args):
@@ -158,6 +157,29 @@ def test_opening_holds_one_shard_at_a_time(tmp_path, monkeypatch):
     toy.reopen(index)
     assert len(alive) == 10
     assert most == 0
+
+
+@pytest.mark.parametrize("name", ["values", "digests"])
+def test_values_of_all_examples_keep_no_file_mapped(name, tmp_path, monkeypatch):
+    """Of what is read from a shard a copy is kept, and not a view, with which the whole file would stay in memory."""
+    index, alive, most = toy.build(tmp_path / "i", 80), [], 0
+    module = {"values": stored, "digests": shards}[name]
+
+    def read(*args, **options):
+        nonlocal most
+        tensors = read_shard(*args, **options)
+        most = max(most, sum(r() is not None for r in alive))
+        alive.append(weakref.ref(tensors["digest"]))
+        return tensors
+
+    monkeypatch.setattr(module, "read_shard", read)
+    if name == "values":
+        found = toy.stored(index).values("digest")
+    else:
+        found = shards._digests(Context(index.folder, index.manifest, Given(None, None, None)))
+    assert len(found) == 80 and len(found.unique()) == 80
+    assert len(alive) == 10
+    assert most <= 1
 
 
 def test_a_damaged_manifest(index):

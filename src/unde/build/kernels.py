@@ -213,9 +213,11 @@ class Costs:
 
     memory: dict[str, int]  # bytes at the peak of fitting it and writing K g(n), by what takes them
     held: int  # bytes of K, of all checkpoints, where it acts on the query side
-    flops: int
+    flops: int  # of all of it
     disk: dict[str, int]
     scratch: int  # bytes of files that are gone in the end
+    fits: int  # times that moments are gathered: for each checkpoint, or for the mean of all steps
+    rows: Work  # of making K g(n), of all checkpoints, where it is kept
 
 
 def sizes_of(m: Manifest, precision: torch.dtype) -> Sizes:
@@ -250,6 +252,8 @@ def costs(m: Manifest, settled: Settled, sizes: Sizes) -> Costs:
         flops=fits * needs.gather.flops + m.terms * (needs.fit.flops + rows.flops),
         disk=disk,
         scratch=fits * needs.partial,
+        fits=fits,
+        rows=replace(rows, flops=m.terms * rows.flops, rows=m.terms * rows.rows),
     )
 
 

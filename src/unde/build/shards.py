@@ -237,7 +237,7 @@ def _joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 def _digests(context: Context, c: int = 0) -> Tensor:
     m = context.manifest
     paths = [layout.shard(context.folder, c, s) for s in range(len(m.shards))]
-    return torch.cat([read_shard(path, m.id, verify=False)["digest"] for path in paths])
+    return torch.cat([read_shard(path, m.id, verify=False)["digest"].clone() for path in paths])  # no views
 
 
 def _check_checkpoints_agree(context: Context) -> None:

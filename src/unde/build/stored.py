@@ -63,7 +63,8 @@ class Stored:
         if name not in known:
             raise unknown("stored value", name, known)
         shards = (self.shard(checkpoint, s) for s in range(len(self.manifest.shards)))
-        return torch.cat([shard[name if name in shard else _BESIDE_OF_0_1] for shard in shards])
+        # copies: a view would keep its whole file mapped until all are read
+        return torch.cat([shard[name if name in shard else _BESIDE_OF_0_1].clone() for shard in shards])
 
     @cached_property
     def skipped(self) -> Tensor:

@@ -34,6 +34,8 @@ from unde.index import Index
 from unde.integrations.config import model_of_config
 from unde.tasks import CausalLM
 
+WORKERS = "Several workers"
+
 
 def plan(
     target: Target = None,
@@ -62,6 +64,29 @@ def plan(
     memory: Memory = "2GB",
     checkpoints: Annotated[int, typer.Option(help="how many of the model the index holds")] = 1,
     queries: Annotated[int, typer.Option(help="how many to score and to learn weights on")] = 100,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="say what each of N workers does, and how long", rich_help_panel=WORKERS
+        ),
+    ] = None,
+    flops: Annotated[
+        str | None,
+        typer.Option(help="operations a second of a worker's passes, such as 200T", rich_help_panel=WORKERS),
+    ] = None,
+    cpu_flops: Annotated[
+        str | None,
+        typer.Option(
+            help="the same of its processor, which kernels run on (default: measured here)",
+            rich_help_panel=WORKERS,
+        ),
+    ] = None,
+    disk: Annotated[
+        str | None,
+        typer.Option(
+            help="bytes a second that a worker reads or writes, such as 1GB", rich_help_panel=WORKERS
+        ),
+    ] = None,
     format: Annotated[str, typer.Option(help="table or json")] = "table",
 ) -> None:
     """Say what an index will need: features, disk, memory by stage, operations relative to training.
@@ -75,6 +100,8 @@ def plan(
     `unde plan --hf-model ./my-gpt2 --data train.jsonl --seq-len 512`
 
     `unde plan --hf-config my_model/ --examples 100000 --seq-len 512 --projection "kron(16)"`
+
+    `unde plan --hf-config my_model/ --examples 1000000 --seq-len 512 --workers 64 --flops 200T --disk 1GB`
     """
     check_format(format, "table", "json")
     named = [target, hf_model or data or text_field, hf_config]
@@ -102,6 +129,10 @@ def plan(
         checkpoints=checkpoints,
         queries=queries,
         memory=memory,
+        workers=workers,
+        flops=flops,
+        cpu_flops=cpu_flops,
+        disk=disk,
     )
     typer.echo(json.dumps(made.as_dict(), indent=1) if format == "json" else str(made))
 

@@ -87,9 +87,10 @@ class Sizes:
         return max(r.stop - r.start for r in map(self.rows, self.joined()))
 
     def read(self) -> int:
-        """Most bytes alive while joined blocks are read: the blocks, and what they make up."""
-        chunk = 4 * self.most * self.width
-        return chunk + max(self.beside, chunk if len(self.joined()) < len(self.cuts) else 0)
+        """Most bytes alive while joined blocks are read: what they make up, and one of them."""
+        block = 4 * max(c.stop - c.start for c in self.cuts) * self.width
+        alone = len(self.joined()) == len(self.cuts)
+        return 4 * self.most * self.width + self.beside + (0 if alone else block)
 
 
 class Source(Protocol):
@@ -108,8 +109,14 @@ class Source(Protocol):
 
 
 def read(source: Source, blocks: Sequence[int]) -> Tensor:
-    parts = [source.block(s) for s in blocks]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    """The features of joined blocks; beside them one block is in memory at a time."""
+    if len(blocks) == 1:
+        return source.block(blocks[0])
+    sizes, rows = source.sizes, source.sizes.rows(blocks)
+    out = torch.empty(rows.stop - rows.start, sizes.width, dtype=sizes.dtype)
+    for s in blocks:
+        out[sizes.cuts[s].start - rows.start : sizes.cuts[s].stop - rows.start] = source.block(s)
+    return out
 
 
 @dataclass(frozen=True)
@@ -125,10 +132,24 @@ class Round:
 
 @dataclass(frozen=True)
 class Work:
-    """Most bytes alive at once, features that are read included, and operations."""
+    """Most bytes alive at once, features that are read included; operations; rows of features that are read."""
 
     peak: int = 0
     flops: int = 0
+    rows: int = 0
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """What a round takes: its jobs all together, and the one who merges what they found."""
+
+    name: str
+    jobs: int
+    flops: int  # of the jobs
+    rows: int  # of features that the jobs read
+    partial: int  # bytes of what the jobs found
+    finish: int = 0  # operations of making moments of it
+    covariances: bool = False  # whether the jobs read those of all blocks
 
 
 @dataclass(frozen=True)
@@ -142,7 +163,12 @@ class Needs:
     train: Work = Work()  # K g(n) of all rows; bytes are those beside K, of rows that are read together
     apply: Work = Work()  # the same of as many other rows
     moments: Mapping[str, Tensor] = field(default_factory=dict)  # the file that stays, without its content
-    partial: int = 0  # bytes of files that are gone in the end
+    rounds: Sequence[Reduction] = ()  # as `Settled.rounds`
+
+    @property
+    def partial(self) -> int:
+        """Bytes of files that are gone in the end; the only job of a round writes none."""
+        return sum(r.partial for r in self.rounds if r.jobs > 1)
 
     def check(self, memory: int, what: str) -> None:
         if self.matrices > memory:

@@ -17,6 +17,7 @@ from unde.kernels.base import (
     Moments,
     Needs,
     Part,
+    Reduction,
     Round,
     Sizes,
     Source,
@@ -56,6 +57,7 @@ class ByLayer:
             for name, columns in self.layers.items():
                 part = columns_of(phi, columns).double()
                 grams[name].addmm_(part.T, part)
+            del phi, part  # before the next is read
         return grams
 
     def fit(self, moments: Moments, source: Source) -> _Fitted:
@@ -79,10 +81,10 @@ class ByLayer:
     def needs(self) -> Needs:
         widths, jobs, rows = list(self._widths.values()), len(self.sizes.runs()), self.sizes.most
         squares, chunk = [d * d for d in widths], 4 * rows * self.sizes.width
-        total, once = 8 * sum(squares), 2 * self.sizes.examples * sum(squares)
+        n, total = self.sizes.examples, 8 * sum(squares)
+        once = 2 * n * sum(squares)
         columns = [8 * rows * (a + b) for a, b in zip(widths, [0, *widths])]  # of a layer and the one before
-        before = chunk + 8 * rows * widths[-1] if jobs < len(self.sizes.joined()) else 0
-        job = total + max(before + self.sizes.read(), chunk + max(columns))
+        job = total + max(self.sizes.read(), chunk + max(columns))
         items = [4 if self._well(d) else 8 for d in widths]
         made = [item * square for item, square in zip(items, squares)]
         spent = [
@@ -93,12 +95,12 @@ class ByLayer:
         return Needs(
             matrices=total + 8 * max(squares),
             held=sum(made),
-            gather=Work(max(job, pending(jobs, total, 8 * max(squares))), once),
+            gather=Work(max(job, pending(jobs, total, 8 * max(squares))), once, n),
             fit=Work(total + max(spent), sum(d**3 for d in widths)),
-            train=Work(max(self.sizes.read(), applied), once),
+            train=Work(max(self.sizes.read(), applied), once, n),
             apply=Work(applied, once),
             moments={name: without_content(d, d, dtype=torch.float64) for name, d in self._widths.items()},
-            partial=total * jobs if jobs > 1 else 0,
+            rounds=(Reduction("grams", jobs, once, n, jobs * total),),
         )
 
     def _well(self, width: int) -> bool:

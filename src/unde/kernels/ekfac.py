@@ -23,6 +23,7 @@ from unde.kernels.base import (
     Moments,
     Needs,
     Part,
+    Reduction,
     Round,
     Settled,
     Sizes,
@@ -98,6 +99,7 @@ class _EKFAC:
                 seen = spectrum.squares(phi[:, part.columns])
                 key = f"{spectrum.kind} {part.name}"
                 total[key] = total[key] + seen if key in total else seen
+            del phi  # before the next is read
         return total
 
     def _eigenvalues(self, sums: Moments) -> Moments:
@@ -149,23 +151,28 @@ class _EKFAC:
         rows, chunk = self.sizes.most, 4 * self.sizes.most * self.sizes.width
         side, whole = max(p.longest for p in parts), max(p.whole for p in parts)
         wide = 16 * rows * max(p.part.size for p in parts)  # the columns of a parameter, along its basis
-        before = chunk if jobs < len(self.sizes.joined()) else 0
-        job = sums + max(before + self.sizes.read(), chunk + max(wide, 16 * whole**2))
+        job = sums + max(self.sizes.read(), chunk + max(wide, 16 * whole**2))
         squares = bases + max(job, pending(jobs, sums, max(p.sums for p in parts)), sums + 32 * whole**2)
         moments = {name: t for p in parts for name, t in p.moments().items()}
-        rotated = Work(2 * chunk + wide, 2 * n * sum(p.rotated for p in parts))
+        along = n * sum(p.rotated for p in parts)
+        rotated = Work(2 * chunk + wide, 2 * along)
+        found = sum(p.decomposed for p in parts if p.part.sides), sum(p.decomposed for p in parts if p.whole)
         return Needs(
             matrices=sum(p.budget for p in parts) + 8 * self.sizes.width,
             held=bases + sum(4 * p.whole**2 for p in parts) + 4 * self.sizes.width,
             gather=Work(
                 max(pending(jobs, covariances, 8 * side**2), covariances + bases + 16 * side**2, squares),
-                sum(n * p.rotated + p.decomposed for p in parts),
+                along + sum(found),
+                n,
             ),
             fit=Work(sum(t.nbytes for t in moments.values()) + 4 * self.sizes.width),
-            train=replace(rotated, peak=max(self.sizes.read(), rotated.peak)),
+            train=replace(rotated, peak=max(self.sizes.read(), rotated.peak), rows=n),
             apply=rotated,
             moments=moments,
-            partial=(covariances + sums) * jobs if jobs > 1 else 0,
+            rounds=(
+                Reduction("covariances", jobs, 0, 0, jobs * covariances, found[0], covariances=True),
+                Reduction("eigenvalues", jobs, along, n, jobs * sums, found[1]),
+            ),
         )
 
     def check(self, memory: int) -> None:

@@ -19,6 +19,7 @@ from unde.errors import UndeError
 from unde.kernels.base import (
     Moments,
     Needs,
+    Reduction,
     Round,
     Sizes,
     Source,
@@ -90,7 +91,7 @@ class _Full(ABC):
         """Bytes of rows that are read together, while they are read and brought to `precision`."""
         return max(self.sizes.read(), (4 + self._item) * self._rows if self._item > 4 else 0)
 
-    def _square(self, gather: Work, train: Work, apply: Work, partial: int) -> Needs:
+    def _square(self, gather: Work, train: Work, apply: Work, reduction: Reduction) -> Needs:
         """Of a matrix of `side`² numbers: read back from its file, copied, inverted in place, rounded."""
         square, rounded = self.side**2, 0 if self._item == 8 else self._item
         return Needs(
@@ -101,7 +102,7 @@ class _Full(ABC):
             train=train,
             apply=apply,
             moments={"gram": without_content(self.side, self.side, dtype=torch.float64)},
-            partial=partial,
+            rounds=(reduction,),
         )
 
 
@@ -123,6 +124,7 @@ class Primal(_Full):
         for phi in chunks(source, self.sizes.runs()[i]):
             phi = phi.to(self.precision)
             gram += phi.T @ phi
+            del phi  # before the next is read
         return {"gram": gram}
 
     def fit(self, moments: Moments, source: Source) -> _PrimalFitted:
@@ -130,14 +132,13 @@ class Primal(_Full):
 
     def needs(self) -> Needs:
         n, d, item, jobs = self.sizes.examples, self.side, self._item, len(self.sizes.runs())
-        before = item * self._rows if jobs < len(self.sizes.joined()) else 0  # the rows of the chunk before
-        job = 8 * d * d + max(before + self._converted(), item * (self._rows + d * d))
+        job = 8 * d * d + max(self._converted(), item * (self._rows + d * d))
         once = 2 * n * d * d
         return self._square(
-            gather=Work(max(job, pending(jobs, 8 * d * d, 8 * d * d)), once),
-            train=Work(max(self.sizes.read(), (8 if item == 4 else 20) * self._rows), once),
+            gather=Work(max(job, pending(jobs, 8 * d * d, 8 * d * d)), once, n),
+            train=Work(max(self.sizes.read(), (8 if item == 4 else 20) * self._rows), once, n),
             apply=Work((8 if item == 4 else 20) * self._rows, once),
-            partial=8 * d * d * jobs if jobs > 1 else 0,
+            reduction=Reduction("gram", jobs, once, n, 8 * d * d * jobs),
         )
 
 
@@ -194,15 +195,14 @@ class Dual(_Full):
         block = max(c.stop - c.start for c in self.sizes.cuts) * d
         blocks = max(4 * block + self.sizes.beside, (4 if item == 4 else 12) * block)
         summed = item * self._rows + max(blocks, 4 * self._rows if item == 8 else 0)
-        products = 8 * self.sizes.most * n
-        others = 8 * self._rows + max(
-            2 * products + 12 * block, 2 * products + 8 * n * n, products + 16 * self._rows
-        )
+        pairs = 8 * self.sizes.most * n
+        others = 8 * self._rows + max(2 * pairs + 12 * block, 2 * pairs + 8 * n * n, pairs + 16 * self._rows)
+        read, products = sum(r.stop for r in rows), 2 * d * sum(panels)
         return self._square(
-            gather=Work(max(job, self._converted(), 8 * n * n + item * sum(panels)), 2 * d * sum(panels)),
-            train=Work(summed, 2 * n * n * d),
-            apply=Work(4 * self._rows + others, 4 * n * n * d + 2 * n**3),
-            partial=item * sum(panels) if len(rows) > 1 else 0,
+            gather=Work(max(job, self._converted(), 8 * n * n + item * sum(panels)), products, read),
+            train=Work(summed, 2 * n * n * d, n * len(rows)),
+            apply=Work(4 * self._rows + others, 4 * n * n * d + 2 * n**3, 2 * n * len(rows)),
+            reduction=Reduction("panels", len(rows), products, read, item * sum(panels)),
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from unde.console import size
 from unde.plan.show import columns, flops
+from unde.plan.workers import Workers
 
 _PASSES = {
     "training": "training pass (forward and backward)",
@@ -62,6 +63,7 @@ class Plan:
     scratch: int  # bytes on disk that are free again once the kernel is fitted
     memory: dict[str, dict[str, int]]  # by stage, then by what takes it
     notes: tuple[str, ...] = ()
+    workers: Workers | None = None  # a build by several, if asked for
 
     @property
     def parameters(self) -> int:
@@ -92,7 +94,8 @@ class Plan:
             "peak_memory": {stage: self.peak(stage) for stage in self.memory},
             "flops_relative_to_training": {name: self.ratio(name) for name in self.flops},
         }
-        return asdict(self) | {"totals": totals, "notes": list(self.notes)}
+        workers = {} if self.workers is None else {"workers": self.workers.as_dict()}
+        return asdict(self) | {"totals": totals, "notes": list(self.notes)} | workers
 
     def __str__(self) -> str:
         ways = ", ".join(f"{count} by {way}" for way, count in self.ways.items())
@@ -108,6 +111,7 @@ class Plan:
             "",
             *columns([("peak memory", "bytes", "of which"), *self._memory_rows()], left=2),
         ]
+        lines += ["", str(self.workers)] if self.workers is not None else []
         return "\n".join([*lines, *("\nnote: " + note for note in self.notes)])
 
     def _title(self) -> str:

@@ -20,6 +20,7 @@ from unde.plan.numbers import Group, Plan
 from unde.plan.passes import measure
 from unde.plan.shapes import batches_like, tokens
 from unde.plan.stages import Run
+from unde.plan.workers import Rates, Workers, rates_of
 from unde.store.codec import codec
 from unde.tasks.base import Task
 
@@ -39,6 +40,10 @@ def plan(
     store_dtype: str = "float32",
     queries: int = 100,
     memory: int | str = "2GB",
+    workers: int | None = None,
+    flops: float | str | None = None,
+    cpu_flops: float | str | None = None,
+    disk: int | str | None = None,
 ) -> Plan:
     """What `Index.build` and all that follows will need, without a single number of the model.
 
@@ -47,6 +52,10 @@ def plan(
     length, give the longest. All other arguments are those of `Index.build`, but for the number of `checkpoints`,
     and of `queries` to score and learn weights on. How many examples go through the model at a time follows from
     `memory`, as in a build; a `batch_size` is understood and not needed.
+
+    With `workers` the plan also says what each of so many does and what waits for one process. Hours are counted from
+    what a worker does in a second: `flops` operations of the model's passes ("200T"), `cpu_flops` of kernels, which run
+    on its processor (measured on this machine unless given), `disk` bytes read or written ("1GB").
     """
     chosen, budget = methods.for_building(method), parse_bytes(memory)
     counts = {
@@ -54,12 +63,14 @@ def plan(
         "batch_size": batch_size,
         "checkpoints": checkpoints,
         "queries": queries,
+        "workers": workers,
     }
     for name, value in counts.items():
         if value is not None and value < 1:
             raise UndeError(f"{name} {value}: expected at least 1")
     if chosen.steps > 1 and checkpoints > 1:
         raise UndeError(f"{chosen} sums over steps of trajectories: it takes one checkpoint")
+    rates = _rates(workers, flops, cpu_flops, disk)
     codec(store_dtype)  # one of those there are
     names, partition = trainable(model, exclude), Groups.parse(groups, model, exclude)
     partition.of(names)
@@ -83,7 +94,25 @@ def plan(
         scratch=run.costs.scratch,
         memory=stages.memory(run),
         notes=_notes(run),
+        workers=None if workers is None or rates is None else _divided(run, workers, rates),
     )
+
+
+def _rates(
+    workers: int | None, flops: float | str | None, cpu_flops: float | str | None, disk: int | str | None
+) -> Rates | None:
+    given = {"flops": flops, "cpu_flops": cpu_flops, "disk": disk}
+    alone = [name for name, value in given.items() if value is not None]
+    if workers is None and alone:
+        raise UndeError(f"{alone[0]} is a rate of one worker: say how many there are, workers=1 for one")
+    if workers is None:
+        return None
+    return rates_of(flops, cpu_flops, None if disk is None else parse_bytes(disk))
+
+
+def _divided(run: Run, workers: int, rates: Rates) -> Workers:
+    merged = run.costs.disk.get("moments of the kernel", 0)
+    return Workers(workers, rates, tuple(stages.work(run)), tuple(stages.rounds(run)), merged)
 
 
 def _example(model: nn.Module, example: Any, seq_len: int | None) -> Any:

@@ -12,13 +12,14 @@ from unde import projection
 from unde.build import kernels, settle, shards
 from unde.build.checkpoints import settled_weights
 from unde.errors import UndeError
-from unde.features.coverage import recorded
+from unde.features.coverage import EXAMPLES, recorded
 from unde.features.directions import SAMPLE
 from unde.groups import Groups
 from unde.kernels import Sizes
 from unde.kernels.base import Settled as SettledKernel
 from unde.methods import Method
 from unde.plan.passes import Measured, Passes
+from unde.plan.workers import Reduced, Stage
 from unde.scores import needs as scoring
 from unde.store.manifest import SCHEMA, Manifest, Settled
 from unde.tasks.base import Task
@@ -144,6 +145,77 @@ def flops(run: Run) -> dict[str, int]:
     if run.kernel.rounds:
         found["kernel"] = run.costs.flops
     return found
+
+
+def work(run: Run) -> list[Stage]:
+    """A build and its kernel, stage after stage: who has to wait for what."""
+    passes, m, checkpoints = run.passes, run.index, run.checkpoints
+    weights = checkpoints * passes.weights
+    stages = [
+        Stage("settling", model_flops=_settling(run), reads=weights, writes=_settled_files(run), alone=True),
+        Stage("start: reads the model", each=True, reads=weights),
+        _shards("features", m, passes.own, run.precision),
+    ]
+    if run.probe is not None and passes.probe is not None:
+        stages.append(_shards("features with sampled labels", run.probe, passes.probe, run.precision))
+    return [*stages, *_kernel(run)]
+
+
+def _settling(run: Run) -> int:
+    """The check of a few examples, passes that settle how many examples are in one, the probe, and directions."""
+    each = [p for p in (run.passes.own, run.passes.probe) if p is not None]
+    tried = [p.features.flops * (3 + p.size + EXAMPLES) // p.size for p in each]
+    found = run.checkpoints * sum(p.checking.flops + t for p, t in zip(each, tried))
+    return found + flops(run).get("directions", 0)
+
+
+def _settled_files(run: Run) -> int:
+    return sum(n for name, n in disk(run).items() if name in ("manifest", "probe", "directions"))
+
+
+def _shards(name: str, m: Manifest, found: Measured, precision: torch.dtype) -> Stage:
+    cuts = [r.stop - r.start for r in m.shards]
+    return Stage(
+        name,
+        jobs=m.terms * len(cuts),
+        passes=m.terms * sum(-(-rows // found.size) for rows in cuts),
+        model_flops=round(found.features.flops * m.examples * m.terms / found.size),
+        writes=sum(shards.on_disk(m, precision).values()),
+    )
+
+
+def _kernel(run: Run) -> list[Stage]:
+    """Rounds, each merged before the next begins; then K, and K g(n) where that is kept."""
+    costs, of = run.costs, run.probe or run.index
+    if not run.kernel.rounds:
+        return []
+    needs, stored = run.kernel.needs(), shards.on_disk(of, run.precision)
+    row = (
+        stored["features"] // (of.examples * of.terms) * (of.terms // costs.fits)
+    )  # of all steps, where averaged
+    moments = costs.disk["moments of the kernel"]
+    stages = []
+    for r in needs.rounds:
+        reads = costs.fits * r.rows * row + (stored["covariances"] if r.covariances else 0)
+        partial = costs.fits * r.partial if r.jobs > 1 else 0
+        jobs, finish = costs.fits * r.jobs, costs.fits * r.finish
+        stages += [
+            Stage(f"kernel: {r.name}", jobs, flops=costs.fits * r.flops, reads=reads, writes=partial),
+            Stage(f"merging {r.name}", flops=finish, reads=partial, alone=True),
+        ]
+    terms = run.index.terms
+    stages.append(Stage("K", flops=terms * needs.fit.flops, reads=moments, writes=moments, alone=True))
+    if "K g(n)" in costs.disk:
+        rows, jobs = costs.rows, terms * len(run.sizes.joined())
+        written = costs.disk["K g(n)"]
+        stages.append(Stage("K g(n)", jobs, flops=rows.flops, reads=rows.rows * row, writes=written))
+    return stages
+
+
+def rounds(run: Run) -> list[Reduced]:
+    """Of the kernel, where there is something to merge."""
+    needs, fits = run.kernel.needs(), run.costs.fits
+    return [Reduced(r.name, fits * r.jobs, fits * r.partial) for r in needs.rounds if r.jobs > 1]
 
 
 def memory(run: Run) -> dict[str, Bytes]:

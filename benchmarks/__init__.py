@@ -1,0 +1,1 @@
+"""Speed and memory, measured: each file is a program, and says what it measures."""

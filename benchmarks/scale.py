@@ -1,0 +1,266 @@
+"""A million examples on one machine, within a budget of memory; and what engines cost beside a serial build.
+
+    python -m benchmarks.scale                      # all of it, then the tables and the figure of docs/scale.md
+    python -m benchmarks.scale memory --examples 10000 30000 --budget 512MB
+    python -m benchmarks.scale engines --examples 200000 --engines serial processes:1 processes:2 --runs 5
+    python -m benchmarks.scale plan                 # the planned case, see scale_plan.py
+    python -m benchmarks.scale render               # docs/scale.md and its figure, from results/scale.json
+
+Every row is a process of its own, which does what a user would: `Index.build`, `Index.open`, features of 100 queries,
+`index.score` (which fits the kernel), `top(10)`. Its resident memory is sampled from outside every 20 ms, and the
+system notes the highest; what it had with the model, the data and a small index built is told apart. Rows are kept as
+soon as they are there, and a row that is there is not measured again unless --again is given. Engines are measured in
+turn, a round of all of them after the other, so that noise of the machine hits all alike. Everything runs on one
+thread, and all seeds are fixed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from benchmarks import scale_page
+from benchmarks.digits import make, prepare
+from benchmarks.features import _status, machine
+from benchmarks.scale_plan import planned
+from unde import Index
+from unde.recipe import Recipe
+
+RESULTS = Path(__file__).parent / "results" / "scale.json"
+SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000)
+BUDGETS = ("512MB", "2GB")  # the second for the largest size alone
+METHOD = {"method": "ekfac", "store_dtype": "float16"}
+ENGINES = ("serial", "processes:1", "processes:2")
+MINUTE = 1_000_000  # examples whose build takes one core about a minute
+KEPT, SAMPLED = 10, 0.02  # best examples of a query; seconds between two looks
+PARTS = ("plan", "memory", "engines")
+Row = dict[str, Any]
+
+
+# --- in the process that is measured --------------------------------------------------------------------
+
+
+def million(folder: str, examples: int, budget: str) -> None:
+    """Build, open and ask an index; the name of each stage is printed when it begins."""
+    setup = make(folder, examples)
+    options: dict[str, Any] = METHOD | {"memory": budget, "progress": False}
+    given: dict[str, Any] = {"model": setup.model, "task": setup.task}
+    with tempfile.TemporaryDirectory(dir=folder) as small:  # libraries are loaded, their work space is there
+        few = make(folder, 600).train_data
+        index = Index.build(setup.model, setup.task, few, small, **options)
+        index.score(setup.eval_queries).top(KEPT)
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        with _stage("ready"):
+            time.sleep(5 * SAMPLED)
+        Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+        with _stage("build"):
+            Index.build(setup.model, setup.task, setup.train_data, place, **options)
+        with _stage("open"):
+            index = Index.open(place, train_data=setup.train_data, memory=budget, **given)
+        with _stage("query features"):
+            queries = index.features(setup.eval_queries)
+        with _stage("kernel"):
+            scores = index.score(queries)
+        with _stage("scoring"):
+            top = scores.top(KEPT)
+        right = (
+            setup.train_data.labels[top.indices % len(setup.train_data.labels)].T == setup.eval_queries[1]
+        ).T
+        found = {
+            "features": index.manifest.width,
+            "shards": len(index.manifest.shards),
+            "pass_size": index.manifest.settled.pass_size,
+            "bytes_on_disk": sum(f.stat().st_size for f in Path(place).rglob("*") if f.is_file()),
+            "same_label": round(right.float().mean().item(), 4),
+            "high_water": _status("VmHWM"),
+        }
+        print(json.dumps(found), flush=True)
+
+
+@contextmanager
+def _stage(name: str) -> Iterator[None]:
+    print(json.dumps({"stage": name, "begins": time.monotonic()}), flush=True)
+    yield
+    print(json.dumps({"stage": name, "ends": time.monotonic()}), flush=True)
+
+
+def build(folder: str, examples: int, engine: str) -> None:
+    """One build under an engine: seconds in all, and until the first shard was there."""
+    setup = make(folder, examples)
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        begun = time.time()
+        Index.build(
+            setup.model,
+            setup.task,
+            setup.train_data,
+            place,
+            executor=engine,
+            recipe=Recipe("benchmarks.digits:make", {"folder": folder, "examples": examples}),
+            progress=False,
+            **METHOD,
+        )
+        seconds = time.time() - begun
+        shards = [f.stat().st_mtime for f in (Path(place) / "shards").iterdir()]
+    print(
+        json.dumps({"seconds": seconds, "first_shard": min(shards) - begun, "shards": len(shards)}),
+        flush=True,
+    )
+
+
+# --- from outside ---------------------------------------------------------------------------------------
+
+
+def measured(folder: str, examples: int, budget: str) -> Row:
+    """A row of the first part: seconds and peak of each stage."""
+    samples: list[tuple[float, int]] = []
+    with _started("million", folder, str(examples), budget) as child:
+        threading.Thread(target=_sample, args=(child.pid, samples), daemon=True).start()
+        assert child.stdout is not None
+        lines = [json.loads(line) for line in child.stdout]
+    times: dict[str, dict[str, float]] = {}
+    for line in lines[:-1]:
+        times.setdefault(line.pop("stage"), {}).update(line)
+    peaks = {
+        name: max((rss for at, rss in samples if t["begins"] <= at <= t["ends"]), default=0)
+        for name, t in times.items()
+    }
+    before = peaks.pop("ready")
+    return {
+        "examples": examples,
+        "budget": budget,
+        "seconds": {name: round(t["ends"] - t["begins"], 3) for name, t in times.items() if name != "ready"},
+        "before": before,
+        "peak": max(peaks.values()),
+        "beyond": {name: max(0, peak - before) for name, peak in peaks.items() if peak},
+        **lines[-1],
+    }
+
+
+def _sample(process: int, samples: list[tuple[float, int]]) -> None:
+    """Bytes resident, every now and then, as long as the process lives."""
+    try:
+        watched = psutil.Process(process)
+        while watched.is_running() and watched.status() != psutil.STATUS_ZOMBIE:
+            samples.append((time.monotonic(), watched.memory_info().rss))
+            time.sleep(SAMPLED)
+    except psutil.NoSuchProcess:
+        pass
+
+
+@contextmanager
+def _started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A process of this file with one thread, which must end well."""
+    one = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "benchmarks.scale", "--inside", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | one) as child:
+        yield child
+    if child.returncode:
+        raise SystemExit(f"{' '.join(arguments)} ended with code {child.returncode}")
+
+
+def memory(folder: str, sizes: list[int], budgets: list[str], again: bool) -> None:
+    for budget in budgets:
+        for examples in sizes if budget == budgets[0] else sizes[-1:]:
+            if again or not _there("memory", examples=examples, budget=budget):
+                row = measured(folder, examples, budget)
+                keep("memory", row, ("examples", "budget"))
+                beyond = max(row["beyond"].values())
+                print(
+                    f"{examples:,} examples, {budget}: {beyond / 1e6:.0f} MB beyond {row['before'] / 1e6:.0f} MB, "
+                    + ", ".join(f"{name} {t:.1f} s" for name, t in row["seconds"].items()),
+                    flush=True,
+                )
+
+
+def engines(folder: str, examples: int, names: list[str], runs: int, again: bool) -> None:
+    for run in range(runs):
+        for name in names:
+            if again or not _there("engines", engine=name, examples=examples, run=run):
+                with _started("build", folder, str(examples), name) as child:
+                    assert child.stdout is not None
+                    found = json.loads(child.stdout.read())
+                row = {"engine": name, "examples": examples, "run": run} | found
+                keep("engines", row, ("engine", "examples", "run"))
+                print(f"run {run}, {name}: {row['seconds']:.1f} s", flush=True)
+
+
+# --- results --------------------------------------------------------------------------------------------
+
+
+def read() -> dict[str, Any]:
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {"memory": [], "engines": []}
+
+
+def keep(part: str, row: Row, key: tuple[str, ...]) -> None:
+    """Into the file at once, in place of an earlier one; whoever reads it sees all of it or what was there before."""
+    found = read()
+    there = {tuple(r[k] for k in key): r for r in found[part]}
+    there[tuple(row[k] for k in key)] = row | {"seed": 0, "torch": torch.__version__, "machine": machine()}
+    found[part] = [there[k] for k in sorted(there)]
+    _write(found)
+
+
+def _write(found: dict[str, Any]) -> None:
+    half = RESULTS.with_suffix(".partial")
+    half.write_text(json.dumps(found, indent=1) + "\n")
+    half.replace(RESULTS)
+
+
+def _there(part: str, **asked: Any) -> bool:
+    return any(all(row[k] == v for k, v in asked.items()) for row in read()[part])
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--inside"]:
+        _inside(*sys.argv[2:])
+        return
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", nargs="?", choices=["all", *PARTS, "render"], default="all")
+    parser.add_argument("--examples", type=int, nargs="+", help="sizes of indexes; of the engines', one")
+    parser.add_argument(
+        "--budget", nargs="+", default=BUDGETS, help="memory=; all but the first: largest size alone"
+    )
+    parser.add_argument(
+        "--engines", nargs="+", default=ENGINES, metavar="NAME", help="as executor= takes them"
+    )
+    parser.add_argument("--runs", type=int, default=5, help="rounds of engines")
+    parser.add_argument("--again", action="store_true", help="measure what is there already, too")
+    parser.add_argument("--work", type=Path, help="a folder on a real disk (default: a temporary one)")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(dir=options.work) as folder:
+        if options.what not in ("plan", "render"):
+            prepare(Path(folder))
+        if options.what in ("all", "memory"):
+            memory(folder, options.examples or list(SIZES), list(options.budget), options.again)
+        if options.what in ("all", "engines"):
+            size = (options.examples or [MINUTE])[0]
+            engines(folder, size, options.engines, options.runs, options.again)
+    if options.what in ("all", "plan") and (options.again or "plan" not in read()):
+        _write(read() | {"plan": planned() | {"torch": torch.__version__, "machine": machine()}})
+    scale_page.write(read())
+
+
+def _inside(what: str, folder: str, examples: str, how: str) -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    {"million": million, "build": build}[what](folder, int(examples), how)
+
+
+if __name__ == "__main__":
+    main()

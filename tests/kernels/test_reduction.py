@@ -1,0 +1,113 @@
+"""What a kernel says about its rounds, against what the jobs read and find: rows, covariances, bytes, operations."""
+
+import weakref
+from dataclasses import replace
+
+import pytest
+import torch
+
+from unde import methods
+from unde.features.meter import Meter
+from unde.kernels import InMemory, Part
+from unde.kernels.base import read, reduced
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+ROWS, WIDTH, CUT = 300, 60, 20
+
+
+class Counted(InMemory):
+    """Notes what is read of it."""
+
+    rows = 0
+    covariances = 0
+
+    def block(self, s):
+        found = super().block(s)
+        self.rows += len(found)
+        return found
+
+    def factors(self, s):
+        self.covariances += 1
+        return super().factors(s)
+
+
+def source():
+    made = torch.Generator().manual_seed(0)
+    parts = [
+        Part("a.weight", slice(0, 42), (6, 7)),
+        Part("a.bias", slice(42, 48)),
+        Part("b.weight", slice(48, 60)),
+    ]
+    sides = {"a.weight": tuple(torch.randn(40, n, generator=made) for n in (6, 7))}
+    cuts = [slice(a, a + CUT) for a in range(0, ROWS, CUT)]
+    squares = {name: tuple(m.T @ m for m in pair) for name, pair in sides.items()}
+    return Counted(torch.randn(ROWS, WIDTH, generator=made), parts, cuts, squares)
+
+
+@pytest.mark.parametrize(
+    "joined", [1, 3, 100]
+)  # blocks that are read together: as many jobs as may be, five, one
+@pytest.mark.parametrize(
+    "method",
+    [
+        methods.TRAK(projection="none", form="primal"),
+        methods.TRAK(projection="none", form="dual"),
+        methods.LoGRA(projection="none"),
+        methods.EKFAC(projection="none"),
+    ],
+    ids=lambda method: method.name + getattr(method, "form", ""),
+)
+def test_what_rounds_say(method, joined, monkeypatch):
+    monkeypatch.setattr("unde.kernels.base.JOINED", 4 * WIDTH * CUT * joined)
+    at = source()
+    settled = method.kernel.on(at.sizes)
+    needs, moments = settled.needs(), {}
+    assert [(r.name, r.jobs) for r in needs.rounds] == [(r.name, r.jobs) for r in settled.rounds]
+    for said, r in zip(needs.rounds, settled.rounds):
+        at.rows = at.covariances = 0
+        with Meter() as meter:
+            parts = [r.job(at, i, moments) for i in range(r.jobs)]
+        assert at.rows == said.rows
+        assert at.covariances == (len(at.sizes.cuts) if said.covariances else 0)
+        assert meter.flops == said.flops
+        if said.name != "covariances":  # that source has all of them in one block
+            assert sum(t.nbytes for part in parts for t in part.values()) == said.partial
+        moments |= r.finish(reduced([lambda part=part: part for part in parts]))
+    assert needs.gather.flops == sum(r.flops + r.finish for r in needs.rounds)
+    assert needs.partial == (0 if joined == 100 else sum(r.partial for r in needs.rounds))
+    fitted, at.rows = settled.fit(moments, at), 0
+    for blocks in at.sizes.joined():
+        fitted.train(blocks)
+    assert at.rows == needs.train.rows
+
+
+def test_joined_blocks_are_read_in_order():
+    at = source()
+    assert torch.equal(read(at, [3, 4, 5]), at.features[60:120])
+    assert read(at, [3]).data_ptr() == at.features[60:].data_ptr()  # one alone is handed on as it is
+
+
+class Watched(Counted):
+    """Whoever reads a block must have let go of the one before."""
+
+    last = None
+
+    def block(self, s):
+        assert self.last is None or self.last() is None
+        found = super().block(s).clone()
+        self.last = weakref.ref(found)
+        return found
+
+
+@pytest.mark.parametrize("together", [1, 3])
+@pytest.mark.parametrize("name", ["trak", "logra", "ekfac"])
+def test_a_job_has_one_block_in_hand(name, together, monkeypatch):
+    monkeypatch.setattr("unde.kernels.base.JOINED", 4 * WIDTH * CUT * together)
+    monkeypatch.setattr("unde.kernels.base.JOBS", 1)
+    monkeypatch.setattr("unde.kernels.full.SMALL", 0)  # float32: features are multiplied as they are
+    made, moments = source(), {}
+    at = Watched(made.features, made.sizes.parts, made.sizes.cuts, made._factors)
+    options = {"form": "primal"} if name == "trak" else {}
+    for r in replace(methods.parse(name), projection="none", **options).kernel.on(at.sizes).rounds:
+        moments |= r.finish(r.job(at, 0, moments))
+    assert at.rows == ROWS
