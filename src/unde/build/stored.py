@@ -115,7 +115,7 @@ class FeatureSource:
         m = self.stored.manifest
         sides = gathered(m.units, str(self.stored.method.projection)) if m.factors else {}
         parts = [Part(name, c, sides.get(name)) for name, c in zip(m.unit_names, m.columns)]
-        return Sizes(tuple(parts), tuple(m.shards))
+        return Sizes(tuple(parts), tuple(m.shards), rounding=self.stored.codec.rounding)
 
     def block(self, s: int) -> Tensor:
         if self.checkpoint is None:

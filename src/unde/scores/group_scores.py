@@ -21,6 +21,7 @@ from unde.errors import UndeError, unknown
 from unde.groups import Groups
 from unde.methods import Method, Sides
 from unde.scores.top import Best, Top
+from unde.scores.within import Sizes, finite, refuse_lost
 
 
 class Aligned(Protocol):
@@ -140,7 +141,7 @@ class GroupScores:
     def stream(self, queries: slice) -> Iterator[tuple[slice, Tensor]]:
         """(training rows, (q, n, M) contributions), block by block within the memory budget."""
         pieces, (_, count, _) = self._pieces(queries), self.queries[:, queries].shape
-        m = len(self.partition)
+        m, sizes = len(self.partition), Sizes(count)
         step = max(1, self.memory // (8 * max(1, count) * m))
         for rows, blocks in self.train.blocks():
             for start in range(rows.start, rows.stop, step):
@@ -150,10 +151,13 @@ class GroupScores:
                 for eta, of_checkpoint, block in zip(self.train.checkpoint_weights, pieces, blocks):
                     for j, c, q in of_checkpoint:
                         out[j].addmm_(q, block[here, c].T, alpha=eta)
+                sizes.see(slice(0, count), out.transpose(0, 1))
                 parts, taken = out.permute(1, 2, 0).contiguous(), slice(start, stop)
                 if self.method.groupwise:
                     parts = self.method.by_group(parts, self._sides(queries, taken))
                 yield taken, parts
+        if len(lost := sizes.lost()):
+            self._refuse_lost(torch.arange(len(self))[queries][lost], torch.ones(m))
 
     def finish(self, linear: Tensor, weights: Tensor, queries: slice, train: slice | Tensor) -> Tensor:
         """Final scores from the linear part of a block; differentiable in `weights` (M,)."""
@@ -181,10 +185,20 @@ class GroupScores:
                 for q, (rows, parts) in zip(blocks, found):
                     yield rows, q, parts @ w
             return
-        scaled = self.multiplied(w)
+        scaled, sizes = self.multiplied(w), Sizes(len(self))
         for rows, blocks in self.train.blocks():
             for q in self._query_blocks(rows):
-                yield rows, q, self.finish(_linear(scaled[:, q], blocks), w, q, rows)
+                linear = sizes.see(q, _linear(scaled[:, q], blocks))
+                yield (
+                    rows,
+                    q,
+                    linear if self.method.linear else finite(self.finish(linear, w, q, rows), "scores"),
+                )
+        if len(lost := sizes.lost()):
+            self._refuse_lost(lost, w)
+
+    def _refuse_lost(self, lost: Tensor, w: Tensor) -> None:
+        refuse_lost(lost, self.multiplied(w), (blocks for _, blocks in self.train.blocks()))
 
     def own(self, blocks: Tensor, train: Tensor) -> Tensor:
         """(n, M) contributions of queries to themselves: they are the training examples `train`, whose rows of blocks

@@ -16,6 +16,7 @@ from unde.groups import Groups
 from unde.kernels import Kernel
 from unde.methods import Method
 from unde.scores.group_scores import GroupScores, TrainSide, WeightsLike
+from unde.scores.within import TINY, below, finite
 
 _CHUNK = 2**23  # bytes: small enough to stay in cache from one operation to the next
 _DIAGONAL = 128  # pairs whose final scores are taken from one square block
@@ -91,16 +92,22 @@ class Scorer:
         counts = where.dim() == 1 and len(where) > 0 and where.dtype in (torch.int64, torch.int32)
         if not counts or int(where.min()) < 0 or int(where.max()) >= count:
             raise UndeError(f"subset must list examples by position, from 0 to {count - 1} and at least one")
-        own = self._own(method, weights, where)
+        own = finite(self._own(method, weights, where), "scores of examples with themselves")
+        if float(own.abs().max()) < TINY and self._own(method, weights, where, exact=True).any():
+            raise below("scores of examples with themselves")
         if normalize_top is None:
             return own
         total = self._top_sums(method, weights, where, normalize_top)
         tiny = torch.finfo(torch.float32).tiny
         return torch.where(total > tiny, own / total.clamp(min=tiny), 0.0)
 
-    def _own(self, method: Method, weights: WeightsLike, where: Tensor) -> Tensor:
-        """τ(i, i), shard by shard: one pass over the features and one over the training side."""
-        training, m, out = self.training(method), self.stored.manifest, torch.empty(len(where))
+    def _own(self, method: Method, weights: WeightsLike, where: Tensor, exact: bool = False) -> Tensor:
+        """τ(i, i), shard by shard: one pass over the features and one over the training side.
+
+        `exact` gives them before `final`, in float64, which does not underflow.
+        """
+        training, m = self.training(method), self.stored.manifest
+        out = torch.empty(len(where), dtype=torch.float64 if exact else torch.float32)
         step = max(1, _CHUNK // (4 * m.width * m.terms))
         step = step if method.linear else min(step, _DIAGONAL)
         for s, rows in enumerate(training.cuts):
@@ -112,12 +119,15 @@ class Scorer:
                 local = where[part] - rows.start
                 q = torch.stack([f.index_select(0, local) for f in features])
                 n = torch.stack([b.index_select(0, local) for b in blocks])
-                out[part] = self._of_pairs(method, weights, where[part], q, n)
+                scores = self.scores(method, q, [""] * len(part))
+                w = scores.weights(weights)
+                if exact:
+                    out[part] = torch.linalg.vecdot(scores.multiplied(w).double(), n.double()).sum(0)
+                else:
+                    out[part] = self._of_pairs(method, scores, w, where[part], n)
         return out
 
-    def _of_pairs(self, method: Method, weights: WeightsLike, where: Tensor, q: Tensor, n: Tensor) -> Tensor:
-        scores = self.scores(method, q, [""] * len(where))
-        w = scores.weights(weights)
+    def _of_pairs(self, method: Method, scores: GroupScores, w: Tensor, where: Tensor, n: Tensor) -> Tensor:
         if method.groupwise:
             return scores.own(n, where) @ w
         linear = torch.linalg.vecdot(scores.multiplied(w), n).sum(0)
