@@ -82,8 +82,8 @@ class _EKFAC:
         return total
 
     def _bases(self, covariances: Moments) -> Moments:
-        """Of the parameters whose covariances are not all zero: others went a general way. Where one side alone is zero,
-        the parameter has no gradient, or one too small to square."""
+        """Of the parameters whose covariances are not all zero: others went a general way. Where one side is zero, the
+        parameter has no gradient, or one too small to square."""
         out = {}
         for part in self.sizes.parts:
             pair = [covariances.get(f"{side} {part.name}") for side in ("left", "right")]

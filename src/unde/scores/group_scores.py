@@ -20,6 +20,7 @@ from torch import Tensor
 from unde.errors import UndeError, unknown
 from unde.groups import Groups
 from unde.methods import Method, Sides
+from unde.scores.roles import Learned, refuse_seen
 from unde.scores.top import Best, Top
 from unde.scores.within import Sizes, finite, refuse_lost
 
@@ -35,6 +36,10 @@ WeightsLike = Aligned | Tensor | Sequence[float] | None
 
 def _unknown() -> Tensor:
     raise UndeError("this training side knows neither leverages nor residuals: score through an Index")
+
+
+def _none(digests: Sequence[str]) -> list[int]:
+    return []
 
 
 def _as_is(checkpoint: int, rows: Tensor) -> Tensor:
@@ -58,6 +63,7 @@ class TrainSide:
     beside: Callable[[], Tensor] = _unknown  # (N, ·): what the method keeps beside features
     on_queries: Callable[[int, Tensor], Tensor] = _as_is  # K of a checkpoint on (n, D), where blocks are g(n)
     mixes: Sequence[Sequence[slice]] | None = None  # columns that `on_queries` mixes among themselves
+    holding: Callable[[Sequence[str]], list[int]] = _none  # which of some digests are of training examples
 
     def blocks(self) -> Iterator[tuple[slice, list[Tensor]]]:
         return ((rows, self.block(s)) for s, rows in enumerate(self.cuts))
@@ -127,6 +133,10 @@ class GroupScores:
                 f"is {self.memory / 2**30:.3g} GiB: score fewer queries, regroup, or raise memory="
             )
         return self.contributions(slice(0, q))
+
+    def trained_on(self) -> list[int]:
+        """Positions of the queries that are training examples, by content."""
+        return self.train.holding(self.query_digests)
 
     # --- blocks, for the weight learner -----------------------------------------------------------------
 
@@ -231,10 +241,12 @@ class GroupScores:
     # --- inside -----------------------------------------------------------------------------------------
 
     def weights(self, weights: WeightsLike) -> Tensor:
-        """(M,) from whatever names them; None is all ones."""
+        """(M,) from whatever names them; None is all ones. Weights that remember these queries are refused."""
         m = len(self.partition)
         if weights is None:
             return torch.ones(m)
+        if isinstance(weights, Learned):
+            refuse_seen(self.query_digests, weights)
         aligned = getattr(weights, "aligned_to", None)
         values = torch.as_tensor(aligned(self.groups) if aligned else weights, dtype=torch.float32).cpu()
         if values.shape != (m,):

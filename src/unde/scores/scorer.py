@@ -65,6 +65,7 @@ class Scorer:
             ids=self.ids,
             on_queries=training.on_queries,
             mixes=training.mixes,
+            holding=self.stored.holding,
         )
         provenance = {"index": m.id, "method": method.describe(), "model": m.models}
         provenance |= {"data": m.data, "task": m.task["name"], **self.noted}
