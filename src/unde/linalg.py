@@ -18,7 +18,7 @@ def eigh(matrix: Tensor, name: str) -> tuple[Tensor, Tensor]:
     if not matrix.isfinite().all():
         raise UndeError(
             f"a covariance of parameter {name!r} holds NaN or infinite entries: an example has a gradient that is "
-            "not finite. Rebuild the index with on_bad='skip'"
+            "not finite, or too large to square. Rebuild the index with on_bad='skip', or rescale the loss"
         )
     matrix = (matrix + matrix.T) / 2
     try:

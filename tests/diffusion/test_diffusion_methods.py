@@ -99,7 +99,7 @@ def test_weights_are_learned(setting, weigh):
     _, got = scores(DAS(weigh=weigh))
     w = learn_weights(got, k=2)
     assert (w.values >= 0).all()
-    assert got.total(w).isfinite().all()
+    assert got.total(w.values).isfinite().all()
 
 
 class Ridge(Task):

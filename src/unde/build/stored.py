@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from unde import methods
+from unde.build.fingerprints import to_signed
 from unde.errors import UndeError, unknown
 from unde.features.factors import gathered, split
 from unde.kernels import Part, Sizes
@@ -78,6 +80,12 @@ class Stored:
         etas = self.manifest.checkpoint_weights
         return torch.stack([eta * self.values("squares", c) for c, eta in enumerate(etas)]).sum(0)
 
+    def holding(self, digests: Sequence[str]) -> list[int]:
+        """Positions of the digests that are of training examples; "" is of none."""
+        known = [i for i, d in enumerate(digests) if d]
+        asked = torch.tensor([to_signed(digests[i]) for i in known], dtype=torch.int64)
+        return [known[i] for i in torch.isin(asked, self.values("digest")).nonzero()[:, 0].tolist()]
+
     @cached_property
     def fisher(self) -> Stored:
         """The gradients with sampled labels, of the same model and data."""
@@ -120,7 +128,7 @@ class FeatureSource:
         m = self.stored.manifest
         sides = gathered(m.units, str(self.stored.method.projection)) if m.factors else {}
         parts = [Part(name, c, sides.get(name)) for name, c in zip(m.unit_names, m.columns)]
-        return Sizes(tuple(parts), tuple(m.shards))
+        return Sizes(tuple(parts), tuple(m.shards), rounding=self.stored.codec.rounding)
 
     def block(self, s: int) -> Tensor:
         if self.checkpoint is None:

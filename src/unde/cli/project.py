@@ -17,6 +17,7 @@ from unde.integrations.documents import Texts
 from unde.integrations.source import Source, remembered_target
 from unde.recipe import Recipe
 from unde.scores import GroupScores
+from unde.scores.roles import refuse_shared, shared
 from unde.weights import Weights
 
 
@@ -96,15 +97,11 @@ class Project:
         """The same, after checking that the roles share no example."""
         queries, other = self.queries(role), "eval" if role == "learn" else "learn"
         asked = f"{role}_queries" if self.source is None else "queries"
-        taken = set(queries.digests())
+        digests = queries.digests()
         rest = self.setup.eval_queries if role == "learn" else self.setup.learn_queries
         for name, data in (("the training data", self.setup.train_data), (f"{other}_queries", rest)):
-            shared = taken & set(Rows(data).digests()) if data is not None else ()
-            if shared:
-                raise UndeError(
-                    f"{len(shared)} of the {asked} are also in {name}: training, weight learning and "
-                    "evaluation need disjoint data. Remove them from one of the two"
-                )
+            found = shared(digests, Rows(data).digests()) if data is not None else []
+            refuse_shared(len({digests[i] for i in found}), asked, name)
         return queries
 
     def names(self, role: str) -> list[str] | None:
@@ -135,10 +132,10 @@ def weights_in(path: Path, scores: GroupScores) -> Weights:
         weights.aligned_to(scores.groups)
     except UndeError as e:
         raise UndeError(f"{path}: {e}") from None
-    shared = set(weights.query_digests) & set(scores.query_digests)
-    if shared:
+    seen = shared(scores.query_digests, weights.query_digests)
+    if seen:
         raise UndeError(
-            f"{path} was learned on {len(shared)} of these queries: attribute and evaluate other ones"
+            f"{path} was learned on {len(seen)} of these queries: attribute and evaluate other ones"
         )
     return weights
 

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar
 
 import torch
 
-from unde.errors import UndeError
 from unde.evaluate._arrays import Array
 from unde.evaluate.estimate import Estimate, paired
 from unde.evaluate.lds import lds
-
-
-@runtime_checkable
-class Learned(Protocol):
-    """Weights that remember the queries they were learned on."""
-
-    @property
-    def query_digests(self) -> Sequence[str]: ...
-
+from unde.scores.roles import Learned, refuse_seen, refuse_training
 
 W = TypeVar("W", bound=Learned)
 W_contra = TypeVar("W_contra", bound=Learned, contravariant=True)
@@ -82,8 +73,9 @@ def compare(
     """LDS of the same scores without and with weights, on queries that the weights have never seen.
 
     `masks` (S, N) and `utility` (S, Q) are those of `lds`. Queries that the weights were learned on are
-    refused, since on them the weights look better than they are. The subsets are resampled `bootstrap`
-    times, the same draws for both, so that the intervals also cover the noise of the subsets; 0 for none.
+    refused, since on them the weights look better than they are, and so are training examples. The subsets
+    are resampled `bootstrap` times, the same draws for both, so that the intervals also cover the noise of
+    the subsets; 0 for none.
 
     >>> from types import SimpleNamespace
     >>> import numpy as np
@@ -99,21 +91,9 @@ def compare(
     >>> result.difference.mean > 0.2
     True
     """
+    refuse_training(scores)
     checked = refuse_seen(scores.query_digests, weights)
     unweighted, weighted = (
         lds(scores.total(weights=w), masks, utility, bootstrap=bootstrap, seed=seed) for w in (None, weights)
     )
     return Comparison(unweighted, weighted, checked)
-
-
-def refuse_seen(query_digests: Sequence[str], weights: Learned, called: str = "the weights") -> bool:
-    """Raises if the weights were learned on one of the queries; False if they do not remember theirs."""
-    digests, learned = list(query_digests), set(weights.query_digests)
-    seen = [position for position, digest in enumerate(digests) if digest in learned]
-    if seen:
-        shown = ", ".join(map(str, seen[:10])) + (", …" if len(seen) > 10 else "")
-        raise UndeError(
-            f"{called} were learned on {len(seen)} of these {len(digests)} queries, at positions {shown}: "
-            "evaluation needs queries of its own. Leave those out, or learn weights on others"
-        )
-    return bool(digests and learned)

@@ -11,9 +11,9 @@ import torch
 
 from unde.errors import UndeError
 from unde.evaluate._arrays import Array, numbers
-from unde.evaluate.compare import Learned, refuse_seen
 from unde.evaluate.estimate import Estimate, paired
 from unde.evaluate.recall import contributors, ranked, recall_at_k, skipped
+from unde.scores.roles import Learned, refuse_seen, refuse_training
 
 UNWEIGHTED = "none"
 ALL = "all"
@@ -148,6 +148,7 @@ def fine_grained(
                 "Pass None there, or choose another name"
             )
         unweighted, targets = UNWEIGHTED, {UNWEIGHTED: None, **targets}
+    refuse_training(scores)
     checks = [  # a list, so that each is checked even after one that does not remember its queries
         refuse_seen(scores.query_digests, target, f"the weights of target {name!r}")
         for name, target in targets.items()

@@ -15,6 +15,7 @@ from unde.errors import UndeError
 from unde.evaluate._arrays import Array, finite, numbers
 from unde.evaluate.lds import lds
 from unde.evaluate.recall import contributors, ranked, recall_at_k, skipped
+from unde.scores.roles import refuse_training
 from unde.unet import unet_cell
 from unde.weights.source import ResolvedScores
 
@@ -124,6 +125,7 @@ def _strengths(
     scores: ResolvedScores, cells: Cells, metrics: Mapping[str, Callable[[np.ndarray], float]]
 ) -> dict[str, Heatmap]:
     """Each metric of the totals of each cell, which are made once for all metrics."""
+    refuse_training(scores)
     groups_of = _layout(scores, cells)
     rows, columns = (list(dict.fromkeys(cell[axis] for cell in groups_of)) for axis in (0, 1))
     if cells is unet_cell:

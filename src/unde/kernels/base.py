@@ -52,6 +52,7 @@ class Sizes:
     cuts: tuple[slice, ...]
     dtype: torch.dtype = torch.float32
     beside: int = 0  # bytes that a source takes beside a block while it reads it, where that is known
+    rounding: float = 0.0  # of an entry as it is stored, relative and at most; 0 for float32
 
     @property
     def examples(self) -> int:

@@ -29,6 +29,7 @@ from unde.kernels.base import (
     without_content,
 )
 from unde.kernels.full import ILL, inverse
+from unde.kernels.numbers import within
 
 
 @dataclass(frozen=True)
@@ -73,10 +74,10 @@ class ByLayer:
         lam = damped(self.damping, self.relative, float(gram.diagonal().mean()))
         well = float(gram.norm()) <= ILL * lam
         try:
-            made, _ = inverse(gram.clone(), self.damping, self.relative, len(gram))
+            made, _ = inverse(gram.clone(), self.damping, self.relative, len(gram), self.sizes.rounding)
         except UndeError as e:
             raise UndeError(f"layer {name!r}: {e}") from None
-        return made.to(self.sizes.dtype) if well else made
+        return within(made, self.sizes.dtype) if well else made
 
     def needs(self) -> Needs:
         widths, jobs, rows = list(self._widths.values()), len(self.sizes.runs()), self.sizes.most

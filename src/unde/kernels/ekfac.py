@@ -35,9 +35,11 @@ from unde.kernels.base import (
     read,
     without_content,
 )
+from unde.kernels.numbers import check_rounding, product, within
 from unde.linalg import eigh
 
 EXACT = 4096  # entries of a parameter whose second moment is kept whole
+_ONE_SIDED = "one-sided"  # marks parameters with one covariance that is zero
 _ZERO = 1e-12  # an eigenvalue this much smaller than the largest is rounding
 
 
@@ -81,7 +83,8 @@ class _EKFAC:
         return total
 
     def _bases(self, covariances: Moments) -> Moments:
-        """Of the parameters whose covariances are not all zero: others went a general way."""
+        """Of the parameters whose covariances are not all zero: others went a general way. Where one side is zero, the
+        parameter has no gradient, or one too small to square."""
         out = {}
         for part in self.sizes.parts:
             pair = [covariances.get(f"{side} {part.name}") for side in ("left", "right")]
@@ -89,6 +92,8 @@ class _EKFAC:
                 for side, c in zip(("left", "right"), pair):
                     assert c is not None
                     out[f"{side} {part.name}"] = eigh(c, part.name)[1].to(self.sizes.dtype)
+            elif any(c is not None and c.any() for c in pair):
+                out[f"{_ONE_SIDED} {part.name}"] = torch.zeros(1)
         return out
 
     def _squares(self, source: Source, i: int, before: Moments) -> Moments:
@@ -119,7 +124,12 @@ class _EKFAC:
         made = []
         for part in self.sizes.parts:
             scale = self._inverse(part, moments[f"values {part.name}"])
-            made.append((part.columns, _spectrum(part, moments), scale.to(self.sizes.dtype)))
+            if scale.any() and f"{_ONE_SIDED} {part.name}" in moments:
+                raise UndeError(
+                    f"the gradients of parameter {part.name!r} are too small to square in float32: multiply the loss "
+                    "by a constant, which these scores do not depend on, and build again"
+                )
+            made.append((part.columns, _spectrum(part, moments), within(scale, self.sizes.dtype)))
         return _Fitted(source, made)
 
     def _inverse(self, part: Part, eigenvalues: Tensor) -> Tensor:
@@ -132,14 +142,21 @@ class _EKFAC:
             )
         if largest == 0:
             return torch.zeros_like(eigenvalues)
-        damping = damped(self.damping, self.relative, float(eigenvalues.mean()))
+        mean = float(eigenvalues.mean())
+        damping = damped(self.damping, self.relative, mean)
         if float(eigenvalues.min()) + damping <= _ZERO * largest:
             lost = int((eigenvalues <= _ZERO * largest).sum())
             raise UndeError(
                 f"the kernel of parameter {part.name!r} is rank-deficient: {lost} of its {len(eigenvalues)} "
                 f"eigenvalues are zero and the damping is {damping:.3g}. Raise the damping"
             )
-        return 1 / (eigenvalues + damping)
+        scale = 1 / (eigenvalues + damping)
+        try:  # rounding spreads evenly over the basis, so every coordinate has the share that the mean one has
+            share = (mean + damping) * float(scale.mean())
+            check_rounding(share, self.sizes.rounding, damping, mean, mean if self.relative else None)
+        except UndeError as e:
+            raise UndeError(f"parameter {part.name!r}: {e}") from None
+        return scale
 
     def needs(self) -> Needs:
         parts, jobs, n = (
@@ -241,7 +258,7 @@ class _Fitted:
     def apply(self, rows: Tensor) -> Tensor:
         out = torch.empty_like(rows)
         for columns, s, scale in self.parts:
-            out[:, columns] = s.back(s.rotate(rows[:, columns]) * scale.to(rows.dtype))
+            out[:, columns] = s.back((s.rotate(rows[:, columns]) * scale).to(rows.dtype))
         return out
 
     def train(self, blocks: Sequence[int]) -> Tensor:
@@ -288,7 +305,7 @@ class _Whole(_Spectrum):
         self.vectors = vectors
 
     def squares(self, x: Tensor) -> Tensor:
-        return (x.T @ x).double()
+        return product(x.T, x).double()
 
     def rotate(self, x: Tensor) -> Tensor:
         assert self.vectors is not None

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from unde.errors import UndeError
+from unde.kernels import numbers
 from unde.kernels.base import (
     Moments,
     Needs,
@@ -75,8 +76,8 @@ class _Full(ABC):
 
     def inverse(self, gram: Tensor) -> tuple[Tensor, float]:
         """(gram + λI)⁻¹, made in the memory of one matrix, and λ. `gram` is spent."""
-        made, lam = inverse(gram, self.damping, self.relative, self.sizes.width)
-        return made.to(self.precision), lam
+        made, lam = inverse(gram, self.damping, self.relative, self.sizes.width, self.sizes.rounding)
+        return numbers.within(made, self.precision), lam
 
     @property
     def _item(self) -> int:
@@ -123,7 +124,7 @@ class Primal(_Full):
         gram = torch.zeros(self.side, self.side, dtype=torch.float64)
         for phi in chunks(source, self.sizes.runs()[i]):
             phi = phi.to(self.precision)
-            gram += phi.T @ phi
+            gram += numbers.product(phi.T, phi)
             del phi  # before the next is read
         return {"gram": gram}
 
@@ -148,7 +149,7 @@ class _PrimalFitted:
     inverse: Tensor
 
     def apply(self, rows: Tensor) -> Tensor:
-        return (rows.to(self.inverse.dtype) @ self.inverse).to(rows.dtype)
+        return numbers.rounded(rows.to(self.inverse.dtype) @ self.inverse, rows.dtype)
 
     def train(self, blocks: Sequence[int]) -> Tensor:
         return self.apply(read(self.source, blocks))
@@ -170,8 +171,8 @@ class Dual(_Full):
         """ΦΦᵀ of joined blocks with all rows up to theirs: products in `precision`."""
         joined = self.sizes.joined()
         phi = read(source, joined[i]).to(self.precision)
-        panel = [phi @ read(source, b).to(self.precision).T for b in joined[:i]]
-        return {f"panel {i:06d}": torch.cat([*panel, phi @ phi.T], 1)}
+        panel = [numbers.product(phi, read(source, b).to(self.precision).T) for b in joined[:i]]
+        return {f"panel {i:06d}": torch.cat([*panel, numbers.product(phi, phi.T)], 1)}
 
     def _assembled(self, panels: Moments) -> Moments:
         gram = torch.zeros(self.side, self.side, dtype=torch.float64)
@@ -218,7 +219,7 @@ class _DualFitted:
         total = torch.zeros(rows.stop - rows.start, sizes.width, dtype=self.inverse.dtype)
         for s, here in enumerate(sizes.cuts):
             total.addmm_(self.inverse[rows, here], self.source.block(s).to(self.inverse.dtype))
-        return total.to(sizes.dtype)
+        return numbers.rounded(total, sizes.dtype)
 
     def apply(self, rows: Tensor) -> Tensor:
         """A (ΦᵀΦ + λI)⁻¹ = (A − A Φᵀ (ΦΦᵀ + λI)⁻¹ Φ) / λ for rows A that are not those of Φ."""
@@ -229,11 +230,16 @@ class _DualFitted:
         solved, out = products @ self.inverse.double(), a
         for s, here in enumerate(cuts):
             out = out - solved[:, here] @ self.source.block(s).double()
-        return (out / self.lam).to(rows.dtype)
+        return numbers.rounded(out / self.lam, rows.dtype)
 
 
-def inverse(gram: Tensor, damping: float, relative: bool, width: int) -> tuple[Tensor, float]:
-    """(gram + λI)⁻¹ in place, and λ; the mean diagonal is that of ΦᵀΦ, `width` long, also where `gram` is ΦΦᵀ."""
+def inverse(
+    gram: Tensor, damping: float, relative: bool, width: int, rounding: float = 0.0
+) -> tuple[Tensor, float]:
+    """(gram + λI)⁻¹ in place, and λ; the mean diagonal is that of ΦᵀΦ, `width` long, also where `gram` is ΦΦᵀ.
+
+    `rounding` is that of the entries of Φ as they are stored.
+    """
     norm, trace = float(gram.norm()), float(gram.diagonal().sum())
     if not math.isfinite(norm):
         raise UndeError(
@@ -249,8 +255,12 @@ def inverse(gram: Tensor, damping: float, relative: bool, width: int) -> tuple[T
     torch.linalg.cholesky_ex(gram, out=(gram, failed))
     if not failed:
         torch.cholesky_inverse(gram, out=gram)
-    if failed or not float((gram.diagonal() * scale).max()) < _SINGULAR:
+    explained = gram.diagonal() * scale
+    if failed or not float(explained.max()) < _SINGULAR:
         raise UndeError(
             f"ΦᵀΦ + λI is singular at λ = {lam:.3g} ({len(gram):,} × {len(gram):,}): raise the damping"
         )
+    numbers.check_rounding(
+        float(explained.mean()), rounding, lam, trace / len(gram), trace / width if relative else None
+    )
     return gram, lam

@@ -20,7 +20,9 @@ from torch import Tensor
 from unde.errors import UndeError, unknown
 from unde.groups import Groups
 from unde.methods import Method, Sides
+from unde.scores.roles import Learned, refuse_seen
 from unde.scores.top import Best, Top
+from unde.scores.within import Sizes, finite, refuse_lost
 
 
 class Spread(Protocol):
@@ -42,6 +44,10 @@ WeightsLike = Aligned | Tensor | Sequence[float] | None
 
 def _unknown() -> Tensor:
     raise UndeError("this training side knows neither leverages nor residuals: score through an Index")
+
+
+def _none(digests: Sequence[str]) -> list[int]:
+    return []
 
 
 def _as_is(checkpoint: int, rows: Tensor) -> Tensor:
@@ -66,6 +72,7 @@ class TrainSide:
     on_queries: Callable[[int, Tensor], Tensor] = _as_is  # K of a checkpoint on (n, D), where blocks are g(n)
     mixes: Sequence[Sequence[slice]] | None = None  # columns that `on_queries` mixes among themselves
     some: range | None = None  # the blocks that are looked at; None: all
+    holding: Callable[[Sequence[str]], list[int]] = _none  # which of some digests are of training examples
 
     def blocks(self) -> Iterator[tuple[slice, list[Tensor]]]:
         return ((self.cuts[s], self.block(s)) for s in self.some or range(len(self.cuts)))
@@ -139,6 +146,10 @@ class GroupScores:
             )
         return self.contributions(slice(0, q))
 
+    def trained_on(self) -> list[int]:
+        """Positions of the queries that are training examples, by content."""
+        return self.train.holding(self.query_digests)
+
     # --- blocks, for the weight learner -----------------------------------------------------------------
 
     def contributions(self, queries: slice) -> Tensor:
@@ -152,7 +163,7 @@ class GroupScores:
     def stream(self, queries: slice) -> Iterator[tuple[slice, Tensor]]:
         """(training rows, (q, n, M) contributions), block by block within the memory budget."""
         pieces, (_, count, _) = self._pieces(queries), self.queries[:, queries].shape
-        m = len(self.partition)
+        m, sizes = len(self.partition), Sizes(count)
         step = max(1, self.memory // (8 * max(1, count) * m))
         for rows, blocks in self.train.blocks():
             for start in range(rows.start, rows.stop, step):
@@ -162,10 +173,13 @@ class GroupScores:
                 for eta, of_checkpoint, block in zip(self.train.checkpoint_weights, pieces, blocks):
                     for j, c, q in of_checkpoint:
                         out[j].addmm_(q, block[here, c].T, alpha=eta)
+                sizes.see(slice(0, count), out.transpose(0, 1))
                 parts, taken = out.permute(1, 2, 0).contiguous(), slice(start, stop)
                 if self.method.groupwise:
                     parts = self.method.by_group(parts, self._sides(queries, taken))
                 yield taken, parts
+        if len(lost := sizes.lost()):
+            self._refuse_lost(torch.arange(len(self))[queries][lost], torch.ones(m))
 
     def finish(self, linear: Tensor, weights: Tensor, queries: slice, train: slice | Tensor) -> Tensor:
         """Final scores from the linear part of a block; differentiable in `weights` (M,)."""
@@ -181,26 +195,48 @@ class GroupScores:
             beside=lambda: self._beside[train],
         )
 
-    def best(self, w: Tensor, k: int, largest: bool, only: int | None = None) -> Best:
+    def best(
+        self, w: Tensor, k: int, largest: bool, only: int | None = None, seen: Sizes | None = None
+    ) -> Best:
         """The k best of the training blocks that are looked at."""
         skipped, some = self.train.skipped(), self.train.some
         best = Best(len(self), k, largest, self.train.cuts[some[0]].start if some else 0)
-        for rows, q, part in self.totals(w, only):
+        for rows, q, part in self.totals(w, only, seen):
             best.see(q, rows.start, part.masked_fill(skipped[rows], best.worst))
         return best
 
-    def totals(self, w: Tensor, only: int | None = None) -> Iterator[tuple[slice, slice, Tensor]]:
-        """(training rows, queries, their scores), block by block, rows in order; of all blocks of queries, or one."""
+    def totals(
+        self, w: Tensor, only: int | None = None, seen: Sizes | None = None
+    ) -> Iterator[tuple[slice, slice, Tensor]]:
+        """(training rows, queries, their scores), block by block, rows in order; of all blocks of queries, or one.
+
+        How large they are is noted in `seen`, for who knows all of them.
+        """
         taken = self.query_blocks[slice(None) if only is None else slice(only, only + 1)]
         if self.method.groupwise:  # weights act on what is no longer linear in the features
             for found in zip(*[self.stream(q) for q in taken]):
                 for q, (rows, parts) in zip(taken, found):
                     yield rows, q, parts @ w
             return
-        scaled = self.multiplied(w)
+        scaled, sizes = self.multiplied(w), seen or Sizes(len(self))
         for rows, blocks in self.train.blocks():
             for q in taken:
-                yield rows, q, self.finish(_linear(scaled[:, q], blocks), w, q, rows)
+                linear = sizes.see(q, _linear(scaled[:, q], blocks))
+                yield (
+                    rows,
+                    q,
+                    linear if self.method.linear else finite(self.finish(linear, w, q, rows), "scores"),
+                )
+        if seen is None:
+            self.refuse_lost(sizes, w)
+
+    def refuse_lost(self, sizes: Sizes, w: Tensor) -> None:
+        """Raises if scores are zero only because they are out of range."""
+        if len(lost := sizes.lost()):
+            self._refuse_lost(lost, w)
+
+    def _refuse_lost(self, lost: Tensor, w: Tensor) -> None:
+        refuse_lost(lost, self.multiplied(w), (blocks for _, blocks in self.train.blocks()))
 
     def own(self, blocks: Tensor, train: Tensor) -> Tensor:
         """(n, M) contributions of queries to themselves: they are the training examples `train`, whose rows of blocks
@@ -233,10 +269,12 @@ class GroupScores:
     # --- inside -----------------------------------------------------------------------------------------
 
     def weights(self, weights: WeightsLike) -> Tensor:
-        """(M,) from whatever names them; None is all ones."""
+        """(M,) from whatever names them; None is all ones. Weights that remember these queries are refused."""
         m = len(self.partition)
         if weights is None:
             return torch.ones(m)
+        if isinstance(weights, Learned):
+            refuse_seen(self.query_digests, weights)
         aligned = getattr(weights, "aligned_to", None)
         values = torch.as_tensor(aligned(self.groups) if aligned else weights, dtype=torch.float32).cpu()
         if values.shape != (m,):

@@ -18,6 +18,7 @@ from unde.kernels import Kernel
 from unde.methods import Method
 from unde.scores.group_scores import GroupScores, TrainSide, WeightsLike
 from unde.scores.spread import Part, Spread, runs, spread_out
+from unde.scores.within import TINY, below, finite
 from unde.store.scratch import scratch
 
 _CHUNK = 2**23  # bytes: small enough to stay in cache from one operation to the next
@@ -71,6 +72,7 @@ class Scorer:
             ids=self.ids,
             on_queries=training.on_queries,
             mixes=training.mixes,
+            holding=self.stored.holding,
         )
         provenance = {"index": m.id, "method": method.describe(), "model": m.models}
         provenance |= {"data": m.data, "task": m.task["name"], **self.noted}
@@ -120,6 +122,9 @@ class Scorer:
             own = self._by_run(influence_of, method, where, {"where": where, "weights": w.weights(weights)})
         else:
             own = self.own(method, weights, where)
+        finite(own, "scores of examples with themselves")
+        if float(own.abs().max()) < TINY and self.own(method, weights, where, exact=True).any():
+            raise below("scores of examples with themselves")
         if normalize_top is None:
             return own
         total = self._top_sums(method, weights, where, normalize_top)
@@ -139,9 +144,13 @@ class Scorer:
                 out[part.inside(run, where)] = part.read((run,))["values"]
         return out
 
-    def own(self, method: Method, weights: WeightsLike, where: Tensor) -> Tensor:
-        """τ(i, i), shard by shard: one pass over the features and one over the training side."""
-        training, m, out = self.training(method), self.stored.manifest, torch.empty(len(where))
+    def own(self, method: Method, weights: WeightsLike, where: Tensor, exact: bool = False) -> Tensor:
+        """τ(i, i), shard by shard: one pass over the features and one over the training side.
+
+        `exact` gives them before `final`, in float64, which does not underflow.
+        """
+        training, m = self.training(method), self.stored.manifest
+        out = torch.empty(len(where), dtype=torch.float64 if exact else torch.float32)
         step = max(1, _CHUNK // (4 * m.width * m.terms))
         step = step if method.linear else min(step, _DIAGONAL)
         for s, rows in enumerate(training.cuts):
@@ -153,12 +162,15 @@ class Scorer:
                 local = where[part] - rows.start
                 q = torch.stack([f.index_select(0, local) for f in features])
                 n = torch.stack([b.index_select(0, local) for b in blocks])
-                out[part] = self._of_pairs(method, weights, where[part], q, n)
+                scores = self.scores(method, q, [""] * len(part))
+                w = scores.weights(weights)
+                if exact:
+                    out[part] = torch.linalg.vecdot(scores.multiplied(w).double(), n.double()).sum(0)
+                else:
+                    out[part] = self._of_pairs(method, scores, w, where[part], n)
         return out
 
-    def _of_pairs(self, method: Method, weights: WeightsLike, where: Tensor, q: Tensor, n: Tensor) -> Tensor:
-        scores = self.scores(method, q, [""] * len(where))
-        w = scores.weights(weights)
+    def _of_pairs(self, method: Method, scores: GroupScores, w: Tensor, where: Tensor, n: Tensor) -> Tensor:
         if method.groupwise:
             return scores.own(n, where) @ w
         linear = torch.linalg.vecdot(scores.multiplied(w), n).sum(0)

@@ -24,6 +24,7 @@ from unde.groups import Groups
 from unde.methods import Method
 from unde.scores.group_scores import GroupScores
 from unde.scores.top import Best
+from unde.scores.within import Sizes
 from unde.store.scratch import scratch
 from unde.store.shards import read_shard, write_shard
 
@@ -107,19 +108,21 @@ def runs(shards: int) -> list[range]:
 
 def score_top(part: Part, block: int, run: int) -> None:
     scores = part.of(run)
-    best, q = scores.best(part.given["weights"], part.k, part.largest, block), scores.query_blocks[block]
+    q, seen = scores.query_blocks[block], Sizes(len(scores))
+    best = scores.best(part.given["weights"], part.k, part.largest, block, seen)
     count = min(part.k, rows_of(part, run)[1])
-    part.write((block, run), {"values": best.values[q, :count], "indices": best.indices[q, :count]})
+    found = {"values": best.values[q, :count], "indices": best.indices[q, :count], "sizes": seen.largest[q]}
+    part.write((block, run), found)
 
 
 def score_total(part: Part, block: int, run: int) -> None:
     scores = part.of(run)
     start, count = rows_of(part, run)
-    q = scores.query_blocks[block]
+    q, seen = scores.query_blocks[block], Sizes(len(scores))
     out = torch.empty(q.stop - q.start, count)
-    for rows, _, found in scores.totals(part.given["weights"], block):
+    for rows, _, found in scores.totals(part.given["weights"], block, seen):
         out[:, rows.start - start : rows.stop - start] = found
-    part.write((block, run), {"scores": out})
+    part.write((block, run), {"scores": out, "sizes": seen.largest[q]})
 
 
 @dataclass(frozen=True)
@@ -135,16 +138,19 @@ class Spread:
         return self.scorer.stored
 
     def total(self, scores: GroupScores, w: Tensor) -> Tensor:
-        out = torch.empty(scores.shape)
+        out, sizes = torch.empty(scores.shape), Sizes(len(scores))
         with self._part(scores, w) as part:
             for block, run in self._done(score_total, part, scores):
                 start, count = rows_of(part, run)
-                out[scores.query_blocks[block], start : start + count] = part.read((block, run))["scores"]
+                found, q = part.read((block, run)), scores.query_blocks[block]
+                out[q, start : start + count] = found["scores"]
+                sizes.see(q, found["sizes"].unsqueeze(1))
                 part.file((block, run)).unlink()
+        self._refuse_lost(scores, sizes, w)
         return out
 
     def top(self, scores: GroupScores, w: Tensor, k: int, largest: bool) -> Best:
-        best = Best(len(scores), k, largest)
+        best, sizes = Best(len(scores), k, largest), Sizes(len(scores))
         with self._part(scores, w, k, largest) as part:
             for _ in self._done(score_top, part, scores):
                 pass
@@ -152,7 +158,13 @@ class Spread:
                 for run in range(len(runs(len(self.stored.manifest.shards)))):
                     found = part.read((block, run))
                     best.merge(q, *rows_of(part, run), found["values"], found["indices"])
+                    sizes.see(q, found["sizes"].unsqueeze(1))
+        self._refuse_lost(scores, sizes, w)
         return best
+
+    def _refuse_lost(self, scores: GroupScores, sizes: Sizes, w: Tensor) -> None:
+        if not scores.method.groupwise:
+            scores.refuse_lost(sizes, w)
 
     @contextmanager
     def _part(self, scores: GroupScores, w: Tensor, k: int = 0, largest: bool = True) -> Generator[Part]:

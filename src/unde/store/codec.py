@@ -15,6 +15,7 @@ class Codec(Protocol):
     """`columns` are those of each parameter, which may be scaled apart."""
 
     name: ClassVar[str]
+    rounding: ClassVar[float]  # of an entry, relative and at most, beyond that of float32
 
     def pack(self, features: Tensor, columns: Sequence[slice]) -> dict[str, Tensor]:
         """What is stored of float32 features (n, D), by name."""
@@ -32,6 +33,7 @@ class Codec(Protocol):
 class Float32:
     name: ClassVar[str] = "float32"
     dtype: ClassVar[torch.dtype] = torch.float32
+    rounding: ClassVar[float] = 0.0
 
     def pack(self, features: Tensor, columns: Sequence[slice]) -> dict[str, Tensor]:
         return {"features": features.to(self.dtype)}
@@ -46,6 +48,7 @@ class Float32:
 class BFloat16(Float32):
     name: ClassVar[str] = "bfloat16"
     dtype: ClassVar[torch.dtype] = torch.bfloat16
+    rounding: ClassVar[float] = 2.0**-8
 
 
 class Float16(Float32):
@@ -54,6 +57,7 @@ class Float16(Float32):
 
     name: ClassVar[str] = "float16"
     dtype: ClassVar[torch.dtype] = torch.float16
+    rounding: ClassVar[float] = 2.0**-11
 
     def pack(self, features: Tensor, columns: Sequence[slice]) -> dict[str, Tensor]:
         largest = torch.stack([features[:, c].abs().amax(1) for c in columns], 1)  # (n, U)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from unde import console
 from unde.errors import UndeError
+from unde.scores.roles import refuse_training
 from unde.weights.contributions import Contributions
 from unde.weights.fixed_point import Grams
 from unde.weights.objective import normalised
@@ -86,6 +87,7 @@ def choose(
     >>> best.weight_decay, best.gain > 1
     (0.01, True)
     """
+    refuse_training(scores)
     candidates = [Settings(k, decay, solver=solver, seed=seed) for k in ks for decay in weight_decays]
     if not candidates:
         raise UndeError("nothing to choose from: expected at least one k and one weight decay")

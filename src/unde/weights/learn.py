@@ -11,6 +11,7 @@ from torch import Tensor
 
 from unde import console
 from unde.errors import NotRetrievable, UndeError
+from unde.scores.roles import refuse_training
 from unde.weights import retrieval
 from unde.weights.choose import choose
 from unde.weights.contributions import Contributions
@@ -75,7 +76,8 @@ def learn_weights(
     examples over the norm of all its scores: signal over noise, with no labels and no retraining.
 
     scores: group-resolved scores of queries that are used for nothing else (`index.score(queries)`), or
-        {concept: scores}, which gives {concept: weights}.
+        {concept: scores}, which gives {concept: weights}. Training examples are refused as queries: to learn from
+        them there is `Index.learn_weights`.
     k: how many of the highest-scoring training examples of a query are taken for true.
     weight_decay: how strongly weights are pulled to the unweighted method; 0 leaves them free. Each solver
         says in its module what the number means for it.
@@ -125,6 +127,7 @@ def _for_one(
     positives: Positives | None,
     concept: bool = False,
 ) -> Weights:
+    refuse_training(source)
     examples, solver = source.shape[1], asked.solver_for(source)
     known = _number("k", k), _number("weight_decay", decay)
     cautious = replace(

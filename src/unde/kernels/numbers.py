@@ -1,0 +1,82 @@
+"""Where numbers end: products and inverses beyond the range of float32, and features coarser than what is inverted.
+
+Losses may be scaled by anything, and K undoes it: Φ K Φᵀ has no unit. What lies between may be far out of the range of
+float32 all the same, and is then kept in float64. Ordinary numbers go the way they always went.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from unde.errors import UndeError
+
+_LEAST, _MOST = 2.0**-100, 2.0**100  # largest entries of a matrix that may be worked with in float32
+_NOISE = 0.003  # share of rounding that is put up with in what a kernel sees, in squares: 5 % of its size
+# The square of a rounding error that is spread evenly, in units of the largest one, on average over the digits.
+_SPREAD = 1 / 6
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b, in float64 where float32 would overflow, or lose what is small."""
+    out = a @ b
+    return out if out.dtype == torch.float64 or _LEAST < _size(out) < _MOST else a.double() @ b.double()
+
+
+def within(made: Tensor, dtype: torch.dtype) -> Tensor:
+    """`made` in the precision of features, or as it is where its numbers are beyond their range."""
+    return made.to(dtype) if _LEAST < _size(made) < _MOST or not made.any() else made
+
+
+def rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """K g in the precision of features."""
+    out = values.to(dtype)
+    size = _size(out)
+    if not size < math.inf or (size < torch.finfo(dtype).tiny and values.any()):
+        small = "small: multiply" if not size < math.inf else "large: divide"
+        raise UndeError(
+            f"K times features does not fit in float32, since the features are so {small} the loss by a constant, "
+            "which these scores do not depend on, and build again"
+        )
+    return out
+
+
+def check_rounding(
+    explained: float, rounding: float, lam: float, diagonal: float, unit: float | None
+) -> None:
+    """Refuses λ where rounding of the stored features would decide the scores.
+
+    Column j of Φ is stored with noise of about `rounding`²/6 of its square. The part of it that the other columns do
+    not explain is one over A_jj (A⁻¹)_jj, with A = ΦᵀΦ + λI; what that is on average is `explained`. So their product
+    is the share of noise in what K sees. `diagonal` is the mean of ΦᵀΦ, which bounds `explained` by 1 + diagonal / λ,
+    and `unit` what relative damping is a multiple of, None where it is absolute.
+    """
+    share = explained * rounding**2 * _SPREAD
+    if share <= _NOISE:
+        return
+    least = diagonal / (_NOISE / (rounding**2 * _SPREAD) - 1)
+    raise UndeError(
+        f"at λ = {lam:.3g} the rounding of the features, which are stored in half precision, would be "
+        f"{min(1.0, math.sqrt(share)):.0%} of what the kernel sees: raise the damping to at least "
+        f"{_up(least if unit is None else least / unit)}, or build with store_dtype='float32'"
+    )
+
+
+def _up(value: float) -> str:
+    """Two digits, never less than the value.
+
+    >>> _up(0.000256001)
+    '0.00026'
+    """
+    step = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return f"{math.ceil(value / step) * step:.2g}"
+
+
+def _size(x: Tensor) -> float:
+    """The largest absolute value; NaN if there is one."""
+    if not x.numel():
+        return 0.0
+    low, high = (float(v) for v in torch.aminmax(x))
+    return math.nan if math.isnan(low) else max(-low, high)
