@@ -31,6 +31,9 @@ class Opened:
     rows: Rows | None = None  # the training data
     noted: Mapping[str, Any] = field(default_factory=dict)  # what all scores of it say about themselves
 
+    def __post_init__(self) -> None:
+        self.stored.found_whole()
+
     @property
     def method(self) -> Method:
         return self.stored.method
