@@ -32,7 +32,8 @@ from unde.store.codec import codec
 from unde.store.files import clear_partial
 from unde.store.locks import locked
 from unde.store.manifest import Manifest
-from unde.store.shards import WRITTEN, ShardError, file_bytes, read_shard, sound, write_shard
+from unde.store.shards import WRITTEN, ShardError, file_bytes, read_again, read_shard, sound, write_shard
+from unde.store.steady import Held, Hold, Watch, copied
 
 VERSION = 2  # raise when kernels come out differently: files of another version are not read
 KEPT = 4  # blocks stay in memory if all of them take at most this fraction of the budget, 1 in 4
@@ -63,12 +64,31 @@ class Training:
 
     def block(self, s: int) -> list[Tensor]:
         """The rows `cuts[s]`, (n, D) for each checkpoint."""
-        if s in self._kept:
-            return self._kept[s]
-        parts = self._stored.blocks(s) if self.mixes is not None else [k.rows(s) for k in self._kernels]
-        if self._keep:
-            self._kept[s] = parts
-        return parts
+        leases = (
+            [Hold(path) for _, path in self._files(s)] if self._keep else []
+        )  # before files are looked at
+        if s in self._kept and not any(watch.changed(path) for watch, path in self._files(s)):
+            return Held(self._kept[s], leases)
+        lease = not leases
+        parts = (
+            self._stored.blocks(s, lease)
+            if self.mixes is not None
+            else [k.rows(s, lease) for k in self._kernels]
+        )
+        if not self._keep:
+            return parts
+        self._kept[s] = parts
+        return Held(parts, leases)
+
+    def _files(self, s: int) -> list[tuple[Watch, Path]]:
+        """What the blocks of shard s are mapped from for as long as they are kept; nothing where they are not."""
+        if not _handed_on(self._stored.manifest):
+            return []
+        if self.mixes is None:
+            return [(k.watch, k.path(s)) for k in self._kernels]
+        return [
+            (self._stored.watch, layout.shard(self._stored.folder, c, s)) for c in range(len(self._kernels))
+        ]
 
     def on_queries(self, checkpoint: int, rows: Tensor) -> Tensor:
         """What is multiplied with blocks, of query features (n, D)."""
@@ -87,6 +107,7 @@ class KernelFiles:
         self.source = stored.source(kernel.fisher, checkpoint)
         self.settled = kernel.on(self.source.sizes)
         self._fitted: Fitted | None = None
+        self.watch = Watch()
         of = self.source.stored.manifest.id
         self._moments = _Folder(stored.folder, f"{VERSION} {of} {self.settled.key} {self.source.checkpoint}")
         self._rows = _Folder(stored.folder, f"{VERSION} {stored.manifest.id} {kernel} {checkpoint}")
@@ -98,18 +119,25 @@ class KernelFiles:
             self._fitted = self.settled.fit(self._moments_at_hand(), self.source)
         return self._fitted
 
-    def rows(self, s: int) -> Tensor:
+    def path(self, s: int) -> Path:
+        """Of K g(n) of shard s."""
+        return self._rows.shard(s)
+
+    def rows(self, s: int, lease: bool = True) -> Tensor:
         """K g(n) of shard s."""
-        shard = read_shard(self._rows.shard(s), self._rows.owner, verify=False)
+        try:
+            shard = read_again(self.path(s), self._rows.owner, self.watch, lease)
+        except ShardError as e:
+            raise ShardError(f"{e}. Open the index again, which makes K g(n) anew") from None
         return self.stored.codec.unpack(shard, self.stored.manifest.columns)
 
     def make_rows(self) -> None:
         """All K g(n), unless they are there."""
         count = len(self.stored.manifest.shards)
-        if all(sound(self._rows.shard(s), self._rows.owner) for s in range(count)):
-            return
-        self._rows.written(lambda: self._write_rows(count))
-        self._fitted = None  # as large as all that is stored, and not needed any more
+        if not all(sound(self._rows.shard(s), self._rows.owner) for s in range(count)):
+            self._rows.written(lambda: self._write_rows(count))
+            self._fitted = None  # as large as all that is stored, and not needed any more
+        self.watch.note(self._rows.shard(s) for s in range(count))
 
     def _write_rows(self, count: int) -> None:
         todo = {s for s in range(count) if not sound(self._rows.shard(s), self._rows.owner)}
@@ -142,9 +170,9 @@ class KernelFiles:
             return {}
         at = self._moments
         with contextlib.suppress(ShardError):
-            return read_shard(at.path / MOMENTS, at.owner)
+            return copied(read_shard(at.path / MOMENTS, at.owner))
         at.written(self._write_moments)
-        return read_shard(at.path / MOMENTS, at.owner, verify=False)
+        return copied(read_shard(at.path / MOMENTS, at.owner, verify=False))
 
     def _write_moments(self) -> None:
         at, moments = self._moments, {}
@@ -283,8 +311,12 @@ def block_bytes(m: Manifest) -> int:
 def reading(m: Manifest, precision: torch.dtype) -> int:
     """Bytes beside the features of a shard while it is read: what else is mapped from its file."""
     stored = content(m, min(m.examples, m.settled.shard_size), precision)
-    mapped = stored["features"].nbytes == block_bytes(m)  # handed on as they are
-    return _bytes(stored) - (block_bytes(m) if mapped else 0)
+    return _bytes(stored) - (block_bytes(m) if _handed_on(m) else 0)
+
+
+def _handed_on(m: Manifest) -> bool:
+    """Whether blocks are features as they are mapped."""
+    return codec(m.store_dtype).nbytes(1, m.columns) == 4 * m.width
 
 
 def in_memory(m: Manifest, memory: int) -> int:

@@ -17,6 +17,7 @@ from unde.errors import UndeError
 from unde.store.layout import FISHER, MANIFEST, MATRICES
 from unde.store.manifest import Manifest
 from unde.store.shards import ShardError, checksum, read_shard, write_shard
+from unde.store.steady import copied
 
 
 def home(folder: Path) -> Path:
@@ -34,7 +35,7 @@ def made_once(
     """
     path, owner = folder / MATRICES, hashlib.blake2b(origin.encode(), digest_size=16).hexdigest()
     try:
-        return read_shard(path, owner)
+        return copied(read_shard(path, owner))
     except ShardError as e:
         damage = e
     matrices = make()
@@ -57,7 +58,7 @@ def read(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
     path = folder / MATRICES
     advice = f"delete {path} and run the same Index.build again, which makes it anew as it was"
     try:
-        matrices = read_shard(path, None, verify=False)
+        matrices = copied(read_shard(path, None, verify=False))
     except ShardError as e:
         raise UndeError(f"{e}: queries cannot be projected as the index was; {advice}") from None
     if fingerprint(matrices) != manifest.matrices:

@@ -11,6 +11,7 @@ from torch import Tensor
 from unde.build.fingerprints import to_digest, to_signed
 from unde.errors import UndeError
 from unde.store.shards import ShardError, read_shard, write_shard
+from unde.store.steady import copied
 
 _PLACE = "queries"  # what the file is, whatever it is called
 
@@ -36,7 +37,7 @@ class QueryFeatures:
     @classmethod
     def load(cls, path: Path, index: str) -> QueryFeatures:
         try:
-            shard = read_shard(path, index, place=_PLACE)
+            shard = copied(read_shard(path, index, place=_PLACE))
         except ShardError as e:
             raise UndeError(
                 f"{path} does not hold query features of this index ({e}): choose another path, or delete it"

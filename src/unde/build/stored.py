@@ -20,7 +20,8 @@ from unde.methods import Method
 from unde.store import layout
 from unde.store.codec import codec
 from unde.store.manifest import Manifest, with_method
-from unde.store.shards import read_shard
+from unde.store.shards import read_again
+from unde.store.steady import Watch
 
 _BESIDE_OF_0_1 = "also"
 
@@ -32,20 +33,27 @@ class Stored:
         self.folder, self.manifest, self.memory = folder, manifest, memory
         self.method: Method = methods.parse(manifest.method)
         self.codec = codec(manifest.store_dtype)
+        self.watch = Watch()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Stored, (self.folder, self.manifest, self.memory)
 
-    def shard(self, checkpoint: int, s: int) -> dict[str, Tensor]:
-        return read_shard(layout.shard(self.folder, checkpoint, s), self.manifest.id, verify=False)
+    def found_whole(self) -> None:
+        """The shards were looked at just now: whatever changes from here on is noticed."""
+        m = self.manifest
+        self.watch.note(layout.shard(self.folder, c, s) for c in range(m.terms) for s in range(len(m.shards)))
 
-    def block(self, checkpoint: int, s: int) -> Tensor:
+    def shard(self, checkpoint: int, s: int, lease: bool = True) -> dict[str, Tensor]:
+        """Mapped: to be held on to for the time of a block only."""
+        return read_again(layout.shard(self.folder, checkpoint, s), self.manifest.id, self.watch, lease)
+
+    def block(self, checkpoint: int, s: int, lease: bool = True) -> Tensor:
         """(n, D) float32 features of shard s."""
-        return self.codec.unpack(self.shard(checkpoint, s), self.manifest.columns)
+        return self.codec.unpack(self.shard(checkpoint, s, lease), self.manifest.columns)
 
-    def blocks(self, s: int) -> list[Tensor]:
+    def blocks(self, s: int, lease: bool = True) -> list[Tensor]:
         """The features of shard s under each checkpoint."""
-        return [self.block(c, s) for c in range(self.manifest.terms)]
+        return [self.block(c, s, lease) for c in range(self.manifest.terms)]
 
     def rows(self, which: Tensor) -> Tensor:
         """(C, n, D) float32 features of the training examples `which`, from the shards that hold them."""

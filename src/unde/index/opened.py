@@ -38,6 +38,9 @@ class Opened:
     device: str | None = None  # where they put it
     unfinished: int = 0  # shards that other workers have not written yet
 
+    def __post_init__(self) -> None:
+        self.stored.found_whole()
+
     @property
     def method(self) -> Method:
         return self.stored.method

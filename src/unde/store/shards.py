@@ -15,6 +15,7 @@ from torch import Tensor
 
 from unde.errors import UndeError
 from unde.store.files import write_bytes
+from unde.store.steady import Hold, Watch
 
 _META, _META_OF_0_1 = "unde", "whence"  # the package was called whence until 0.1
 WRITTEN = 2  # times that a file is in memory while it is written, beside the tensors
@@ -42,10 +43,11 @@ def write_shard(path: Path, owner: str, tensors: Mapping[str, Tensor], place: st
 
 
 def read_shard(
-    path: Path, owner: str | None, verify: bool = True, place: str | None = None
+    path: Path, owner: str | None, verify: bool = True, place: str | None = None, lease: bool = True
 ) -> dict[str, Tensor]:
     """The tensors of a shard, mapped from the file, once it is known to be whole and to belong to `owner`
-    (None: whoever it is)."""
+    (None: whoever it is). Without a `lease` on them the caller has to see to it (`unde.store.steady`)."""
+    hold = Hold(path)
     try:
         with safe_open(path, framework="pt") as f:
             found = f.metadata() or {}
@@ -60,6 +62,19 @@ def read_shard(
         raise ShardError(f"shard {path} is foreign: it was written for another index or another place in it")
     if verify and meta.get("checksum") != checksum(tensors):
         raise ShardError(f"shard {path} is damaged: its content does not match its checksum")
+    if lease:
+        hold.until_gone(tensors.values())
+    return tensors
+
+
+def read_again(path: Path, owner: str, watch: Watch, lease: bool = True) -> dict[str, Tensor]:
+    """As `read_shard`, of a file that was found whole: its checksum is asked only if it has changed since."""
+    changed = watch.changed(path)
+    tensors = read_shard(path, owner, verify=changed, lease=lease)
+    if changed:
+        watch.note([path])
+    elif watch.changed(path):
+        raise ShardError(f"shard {path} is being changed by another program: it cannot be relied on")
     return tensors
 
 
