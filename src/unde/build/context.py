@@ -6,7 +6,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -25,6 +24,7 @@ from unde.features.run import Batch, FeaturePass, Measurement, cuts, resized
 from unde.methods import Method
 from unde.recipe import Recipe
 from unde.store.manifest import Manifest
+from unde.store.remote import Place
 from unde.tasks.base import Task
 from unde.tasks.cutting import recut
 
@@ -61,7 +61,7 @@ class Context:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Place,
         manifest: Manifest,
         given: Given,
         workers: int = 0,

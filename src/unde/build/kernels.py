@@ -29,6 +29,7 @@ from unde.store.codec import codec
 from unde.store.files import clear_partial
 from unde.store.locks import locked
 from unde.store.manifest import Manifest
+from unde.store.remote import Place
 from unde.store.shards import WRITTEN, ShardError, file_bytes, read_shard, sound, write_shard
 
 VERSION = 2  # raise when kernels come out differently: files of another version are not read
@@ -134,7 +135,13 @@ class KernelFiles:
         at = self._moments
         with contextlib.suppress(ShardError):
             return read_shard(at.path / MOMENTS, at.owner)
-        at.written(self._write_moments)
+        try:
+            at.written(self._write_moments)
+        except (
+            ShardError
+        ):  # in a store of objects, another may have cleared the partial results it is done with
+            if not sound(at.path / MOMENTS, at.owner):
+                raise
         return read_shard(at.path / MOMENTS, at.owner, verify=False)
 
     def _write_moments(self) -> None:
@@ -267,15 +274,15 @@ def _partial_results(
 class _Folder:
     """A place in the folder of an index, or a temporary one where that cannot be written."""
 
-    def __init__(self, index: Path, content: str) -> None:
+    def __init__(self, index: Place, content: str) -> None:
         self.owner = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
-        self.path = index / layout.KERNELS / self.owner
+        self.path: Place = index / layout.KERNELS / self.owner
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
-    def shard(self, s: int) -> Path:
+    def shard(self, s: int) -> Place:
         return self.path / f"{s:06d}.safetensors"
 
-    def partial(self, r: Round, job: int) -> Path:
+    def partial(self, r: Round, job: int) -> Place:
         return self.path / f"{r.name}-{job:06d}.safetensors"
 
     def written(self, write: Callable[[], None]) -> None:

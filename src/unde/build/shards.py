@@ -24,7 +24,7 @@ from unde.features.factors import gathered
 from unde.features.run import Batch, FeaturePass, Found, threads
 from unde.store import layout
 from unde.store.codec import codec
-from unde.store.files import clear_partial
+from unde.store.files import append, clear_partial
 from unde.store.manifest import Manifest
 from unde.store.shards import WRITTEN, ShardError, file_bytes, read_shard, write_shard
 
@@ -263,5 +263,5 @@ def _log(context: Context, examples: int, seconds: float) -> None:
         "torch": torch.__version__,
         "machine": platform.machine(),
     }
-    with contextlib.suppress(OSError), open(context.folder / layout.LOG, "a") as f:
-        f.write(json.dumps(entry) + "\n")
+    with contextlib.suppress(OSError):
+        append(context.folder / layout.LOG, json.dumps(entry))

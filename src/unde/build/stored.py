@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from unde.methods import Method
 from unde.store import layout
 from unde.store.codec import codec
 from unde.store.manifest import Manifest, with_method
+from unde.store.remote import Place
 from unde.store.shards import read_shard
 
 _BESIDE_OF_0_1 = "also"
@@ -25,7 +25,7 @@ _BESIDE_OF_0_1 = "also"
 class Stored:
     """What is on disk, and how much of it may be in memory."""
 
-    def __init__(self, folder: Path, manifest: Manifest, memory: int) -> None:
+    def __init__(self, folder: Place, manifest: Manifest, memory: int) -> None:
         self.folder, self.manifest, self.memory = folder, manifest, memory
         self.method: Method = methods.parse(manifest.method)
         self.codec = codec(manifest.store_dtype)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
-from pathlib import Path
 
 from torch import nn
 
@@ -16,6 +15,7 @@ from unde.integrations.documents import Texts
 from unde.integrations.source import Source, remembered_target
 from unde.recipe import Recipe
 from unde.scores import GroupScores
+from unde.store.remote import Place
 from unde.weights import Weights
 
 
@@ -31,7 +31,7 @@ class Project:
         target: str | None,
         source: Source | None = None,
         *,
-        index: Path | None = None,
+        index: Place | None = None,
         learn: Texts | None = None,
         evaluate: Texts | None = None,
         query_field: str | None = None,
@@ -62,7 +62,7 @@ class Project:
         """How another process makes the same setup."""
         return Recipe(self.name) if self.source is None else self.source.recipe
 
-    def index(self, path: Path) -> Index:
+    def index(self, path: Place) -> Index:
         s = self.setup
         return Index.open(path, model=s.model, task=s.task, train_data=s.train_data, collate=s.collate)
 
@@ -101,7 +101,7 @@ class Project:
         return self.queries(role).data.ids if self.source is not None else None
 
 
-def remembered(index: Path, source: Source) -> str | None:
+def remembered(index: Place, source: Source) -> str | None:
     """The MODULE:FUNCTION that an index remembers, said in a line; None if a model was named or none is there."""
     target = None if source.said else remembered_target(index)
     if target is not None:
@@ -115,7 +115,7 @@ def kept_scores(index: Index, queries: Rows, method: str | None) -> GroupScores:
     return index.score(index.features(queries, index.folder / "queries" / f"{key}.safetensors"), method)
 
 
-def weights_in(path: Path, scores: GroupScores) -> Weights:
+def weights_in(path: Place, scores: GroupScores) -> Weights:
     """Weights from a file, refused for queries that they were learned on."""
     if path.is_dir():
         raise UndeError(f"{path} is a folder: expected a file of weights, written by `unde learn`")

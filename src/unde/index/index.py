@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,6 +38,7 @@ from unde.store.codec import codec
 from unde.store.files import clear_partial
 from unde.store.locks import locked
 from unde.store.manifest import Manifest
+from unde.store.remote import Place, place
 from unde.tasks.base import Task
 from unde.tasks.identity import same_but_code
 from unde.weights import Weights
@@ -59,7 +59,7 @@ class Index:
         return f"Index({str(self.folder)!r}, {self.method}, {m.examples} × {m.width}, {groups} groups)"
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> Place:
         return self._opened.stored.folder
 
     @property
@@ -111,7 +111,7 @@ class Index:
         model: nn.Module,
         task: Task,
         train_data: Any,
-        path: str | Path,
+        path: str | Place,
         *,
         method: str | Method = "trak",
         groups: Groups | str | Mapping[str, str] = "layer",
@@ -132,7 +132,8 @@ class Index:
         recipe: str | Recipe | None = None,
         progress: bool = True,
     ) -> Index:
-        """Compute the features of `train_data`, or finish an index that was begun in `path`.
+        """Compute the features of `train_data`, or finish an index that was begun in `path`, a folder or a URL such as
+        s3://bucket/idx.
 
         `checkpoints` are state dicts or .safetensors files; `checkpoint_weights` their η_c (learning rates
         for TracInCP; equal shares by default). `exclude` names parameters to leave out, by regular
@@ -153,18 +154,18 @@ class Index:
         if ids is not None and len(ids) != len(rows):
             raise UndeError(f"{len(ids)} ids for {len(rows)} examples: expected one for each")
         recipe = Recipe(recipe) if isinstance(recipe, str) else recipe
-        given, folder = Given(model, task, rows, checkpoints, recipe), Path(path).expanduser()
+        given, folder = Given(model, task, rows, checkpoints, recipe), place(path)
         budget, chosen, runs = parse_bytes(memory), methods.for_building(method), named(executor)
         with _on_device(model, device):
             checked(given, chosen, groups, exclude, second_moments)  # before a folder is made
-            for place, measured in ((folder, chosen), (folder / layout.FISHER, chosen.probe)):
+            for home, measured in ((folder, chosen), (folder / layout.FISHER, chosen.probe)):
                 if measured is None:
                     continue
-                layout.prepare(place)
-                with locked(place):
-                    clear_partial(place)
+                layout.prepare(home)
+                with locked(home):
+                    clear_partial(home)
                     context = settle(
-                        place,
+                        home,
                         given,
                         measured,
                         groups=groups,
@@ -185,7 +186,7 @@ class Index:
     @classmethod
     def open(
         cls,
-        path: str | Path,
+        path: str | Place,
         *,
         model: nn.Module | None = None,
         task: Task | None = None,
@@ -204,7 +205,7 @@ class Index:
         since is refused, unless it gives the same features (which is tried where model and `train_data` are given), or
         `accept_code=True` says that it does; that is noted in the index and in all scores.
         """
-        folder = Path(path).expanduser()
+        folder = place(path)
         manifest = Manifest.read(folder)
         if task is not None and collate is None:
             collate = own_collate(task.collate, train_data)
@@ -235,7 +236,7 @@ class Index:
 
     # --- asking -----------------------------------------------------------------------------------------
 
-    def features(self, queries: Any, path: str | Path | None = None) -> QueryFeatures:
+    def features(self, queries: Any, path: str | Place | None = None) -> QueryFeatures:
         """Features of queries, to be used instead of them. With `path` they are kept there and reused."""
         if isinstance(queries, QueryFeatures):
             if queries.index != self.manifest.id:
@@ -244,16 +245,17 @@ class Index:
                 )
             return queries
         rows = Rows(queries, own_collate(self._opened.collate, queries))
-        if path is not None and Path(path).exists():
-            there = QueryFeatures.load(Path(path), self.manifest.id)
+        kept = None if path is None else place(path)
+        if kept is not None and kept.exists():
+            there = QueryFeatures.load(kept, self.manifest.id)
             if there.digests != rows.digests():
                 raise UndeError(
                     f"{path} holds the features of other queries: choose another path, or delete it"
                 )
             return there
         made = self._opened.session.features(rows)
-        if path is not None:
-            made.save(Path(path))
+        if kept is not None:
+            made.save(kept)
         return made
 
     def score(self, queries: Any, method: str | Method | None = None) -> GroupScores:

@@ -16,10 +16,10 @@ log.jsonl                      how long builds took
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from unde.errors import UndeError
 from unde.store.files import PARTIAL
+from unde.store.remote import Place
 
 MANIFEST, IDS, MATRICES, PROBE = "manifest.json", "ids.json", "projection.safetensors", "probe.safetensors"
 SHARDS, FISHER, KERNELS, QUERIES = "shards", "fisher", "kernels", "queries"
@@ -53,11 +53,11 @@ ENTRIES = (
 _NAMES = {e.name for e in ENTRIES}
 
 
-def shard(folder: Path, checkpoint: int, number: int) -> Path:
+def shard(folder: Place, checkpoint: int, number: int) -> Place:
     return folder / SHARDS / f"c{checkpoint:02d}-{number:06d}.safetensors"
 
 
-def prepare(folder: Path) -> None:
+def prepare(folder: Place) -> None:
     """Make the folder, unless it holds anything that is not of an index."""
     if folder.exists() and not folder.is_dir():
         raise UndeError(f"{folder} is a file: an index needs a folder")
