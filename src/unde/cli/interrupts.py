@@ -11,7 +11,7 @@ from typing import Any
 
 from typer.core import TyperGroup
 
-_RESUMED = {"build"}  # commands that find what they did before
+_RESUMED = {"build", "push", "pull"}  # commands that find what they did before
 
 
 class Terminated(KeyboardInterrupt):

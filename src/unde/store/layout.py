@@ -15,6 +15,7 @@ log.jsonl                      how long builds took
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from unde.errors import UndeError
@@ -51,10 +52,25 @@ ENTRIES = (
     Entry(LOCK, "who is writing", "nothing, if nobody is"),
 )
 _NAMES = {e.name for e in ENTRIES}
+_TENSORS = r"\w[\w.-]*\.safetensors"
+_FILES = re.compile(
+    rf"({FISHER}/)?({'|'.join(map(re.escape, (MANIFEST, IDS, MATRICES, PROBE, LOG)))}|{SHARDS}/c\d+-\d+\.safetensors)"
+    rf"|{re.escape(SOURCE)}|{KERNELS}/[0-9a-f]{{32}}/{_TENSORS}|{QUERIES}/{_TENSORS}",
+    re.ASCII,
+)
 
 
 def shard(folder: Place, checkpoint: int, number: int) -> Place:
     return folder / SHARDS / f"c{checkpoint:02d}-{number:06d}.safetensors"
+
+
+def known(name: str) -> bool:
+    """Whether a file of this name, with the folders it is in, is part of an index.
+
+    >>> known("shards/c00-000001.safetensors"), known("shards/../../.ssh/config"), known("model.pt")
+    (True, False, False)
+    """
+    return _FILES.fullmatch(name) is not None
 
 
 def prepare(folder: Place) -> None:

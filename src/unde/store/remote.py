@@ -122,6 +122,17 @@ class Remote:
             return
         yield from (self / name for name in sorted({*names} - {self.name, ""}))
 
+    def sizes(self) -> dict[str, int]:
+        """Of all objects below, by what their names go on with."""
+        with self._reached() as (fs, path):
+            fs.invalidate_cache(path)
+            found = fs.find(path, detail=True)
+        return {
+            name.removeprefix(path).lstrip("/"): info["size"]
+            for name, info in found.items()
+            if name.startswith(f"{path}/")
+        }
+
     def glob(self, pattern: str) -> Iterator[Remote]:
         return (found for found in self.iterdir() if fnmatch.fnmatchcase(found.name, pattern))
 

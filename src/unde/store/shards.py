@@ -62,7 +62,7 @@ def read_shard(
     """The tensors of a shard, mapped from the file, once it is known to be whole and to belong to `owner`
     (None: whoever it is). Of a remote one from a copy on this machine, which is checked when it is made."""
     if not isinstance(path, Remote):
-        return _mapped(path, path, owner, verify, place)
+        return mapped(path, path, owner, verify, place)
     cache = Cache.here()
     # What belongs to an index has one content, so a sound copy of it is as good as the object: the store is not asked.
     copy = None if verify or owner is None else cache.newest(path)
@@ -71,15 +71,15 @@ def read_shard(
         if copy.exists():
             cache.touch(copy)
             with suppress(ShardError):  # a copy that is damaged, or was removed this moment, is replaced
-                return _mapped(copy, path, owner, verify, place)
+                return mapped(copy, path, owner, verify, place)
             copy = cache.at(path)
         with cache.fetched(path, copy) as file:
-            return _mapped(file, path, owner, True, place)
+            return mapped(file, path, owner, True, place)
     except FileNotFoundError:
         raise ShardError(f"shard {path.name} is missing from {path.parent}") from None
 
 
-def _mapped(file: Path, path: Place, owner: str | None, verify: bool, place: str | None) -> dict[str, Tensor]:
+def mapped(file: Path, path: Place, owner: str | None, verify: bool, place: str | None) -> dict[str, Tensor]:
     """The tensors in a file, which holds the content of `path`."""
     try:
         with safe_open(file, framework="pt") as f:
@@ -98,10 +98,10 @@ def _mapped(file: Path, path: Place, owner: str | None, verify: bool, place: str
     return tensors
 
 
-def sound(path: Place, owner: str) -> bool:
+def sound(path: Place, owner: str | None, place: str | None = None) -> bool:
     """Whether a whole file of `owner` is there."""
     try:
-        read_shard(path, owner)
+        read_shard(path, owner, place=place)
     except ShardError:
         return False
     return True
