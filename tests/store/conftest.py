@@ -1,5 +1,6 @@
 """Stores that tests write to: in memory, and one that speaks the protocol of S3, on this machine."""
 
+import logging
 import os
 import uuid
 
@@ -32,6 +33,7 @@ def s3_server():
     with pytest.MonkeyPatch.context() as patch:
         server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         server.start()
+        logging.getLogger("werkzeug").setLevel(logging.WARNING)
         host, port = server.get_host_and_port()
         for name in [n for n in os.environ if n.startswith("AWS_")]:
             patch.delenv(name)

@@ -70,7 +70,8 @@ class Cache:
         except OSError as e:
             raise self._full(remote, e) from e
         finally:
-            temporary.unlink(missing_ok=True)
+            with suppress(OSError):
+                temporary.unlink()
         self._grown(at)
 
     def keep(self, remote: Remote, content: bytes) -> None:
