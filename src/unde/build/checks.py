@@ -18,8 +18,7 @@ def check_shards(folder: Place, manifest: Manifest, verify: bool) -> None:
     checksums are not asked for: then each is checked when it is first read."""
     count = len(manifest.shards)
     paths = [layout.shard(folder, c, s) for c in range(manifest.terms) for s in range(count)]
-    shards = folder / layout.SHARDS
-    there = {p.name for p in shards.iterdir()} if shards.is_dir() else set()
+    there = layout.listed(folder / layout.SHARDS)
     missing = [p.name for p in paths if p.name not in there]
     if missing:
         raise ShardError(

@@ -131,11 +131,12 @@ def missing(context: Context) -> list[Job]:
     m, jobs = context.manifest, []
     where, digests = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
     clear_partial(context.folder / layout.SHARDS)
+    there = layout.listed(context.folder / layout.SHARDS)
     for c in range(m.terms):
         for s, r in enumerate(m.shards):
             path = layout.shard(context.folder, c, s)
             try:
-                if path.exists():
+                if path.name in there:
                     digests.append(read_shard(path, m.id)["digest"].clone())
                     where.append(torch.arange(r.start, r.stop))
                     continue

@@ -64,6 +64,11 @@ def shard(folder: Place, checkpoint: int, number: int) -> Place:
     return folder / SHARDS / f"c{checkpoint:02d}-{number:06d}.safetensors"
 
 
+def listed(folder: Place) -> set[str]:
+    """The names in a folder; none if it is not there. One question to a store, however many there are."""
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+
+
 def known(name: str) -> bool:
     """Whether a file of this name, with the folders it is in, is part of an index.
 
