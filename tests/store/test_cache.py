@@ -1,6 +1,7 @@
 """Copies of remote shards on this machine: checked, replaced when damaged, and no more than there is room for."""
 
 import os
+from unittest import mock
 
 import pytest
 import torch
@@ -43,6 +44,13 @@ def test_a_shard_is_fetched_once(memory, fetches):
     for verify in (False, True, False):
         assert torch.equal(read_shard(shard, "me", verify)["features"], SHARD["features"])
     assert fetches == ["a.safetensors"]
+
+
+def test_the_store_is_not_asked_about_a_copy_that_was_checked(memory):
+    shard = put(memory)
+    read_shard(shard, "me")
+    with mock.patch.object(Remote, "info", side_effect=AssertionError("asked")):
+        assert torch.equal(read_shard(shard, "me", verify=False)["features"], SHARD["features"])
 
 
 def test_what_was_written_here_is_not_fetched(memory, fetches):

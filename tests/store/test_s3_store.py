@@ -142,28 +142,42 @@ class NoCredentialsError(Exception):
     ],
     ids=["denied", "no credentials", "no network"],
 )
-def test_a_store_that_does_not_answer(s3, monkeypatch, error, told):
+def test_a_store_that_does_not_answer(s3, tmp_path, monkeypatch, error, told):
     """Nothing is taken for missing or damaged because nobody could look."""
-    toy.build(s3 / "i", ids=list(range(22)))
-    Weights.uniform(["a"]).save(s3 / "w.json")
-    fs = fsspec.core.url_to_fs(str(s3))[0]
-    looking, reading = ("info",), ("cat_file", "get_file")
-    index, weights = f"{s3}/i", f"{s3}/w.json"
-    for call, broken in (
-        (lambda: Index.open(index), looking),
-        (lambda: Index.open(index), reading),
-        (lambda: toy.build(index), looking),
-        (lambda: toy.build(index), reading),
-        (lambda: Weights.load(weights), reading),
-        (lambda: Bank.open(weights), looking),
-        (lambda: Bank.open(weights), reading),
+    index, weights, bank = f"{s3}/i", f"{s3}/w.json", f"{s3}/b.npz"
+    options = {"train": _train, "utility": _utility, "n_train": 12, "subsets": 2}
+    toy.build(index, ids=list(range(22)))
+    Weights.uniform(["a"]).save(weights)
+    with pytest.raises(UndeError, match="power cut"):
+        Bank.run(bank, **(options | {"train": mock.Mock(side_effect=[1.0, OSError("power cut")])}), name="b")
+    whole, fs = content(s3), fsspec.core.url_to_fs(index)[0]
+    for number, (call, name, *broken) in enumerate(
+        (
+            (lambda: Index.open(index), "manifest.json", "info", "cat_file"),
+            (lambda: Index.open(index), "ids.json", "cat_file"),
+            (lambda: Index.open(index), "c00-000001.safetensors", "info", "get_file"),
+            (lambda: toy.build(index, ids=list(range(22))), "manifest.json", "info", "cat_file"),
+            (lambda: toy.build(index, ids=list(range(22))), "c00-000001.safetensors", "info", "get_file"),
+            (lambda: Weights.load(weights), "w.json", "cat_file"),
+            (lambda: Bank.open(bank), "b.npz", "info"),
+            (lambda: Bank.run(bank, **options, name="b"), "plan.json", "info", "cat_file"),
+            (lambda: Bank.run(bank, **options, name="b"), "model-00000.safetensors", "info", "get_file"),
+        )
     ):
-        with monkeypatch.context() as patch:
-            for name in broken:
-                patch.setattr(fs, name, mock.Mock(side_effect=error))
-            with pytest.raises(Unreachable, match=rf"cannot read s3://.*{told}"):
-                call()
-    assert len(Index.open(s3 / "i")) == 22
+        for method in broken:
+            monkeypatch.setenv("UNDE_CACHE", str(tmp_path / f"{number} {method}"))
+            real = getattr(fs, method)
+
+            def fails(path, *args, real=real, name=name, **kwargs):
+                if path.endswith(name):
+                    raise error
+                return real(path, *args, **kwargs)
+
+            with monkeypatch.context() as patch:
+                patch.setattr(fs, method, fails)
+                with pytest.raises(Unreachable, match=rf"cannot read s3://.*{name}.*{told}"):
+                    call()
+    assert content(s3) == whole
 
 
 def _train(indices, seed):

@@ -134,6 +134,12 @@ def test_what_is_damaged_is_not_copied(tmp_path, memory, index, way):
     assert not list((target / "shards").glob("*.partial"))
 
 
+def test_an_upload_that_was_cut(memory, index, monkeypatch):
+    monkeypatch.setattr(Remote, "upload", lambda self, file: self.write_bytes(file.read_bytes()[:100]))
+    with pytest.raises(UndeError, match=r"has 100 of [\d,]+ bytes: run the same again"):
+        run("push", index.folder, memory / "i")
+
+
 def test_a_damaged_kernel_is_left_out(memory, index):
     file = next((index.folder / "kernels").glob("*/moments.safetensors"))
     file.write_bytes(file.read_bytes()[:-9])
