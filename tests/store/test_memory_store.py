@@ -216,6 +216,26 @@ def test_a_bank_goes_on(tmp_path, memory):
     assert set(objects(memory)) == {"b.npz"}
 
 
+def test_a_bank_that_another_run_has_finished_and_cleared(memory, monkeypatch):
+    options, real, began = (
+        {"train": train, "utility": utility, "n_train": 12, "subsets": 3},
+        Remote.create,
+        [],
+    )
+
+    def create(self, data):
+        made = real(self, data)
+        if self.name == "plan.json" and not began:
+            began.append(self)
+            Bank.run(memory / "b.npz", **options)
+        return made
+
+    monkeypatch.setattr(Remote, "create", create)
+    assert Bank.run(memory / "b.npz", **options).utility["queries"].shape == (3, 2)
+    assert began
+    assert set(objects(memory)) == {"b.npz"}
+
+
 def test_a_bank_that_another_run_has_finished_meanwhile(memory):
     def slow(indices, seed):
         if not (memory / "b.npz").exists():

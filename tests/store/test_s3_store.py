@@ -59,6 +59,25 @@ def test_a_killed_writer(tmp_path, s3):
     assert content(s3) == toy.content(toy.build(tmp_path / "i", 30, ids=list(range(30))).folder)
 
 
+def test_of_many_that_create_an_object_one_does(s3):
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda i: (s3 / "x").create(b"%d" % i), range(8)))
+    assert sum(made) == 1
+    assert (s3 / "x").read_bytes() == b"%d" % made.index(True)
+
+
+def test_what_others_write_is_seen(s3):
+    (s3 / "i" / "a").write_bytes(b"1")
+    assert [p.name for p in (s3 / "i").iterdir()] == ["a"]
+    other = fsspec.filesystem("s3", skip_instance_cache=True)
+    other.pipe_file(f"{s3}/i/b", b"23")
+    assert (s3 / "i" / "b").stat().st_size == 2
+    assert (s3 / "i").sizes() == {"a": 1, "b": 2}
+    assert [p.name for p in (s3 / "i").iterdir()] == ["a", "b"]
+    other.rm_file(f"{s3}/i/a")
+    assert not (s3 / "i" / "a").exists()
+
+
 def test_two_coordinators_at_once(tmp_path, s3):
     """Each would settle another pass size; both end with the index that one of them has settled."""
     method, made, wanted, both = LoGRA(projection="pca(2)"), [], set(), threading.Barrier(2)
