@@ -2,6 +2,7 @@
 
 import json
 import uuid
+from unittest import mock
 
 import fsspec
 import pytest
@@ -59,6 +60,19 @@ def test_an_index_remembers_its_project(project, store):
     run("build", f"{project}:make", "--out", store / "idx", "--projection", "none")
     told = invoke("attribute", "--index", store / "idx", "--top", 1)
     assert f"using {project}:make, as remembered by {store}/idx" in told.replace("\n", " ")
+
+
+def test_an_index_that_may_only_be_read(project, store):
+    run("build", f"{project}:make", "--out", store / "idx", "--projection", "none", "--method", "tracin")
+    want = run("attribute", "--index", store / "idx", "--format", "csv")
+    for kept in (store / "idx" / "queries").iterdir():
+        kept.unlink()
+    denied = mock.Mock(side_effect=PermissionError("Forbidden"))
+    with mock.patch("fsspec.implementations.memory.MemoryFileSystem.pipe_file", denied):
+        told = invoke("attribute", "--index", store / "idx", "--format", "csv")
+    assert want in told
+    assert "features of these queries are not kept for the next command" in told
+    assert denied.called
 
 
 def test_no_index_at_a_url(project, store):

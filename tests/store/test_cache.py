@@ -61,8 +61,7 @@ def test_what_was_written_here_is_not_fetched(memory, fetches):
     assert fetches == []
 
 
-@pytest.mark.parametrize("verify", [False, True])
-@pytest.mark.parametrize("damage", ["flipped", "cut"])
+@pytest.mark.parametrize(("damage", "verify"), [("flipped", True), ("cut", True), ("cut", False)])
 def test_a_damaged_copy_is_replaced(memory, fetches, damage, verify):
     shard = put(memory)
     read_shard(shard, "me")
@@ -70,10 +69,9 @@ def test_a_damaged_copy_is_replaced(memory, fetches, damage, verify):
     content = bytearray(copy.read_bytes())
     content[-7] ^= 8
     copy.write_bytes(content if damage == "flipped" else content[:-100])
-    if verify or damage == "cut":  # without checksums, what can be read is
-        assert torch.equal(read_shard(shard, "me", verify)["features"], SHARD["features"])
-        assert fetches == ["a.safetensors"] * 2
-        assert len(copies()) == 1
+    assert torch.equal(read_shard(shard, "me", verify)["features"], SHARD["features"])
+    assert fetches == ["a.safetensors"] * 2
+    assert len(copies()) == 1
 
 
 def test_a_damaged_object_is_found_without_being_asked(memory):

@@ -248,7 +248,7 @@ def test_a_bank_that_another_run_has_finished_meanwhile(memory):
 
 
 def test_places():
-    assert place("memory://a//b/") == Remote("memory://a/b")
+    assert place("memory://a//b/") == place("MEMORY://a/b") == Remote("memory://a/b")
     assert pickle.loads(pickle.dumps(Remote("s3://b/i"))) == Remote("s3://b/i")
     assert str(place("file:///tmp/x")) == "/tmp/x"
     assert (Remote("s3://b/i/x.npz").with_suffix(".y"), Remote("s3://b/i").parent.name) == (

@@ -66,6 +66,21 @@ def test_of_many_that_create_an_object_one_does(s3):
     assert (s3 / "x").read_bytes() == b"%d" % made.index(True)
 
 
+def test_a_conflict_is_tried_again(s3, monkeypatch):
+    """As S3 asks for while two conditional writes are under way."""
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    fs = fsspec.core.url_to_fs(str(s3))[0]
+    conflict = OSError(5, "An error occurred (ConditionalRequestConflict)")
+    with mock.patch.object(fs, "pipe_file", side_effect=[conflict, None]) as put:
+        assert (s3 / "x").create(b"1")
+    assert put.call_count == 2
+    with (
+        mock.patch.object(fs, "pipe_file", side_effect=conflict),
+        pytest.raises(Unreachable, match=r"cannot write s3://.*ConditionalRequestConflict"),
+    ):
+        (s3 / "x").create(b"1")
+
+
 def test_what_others_write_is_seen(s3):
     (s3 / "i" / "a").write_bytes(b"1")
     assert [p.name for p in (s3 / "i").iterdir()] == ["a"]

@@ -15,6 +15,7 @@ from unde.integrations.documents import Texts
 from unde.integrations.source import Source, remembered_target
 from unde.recipe import Recipe
 from unde.scores import GroupScores
+from unde.store.layout import QUERIES
 from unde.store.remote import Place
 from unde.weights import Weights
 
@@ -112,7 +113,15 @@ def remembered(index: Place, source: Source) -> str | None:
 def kept_scores(index: Index, queries: Rows, method: str | None) -> GroupScores:
     """Scores of queries whose features are kept, for the next command that asks for them."""
     key = hashlib.blake2b("".join(queries.digests()).encode(), digest_size=8).hexdigest()
-    return index.score(index.features(queries, index.folder / "queries" / f"{key}.safetensors"), method)
+    kept = index.folder / QUERIES / f"{key}.safetensors"
+    there = kept.exists()
+    made = index.features(queries, kept if there else None)
+    if not there:
+        try:
+            made.save(kept)
+        except (OSError, UndeError) as e:  # an index that may be read, and not written
+            console.note(f"features of these queries are not kept for the next command: {e}")
+    return index.score(made, method)
 
 
 def weights_in(path: Place, scores: GroupScores) -> Weights:

@@ -10,6 +10,7 @@ import errno
 import fnmatch
 import os
 import re
+import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePath
@@ -19,7 +20,7 @@ import fsspec
 
 from unde.errors import UndeError
 
-_URL = re.compile(r"([a-z][a-z0-9+.-]+)://(.*)", re.DOTALL)
+_URL = re.compile(r"([a-z][a-z0-9+.-]+)://(.*)", re.DOTALL | re.IGNORECASE)
 _LOCAL = ("file", "local")
 _EXTRAS = {"s3": "unde[s3]", "s3a": "unde[s3]"}
 _FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
@@ -53,7 +54,7 @@ class Remote:
         parts = [part for part in match[2].split("/") if part] if match is not None else []
         if match is None or not parts or "::" in url or {".", ".."} & set(parts):
             raise UndeError(f"cannot read the URL {url!r}: expected one such as s3://bucket/folder")
-        self.protocol = match[1]
+        self.protocol = match[1].lower()
         self.url = f"{self.protocol}://{'/'.join(parts)}"
 
     def __str__(self) -> str:
@@ -157,17 +158,20 @@ class Remote:
         with self._reached(writing=True) as (fs, path):
             fs.pipe_file(path, content)
 
-    def create(self, content: bytes) -> bool:
+    def create(self, content: bytes, tries: int = 3) -> bool:
         """The same, if nothing is there; whether it was. Of several at once, one is answered yes where the store has
         conditional writes (S3, Google Cloud Storage), and at least one elsewhere."""
         try:
             with self._reached(writing=True) as (fs, path):
                 fs.pipe_file(path, content, mode="create")
-        except OSError:  # drivers say in different ways that it is there
+            return True
+        except OSError as e:  # drivers say in different ways that it is there
             if self.exists():
                 return False
-            raise
-        return True
+            if tries == 1 or "Conflict" not in str(e):
+                raise
+        time.sleep(1)  # S3 asks those that come at the same moment to come again
+        return self.create(content, tries - 1)
 
     def upload(self, file: Path) -> None:
         with self._reached(writing=True) as (fs, path):
@@ -195,6 +199,8 @@ class Remote:
             driver = fsspec.core.url_to_fs(self.url)
         except (ImportError, ValueError) as e:
             raise Unreachable(errno.ENOSYS, self._no_driver(e)) from None
+        except Exception as e:
+            raise self._unreachable(e, "write" if writing else "read") from e
         try:
             yield driver
         except FileNotFoundError as e:
@@ -244,7 +250,7 @@ def place(path: str | os.PathLike[str] | Remote) -> Place:
         return path
     text = os.fspath(path)
     match = _URL.fullmatch(text)
-    if match is not None and match[1] not in _LOCAL:
+    if match is not None and match[1].lower() not in _LOCAL:
         return Remote(text)
     eaten = re.match(r"([a-z][a-z0-9+.-]+):/[^/]", text)
     if isinstance(path, PurePath) and eaten and eaten[1] in fsspec.available_protocols():
