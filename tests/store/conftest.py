@@ -6,7 +6,6 @@ import uuid
 
 import fsspec
 import pytest
-from moto.server import ThreadedMotoServer
 
 from unde.store.remote import Remote
 
@@ -30,8 +29,10 @@ def memory():
 
 @pytest.fixture(scope="session")
 def s3_server():
+    pytest.importorskip("s3fs")
+    moto = pytest.importorskip("moto.server")
     with pytest.MonkeyPatch.context() as patch:
-        server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
         server.start()
         logging.getLogger("werkzeug").setLevel(logging.WARNING)
         host, port = server.get_host_and_port()

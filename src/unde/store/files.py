@@ -85,7 +85,7 @@ def append(path: Place, line: str) -> None:
         before = path.read_bytes() if path.exists() else b""
         path.write_bytes(before + line.encode() + b"\n")
         return
-    with open(path, "a") as file:
+    with path.open("a") as file:
         file.write(line + "\n")
 
 
