@@ -8,7 +8,7 @@ SOURCE = Path(__file__).parent.parent / "src"
 TOP = "unde"  # its __init__, which hands out what is below
 LAYERS = (
     ("errors", "console", "data", "linalg", "version"),
-    ("tasks", "groups", "projection", "recipe", "carried", "unet"),
+    ("tasks", "groups", "projection", "recipe", "unet"),
     ("features",),
     ("store",),
     ("kernels",),

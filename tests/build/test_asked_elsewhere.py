@@ -10,7 +10,7 @@ import torch
 import toy
 import unde
 from unde import Index, UndeError, methods
-from unde.carried import carried
+from unde.build.carried import carried
 from unde.execution import Array, Processes, Serial
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.xdist_group("asked elsewhere")]

@@ -11,7 +11,9 @@ from unde import cli, methods
 from unde.cli.build import build
 from unde.cli.plan import plan
 
-COMMANDS = ("demo", "plan", "build", "finish", "learn", "attribute", "evaluate", "report", "bench")
+COMMANDS = (
+    *("demo", "plan", "build", "finish", "learn", "attribute", "evaluate", "report", "push", "pull", "bench"),
+)
 
 
 def told(*arguments):

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from unde.build.fingerprints import ids_fingerprint
 from unde.errors import UndeError
 from unde.store import layout
 from unde.store.manifest import Manifest
+from unde.store.remote import Place, Remote, Unreachable
 from unde.store.shards import ShardError, read_shard
 
 
-def check_shards(folder: Path, manifest: Manifest, verify: bool) -> None:
-    """Every shard there, whole and at its place; one is in memory at a time."""
+def check_shards(folder: Place, manifest: Manifest, verify: bool) -> None:
+    """Every shard there, whole and at its place; one is in memory at a time. Remote ones are fetched for it, unless
+    checksums are not asked for: then each is checked when it is first read."""
     count = len(manifest.shards)
     paths = [layout.shard(folder, c, s) for c in range(manifest.terms) for s in range(count)]
-    missing = [p.name for p in paths if not p.exists()]
+    there = layout.listed(folder / layout.SHARDS)
+    missing = [p.name for p in paths if p.name not in there]
     if missing:
         raise ShardError(
             f"{folder} is not finished: {len(missing)} of {len(paths)} shards are missing "
@@ -25,7 +27,7 @@ def check_shards(folder: Path, manifest: Manifest, verify: bool) -> None:
             "Run the same Index.build again to finish it"
         )
     problems = []
-    for path in paths:
+    for path in paths if verify or not isinstance(folder, Remote) else ():
         try:
             read_shard(path, manifest.id, verify)
         except ShardError as e:
@@ -37,12 +39,14 @@ def check_shards(folder: Path, manifest: Manifest, verify: bool) -> None:
         )
 
 
-def read_ids(folder: Path, manifest: Manifest) -> list[Any] | None:
+def read_ids(folder: Place, manifest: Manifest) -> list[Any] | None:
     if not manifest.ids:
         return None
     path = folder / layout.IDS
     try:
         ids = json.loads(path.read_text())
+    except Unreachable:
+        raise
     except (OSError, ValueError):
         ids = []
     if ids_fingerprint(ids) != manifest.ids:

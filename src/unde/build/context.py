@@ -7,16 +7,15 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from unde import methods
 from unde.build import matrices
+from unde.build.carried import Carried, cannot_travel
 from unde.build.checkpoints import Checkpoint, fingerprints, loaded
 from unde.build.fingerprints import data_fingerprint
-from unde.carried import Carried, cannot_travel
 from unde.data import Rows, own_collate
 from unde.errors import UndeError
 from unde.execution import Job
@@ -27,6 +26,7 @@ from unde.features.run import Batch, FeaturePass, Measurement, cuts, resized
 from unde.methods import Method
 from unde.recipe import Recipe, Setup
 from unde.store.manifest import Manifest
+from unde.store.remote import Place
 from unde.tasks.base import Task
 from unde.tasks.cutting import recut
 
@@ -57,7 +57,7 @@ class Given:
             raise cannot_travel(self.model)
         return made, (self.recipe, self.checkpoints, self.device)
 
-    def must_be(self, manifest: Manifest, folder: Path, data: bool = False) -> None:
+    def must_be(self, manifest: Manifest, folder: Place, data: bool = False) -> None:
         """Raises if this is not the model, or the data, that an index was begun with."""
         name = "the recipe" if self.recipe is None else self.recipe.function
         if self.models != manifest.models:
@@ -93,7 +93,7 @@ class Context:
 
     def __init__(
         self,
-        folder: Path,
+        folder: Place,
         manifest: Manifest,
         given: Given,
         workers: int = 0,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack, nullcontext
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -16,6 +15,7 @@ from unde.execution import SERIAL, Executor, Job, JobsFailed
 from unde.features.directions import Gathering
 from unde.features.run import resized, threads
 from unde.projection import Spec
+from unde.store.remote import Place
 from unde.store.scratch import scratch
 from unde.store.shards import read_shard, write_shard
 
@@ -27,7 +27,7 @@ class Sample:
 
     def __init__(self, given: Given, each: int | None, rows: int | None, settings: dict[str, Any]) -> None:
         self.given, self.each, self.rows, self.settings = given, each, rows, settings
-        self.folder: Path | None = None
+        self.folder: Place | None = None
         self._open = ExitStack()
         self._sums: dict[int, Tensor] = {}
 
@@ -58,7 +58,7 @@ class Sample:
     def sums(self, i: int) -> Tensor:
         return self._sums.pop(i) if i in self._sums else read_shard(self._file(i), _OWNER)["sums"]
 
-    def _file(self, i: int) -> Path:
+    def _file(self, i: int) -> Place:
         assert self.folder is not None
         return self.folder / f"{i}.safetensors"
 
@@ -69,7 +69,7 @@ def gather(sample: Sample, i: int) -> None:
 
 
 def found(
-    folder: Path,
+    folder: Place,
     given: Given,
     each: int | None,
     names: list[str],

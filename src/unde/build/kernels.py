@@ -32,6 +32,7 @@ from unde.store.codec import codec
 from unde.store.files import clear_partial
 from unde.store.locks import locked
 from unde.store.manifest import Manifest
+from unde.store.remote import Place
 from unde.store.shards import WRITTEN, ShardError, file_bytes, read_again, read_shard, sound, write_shard
 from unde.store.steady import Held, Hold, Watch, copied
 
@@ -80,7 +81,7 @@ class Training:
         self._kept[s] = parts
         return Held(parts, leases)
 
-    def _files(self, s: int) -> list[tuple[Watch, Path]]:
+    def _files(self, s: int) -> list[tuple[Watch, Place]]:
         """What the blocks of shard s are mapped from for as long as they are kept; nothing where they are not."""
         if not _handed_on(self._stored.manifest):
             return []
@@ -119,7 +120,7 @@ class KernelFiles:
             self._fitted = self.settled.fit(self._moments_at_hand(), self.source)
         return self._fitted
 
-    def path(self, s: int) -> Path:
+    def path(self, s: int) -> Place:
         """Of K g(n) of shard s."""
         return self._rows.shard(s)
 
@@ -171,7 +172,13 @@ class KernelFiles:
         at = self._moments
         with contextlib.suppress(ShardError):
             return copied(read_shard(at.path / MOMENTS, at.owner))
-        at.written(self._write_moments)
+        try:
+            at.written(self._write_moments)
+        except (
+            ShardError
+        ):  # in a store of objects, another may have cleared the partial results it is done with
+            if not sound(at.path / MOMENTS, at.owner):
+                raise
         return copied(read_shard(at.path / MOMENTS, at.owner, verify=False))
 
     def _write_moments(self) -> None:
@@ -337,18 +344,18 @@ def _bytes(tensors: Mapping[str, Tensor]) -> int:
 class _Folder:
     """A place in the folder of an index, or a temporary one where that cannot be written."""
 
-    def __init__(self, index: Path, content: str) -> None:
+    def __init__(self, index: Place, content: str) -> None:
         self.owner = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
-        self.path = index / layout.KERNELS / self.owner
+        self.path: Place = index / layout.KERNELS / self.owner
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
 
-    def shard(self, s: int) -> Path:
+    def shard(self, s: int) -> Place:
         return self.path / f"{s:06d}.safetensors"
 
-    def partial(self, r: Round, job: int) -> Path:
+    def partial(self, r: Round, job: int) -> Place:
         return self.path / f"{r.name}-{job:06d}.safetensors"
 
-    def before(self, n: int) -> Path:
+    def before(self, n: int) -> Place:
         """Moments of the rounds before round n."""
         return self.path / f"before-{n}.safetensors"
 

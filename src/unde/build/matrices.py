@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from pathlib import Path
 
 from torch import Tensor
 
@@ -16,18 +15,19 @@ from unde import console
 from unde.errors import UndeError
 from unde.store.layout import FISHER, MANIFEST, MATRICES
 from unde.store.manifest import Manifest
-from unde.store.shards import ShardError, checksum, read_shard, write_shard
+from unde.store.remote import Place
+from unde.store.shards import ShardError, checksum, create_shard, read_shard, write_shard
 from unde.store.steady import copied
 
 
-def home(folder: Path) -> Path:
+def home(folder: Place) -> Place:
     """Where the matrices of an index are: gradients with sampled labels are projected as those that they belong to."""
     inside = folder.name == FISHER and (folder.parent / MANIFEST).exists()
     return folder.parent if inside else folder
 
 
 def made_once(
-    folder: Path, origin: str, there: Manifest | None, make: Callable[[], dict[str, Tensor]]
+    folder: Place, origin: str, there: Manifest | None, make: Callable[[], dict[str, Tensor]]
 ) -> dict[str, Tensor]:
     """The matrices in the folder if they were made from `origin`, else new ones, which are kept there.
 
@@ -38,9 +38,12 @@ def made_once(
         return copied(read_shard(path, owner))
     except ShardError as e:
         damage = e
+    if there is None:
+        path.unlink(missing_ok=True)  # of an index that was never begun
     matrices = make()
     if there is None:
-        write_shard(path, owner, matrices)
+        if not create_shard(path, owner, matrices):  # another process begins the same index at the same time
+            return read_shard(path, owner)
     elif fingerprint(matrices) == there.matrices:
         console.note(f"{damage}: made anew, as it was")
         write_shard(path, owner, matrices)
@@ -51,7 +54,7 @@ def fingerprint(matrices: dict[str, Tensor]) -> str:
     return checksum(matrices) if matrices else ""
 
 
-def read(folder: Path, manifest: Manifest) -> dict[str, Tensor]:
+def read(folder: Place, manifest: Manifest) -> dict[str, Tensor]:
     """The matrices that an index was built with."""
     if not manifest.matrices:
         return {}

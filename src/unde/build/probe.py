@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +18,8 @@ from unde.data import evenly, to_device
 from unde.features.coverage import EXAMPLES, TOLERANCE
 from unde.features.run import FeaturePass, resized
 from unde.store import layout
+from unde.store.files import append
+from unde.store.remote import Place
 from unde.store.shards import ShardError, read_shard, write_shard
 from unde.tasks.identity import same_but_code
 
@@ -75,8 +76,8 @@ def changed_by_code(context: Context) -> str | None:
     return f"the features of example {int(where[worst])} come out {off:.3g} % different"
 
 
-def note_accepted(folder: Path, identity: dict[str, Any]) -> None:
+def note_accepted(folder: Place, identity: dict[str, Any]) -> None:
     """That somebody opened the index with other code and said that it computes the same."""
     entry = {"accepted_code": identity["code"], "task": identity["name"]}
-    with contextlib.suppress(OSError), open(folder / layout.LOG, "a") as f:
-        f.write(json.dumps(entry) + "\n")
+    with contextlib.suppress(OSError):
+        append(folder / layout.LOG, json.dumps(entry))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from unde.build.fingerprints import to_digest, to_signed
 from unde.errors import UndeError
+from unde.store.remote import Place
 from unde.store.shards import ShardError, read_shard, write_shard
 from unde.store.steady import copied
 
@@ -28,14 +28,14 @@ class QueryFeatures:
     def __len__(self) -> int:
         return len(self.digests)
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Place) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         digest = torch.tensor([to_signed(d) for d in self.digests], dtype=torch.int64)
         tensors = {"features": self.features, "loss": self.loss, "digest": digest}
         write_shard(path, self.index, tensors, _PLACE)
 
     @classmethod
-    def load(cls, path: Path, index: str) -> QueryFeatures:
+    def load(cls, path: Place, index: str) -> QueryFeatures:
         try:
             shard = copied(read_shard(path, index, place=_PLACE))
         except ShardError as e:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,12 +12,12 @@ from torch import Tensor, nn
 
 from unde import console
 from unde.build import matrices
+from unde.build.carried import Carried, carried
 from unde.build.checkpoints import Checkpoint, fingerprints, loaded
 from unde.build.context import checkpoint_of, made, step_of
 from unde.build.fingerprints import SAMPLED, Watch, reads_differently, to_digest, to_signed
 from unde.build.queries import BadQuery, QueryFeatures
 from unde.build.stored import Stored
-from unde.carried import Carried, carried
 from unde.data import Rows, evenly
 from unde.errors import UndeError
 from unde.execution import SERIAL, Executor, Job, JobsFailed
@@ -27,6 +26,7 @@ from unde.features.coverage import restored
 from unde.features.run import FeaturePass, Found, Measurement, cuts, exclusive, resized
 from unde.recipe import Recipe
 from unde.store.layout import SCRATCH
+from unde.store.remote import Place
 from unde.store.scratch import scratch
 from unde.store.shards import read_shard, write_shard
 from unde.tasks.base import Task
@@ -142,7 +142,7 @@ class Asking:
 
     def __init__(self, session: Session, rows: Rows, under: Under, passes: list[range]) -> None:
         self.session, self.rows, self.under, self.passes = session, rows, under, passes
-        self.folder: Path | None = None  # for what is found in other processes
+        self.folder: Place | None = None  # for what is found in other processes
         self._found: dict[Job, Found] = {}
         self._open: tuple[int, FeaturePass, ExitStack] | None = None
 
@@ -200,7 +200,7 @@ class Asking:
         features, values = shard["features"].clone(), shard["values"].clone()  # the file is gone soon
         return Found(self.passes[job[1]], features, values, values[:0], digests)
 
-    def _file(self, job: Job) -> Path:
+    def _file(self, job: Job) -> Place:
         assert self.folder is not None
         return self.folder / f"{job[0]:02d}-{job[1]:06d}.safetensors"
 

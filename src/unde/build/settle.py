@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from unde.projection import Spec
 from unde.store import layout
 from unde.store.files import write_bytes
 from unde.store.manifest import SCHEMA, Manifest, Settled
+from unde.store.remote import Place
 from unde.store.shards import file_bytes, sound
 
 SHARD_BYTES = 2**24  # in float32: what allocators hand out again and again without asking the system
@@ -40,7 +40,7 @@ PASSES = "passes"  # among matrices: how many examples, and rows, the passes had
 
 
 def settle(
-    folder: Path,
+    folder: Place,
     given: Given,
     method: Method,
     *,
@@ -115,9 +115,10 @@ def checked(
 
 
 def _begun(
-    folder: Path, given: Given, asked: Manifest, ids: Sequence[Any] | None, memory: int, workers: int
+    folder: Place, given: Given, asked: Manifest, ids: Sequence[Any] | None, memory: int, workers: int
 ) -> Context:
-    """A new index: coverage, pass and shard sizes are decided, then its manifest is written."""
+    """A new index: coverage, pass and shard sizes are decided, then its manifest is written. In a store of objects
+    another process may begin the same index at the same time: whoever is first has settled it."""
     draft = Context(folder, asked, given, workers, ids)
     decided: list[tuple[int, int | None, Coverage]] = []
     for c in range(len(asked.models)):
@@ -140,12 +141,15 @@ def _begun(
     (folder / layout.SHARDS).mkdir(exist_ok=True)
     write_probe(context)
     _write_ids(folder, ids)
-    manifest.write(folder)
-    return context
+    there = manifest.begin(folder)
+    if there.id == manifest.id:
+        return context
+    with threads(there.settled.threads):
+        return _gone_on(folder, given, asked, there, ids, workers)
 
 
 def _gone_on(
-    folder: Path,
+    folder: Place,
     given: Given,
     asked: Manifest,
     there: Manifest,
@@ -185,7 +189,7 @@ def on_disk(m: Manifest, precision: torch.dtype, made: Mapping[str, Tensor]) -> 
 
 
 def _with_matrices(
-    folder: Path,
+    folder: Place,
     given: Given,
     method: Method,
     names: list[str],
@@ -218,7 +222,7 @@ def _with_matrices(
     return replace(asked, matrices=matrices.fingerprint(found)), found
 
 
-def _write_ids(folder: Path, ids: Sequence[Any] | None) -> None:
+def _write_ids(folder: Place, ids: Sequence[Any] | None) -> None:
     if ids is not None:
         write_bytes(folder / layout.IDS, (json.dumps(list(ids)) + "\n").encode())
 

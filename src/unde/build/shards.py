@@ -24,7 +24,7 @@ from unde.features.factors import gathered
 from unde.features.run import Batch, FeaturePass, Found, threads
 from unde.store import layout
 from unde.store.codec import codec
-from unde.store.files import clear_partial
+from unde.store.files import append, clear_partial
 from unde.store.manifest import Manifest
 from unde.store.shards import WRITTEN, ShardError, file_bytes, read_shard, write_shard
 
@@ -146,13 +146,14 @@ def missing(context: Context, executor: Executor = SERIAL) -> list[Job]:
     where, digests = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
     if executor.alone:
         clear_partial(context.folder / layout.SHARDS)
+    there = layout.listed(context.folder / layout.SHARDS)
     for c in range(m.terms):
         for s, r in enumerate(m.shards):
             if not executor.mine((c, s)):
                 continue
             path = layout.shard(context.folder, c, s)
             try:
-                if path.exists():
+                if path.name in there:
                     digests.append(read_shard(path, m.id)["digest"].clone())
                     where.append(torch.arange(r.start, r.stop))
                     continue
@@ -280,5 +281,5 @@ def _log(context: Context, examples: int, seconds: float) -> None:
         "torch": torch.__version__,
         "machine": platform.machine(),
     }
-    with contextlib.suppress(OSError), open(context.folder / layout.LOG, "a") as f:
-        f.write(json.dumps(entry) + "\n")
+    with contextlib.suppress(OSError):
+        append(context.folder / layout.LOG, json.dumps(entry))

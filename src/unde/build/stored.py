@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from unde.methods import Method
 from unde.store import layout
 from unde.store.codec import codec
 from unde.store.manifest import Manifest, with_method
+from unde.store.remote import Place
 from unde.store.shards import read_again
 from unde.store.steady import Watch
 
@@ -29,7 +29,7 @@ _BESIDE_OF_0_1 = "also"
 class Stored:
     """What is on disk, and how much of it may be in memory."""
 
-    def __init__(self, folder: Path, manifest: Manifest, memory: int) -> None:
+    def __init__(self, folder: Place, manifest: Manifest, memory: int) -> None:
         self.folder, self.manifest, self.memory = folder, manifest, memory
         self.method: Method = methods.parse(manifest.method)
         self.codec = codec(manifest.store_dtype)

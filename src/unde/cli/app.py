@@ -16,6 +16,7 @@ from unde.cli.finish import finish
 from unde.cli.interrupts import Commands, Interrupted, unwinding_on_sigterm
 from unde.cli.learn import learn
 from unde.cli.plan import plan
+from unde.cli.push import pull, push
 from unde.cli.report import report
 from unde.errors import UndeError
 from unde.version import __version__
@@ -32,7 +33,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-for command in (demo, plan, build, finish, learn, attribute, evaluate, report, bench):
+for command in (demo, plan, build, finish, learn, attribute, evaluate, report, push, pull, bench):
     app.command()(command)
 
 

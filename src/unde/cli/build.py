@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -35,10 +34,19 @@ from unde.cli.project import Project
 from unde.execution import named
 from unde.index import Index
 from unde.integrations.source import Source
+from unde.store.remote import Place, place
 
 
 def build(
-    out: Annotated[Path, typer.Option("--out", help="folder for the index; a half-built one is finished")],
+    out: Annotated[
+        Any,
+        typer.Option(
+            "--out",
+            parser=place,
+            metavar="PATH",
+            help="folder or URL for the index; a half-built one is finished",
+        ),
+    ],
     target: Target = None,
     hf_model: HFModel = None,
     data: Data = None,
@@ -110,7 +118,7 @@ def build(
     typer.echo(said(index, out))
 
 
-def said(index: Index, out: Path) -> str:
+def said(index: Index, out: Place) -> str:
     """What is there now."""
     if index.unfinished:
         return (

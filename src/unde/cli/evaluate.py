@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -31,11 +30,15 @@ from unde.cli.project import Project, kept_scores, remembered, weights_in
 from unde.errors import unknown
 from unde.evaluate import Bank, compare, lds
 from unde.execution import named
+from unde.store.remote import place
 
 
 def evaluate(
     index: IndexPath,
-    bank: Annotated[Path, typer.Option(help="file of a retraining bank (unde.evaluate.Bank)")],
+    bank: Annotated[
+        Any,
+        typer.Option(parser=place, metavar="PATH", help="file of a retraining bank (unde.evaluate.Bank)"),
+    ],
     target: Target = None,
     queries: Queries = None,
     hf_model: HFModel = None,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -27,10 +26,13 @@ from unde.cli.options import (
 from unde.cli.project import Project, remembered
 from unde.execution import named
 from unde.index import Index
+from unde.store.remote import place
 
 
 def finish(
-    index: Annotated[Path, typer.Argument(metavar="DIR", help="folder of an index that was begun")],
+    index: Annotated[
+        Any, typer.Argument(parser=place, metavar="DIR", help="folder or URL of an index that was begun")
+    ],
     target: Target = None,
     hf_model: HFModel = None,
     data: Data = None,

@@ -29,6 +29,7 @@ from unde.cli.project import Project, kept_scores, remembered
 from unde.errors import UndeError, unknown
 from unde.execution import named
 from unde.index import Index
+from unde.store.remote import Place, place
 from unde.weights import Weights, learn_weights
 
 Number = TypeVar("Number", int, float)
@@ -38,7 +39,9 @@ OWN = "With queries of your own"
 def learn(
     index: IndexPath,
     target: Target = None,
-    out: Annotated[Path, typer.Option("--out", help="where to save the weights")] = Path("weights.json"),
+    out: Annotated[
+        Any, typer.Option("--out", parser=place, metavar="PATH", help="where to save the weights")
+    ] = "weights.json",
     method: MethodOfIndex = None,
     examples: Annotated[
         int | None, typer.Option(help="training examples to learn from (default: 200)")
@@ -133,7 +136,7 @@ def learn(
     typer.echo(f"{out}: {weights}")
 
 
-def _check(queries: str | None, own: dict[str, str | None], alone: dict[str, Any], out: Path) -> None:
+def _check(queries: str | None, own: dict[str, str | None], alone: dict[str, Any], out: Place) -> None:
     """Options that belong to the other way of learning, and a place to save that is not there, before hours of work."""
     given = [f"--{name}" for name, value in own.items() if value is not None]
     if queries is None and given:
@@ -149,7 +152,7 @@ def _check(queries: str | None, own: dict[str, str | None], alone: dict[str, Any
         )
     if alone["perturb"] not in (None, "weights"):
         raise unknown("perturb", alone["perturb"], ("weights",))
-    if not out.absolute().parent.is_dir():
+    if isinstance(out, Path) and not out.absolute().parent.is_dir():
         raise UndeError(f"no folder {out.parent} for --out {out}: make it, or save elsewhere")
 
 

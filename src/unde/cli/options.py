@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from unde import methods
 from unde.errors import unknown
 from unde.integrations.source import Source
+from unde.store.remote import place
 
 HF = "Hugging Face language models (instead of MODULE:FUNCTION)"
 
@@ -33,10 +34,19 @@ METHODS = listed([*methods.METHODS, *methods._SHORT])
 Target = Annotated[
     str | None, typer.Argument(metavar="MODULE:FUNCTION", help="a function that returns an unde.Setup")
 ]
+# A Place, a path or a URL: typer knows no unions.
 IndexPath = Annotated[
-    Path, typer.Option("--index", help="folder of the index; remembers what it was built from")
+    Any,
+    typer.Option(
+        "--index",
+        parser=place,
+        metavar="PATH",
+        help="folder or URL of the index; remembers what it was built from",
+    ),
 ]
-WeightsFile = Annotated[Path | None, typer.Option("--weights", help="weights from `unde learn`")]
+WeightsFile = Annotated[
+    Any, typer.Option("--weights", parser=place, metavar="PATH", help="weights from `unde learn`")
+]
 WeightsFiles = Annotated[
     list[str] | None,
     typer.Option(

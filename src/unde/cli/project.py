@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
-from pathlib import Path
 
 from torch import nn
 
@@ -18,6 +17,8 @@ from unde.integrations.source import Source, remembered_target
 from unde.recipe import Recipe
 from unde.scores import GroupScores
 from unde.scores.roles import refuse_shared, shared
+from unde.store.layout import QUERIES
+from unde.store.remote import Place
 from unde.weights import Weights
 
 
@@ -33,7 +34,7 @@ class Project:
         target: str | None,
         source: Source | None = None,
         *,
-        index: Path | None = None,
+        index: Place | None = None,
         learn: Texts | None = None,
         evaluate: Texts | None = None,
         query_field: str | None = None,
@@ -65,7 +66,7 @@ class Project:
         """How another process makes the same setup."""
         return Recipe(self.name) if self.source is None else self.source.recipe
 
-    def index(self, path: Path, executor: Executor = SERIAL) -> Index:
+    def index(self, path: Place, executor: Executor = SERIAL) -> Index:
         s = self.setup
         return Index.open(
             path,
@@ -109,7 +110,7 @@ class Project:
         return self.queries(role).data.ids if self.source is not None else None
 
 
-def remembered(index: Path, source: Source) -> str | None:
+def remembered(index: Place, source: Source) -> str | None:
     """The MODULE:FUNCTION that an index remembers, said in a line; None if a model was named or none is there."""
     target = None if source.said else remembered_target(index)
     if target is not None:
@@ -120,10 +121,18 @@ def remembered(index: Path, source: Source) -> str | None:
 def kept_scores(index: Index, queries: Rows, method: str | None) -> GroupScores:
     """Scores of queries whose features are kept, for the next command that asks for them."""
     key = hashlib.blake2b("".join(queries.digests()).encode(), digest_size=8).hexdigest()
-    return index.score(index.features(queries, index.folder / "queries" / f"{key}.safetensors"), method)
+    kept = index.folder / QUERIES / f"{key}.safetensors"
+    there = kept.exists()
+    made = index.features(queries, kept if there else None)
+    if not there:
+        try:
+            made.save(kept)
+        except (OSError, UndeError) as e:  # an index that may be read, and not written
+            console.note(f"features of these queries are not kept for the next command: {e}")
+    return index.score(made, method)
 
 
-def weights_in(path: Path, scores: GroupScores) -> Weights:
+def weights_in(path: Place, scores: GroupScores) -> Weights:
     """Weights from a file, refused for queries that they were learned on."""
     if path.is_dir():
         raise UndeError(f"{path} is a folder: expected a file of weights, written by `unde learn`")

@@ -29,6 +29,7 @@ from unde.data import Rows
 from unde.errors import UndeError
 from unde.report.contributors import checked
 from unde.report.of_index import UNWEIGHTED, page_of
+from unde.store.remote import Place, place
 
 
 def report(
@@ -86,13 +87,13 @@ def report(
     typer.echo(f"Open {page.write(out).resolve()} in a browser.")
 
 
-def named_files(given: Sequence[str]) -> dict[str, Path]:
+def named_files(given: Sequence[str]) -> dict[str, Place]:
     """Files of weights by name: one path is "weighted", several are NAME=FILE each.
 
     >>> named_files(["subject=w1.json", "style=w2.json"])["style"].name
     'w2.json'
     """
-    files: dict[str, Path] = {}
+    files: dict[str, Place] = {}
     for text in given:
         name, equals, file = text.partition("=")
         # A path may hold the sign too, as in runs/lr=0.1/w.json.
@@ -110,5 +111,5 @@ def named_files(given: Sequence[str]) -> dict[str, Path]:
             raise UndeError(
                 f"--weights {text}: {UNWEIGHTED!r} names the scores without weights, choose another"
             )
-        files[name] = Path(file)
+        files[name] = place(file)
     return files

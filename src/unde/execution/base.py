@@ -101,7 +101,7 @@ def _answered(run: Callable[[], None]) -> Answer:
     try:
         run()
     except UndeError as e:
-        return True, str(e)
+        return not isinstance(e, OSError), str(e)  # a store that does not answer may do so the next time
     except Exception:
         return False, traceback.format_exc().strip()
     return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,6 +34,7 @@ from unde.scores.group_scores import GroupScores, WeightsLike
 from unde.scores.tokens import TokenScores
 from unde.store.codec import codec
 from unde.store.manifest import Manifest
+from unde.store.remote import Place, place
 from unde.tasks.base import Task
 from unde.weights import Weights
 
@@ -64,7 +64,7 @@ class Index:
         return f"Index({str(self.folder)!r}, {self.method}, {m.examples} × {m.width}, {groups} groups)"
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> Place:
         return self._opened.stored.folder
 
     @property
@@ -121,7 +121,7 @@ class Index:
         model: nn.Module,
         task: Task,
         train_data: Any,
-        path: str | Path,
+        path: str | Place,
         *,
         method: str | Method = "trak",
         groups: Groups | str | Mapping[str, str] = "layer",
@@ -143,7 +143,8 @@ class Index:
         recipe: str | Recipe | None = None,
         progress: bool = True,
     ) -> Index:
-        """Compute the features of `train_data`, or finish an index that was begun in `path`.
+        """Compute the features of `train_data`, or finish an index that was begun in `path`, a folder or a URL such as
+        s3://bucket/idx.
 
         `checkpoints` are state dicts or .safetensors files; `checkpoint_weights` their η_c (learning rates
         for TracInCP; equal shares by default). `exclude` names parameters to leave out, by regular
@@ -167,7 +168,7 @@ class Index:
         ids = None if ids is None else plain_ids(ids)
         if ids is not None and len(ids) != len(rows):
             raise UndeError(f"{len(ids)} ids for {len(rows)} examples: expected one for each")
-        folder, runs = Path(path).expanduser(), named(executor, threads=threads)
+        folder, runs = place(path), named(executor, threads=threads)
         budget, chosen = parse_bytes(memory), methods.for_building(method)
         with making.on_device(model, device), making.ending(executor, runs):
             given = Given(
@@ -198,12 +199,14 @@ class Index:
         return cls(opened)
 
     @classmethod
-    def finish(cls, path: str | Path, model: nn.Module, task: Task, train_data: Any, **options: Any) -> Index:
+    def finish(
+        cls, path: str | Place, model: nn.Module, task: Task, train_data: Any, **options: Any
+    ) -> Index:
         """What is left of an index that was begun, with everything as it was settled then.
 
         `options` are those of `build` that say what is given (`checkpoints`, `collate`, `ids`, …) and who computes.
         """
-        m = Manifest.read(Path(path).expanduser())
+        m = Manifest.read(place(path))
         left_out = set(trainable(model)) - set(m.unit_names)
         recorded: dict[str, Any] = {
             "method": methods.parse(m.method),
@@ -218,7 +221,7 @@ class Index:
     @classmethod
     def open(
         cls,
-        path: str | Path,
+        path: str | Place,
         *,
         model: nn.Module | None = None,
         task: Task | None = None,
@@ -242,7 +245,7 @@ class Index:
         `accept_code=True` says that it does; that is noted in the index and in all scores. `executor` says who
         computes what is asked, as in `build`; other processes put the model on `device`.
         """
-        folder = Path(path).expanduser()
+        folder = place(path)
         manifest = Manifest.read(folder)
         if task is not None and collate is None:
             collate = own_collate(task.collate, train_data)
@@ -290,7 +293,7 @@ class Index:
 
     # --- asking -----------------------------------------------------------------------------------------
 
-    def features(self, queries: Any, path: str | Path | None = None) -> QueryFeatures:
+    def features(self, queries: Any, path: str | Place | None = None) -> QueryFeatures:
         """Features of queries, to be used instead of them. With `path` they are kept there and reused."""
         if isinstance(queries, QueryFeatures):
             if queries.index != self.manifest.id:
@@ -299,16 +302,17 @@ class Index:
                 )
             return queries
         rows = Rows(queries, own_collate(self._opened.collate, queries))
-        if path is not None and Path(path).exists():
-            there = QueryFeatures.load(Path(path), self.manifest.id)
+        kept = None if path is None else place(path)
+        if kept is not None and kept.exists():
+            there = QueryFeatures.load(kept, self.manifest.id)
             if there.digests != rows.digests():
                 raise UndeError(
                     f"{path} holds the features of other queries: choose another path, or delete it"
                 )
             return there
         made = self._opened.session.features(rows)
-        if path is not None:
-            made.save(Path(path))
+        if kept is not None:
+            made.save(kept)
         return made
 
     def score(self, queries: Any, method: str | Method | None = None) -> GroupScores:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,12 +12,12 @@ from torch import nn
 
 from unde import console, plan
 from unde.build import shards
+from unde.build.carried import carried
 from unde.build.checkpoints import Checkpoint
 from unde.build.compare import task_differences
 from unde.build.context import Context, Given
 from unde.build.probe import changed_task, note_accepted
 from unde.build.stored import Stored
-from unde.carried import carried
 from unde.data import Rows
 from unde.execution import Executor
 from unde.methods import Method
@@ -26,33 +25,34 @@ from unde.recipe import Recipe
 from unde.store import layout
 from unde.store.files import clear_partial
 from unde.store.locks import locked
+from unde.store.remote import Place
 from unde.tasks.base import Task
 from unde.tasks.identity import same_but_code
 
 
 def computed(
-    folder: Path,
+    folder: Place,
     given: Given,
     method: Method,
-    settling: Callable[[Path, Given, Method], Context],
+    settling: Callable[[Place, Given, Method], Context],
     executor: Executor,
     progress: bool,
 ) -> list[Context]:
     """The index, and that of sampled labels where the method has one: settled, and all that is for `executor` to do."""
     out = []
-    for place, measured in ((folder, method), (folder / layout.FISHER, method.probe)):
+    for home, measured in ((folder, method), (folder / layout.FISHER, method.probe)):
         if measured is None:
             continue
-        layout.prepare(place)
+        layout.prepare(home)
         with ExitStack() as held:
-            held.enter_context(locked(place, wait=not executor.alone))
-            clear_partial(place)
+            held.enter_context(locked(home, wait=not executor.alone))
+            clear_partial(home)
             if not executor.here and given.recipe is None:
                 sent = carried(
                     given.model, given.task, given.rows.data, given.rows.collate, folder / layout.SCRATCH
                 )
                 given = replace(given, recipe=sent)
-            context = settling(place, given, measured)
+            context = settling(home, given, measured)
             if not executor.alone:
                 held.close()  # others work on the same
             _compute(context, executor, progress)

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import nn
 
+from unde.build.carried import Carried
 from unde.build.checkpoints import Checkpoint
 from unde.build.session import Session
 from unde.build.stored import Stored
-from unde.carried import Carried
 from unde.data import Collate, Rows
 from unde.errors import UndeError
 from unde.execution import SERIAL, Executor

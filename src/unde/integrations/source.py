@@ -15,6 +15,7 @@ from unde.integrations.language import hf_setup
 from unde.recipe import Recipe, Setup
 from unde.store.files import write_atomically
 from unde.store.layout import SOURCE
+from unde.store.remote import Place, Unreachable
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Source:
     def said(self) -> dict[str, str | int]:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
-    def settled(self, index: Path | None) -> Source:
+    def settled(self, index: Place | None) -> Source:
         """With what the index remembers for all that was not said, and checked to be enough."""
         if index is not None and not index.is_dir():
             raise UndeError(f"no folder {index}: make an index with unde build")
@@ -82,7 +83,7 @@ class Source:
         """How another process makes the same setup; settled before."""
         return Recipe("unde.integrations.source:made", self.said)
 
-    def remember(self, index: Path) -> None:
+    def remember(self, index: Place) -> None:
         """Keep this in the folder of an index, with paths that hold from any working folder."""
         settings = asdict(self)
         for name in ("model", "data"):
@@ -97,7 +98,7 @@ def made(**said: Any) -> Setup:
     return Source(**said).setup()
 
 
-def remembered_target(index: Path) -> str | None:
+def remembered_target(index: Place) -> str | None:
     """The MODULE:FUNCTION that an index was built from, if it remembers one that may be run.
 
     An index may come from somebody else, and a name in it must not run what nobody would have typed: only names of
@@ -115,7 +116,7 @@ def remembered_target(index: Path) -> str | None:
     root = module.partition(".")[0]
     if root in sys.stdlib_module_names:
         raise _foreign(index, target, f"{root} is a part of Python")
-    if _lies_in(index.resolve(), module.split(".")):
+    if isinstance(index, Path) and _lies_in(index.resolve(), module.split(".")):
         raise _foreign(index, target, f"{module} lies in the index itself")
     return target
 
@@ -130,13 +131,13 @@ def _lies_in(home: Path, parts: list[str]) -> bool:
     return False
 
 
-def _foreign(index: Path, target: str, why: str) -> UndeError:
+def _foreign(index: Place, target: str, why: str) -> UndeError:
     return UndeError(
         f"{index / SOURCE} names {target!r}, which is not run without being asked for ({why}): give MODULE:FUNCTION"
     )
 
 
-def _read(index: Path) -> Source:
+def _read(index: Place) -> Source:
     path = index / SOURCE
     if not path.exists():
         return Source()
@@ -148,6 +149,8 @@ def _read(index: Path) -> Source:
             length, (int, type(None))
         ):
             raise TypeError("a value of another type")
+    except Unreachable:
+        raise
     except (ValueError, TypeError, AttributeError) as e:
         raise UndeError(
             f"{path} is damaged ({e}): delete it, and give --hf-model and --data, or MODULE:FUNCTION"

@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -25,6 +24,7 @@ from unde.methods import Method
 from unde.scores.group_scores import GroupScores
 from unde.scores.top import Best
 from unde.scores.within import Sizes
+from unde.store.remote import Place
 from unde.store.scratch import scratch
 from unde.store.shards import read_shard, write_shard
 
@@ -46,7 +46,7 @@ class Part:
 
     scorer: Scoring
     method: Method
-    folder: Path
+    folder: Place
     groups: Groups | None = None
     memory: int = 0
     k: int = 0
@@ -93,7 +93,7 @@ class Part:
     def read(self, job: Job) -> dict[str, Tensor]:
         return read_shard(self.file(job), self.stored.manifest.id)
 
-    def file(self, job: Job) -> Path:
+    def file(self, job: Job) -> Place:
         return self.folder / ("-".join(map(str, job)) + ".safetensors")
 
 

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and that no planted link leads elsewhere."""
+"""Files that are whole or not there, and that no planted link leads elsewhere; and objects, which are by themselves."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import secrets
 from pathlib import Path
 
 from unde.errors import UndeError
+from unde.store.remote import Place, Remote, Unreachable
 
 PARTIAL = (
     ".partial"  # what a kill can leave behind ends in this, is never read, and is cleared by the next writer
@@ -15,13 +16,16 @@ PARTIAL = (
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Place, content: bytes) -> None:
     """All of the file or none of it, also after a kill or a power cut; an error leaves the old file.
 
     It is written under a name that nobody could foresee and that was not there: a link in its place is no way out of
     the folder, and writers do not meet.
     """
-    temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
+    if isinstance(path, Remote):
+        path.write_bytes(content)
+        return
+    temporary = temporary_for(path)
     try:
         with open(temporary, "wb", opener=_fresh) as file:
             file.write(content)
@@ -40,14 +44,20 @@ def write_atomically(path: Path, content: bytes) -> None:
             os.close(folder)
 
 
+def temporary_for(path: Path) -> Path:
+    return path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
+
+
 def _fresh(path: str, _flags: int) -> int:
     return os.open(path, _NEW, 0o666)
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_bytes(path: Place, content: bytes) -> None:
     """As `write_atomically`, with an error that says what to do."""
     try:
         write_atomically(path, content)
+    except Unreachable:
+        raise
     except OSError as e:
         raise UndeError(
             f"cannot write {path} ({e.strerror}): nothing half-written is left behind. Make room for "
@@ -55,8 +65,34 @@ def write_bytes(path: Path, content: bytes) -> None:
         ) from e
 
 
-def clear_partial(folder: Path) -> None:
+def create_bytes(path: Place, content: bytes) -> bool:
+    """As `write_bytes`, unless something is there; whether it was written.
+
+    Locally for who holds the lock of the folder. In a store nobody holds one, and of several that begin at once one
+    creates the object and the others are told.
+    """
+    if isinstance(path, Remote):
+        return path.create(content)
+    if path.exists():
+        return False
+    write_bytes(path, content)
+    return True
+
+
+def append(path: Place, line: str) -> None:
+    """A line at the end of a log. An object is read and put again: of two at once, one line may be lost."""
+    if isinstance(path, Remote):
+        before = path.read_bytes() if path.exists() else b""
+        path.write_bytes(before + line.encode() + b"\n")
+        return
+    with path.open("a") as file:
+        file.write(line + "\n")
+
+
+def clear_partial(folder: Place) -> None:
     """Remove what killed writers left in a folder. Only for who holds its lock, or knows to be its only writer."""
+    if isinstance(folder, Remote):
+        return  # no writer leaves anything there
     for path in folder.glob(f"*{PARTIAL}"):
         with contextlib.suppress(OSError):
             path.unlink()

@@ -16,11 +16,12 @@ log.jsonl                      how long builds took
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from unde.errors import UndeError
 from unde.store.files import PARTIAL
+from unde.store.remote import Place
 
 MANIFEST, IDS, MATRICES, PROBE = "manifest.json", "ids.json", "projection.safetensors", "probe.safetensors"
 SHARDS, FISHER, KERNELS, QUERIES, SCRATCH = "shards", "fisher", "kernels", "queries", "scratch"
@@ -53,13 +54,33 @@ ENTRIES = (
     Entry(LOCK, "who is writing", "nothing, if nobody is"),
 )
 _NAMES = {e.name for e in ENTRIES}
+_TENSORS = r"\w[\w.-]*\.safetensors"
+_FILES = re.compile(
+    rf"({FISHER}/)?({'|'.join(map(re.escape, (MANIFEST, IDS, MATRICES, PROBE, LOG)))}|{SHARDS}/c\d+-\d+\.safetensors)"
+    rf"|{re.escape(SOURCE)}|{KERNELS}/[0-9a-f]{{32}}/{_TENSORS}|{QUERIES}/{_TENSORS}",
+    re.ASCII,
+)
 
 
-def shard(folder: Path, checkpoint: int, number: int) -> Path:
+def shard(folder: Place, checkpoint: int, number: int) -> Place:
     return folder / SHARDS / f"c{checkpoint:02d}-{number:06d}.safetensors"
 
 
-def prepare(folder: Path) -> None:
+def listed(folder: Place) -> set[str]:
+    """The names in a folder; none if it is not there. One question to a store, however many there are."""
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+
+
+def known(name: str) -> bool:
+    """Whether a file of this name, with the folders it is in, is part of an index.
+
+    >>> known("shards/c00-000001.safetensors"), known("shards/../../.ssh/config"), known("model.pt")
+    (True, False, False)
+    """
+    return _FILES.fullmatch(name) is not None
+
+
+def prepare(folder: Place) -> None:
     """Make the folder, unless it holds anything that is not of an index."""
     if folder.exists() and not folder.is_dir():
         raise UndeError(f"{folder} is a file: an index needs a folder")

@@ -1,24 +1,36 @@
-"""One writer at a time in a folder."""
+"""One writer at a time in a folder of this machine; in a store of objects, none that disturbs another."""
 
 from __future__ import annotations
 
 import errno
 import os
+import platform
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from unde.errors import UndeError
 from unde.store.layout import LOCK
+from unde.store.remote import Place, Remote
 
 _ORPHANS = 20.0  # seconds that worker processes may outlive a killed writer, lock in hand
 
 
 @contextmanager
-def locked(folder: Path, wait: bool = False, doing: str = "building", name: str = LOCK) -> Generator[None]:
-    """The lock goes with the process, also when it is killed."""
+def locked(folder: Place, wait: bool = False, doing: str = "building", name: str = LOCK) -> Generator[None]:
+    """The lock goes with the process, also when it is killed.
+
+    In a store of objects nobody waits for anybody. A lock there would outlive a killed writer, and writers do no harm
+    to each other: what an index is was settled by whoever created its manifest, all others take it from there, and all
+    else is put whole and has the same bytes whoever puts it. Two at once do the work twice. The object `.lock` says who
+    is at it, to people, and that one may write is known before the work begins.
+    """
+    if isinstance(folder, Remote):
+        with _noted(folder / name):
+            yield
+        return
     try:
         import fcntl
     except ImportError:  # not a POSIX system
@@ -40,6 +52,16 @@ def locked(folder: Path, wait: bool = False, doing: str = "building", name: str 
         f.write(str(os.getpid()))
         f.flush()
         yield
+
+
+@contextmanager
+def _noted(note: Remote) -> Generator[None]:
+    note.write_bytes(f"{os.getpid()} on {platform.node()}\n".encode())
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            note.unlink(missing_ok=True)
 
 
 def _opened(path: Path) -> IO[str]:

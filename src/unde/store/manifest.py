@@ -7,14 +7,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from unde import projection
 from unde.errors import UndeError
 from unde.groups import Groups
-from unde.store.files import write_bytes
+from unde.store.files import create_bytes
 from unde.store.layout import MANIFEST
+from unde.store.remote import Place
 
 SCHEMA, SCHEMA_OF_0_1 = 3, 2
 _LONGEST = 64 * 2**20  # bytes of a manifest: no model has more parameters than fit in there
@@ -97,11 +97,13 @@ class Manifest:
         """As it is written."""
         return (json.dumps({"id": self.id} | self.as_dict(), indent=1) + "\n").encode()
 
-    def write(self, folder: Path) -> None:
-        write_bytes(folder / MANIFEST, self.text())
+    def begin(self, folder: Place) -> Manifest:
+        """Write it, unless another began an index there meanwhile; the one that is there."""
+        create_bytes(folder / MANIFEST, self.text())
+        return Manifest.read(folder)
 
     @classmethod
-    def read(cls, folder: Path) -> Manifest:
+    def read(cls, folder: Place) -> Manifest:
         path = folder / MANIFEST
         if not path.exists():
             raise UndeError(
@@ -147,18 +149,20 @@ def _id(content: Mapping[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
 
 
-def _read_json(path: Path) -> Any:
+def _read_json(path: Place) -> Any:
     try:
         if path.stat().st_size > _LONGEST:
             raise damaged(path, f"it is longer than {_LONGEST:,} bytes")
         return json.loads(path.read_text())
+    except UndeError:
+        raise
     except (ValueError, RecursionError) as e:
         raise damaged(path, e) from None
     except OSError as e:
         raise UndeError(f"cannot read {path} ({e.strerror})") from None
 
 
-def damaged(path: Path, why: object) -> UndeError:
+def damaged(path: Place, why: object) -> UndeError:
     return UndeError(
         f"{path} is damaged ({why}): delete this file and run the same Index.build again, which keeps all "
         "sound shards"

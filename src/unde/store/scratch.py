@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from unde.store.layout import SCRATCH
+from unde.store.remote import Place, Remote
 
 _FORGOTTEN = 86_400.0  # seconds after which what a killed process left there is deleted
 
 
 @contextmanager
-def scratch(folder: Path) -> Generator[Path]:
+def scratch(folder: Place) -> Generator[Place]:
     """A place in the folder of an index, which all workers see, gone afterwards; where that cannot be written, one on
     this machine."""
     try:
@@ -31,12 +32,23 @@ def scratch(folder: Path) -> Generator[Path]:
     try:
         yield made
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        _remove(made)
         with contextlib.suppress(OSError):
             made.parent.rmdir()  # unless others are at work there
 
 
-def _clear(place: Path) -> None:
+def _remove(place: Place) -> None:
+    if not isinstance(place, Remote):
+        shutil.rmtree(place, ignore_errors=True)
+        return
+    with contextlib.suppress(OSError):
+        for found in place.iterdir():
+            found.unlink(missing_ok=True)
+
+
+def _clear(place: Place) -> None:
+    if isinstance(place, Remote):
+        return  # a store has rules of its own for what is old
     for old in place.glob("*"):
         if time.time() - old.stat().st_mtime > _FORGOTTEN:
             shutil.rmtree(old, ignore_errors=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from unde.errors import UndeError
-from unde.store.files import write_bytes
+from unde.store.cache import Cache
+from unde.store.files import create_bytes, write_bytes
+from unde.store.remote import Place, Remote
 from unde.store.steady import Hold, Watch
 
 _META, _META_OF_0_1 = "unde", "whence"  # the package was called whence until 0.1
@@ -34,22 +37,57 @@ class ShardError(UndeError):
     """A shard that is missing, damaged, or belongs to another index."""
 
 
-def write_shard(path: Path, owner: str, tensors: Mapping[str, Tensor], place: str | None = None) -> None:
+def write_shard(path: Place, owner: str, tensors: Mapping[str, Tensor], place: str | None = None) -> None:
     """Write tensors that belong to `owner` and to one place in it, by default the file's name."""
+    content = _packed(tensors, owner, place or path.name)
+    write_bytes(path, content)
+    if isinstance(path, Remote):
+        Cache.here().keep(path, content)
+
+
+def create_shard(path: Place, owner: str, tensors: Mapping[str, Tensor]) -> bool:
+    """The same, unless a file is there; whether it was written."""
+    return create_bytes(path, _packed(tensors, owner, path.name))
+
+
+def _packed(tensors: Mapping[str, Tensor], owner: str, place: str) -> bytes:
     tensors = {k: v.contiguous().cpu() for k, v in tensors.items()}
     # One metadata entry only: the order of several is not fixed in the format's writer.
-    meta = {"checksum": checksum(tensors), "index": owner, "name": place or path.name}
-    write_bytes(path, save(tensors, metadata={_META: json.dumps(meta)}))
+    meta = {"checksum": checksum(tensors), "index": owner, "name": place}
+    return save(tensors, metadata={_META: json.dumps(meta)})
 
 
 def read_shard(
-    path: Path, owner: str | None, verify: bool = True, place: str | None = None, lease: bool = True
+    path: Place, owner: str | None, verify: bool = True, place: str | None = None, lease: bool = True
 ) -> dict[str, Tensor]:
     """The tensors of a shard, mapped from the file, once it is known to be whole and to belong to `owner`
-    (None: whoever it is). Without a `lease` on them the caller has to see to it (`unde.store.steady`)."""
-    hold = Hold(path)
+    (None: whoever it is). Of a remote one from a copy on this machine, which is checked when it is made. Without a
+    `lease` on them the caller has to see to it (`unde.store.steady`)."""
+    if not isinstance(path, Remote):
+        return mapped(path, path, owner, verify, place, lease)
+    cache = Cache.here()
+    # What belongs to an index has one content, so a sound copy of it is as good as the object: the store is not asked.
+    copy = None if verify or owner is None else cache.newest(path)
     try:
-        with safe_open(path, framework="pt") as f:
+        copy = copy or cache.at(path)
+        if copy.exists():
+            cache.touch(copy)
+            with suppress(ShardError):  # a copy that is damaged, or was removed this moment, is replaced
+                return mapped(copy, path, owner, verify, place, lease)
+            copy = cache.at(path)
+        with cache.fetched(path, copy) as file:
+            return mapped(file, path, owner, True, place, lease)
+    except FileNotFoundError:
+        raise ShardError(f"shard {path.name} is missing from {path.parent}") from None
+
+
+def mapped(
+    file: Path, path: Place, owner: str | None, verify: bool, place: str | None, lease: bool = True
+) -> dict[str, Tensor]:
+    """The tensors in a file, which holds the content of `path`."""
+    hold = Hold(file)
+    try:
+        with safe_open(file, framework="pt") as f:
             found = f.metadata() or {}
             meta = json.loads(found.get(_META, found.get(_META_OF_0_1, "{}")))
             tensors = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118
@@ -67,7 +105,7 @@ def read_shard(
     return tensors
 
 
-def read_again(path: Path, owner: str, watch: Watch, lease: bool = True) -> dict[str, Tensor]:
+def read_again(path: Place, owner: str, watch: Watch, lease: bool = True) -> dict[str, Tensor]:
     """As `read_shard`, of a file that was found whole: its checksum is asked only if it has changed since."""
     changed = watch.changed(path)
     tensors = read_shard(path, owner, verify=changed, lease=lease)
@@ -78,10 +116,10 @@ def read_again(path: Path, owner: str, watch: Watch, lease: bool = True) -> dict
     return tensors
 
 
-def sound(path: Path, owner: str) -> bool:
+def sound(path: Place, owner: str | None, place: str | None = None) -> bool:
     """Whether a whole file of `owner` is there."""
     try:
-        read_shard(path, owner)
+        read_shard(path, owner, place=place)
     except ShardError:
         return False
     return True

@@ -26,16 +26,20 @@ from pathlib import Path
 
 from torch import Tensor
 
+from unde.store.remote import Place, Remote
+
 Stamp = tuple[int, int, int, int, int]
 
 
 class Hold:
     """A read lease on a file, until what was mapped from it is gone; nothing where there are none."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Place) -> None:
         self._file: int | None = None
         self._process = os.getpid()
         with contextlib.suppress(OSError, ImportError, AttributeError):
+            if isinstance(path, Remote):
+                return
             import fcntl
 
             self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -78,14 +82,18 @@ class Watch:
     def __init__(self) -> None:
         self._seen: dict[Path, Stamp] = {}
 
-    def note(self, paths: Iterable[Path]) -> None:
+    def note(self, paths: Iterable[Place]) -> None:
         """Files that were found whole just now."""
         for path in paths:
-            with contextlib.suppress(OSError):
-                self._seen[path] = _stamp(path)
+            if not isinstance(path, Remote):
+                with contextlib.suppress(OSError):
+                    self._seen[path] = _stamp(path)
 
-    def changed(self, path: Path) -> bool:
-        """Whether a file is not what it was when it was noted; one that was not, is now."""
+    def changed(self, path: Place) -> bool:
+        """Whether a file is not what it was when it was noted; one that was not, is now. Objects do not change: copies
+        of them are checked when they are made."""
+        if isinstance(path, Remote):
+            return False
         try:
             stamp = _stamp(path)
         except OSError:

@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from unde.errors import UndeError
 from unde.store.files import write_atomically
+from unde.store.remote import Place, Unreachable, place
 
 _FORMAT = "unde weights"
 _FORMATS = (_FORMAT, "whence weights")  # the package was called whence until 0.1
@@ -101,11 +101,11 @@ class Weights:
         rest = len(self.groups) - len(largest)
         return "\n".join([*lines, f"… and {rest} more groups"] if rest else lines)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str] | Place) -> None:
         """Write a JSON file that people can read; an interrupted write leaves an older file intact.
 
-        >>> import tempfile
-        >>> file = Path(tempfile.mkdtemp()) / "w.json"
+        >>> import os, tempfile
+        >>> file = os.path.join(tempfile.mkdtemp(), "w.json")
         >>> Weights.uniform(["body", "head"]).save(file)
         >>> Weights.load(file)
         Weights(2 groups, from 1 to 1, largest: 'body')
@@ -120,7 +120,9 @@ class Weights:
         content["checksum"] = _checksum(content)
         text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
         try:
-            write_atomically(Path(path), text.encode())
+            write_atomically(place(path), text.encode())
+        except Unreachable:
+            raise
         except OSError as error:
             raise UndeError(
                 f"cannot write weights to '{path}' ({error.strerror}): expected a file in a folder that is there and "
@@ -128,12 +130,14 @@ class Weights:
             ) from error
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Weights:
+    def load(cls, path: str | os.PathLike[str] | Place) -> Weights:
         """Read what `save` wrote, with its checks."""
         try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            content = json.loads(place(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise UndeError(f"no weights file at '{path}': expected a file written by Weights.save") from None
+        except Unreachable:
+            raise
         except OSError as error:
             raise UndeError(
                 f"cannot read '{path}' ({error.strerror}): expected a file written by Weights.save"

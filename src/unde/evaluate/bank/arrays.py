@@ -6,12 +6,12 @@ import io
 import math
 import zipfile
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from unde.store.files import write_bytes
+from unde.store.remote import Place
 from unde.store.shards import checksum
 
 _CHECKSUM = "checksum"
@@ -21,14 +21,14 @@ _SQUEEZED = (
 )
 
 
-def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+def write_arrays(path: Place, arrays: Mapping[str, np.ndarray]) -> None:
     """All arrays and their checksum, not squeezed: the file is as large as they are in memory."""
     buffer = io.BytesIO()
     np.savez(buffer, **{**arrays, _CHECKSUM: np.array(_checksum(arrays))})  # ty: ignore[invalid-argument-type]
     write_bytes(path, buffer.getvalue())
 
 
-def read_arrays(path: Path) -> dict[str, np.ndarray]:
+def read_arrays(path: Place) -> dict[str, np.ndarray]:
     """The arrays of a file. A ValueError says what is damaged, an OSError that the file cannot be read."""
     content = path.read_bytes()
     try:

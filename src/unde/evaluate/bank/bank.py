@@ -13,11 +13,12 @@ import numpy as np
 
 from unde.errors import UndeError
 from unde.evaluate._arrays import Array
-from unde.evaluate.bank.files import PartsFolder, refuse_other_plan
+from unde.evaluate.bank.files import PartsFolder, refuse_other_plan, there
 from unde.evaluate.bank.finished import read_bank, write_bank
 from unde.evaluate.bank.subsets import Plan
 from unde.evaluate.bank.training import Train, train_all
 from unde.execution import Executor, named
+from unde.store.remote import Place, place
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -29,7 +30,7 @@ class Bank:
     before averaging. `seeds` and `seconds` are (S, R); `provenance` tells the plan and the machines.
     """
 
-    path: Path
+    path: Place
     masks: np.ndarray
     by_seed: dict[str, np.ndarray]
     seeds: np.ndarray
@@ -44,7 +45,7 @@ class Bank:
     @classmethod
     def run(
         cls,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | Place,
         *,
         train: Callable[[np.ndarray, int], Any],
         utility: Callable[[Any], Array | Mapping[str, Array]],
@@ -71,10 +72,11 @@ class Bank:
         before `utility` they are seeded alike for all models, so that queries meet the same noise. Each
         model has `threads` torch threads. `executor="processes:2"` is another way to say processes=2.
 
-        The bank is the one file `path`. While it is being filled, finished models are kept in
-        `<path>.parts`: a run that was interrupted, even killed, goes on where it stopped if called again
-        with the same arguments. `name` says what is trained, by default the names of the two functions; put
-        in it what distinguishes this training from others, since a bank of another name is refused.
+        The bank is the one file `path`, or object of a URL such as s3://bucket/bank.npz. While it is being
+        filled, finished models are kept in `<path>.parts`: a run that was interrupted, even killed, goes on where
+        it stopped if called again with the same arguments. `name` says what is trained, by default the names of
+        the two functions; put in it what distinguishes this training from others, since a bank of another name
+        is refused.
 
         With several processes `train` and `utility` must be functions of a module that can be imported.
 
@@ -95,30 +97,34 @@ class Bank:
         runs = named(executor or ("serial" if processes == 1 else f"processes:{processes}"), threads=threads)
         name = name if name is not None else f"{_called(train)}, {_called(utility)}"
         plan = Plan(name, n_train, subsets, alpha, seed, seeds_per_subset, stratify)
-        path = Path(path).absolute()
-        folder = PartsFolder(path)
-        if not os.path.exists(path):
-            with folder.held(plan.config()) as parts:
-                if not os.path.exists(path):  # else another run has finished it meanwhile
-                    write_bank(path, plan, train_all(Train(plan, train, utility, threads, parts), runs))
-        bank = cls.open(path)
-        refuse_other_plan(bank.provenance["plan"], plan.config(), path)
+        at = _absolute(place(path))
+        folder = PartsFolder(at)
+        if not there(at):
+            try:
+                with folder.held(plan.config()) as parts:
+                    if not there(at):  # else another run has finished it meanwhile
+                        write_bank(at, plan, train_all(Train(plan, train, utility, threads, parts), runs))
+            except UndeError:
+                if isinstance(at, Path) or not there(at):
+                    raise  # else another run has finished it meanwhile, and cleared its parts
+        bank = cls.open(at)
+        refuse_other_plan(bank.provenance["plan"], plan.config(), at)
         folder.remove(plan.config())
         return bank
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Bank:
+    def open(cls, path: str | os.PathLike[str] | Place) -> Bank:
         """Reads a finished bank.
 
         >>> Bank.open("nowhere.npz")
         Traceback (most recent call last):
         unde.errors.UndeError: there is no bank at nowhere.npz: make one with Bank.run
         """
-        path = Path(path)
-        if not os.path.exists(path):
-            raise _not_there(path)
-        found = read_bank(path)
-        return cls(path, found.masks, found.by_seed, found.seeds, found.seconds, found.provenance)
+        at = place(path)
+        if not there(at):
+            raise _not_there(at)
+        found = read_bank(at)
+        return cls(at, found.masks, found.by_seed, found.seeds, found.seconds, found.provenance)
 
     def __repr__(self) -> str:
         sets = ", ".join(f"{name} {values.shape}" for name, values in self.utility.items())
@@ -135,12 +141,17 @@ def _called(function: Any) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
+def _absolute(path: Place) -> Place:
+    """From any working folder, as other processes may have another."""
+    return path.absolute() if isinstance(path, Path) else path
+
+
 def _shown(value: Any) -> str:
     plain = value is None or isinstance(value, (str, int, float, bool))
     return repr(value) if plain else type(value).__name__
 
 
-def _not_there(path: Path) -> UndeError:
+def _not_there(path: Place) -> UndeError:
     folder = PartsFolder(path)
     if not folder.begun:
         return UndeError(f"there is no bank at {path}: make one with Bank.run")

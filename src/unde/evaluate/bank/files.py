@@ -16,7 +16,6 @@ import re
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,9 +24,10 @@ import torch
 from unde.errors import UndeError
 from unde.evaluate.bank.arrays import read_arrays
 from unde.evaluate.bank.subsets import described
-from unde.store.files import clear_partial, write_bytes
+from unde.store.files import clear_partial, create_bytes
 from unde.store.layout import LOCK
 from unde.store.locks import locked
+from unde.store.remote import Place, Remote, Unreachable
 from unde.store.shards import read_shard, write_shard
 
 FORMAT = "unde bank 2"
@@ -53,7 +53,7 @@ class Part:
 class Parts:
     """The models that are finished; `owner` stands for the plan that they belong to."""
 
-    path: Path
+    path: Place
     owner: str
     old: bool = False  # whether a release before 0.2 began them
 
@@ -72,6 +72,8 @@ class Parts:
             # Copied, since the tensors are views of the file.
             found = {name: tensor.numpy().copy() for name, tensor in read_shard(file, self.owner).items()}
             return _checked_part({**found, "environment": np.array(found["environment"].tobytes().decode())})
+        except Unreachable:
+            raise
         except (ValueError, KeyError, TypeError, OSError):
             return None
 
@@ -79,14 +81,19 @@ class Parts:
         """How many models have a file."""
         return len({match[1] for file in self.path.iterdir() if (match := _PART.fullmatch(file.name))})
 
-    def file(self, number: int) -> Path:
+    def file(self, number: int) -> Place:
         return self.path / f"model-{number:05d}.safetensors"
+
+
+def there(path: Place) -> bool:
+    """A path that cannot be one, too long or below a file, is not."""
+    return path.exists() if isinstance(path, Remote) else os.path.exists(path)
 
 
 class PartsFolder:
     """`<bank>.parts`."""
 
-    def __init__(self, bank: Path) -> None:
+    def __init__(self, bank: Place) -> None:
         self.path = bank.with_name(bank.name + ".parts")
         self._plan = self.path / _PLAN
 
@@ -99,7 +106,9 @@ class PartsFolder:
                 stack.enter_context(locked(self.path, doing="filling"))
                 if not self.begun:
                     text = json.dumps({"format": FORMAT, "plan": dict(config)}, indent=1)
-                    write_bytes(self._plan, text.encode())
+                    create_bytes(self._plan, text.encode())
+            except Unreachable:
+                raise
             except OSError as e:
                 raise UndeError(
                     f"cannot keep models in {self.path} ({e.strerror}): choose a path for the bank in a folder that "
@@ -111,7 +120,7 @@ class PartsFolder:
 
     @property
     def begun(self) -> bool:
-        return os.path.exists(self._plan)
+        return there(self._plan)
 
     def progress(self) -> tuple[int, int]:
         """How many models are there, and how many there will be."""
@@ -147,6 +156,8 @@ class PartsFolder:
             found = json.loads(self._plan.read_text())
             form, config = found["format"], found["plan"]
             described(config)
+        except Unreachable:
+            raise
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise UndeError(
                 f"{self._plan} is not the plan of a bank, or is damaged ({error}): delete this file and call Bank.run "
@@ -160,7 +171,7 @@ class PartsFolder:
         return form, config
 
 
-def refuse_other_plan(there: Mapping[str, Any], here: Mapping[str, Any], path: Path) -> None:
+def refuse_other_plan(there: Mapping[str, Any], here: Mapping[str, Any], path: Place) -> None:
     differing = [key for key in here if there.get(key) != here[key]]
     if differing:
         told = "; ".join(f"{key} is {there.get(key)!r} there and {here[key]!r} here" for key in differing)

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from unde.evaluate.bank.arrays import match_checksum, read_arrays, write_arrays
 from unde.evaluate.bank.files import FORMAT, OLD_FORMATS, UTILITY, Part, sets_in
 from unde.evaluate.bank.subsets import Plan, described
 from unde.store.files import PARTIAL
+from unde.store.remote import Place, Remote, Unreachable
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class Content:
     provenance: dict[str, Any]
 
 
-def write_bank(path: Path, plan: Plan, parts: Sequence[Part]) -> None:
+def write_bank(path: Place, plan: Plan, parts: Sequence[Part]) -> None:
     grid = (plan.subsets, plan.seeds_per_subset)
     provenance = {
         "format": FORMAT,
@@ -52,9 +52,11 @@ def write_bank(path: Path, plan: Plan, parts: Sequence[Part]) -> None:
     write_arrays(path, arrays)
 
 
-def read_bank(path: Path) -> Content:
+def read_bank(path: Place) -> Content:
     try:
         return _checked(read_arrays(path))
+    except Unreachable:
+        raise
     except OSError as e:
         raise UndeError(f"cannot read {path} ({e.strerror}): expected the file of a bank") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as e:
@@ -100,8 +102,10 @@ def _environments(parts: Sequence[Part]) -> list[dict[str, Any]]:
     return [{**json.loads(text), "models": count} for text, count in sorted(counts.items())]
 
 
-def _clear_leftovers(path: Path) -> None:
+def _clear_leftovers(path: Place) -> None:
     """Of runs that were killed while they wrote this very file. Others may keep their own in this folder."""
+    if isinstance(path, Remote):
+        return  # nothing is left there
     leftover = re.compile(re.escape(path.name) + r"\.[0-9a-f]+" + re.escape(PARTIAL))
     with suppress(OSError):
         for file in path.parent.iterdir():

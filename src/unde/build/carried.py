@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import tempfile
 import weakref
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from torch import nn
 from unde.data import Collate
 from unde.errors import UndeError
 from unde.recipe import Setup
+from unde.store.remote import Place, Remote, Unreachable
 from unde.tasks.base import Task
 
 
@@ -22,7 +25,7 @@ from unde.tasks.base import Task
 class Carried:
     """As a `Recipe` is, for models of transformers and diffusers, whose settings say how to make them again."""
 
-    file: Path
+    file: Place
     function: str  # module:class
     config: Any
     dtypes: Mapping[str, Any]  # of parameters and buffers
@@ -36,13 +39,14 @@ class Carried:
         model = _constructed(getattr(importlib.import_module(module), name), self.config)
         for key, tensor in [*model.named_parameters(), *model.named_buffers()]:
             tensor.data = tensor.data.to(self.dtypes[key])
-        load_model(model, self.file)
+        with _here(self.file) as file:
+            load_model(model, file)
         for key, parameter in model.named_parameters():
             parameter.requires_grad_(key not in self.frozen)
         return Setup(model.eval(), self.task, self.data, collate=self.collate)
 
 
-def carried(model: nn.Module, task: Task, data: Any, collate: Collate | None, folder: Path) -> Carried:
+def carried(model: nn.Module, task: Task, data: Any, collate: Collate | None, folder: Place) -> Carried:
     """A bare model, made ready to be sent. Its weights wait in `folder` as long as the result lives."""
     kind = type(model)
     found = getattr(importlib.import_module(kind.__module__), kind.__qualname__, None)
@@ -52,7 +56,9 @@ def carried(model: nn.Module, task: Task, data: Any, collate: Collate | None, fo
     file = folder / f"model-{id(model):x}.safetensors"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        save_model(model, str(file))
+        _save(model, file)
+    except Unreachable:
+        raise
     except OSError as e:
         raise UndeError(
             f"cannot write {file} ({e.strerror}), from which other processes would read the model: make room there"
@@ -76,6 +82,27 @@ def cannot_travel(model: nn.Module) -> UndeError:
         f"this {type(model).__name__} cannot be sent to another process: name a function that makes "
         "it, as in recipe='my_project.setup:make', or build with executor='serial'"
     )
+
+
+def _save(model: nn.Module, file: Place) -> None:
+    if not isinstance(file, Remote):
+        save_model(model, str(file))
+        return
+    with tempfile.TemporaryDirectory(prefix="unde-") as folder:
+        save_model(model, f"{folder}/model.safetensors")
+        file.upload(Path(folder, "model.safetensors"))
+
+
+@contextmanager
+def _here(file: Place) -> Generator[Path]:
+    """The file, or a copy of what is elsewhere."""
+    if not isinstance(file, Remote):
+        yield file
+        return
+    with tempfile.TemporaryDirectory(prefix="unde-") as folder:
+        copy = Path(folder, "model.safetensors")
+        file.download(copy)
+        yield copy
 
 
 def _constructible(kind: type) -> bool:

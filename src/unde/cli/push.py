@@ -1,0 +1,79 @@
+"""`unde push` and `unde pull`: copies of an index, a bank or weights, to a store of objects and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from unde.errors import UndeError
+from unde.evaluate import Bank
+from unde.store.layout import MANIFEST
+from unde.store.remote import Place, Remote, place
+from unde.store.transfer import Copied, copy_file, copy_index
+from unde.weights import Weights
+
+Local = Annotated[
+    Any,
+    typer.Argument(parser=place, metavar="DIR", help="folder of an index, or file of a bank or of weights"),
+]
+Url = Annotated[Any, typer.Argument(parser=place, metavar="URL", help="such as s3://bucket/idx")]
+
+
+def push(source: Local, url: Url) -> None:
+    """Copy an index, a bank or weights to a store of objects, and check them on the way.
+
+    What is there and equal is skipped, so a copy that was interrupted goes on. A place that holds something else is
+    refused.
+
+    Examples:
+
+    `unde push runs/idx s3://bucket/idx`
+
+    `unde push weights.json gs://bucket/weights.json`
+    """
+    _check(source, url, "push DIR URL")
+    _tell(url, _copied(source, url))
+
+
+def pull(url: Url, target: Local) -> None:
+    """Copy an index, a bank or weights from a store of objects, and check them on the way.
+
+    What is there and equal is skipped, so a copy that was interrupted goes on. A place that holds something else is
+    refused.
+
+    Example:
+
+    `unde pull s3://bucket/idx runs/idx`
+    """
+    _check(target, url, "pull URL DIR")
+    _tell(target, _copied(url, target))
+
+
+def _check(local: Place, url: Place, usage: str) -> None:
+    if not isinstance(local, Path) or not isinstance(url, Remote):
+        wrong = local if not isinstance(local, Path) else url
+        raise UndeError(
+            f"{wrong} is {'a URL' if wrong is local else 'no URL'}: expected unde {usage}, with a URL such as "
+            "s3://bucket/idx"
+        )
+
+
+def _copied(source: Place, target: Place) -> Copied:
+    if (source / MANIFEST).exists():
+        return copy_index(source, target)
+    if source.is_dir():
+        raise UndeError(
+            f"{source} holds no unde index: there is no {MANIFEST} in it. Build one with unde build"
+        )
+    if not source.exists():
+        raise UndeError(f"there is nothing at {source}: expected an index, a bank or weights")
+    content = source.read_bytes()
+    Bank.open(source) if content[:2] == b"PK" else Weights.load(source)
+    return copy_file(content, target)
+
+
+def _tell(target: Place, copied: Copied) -> None:
+    there = f", {copied.there} of them were there already" if copied.there else ""
+    typer.echo(f"{target}: {copied.files} file{'s' * (copied.files != 1)}{there}")
