@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from reality import Denoiser, diffusion
 from test_plan_command import run, setup
 
 import toy
@@ -147,3 +148,22 @@ def test_errors(options, said):
 def test_the_rate_of_the_processor_is_measured_unless_it_is_given():
     assert rates_of(None, "3G", None) == Rates(None, 3e9, None, measured=False)
     assert rates_of(None, None, None).measured
+
+
+@pytest.mark.parametrize(("form", "times"), [("primal", 1), ("dual", 1 + 2 * 4)])
+def test_steps_of_a_trajectory(form, times):
+    """The kernel is that of the mean over steps, and K g(n) is made of each; the dual form reads Φ twice for it."""
+    case = diffusion()
+    method = methods.JourneyTRAK(projection="kron(6)", training="per-step", inference_steps=4, form=form)
+    given = {"n_examples": 60, "method": method, "workers": 2}
+    plan = Index.plan(Denoiser(), case.task, case.data(2), **given)
+    features = plan.disk["features"]  # of all four steps
+    assert plan.workers.stages[3].reads == features
+    assert stage(plan.workers, "K g(n)").reads == times * features
+    assert stage(plan.workers, "K g(n)").jobs == stage(plan.workers, "features").jobs == 4
+
+
+def test_without_a_kernel_nothing_is_merged():
+    made = planned(methods.TracIn(projection="kron(4)"))
+    assert [s.name for s in made.stages] == ["settling", "start: reads the model", "features"]
+    assert (made.rounds, made.merged) == ((), 0) and "reduction" not in str(made)
