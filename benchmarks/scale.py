@@ -191,8 +191,8 @@ def engines(folder: str, examples: int, names: list[str], runs: int, again: bool
             if again or not _there("engines", engine=name, examples=examples, run=run):
                 with _started("build", folder, str(examples), name) as child:
                     assert child.stdout is not None
-                    found = json.loads(child.stdout.read())
-                row = {"engine": name, "examples": examples, "run": run} | found
+                    told = child.stdout.read()
+                row = {"engine": name, "examples": examples, "run": run} | json.loads(told)
                 keep("engines", row, ("engine", "examples", "run"))
                 print(f"run {run}, {name}: {row['seconds']:.1f} s", flush=True)
 
@@ -208,7 +208,12 @@ def keep(part: str, row: Row, key: tuple[str, ...]) -> None:
     """Into the file at once, in place of an earlier one; whoever reads it sees all of it or what was there before."""
     found = read()
     there = {tuple(r[k] for k in key): r for r in found[part]}
-    there[tuple(row[k] for k in key)] = row | {"seed": 0, "torch": torch.__version__, "machine": machine()}
+    there[tuple(row[k] for k in key)] = row | {
+        "seed": 0,
+        "load": round(os.getloadavg()[1], 1),  # of others too: times are as good as the machine was quiet
+        "torch": torch.__version__,
+        "machine": machine(),
+    }
     found[part] = [there[k] for k in sorted(there)]
     _write(found)
 

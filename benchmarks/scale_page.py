@@ -69,7 +69,7 @@ def engines(found: Found) -> str | None:
     for r in found["engines"]:
         rounds.setdefault((r["examples"], r["run"]), {})[r["engine"]] = r
     whole = [by for by in rounds.values() if "serial" in by]
-    names = dict.fromkeys(name for by in whole for name in by)
+    names = sorted({name for by in whole for name in by}, key=lambda name: (name != "serial", name))
     rows = []
     for name in names:
         pairs = [(by[name], by["serial"]) for by in whole if name in by]

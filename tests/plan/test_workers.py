@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from reality import Denoiser, diffusion
 from test_plan_command import run, setup
 
 import toy
@@ -115,7 +116,9 @@ def test_the_command(monkeypatch):
     assert (told["count"], told["rates"]["flops"], told["rates"]["disk"]) == (4, 1e12, 1e9)
     assert list(told["hours"]) == ["1", "4", "8", "64"]
     assert told["rates"]["measured"] and told["rates"]["cpu_flops"] > 1e8
-    table = run(*given, "--flops", "1T", "--cpu-flops", "20G")
+    assert told["merged"] > 0 and "merging grams" not in {s["name"] for s in told["stages"]}  # one job
+    table = run("mine:setup", "--method", "tracin", "--workers", 4, "--flops", "1T", "--cpu-flops", "20G")
+    assert "kernel" not in table[table.index("4 workers") :] and "reduction" not in table
     assert "4 workers, each with 1 TFLOP/s in passes, 20 GFLOP/s on its processor\n" in table
     assert re.search(r"^features +1 +1 +1 ", table, re.MULTILINE)
     assert "note: reading and writing is not in the hours" in table
@@ -147,3 +150,15 @@ def test_errors(options, said):
 def test_the_rate_of_the_processor_is_measured_unless_it_is_given():
     assert rates_of(None, "3G", None) == Rates(None, 3e9, None, measured=False)
     assert rates_of(None, None, None).measured
+
+
+def test_steps_of_a_trajectory():
+    """The kernel is that of the mean over steps, and K g(n) is made of each; the dual form reads Φ twice for it."""
+    case = diffusion()
+    method = methods.JourneyTRAK(projection="kron(6)", training="per-step", inference_steps=4, form="dual")
+    given = {"n_examples": 60, "method": method, "workers": 2}
+    plan = Index.plan(Denoiser(), case.task, case.data(2), **given)
+    features = plan.disk["features"]  # of all four steps
+    assert plan.workers.stages[3].reads == features
+    assert stage(plan.workers, "K g(n)").reads == (1 + 2 * 4) * features
+    assert stage(plan.workers, "K g(n)").jobs == stage(plan.workers, "features").jobs == 4

@@ -167,12 +167,12 @@ class _EKFAC:
         covariances, bases, sums = (sum(x) for x in zip(*((8 * p.sides, 4 * p.sides, p.sums) for p in parts)))
         rows, chunk = self.sizes.most, 4 * self.sizes.most * self.sizes.width
         side, whole = max(p.longest for p in parts), max(p.whole for p in parts)
-        wide = 16 * rows * max(p.part.size for p in parts)  # the columns of a parameter, along its basis
-        job = sums + max(self.sizes.read(), chunk + max(wide, 16 * whole**2))
+        widest = rows * max(p.part.size for p in parts)  # numbers in the columns of a parameter
+        job = sums + max(self.sizes.read(), chunk + max(12 * widest, 16 * whole**2))
         squares = bases + max(job, pending(jobs, sums, max(p.sums for p in parts)), sums + 32 * whole**2)
         moments = {name: t for p in parts for name, t in p.moments().items()}
         along = n * sum(p.rotated for p in parts)
-        rotated = Work(2 * chunk + wide, 2 * along)
+        rotated = Work(2 * chunk + 16 * widest, 2 * along)
         found = sum(p.decomposed for p in parts if p.part.sides), sum(p.decomposed for p in parts if p.whole)
         return Needs(
             matrices=sum(p.budget for p in parts) + 8 * self.sizes.width,
@@ -278,7 +278,7 @@ class _Spectrum:
 
     def squares(self, x: Tensor) -> Tensor:
         """Sums over examples of squares along the basis."""
-        return self.rotate(x).double().square().sum(0)
+        return self.rotate(x).to(torch.float64, copy=True).square_().sum(0)
 
 
 class _Kronecker(_Spectrum):

@@ -199,16 +199,18 @@ def _kernel(run: Run) -> list[Stage]:
         reads = costs.fits * r.rows * row + (stored["covariances"] if r.covariances else 0)
         partial = costs.fits * r.partial if r.jobs > 1 else 0
         jobs, finish = costs.fits * r.jobs, costs.fits * r.finish
-        stages += [
-            Stage(f"kernel: {r.name}", jobs, flops=costs.fits * r.flops, reads=reads, writes=partial),
-            Stage(f"merging {r.name}", flops=finish, reads=partial, alone=True),
-        ]
+        stages.append(
+            Stage(f"kernel: {r.name}", jobs, flops=costs.fits * r.flops, reads=reads, writes=partial)
+        )
+        if partial or finish:
+            stages.append(Stage(f"merging {r.name}", flops=finish, reads=partial, alone=True))
     terms = run.index.terms
     stages.append(Stage("K", flops=terms * needs.fit.flops, reads=moments, writes=moments, alone=True))
     if "K g(n)" in costs.disk:
         rows, jobs = costs.rows, terms * len(run.sizes.joined())
-        written = costs.disk["K g(n)"]
-        stages.append(Stage("K g(n)", jobs, flops=rows.flops, reads=rows.rows * row, writes=written))
+        own = stored["features"] if terms > costs.fits else 0  # of each step, K being that of their mean
+        reads, written = rows.rows * row + own, costs.disk["K g(n)"]
+        stages.append(Stage("K g(n)", jobs, flops=rows.flops, reads=reads, writes=written))
     return stages
 
 
