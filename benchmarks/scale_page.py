@@ -21,7 +21,10 @@ from unde.data import parse_bytes
 from unde.plan.show import flops
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGE, FIGURE = DOCS / "scale.md", DOCS / "figures" / "scale.svg"
+PAGE, FIGURE = (
+    DOCS / "scale.md",
+    DOCS / "scale.svg",
+)  # docs/figures is cleared of what experiments do not draw
 _MARKED = re.compile(r"^(<!-- scale: (?P<name>\w+) -->\n).*?^(<!-- end -->)", re.S | re.M)
 Found = dict[str, Any]
 
