@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ METHOD = {"method": "ekfac", "store_dtype": "float16"}
 ENGINES = ("serial", "processes:1", "processes:2")
 MINUTE = 1_000_000  # examples whose build takes one core about a minute
 KEPT, SAMPLED = 10, 0.02  # best examples of a query; seconds between two looks
+ALLOCATORS = {"usual": {}, "exact": {"MALLOC_MMAP_THRESHOLD_": str(2**18)}}  # as in plan_check.py
 PARTS = ("plan", "memory", "engines")
 Row = dict[str, Any]
 
@@ -123,10 +124,10 @@ def build(folder: str, examples: int, engine: str) -> None:
 # --- from outside ---------------------------------------------------------------------------------------
 
 
-def measured(folder: str, examples: int, budget: str) -> Row:
+def measured(folder: str, examples: int, budget: str, allocator: str) -> Row:
     """A row of the first part: seconds and peak of each stage."""
     samples: list[tuple[float, int]] = []
-    with _started("million", folder, str(examples), budget) as child:
+    with _started("million", folder, str(examples), budget, environment=ALLOCATORS[allocator]) as child:
         threading.Thread(target=_sample, args=(child.pid, samples), daemon=True).start()
         assert child.stdout is not None
         lines = [json.loads(line) for line in child.stdout]
@@ -141,6 +142,7 @@ def measured(folder: str, examples: int, budget: str) -> Row:
     return {
         "examples": examples,
         "budget": budget,
+        "allocator": allocator,
         "seconds": {name: round(t["ends"] - t["begins"], 3) for name, t in times.items() if name != "ready"},
         "before": before,
         "peak": max(peaks.values()),
@@ -161,28 +163,35 @@ def _sample(process: int, samples: list[tuple[float, int]]) -> None:
 
 
 @contextmanager
-def _started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+def _started(
+    *arguments: str, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
     """A process of this file with one thread, which must end well."""
     one = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "benchmarks.scale", "--inside", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | one) as child:
+    there = os.environ | one | dict(environment or {})
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=there) as child:
         yield child
     if child.returncode:
         raise SystemExit(f"{' '.join(arguments)} ended with code {child.returncode}")
 
 
 def memory(folder: str, sizes: list[int], budgets: list[str], again: bool) -> None:
-    for budget in budgets:
-        for examples in sizes if budget == budgets[0] else sizes[-1:]:
-            if again or not _there("memory", examples=examples, budget=budget):
-                row = measured(folder, examples, budget)
-                keep("memory", row, ("examples", "budget"))
-                beyond = max(row["beyond"].values())
-                print(
-                    f"{examples:,} examples, {budget}: {beyond / 1e6:.0f} MB beyond {row['before'] / 1e6:.0f} MB, "
-                    + ", ".join(f"{name} {t:.1f} s" for name, t in row["seconds"].items()),
-                    flush=True,
-                )
+    """All sizes under the first budget and both allocators; the largest under the others, and the usual one."""
+    cases = [(n, budgets[0], allocator) for allocator in ALLOCATORS for n in sizes]
+    cases += [(sizes[-1], budget, "usual") for budget in budgets[1:]]
+    for case in cases:
+        key = ("examples", "budget", "allocator")
+        if again or not _there("memory", **dict(zip(key, case))):
+            row = measured(folder, *case)
+            keep("memory", row, key)
+            beyond = max(row["beyond"].values())
+            times = ", ".join(f"{name} {t:.1f} s" for name, t in row["seconds"].items())
+            print(
+                f"{case[0]:,} examples, {case[1]}, {case[2]} allocator: {beyond / 1e6:.0f} MB beyond "
+                f"{row['before'] / 1e6:.0f} MB, {times}",
+                flush=True,
+            )
 
 
 def engines(folder: str, examples: int, names: list[str], runs: int, again: bool) -> None:

@@ -17,10 +17,14 @@ from experiments.pages.book import table
 from experiments.pages.figures import lines
 
 from unde.console import duration, size
+from unde.data import parse_bytes
 from unde.plan.show import flops
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGE, FIGURE = DOCS / "scale.md", DOCS / "figures" / "scale.svg"
+PAGE, FIGURE = (
+    DOCS / "scale.md",
+    DOCS / "scale.svg",
+)  # docs/figures is cleared of what experiments do not draw
 _MARKED = re.compile(r"^(<!-- scale: (?P<name>\w+) -->\n).*?^(<!-- end -->)", re.S | re.M)
 Found = dict[str, Any]
 
@@ -47,14 +51,24 @@ def memory(found: Found) -> str | None:
         [
             f"{r['examples']:,}",
             r["budget"],
+            r["allocator"],
             size(beyond(r)),
             size(r["before"]),
             *(_time(r["seconds"][name]) for name in ("build", "open", "kernel", "query features", "scoring")),
             size(r["bytes_on_disk"]),
         ]
-        for r in sorted(found["memory"], key=lambda r: (len(r["budget"]), r["budget"], r["examples"]))
+        for r in sorted(found["memory"], key=lambda r: (r["budget"], r["allocator"], r["examples"]))
     ]
-    head = ["examples", "budget", "peak beyond", "what was there before", "build", "open", "kernel"]
+    head = [
+        "examples",
+        "budget",
+        "allocator",
+        "peak beyond",
+        "what was there before",
+        "build",
+        "open",
+        "kernel",
+    ]
     return table([*head, "features of 100 queries", "top 10 of each", "on disk"], rows) if rows else None
 
 
@@ -171,28 +185,23 @@ def enough(found: Found) -> str | None:
 
 
 def figure(found: Found) -> str | None:
-    """Peaks against the number of examples, one curve for the build and one for all that comes after."""
-    series = sorted(found["memory"], key=lambda r: r["examples"])
-    budgets = {r["budget"] for r in series}
-    longest = max(budgets, key=lambda b: sum(r["budget"] == b for r in series), default=None)
-    rows = [r for r in series if r["budget"] == longest]
-    if len(rows) < 2:
-        return None
-    curves = {
-        "build": [r["beyond"]["build"] / 1e6 for r in rows],
-        "kernel": [r["beyond"]["kernel"] / 1e6 for r in rows],
-        "scoring": [r["beyond"].get("scoring", 0) / 1e6 for r in rows],
-        "budget": [_bytes(longest) / 1e6] * len(rows),
-    }
-    at = [f"{r['examples']:,}" for r in rows]
+    """Peaks of stages against the number of examples, under the budget that there are most sizes of."""
+    rows = sorted(found["memory"], key=lambda r: r["examples"])
+    budgets = [r["budget"] for r in rows]
+    budget = max(set(budgets), key=budgets.count, default=None)
+    panels, sizes = {}, sorted({r["examples"] for r in rows if r["budget"] == budget})
+    for allocator in ("exact", "usual"):
+        series = [r for r in rows if (r["budget"], r["allocator"]) == (budget, allocator)]
+        if len(sizes) > 1 and [r["examples"] for r in series] == sizes:
+            panels[f"memory={budget!r}, {allocator} allocator"] = {
+                **{
+                    stage: [r["beyond"][stage] / 1e6 for r in series]
+                    for stage in ("build", "kernel", "scoring")
+                },
+                "budget": [parse_bytes(str(budget)) / 1e6] * len(series),
+            }
     title = "Peak memory beyond that of the process with model and data, MB"
-    return lines({f"memory={longest!r}": curves}, at, title=title, x_label="examples")
-
-
-def _bytes(budget: str | None) -> int:
-    from unde.data import parse_bytes
-
-    return parse_bytes(budget or "0")
+    return lines(panels, [f"{n:,}" for n in sizes], title=title, x_label="examples") if panels else None
 
 
 def _time(seconds: float) -> str:

@@ -63,11 +63,12 @@ def test_rows_are_kept_and_replaced(results):
 def test_what_is_there_is_not_measured_again(results, monkeypatch):
     asked = []
 
-    def measured(folder, examples, budget):
-        asked.append((examples, budget))
+    def measured(folder, examples, budget, allocator):
+        asked.append((examples, budget, allocator))
         return {
             "examples": examples,
             "budget": budget,
+            "allocator": allocator,
             "before": 1,
             "beyond": {"build": 1},
             "seconds": {"build": 1.0},
@@ -76,7 +77,8 @@ def test_what_is_there_is_not_measured_again(results, monkeypatch):
     monkeypatch.setattr(scale, "measured", measured)
     for again in (False, False, True):
         scale.memory("folder", [10, 20], ["1GB", "2GB"], again)
-    assert asked == 2 * [(10, "1GB"), (20, "1GB"), (20, "2GB")]
+    series = [(n, "1GB", allocator) for allocator in ("usual", "exact") for n in (10, 20)]
+    assert asked == 2 * [*series, (20, "2GB", "usual")]
 
 
 def test_engines_are_compared_within_a_round():
@@ -99,7 +101,7 @@ def test_a_million_in_small(tmp_path, results):
     x, y = torch.rand(200, 1, 28, 28), torch.randint(10, (200,))
     digits.write(tmp_path, x, y, x[:3], y[:3], digits.network())
     assert isinstance(made := digits.make(str(tmp_path), 700), Setup) and len(made.train_data) == 700
-    row = scale.measured(str(tmp_path), 700, "512MB")
+    row = scale.measured(str(tmp_path), 700, "512MB", "exact")
     assert (row["examples"], row["shards"], row["features"]) == (700, 1, 778)
     assert set(row["seconds"]) == {"build", "open", "query features", "kernel", "scoring"}
     assert 1e8 < row["before"] <= row["high_water"] < row["before"] + 5e8
