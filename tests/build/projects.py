@@ -2,6 +2,8 @@
 
 import time
 
+import torch
+
 import toy
 from unde import Setup
 from unde.tasks import Classification
@@ -62,3 +64,19 @@ def many() -> Setup:
 def alike() -> Setup:
     x, y = toy.data(4)
     return Setup(toy.net(), Classification(), (x.repeat(6, 1), y.repeat(6)))
+
+
+POINTS = torch.linspace(0, 1, 20)
+
+
+def mean_of(indices, seed):
+    return POINTS[indices].mean()
+
+
+def slow_mean_of(indices, seed):
+    time.sleep(0.3)
+    return mean_of(indices, seed)
+
+
+def closeness(model):
+    return -((model - torch.tensor([0.1, 0.9])) ** 2)
