@@ -77,3 +77,15 @@ def sleepy(folder: Path, number: int) -> None:
     """With time for a kill."""
     time.sleep(0.5)
     write(folder, number)
+
+
+def die_late(folder: Path, number: int) -> None:
+    """Job 1 kills its process the first time, when the other job is done."""
+    marker = folder / "died"
+    if number == 1 and not marker.exists():
+        while not (folder / "0.txt").exists():
+            time.sleep(0.01)
+        time.sleep(0.5)
+        marker.write_text("")
+        os.kill(os.getpid(), signal.SIGKILL)
+    write(folder, number)

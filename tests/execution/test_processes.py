@@ -4,6 +4,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 import errands
@@ -57,6 +58,29 @@ def test_what_fails_again_and_again_is_named_and_the_rest_is_done(tmp_path, job,
 
 def test_what_fails_once_is_tried_again(tmp_path):
     assert sorted(Processes(2).run(errands.fail_once, tmp_path, JOBS)) == JOBS
+
+
+def test_who_has_nothing_left_to_do_takes_over_from_who_dies(tmp_path, monkeypatch):
+    """On a cluster there may be no room for another worker beside those that wait."""
+    pool = Processes(2)
+    started = []
+    monkeypatch.setattr(
+        Processes, "start", lambda self, start=Processes.start: started.append(1) or start(self)
+    )
+    assert sorted(pool.run(errands.die_late, tmp_path, [(0,), (1,)])) == [(0,), (1,)]
+    assert len(started) == 2
+    pool.close()
+
+
+def test_workers_stay_for_the_next_run(tmp_path):
+    with closing(Processes(2)) as pool:
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            assert sorted(pool.run(errands.write, tmp_path / name, JOBS)) == JOBS
+    logs = [(tmp_path / name / "log").read_text().splitlines() for name in ("one", "two")]
+    one, two = ({line.split()[1] for line in lines} for lines in logs)
+    assert two <= one
+    assert not psutil.Process().children()
 
 
 def test_bad_input_ends_the_run(tmp_path):

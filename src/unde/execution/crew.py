@@ -92,6 +92,7 @@ class _Run(Generic[Worker]):
         self._waiting = deque(jobs)
         self._busy: dict[Worker, Job] = {}  # what each worker is at
         self._since: dict[Worker, float] = {}
+        self._idle: list[Worker] = []  # those that found nothing left to do, yet
         self._tried: Counter[Job] = Counter()
         self._failed: dict[Job, str] = {}
 
@@ -138,10 +139,21 @@ class _Run(Generic[Worker]):
         self._busy[worker], self._since[worker] = job, time.monotonic()
 
     def _give(self, worker: Worker) -> None:
-        if self._waiting:
-            job = self._waiting.popleft()
-            self._at(worker, job)
-            self._crew.send(worker, job)
+        if not self._waiting:
+            self._idle.append(worker)
+            return
+        job = self._waiting.popleft()
+        self._at(worker, job)
+        self._crew.send(worker, job)
+
+    def _take_over(self) -> None:
+        """After one worker less: who has nothing to do takes its job. A new one might never find room beside them."""
+        if not self._waiting:
+            return
+        if self._idle:
+            self._give(self._idle.pop())
+        else:
+            self._replace()
 
     def _failed_at(self, job: Job, refused: bool, reason: str) -> None:
         if refused:
@@ -169,8 +181,7 @@ class _Run(Generic[Worker]):
                 raise UndeError(f"{STARTS} workers in a row did not get to work: the last {gone.how}")
         else:
             self._again(job, f"{RETRIES + 1} workers died of it: the last {gone.how}")
-        if self._waiting:
-            self._replace()
+        self._take_over()
 
     def _patience(self) -> float | None:
         return None if self._crew.timeout is None else min(1.0, self._crew.timeout)
@@ -185,8 +196,7 @@ class _Run(Generic[Worker]):
                 self._crew._all.remove(worker)
                 self._crew.end(worker)
                 self._again(job, f"it took longer than {limit:g} s, {RETRIES + 1} times")
-                if self._waiting:
-                    self._replace()
+                self._take_over()
 
 
 def how_it_ended(code: int) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -19,6 +20,7 @@ from unde.execution.base import Answer, Hand
 from unde.execution.crew import Crew, Gone, Message
 
 _PULSE = 1.0  # seconds between looks at the actors
+_ANSWER = 10.0  # seconds in which a cluster must answer
 
 
 class Ray(Crew[Any]):
@@ -82,7 +84,8 @@ class Ray(Crew[Any]):
         except ray.exceptions.RayError as e:  # its process, or its machine, is gone
             self._asked.pop(worker, None)
             ray.kill(worker, no_restart=True)
-            return Gone(f"is gone: {' '.join(str(e).split())[:300]}")
+            failed = "error raised in its creation task" in str(e)  # the next would fare no better
+            return Gone(f"is gone: {' '.join(str(e).split())[-600:]}", hopeless=failed)
 
     def _room(self, threads: int) -> int:
         have = self._connected().cluster_resources()
@@ -121,6 +124,7 @@ def _connect(address: str | None) -> Any:
     where = address or os.environ.get("RAY_ADDRESS")
     begin = partial(ray.init, log_to_driver=False, logging_level=logging.ERROR)
     try:
+        _knock(where)
         begin(address=where) if where else begin(include_dashboard=False)
     except (ConnectionError, OSError, RuntimeError, ValueError) as e:
         raise UndeError(
@@ -128,3 +132,10 @@ def _connect(address: str | None) -> Any:
             "(`ray status`), or leave the address out to start Ray on this machine"
         ) from None
     return ray
+
+
+def _knock(address: str | None) -> None:
+    """Whether anybody answers there at all: Ray itself would try for minutes."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), _ANSWER).close()
