@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+import unicodedata
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
@@ -141,12 +143,33 @@ def rate(count: int, seconds: float, unit: str) -> str:
     return f"{3600 * per_second:,.1f} {unit}/h"
 
 
+def plain(text: str) -> str:
+    """Text of a user's as a terminal may have it: whatever it would take for a command is spelled out.
+
+    >>> print(plain("a\\x1b[2Jb\\nc"))
+    a\\x1b[2Jb
+    c
+    """
+    return text if text.isprintable() else "".join(map(_spelled, text))
+
+
+def _spelled(c: str) -> str:
+    harmless = c in "\n\t\u200c\u200d" or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
+    return c if harmless else c.encode("unicode_escape", "surrogatepass").decode()
+
+
 def note(text: str) -> None:
     line(text, style="yellow")
 
 
 def line(text: str, style: str = "") -> None:
-    _err.print(escape(text), style=style, highlight=False, soft_wrap=True)
+    _err.print(escape(plain(text)), style=style, highlight=False, soft_wrap=True)
+
+
+def echo(text: object) -> None:
+    """Lines on stdout, for people or for other programs."""
+    sys.stdout.write(plain(str(text)) + "\n")
+    sys.stdout.flush()  # a disk that is full is heard of here
 
 
 def duration(seconds: float, exact: bool = False) -> str:
@@ -180,18 +203,19 @@ def size(count: float) -> str:
 
 def say(text: str) -> None:
     """A line to stderr, with rich markup."""
-    _err.print(text, highlight=False)
+    _err.print(plain(text), highlight=False)
 
 
 def fail(text: str) -> None:
-    _err.print(Text.assemble(("error: ", "bold red"), text), highlight=False, soft_wrap=True)
+    _err.print(Text.assemble(("error: ", "bold red"), plain(text)), highlight=False, soft_wrap=True)
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table on stdout."""
-    table = Table(title=title, title_justify="left")
+    table = Table(title=plain(title), title_justify="left")
     for c in columns:
         table.add_column(c)
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*(escape(plain(cell)) for cell in row))
     Console().print(table)
+    sys.stdout.flush()

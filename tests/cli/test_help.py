@@ -11,7 +11,7 @@ from unde import cli, methods
 from unde.cli.build import build
 from unde.cli.plan import plan
 
-COMMANDS = ("demo", "plan", "build", "learn", "attribute", "evaluate", "report", "bench")
+COMMANDS = ("demo", "plan", "build", "learn", "attribute", "evaluate", "report", "verify", "bench")
 
 
 def told(*arguments):

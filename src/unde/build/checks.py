@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from unde.build.fingerprints import ids_fingerprint
 from unde.errors import UndeError
 from unde.store import layout
 from unde.store.manifest import Manifest
+from unde.store.reading import read_json
 from unde.store.shards import ShardError, read_shard
+
+_SMALL, _LONGEST_ID = 2**20, 2**12  # bytes of the ids of any index, and of an id on average
 
 
 def check_shards(folder: Path, manifest: Manifest, verify: bool) -> None:
@@ -27,7 +32,7 @@ def check_shards(folder: Path, manifest: Manifest, verify: bool) -> None:
     problems = []
     for path in paths:
         try:
-            read_shard(path, manifest.id, verify)
+            check_shape(path, read_shard(path, manifest.id, verify), manifest)
         except ShardError as e:
             problems.append(str(e))
     if problems:
@@ -37,12 +42,31 @@ def check_shards(folder: Path, manifest: Manifest, verify: bool) -> None:
         )
 
 
+def check_shape(path: Path, tensors: Mapping[str, Tensor], manifest: Manifest) -> None:
+    """Raises if a shard, whole as it may be, is not as large as the manifest says."""
+    place = layout.numbers(path.name)
+    assert place is not None
+    rows = manifest.shards[place[1]]
+    count, width = rows.stop - rows.start, manifest.width
+    found = {name: tuple(t.shape) for name, t in tensors.items()}
+    wanted = {"features": (count, width), "loss": (count,), "skipped": (count,), "digest": (count,)}
+    wanted["squares"] = (count, len(manifest.units))
+    for name, shape in wanted.items():
+        if found.get(name) != shape:
+            raise ShardError(
+                f"shard {path} is damaged: {name} of shape {found.get(name)}, expected {shape} by the manifest"
+            )
+
+
 def read_ids(folder: Path, manifest: Manifest) -> list[Any] | None:
+    """The user's names; a file that claims far more of them than there are examples is not even read."""
     if not manifest.ids:
         return None
     path = folder / layout.IDS
     try:
-        ids = json.loads(path.read_text())
+        ids = read_json(path, max(_SMALL, _LONGEST_ID * manifest.examples))
+        if not isinstance(ids, list) or len(ids) != manifest.examples:
+            ids = []
     except (OSError, ValueError):
         ids = []
     if ids_fingerprint(ids) != manifest.ids:

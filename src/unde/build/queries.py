@@ -12,7 +12,7 @@ from unde.build.fingerprints import to_digest, to_signed
 from unde.errors import UndeError
 from unde.store.shards import ShardError, read_shard, write_shard
 
-_PLACE = "queries"  # what the file is, whatever it is called
+PLACE = "queries"  # what the file is, whatever it is called
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class QueryFeatures:
         path.parent.mkdir(parents=True, exist_ok=True)
         digest = torch.tensor([to_signed(d) for d in self.digests], dtype=torch.int64)
         tensors = {"features": self.features, "loss": self.loss, "digest": digest}
-        write_shard(path, self.index, tensors, _PLACE)
+        write_shard(path, self.index, tensors, PLACE)
 
     @classmethod
     def load(cls, path: Path, index: str) -> QueryFeatures:
         try:
-            shard = read_shard(path, index, place=_PLACE)
+            shard = read_shard(path, index, place=PLACE)
         except ShardError as e:
             raise UndeError(
                 f"{path} does not hold query features of this index ({e}): choose another path, or delete it"

@@ -82,7 +82,7 @@ class Stored:
                 f"{self.folder} holds no gradients with sampled labels: build it with EKFAC(fisher='sampled')"
             )
         found = Manifest.read(folder)
-        if not _belongs(found, self.manifest):
+        if not belongs(found, self.manifest):
             raise UndeError(
                 f"{folder} is of another index: delete that folder and run the same Index.build again"
             )
@@ -94,7 +94,7 @@ class Stored:
         return FeatureSource(stored, None if stored.method.steps > 1 else checkpoint)
 
 
-def _belongs(fisher: Manifest, manifest: Manifest) -> bool:
+def belongs(fisher: Manifest, manifest: Manifest) -> bool:
     """Whether a Fisher index was made from what `manifest` was made from."""
     same = with_method(manifest, fisher.method)
     names = ("task", "examples", "units", "models", "data", "seed", "matrices")

@@ -16,6 +16,7 @@ from unde.cli.interrupts import Commands, Interrupted, unwinding_on_sigterm
 from unde.cli.learn import learn
 from unde.cli.plan import plan
 from unde.cli.report import report
+from unde.cli.verify import verify
 from unde.errors import UndeError
 from unde.version import __version__
 
@@ -31,7 +32,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-for command in (demo, plan, build, learn, attribute, evaluate, report, bench):
+for command in (demo, plan, build, learn, attribute, evaluate, report, verify, bench):
     app.command()(command)
 
 

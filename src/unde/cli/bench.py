@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from unde import console
 from unde.cli.options import BatchSize, Data, HFModel, SeqLen, Target, TextField, source_of
 from unde.cli.project import Project
 
@@ -27,4 +28,4 @@ def bench(
     from unde.bench import measure
 
     setup = Project(target, source_of(hf_model, data, text_field, seq_len)).setup
-    typer.echo(measure(setup, rank=rank, batch_size=batch_size, runs=runs))
+    console.echo(measure(setup, rank=rank, batch_size=batch_size, runs=runs))

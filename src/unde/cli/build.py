@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from unde import console
 from unde.cli.options import (
     Data,
     Device,
@@ -84,4 +85,4 @@ def build(
         on_bad=on_bad,
     )
     (project.source or Source(target=target)).remember(out)
-    typer.echo(f"{out}: {len(index):,} examples in {len(index.groups)} groups")
+    console.echo(f"{out}: {len(index):,} examples in {len(index.groups)} groups")

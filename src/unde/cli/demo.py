@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from unde import console
 from unde.cli.options import Method
 
 
@@ -21,4 +22,4 @@ def demo(
     """
     from unde.demo.run import run
 
-    typer.echo(f"Open {run(out, method, seed).resolve()} in a browser.")
+    console.echo(f"Open {run(out, method, seed).resolve()} in a browser.")

@@ -72,7 +72,7 @@ def evaluate(
         both = compare(scores, weights_in(weights, scores), masks, values)
         found = {"unweighted": both.unweighted, "weighted": both.weighted, "difference": both.difference}
     if format == "json":
-        typer.echo(json.dumps({n: e.as_dict() for n, e in found.items()}, indent=1))
+        console.echo(json.dumps({n: e.as_dict() for n, e in found.items()}, indent=1))
     else:
         console.show_table(
             "LDS (%)",

@@ -123,7 +123,7 @@ def learn(
     weights.save(out)
     if not no_trust:
         _show_trust(opened, weights, method, seed, perturb)
-    typer.echo(f"{out}: {weights}")
+    console.echo(f"{out}: {weights}")
 
 
 def _check(queries: str | None, own: dict[str, str | None], alone: dict[str, Any], out: Path) -> None:
@@ -157,6 +157,6 @@ def _number(name: str, text: str | None, kind: Callable[[str], Number], what: st
 
 def _show_trust(index: Index, weights: Weights, method: str | None, seed: int, perturb: str | None) -> None:
     try:
-        typer.echo(index.trust(weights, method, seed=seed, perturb=perturb))
+        console.echo(index.trust(weights, method, seed=seed, perturb=perturb))
     except UndeError as e:  # the weights are there all the same
         console.note(str(e))

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from unde import console
 from unde.cli.options import (
     HF,
     Data,
@@ -103,7 +104,7 @@ def plan(
         queries=queries,
         memory=memory,
     )
-    typer.echo(json.dumps(made.as_dict(), indent=1) if format == "json" else str(made))
+    console.echo(json.dumps(made.as_dict(), indent=1) if format == "json" else str(made))
 
 
 def _of_config(config: Path, examples: int | None, seq_len: int | None) -> Any:

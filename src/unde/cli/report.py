@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from unde import console
 from unde.cli.options import (
     Data,
     Device,
@@ -83,7 +84,7 @@ def report(
         contributors={name: flags[: len(shown)] for name, flags in known.items()},
         trust=not no_trust,
     )
-    typer.echo(f"Open {page.write(out).resolve()} in a browser.")
+    console.echo(f"Open {page.write(out).resolve()} in a browser.")
 
 
 def named_files(given: Sequence[str]) -> dict[str, Path]:

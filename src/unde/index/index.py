@@ -29,6 +29,7 @@ from unde.groups import Groups
 from unde.index import self_retrieval
 from unde.index.opened import Opened
 from unde.index.trust import SHOWN, Trust, of_several
+from unde.index.verify import verify
 from unde.methods import Method
 from unde.plan import Plan
 from unde.recipe import Recipe
@@ -39,6 +40,7 @@ from unde.store.codec import codec
 from unde.store.files import clear_partial
 from unde.store.locks import locked
 from unde.store.manifest import Manifest
+from unde.store.verified import Verified
 from unde.tasks.base import Task
 from unde.tasks.identity import same_but_code
 from unde.weights import Weights
@@ -265,6 +267,10 @@ class Index:
         at_hand = None not in (self.model, self.task, self.train_data)
         judging = partial(self._retrieval, chosen) if at_hand else None
         return self._opened.scorer.scores(chosen, made.features, made.digests, judging)
+
+    def verify(self) -> Verified:
+        """Every byte on disk against its checksum: true if all is well, else it says what is damaged and what to do."""
+        return verify(self.folder)
 
     def tokens(self, scores: GroupScores, weights: WeightsLike = None) -> TokenScores:
         """Contributions of single tokens: `index.tokens(scores)(q, example)` adds up to the score of `example`."""

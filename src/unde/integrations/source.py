@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.machinery import PathFinder
@@ -13,8 +14,11 @@ from unde.errors import UndeError
 from unde.integrations.documents import Texts
 from unde.integrations.language import hf_setup
 from unde.recipe import Recipe, Setup
-from unde.store.files import write_atomically
+from unde.store.files import write_bytes
 from unde.store.layout import SOURCE
+from unde.store.reading import read_json, signature, signed
+
+_LONGEST = 2**20  # bytes of what is remembered
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,8 @@ class Source:
             if settings[name] is not None:
                 path = Path(settings[name]).expanduser()
                 settings[name] = str(path.absolute()) if path.exists() else settings[name]
-        write_atomically(index / SOURCE, (json.dumps(settings, indent=1) + "\n").encode())
+        settings["checksum"] = signature(settings)
+        write_bytes(index / SOURCE, (json.dumps(settings, indent=1) + "\n").encode())
 
 
 def made(**said: Any) -> Setup:
@@ -138,17 +143,19 @@ def _foreign(index: Path, target: str, why: str) -> UndeError:
 
 def _read(index: Path) -> Source:
     path = index / SOURCE
-    if not path.exists():
+    if not os.path.lexists(path):
         return Source()
     known = {field.name for field in fields(Source)}
     try:
-        found = Source(**{k: v for k, v in json.loads(path.read_text()).items() if k in known})
+        settings = read_json(path, _LONGEST)
+        signed(settings)
+        found = Source(**{k: v for k, v in settings.items() if k in known})
         texts, length = (found.model, found.data, found.text_field, found.target), found.seq_len
         if not all(isinstance(x, (str, type(None))) for x in texts) or not isinstance(
             length, (int, type(None))
         ):
             raise TypeError("a value of another type")
-    except (ValueError, TypeError, AttributeError) as e:
+    except (OSError, ValueError, TypeError, AttributeError) as e:
         raise UndeError(
             f"{path} is damaged ({e}): delete it, and give --hf-model and --data, or MODULE:FUNCTION"
         ) from None

@@ -15,6 +15,7 @@ log.jsonl                      how long builds took
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,11 +51,31 @@ ENTRIES = (
     Entry(LOG, "how long builds took", "nothing is lost but the times"),
     Entry(LOCK, "who is writing", "nothing, if nobody is"),
 )
-_NAMES = {e.name for e in ENTRIES}
+_NAMES = {e.name: e for e in ENTRIES}
+
+
+def restored(name: str) -> str:
+    """What to do about a damaged file, by the name in the folder that it is or is under.
+
+    >>> restored("queries")
+    'delete it, it is made anew when it is needed'
+    """
+    return f"delete it, {_NAMES[name].deleted}"
 
 
 def shard(folder: Path, checkpoint: int, number: int) -> Path:
     return folder / SHARDS / f"c{checkpoint:02d}-{number:06d}.safetensors"
+
+
+def numbers(name: str) -> tuple[int, int] | None:
+    """The checkpoint and the number of a shard, by the name of its file.
+
+    >>> numbers("c00-000012.safetensors"), numbers("c0-12.safetensors")
+    ((0, 12), None)
+    """
+    match = re.fullmatch(r"c(\d{2,9})-(\d{6,9})\.safetensors", name)
+    found = None if match is None else (int(match[1]), int(match[2]))
+    return found if found is not None and shard(Path(), *found).name == name else None
 
 
 def prepare(folder: Path) -> None:
@@ -62,7 +83,7 @@ def prepare(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise UndeError(f"{folder} is a file: an index needs a folder")
     if folder.exists() and not (folder / MANIFEST).exists():
-        foreign = sorted(p.name for p in folder.iterdir() if not _ours(p.name))
+        foreign = sorted(p.name for p in folder.iterdir() if not ours(p.name))
         if foreign:
             raise UndeError(
                 f"{folder} holds something else ({', '.join(foreign[:3])}{', …' if foreign[3:] else ''}): "
@@ -74,5 +95,6 @@ def prepare(folder: Path) -> None:
         raise UndeError(f"cannot make the folder {folder} ({e.strerror}): choose another place") from None
 
 
-def _ours(name: str) -> bool:
+def ours(name: str) -> bool:
+    """Whether a file in the folder is of an index."""
     return name in _NAMES or (name.endswith(PARTIAL) and any(name.startswith(known) for known in _NAMES))

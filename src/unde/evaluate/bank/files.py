@@ -33,7 +33,7 @@ from unde.store.shards import read_shard, write_shard
 FORMAT = "unde bank 2"
 OLD_FORMATS = ("unde bank 1", "whence bank 1")  # the package was called whence until 0.1
 UTILITY = "utility/"
-_PLAN, _PART = "plan.json", re.compile(r"model-(\d{5,})\.(npz|safetensors)")
+_PARTS, _PLAN, _PART = ".parts", "plan.json", re.compile(r"model-(\d{5,})\.(npz|safetensors)")
 _OURS = re.compile(r"\.lock|model-\d{5,}\.safetensors|(plan\.json|model-).*\.partial|\..*\.tmp")
 
 
@@ -79,6 +79,11 @@ class Parts:
         """How many models have a file."""
         return len({match[1] for file in self.path.iterdir() if (match := _PART.fullmatch(file.name))})
 
+    def files(self) -> list[tuple[int, Path]]:
+        """The files of models, by number."""
+        found = ((match, file) for file in self.path.iterdir() if (match := _PART.fullmatch(file.name)))
+        return sorted((int(match[1]), file) for match, file in found)
+
     def file(self, number: int) -> Path:
         return self.path / f"model-{number:05d}.safetensors"
 
@@ -87,8 +92,8 @@ class PartsFolder:
     """`<bank>.parts`."""
 
     def __init__(self, bank: Path) -> None:
-        self.path = bank.with_name(bank.name + ".parts")
-        self._plan = self.path / _PLAN
+        self.path = bank.with_name(bank.name + _PARTS)
+        self.plan = self.path / _PLAN
 
     @contextmanager
     def held(self, config: Mapping[str, Any]) -> Generator[Parts]:
@@ -99,7 +104,7 @@ class PartsFolder:
                 stack.enter_context(locked(self.path, doing="filling"))
                 if not self.begun:
                     text = json.dumps({"format": FORMAT, "plan": dict(config)}, indent=1)
-                    write_bytes(self._plan, text.encode())
+                    write_bytes(self.plan, text.encode())
             except OSError as e:
                 raise UndeError(
                     f"cannot keep models in {self.path} ({e.strerror}): choose a path for the bank in a folder that "
@@ -111,12 +116,17 @@ class PartsFolder:
 
     @property
     def begun(self) -> bool:
-        return os.path.exists(self._plan)
+        return os.path.exists(self.plan)
 
     def progress(self) -> tuple[int, int]:
         """How many models are there, and how many there will be."""
-        config = self._read_plan()[1]
-        return Parts(self.path, _owner(config)).count(), described(config).models
+        parts, config = self.kept()
+        return parts.count(), described(config).models
+
+    def kept(self) -> tuple[Parts, dict[str, Any]]:
+        """The parts as they are, for who looks at them alone, and the plan that they belong to."""
+        form, config = self._read_plan()
+        return Parts(self.path, _owner(config), old=form in OLD_FORMATS), config
 
     def remove(self, config: Mapping[str, Any]) -> None:
         """Once the bank of this plan is one file: what a bank has written, and no other plan's."""
@@ -144,20 +154,28 @@ class PartsFolder:
     def _read_plan(self) -> tuple[str, dict[str, Any]]:
         """The format, and what makes this bank this bank."""
         try:
-            found = json.loads(self._plan.read_text())
+            found = json.loads(self.plan.read_text())
             form, config = found["format"], found["plan"]
             described(config)
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise UndeError(
-                f"{self._plan} is not the plan of a bank, or is damaged ({error}): delete this file and call Bank.run "
+                f"{self.plan} is not the plan of a bank, or is damaged ({error}): delete this file and call Bank.run "
                 "with the same arguments again, which keeps all sound models; or choose another path"
             ) from error
         if form not in (FORMAT, *OLD_FORMATS):
             raise UndeError(
-                f"{self._plan} is of format {form!r}, this release reads {FORMAT!r}: finish it with the release that "
+                f"{self.plan} is of format {form!r}, this release reads {FORMAT!r}: finish it with the release that "
                 "began it, or choose another path"
             )
         return form, config
+
+
+def bank_of(path: Path) -> Path | None:
+    """The bank that a path names, if it is one that is not finished: its file, or the folder of its parts."""
+    if path.is_dir() and path.suffix == _PARTS and (path / _PLAN).exists():
+        return path.with_suffix("")
+    begun = not path.exists() and PartsFolder(path).begun
+    return path if begun else None
 
 
 def refuse_other_plan(there: Mapping[str, Any], here: Mapping[str, Any], path: Path) -> None:

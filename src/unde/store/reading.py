@@ -1,0 +1,67 @@
+"""Reading what somebody else may have put there: plain files only, none of them longer than expected."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+LONGEST = 64 * 2**20  # bytes of a JSON file: no model has more parameters than fit in there
+_CONTAINERS = 2**22  # lists and objects in one: they take far more memory than bytes on disk
+
+
+def check_plain(path: Path, follow: bool = False) -> int:
+    """Its size; an OSError for a pipe or a device, which could be read for ever, and for a link, which leads elsewhere
+    (`follow`: where a user has named it)."""
+    found = os.stat(path, follow_symlinks=follow)
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
+    if stat.S_ISLNK(found.st_mode):
+        raise OSError(errno.ELOOP, "it is a link, which is not followed", str(path))
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is no plain file", str(path))
+    return found.st_size
+
+
+def read_bounded(path: Path, longest: int = LONGEST, follow: bool = False) -> bytes:
+    """The content of a plain file. An OSError says that it cannot be read, a ValueError that it is too long."""
+    check_plain(path, follow)
+    links = 0 if follow else getattr(os, "O_NOFOLLOW", 0)
+    # Should a pipe have taken its place meanwhile, nobody waits for its other end.
+    descriptor = os.open(path, os.O_RDONLY | links | getattr(os, "O_NONBLOCK", 0))
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is no plain file", str(path))
+        content = file.read(longest + 1)
+    if len(content) > longest:
+        raise ValueError(f"it is longer than {longest:,} bytes")
+    return content
+
+
+def read_json(path: Path, longest: int = LONGEST, follow: bool = False) -> Any:
+    """What a JSON file holds. A ValueError says what is wrong with it, an OSError that it cannot be read."""
+    content = read_bounded(path, longest, follow)
+    if content.count(b"[") + content.count(b"{") > _CONTAINERS:
+        raise ValueError(f"it holds more than {_CONTAINERS:,} lists and objects")
+    try:
+        return json.loads(content.decode("utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def signed(settings: dict[str, Any]) -> bool:
+    """Whether settings carry a checksum; a ValueError if it is that of others."""
+    if "checksum" not in settings:
+        return False
+    if settings["checksum"] != signature(settings):
+        raise ValueError("its content does not match its checksum")
+    return True
+
+
+def signature(settings: dict[str, Any]) -> str:
+    rest = {name: value for name, value in settings.items() if name != "checksum"}
+    return hashlib.blake2b(json.dumps(rest, sort_keys=True).encode(), digest_size=16).hexdigest()
