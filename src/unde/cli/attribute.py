@@ -24,6 +24,7 @@ from unde.cli.options import (
     SeqLen,
     Target,
     TextField,
+    TrustRemoteCode,
     WeightsFile,
     check_format,
     source_of,
@@ -53,6 +54,7 @@ def attribute(
     data: Data = None,
     text_field: TextField = None,
     seq_len: SeqLen = None,
+    trust_remote_code: TrustRemoteCode = False,
     query_field: QueryField = None,
     weights: WeightsFile = None,
     method: MethodOfIndex = None,
@@ -74,7 +76,7 @@ def attribute(
     check_format(format, "table", "json", "csv")
     if query and queries:
         raise UndeError("--query and --queries: give one of the two")
-    source = source_of(hf_model, data, text_field, seq_len)
+    source = source_of(hf_model, data, text_field, seq_len, trust_remote_code)
     target = target or remembered(index, source)
     if target is None and not query and not queries:
         raise UndeError('nothing to attribute: give --query "some text", or --queries FILE.jsonl')

@@ -21,6 +21,7 @@ from unde.cli.options import (
     StoreDtype,
     Target,
     TextField,
+    TrustRemoteCode,
     Unneeded,
     method_of,
     source_of,
@@ -37,6 +38,7 @@ def build(
     data: Data = None,
     text_field: TextField = None,
     seq_len: SeqLen = None,
+    trust_remote_code: TrustRemoteCode = False,
     method: Method = "trak",
     projection: Projection = None,
     groups: Groups = "layer",
@@ -63,7 +65,9 @@ def build(
     `unde build my_project.setup:make --out runs/idx --method logra --projection "kron(64)"`
     """
     chosen = method_of(method, projection)
-    project = Project(target, source_of(hf_model, data, text_field, seq_len), device=device)
+    project = Project(
+        target, source_of(hf_model, data, text_field, seq_len, trust_remote_code), device=device
+    )
     setup = project.setup
     index = Index.build(
         setup.model,

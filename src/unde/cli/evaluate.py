@@ -20,6 +20,7 @@ from unde.cli.options import (
     SeqLen,
     Target,
     TextField,
+    TrustRemoteCode,
     WeightsFile,
     check_format,
     source_of,
@@ -38,6 +39,7 @@ def evaluate(
     data: Data = None,
     text_field: TextField = None,
     seq_len: SeqLen = None,
+    trust_remote_code: TrustRemoteCode = False,
     query_field: QueryField = None,
     weights: WeightsFile = None,
     method: MethodOfIndex = None,
@@ -57,7 +59,7 @@ def evaluate(
     `unde evaluate my_project.setup:make --index runs/idx --bank runs/bank.npz --weights weights.json`
     """
     check_format(format, "table", "json")
-    source = source_of(hf_model, data, text_field, seq_len)
+    source = source_of(hf_model, data, text_field, seq_len, trust_remote_code)
     target = target or remembered(index, source)
     project = Project(target, source, index=index, evaluate=queries, query_field=query_field, device=device)
     asked = project.queries_apart("eval")

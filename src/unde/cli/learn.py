@@ -20,6 +20,7 @@ from unde.cli.options import (
     SeqLen,
     Target,
     TextField,
+    TrustRemoteCode,
     source_of,
 )
 from unde.cli.project import Project, kept_scores, remembered
@@ -81,6 +82,7 @@ def learn(
     data: Data = None,
     text_field: TextField = None,
     seq_len: SeqLen = None,
+    trust_remote_code: TrustRemoteCode = False,
     query_field: QueryField = None,
     device: Device = None,
 ) -> None:
@@ -102,7 +104,7 @@ def learn(
     """
     own = {"k": k, "weight-decay": weight_decay, "loss": loss, "solver": solver, "query-field": query_field}
     _check(queries, own, {"examples": examples, "perturb": perturb}, out)
-    source = source_of(hf_model, data, text_field, seq_len)
+    source = source_of(hf_model, data, text_field, seq_len, trust_remote_code)
     target = target or remembered(index, source)
     texts = None if queries is None or (target is not None and queries == "learn") else Path(queries)
     project = Project(target, source, index=index, learn=texts, query_field=query_field, device=device)

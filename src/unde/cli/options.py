@@ -98,6 +98,14 @@ SeqLen = Annotated[
         rich_help_panel=HF,
     ),
 ]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="run Python code that comes with --hf-model, if it has any; never done otherwise",
+        rich_help_panel=HF,
+    ),
+]
 Queries = Annotated[
     Path | None,
     typer.Option("--queries", metavar="FILE", help="texts to ask about, as in --data", rich_help_panel=HF),
@@ -110,9 +118,16 @@ QueryField = Annotated[
 ]
 
 
-def source_of(hf_model: str | None, data: Path | None, text_field: str | None, seq_len: int | None) -> Source:
+def source_of(
+    hf_model: str | None,
+    data: Path | None,
+    text_field: str | None,
+    seq_len: int | None,
+    trust_remote_code: bool = False,
+) -> Source:
     """What was said on the command line."""
-    return Source(hf_model, None if data is None else str(data), text_field, seq_len)
+    file = None if data is None else str(data)
+    return Source(hf_model, file, text_field, seq_len, trust_remote_code=trust_remote_code)
 
 
 def method_of(name: str, projection: str | None) -> methods.Method:

@@ -43,6 +43,8 @@ class Project:
                 f"{target} and --{'hf-model' if 'model' in said else next(iter(said)).replace('_', '-')}: give "
                 "MODULE:FUNCTION, or --hf-model with --data, not both"
             )
+        if target is not None and source is not None and source.trust_remote_code:
+            raise UndeError(f"--trust-remote-code goes with --hf-model: the code of {target} is run anyway")
         self.source: Source | None = None
         if target is not None:
             if learn is not None or evaluate is not None:

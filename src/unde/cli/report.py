@@ -22,6 +22,7 @@ from unde.cli.options import (
     SeqLen,
     Target,
     TextField,
+    TrustRemoteCode,
     WeightsFiles,
     source_of,
 )
@@ -40,6 +41,7 @@ def report(
     data: Data = None,
     text_field: TextField = None,
     seq_len: SeqLen = None,
+    trust_remote_code: TrustRemoteCode = False,
     query_field: QueryField = None,
     out: Annotated[Path, typer.Option("--out", help="the page to write")] = Path("report.html"),
     weights: WeightsFiles = None,
@@ -59,7 +61,7 @@ def report(
 
     `unde report my_project.setup:make --index runs/idx --weights subject=w1.json --weights style=w2.json`
     """
-    source = source_of(hf_model, data, text_field, seq_len)
+    source = source_of(hf_model, data, text_field, seq_len, trust_remote_code)
     target = target or remembered(index, source)
     project = Project(target, source, index=index, evaluate=queries, query_field=query_field, device=device)
     files, setup = named_files(weights or ()), project.setup
