@@ -7,6 +7,7 @@ import time
 import unicodedata
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -156,6 +157,21 @@ def plain(text: str) -> str:
 def _spelled(c: str) -> str:
     harmless = c in "\n\t\u200c\u200d" or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
     return c if harmless else c.encode("unicode_escape", "surrogatepass").decode()
+
+
+def cell(value: Any) -> Any:
+    """A value for a CSV file: a text that a spreadsheet would run as a formula gets an apostrophe in front.
+
+    >>> cell("=1+1"), cell("-12"), cell(-0.5), cell("row-3")
+    ("'=1+1", '-12', -0.5, 'row-3')
+    """
+    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
 
 
 def note(text: str) -> None:

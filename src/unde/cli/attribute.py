@@ -108,7 +108,8 @@ def _write(best: Top, format: str) -> None:
     else:
         writer = csv.DictWriter(sys.stdout, COLUMNS)
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows({name: console.cell(value) for name, value in row.items()} for row in rows)
+    sys.stdout.flush()
 
 
 def show_top(
