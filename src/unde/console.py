@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import unicodedata
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
+
+from unde.errors import UndeError
 
 Advance = Callable[[int], None]
 PATIENCE = 3.0  # seconds that a job may take before a bar is drawn
@@ -184,8 +187,24 @@ def line(text: str, style: str = "") -> None:
 
 def echo(text: object) -> None:
     """Lines on stdout, for people or for other programs."""
-    sys.stdout.write(plain(str(text)) + "\n")
-    sys.stdout.flush()  # a disk that is full is heard of here
+    with printing() as out:
+        out.write(plain(str(text)) + "\n")
+
+
+@contextmanager
+def printing() -> Generator[TextIO]:
+    """stdout. A disk that is full is told of here, and not when Python ends."""
+    try:
+        yield sys.stdout
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise  # whoever reads it has seen enough
+    except OSError as e:
+        with suppress(OSError, ValueError):  # what is left in its buffer would be tried again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise UndeError(
+            f"cannot write the output ({e.strerror}): make room there, and run it again"
+        ) from None
 
 
 def duration(seconds: float, exact: bool = False) -> str:
@@ -233,5 +252,5 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
         table.add_column(c)
     for row in rows:
         table.add_row(*(escape(plain(cell)) for cell in row))
-    Console().print(table)
-    sys.stdout.flush()
+    with printing() as out:
+        Console(file=out).print(table)

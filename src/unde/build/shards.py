@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import platform
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -24,9 +23,11 @@ from unde.features.factors import gathered
 from unde.features.run import Batch, FeaturePass, Found, threads
 from unde.store import layout
 from unde.store.codec import codec
-from unde.store.files import clear_partial
+from unde.store.files import append_line, clear_partial
 from unde.store.manifest import Manifest
 from unde.store.shards import WRITTEN, ShardError, file_bytes, read_shard, write_shard
+
+BESIDE, BESIDE_OF_0_1 = "beside", "also"  # measures that the method keeps beside features
 
 
 def compute_shard(context: Context, c: int, s: int) -> None:
@@ -61,11 +62,26 @@ def content(m: Manifest, rows: int, precision: torch.dtype) -> dict[str, Tensor]
         "digest": empty(rows, dtype=torch.int64),
     }
     if beside := methods.parse(m.method).beside:
-        found["beside"] = empty(rows, len(beside))
+        found[BESIDE] = empty(rows, len(beside))
     if m.factors:
         sizes = gathered(m.units, m.method["projection"])
         found["factors"] = empty(sum(r * r + c * c for r, c in sizes.values()), dtype=precision)
     return found
+
+
+def check_shape(path: Path, tensors: Mapping[str, Tensor], m: Manifest) -> None:
+    """Raises if a shard, whole as it may be, is larger or smaller than the manifest says; nothing of it is read."""
+    place = layout.numbers(path.name)
+    assert place is not None
+    rows = m.shards[place[1]]
+    wanted = {name: tuple(t.shape) for name, t in content(m, rows.stop - rows.start, torch.float32).items()}
+    for name, t in tensors.items():
+        if wanted.pop(BESIDE if name == BESIDE_OF_0_1 else name, None) != tuple(t.shape):
+            raise ShardError(
+                f"shard {path} is damaged: {name!r} of shape {tuple(t.shape)} is not in its plan"
+            )
+    if wanted:
+        raise ShardError(f"shard {path} is damaged: {', '.join(map(repr, wanted))} is not in it")
 
 
 def on_disk(m: Manifest, precision: torch.dtype) -> dict[str, int]:
@@ -135,7 +151,8 @@ def missing(context: Context) -> list[Job]:
         for s, r in enumerate(m.shards):
             path = layout.shard(context.folder, c, s)
             try:
-                if path.exists():
+                if os.path.lexists(path):
+                    check_shape(path, read_shard(path, m.id, verify=False), m)
                     digests.append(read_shard(path, m.id)["digest"].clone())
                     where.append(torch.arange(r.start, r.stop))
                     continue
@@ -263,5 +280,4 @@ def _log(context: Context, examples: int, seconds: float) -> None:
         "torch": torch.__version__,
         "machine": platform.machine(),
     }
-    with contextlib.suppress(OSError), open(context.folder / layout.LOG, "a") as f:
-        f.write(json.dumps(entry) + "\n")
+    append_line(context.folder / layout.LOG, json.dumps(entry))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from unde import methods
+from unde.build.shards import BESIDE_OF_0_1
 from unde.errors import UndeError, unknown
 from unde.features.factors import gathered, split
 from unde.kernels import Part, Sizes
@@ -18,8 +19,6 @@ from unde.store import layout
 from unde.store.codec import codec
 from unde.store.manifest import Manifest, with_method
 from unde.store.shards import read_shard
-
-_BESIDE_OF_0_1 = "also"
 
 
 class Stored:
@@ -59,7 +58,7 @@ class Stored:
         if name not in known:
             raise unknown("stored value", name, known)
         shards = (self.shard(checkpoint, s) for s in range(len(self.manifest.shards)))
-        return torch.cat([shard[name if name in shard else _BESIDE_OF_0_1] for shard in shards])
+        return torch.cat([shard[name if name in shard else BESIDE_OF_0_1] for shard in shards])
 
     @cached_property
     def skipped(self) -> Tensor:

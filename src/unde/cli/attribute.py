@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -102,14 +101,14 @@ def _write(best: Top, format: str) -> None:
         for q, names in enumerate(best.ids)
         for rank, (i, value, name) in enumerate(zip(best.indices[q], best.values[q], names), 1)
     ]
-    if format == "json":
-        json.dump(rows, sys.stdout, indent=1)
-        sys.stdout.write("\n")
-    else:
-        writer = csv.DictWriter(sys.stdout, COLUMNS)
-        writer.writeheader()
-        writer.writerows({name: console.cell(value) for name, value in row.items()} for row in rows)
-    sys.stdout.flush()
+    with console.printing() as out:
+        if format == "json":
+            json.dump(rows, out, indent=1)
+            out.write("\n")
+        else:
+            writer = csv.DictWriter(out, COLUMNS)
+            writer.writeheader()
+            writer.writerows({name: console.cell(value) for name, value in row.items()} for row in rows)
 
 
 def show_top(

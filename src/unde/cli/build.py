@@ -24,6 +24,7 @@ from unde.cli.options import (
     TrustRemoteCode,
     Unneeded,
     method_of,
+    path_option,
     source_of,
 )
 from unde.cli.project import Project
@@ -32,7 +33,10 @@ from unde.integrations.source import Source
 
 
 def build(
-    out: Annotated[Path, typer.Option("--out", help="folder for the index; a half-built one is finished")],
+    out: Annotated[
+        Path,
+        path_option("--out", help="folder for the index; a half-built one is finished"),
+    ],
     target: Target = None,
     hf_model: HFModel = None,
     data: Data = None,

@@ -8,11 +8,14 @@ from typing import Annotated
 import typer
 
 from unde import console
-from unde.cli.options import Method
+from unde.cli.options import Method, path_option
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="folder for the page, the index and the weights")] = Path("demo"),
+    out: Annotated[
+        Path,
+        path_option(help="folder for the page, the index and the weights"),
+    ] = Path("demo"),
     method: Method = "trak",
     seed: Annotated[int, typer.Option(help="of the training and the projection")] = 0,
 ) -> None:

@@ -23,6 +23,7 @@ from unde.cli.options import (
     TrustRemoteCode,
     WeightsFile,
     check_format,
+    path_option,
     source_of,
 )
 from unde.cli.project import Project, kept_scores, remembered, weights_in
@@ -32,7 +33,10 @@ from unde.evaluate import Bank, compare, lds
 
 def evaluate(
     index: IndexPath,
-    bank: Annotated[Path, typer.Option(help="file of a retraining bank (unde.evaluate.Bank)")],
+    bank: Annotated[
+        Path,
+        path_option(help="file of a retraining bank (unde.evaluate.Bank)"),
+    ],
     target: Target = None,
     queries: Queries = None,
     hf_model: HFModel = None,

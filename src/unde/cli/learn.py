@@ -21,6 +21,7 @@ from unde.cli.options import (
     Target,
     TextField,
     TrustRemoteCode,
+    path_option,
     source_of,
 )
 from unde.cli.project import Project, kept_scores, remembered
@@ -35,7 +36,7 @@ OWN = "With queries of your own"
 def learn(
     index: IndexPath,
     target: Target = None,
-    out: Annotated[Path, typer.Option("--out", help="where to save the weights")] = Path("weights.json"),
+    out: Annotated[Path, path_option("--out", help="where to save the weights")] = Path("weights.json"),
     method: MethodOfIndex = None,
     examples: Annotated[
         int | None, typer.Option(help="training examples to learn from (default: 200)")
@@ -144,6 +145,8 @@ def _check(queries: str | None, own: dict[str, str | None], alone: dict[str, Any
         )
     if alone["perturb"] not in (None, "weights"):
         raise unknown("perturb", alone["perturb"], ("weights",))
+    if out.is_dir():
+        raise UndeError(f"--out {out} is a folder: give a file in it")
     if not out.absolute().parent.is_dir():
         raise UndeError(f"no folder {out.parent} for --out {out}: make it, or save elsewhere")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -26,6 +26,19 @@ def listed(names: Iterable[str]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
+def path_of(text: str) -> Path:
+    """A path as it is typed, also where no shell has looked at it.
+
+    >>> path_of("~/runs").is_absolute()
+    True
+    """
+    return Path(text).expanduser()
+
+
+def path_option(*names: str, help: str, metavar: str = "PATH", panel: str | None = None) -> Any:
+    return typer.Option(*names, parser=path_of, metavar=metavar, help=help, rich_help_panel=panel)
+
+
 METHODS = listed([*methods.METHODS, *methods._SHORT])
 
 # --- what a command works on ----------------------------------------------------------------------------
@@ -34,9 +47,9 @@ Target = Annotated[
     str | None, typer.Argument(metavar="MODULE:FUNCTION", help="a function that returns an unde.Setup")
 ]
 IndexPath = Annotated[
-    Path, typer.Option("--index", help="folder of the index; remembers what it was built from")
+    Path, path_option("--index", help="folder of the index; remembers what it was built from")
 ]
-WeightsFile = Annotated[Path | None, typer.Option("--weights", help="weights from `unde learn`")]
+WeightsFile = Annotated[Path | None, path_option("--weights", help="weights from `unde learn`")]
 WeightsFiles = Annotated[
     list[str] | None,
     typer.Option(
@@ -80,6 +93,7 @@ HFModel = Annotated[
 Data = Annotated[
     Path | None,
     typer.Option(
+        parser=path_of,
         metavar="FILE",
         help="training texts: .jsonl, .json, .csv, .txt (a text on each line), also as .gz; .parquet",
         rich_help_panel=HF,
@@ -108,7 +122,7 @@ TrustRemoteCode = Annotated[
 ]
 Queries = Annotated[
     Path | None,
-    typer.Option("--queries", metavar="FILE", help="texts to ask about, as in --data", rich_help_panel=HF),
+    path_option("--queries", metavar="FILE", help="texts to ask about, as in --data", panel=HF),
 ]
 QueryField = Annotated[
     str | None,

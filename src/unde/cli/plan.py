@@ -26,6 +26,7 @@ from unde.cli.options import (
     Unneeded,
     check_format,
     method_of,
+    path_of,
     source_of,
 )
 from unde.cli.project import Project
@@ -43,6 +44,7 @@ def plan(
     hf_config: Annotated[
         Path | None,
         typer.Option(
+            parser=path_of,
             metavar="FILE",
             help="config.json of a model, or its folder, where there are no weights and no data yet: give --examples "
             "and --seq-len",

@@ -16,6 +16,8 @@ from unde.integrations.documents import Texts
 from unde.integrations.source import Source, remembered_target
 from unde.recipe import Recipe
 from unde.scores import GroupScores
+from unde.store.files import CannotWrite
+from unde.store.layout import QUERIES
 from unde.weights import Weights
 
 
@@ -114,7 +116,20 @@ def remembered(index: Path, source: Source) -> str | None:
 def kept_scores(index: Index, queries: Rows, method: str | None) -> GroupScores:
     """Scores of queries whose features are kept, for the next command that asks for them."""
     key = hashlib.blake2b("".join(queries.digests()).encode(), digest_size=8).hexdigest()
-    return index.score(index.features(queries, index.folder / "queries" / f"{key}.safetensors"), method)
+    path = index.folder / QUERIES / f"{key}.safetensors"
+    features = None
+    if path.exists():
+        try:
+            features = index.features(queries, path)
+        except UndeError as e:
+            console.note(f"{e}; made anew")
+    if features is None:
+        features = index.features(queries)
+        try:
+            features.save(path)
+        except CannotWrite as e:
+            console.note(f"features of these queries are not kept for the next command ({e.strerror})")
+    return index.score(features, method)
 
 
 def weights_in(path: Path, scores: GroupScores) -> Weights:

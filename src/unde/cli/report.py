@@ -24,6 +24,8 @@ from unde.cli.options import (
     TextField,
     TrustRemoteCode,
     WeightsFiles,
+    path_of,
+    path_option,
     source_of,
 )
 from unde.cli.project import Project, kept_scores, remembered, weights_in
@@ -43,7 +45,7 @@ def report(
     seq_len: SeqLen = None,
     trust_remote_code: TrustRemoteCode = False,
     query_field: QueryField = None,
-    out: Annotated[Path, typer.Option("--out", help="the page to write")] = Path("report.html"),
+    out: Annotated[Path, path_option("--out", help="the page to write")] = Path("report.html"),
     weights: WeightsFiles = None,
     method: MethodOfIndex = None,
     first: Annotated[int, typer.Option(help="how many of the queries to show")] = 12,
@@ -113,5 +115,5 @@ def named_files(given: Sequence[str]) -> dict[str, Path]:
             raise UndeError(
                 f"--weights {text}: {UNWEIGHTED!r} names the scores without weights, choose another"
             )
-        files[name] = Path(file)
+        files[name] = path_of(file)
     return files

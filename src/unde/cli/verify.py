@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from unde import console
+from unde.cli.options import path_of
 from unde.errors import UndeError
 from unde.evaluate.bank import verify as bank
 from unde.evaluate.bank.files import bank_of
@@ -22,7 +23,10 @@ def verify(
     path: Annotated[
         Path,
         typer.Argument(
-            metavar="INDEX|BANK|WEIGHTS", help="folder of an index, or a file", show_default=False
+            parser=path_of,
+            metavar="INDEX|BANK|WEIGHTS",
+            help="folder of an index, or a file",
+            show_default=False,
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="for another program")] = False,
@@ -37,7 +41,7 @@ def verify(
 
     `unde verify runs/bank.npz --json`
     """
-    found = verified(path.expanduser())
+    found = verified(path)
     if as_json:
         typer.echo(json.dumps(found.as_dict(), indent=1))
     else:

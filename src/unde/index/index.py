@@ -246,8 +246,9 @@ class Index:
                 )
             return queries
         rows = Rows(queries, own_collate(self._opened.collate, queries))
-        if path is not None and Path(path).exists():
-            there = QueryFeatures.load(Path(path), self.manifest.id)
+        path = None if path is None else Path(path).expanduser()
+        if path is not None and path.exists():
+            there = QueryFeatures.load(path, self.manifest.id, (self.manifest.terms, self.manifest.width))
             if there.digests != rows.digests():
                 raise UndeError(
                     f"{path} holds the features of other queries: choose another path, or delete it"
@@ -255,7 +256,7 @@ class Index:
             return there
         made = self._opened.session.features(rows)
         if path is not None:
-            made.save(Path(path))
+            made.save(path)
         return made
 
     def score(self, queries: Any, method: str | Method | None = None) -> GroupScores:

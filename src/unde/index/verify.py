@@ -8,8 +8,9 @@ from pathlib import Path
 
 from unde import methods
 from unde.build import matrices
-from unde.build.checks import check_shape, read_ids
+from unde.build.checks import read_ids
 from unde.build.queries import PLACE as QUERIES
+from unde.build.shards import check_shape
 from unde.build.stored import belongs
 from unde.errors import UndeError
 from unde.store import layout
@@ -149,9 +150,9 @@ def _shard(path: Path, manifest: Manifest | None, found: Verified) -> None:
         found.report(path, FOREIGN, "the index has no such shard", _NOT_OURS)
         return
     try:
-        tensors = read_shard(path, None if manifest is None else manifest.id)
         if manifest is not None:
-            check_shape(path, tensors, manifest)
+            check_shape(path, read_shard(path, manifest.id, verify=False), manifest)
+        read_shard(path, None if manifest is None else manifest.id)
         found.found(path)
     except ShardError as e:
         found.report(path, *_told(path, e), layout.restored(layout.SHARDS))

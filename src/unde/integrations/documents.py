@@ -45,7 +45,7 @@ def read_documents(
             (str(i), f"text {i}", {text_field: text}) for i, text in enumerate(source)
         )
     else:
-        records = _records(Path(source), text_field)
+        records = _records(Path(source).expanduser(), text_field)
     for name, where, record in records:
         text = _text(record, text_field, where, option)
         own = record.get("id")
@@ -82,6 +82,8 @@ def check_file(path: Path) -> tuple[str, bool]:
         others = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         near = difflib.get_close_matches(path.name, others, n=1)
         raise UndeError(f"no file {path}" + (f". Did you mean {path.parent / near[0]}?" if near else ""))
+    if not path.is_file():
+        raise UndeError(f"{path} is no plain file: expected one that can be read more than once")
     return suffix, packed
 
 

@@ -54,7 +54,7 @@ def hf_setup(
     """
     for texts in (data, learn_queries, eval_queries):
         if isinstance(texts, (str, os.PathLike)):
-            check_file(Path(texts))  # before a large model is loaded
+            check_file(Path(texts).expanduser())  # before a large model is loaded
     name = "the model" if isinstance(model, nn.Module) else os.path.expanduser(model)
     if isinstance(model, nn.Module) and tokenizer is None:
         raise UndeError("a model that is loaded already needs its tokenizer=")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
+import stat
 from pathlib import Path
 
 from unde.errors import UndeError
@@ -15,12 +17,27 @@ PARTIAL = (
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
 
 
+class CannotWrite(UndeError, OSError):
+    """A file that the system does not let us write."""
+
+    def __init__(self, message: str, error: OSError) -> None:
+        super().__init__(message)
+        self.errno, self.strerror = error.errno, error.strerror
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """All of the file or none of it, also after a kill or a power cut; an error leaves the old file.
 
     It is written under a name that nobody could foresee and that was not there: a link in its place is no way out of
     the folder, and writers do not meet.
     """
+    with contextlib.suppress(FileNotFoundError):
+        kind = stat.S_IFMT(os.lstat(path).st_mode)
+        if kind not in (stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR):  # the system itself refuses a folder
+            raise OSError(errno.EINVAL, "it is no plain file", str(path))
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
     try:
         with open(temporary, "wb", opener=_fresh) as file:
@@ -49,10 +66,20 @@ def write_bytes(path: Path, content: bytes) -> None:
     try:
         write_atomically(path, content)
     except OSError as e:
-        raise UndeError(
+        raise CannotWrite(
             f"cannot write {path} ({e.strerror}): nothing half-written is left behind. Make room for "
-            f"{len(content):,} bytes there and run the same call again, it goes on where it stopped"
+            f"{len(content):,} bytes there and run the same call again, it goes on where it stopped",
+            e,
         ) from e
+
+
+def append_line(path: Path, line: str) -> None:
+    """To a log, if that can be: it is no part of what is kept. No link is followed, no pipe waited for."""
+    flags = (
+        os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    )
+    with contextlib.suppress(OSError), os.fdopen(os.open(path, flags, 0o666), "a") as file:
+        file.write(line + "\n")
 
 
 def clear_partial(folder: Path) -> None:

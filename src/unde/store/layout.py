@@ -15,6 +15,7 @@ log.jsonl                      how long builds took
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,10 +90,21 @@ def prepare(folder: Path) -> None:
                 f"{folder} holds something else ({', '.join(foreign[:3])}{', …' if foreign[3:] else ''}): "
                 "choose an empty or new folder for the index"
             )
+    refuse_links(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise UndeError(f"cannot make the folder {folder} ({e.strerror}): choose another place") from None
+
+
+def refuse_links(folder: Path) -> None:
+    """What is read and written in the folder is in the folder."""
+    inside = [folder / name for name in (SHARDS, FISHER, KERNELS, QUERIES)]
+    with contextlib.suppress(OSError):  # of what cannot be looked at, whoever reads it tells more
+        inside += (folder / KERNELS).iterdir()
+    for path in inside:
+        if path.is_symlink():
+            raise UndeError(f"{path} is a link, which is not followed: put what it leads to in its place")
 
 
 def ours(name: str) -> bool:

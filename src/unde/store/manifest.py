@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
@@ -13,11 +14,12 @@ from typing import Any
 from unde import projection
 from unde.errors import UndeError
 from unde.groups import Groups
+from unde.store import bounds
 from unde.store.files import write_bytes
-from unde.store.layout import MANIFEST
+from unde.store.layout import MANIFEST, refuse_links
+from unde.store.reading import read_json
 
 SCHEMA, SCHEMA_OF_0_1 = 3, 2
-_LONGEST = 64 * 2**20  # bytes of a manifest: no model has more parameters than fit in there
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,8 @@ class Manifest:
     @classmethod
     def read(cls, folder: Path) -> Manifest:
         path = folder / MANIFEST
-        if not path.exists():
+        refuse_links(folder)
+        if not os.path.lexists(path):
             raise UndeError(
                 f"{folder} holds no unde index: there is no {MANIFEST} in it. Build one with Index.build"
             )
@@ -125,13 +128,15 @@ class Manifest:
             raise damaged(path, "its content does not match its id")
         try:
             return _of_0_1(found, noted) if found["schema"] == SCHEMA_OF_0_1 else _parsed(found)
-        except (TypeError, KeyError) as e:
+        except (TypeError, KeyError, ValueError, AttributeError) as e:
             raise damaged(path, e) from None
 
 
 def _parsed(found: Mapping[str, Any]) -> Manifest:
     fields: dict[str, Any] = {**found, "settled": Settled(**found["settled"])}
-    return Manifest(**fields)
+    made = Manifest(**fields)
+    bounds.check(made.as_dict())
+    return made
 
 
 def _of_0_1(found: Mapping[str, Any], noted: str) -> Manifest:
@@ -140,7 +145,9 @@ def _of_0_1(found: Mapping[str, Any], noted: str) -> Manifest:
     settled = Settled(old.pop("batch_size"), old.pop("shard_size"), None)
     task = {"name": old.pop("task"), "release": "0.1"}
     matrices = old.pop("given")
-    return Manifest(**old, task=task, matrices=matrices, settled=settled, noted=noted)
+    made = Manifest(**old, task=task, matrices=matrices, settled=settled, noted=noted)
+    bounds.check(made.as_dict())
+    return made
 
 
 def _id(content: Mapping[str, Any]) -> str:
@@ -149,10 +156,8 @@ def _id(content: Mapping[str, Any]) -> str:
 
 def _read_json(path: Path) -> Any:
     try:
-        if path.stat().st_size > _LONGEST:
-            raise damaged(path, f"it is longer than {_LONGEST:,} bytes")
-        return json.loads(path.read_text())
-    except (ValueError, RecursionError) as e:
+        return read_json(path)
+    except ValueError as e:
         raise damaged(path, e) from None
     except OSError as e:
         raise UndeError(f"cannot read {path} ({e.strerror})") from None

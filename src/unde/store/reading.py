@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 LONGEST = 64 * 2**20  # bytes of a JSON file: no model has more parameters than fit in there
+_HEADER = 2**24  # bytes: a line for each of the parameters of a model
 _CONTAINERS = 2**22  # lists and objects in one: they take far more memory than bytes on disk
 
 
@@ -19,7 +20,7 @@ def check_plain(path: Path, follow: bool = False) -> int:
     (`follow`: where a user has named it)."""
     found = os.stat(path, follow_symlinks=follow)
     if stat.S_ISDIR(found.st_mode):
-        raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if stat.S_ISLNK(found.st_mode):
         raise OSError(errno.ELOOP, "it is a link, which is not followed", str(path))
     if not stat.S_ISREG(found.st_mode):
@@ -40,6 +41,15 @@ def read_bounded(path: Path, longest: int = LONGEST, follow: bool = False) -> by
     if len(content) > longest:
         raise ValueError(f"it is longer than {longest:,} bytes")
     return content
+
+
+def check_header(path: Path) -> None:
+    """The same for a file of tensors, whose header is parsed before anything else is known about it."""
+    check_plain(path)
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+    if length > _HEADER:
+        raise ValueError(f"a header of {length:,} bytes")
 
 
 def read_json(path: Path, longest: int = LONGEST, follow: bool = False) -> Any:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from unde.errors import UndeError
 from unde.store.files import write_bytes
+from unde.store.reading import check_header
 
 _META, _META_OF_0_1 = "unde", "whence"  # the package was called whence until 0.1
 WRITTEN = 2  # times that a file is in memory while it is written, beside the tensors
@@ -47,13 +48,16 @@ def read_shard(
     """The tensors of a shard, mapped from the file, once it is known to be whole and to belong to `owner`
     (None: whoever it is)."""
     try:
+        check_header(path)
         with safe_open(path, framework="pt") as f:
             found = f.metadata() or {}
             meta = json.loads(found.get(_META, found.get(_META_OF_0_1, "{}")))
             tensors = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise ShardError(f"shard {path.name} is missing from {path.parent}") from None
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError) as e:
+    except OSError as e:
+        raise ShardError(f"shard {path} is unreadable ({e.strerror or e})") from None
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as e:
         raise ShardError(f"shard {path} is truncated or damaged ({e})") from None
     owned = isinstance(meta, dict) and owner in (None, meta.get("index"))
     if not owned or meta.get("name") != (place or path.name):

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from unde.errors import UndeError
 from unde.store.files import write_atomically
+from unde.store.reading import read_json
 
 _FORMAT = "unde weights"
 _FORMATS = (_FORMAT, "whence weights")  # the package was called whence until 0.1
@@ -120,7 +121,7 @@ class Weights:
         content["checksum"] = _checksum(content)
         text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
         try:
-            write_atomically(Path(path), text.encode())
+            write_atomically(Path(path).expanduser(), text.encode())
         except OSError as error:
             raise UndeError(
                 f"cannot write weights to '{path}' ({error.strerror}): expected a file in a folder that is there and "
@@ -131,14 +132,14 @@ class Weights:
     def load(cls, path: str | os.PathLike[str]) -> Weights:
         """Read what `save` wrote, with its checks."""
         try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            content = read_json(Path(path).expanduser(), follow=True)
         except FileNotFoundError:
             raise UndeError(f"no weights file at '{path}': expected a file written by Weights.save") from None
         except OSError as error:
             raise UndeError(
                 f"cannot read '{path}' ({error.strerror}): expected a file written by Weights.save"
             ) from error
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise UndeError(
                 f"'{path}' is not a whole JSON file ({error}): learn and save it again"
             ) from error

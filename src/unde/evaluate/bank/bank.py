@@ -95,7 +95,7 @@ class Bank:
         runs = named(executor or ("serial" if processes == 1 else f"processes:{processes}"), threads)
         name = name if name is not None else f"{_called(train)}, {_called(utility)}"
         plan = Plan(name, n_train, subsets, alpha, seed, seeds_per_subset, stratify)
-        path = Path(path).absolute()
+        path = Path(path).expanduser().absolute()
         folder = PartsFolder(path)
         if not os.path.exists(path):
             with folder.held(plan.config()) as parts:
@@ -114,7 +114,7 @@ class Bank:
         Traceback (most recent call last):
         unde.errors.UndeError: there is no bank at nowhere.npz: make one with Bank.run
         """
-        path = Path(path)
+        path = Path(path).expanduser()
         if not os.path.exists(path):
             raise _not_there(path)
         found = read_bank(path)

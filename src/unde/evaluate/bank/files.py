@@ -28,6 +28,7 @@ from unde.evaluate.bank.subsets import described
 from unde.store.files import clear_partial, write_bytes
 from unde.store.layout import LOCK
 from unde.store.locks import locked
+from unde.store.reading import read_json
 from unde.store.shards import read_shard, write_shard
 
 FORMAT = "unde bank 2"
@@ -105,6 +106,8 @@ class PartsFolder:
                 if not self.begun:
                     text = json.dumps({"format": FORMAT, "plan": dict(config)}, indent=1)
                     write_bytes(self.plan, text.encode())
+            except UndeError:
+                raise
             except OSError as e:
                 raise UndeError(
                     f"cannot keep models in {self.path} ({e.strerror}): choose a path for the bank in a folder that "
@@ -154,7 +157,7 @@ class PartsFolder:
     def _read_plan(self) -> tuple[str, dict[str, Any]]:
         """The format, and what makes this bank this bank."""
         try:
-            found = json.loads(self.plan.read_text())
+            found = read_json(self.plan)
             form, config = found["format"], found["plan"]
             described(config)
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
