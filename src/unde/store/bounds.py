@@ -27,8 +27,9 @@ def check(found: Mapping[str, Any]) -> None:
     terms = len(_list("checkpoint_weights", found["checkpoint_weights"], float | int))
     if not terms or not all(math.isfinite(eta) and eta >= 0 for eta in found["checkpoint_weights"]):
         raise ValueError("checkpoint_weights are not finite numbers ≥ 0")
-    if terms % len(_list("models", found["models"], str) or [None] * MOST):
-        raise ValueError(f"{terms} checkpoint_weights for {len(found['models'])} models")
+    models = len(_list("models", found["models"], str))
+    if not models or terms % models:
+        raise ValueError(f"{terms} checkpoint_weights for {models} models")
     if -(-examples // size) * terms > SHARDS:
         raise ValueError(
             f"{examples:,} examples in shards of {size} under {terms} checkpoints are too many files"

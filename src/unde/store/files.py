@@ -36,8 +36,8 @@ def write_atomically(path: Path, content: bytes) -> None:
     """
     with contextlib.suppress(FileNotFoundError):
         kind = stat.S_IFMT(os.lstat(path).st_mode)
-        if kind not in (stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR):  # the system itself refuses a folder
-            raise OSError(errno.EINVAL, "it is no plain file", str(path))
+        if kind in (stat.S_IFCHR, stat.S_IFBLK):  # to be written to, not replaced by a file
+            raise OSError(errno.EINVAL, "it is a device", str(path))
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PARTIAL}")
     try:
         with open(temporary, "wb", opener=_fresh) as file:

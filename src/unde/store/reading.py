@@ -35,9 +35,10 @@ def read_bounded(path: Path, longest: int = LONGEST, follow: bool = False) -> by
     # Should a pipe have taken its place meanwhile, nobody waits for its other end.
     descriptor = os.open(path, os.O_RDONLY | links | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "it is no plain file", str(path))
-        content = file.read(longest + 1)
+        content = file.read(min(found.st_size, longest) + 1)
     if len(content) > longest:
         raise ValueError(f"it is longer than {longest:,} bytes")
     return content
