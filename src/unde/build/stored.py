@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -76,7 +77,7 @@ class Stored:
     def fisher(self) -> Stored:
         """The gradients with sampled labels, of the same model and data."""
         folder = self.folder / layout.FISHER
-        if not (folder / layout.MANIFEST).exists():
+        if not os.path.exists(folder / layout.MANIFEST):
             raise UndeError(
                 f"{self.folder} holds no gradients with sampled labels: build it with EKFAC(fisher='sampled')"
             )

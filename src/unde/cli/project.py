@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -118,7 +119,7 @@ def kept_scores(index: Index, queries: Rows, method: str | None) -> GroupScores:
     key = hashlib.blake2b("".join(queries.digests()).encode(), digest_size=8).hexdigest()
     path = index.folder / QUERIES / f"{key}.safetensors"
     features = None
-    if path.exists():
+    if os.path.exists(path):
         try:
             features = index.features(queries, path)
         except UndeError as e:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -247,7 +248,7 @@ class Index:
             return queries
         rows = Rows(queries, own_collate(self._opened.collate, queries))
         path = None if path is None else Path(path).expanduser()
-        if path is not None and path.exists():
+        if path is not None and os.path.exists(path):
             there = QueryFeatures.load(path, self.manifest.id, (self.manifest.terms, self.manifest.width))
             if there.digests != rows.digests():
                 raise UndeError(

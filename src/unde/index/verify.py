@@ -28,7 +28,12 @@ def verify(folder: Path) -> Verified:
     if not folder.is_dir():
         raise UndeError(f"no folder {folder}: expected that of an index")
     found = Verified(folder, "index")
-    _index(folder, found)
+    try:
+        _index(folder, found)
+    except OSError as e:
+        raise UndeError(
+            f"cannot look into {e.filename or folder} ({e.strerror}): nothing is known about it"
+        ) from None
     return found
 
 

@@ -16,6 +16,7 @@ log.jsonl                      how long builds took
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,10 +82,10 @@ def numbers(name: str) -> tuple[int, int] | None:
 
 def prepare(folder: Path) -> None:
     """Make the folder, unless it holds anything that is not of an index."""
-    if folder.exists() and not folder.is_dir():
+    if os.path.exists(folder) and not os.path.isdir(folder):
         raise UndeError(f"{folder} is a file: an index needs a folder")
-    if folder.exists() and not (folder / MANIFEST).exists():
-        foreign = sorted(p.name for p in folder.iterdir() if not ours(p.name))
+    if os.path.exists(folder) and not os.path.exists(folder / MANIFEST):
+        foreign = sorted(name for name in _listed(folder) if not ours(name))
         if foreign:
             raise UndeError(
                 f"{folder} holds something else ({', '.join(foreign[:3])}{', …' if foreign[3:] else ''}): "
@@ -97,13 +98,22 @@ def prepare(folder: Path) -> None:
         raise UndeError(f"cannot make the folder {folder} ({e.strerror}): choose another place") from None
 
 
+def _listed(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError as e:
+        raise UndeError(
+            f"cannot look into the folder {folder} ({e.strerror}): choose another place"
+        ) from None
+
+
 def refuse_links(folder: Path) -> None:
     """What is read and written in the folder is in the folder."""
     inside = [folder / name for name in (SHARDS, FISHER, KERNELS, QUERIES)]
     with contextlib.suppress(OSError):  # of what cannot be looked at, whoever reads it tells more
         inside += (folder / KERNELS).iterdir()
     for path in inside:
-        if path.is_symlink():
+        if os.path.islink(path):
             raise UndeError(f"{path} is a link, which is not followed: put what it leads to in its place")
 
 

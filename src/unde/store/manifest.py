@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
@@ -106,10 +105,6 @@ class Manifest:
     def read(cls, folder: Path) -> Manifest:
         path = folder / MANIFEST
         refuse_links(folder)
-        if not os.path.lexists(path):
-            raise UndeError(
-                f"{folder} holds no unde index: there is no {MANIFEST} in it. Build one with Index.build"
-            )
         found = _read_json(path)
         if not isinstance(found, dict) or not {"schema", "id"} <= set(found):
             raise UndeError(f"{path} is not the manifest of an unde index: choose another folder")
@@ -157,6 +152,10 @@ def _id(content: Mapping[str, Any]) -> str:
 def _read_json(path: Path) -> Any:
     try:
         return read_json(path)
+    except FileNotFoundError:
+        raise UndeError(
+            f"{path.parent} holds no unde index: there is no {MANIFEST} in it. Build one with Index.build"
+        ) from None
     except ValueError as e:
         raise damaged(path, e) from None
     except OSError as e:
