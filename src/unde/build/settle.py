@@ -13,6 +13,7 @@ from torch import Tensor
 
 from unde import projection
 from unde.build import matrices, shards
+from unde.build.blame import blaming
 from unde.build.checkpoints import loaded, settled_weights
 from unde.build.compare import refused_for
 from unde.build.context import Context, Given, checkpoint_of, step_of
@@ -22,7 +23,7 @@ from unde.data import evenly
 from unde.errors import UndeError
 from unde.features import Coverage, directions, make_units, moments, plan_coverage
 from unde.features.coverage import EXAMPLES, recorded
-from unde.features.run import resized, threads
+from unde.features.run import largest, resized, threads
 from unde.features.run import settle as settle_passes
 from unde.groups import Groups, trainable
 from unde.methods import Method
@@ -55,6 +56,8 @@ def settle(
     workers: int,
 ) -> Context:
     """The index that is asked for, as it was begun in the folder, or settled now and begun."""
+    if workers < 0:
+        raise UndeError(f"num_workers is {workers}: expected 0, or how many processes read the data")
     names, partition, scales = checked(given, method, groups, exclude, second_moments)
     models = given.models
     there = Manifest.read(folder) if (folder / layout.MANIFEST).exists() else None
@@ -77,7 +80,11 @@ def settle(
         matrices="",
         settled=there.settled if there is not None else Settled(0, 0, torch.get_num_threads()),
     )
-    with threads(asked.settled.threads):
+
+    def tried() -> list[int]:
+        return sorted({*evenly(len(given.rows), EXAMPLES), largest(given.rows)})
+
+    with threads(asked.settled.threads), blaming(given.model, given.task, given.rows, tried, ids):
         asked, found = _with_matrices(folder, given, method, names, asked, there, scales, memory)
         units = make_units(given.model, names, str(method.projection), seed, found)
         described = [{"name": u.name, "shape": list(u.shape), "size": u.stop - u.start} for u in units]

@@ -7,13 +7,15 @@ import os
 import platform
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from unde import console, methods
+from unde.build.blame import blaming
 from unde.build.context import Context
 from unde.build.fingerprints import SAMPLED, changed_example, length_now, reads_differently, to_signed
 from unde.data import evenly, to_device
@@ -32,6 +34,27 @@ BESIDE, BESIDE_OF_0_1 = "beside", "also"  # measures that the method keeps besid
 
 def compute_shard(context: Context, c: int, s: int) -> None:
     """The features of shard s under checkpoint c, written to its file: the same bytes whoever computes them."""
+    m, given = context.manifest, context.given
+    rows = m.shards[s]
+    with (
+        blaming(given.model, given.task, given.rows, lambda: range(rows.start, rows.stop), context.ids),
+        _left_as_it_was(context),
+    ):
+        whole = _computed(context, c, s)
+    write_shard(layout.shard(context.folder, c, s), m.id, whole)
+
+
+@contextmanager
+def _left_as_it_was(context: Context) -> Generator[None]:
+    """After an error the model has no hooks on it: it is run again, to see which example it was."""
+    try:
+        yield
+    except Exception:
+        context.close()
+        raise
+
+
+def _computed(context: Context, c: int, s: int) -> dict[str, Tensor]:
     m = context.manifest
     with threads(m.settled.threads):
         run = context.running(c)
@@ -44,8 +67,7 @@ def compute_shard(context: Context, c: int, s: int) -> None:
         whole = _joined(parts)
         features = whole.pop("features")
         whole["squares"] = torch.stack([features[:, x].square().sum(1) for x in m.columns], 1)
-        whole |= codec(m.store_dtype).pack(features, m.columns)
-    write_shard(layout.shard(context.folder, c, s), m.id, whole)
+        return whole | codec(m.store_dtype).pack(features, m.columns)
 
 
 def content(m: Manifest, rows: int, precision: torch.dtype) -> dict[str, Tensor]:
