@@ -338,7 +338,7 @@ def parse(method: str | Method | dict[str, Any]) -> Method:
         name = fields.pop("name", None)
         if name == Fisher.name:
             return Fisher(**fields)
-        if name not in METHODS:
+        if not isinstance(name, str) or name not in METHODS:
             raise unknown("method", name, METHODS)
         try:
             return METHODS[name](**fields)

@@ -8,6 +8,7 @@ import pytest
 from commands import invoke, run
 
 from unde import UndeError
+from unde.store.reading import signature
 
 
 def test_commands_remember_what_an_index_was_built_from(built):
@@ -78,6 +79,7 @@ def test_a_damaged_key_signs_nothing(built, tmp_path, monkeypatch, key):
     assert path.stat().st_mode & 0o077 == 0 and len(path.read_bytes()) == 32
     path.unlink() if key is None else path.write_bytes(key)
     for made_by in (noted["made_by"], "", None, 3):
-        Path("idx/source.json").write_text(json.dumps({"target": built, "made_by": made_by}))
+        forged = {"target": built, "made_by": made_by}
+        Path("idx/source.json").write_text(json.dumps(forged | {"checksum": signature(forged)}))
         with pytest.raises(UndeError, match="somebody else"):
             run("attribute", "--index", "idx")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from unde.build.fingerprints import ids_fingerprint
-from unde.build.shards import check_shape
+from unde.build.shards import Shapes
 from unde.errors import UndeError
 from unde.store import layout
 from unde.store.manifest import Manifest
@@ -28,10 +28,10 @@ def check_shards(folder: Path, manifest: Manifest, verify: bool) -> None:
             f"({', '.join(missing[:5])}{', …' if missing[5:] else ''}). "
             "Run the same Index.build again to finish it"
         )
-    problems = []
+    problems, shapes = [], Shapes(manifest)
     for path in paths:
         try:
-            check_shape(path, read_shard(path, manifest.id, False), manifest)
+            shapes.check(path, read_shard(path, manifest.id, False))
             if verify:
                 read_shard(path, manifest.id, True)
         except ShardError as e:

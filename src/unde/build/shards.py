@@ -91,19 +91,32 @@ def content(m: Manifest, rows: int, precision: torch.dtype) -> dict[str, Tensor]
     return found
 
 
-def check_shape(path: Path, tensors: Mapping[str, Tensor], m: Manifest) -> None:
-    """Raises if a shard, whole as it may be, is larger or smaller than the manifest says; nothing of it is read."""
-    place = layout.numbers(path.name)
-    assert place is not None
-    rows = m.shards[place[1]]
-    wanted = {name: tuple(t.shape) for name, t in content(m, rows.stop - rows.start, torch.float32).items()}
-    for name, t in tensors.items():
-        if wanted.pop(BESIDE if name == BESIDE_OF_0_1 else name, None) != tuple(t.shape):
-            raise ShardError(
-                f"shard {path} is damaged: {name!r} of shape {tuple(t.shape)} is not in its plan"
-            )
-    if wanted:
-        raise ShardError(f"shard {path} is damaged: {', '.join(map(repr, wanted))} is not in it")
+class Shapes:
+    """What the shards of an index hold, by the length of a shard."""
+
+    def __init__(self, m: Manifest) -> None:
+        self.m = m
+        self._known: dict[int, dict[str, tuple[int, ...]]] = {}
+
+    def check(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
+        """Raises if a shard, whole as it may be, is larger or smaller than the manifest says; nothing of it is read."""
+        place = layout.numbers(path.name)
+        assert place is not None
+        rows = self.m.shards[place[1]]
+        wanted = dict(self._of(rows.stop - rows.start))
+        for name, t in tensors.items():
+            if wanted.pop(BESIDE if name == BESIDE_OF_0_1 else name, None) != tuple(t.shape):
+                raise ShardError(
+                    f"shard {path} is damaged: {name!r} of shape {tuple(t.shape)} is not in its plan"
+                )
+        if wanted:
+            raise ShardError(f"shard {path} is damaged: {', '.join(map(repr, wanted))} is not in it")
+
+    def _of(self, rows: int) -> dict[str, tuple[int, ...]]:
+        if rows not in self._known:
+            found = content(self.m, rows, torch.float32)
+            self._known[rows] = {name: tuple(t.shape) for name, t in found.items()}
+        return self._known[rows]
 
 
 def on_disk(m: Manifest, precision: torch.dtype) -> dict[str, int]:
@@ -169,12 +182,13 @@ def missing(context: Context) -> list[Job]:
     m, jobs = context.manifest, []
     where, digests = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
     clear_partial(context.folder / layout.SHARDS)
+    shapes = Shapes(m)
     for c in range(m.terms):
         for s, r in enumerate(m.shards):
             path = layout.shard(context.folder, c, s)
             try:
                 if os.path.lexists(path):
-                    check_shape(path, read_shard(path, m.id, verify=False), m)
+                    shapes.check(path, read_shard(path, m.id, verify=False))
                     digests.append(read_shard(path, m.id)["digest"].clone())
                     where.append(torch.arange(r.start, r.stop))
                     continue

@@ -10,7 +10,7 @@ from unde import methods
 from unde.build import matrices
 from unde.build.checks import read_ids
 from unde.build.queries import PLACE as QUERIES
-from unde.build.shards import check_shape
+from unde.build.shards import Shapes
 from unde.build.stored import belongs
 from unde.errors import UndeError
 from unde.store import layout
@@ -44,8 +44,9 @@ def _index(folder: Path, found: Verified, of: Manifest | None = None) -> None:
     if manifest is not None:
         _beside(folder, manifest, found)
         _missing_shards(folder, manifest, found)
+    shapes = None if manifest is None else Shapes(manifest)
     for path in _files(folder / layout.SHARDS, found):
-        _shard(path, manifest, found)
+        _shard(path, shapes, found)
     for path in _files(folder / layout.QUERIES, found):
         _query_features(path, owner, found)
     kernels = folder / layout.KERNELS
@@ -146,8 +147,9 @@ def _missing_shards(folder: Path, manifest: Manifest, found: Verified) -> None:
         )
 
 
-def _shard(path: Path, manifest: Manifest | None, found: Verified) -> None:
+def _shard(path: Path, shapes: Shapes | None, found: Verified) -> None:
     """Its own checksum is looked at even where no manifest says whose it should be."""
+    manifest = None if shapes is None else shapes.m
     place = None if manifest is None else layout.numbers(path.name)
     if manifest is not None and (
         place is None or place[0] >= manifest.terms or place[1] >= len(manifest.shards)
@@ -155,8 +157,8 @@ def _shard(path: Path, manifest: Manifest | None, found: Verified) -> None:
         found.report(path, FOREIGN, "the index has no such shard", _NOT_OURS)
         return
     try:
-        if manifest is not None:
-            check_shape(path, read_shard(path, manifest.id, verify=False), manifest)
+        if shapes is not None:
+            shapes.check(path, read_shard(path, shapes.m.id, verify=False))
         read_shard(path, None if manifest is None else manifest.id)
         found.found(path)
     except ShardError as e:

@@ -17,6 +17,7 @@ def check(found: Mapping[str, Any]) -> None:
     for name, kind in _KINDS.items():
         if not isinstance(found[name], kind) or isinstance(found[name], bool) is not (kind is bool):
             raise ValueError(f"{name} is a {type(found[name]).__name__}")
+    _task(found["task"])
     settled = found["settled"]
     examples = _count("examples", found["examples"])
     size = _count("shard_size", settled["shard_size"])
@@ -58,6 +59,15 @@ _KINDS: dict[str, type] = {
     "matrices": str,
     "settled": dict,
 }
+
+
+def _task(task: Mapping[str, Any]) -> None:
+    """What `Task.identity` gives; releases before 0.2 noted a name alone."""
+    old = task.get("release") == "0.1"
+    kinds = {"name": str} | ({} if old else {"settings": dict, "code": dict | None, "source": bool})
+    wrong = [name for name, kind in kinds.items() if name not in task or not isinstance(task[name], kind)]
+    if wrong or not (old or "version" in task):
+        raise ValueError(f"the task has no right {(wrong or ['version'])[0]!r}")
 
 
 def _units(units: Any) -> None:

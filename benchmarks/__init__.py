@@ -1,0 +1,1 @@
+"""What the package costs and what it stands: `python -m benchmarks.faults`, `python benchmarks/features.py`, …"""
