@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.faults import world
-from benchmarks.faults.trial import LOST, RAW, RIGHT, Tally, tried
+from benchmarks.faults.trial import BAD, LOST, RAW, RIGHT, Tally, tried
 from unde import Setup, UndeError
 from unde.evaluate import Bank
 from unde.index.verify import verify
@@ -74,9 +74,9 @@ def _trial(
         outcome, why = RAW, "an attempt failed by itself"
     elif outcome != RIGHT:
         outcome, why = LOST, f"after {kills} kills: {outcome} {why}"
-    for _ in range(max(1, kills)):
+    for _ in range(kills or outcome in BAD):
         tally.note(CATEGORY, outcome, why)
-    return max(1, kills)
+    return kills
 
 
 def run(tally: Tally, folder: Path, chance: random.Random, count: int) -> None:
@@ -93,9 +93,7 @@ def run(tally: Tally, folder: Path, chance: random.Random, count: int) -> None:
             def right(place: Path = place, want: dict[str, bytes] = want) -> bool:
                 return world.content(place) == want and bool(verify(place))
 
-            done += _trial(
-                tally, CATEGORY, lambda kind=kind, place=place: kind.build(place), right, usual, chance
-            )
+            done += _trial(tally, lambda kind=kind, place=place: kind.build(place), right, usual, chance)
         else:
             place = place.with_suffix(".npz")
             want_arrays = world.arrays(world.run_bank(folder / "unkilled.npz"))

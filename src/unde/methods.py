@@ -344,9 +344,9 @@ def parse(method: str | Method | dict[str, Any]) -> Method:
             return METHODS[name](**fields)
         except TypeError as e:
             raise UndeError(f"{name!r} cannot be made from {fields}: {e}") from None
-    if method in METHODS:
+    if isinstance(method, str) and method in METHODS:
         return METHODS[method]()
-    if method in _SHORT:
+    if isinstance(method, str) and method in _SHORT:
         return _SHORT[method]
     raise unknown("method", method, [*METHODS, *_SHORT])
 

@@ -151,6 +151,10 @@ class Index:
         if batch_size is not None and batch_size < 1:
             raise UndeError(f"batch_size {batch_size}: expected at least 1")
         codec(store_dtype)  # one of those there are
+        if not isinstance(task, Task):
+            raise UndeError(
+                f"the task is a {type(task).__name__}: expected one of unde.tasks, or a Task of your own"
+            )
         rows = Rows(train_data, collate or own_collate(task.collate, train_data))
         ids = None if ids is None else plain_ids(ids)
         if ids is not None and len(ids) != len(rows):
@@ -402,7 +406,10 @@ def _on_device(model: nn.Module, device: str | torch.device | None) -> Generator
         return
     home = next(model.parameters()).device
     try:
-        model.to(device)
+        try:
+            model.to(device)
+        except (RuntimeError, AssertionError) as e:
+            raise UndeError(f"cannot use the device {str(device)!r} ({str(e).splitlines()[0]})") from None
         yield
     finally:
         model.to(home)
