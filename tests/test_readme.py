@@ -34,7 +34,7 @@ def test_commands_of_the_readme_exist():
     known = set(get_command(app).commands)
     named = set(re.findall(r"^unde (\w+)", README.read_text(), re.M))
     assert named and named <= known
-    assert known == {"demo", "plan", "build", "learn", "attribute", "evaluate", "report", "bench"}
+    assert known == {"demo", "plan", "build", "learn", "attribute", "evaluate", "report", "verify", "bench"}
 
 
 def test_local_links_lead_somewhere():

@@ -28,11 +28,11 @@ BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
 class Size:
     """How many trials of each category."""
 
-    kills: int = 150
-    several: int = 6
-    disks: int = 400
+    kills: int = 100
+    several: int = 4
+    disks: int = 100
     damage: int = 20_000
-    manifests: int = 1000
+    manifests: int = 400
     inputs: float = 1.0  # the share of them
 
 

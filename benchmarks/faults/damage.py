@@ -164,7 +164,7 @@ def run(tally: Tally, folder: Path, chance: random.Random, count: int) -> None:
         DamagedFile(w, lambda: world.held(Weights.load(w))),
         DamagedParts(folder),
     ]
-    shares = [0.3, 0.3, 0.15, 0.15, 0.1]
+    shares = [0.3, 0.2, 0.2, 0.15, 0.15]
     for victim, share in zip([*victims, *others], shares, strict=True):
         for number in range(round(count * share)):
             name, outcome, why = victim.trial(chance, number % RESTORED == 0)

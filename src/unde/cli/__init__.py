@@ -1,4 +1,4 @@
-"""The command line: unde demo | plan | build | learn | attribute | evaluate | report | bench."""
+"""The command line: unde demo | plan | build | learn | attribute | evaluate | report | verify | bench."""
 
 from unde.cli.app import app, main
 
