@@ -338,15 +338,15 @@ def parse(method: str | Method | dict[str, Any]) -> Method:
         name = fields.pop("name", None)
         if name == Fisher.name:
             return Fisher(**fields)
-        if name not in METHODS:
+        if not isinstance(name, str) or name not in METHODS:
             raise unknown("method", name, METHODS)
         try:
             return METHODS[name](**fields)
         except TypeError as e:
             raise UndeError(f"{name!r} cannot be made from {fields}: {e}") from None
-    if method in METHODS:
+    if isinstance(method, str) and method in METHODS:
         return METHODS[method]()
-    if method in _SHORT:
+    if isinstance(method, str) and method in _SHORT:
         return _SHORT[method]
     raise unknown("method", method, [*METHODS, *_SHORT])
 
