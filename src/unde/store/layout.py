@@ -27,6 +27,7 @@ from unde.store.files import PARTIAL
 MANIFEST, IDS, MATRICES, PROBE = "manifest.json", "ids.json", "projection.safetensors", "probe.safetensors"
 SHARDS, FISHER, KERNELS, QUERIES = "shards", "fisher", "kernels", "queries"
 SOURCE, LOG, LOCK = "source.json", "log.jsonl", ".lock"
+REMEMBERED = ("model", "data", "text_field", "seq_len", "target")  # in SOURCE, where it has no checksum
 
 
 @dataclass(frozen=True)
