@@ -336,12 +336,13 @@ def parse(method: str | Method | dict[str, Any]) -> Method:
     if isinstance(method, dict):
         fields = dict(method)
         name = fields.pop("name", None)
-        if name == Fisher.name:
-            return Fisher(**fields)
-        if not isinstance(name, str) or name not in METHODS:
+        known = METHODS | {Fisher.name: Fisher}
+        if not isinstance(name, str) or name not in known:
             raise unknown("method", name, METHODS)
         try:
-            return METHODS[name](**fields)
+            if any(isinstance(value, (list, dict)) for value in fields.values()):
+                raise TypeError("expected numbers and names")
+            return known[name](**fields)
         except TypeError as e:
             raise UndeError(f"{name!r} cannot be made from {fields}: {e}") from None
     if isinstance(method, str) and method in METHODS:

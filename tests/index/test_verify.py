@@ -228,3 +228,12 @@ def test_opening_does_not_need_a_look_at_everything(copy):
     assert not index.verify()
     index.score(toy.data(3, seed=3)).total()
     assert index.verify()  # it was made anew
+
+
+def test_a_source_that_lost_its_checksum(copy):
+    path = copy / layout.SOURCE
+    path.write_text(path.read_text().replace('"checksum"', '"checksun"'))
+    [problem] = verify(copy).problems
+    assert problem.name == layout.SOURCE and problem.kind == "damaged"
+    path.write_text(json.dumps({"target": "my_project:make"}))  # as releases before 0.2 wrote it
+    assert verify(copy) and "no checksum" in str(verify(copy))

@@ -110,7 +110,7 @@ def _source(path: Place, found: Verified) -> None:
         settings = read_json(path)
         if not isinstance(settings, dict):
             raise ValueError(f"a {type(settings).__name__}")
-        if not signed(settings):
+        if not signed(settings, layout.REMEMBERED):
             found.notes.append(f"{path.name} has no checksum, as releases before 0.2 wrote none")
     except Unreachable:
         raise

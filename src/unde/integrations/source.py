@@ -19,7 +19,7 @@ from unde.integrations.documents import Texts
 from unde.integrations.language import hf_setup
 from unde.recipe import Recipe, Setup
 from unde.store.files import write_atomically, write_bytes
-from unde.store.layout import SOURCE
+from unde.store.layout import REMEMBERED, SOURCE
 from unde.store.reading import read_bounded, read_json, signature, signed
 from unde.store.remote import Place, Unreachable, there
 
@@ -192,8 +192,7 @@ def _settings(index: Place) -> tuple[dict[str, Any], Source]:
     known = {field.name for field in fields(Source)} - {_TRUST}
     try:
         settings = read_json(path, _LONGEST)
-        if not signed(settings) and not set(settings) <= known:  # of releases that wrote no checksum
-            raise ValueError("it is something else")
+        signed(settings, REMEMBERED)
         found = Source(**{k: v for k, v in settings.items() if k in known})
         texts, length = (found.model, found.data, found.text_field, found.target), found.seq_len
         whole = isinstance(length, (int, type(None))) and not isinstance(length, bool)

@@ -29,6 +29,7 @@ from unde.store.remote import Place, Remote, Unreachable, there
 MANIFEST, IDS, MATRICES, PROBE = "manifest.json", "ids.json", "projection.safetensors", "probe.safetensors"
 SHARDS, FISHER, KERNELS, QUERIES, SCRATCH = "shards", "fisher", "kernels", "queries", "scratch"
 SOURCE, LOG, LOCK = "source.json", "log.jsonl", ".lock"
+REMEMBERED = ("model", "data", "text_field", "seq_len", "target")  # in SOURCE, where it has no checksum
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import stat
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +75,12 @@ def read_json(path: Place, longest: int = LONGEST, follow: bool = False) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def signed(settings: dict[str, Any]) -> bool:
-    """Whether settings carry a checksum; a ValueError if it is that of others."""
+def signed(settings: dict[str, Any], unsigned: Collection[str]) -> bool:
+    """Whether settings carry a checksum; a ValueError if it is that of others, or if there is none though there are
+    other names than releases have written without one, the `unsigned`."""
     if "checksum" not in settings:
+        if not set(settings) <= set(unsigned):
+            raise ValueError("it has no checksum")
         return False
     if settings["checksum"] != signature(settings):
         raise ValueError("its content does not match its checksum")
