@@ -1,1 +1,1 @@
-"""Speed and memory, measured: each file is a program, and says what it measures."""
+"""What the package costs and what it stands, measured: each file and folder is a program, and says what it measures."""

@@ -189,8 +189,9 @@ def load(name: str) -> Any:
 
     try:
         return StableDiffusionPipeline.from_pretrained(
-            name, torch_dtype=torch.float32, safety_checker=None, requires_safety_checker=False
-        )
+            name, torch_dtype=torch.float32, safety_checker=None, requires_safety_checker=False,
+            use_safetensors=True, trust_remote_code=False,
+        )  # fmt: skip
     except (OSError, ValueError) as e:
         raise UndeError(f"cannot load the pipeline {name} ({str(e).strip().splitlines()[0]})") from e
 

@@ -16,3 +16,14 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_state(tmp_path_factory):
+    """The key that commands sign with is not that of whoever runs the tests."""
+    before = os.environ.get("XDG_STATE_HOME")
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+    yield
+    del os.environ["XDG_STATE_HOME"]
+    if before is not None:
+        os.environ["XDG_STATE_HOME"] = before

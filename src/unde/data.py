@@ -60,14 +60,20 @@ class Rows:
         return self._length
 
     def __getitem__(self, i: int) -> Any:
-        if not self.columns:
-            return self.data[i]
-        if isinstance(self.data, Mapping):
-            return {k: v[i] for k, v in self.data.items()}
-        return tuple(v[i] for v in self.data)
+        try:
+            if not self.columns:
+                return self.data[i]
+            if isinstance(self.data, Mapping):
+                return {k: v[i] for k, v in self.data.items()}
+            return tuple(v[i] for v in self.data)
+        except (UndeError, IndexError):  # the latter may be the end
+            raise
+        except Exception as e:
+            raise UndeError(f"example {i} cannot be read from the data ({_told(e)})") from e
 
     def batch(self, indices: Iterable[int]) -> Any:
-        return self.collate([self[i] for i in indices])
+        where = list(indices)
+        return _collated(self.collate, where, [self[i] for i in where])
 
     def batches(self, ranges: Sequence[range], workers: int = 0) -> Generator[tuple[range, Any, list[str]]]:
         """(indices, collated batch, content digest of each example) for each range, read ahead by `workers`."""
@@ -81,6 +87,8 @@ class Rows:
         try:
             for r, (batch, digests) in zip(ranges, reading):
                 yield r, batch, digests
+        except UndeError as e:
+            raise UndeError(_without_traceback(str(e))) from e
         finally:  # not when the last traceback that knows them is gone: they would find their pipes broken
             getattr(reading, "_shutdown_workers", lambda: None)()
 
@@ -109,16 +117,40 @@ class _Indexed(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> Any:
-        return self.rows[index]
+    def __getitem__(self, index: int) -> tuple[int, Any]:
+        return index, self.rows[index]
 
 
 class _CollateWithDigests:
     def __init__(self, collate: Collate) -> None:
         self.collate = collate
 
-    def __call__(self, examples: list[Any]) -> tuple[Any, list[str]]:
-        return self.collate(examples), [digest(e) for e in examples]
+    def __call__(self, numbered: list[tuple[int, Any]]) -> tuple[Any, list[str]]:
+        where, examples = [i for i, _ in numbered], [e for _, e in numbered]
+        return _collated(self.collate, where, examples), [digest(e) for e in examples]
+
+
+def _collated(collate: Collate, where: Sequence[int], examples: list[Any]) -> Any:
+    try:
+        return collate(examples)
+    except UndeError:
+        raise
+    except Exception as e:
+        which = f"examples {where[0]} to {where[-1]}" if len(where) > 1 else f"example {where[0]}"
+        raise UndeError(
+            f"{which} cannot be put into a batch ({_told(e)}): expected tensors, arrays or numbers of equal shapes. "
+            "For others pass collate=, a function that makes a batch of a list of examples"
+        ) from e
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+def _without_traceback(message: str) -> str:
+    """The message of an error that a worker of a DataLoader had, which torch hands on with all its traceback."""
+    caught, mark = message.startswith("Caught "), f"{UndeError.__module__}.{UndeError.__qualname__}: "
+    return message.rpartition(mark)[2].strip() if caught and mark in message else message
 
 
 def _refuse_shuffled(loader: DataLoader) -> None:
@@ -245,7 +277,9 @@ def feed(update: Callable[[bytes], None], value: Any) -> None:
         for v in value:
             feed(update, v)
     elif isinstance(value, (str, bytes)):
-        kind, content = ("s", value.encode()) if isinstance(value, str) else ("b", value)
+        kind, content = (
+            ("s", value.encode(errors="surrogatepass")) if isinstance(value, str) else ("b", value)
+        )
         update(f"{kind}{len(content)}:".encode() + content)
     elif isinstance(value, (bool, int)) or value is None:
         update(f"i{value};".encode())

@@ -336,17 +336,18 @@ def parse(method: str | Method | dict[str, Any]) -> Method:
     if isinstance(method, dict):
         fields = dict(method)
         name = fields.pop("name", None)
-        if name == Fisher.name:
-            return Fisher(**fields)
-        if name not in METHODS:
+        known = METHODS | {Fisher.name: Fisher}
+        if not isinstance(name, str) or name not in known:
             raise unknown("method", name, METHODS)
         try:
-            return METHODS[name](**fields)
+            if any(isinstance(value, (list, dict)) for value in fields.values()):
+                raise TypeError("expected numbers and names")
+            return known[name](**fields)
         except TypeError as e:
             raise UndeError(f"{name!r} cannot be made from {fields}: {e}") from None
-    if method in METHODS:
+    if isinstance(method, str) and method in METHODS:
         return METHODS[method]()
-    if method in _SHORT:
+    if isinstance(method, str) and method in _SHORT:
         return _SHORT[method]
     raise unknown("method", method, [*METHODS, *_SHORT])
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,12 +55,25 @@ class Recipe:
         unde.errors.UndeError: platform:node gave a str: expected an unde.Setup(model, task, train_data, …)
         """
         found = imported(self.function)
-        setup = found(**self.arguments) if callable(found) else found
+        with _told(self.function):
+            setup = found(**self.arguments) if callable(found) else found
         if not isinstance(setup, Setup):
             raise UndeError(
                 f"{self.function} gave a {type(setup).__name__}: expected an unde.Setup(model, task, train_data, …)"
             )
         return setup
+
+
+@contextmanager
+def _told(what: str, but: type[Exception] = UndeError) -> Generator[None]:
+    """A user's own code that fails is named with the line where it did; the traceback is that of the cause."""
+    try:
+        yield
+    except (UndeError, but):
+        raise
+    except Exception as e:
+        at = traceback.extract_tb(e.__traceback__)[-1]
+        raise UndeError(f"{what} raised {type(e).__name__}: {e} ({at.filename}, line {at.lineno})") from e
 
 
 def imported(target: str) -> Any:
@@ -76,7 +91,8 @@ def imported(target: str) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        module = importlib.import_module(module_name)
+        with _told(module_name, but=ModuleNotFoundError):
+            module = importlib.import_module(module_name)
     except ModuleNotFoundError as e:
         if e.name and (module_name == e.name or module_name.startswith(f"{e.name}.")):
             raise UndeError(

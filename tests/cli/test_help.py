@@ -12,7 +12,8 @@ from unde.cli.build import build
 from unde.cli.plan import plan
 
 COMMANDS = (
-    *("demo", "plan", "build", "finish", "learn", "attribute", "evaluate", "report", "push", "pull", "bench"),
+    *("demo", "plan", "build", "finish", "learn", "attribute", "evaluate", "report"),
+    *("verify", "push", "pull", "bench"),
 )
 
 

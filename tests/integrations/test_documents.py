@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import os
 
 import pytest
 
@@ -102,3 +103,30 @@ def test_files_that_are_not_there(tmp_path):
     (tmp_path / "b.txt").mkdir()
     with pytest.raises(UndeError, match=r"b.txt is a folder: expected a file"):
         read(tmp_path / "b.txt")
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('{"text": "one \\ud800 two"}', r"line 1: character 5 is half of a pair \(\\ud800\)"),
+        ('{"text": "one two", "id": "x\\udc00"}', r"line 1: character 2 is half of a pair"),
+        ('{"text": ' + "[" * 100_000, "line 1: not JSON .*recursion"),
+    ],
+    ids=["text", "id", "deep"],
+)
+def test_texts_that_are_none(tmp_path, line, says):
+    (tmp_path / "t.jsonl").write_text(line + "\n")
+    with pytest.raises(UndeError, match=says):
+        list(read_documents(tmp_path / "t.jsonl"))
+
+
+def test_a_pipe_is_no_file_of_texts(tmp_path):
+    os.mkfifo(tmp_path / "t.jsonl")
+    with pytest.raises(UndeError, match="no plain file"):
+        list(read_documents(tmp_path / "t.jsonl"))
+
+
+def test_a_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "t.txt").write_text("one two\n")
+    assert [d.text for d in read_documents("~/t.txt")] == ["one two"]

@@ -11,10 +11,11 @@ from remote_toy import content, objects
 
 import toy
 from unde import Index, UndeError, Weights
+from unde.cli.verify import verified
 from unde.evaluate import Bank
 from unde.methods import EKFAC, TRAK, LoGRA, TracIn
 from unde.store import layout
-from unde.store.remote import Remote, place
+from unde.store.remote import Remote, Unreachable, place
 from unde.tasks import Classification
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -272,3 +273,49 @@ def test_drivers_that_are_not_there(monkeypatch):
     monkeypatch.setitem(registry.known_implementations, "s3a", {"class": "no_s3fs.X", "err": "Install s3fs"})
     with pytest.raises(UndeError, match=r"s3a:// needs a driver .*Install s3fs.*: install unde\[s3\]"):
         Index.open("s3a://b/i")
+
+
+def test_verify_in_a_store(memory):
+    toy.build(memory / "i", ids=[f"#{i}" for i in range(22)], method=METHODS["logra"]).score(QUERIES)
+    Index.open(memory / "i").close()
+    found = Index.open(memory / "i").verify()
+    assert found and not found.unfinished and found.files > 5, found
+    (memory / "i" / "scratch" / "x" / "left.safetensors").write_bytes(b"half")
+    [kernel] = (memory / "i" / "kernels").iterdir()
+    assert verified(memory / "i"), verified(memory / "i")
+    (memory / "i" / "stray.txt").write_bytes(b"?")
+    (kernel / "before-1.safetensors").write_bytes(b"??")
+    shard = memory / "i" / "shards" / "c00-000001.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-5] + b"\0\1\0\1\0")
+    told = verified(memory / "i")
+    kinds = {(p.name, p.kind) for p in told.problems}
+    assert kinds == {
+        ("stray.txt", "foreign"),
+        (f"kernels/{kernel.name}/before-1.safetensors", "damaged"),
+        ("shards/c00-000001.safetensors", "damaged"),
+    }, told
+    shard.unlink()
+    assert "1 of 3 shards are missing" in verified(memory / "i").unfinished
+
+
+def test_verify_of_a_bank_and_weights_in_a_store(memory):
+    Bank.run(memory / "bank.npz", train=train, utility=utility, n_train=20, subsets=2, seed=1)
+    Weights.uniform(["a", "b"]).save(memory / "w.json")
+    for name, what in (("bank.npz", "bank"), ("w.json", "weights")):
+        path = memory / name
+        assert verified(path) and verified(path).what == what
+        path.write_bytes(path.read_bytes()[:-20] + b"x" * 20)
+        assert not verified(path)
+
+
+def test_a_store_that_does_not_answer_is_not_damaged(memory, monkeypatch):
+    toy.build(memory / "i")
+    Weights.uniform(["a", "b"]).save(memory / "w.json")
+
+    def silent(self, first=None):
+        raise Unreachable(5, f"cannot read {self}")
+
+    monkeypatch.setattr(Remote, "read_bytes", silent)
+    for name in ("i", "w.json"):
+        with pytest.raises(Unreachable, match="cannot read"):
+            verified(memory / name)

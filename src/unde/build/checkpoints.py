@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from unde import console
 from unde.build.fingerprints import model_fingerprint
 from unde.errors import UndeError
+from unde.store.reading import check_plain
 
 Checkpoint = Mapping[str, Tensor] | str | os.PathLike[str]
 
@@ -68,7 +69,7 @@ def _load(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 def read_checkpoint(checkpoint: Checkpoint) -> Mapping[str, Tensor]:
     if isinstance(checkpoint, Mapping):
         return checkpoint
-    path = Path(checkpoint)
+    path = Path(checkpoint).expanduser()
     if path.suffix != ".safetensors":
         raise UndeError(
             f"checkpoint {path}: expected a .safetensors file or a state dict (pickles are never loaded)"
@@ -76,9 +77,12 @@ def read_checkpoint(checkpoint: Checkpoint) -> Mapping[str, Tensor]:
     if not path.exists():
         raise UndeError(f"checkpoint {path} does not exist")
     try:
+        check_plain(path, follow=True)
         return load_file(path)
     except SafetensorError as e:
         raise UndeError(f"checkpoint {path} is damaged ({e})") from None
+    except OSError as e:
+        raise UndeError(f"cannot read the checkpoint {path} ({e.strerror or e})") from None
 
 
 def settled_weights(given: Sequence[float] | None, count: int) -> list[float]:

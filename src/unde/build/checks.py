@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import json
+import os
+from collections.abc import Sequence
 from typing import Any
 
 from unde.build.fingerprints import ids_fingerprint
+from unde.build.shards import Shapes
 from unde.errors import UndeError
 from unde.store import layout
 from unde.store.manifest import Manifest
+from unde.store.reading import read_json
 from unde.store.remote import Place, Remote, Unreachable
-from unde.store.shards import ShardError, read_shard
+from unde.store.shards import ShardError
+
+_SMALL, _LONGEST_ID = 2**20, 2**12  # bytes of the ids of any index, and of an id on average
 
 
 def check_shards(folder: Place, manifest: Manifest, verify: bool) -> None:
@@ -18,18 +23,17 @@ def check_shards(folder: Place, manifest: Manifest, verify: bool) -> None:
     checksums are not asked for: then each is checked when it is first read."""
     count = len(manifest.shards)
     paths = [layout.shard(folder, c, s) for c in range(manifest.terms) for s in range(count)]
-    there = layout.listed(folder / layout.SHARDS)
-    missing = [p.name for p in paths if p.name not in there]
+    missing = _missing(paths)
     if missing:
         raise ShardError(
             f"{folder} is not finished: {len(missing)} of {len(paths)} shards are missing "
             f"({', '.join(missing[:5])}{', …' if missing[5:] else ''}). "
             "Run the same Index.build again to finish it"
         )
-    problems = []
+    problems, shapes = [], Shapes(manifest)
     for path in paths if verify or not isinstance(folder, Remote) else ():
         try:
-            read_shard(path, manifest.id, verify)
+            shapes.read(path, verify)
         except ShardError as e:
             problems.append(str(e))
     if problems:
@@ -39,12 +43,31 @@ def check_shards(folder: Place, manifest: Manifest, verify: bool) -> None:
         )
 
 
+def _missing(paths: Sequence[Place]) -> list[str]:
+    """Of this machine, what cannot be looked at may well be there: its error is told when it is read."""
+    if isinstance(paths[0], Remote):
+        there = layout.listed(paths[0].parent)
+        return [p.name for p in paths if p.name not in there]
+    missing = []
+    for path in paths:
+        try:
+            os.lstat(str(path))
+        except FileNotFoundError:
+            missing.append(path.name)
+        except OSError:
+            continue
+    return missing
+
+
 def read_ids(folder: Place, manifest: Manifest) -> list[Any] | None:
+    """The user's names; a file that claims far more of them than there are examples is not even read."""
     if not manifest.ids:
         return None
     path = folder / layout.IDS
     try:
-        ids = json.loads(path.read_text())
+        ids = read_json(path, max(_SMALL, _LONGEST_ID * manifest.examples))
+        if not isinstance(ids, list) or len(ids) != manifest.examples:
+            ids = []
     except Unreachable:
         raise
     except (OSError, ValueError):

@@ -119,7 +119,15 @@ def plain_ids(ids: Iterable[Any]) -> list[str | int | float]:
     odd = [i for i in out if not isinstance(i, (str, int, float))]
     if odd:
         raise UndeError(f"ids must be strings or numbers, but one is {odd[0]!r} ({type(odd[0]).__name__})")
+    broken = [i for i in out if isinstance(i, str) and not i.isascii() and _halves(i)]
+    if broken:
+        raise UndeError(f"the id {broken[0]!r} holds half of a character, which no file can keep: mend it")
     return out
+
+
+def _halves(text: str) -> bool:
+    """Whether it holds a lone surrogate."""
+    return any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def ids_fingerprint(ids: Sequence[Any] | None) -> str:

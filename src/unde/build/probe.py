@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from dataclasses import replace
 from typing import Any
@@ -18,7 +17,7 @@ from unde.data import evenly, to_device
 from unde.features.coverage import EXAMPLES, TOLERANCE
 from unde.features.run import FeaturePass, resized
 from unde.store import layout
-from unde.store.files import append
+from unde.store.files import append_line
 from unde.store.remote import Place
 from unde.store.shards import ShardError, read_shard, write_shard
 from unde.tasks.identity import same_but_code
@@ -79,5 +78,4 @@ def changed_by_code(context: Context) -> str | None:
 def note_accepted(folder: Place, identity: dict[str, Any]) -> None:
     """That somebody opened the index with other code and said that it computes the same."""
     entry = {"accepted_code": identity["code"], "task": identity["name"]}
-    with contextlib.suppress(OSError):
-        append(folder / layout.LOG, json.dumps(entry))
+    append_line(folder / layout.LOG, json.dumps(entry))

@@ -59,7 +59,10 @@ class Session:
     def units(self) -> list[Unit]:
         m = self.stored.manifest
         found = matrices.read(self.stored.folder, m)
-        return make_units(self.model, m.unit_names, str(self.stored.method.projection), m.seed, found)
+        units = make_units(self.model, m.unit_names, str(self.stored.method.projection), m.seed, found)
+        if [u.columns for u in units] != m.columns:
+            raise UndeError(f"the manifest of {self.stored.folder} contradicts itself: build the index again")
+        return units
 
     def check_model(self, full: bool = False) -> None:
         """Raises if the weights are not those of the index; reads all of them only if something points to a change."""

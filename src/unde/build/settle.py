@@ -12,6 +12,7 @@ from torch import Tensor
 
 from unde import projection
 from unde.build import directions, matrices, shards
+from unde.build.blame import blaming
 from unde.build.checkpoints import loaded, settled_weights
 from unde.build.compare import refused_for
 from unde.build.context import Context, Given, checkpoint_of, step_of
@@ -22,8 +23,8 @@ from unde.errors import UndeError
 from unde.execution import SERIAL, Executor
 from unde.features import Coverage, make_units, moments, plan_coverage
 from unde.features.coverage import EXAMPLES, recorded
+from unde.features.run import largest, threads
 from unde.features.run import settle as settle_passes
-from unde.features.run import threads
 from unde.groups import Groups, trainable
 from unde.methods import Method
 from unde.projection import Spec
@@ -59,6 +60,8 @@ def settle(
 ) -> Context:
     """The index that is asked for, as it was begun in the folder, or settled now and begun. Jobs have `each` threads,
     by default as many as there are now; pca directions are found by `executor`."""
+    if workers < 0:
+        raise UndeError(f"num_workers is {workers}: expected 0, or how many processes read the data")
     names, partition, scales = checked(given, method, groups, exclude, second_moments)
     models = given.models
     there = Manifest.read(folder) if (folder / layout.MANIFEST).exists() else None
@@ -81,7 +84,11 @@ def settle(
         matrices="",
         settled=there.settled if there is not None else Settled(0, 0, each or torch.get_num_threads()),
     )
-    with threads(asked.settled.threads):
+
+    def tried() -> list[int]:
+        return sorted({*evenly(len(given.rows), EXAMPLES), largest(given.rows)})
+
+    with threads(asked.settled.threads), blaming(given.model, given.task, given.rows, tried, ids):
         asked, found = _with_matrices(folder, given, method, names, asked, there, scales, memory, executor)
         units = make_units(given.model, names, str(method.projection), seed, found)
         described = [{"name": u.name, "shape": list(u.shape), "size": u.stop - u.start} for u in units]

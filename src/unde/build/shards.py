@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import platform
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from unde import console, methods
+from unde.build.blame import blaming
 from unde.build.context import Context
 from unde.build.fingerprints import SAMPLED, changed_example, length_now, reads_differently, to_signed
 from unde.data import evenly, to_device
@@ -24,13 +25,37 @@ from unde.features.factors import gathered
 from unde.features.run import Batch, FeaturePass, Found, threads
 from unde.store import layout
 from unde.store.codec import codec
-from unde.store.files import append, clear_partial
+from unde.store.files import append_line, clear_partial
 from unde.store.manifest import Manifest
+from unde.store.remote import Place, Remote, there
 from unde.store.shards import WRITTEN, ShardError, file_bytes, read_shard, write_shard
+
+BESIDE, BESIDE_OF_0_1 = "beside", "also"  # measures that the method keeps beside features
 
 
 def compute_shard(context: Context, c: int, s: int) -> None:
     """The features of shard s under checkpoint c, written to its file: the same bytes whoever computes them."""
+    m, given = context.manifest, context.given
+    rows = m.shards[s]
+    with (
+        blaming(given.model, given.task, given.rows, lambda: range(rows.start, rows.stop), context.ids),
+        _left_as_it_was(context),
+    ):
+        whole = _computed(context, c, s)
+    write_shard(layout.shard(context.folder, c, s), m.id, whole)
+
+
+@contextmanager
+def _left_as_it_was(context: Context) -> Generator[None]:
+    """After an error the model has no hooks on it: it is run again, to see which example it was."""
+    try:
+        yield
+    except Exception:
+        context.close()
+        raise
+
+
+def _computed(context: Context, c: int, s: int) -> dict[str, Tensor]:
     m = context.manifest
     with threads(m.settled.threads):
         run = context.running(c)
@@ -43,8 +68,7 @@ def compute_shard(context: Context, c: int, s: int) -> None:
         whole = _joined(parts)
         features = whole.pop("features")
         whole["squares"] = torch.stack([features[:, x].square().sum(1) for x in m.columns], 1)
-        whole |= codec(m.store_dtype).pack(features, m.columns)
-    write_shard(layout.shard(context.folder, c, s), m.id, whole)
+        return whole | codec(m.store_dtype).pack(features, m.columns)
 
 
 def content(m: Manifest, rows: int, precision: torch.dtype) -> dict[str, Tensor]:
@@ -61,11 +85,48 @@ def content(m: Manifest, rows: int, precision: torch.dtype) -> dict[str, Tensor]
         "digest": empty(rows, dtype=torch.int64),
     }
     if beside := methods.parse(m.method).beside:
-        found["beside"] = empty(rows, len(beside))
+        found[BESIDE] = empty(rows, len(beside))
     if m.factors:
         sizes = gathered(m.units, m.method["projection"])
         found["factors"] = empty(sum(r * r + c * c for r, c in sizes.values()), dtype=precision)
     return found
+
+
+class Shapes:
+    """What the shards of an index hold, by the length of a shard."""
+
+    def __init__(self, m: Manifest) -> None:
+        self.m = m
+        self._known: dict[int, dict[str, tuple[int, ...]]] = {}
+
+    def read(self, path: Place, verify: bool = True) -> dict[str, Tensor]:
+        """The tensors of a shard. One that is made up is refused by its shapes, before it is read to its end; one that
+        was fetched was read."""
+        if verify and not isinstance(path, Remote):
+            self._check(path, read_shard(path, self.m.id, False))
+        tensors = read_shard(path, self.m.id, verify)
+        self._check(path, tensors)
+        return tensors
+
+    def _check(self, path: Place, tensors: Mapping[str, Tensor]) -> None:
+        """Raises if a shard, whole as it may be, is larger or smaller than the manifest says; nothing of it is read."""
+        place = layout.numbers(path.name)
+        assert place is not None
+        rows = self.m.shards[place[1]]
+        wanted = dict(self._of(rows.stop - rows.start))
+        for name, t in tensors.items():
+            if wanted.pop(BESIDE if name == BESIDE_OF_0_1 else name, None) != tuple(t.shape):
+                raise ShardError(
+                    f"shard {path} is damaged: {name!r} of shape {tuple(t.shape)} is not in its plan"
+                )
+        if wanted:
+            raise ShardError(f"shard {path} is damaged: {', '.join(map(repr, wanted))} is not in it")
+
+    def _of(self, rows: int) -> dict[str, tuple[int, ...]]:
+        if rows not in self._known:
+            found = content(self.m, rows, torch.float32)
+            self._known[rows] = {name: tuple(t.shape) for name, t in found.items()}
+        return self._known[rows]
 
 
 def on_disk(m: Manifest, precision: torch.dtype) -> dict[str, int]:
@@ -137,7 +198,7 @@ def unwritten(context: Context) -> list[Job]:
     """Shards that are not there, whether they are whole or not."""
     m = context.manifest
     jobs = [(c, s) for c in range(m.terms) for s in range(len(m.shards))]
-    return [job for job in jobs if not layout.shard(context.folder, *job).exists()]
+    return [job for job in jobs if not there(layout.shard(context.folder, *job))]
 
 
 def missing(context: Context, executor: Executor = SERIAL) -> list[Job]:
@@ -146,15 +207,15 @@ def missing(context: Context, executor: Executor = SERIAL) -> list[Job]:
     where, digests = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
     if executor.alone:
         clear_partial(context.folder / layout.SHARDS)
-    there = layout.listed(context.folder / layout.SHARDS)
+    written, shapes = layout.listed(context.folder / layout.SHARDS), Shapes(m)
     for c in range(m.terms):
         for s, r in enumerate(m.shards):
             if not executor.mine((c, s)):
                 continue
             path = layout.shard(context.folder, c, s)
             try:
-                if path.name in there:
-                    digests.append(read_shard(path, m.id)["digest"].clone())
+                if path.name in written:
+                    digests.append(shapes.read(path)["digest"].clone())
                     where.append(torch.arange(r.start, r.stop))
                     continue
             except ShardError as e:
@@ -281,5 +342,4 @@ def _log(context: Context, examples: int, seconds: float) -> None:
         "torch": torch.__version__,
         "machine": platform.machine(),
     }
-    with contextlib.suppress(OSError):
-        append(context.folder / layout.LOG, json.dumps(entry))
+    append_line(context.folder / layout.LOG, json.dumps(entry))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from unde import methods
 from unde.build.fingerprints import to_signed
+from unde.build.shards import BESIDE_OF_0_1
 from unde.errors import UndeError, unknown
 from unde.features.factors import gathered, split
 from unde.kernels import Part, Sizes
@@ -19,11 +20,9 @@ from unde.methods import Method
 from unde.store import layout
 from unde.store.codec import codec
 from unde.store.manifest import Manifest, with_method
-from unde.store.remote import Place
+from unde.store.remote import Place, there
 from unde.store.shards import read_again
 from unde.store.steady import Watch
-
-_BESIDE_OF_0_1 = "also"
 
 
 class Stored:
@@ -74,7 +73,7 @@ class Stored:
             raise unknown("stored value", name, known)
         shards = (self.shard(checkpoint, s) for s in range(len(self.manifest.shards)))
         # copies: a view would keep its whole file mapped until all are read
-        return torch.cat([shard[name if name in shard else _BESIDE_OF_0_1].clone() for shard in shards])
+        return torch.cat([shard[name if name in shard else BESIDE_OF_0_1].clone() for shard in shards])
 
     @cached_property
     def skipped(self) -> Tensor:
@@ -98,12 +97,12 @@ class Stored:
     def fisher(self) -> Stored:
         """The gradients with sampled labels, of the same model and data."""
         folder = self.folder / layout.FISHER
-        if not (folder / layout.MANIFEST).exists():
+        if not there(folder / layout.MANIFEST):
             raise UndeError(
                 f"{self.folder} holds no gradients with sampled labels: build it with EKFAC(fisher='sampled')"
             )
         found = Manifest.read(folder)
-        if not _belongs(found, self.manifest):
+        if not belongs(found, self.manifest):
             raise UndeError(
                 f"{folder} is of another index: delete that folder and run the same Index.build again"
             )
@@ -115,7 +114,7 @@ class Stored:
         return FeatureSource(stored, None if stored.method.steps > 1 else checkpoint)
 
 
-def _belongs(fisher: Manifest, manifest: Manifest) -> bool:
+def belongs(fisher: Manifest, manifest: Manifest) -> bool:
     """Whether a Fisher index was made from what `manifest` was made from."""
     same = with_method(manifest, fisher.method)
     names = ("task", "examples", "units", "models", "data", "seed", "matrices")

@@ -1,4 +1,5 @@
-"""The command line: unde demo | plan | build | learn | attribute | evaluate | report | push | pull | bench."""
+"""The command line: unde demo | plan | build | finish | learn | attribute | evaluate | report | verify | push | pull |
+bench."""
 
 from unde.cli.app import app, main
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -26,6 +25,7 @@ from unde.cli.options import (
     Target,
     TextField,
     Threads,
+    TrustRemoteCode,
     WeightsFile,
     Workers,
     check_format,
@@ -57,6 +57,7 @@ def attribute(
     data: Data = None,
     text_field: TextField = None,
     seq_len: SeqLen = None,
+    trust_remote_code: TrustRemoteCode = False,
     query_field: QueryField = None,
     weights: WeightsFile = None,
     method: MethodOfIndex = None,
@@ -81,7 +82,7 @@ def attribute(
     check_format(format, "table", "json", "csv")
     if query and queries:
         raise UndeError("--query and --queries: give one of the two")
-    source = source_of(hf_model, data, text_field, seq_len)
+    source = source_of(hf_model, data, text_field, seq_len, trust_remote_code)
     target = target or remembered(index, source)
     if target is None and not query and not queries:
         raise UndeError('nothing to attribute: give --query "some text", or --queries FILE.jsonl')
@@ -107,13 +108,14 @@ def _write(best: Top, format: str) -> None:
         for q, names in enumerate(best.ids)
         for rank, (i, value, name) in enumerate(zip(best.indices[q], best.values[q], names), 1)
     ]
-    if format == "json":
-        json.dump(rows, sys.stdout, indent=1)
-        sys.stdout.write("\n")
-    else:
-        writer = csv.DictWriter(sys.stdout, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
+    with console.printing() as out:
+        if format == "json":
+            json.dump(rows, out, indent=1)
+            out.write("\n")
+        else:
+            writer = csv.DictWriter(out, COLUMNS)
+            writer.writeheader()
+            writer.writerows({name: console.cell(value) for name, value in row.items()} for row in rows)
 
 
 def show_top(

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from unde.cli.options import BatchSize, Data, HFModel, SeqLen, Target, TextField, source_of
+from unde import console
+from unde.cli.options import BatchSize, Data, HFModel, SeqLen, Target, TextField, TrustRemoteCode, source_of
 from unde.cli.project import Project
 
 
@@ -16,6 +17,7 @@ def bench(
     data: Data = None,
     text_field: TextField = None,
     seq_len: SeqLen = None,
+    trust_remote_code: TrustRemoteCode = False,
     rank: Annotated[int, typer.Option(help="rank of the two-sided projection")] = 16,
     batch_size: BatchSize = 32,
     runs: Annotated[int, typer.Option(help="how often each is timed, in turns")] = 15,
@@ -26,5 +28,5 @@ def bench(
     """
     from unde.bench import measure
 
-    setup = Project(target, source_of(hf_model, data, text_field, seq_len)).setup
-    typer.echo(measure(setup, rank=rank, batch_size=batch_size, runs=runs))
+    setup = Project(target, source_of(hf_model, data, text_field, seq_len, trust_remote_code)).setup
+    console.echo(measure(setup, rank=rank, batch_size=batch_size, runs=runs))

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from unde import console
 from unde.cli.options import (
     Address,
     Data,
@@ -24,34 +25,31 @@ from unde.cli.options import (
     TextField,
     Threads,
     Timeout,
+    TrustRemoteCode,
     Unneeded,
     Worker,
     Workers,
     method_of,
+    place_option,
     source_of,
 )
 from unde.cli.project import Project
 from unde.execution import named
 from unde.index import Index
 from unde.integrations.source import Source
-from unde.store.remote import Place, place
+from unde.store.remote import Place
 
 
 def build(
     out: Annotated[
-        Any,
-        typer.Option(
-            "--out",
-            parser=place,
-            metavar="PATH",
-            help="folder or URL for the index; a half-built one is finished",
-        ),
+        Any, place_option("--out", help="folder or URL for the index; a half-built one is finished")
     ],
     target: Target = None,
     hf_model: HFModel = None,
     data: Data = None,
     text_field: TextField = None,
     seq_len: SeqLen = None,
+    trust_remote_code: TrustRemoteCode = False,
     method: Method = "trak",
     projection: Projection = None,
     groups: Groups = "layer",
@@ -90,7 +88,9 @@ def build(
         engine, threads=threads, workers=workers, worker=worker, gpus=gpus, address=address, timeout=timeout
     )
     chosen = method_of(method, projection)
-    project = Project(target, source_of(hf_model, data, text_field, seq_len), device=device)
+    project = Project(
+        target, source_of(hf_model, data, text_field, seq_len, trust_remote_code), device=device
+    )
     setup = project.setup
     index = Index.build(
         setup.model,
@@ -115,7 +115,7 @@ def build(
     )
     index.close()
     (project.source or Source(target=target)).remember(out)
-    typer.echo(said(index, out))
+    console.echo(said(index, out))
 
 
 def said(index: Index, out: Place) -> str:

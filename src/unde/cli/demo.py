@@ -7,11 +7,15 @@ from typing import Annotated
 
 import typer
 
-from unde.cli.options import Method
+from unde import console
+from unde.cli.options import Method, path_option
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="folder for the page, the index and the weights")] = Path("demo"),
+    out: Annotated[
+        Path,
+        path_option(help="folder for the page, the index and the weights"),
+    ] = Path("demo"),
     method: Method = "trak",
     seed: Annotated[int, typer.Option(help="of the training and the projection")] = 0,
 ) -> None:
@@ -21,4 +25,4 @@ def demo(
     """
     from unde.demo.run import run
 
-    typer.echo(f"Open {run(out, method, seed).resolve()} in a browser.")
+    console.echo(f"Open {run(out, method, seed).resolve()} in a browser.")

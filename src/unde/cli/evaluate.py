@@ -21,30 +21,29 @@ from unde.cli.options import (
     Target,
     TextField,
     Threads,
+    TrustRemoteCode,
     WeightsFile,
     Workers,
     check_format,
+    place_option,
     source_of,
 )
 from unde.cli.project import Project, kept_scores, remembered, weights_in
 from unde.errors import unknown
 from unde.evaluate import Bank, compare, lds
 from unde.execution import named
-from unde.store.remote import place
 
 
 def evaluate(
     index: IndexPath,
-    bank: Annotated[
-        Any,
-        typer.Option(parser=place, metavar="PATH", help="file of a retraining bank (unde.evaluate.Bank)"),
-    ],
+    bank: Annotated[Any, place_option(help="file of a retraining bank (unde.evaluate.Bank)")],
     target: Target = None,
     queries: Queries = None,
     hf_model: HFModel = None,
     data: Data = None,
     text_field: TextField = None,
     seq_len: SeqLen = None,
+    trust_remote_code: TrustRemoteCode = False,
     query_field: QueryField = None,
     weights: WeightsFile = None,
     method: MethodOfIndex = None,
@@ -67,7 +66,7 @@ def evaluate(
     `unde evaluate my_project.setup:make --index runs/idx --bank runs/bank.npz --weights weights.json`
     """
     check_format(format, "table", "json")
-    source = source_of(hf_model, data, text_field, seq_len)
+    source = source_of(hf_model, data, text_field, seq_len, trust_remote_code)
     target = target or remembered(index, source)
     project = Project(target, source, index=index, evaluate=queries, query_field=query_field, device=device)
     asked = project.queries_apart("eval")
@@ -82,7 +81,7 @@ def evaluate(
         both = compare(scores, weights_in(weights, scores), masks, values)
         found = {"unweighted": both.unweighted, "weighted": both.weighted, "difference": both.difference}
     if format == "json":
-        typer.echo(json.dumps({n: e.as_dict() for n, e in found.items()}, indent=1))
+        console.echo(json.dumps({n: e.as_dict() for n, e in found.items()}, indent=1))
     else:
         console.show_table(
             "LDS (%)",

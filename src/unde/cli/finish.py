@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from unde import console
 from unde.cli.build import said
 from unde.cli.options import (
     Address,
@@ -20,6 +21,7 @@ from unde.cli.options import (
     TextField,
     Threads,
     Timeout,
+    TrustRemoteCode,
     Workers,
     source_of,
 )
@@ -38,6 +40,7 @@ def finish(
     data: Data = None,
     text_field: TextField = None,
     seq_len: SeqLen = None,
+    trust_remote_code: TrustRemoteCode = False,
     memory: Memory = "2GB",
     device: Device = None,
     engine: Engine = "serial",
@@ -57,7 +60,7 @@ def finish(
 
     `unde finish runs/idx --engine processes:4`
     """
-    source = source_of(hf_model, data, text_field, seq_len)
+    source = source_of(hf_model, data, text_field, seq_len, trust_remote_code)
     project = Project(target or remembered(index, source), source, index=index, device=device)
     setup = project.setup
     made = Index.finish(
@@ -73,4 +76,4 @@ def finish(
         recipe=project.recipe,
     )
     made.close()
-    typer.echo(said(made, index))
+    console.echo(said(made, index))

@@ -22,14 +22,16 @@ from unde.cli.options import (
     Target,
     TextField,
     Threads,
+    TrustRemoteCode,
     Workers,
+    place_option,
     source_of,
 )
 from unde.cli.project import Project, kept_scores, remembered
 from unde.errors import UndeError, unknown
 from unde.execution import named
 from unde.index import Index
-from unde.store.remote import Place, place
+from unde.store.remote import Place
 from unde.weights import Weights, learn_weights
 
 Number = TypeVar("Number", int, float)
@@ -39,9 +41,7 @@ OWN = "With queries of your own"
 def learn(
     index: IndexPath,
     target: Target = None,
-    out: Annotated[
-        Any, typer.Option("--out", parser=place, metavar="PATH", help="where to save the weights")
-    ] = "weights.json",
+    out: Annotated[Any, place_option("--out", help="where to save the weights")] = "weights.json",
     method: MethodOfIndex = None,
     examples: Annotated[
         int | None, typer.Option(help="training examples to learn from (default: 200)")
@@ -88,6 +88,7 @@ def learn(
     data: Data = None,
     text_field: TextField = None,
     seq_len: SeqLen = None,
+    trust_remote_code: TrustRemoteCode = False,
     query_field: QueryField = None,
     device: Device = None,
     engine: Engine = "serial",
@@ -112,7 +113,7 @@ def learn(
     """
     own = {"k": k, "weight-decay": weight_decay, "loss": loss, "solver": solver, "query-field": query_field}
     _check(queries, own, {"examples": examples, "perturb": perturb}, out)
-    source = source_of(hf_model, data, text_field, seq_len)
+    source = source_of(hf_model, data, text_field, seq_len, trust_remote_code)
     target = target or remembered(index, source)
     texts = None if queries is None or (target is not None and queries == "learn") else Path(queries)
     project = Project(target, source, index=index, learn=texts, query_field=query_field, device=device)
@@ -133,7 +134,7 @@ def learn(
     weights.save(out)
     if not no_trust:
         _show_trust(opened, weights, method, seed, perturb)
-    typer.echo(f"{out}: {weights}")
+    console.echo(f"{out}: {weights}")
 
 
 def _check(queries: str | None, own: dict[str, str | None], alone: dict[str, Any], out: Place) -> None:
@@ -152,6 +153,8 @@ def _check(queries: str | None, own: dict[str, str | None], alone: dict[str, Any
         )
     if alone["perturb"] not in (None, "weights"):
         raise unknown("perturb", alone["perturb"], ("weights",))
+    if out.is_dir():
+        raise UndeError(f"--out {out} is a folder: give a file in it")
     if isinstance(out, Path) and not out.absolute().parent.is_dir():
         raise UndeError(f"no folder {out.parent} for --out {out}: make it, or save elsewhere")
 
@@ -167,6 +170,6 @@ def _number(name: str, text: str | None, kind: Callable[[str], Number], what: st
 
 def _show_trust(index: Index, weights: Weights, method: str | None, seed: int, perturb: str | None) -> None:
     try:
-        typer.echo(index.trust(weights, method, seed=seed, perturb=perturb))
+        console.echo(index.trust(weights, method, seed=seed, perturb=perturb))
     except UndeError as e:  # the weights are there all the same
         console.note(str(e))

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from unde import methods
-from unde.errors import unknown
+from unde.errors import UndeError, unknown
 from unde.integrations.source import Source
 from unde.store.remote import place
 
@@ -27,6 +27,27 @@ def listed(names: Iterable[str]) -> str:
     return f"{', '.join(first)} or {last}" if first else last
 
 
+def path_of(text: str) -> Path:
+    """A path as it is typed, also where no shell has looked at it; of this machine.
+
+    >>> path_of("~/runs").is_absolute()
+    True
+    """
+    found = place(text)
+    if not isinstance(found, Path):
+        raise UndeError(f"{text} is a URL: expected a path of this machine")
+    return found
+
+
+def path_option(*names: str, help: str, metavar: str = "PATH", panel: str | None = None) -> Any:
+    return typer.Option(*names, parser=path_of, metavar=metavar, help=help, rich_help_panel=panel)
+
+
+def place_option(*names: str, help: str) -> Any:
+    """A path or a URL: annotated with Any, as typer knows no unions."""
+    return typer.Option(*names, parser=place, metavar="PATH", help=help)
+
+
 METHODS = listed([*methods.METHODS, *methods._SHORT])
 
 # --- what a command works on ----------------------------------------------------------------------------
@@ -34,19 +55,10 @@ METHODS = listed([*methods.METHODS, *methods._SHORT])
 Target = Annotated[
     str | None, typer.Argument(metavar="MODULE:FUNCTION", help="a function that returns an unde.Setup")
 ]
-# A Place, a path or a URL: typer knows no unions.
 IndexPath = Annotated[
-    Any,
-    typer.Option(
-        "--index",
-        parser=place,
-        metavar="PATH",
-        help="folder or URL of the index; remembers what it was built from",
-    ),
+    Any, place_option("--index", help="folder or URL of the index; remembers what it was built from")
 ]
-WeightsFile = Annotated[
-    Any, typer.Option("--weights", parser=place, metavar="PATH", help="weights from `unde learn`")
-]
+WeightsFile = Annotated[Any, place_option("--weights", help="weights from `unde learn`")]
 WeightsFiles = Annotated[
     list[str] | None,
     typer.Option(
@@ -126,6 +138,7 @@ HFModel = Annotated[
 Data = Annotated[
     Path | None,
     typer.Option(
+        parser=path_of,
         metavar="FILE",
         help="training texts: .jsonl, .json, .csv, .txt (a text on each line), also as .gz; .parquet",
         rich_help_panel=HF,
@@ -144,9 +157,17 @@ SeqLen = Annotated[
         rich_help_panel=HF,
     ),
 ]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        help="run Python code that comes with --hf-model, if it has any; never done otherwise",
+        rich_help_panel=HF,
+    ),
+]
 Queries = Annotated[
     Path | None,
-    typer.Option("--queries", metavar="FILE", help="texts to ask about, as in --data", rich_help_panel=HF),
+    path_option("--queries", metavar="FILE", help="texts to ask about, as in --data", panel=HF),
 ]
 QueryField = Annotated[
     str | None,
@@ -156,9 +177,16 @@ QueryField = Annotated[
 ]
 
 
-def source_of(hf_model: str | None, data: Path | None, text_field: str | None, seq_len: int | None) -> Source:
+def source_of(
+    hf_model: str | None,
+    data: Path | None,
+    text_field: str | None,
+    seq_len: int | None,
+    trust_remote_code: bool = False,
+) -> Source:
     """What was said on the command line."""
-    return Source(hf_model, None if data is None else str(data), text_field, seq_len)
+    file = None if data is None else str(data)
+    return Source(hf_model, file, text_field, seq_len, trust_remote_code=trust_remote_code)
 
 
 def method_of(name: str, projection: str | None) -> methods.Method:

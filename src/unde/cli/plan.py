@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from unde import console
 from unde.cli.options import (
     HF,
     Data,
@@ -21,9 +22,11 @@ from unde.cli.options import (
     StoreDtype,
     Target,
     TextField,
+    TrustRemoteCode,
     Unneeded,
     check_format,
     method_of,
+    path_of,
     source_of,
 )
 from unde.cli.project import Project
@@ -43,6 +46,7 @@ def plan(
     hf_config: Annotated[
         Path | None,
         typer.Option(
+            parser=path_of,
             metavar="FILE",
             help="config.json of a model, or its folder, where there are no weights and no data yet: give --examples "
             "and --seq-len",
@@ -52,6 +56,7 @@ def plan(
     data: Data = None,
     text_field: TextField = None,
     seq_len: SeqLen = None,
+    trust_remote_code: TrustRemoteCode = False,
     examples: Annotated[
         int | None, typer.Option(help="training examples (default: those of the data)")
     ] = None,
@@ -111,10 +116,10 @@ def plan(
             "--hf-config with the config of a Hugging Face language model"
         )
     if hf_config is not None:
-        model, task = _of_config(hf_config, examples, seq_len), CausalLM()
+        model, task = _of_config(hf_config, examples, seq_len, trust_remote_code), CausalLM()
         shape = {"n_examples": examples, "seq_len": seq_len}
     else:
-        project = Project(target, source_of(hf_model, data, text_field, seq_len))
+        project = Project(target, source_of(hf_model, data, text_field, seq_len, trust_remote_code))
         model, task = project.setup.model, project.setup.task
         shape = _of_data(project, examples)
     made = Index.plan(
@@ -134,14 +139,14 @@ def plan(
         cpu_flops=cpu_flops,
         disk=disk,
     )
-    typer.echo(json.dumps(made.as_dict(), indent=1) if format == "json" else str(made))
+    console.echo(json.dumps(made.as_dict(), indent=1) if format == "json" else str(made))
 
 
-def _of_config(config: Path, examples: int | None, seq_len: int | None) -> Any:
+def _of_config(config: Path, examples: int | None, seq_len: int | None, trust_remote_code: bool) -> Any:
     for name, value in (("--examples", examples), ("--seq-len", seq_len)):
         if value is None:
             raise UndeError(f"{name} is missing: a config does not say how much data there will be")
-    return model_of_config(config)
+    return model_of_config(config, trust_remote_code)
 
 
 def _of_data(project: Project, examples: int | None) -> dict[str, Any]:

@@ -17,8 +17,9 @@ from unde.integrations.source import Source, remembered_target
 from unde.recipe import Recipe
 from unde.scores import GroupScores
 from unde.scores.roles import refuse_shared, shared
+from unde.store.files import CannotWrite
 from unde.store.layout import QUERIES
-from unde.store.remote import Place
+from unde.store.remote import Place, Unreachable, there
 from unde.weights import Weights
 
 
@@ -46,6 +47,8 @@ class Project:
                 f"{target} and --{'hf-model' if 'model' in said else next(iter(said)).replace('_', '-')}: give "
                 "MODULE:FUNCTION, or --hf-model with --data, not both"
             )
+        if target is not None and source is not None and source.trust_remote_code:
+            raise UndeError(f"--trust-remote-code goes with --hf-model: the code of {target} is run anyway")
         self.source: Source | None = None
         if target is not None:
             if learn is not None or evaluate is not None:
@@ -121,15 +124,22 @@ def remembered(index: Place, source: Source) -> str | None:
 def kept_scores(index: Index, queries: Rows, method: str | None) -> GroupScores:
     """Scores of queries whose features are kept, for the next command that asks for them."""
     key = hashlib.blake2b("".join(queries.digests()).encode(), digest_size=8).hexdigest()
-    kept = index.folder / QUERIES / f"{key}.safetensors"
-    there = kept.exists()
-    made = index.features(queries, kept if there else None)
-    if not there:
+    path = index.folder / QUERIES / f"{key}.safetensors"
+    features = None
+    if there(path):
         try:
-            made.save(kept)
-        except (OSError, UndeError) as e:  # an index that may be read, and not written
-            console.note(f"features of these queries are not kept for the next command: {e}")
-    return index.score(made, method)
+            features = index.features(queries, path)
+        except Unreachable:
+            raise
+        except UndeError as e:
+            console.note(f"{e}; made anew")
+    if features is None:
+        features = index.features(queries)
+        try:
+            features.save(path)
+        except (CannotWrite, Unreachable) as e:  # an index that may be read, and not written
+            console.note(f"features of these queries are not kept for the next command ({e.strerror})")
+    return index.score(features, method)
 
 
 def weights_in(path: Place, scores: GroupScores) -> Weights:

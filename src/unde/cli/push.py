@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from unde import console
 from unde.errors import UndeError
 from unde.evaluate import Bank
 from unde.store.layout import MANIFEST
@@ -76,4 +77,4 @@ def _copied(source: Place, target: Place) -> Copied:
 
 def _tell(target: Place, copied: Copied) -> None:
     there = f", {copied.there} of them were there already" if copied.there else ""
-    typer.echo(f"{target}: {copied.files} file{'s' * (copied.files != 1)}{there}")
+    console.echo(f"{target}: {copied.files} file{'s' * (copied.files != 1)}{there}")

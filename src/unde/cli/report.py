@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from unde import console
 from unde.cli.options import (
     Data,
     Device,
@@ -21,7 +22,9 @@ from unde.cli.options import (
     SeqLen,
     Target,
     TextField,
+    TrustRemoteCode,
     WeightsFiles,
+    path_option,
     source_of,
 )
 from unde.cli.project import Project, kept_scores, remembered, weights_in
@@ -40,8 +43,9 @@ def report(
     data: Data = None,
     text_field: TextField = None,
     seq_len: SeqLen = None,
+    trust_remote_code: TrustRemoteCode = False,
     query_field: QueryField = None,
-    out: Annotated[Path, typer.Option("--out", help="the page to write")] = Path("report.html"),
+    out: Annotated[Path, path_option("--out", help="the page to write")] = Path("report.html"),
     weights: WeightsFiles = None,
     method: MethodOfIndex = None,
     first: Annotated[int, typer.Option(help="how many of the queries to show")] = 12,
@@ -59,7 +63,7 @@ def report(
 
     `unde report my_project.setup:make --index runs/idx --weights subject=w1.json --weights style=w2.json`
     """
-    source = source_of(hf_model, data, text_field, seq_len)
+    source = source_of(hf_model, data, text_field, seq_len, trust_remote_code)
     target = target or remembered(index, source)
     project = Project(target, source, index=index, evaluate=queries, query_field=query_field, device=device)
     files, setup = named_files(weights or ()), project.setup
@@ -84,7 +88,7 @@ def report(
         contributors={name: flags[: len(shown)] for name, flags in known.items()},
         trust=not no_trust,
     )
-    typer.echo(f"Open {page.write(out).resolve()} in a browser.")
+    console.echo(f"Open {page.write(out).resolve()} in a browser.")
 
 
 def named_files(given: Sequence[str]) -> dict[str, Place]:

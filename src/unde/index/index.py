@@ -27,6 +27,7 @@ from unde.groups import Groups, trainable
 from unde.index import making, self_retrieval
 from unde.index.opened import Opened
 from unde.index.trust import SHOWN, Trust, of_several
+from unde.index.verify import verify
 from unde.methods import Method
 from unde.plan import Plan
 from unde.recipe import Recipe
@@ -34,7 +35,8 @@ from unde.scores.group_scores import GroupScores, WeightsLike
 from unde.scores.tokens import TokenScores
 from unde.store.codec import codec
 from unde.store.manifest import Manifest
-from unde.store.remote import Place, place
+from unde.store.remote import Place, place, there
+from unde.store.verified import Verified
 from unde.tasks.base import Task
 from unde.weights import Weights
 
@@ -164,6 +166,10 @@ class Index:
         if batch_size is not None and batch_size < 1:
             raise UndeError(f"batch_size {batch_size}: expected at least 1")
         codec(store_dtype)  # one of those there are
+        if not isinstance(task, Task):
+            raise UndeError(
+                f"the task is a {type(task).__name__}: expected one of unde.tasks, or a Task of your own"
+            )
         rows = Rows(train_data, collate or own_collate(task.collate, train_data))
         ids = None if ids is None else plain_ids(ids)
         if ids is not None and len(ids) != len(rows):
@@ -303,13 +309,13 @@ class Index:
             return queries
         rows = Rows(queries, own_collate(self._opened.collate, queries))
         kept = None if path is None else place(path)
-        if kept is not None and kept.exists():
-            there = QueryFeatures.load(kept, self.manifest.id)
-            if there.digests != rows.digests():
+        if kept is not None and there(kept):
+            found = QueryFeatures.load(kept, self.manifest.id, (self.manifest.terms, self.manifest.width))
+            if found.digests != rows.digests():
                 raise UndeError(
                     f"{path} holds the features of other queries: choose another path, or delete it"
                 )
-            return there
+            return found
         made = self._opened.session.features(rows)
         if kept is not None:
             made.save(kept)
@@ -324,6 +330,10 @@ class Index:
         at_hand = None not in (self.model, self.task, self.train_data)
         judging = partial(self._retrieval, chosen) if at_hand else None
         return self._opened.scorer.scores(chosen, made.features, made.digests, judging)
+
+    def verify(self) -> Verified:
+        """Every byte on disk against its checksum: true if all is well, else it says what is damaged and what to do."""
+        return verify(self.folder)
 
     def tokens(self, scores: GroupScores, weights: WeightsLike = None) -> TokenScores:
         """Contributions of single tokens: `index.tokens(scores)(q, example)` adds up to the score of `example`."""

@@ -19,6 +19,7 @@ from unde.build.context import Context, Given
 from unde.build.probe import changed_task, note_accepted
 from unde.build.stored import Stored
 from unde.data import Rows
+from unde.errors import UndeError
 from unde.execution import Executor
 from unde.methods import Method
 from unde.recipe import Recipe
@@ -121,7 +122,10 @@ def on_device(model: nn.Module, device: str | torch.device | None) -> Generator[
         return
     home = next(model.parameters()).device
     try:
-        model.to(device)
+        try:
+            model.to(device)
+        except (RuntimeError, AssertionError) as e:
+            raise UndeError(f"cannot use the device {str(device)!r} ({str(e).splitlines()[0]})") from None
         yield
     finally:
         model.to(home)

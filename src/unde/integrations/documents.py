@@ -45,7 +45,7 @@ def read_documents(
             (str(i), f"text {i}", {text_field: text}) for i, text in enumerate(source)
         )
     else:
-        records = _records(Path(source), text_field)
+        records = _records(Path(source).expanduser(), text_field)
     for name, where, record in records:
         text = _text(record, text_field, where, option)
         own = record.get("id")
@@ -65,6 +65,15 @@ def _text(record: Any, text_field: str, where: str, option: str) -> str:
     text = record[text_field]
     if not isinstance(text, str):
         raise UndeError(f"{where}: {text_field!r} is {type(text).__name__}, expected a text")
+    for part in (text, str(record.get("id", ""))):
+        try:
+            part.encode()
+        except UnicodeEncodeError as e:
+            half = part[e.start].encode("unicode_escape").decode()
+            raise UndeError(
+                f"{where}: character {e.start + 1} is half of a pair ({half}), which is no text. Mend the record, or "
+                "leave it out"
+            ) from None
     if not text.strip():
         raise UndeError(f"{where}: the text is empty. Leave such records out")
     return text
@@ -82,6 +91,8 @@ def check_file(path: Path) -> tuple[str, bool]:
         others = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         near = difflib.get_close_matches(path.name, others, n=1)
         raise UndeError(f"no file {path}" + (f". Did you mean {path.parent / near[0]}?" if near else ""))
+    if not path.is_file():
+        raise UndeError(f"{path} is no plain file: expected one that can be read more than once")
     return suffix, packed
 
 
@@ -115,7 +126,7 @@ def _jsonl(file: Any, path: Path, _: str) -> Iterator[tuple[str, str, Any]]:
         where = f"{path}, line {number}"
         try:
             record = json.loads(line)
-        except ValueError as e:
+        except (ValueError, RecursionError) as e:
             raise UndeError(f"{where}: not JSON ({e}), expected one object on each line") from None
         yield str(number), where, record
 
@@ -123,7 +134,7 @@ def _jsonl(file: Any, path: Path, _: str) -> Iterator[tuple[str, str, Any]]:
 def _json(file: Any, path: Path, _: str) -> Iterator[tuple[str, str, Any]]:
     try:
         records = json.loads(file.read())
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise UndeError(f"{path}: not JSON ({e}). Is it .jsonl, one object on each line?") from None
     if not isinstance(records, list):
         raise UndeError(f"{path}: a {type(records).__name__}, expected a list of objects")

@@ -14,6 +14,7 @@ from unde.errors import UndeError
 from unde.integrations.documents import Texts, check_file
 from unde.integrations.sequences import Sequences, pieces
 from unde.recipe import Setup
+from unde.store.reading import read_json
 from unde.tasks import CausalLM
 
 SEQ_LEN = 512
@@ -39,6 +40,7 @@ def hf_setup(
     eval_queries: Texts | None = None,
     query_field: str | None = None,
     tokenizer: Any = None,
+    trust_remote_code: bool = False,
 ) -> Setup:
     """Everything unde needs to know about a causal language model and its training texts.
 
@@ -47,17 +49,18 @@ def hf_setup(
     .txt, .parquet; all but the last also .gz) or lists of texts. Texts are cut into consecutive sequences of
     `seq_len` tokens (512, or the model's context if that is shorter), nothing dropped; each is an example with the id
     "document:part", the document named by its field "id", or else by its line. The text of a record is in
-    `text_field`, that of a query in `query_field` if that is another.
+    `text_field`, that of a query in `query_field` if that is another. Code that comes with a model is run with
+    `trust_remote_code=True` alone, and pickles are never loaded.
     """
     for texts in (data, learn_queries, eval_queries):
         if isinstance(texts, (str, os.PathLike)):
-            check_file(Path(texts))  # before a large model is loaded
+            check_file(Path(texts).expanduser())  # before a large model is loaded
     name = "the model" if isinstance(model, nn.Module) else os.path.expanduser(model)
     if isinstance(model, nn.Module) and tokenizer is None:
         raise UndeError("a model that is loaded already needs its tokenizer=")
     if tokenizer is None or isinstance(tokenizer, (str, os.PathLike)):
-        tokenizer = _load_tokenizer(name if tokenizer is None else os.fspath(tokenizer))
-    loaded = model if isinstance(model, nn.Module) else load_model(name)
+        tokenizer = _load_tokenizer(name if tokenizer is None else os.fspath(tokenizer), trust_remote_code)
+    loaded = model if isinstance(model, nn.Module) else load_model(name, trust_remote_code)
     if not any(p.requires_grad for p in loaded.parameters()):
         raise UndeError(
             f"{name} has no trainable parameter, so there is no gradient to attribute with: load an adapter with "
@@ -83,22 +86,26 @@ def hf_setup(
     )
 
 
-def load_model(name: str) -> nn.Module:
+def load_model(name: str, trust_remote_code: bool = False) -> nn.Module:
     """A causal language model in float32, from a folder or the hub; an adapter with its base model."""
     transformers = _need("transformers")
     adapter = (Path(name) / _ADAPTER).exists()
     _check_folder(name, ("config.json", _ADAPTER), "model")
+    _refuse_pickles(name)
+    safe = {"trust_remote_code": trust_remote_code, "use_safetensors": True}
     try:
         if adapter:
-            model = _need("peft").AutoPeftModelForCausalLM.from_pretrained(name, is_trainable=True)
+            _refuse_pickles(_base(name))
+            model = _need("peft").AutoPeftModelForCausalLM.from_pretrained(name, is_trainable=True, **safe)
             missing: list[str] = []
         else:
-            model, info = transformers.AutoModelForCausalLM.from_pretrained(name, output_loading_info=True)
+            auto = transformers.AutoModelForCausalLM
+            model, info = auto.from_pretrained(name, output_loading_info=True, **safe)
             missing = sorted(info["missing_keys"])
     except UndeError:
         raise
     except Exception as e:  # whatever a foreign file, an old format or a missing network leads to
-        raise _cannot("model", name, e) from e
+        raise _cannot("model", name, e, trust_remote_code) from e
     if missing:
         raise UndeError(
             f"{name} does not hold all weights of a causal language model: {missing[0]!r} is missing"
@@ -109,23 +116,34 @@ def load_model(name: str) -> nn.Module:
     return model.float()  # half precision is very slow on a CPU, and loses small gradients anywhere
 
 
-def _load_tokenizer(name: str) -> Any:
+def _refuse_pickles(name: str) -> None:
+    """Weights that run code when they are read are refused by name, before anything looks for others."""
+    folder = Path(name)
+    if not folder.is_dir() or any(folder.glob("*.safetensors")):
+        return
+    pickles = sorted(p.name for ending in ("*.bin", "*.pt", "*.pth") for p in folder.glob(ending))
+    if pickles:
+        raise UndeError(
+            f"{name} holds its weights as a pickle ({pickles[0]}), which could run code: pickles are never loaded. "
+            "Load it where you trust it, and save it again with save_pretrained, which writes .safetensors"
+        )
+
+
+def _load_tokenizer(name: str, trust_remote_code: bool) -> Any:
     transformers = _need("transformers")
     if (Path(name) / _ADAPTER).exists() and not _holds(name, _TOKENIZER):
         name = _base(name)
     _check_folder(name, _TOKENIZER, "tokenizer")
     try:
-        return transformers.AutoTokenizer.from_pretrained(name)
+        return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except Exception as e:
-        raise _cannot("tokenizer", name, e) from e
+        raise _cannot("tokenizer", name, e, trust_remote_code) from e
 
 
 def _base(adapter: str) -> str:
-    import json
-
     path = Path(adapter) / _ADAPTER
     try:
-        return json.loads(path.read_text())["base_model_name_or_path"]
+        return read_json(path, follow=True)["base_model_name_or_path"]
     except (ValueError, KeyError, TypeError, OSError) as e:
         raise UndeError(f"{path} names no base model ({type(e).__name__}: {e})") from None
 
@@ -150,7 +168,16 @@ def _check_folder(name: str, files: tuple[str, ...], what: str) -> None:
         console.note(f"no folder {name} here: looking for the {what} on the Hugging Face hub")
 
 
-def _cannot(what: str, name: str, error: Exception) -> UndeError:
+def asks_to_run_code(name: str) -> UndeError:
+    return UndeError(
+        f"{name} comes with Python code of its own, which is not run: read it, and if you trust it, say so with "
+        "--trust-remote-code (in Python trust_remote_code=True)"
+    )
+
+
+def _cannot(what: str, name: str, error: Exception, trusted: bool) -> UndeError:
+    if not trusted and "trust_remote_code" in str(error):
+        return asks_to_run_code(name)
     why = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     where = "in its folder" if Path(name).is_dir() else "no such folder here, and not found on the hub"
     return UndeError(f"cannot load the {what} {name}, {where} ({type(error).__name__}: {why})")

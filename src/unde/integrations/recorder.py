@@ -34,7 +34,7 @@ class CheckpointRecorder(TrainerCallback):
     def __init__(self, folder: str | os.PathLike[str], every: int | None = None) -> None:
         if every is not None and every < 1:
             raise UndeError(f"every={every}: expected a number of steps ≥ 1, or None for every save")
-        self.folder, self.every = Path(folder), every
+        self.folder, self.every = Path(folder).expanduser(), every
         self._rate = 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -89,10 +89,11 @@ class CheckpointRecorder(TrainerCallback):
 
 def recorded(folder: str | os.PathLike[str]) -> tuple[list[Path], list[float]]:
     """(checkpoints, checkpoint_weights) for Index.build, from what a CheckpointRecorder wrote."""
-    entries = _entries(Path(folder))
+    folder = Path(folder).expanduser()
+    entries = _entries(folder)
     if not entries:
         raise UndeError(f"{folder} holds no recorded checkpoint: expected a folder of a CheckpointRecorder")
-    return [Path(folder) / e["file"] for e in entries], [e["learning_rate"] for e in entries]
+    return [folder / e["file"] for e in entries], [e["learning_rate"] for e in entries]
 
 
 def _entries(folder: Path) -> list[dict[str, Any]]:

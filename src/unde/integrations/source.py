@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import hmac
 import json
+import os
+import secrets
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
+from unde import console
 from unde.errors import UndeError
 from unde.integrations.documents import Texts
 from unde.integrations.language import hf_setup
 from unde.recipe import Recipe, Setup
-from unde.store.files import write_atomically
-from unde.store.layout import SOURCE
-from unde.store.remote import Place, Unreachable
+from unde.store.files import write_atomically, write_bytes
+from unde.store.layout import REMEMBERED, SOURCE
+from unde.store.reading import read_bounded, read_json, signature, signed
+from unde.store.remote import Place, Unreachable, there
+
+_LONGEST = 2**20  # bytes of what is remembered
+_TRUST = "trust_remote_code"
+_KEY = 32  # bytes
 
 
 @dataclass(frozen=True)
@@ -30,10 +40,12 @@ class Source:
     text_field: str | None = None
     seq_len: int | None = None
     target: str | None = None
+    trust_remote_code: bool = False  # said each time, and never remembered
 
     @property
     def said(self) -> dict[str, str | int]:
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        """What would be remembered."""
+        return {k: v for k, v in asdict(self).items() if k != _TRUST and v is not None}
 
     def settled(self, index: Place | None) -> Source:
         """With what the index remembers for all that was not said, and checked to be enough."""
@@ -45,8 +57,18 @@ class Source:
                 raise UndeError(
                     f"{index} was built from {found}, which is gone: say where it is now (--{flag})"
                 )
-        whole = replace(there, target=None, **self.said)
+        if self.trust_remote_code and self.model is None and there.model is not None:
+            raise UndeError(
+                f"--trust-remote-code without --hf-model: code is not run because {index} names a model. Give "
+                f"--hf-model {there.model} if that is what you trust"
+            )
+        given: dict[str, Any] = self.said
+        whole = replace(there, target=None, trust_remote_code=self.trust_remote_code, **given)
         if whole.model is not None and whole.data is not None:
+            taken = {f"the model {whole.model}": self.model, f"the texts {whole.data}": self.data}
+            if None in taken.values():
+                unsaid = " and ".join(what for what, said in taken.items() if said is None)
+                console.note(f"using {unsaid}, as remembered by {index}")
             return whole
         if whole.model is not None:
             raise UndeError(f"--hf-model {whole.model} needs --data FILE: the texts that it was trained on")
@@ -76,21 +98,27 @@ class Source:
             learn_queries=learn,
             eval_queries=evaluate,
             query_field=query_field,
+            trust_remote_code=self.trust_remote_code,
         )
 
     @property
     def recipe(self) -> Recipe:
         """How another process makes the same setup; settled before."""
-        return Recipe("unde.integrations.source:made", self.said)
+        trusted = {_TRUST: True} if self.trust_remote_code else {}
+        return Recipe("unde.integrations.source:made", self.said | trusted)
 
     def remember(self, index: Place) -> None:
         """Keep this in the folder of an index, with paths that hold from any working folder."""
-        settings = asdict(self)
+        settings: dict[str, Any] = asdict(self)
+        del settings[_TRUST]
         for name in ("model", "data"):
             if settings[name] is not None:
                 path = Path(settings[name]).expanduser()
                 settings[name] = str(path.absolute()) if path.exists() else settings[name]
-        write_atomically(index / SOURCE, (json.dumps(settings, indent=1) + "\n").encode())
+        if self.target is not None:
+            settings["made_by"] = _made_by(self.target)
+        settings["checksum"] = signature(settings)
+        write_bytes(index / SOURCE, (json.dumps(settings, indent=1) + "\n").encode())
 
 
 def made(**said: Any) -> Setup:
@@ -101,24 +129,39 @@ def made(**said: Any) -> Setup:
 def remembered_target(index: Place) -> str | None:
     """The MODULE:FUNCTION that an index was built from, if it remembers one that may be run.
 
-    An index may come from somebody else, and a name in it must not run what nobody would have typed: only names of
-    modules that lie outside of the index and are no part of Python itself are taken. They are then found as they
-    are when typed, from the current folder or the Python path.
+    An index may come from somebody else, and a name in it must not run what nobody has typed: only what this very
+    user has built with is taken, which a signature with a key in their home folder tells. The module must lie outside
+    of the index, too. It is then found as it is when typed, from the current folder or the Python path.
     """
     if not index.is_dir():
         return None
-    target = _read(index).target
+    settings, found = _settings(index)
+    target = found.target
     if target is None:
         return None
     module, _, function = target.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), function)):
         raise _foreign(index, target, "it is no MODULE:FUNCTION")
-    root = module.partition(".")[0]
-    if root in sys.stdlib_module_names:
-        raise _foreign(index, target, f"{root} is a part of Python")
     if isinstance(index, Path) and _lies_in(index.resolve(), module.split(".")):
         raise _foreign(index, target, f"{module} lies in the index itself")
+    ours, noted = _made_by(target, make=False), settings.get("made_by")
+    if not ours or not isinstance(noted, str) or not hmac.compare_digest(ours.encode(), noted.encode()):
+        raise _foreign(index, target, "the index was built by somebody else, or elsewhere")
     return target
+
+
+def _made_by(target: str, make: bool = True) -> str:
+    """A signature of who has typed this name; "" where no key can be kept."""
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    path = Path(state).expanduser() / "unde" / "key"
+    with suppress(OSError, ValueError):
+        if make and not (path.is_file() and path.stat().st_size == _KEY):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_atomically(path, secrets.token_bytes(_KEY))
+            path.chmod(0o600)
+        key = read_bounded(path, _KEY)
+        return hmac.new(key, target.encode(), "sha256").hexdigest() if len(key) == _KEY else ""
+    return ""
 
 
 def _lies_in(home: Path, parts: list[str]) -> bool:
@@ -138,21 +181,27 @@ def _foreign(index: Place, target: str, why: str) -> UndeError:
 
 
 def _read(index: Place) -> Source:
+    return _settings(index)[1]
+
+
+def _settings(index: Place) -> tuple[dict[str, Any], Source]:
+    """What the file says, and what is taken from it."""
     path = index / SOURCE
-    if not path.exists():
-        return Source()
-    known = {field.name for field in fields(Source)}
+    if not there(path, links=True):
+        return {}, Source()
+    known = {field.name for field in fields(Source)} - {_TRUST}
     try:
-        found = Source(**{k: v for k, v in json.loads(path.read_text()).items() if k in known})
+        settings = read_json(path, _LONGEST)
+        signed(settings, REMEMBERED)
+        found = Source(**{k: v for k, v in settings.items() if k in known})
         texts, length = (found.model, found.data, found.text_field, found.target), found.seq_len
-        if not all(isinstance(x, (str, type(None))) for x in texts) or not isinstance(
-            length, (int, type(None))
-        ):
+        whole = isinstance(length, (int, type(None))) and not isinstance(length, bool)
+        if not whole or not all(isinstance(x, (str, type(None))) for x in texts):
             raise TypeError("a value of another type")
     except Unreachable:
         raise
-    except (ValueError, TypeError, AttributeError) as e:
+    except (OSError, ValueError, TypeError, AttributeError) as e:
         raise UndeError(
             f"{path} is damaged ({e}): delete it, and give --hf-model and --data, or MODULE:FUNCTION"
         ) from None
-    return found
+    return settings, found

@@ -102,7 +102,7 @@ class Page:
 
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write the page to `path` and return it. The file is whole or untouched, whatever happens."""
-        target = Path(path)
+        target = Path(path).expanduser()
         if target.is_dir():
             raise UndeError(f"cannot write the report to {str(target)!r}: it is a folder; give a file in it")
         content = self.html().encode("utf-8")
@@ -113,7 +113,7 @@ class Page:
             write_atomically(target, content)
         except OSError as error:
             raise UndeError(f"cannot write the report to {str(path)!r}: {error}") from error
-        return Path(path)
+        return Path(path).expanduser()
 
     def _sections(self) -> Iterator[tuple[str, str, Html]]:
         if len(self.queries):

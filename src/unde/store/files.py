@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
+import stat
 from pathlib import Path
 
 from unde.errors import UndeError
-from unde.store.remote import Place, Remote, Unreachable
+from unde.store.remote import Place, Remote, Unreachable, there
 
 PARTIAL = (
     ".partial"  # what a kill can leave behind ends in this, is never read, and is cleared by the next writer
 )
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+_APPENDED = (
+    os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+)
+
+
+class CannotWrite(UndeError, OSError):
+    """A file that the system does not let us write."""
+
+    def __init__(self, message: str, error: OSError) -> None:
+        super().__init__(message)
+        self.errno, self.strerror = error.errno, error.strerror
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 def write_atomically(path: Place, content: bytes) -> None:
@@ -25,6 +41,10 @@ def write_atomically(path: Place, content: bytes) -> None:
     if isinstance(path, Remote):
         path.write_bytes(content)
         return
+    with contextlib.suppress(FileNotFoundError):
+        kind = stat.S_IFMT(os.lstat(path).st_mode)
+        if kind in (stat.S_IFCHR, stat.S_IFBLK):  # to be written to, not replaced by a file
+            raise OSError(errno.EINVAL, "it is a device", str(path))
     temporary = temporary_for(path)
     try:
         with open(temporary, "wb", opener=_fresh) as file:
@@ -59,9 +79,10 @@ def write_bytes(path: Place, content: bytes) -> None:
     except Unreachable:
         raise
     except OSError as e:
-        raise UndeError(
+        raise CannotWrite(
             f"cannot write {path} ({e.strerror}): nothing half-written is left behind. Make room for "
-            f"{len(content):,} bytes there and run the same call again, it goes on where it stopped"
+            f"{len(content):,} bytes there and run the same call again, it goes on where it stopped",
+            e,
         ) from e
 
 
@@ -73,20 +94,22 @@ def create_bytes(path: Place, content: bytes) -> bool:
     """
     if isinstance(path, Remote):
         return path.create(content)
-    if path.exists():
+    if there(path):
         return False
     write_bytes(path, content)
     return True
 
 
-def append(path: Place, line: str) -> None:
-    """A line at the end of a log. An object is read and put again: of two at once, one line may be lost."""
-    if isinstance(path, Remote):
-        before = path.read_bytes() if path.exists() else b""
-        path.write_bytes(before + line.encode() + b"\n")
-        return
-    with path.open("a") as file:
-        file.write(line + "\n")
+def append_line(path: Place, line: str) -> None:
+    """To a log, if that can be: it is no part of what is kept. No link is followed, no pipe waited for. An object is
+    read and put again: of two at once, one line may be lost."""
+    with contextlib.suppress(OSError):
+        if isinstance(path, Remote):
+            before = path.read_bytes() if path.exists() else b""
+            path.write_bytes(before + line.encode() + b"\n")
+            return
+        with os.fdopen(os.open(path, _APPENDED, 0o666), "a") as file:
+            file.write(line + "\n")
 
 
 def clear_partial(folder: Place) -> None:

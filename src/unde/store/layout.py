@@ -16,16 +16,20 @@ log.jsonl                      how long builds took
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from unde.errors import UndeError
 from unde.store.files import PARTIAL
-from unde.store.remote import Place
+from unde.store.remote import Place, Remote, Unreachable, there
 
 MANIFEST, IDS, MATRICES, PROBE = "manifest.json", "ids.json", "projection.safetensors", "probe.safetensors"
 SHARDS, FISHER, KERNELS, QUERIES, SCRATCH = "shards", "fisher", "kernels", "queries", "scratch"
 SOURCE, LOG, LOCK = "source.json", "log.jsonl", ".lock"
+REMEMBERED = ("model", "data", "text_field", "seq_len", "target")  # in SOURCE, where it has no checksum
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ ENTRIES = (
     Entry(LOG, "how long builds took", "nothing is lost but the times"),
     Entry(LOCK, "who is writing", "nothing, if nobody is"),
 )
-_NAMES = {e.name for e in ENTRIES}
+_NAMES = {e.name: e for e in ENTRIES}
 _TENSORS = r"\w[\w.-]*\.safetensors"
 _FILES = re.compile(
     rf"({FISHER}/)?({'|'.join(map(re.escape, (MANIFEST, IDS, MATRICES, PROBE, LOG)))}|{SHARDS}/c\d+-\d+\.safetensors)"
@@ -62,13 +66,42 @@ _FILES = re.compile(
 )
 
 
+def restored(name: str) -> str:
+    """What to do about a damaged file, by the name in the folder that it is or is under.
+
+    >>> restored("queries")
+    'delete it, it is made anew when it is needed'
+    """
+    return f"delete it, {_NAMES[name].deleted}"
+
+
 def shard(folder: Place, checkpoint: int, number: int) -> Place:
     return folder / SHARDS / f"c{checkpoint:02d}-{number:06d}.safetensors"
 
 
+def numbers(name: str) -> tuple[int, int] | None:
+    """The checkpoint and the number of a shard, by the name of its file.
+
+    >>> numbers("c00-000012.safetensors"), numbers("c0-12.safetensors")
+    ((0, 12), None)
+    """
+    match = re.fullmatch(r"c(\d{2,9})-(\d{6,9})\.safetensors", name)
+    found = None if match is None else (int(match[1]), int(match[2]))
+    return found if found is not None and shard(Path(), *found).name == name else None
+
+
 def listed(folder: Place) -> set[str]:
     """The names in a folder; none if it is not there. One question to a store, however many there are."""
-    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    try:
+        return {path.name for path in folder.iterdir()}
+    except (FileNotFoundError, NotADirectoryError):
+        return set()
+    except Unreachable:
+        raise
+    except OSError as e:
+        raise UndeError(
+            f"cannot look into the folder {folder} ({e.strerror}): let it be read, or choose another place"
+        ) from None
 
 
 def known(name: str) -> bool:
@@ -82,20 +115,34 @@ def known(name: str) -> bool:
 
 def prepare(folder: Place) -> None:
     """Make the folder, unless it holds anything that is not of an index."""
-    if folder.exists() and not folder.is_dir():
+    if there(folder) and not folder.is_dir():
         raise UndeError(f"{folder} is a file: an index needs a folder")
-    if folder.exists() and not (folder / MANIFEST).exists():
-        foreign = sorted(p.name for p in folder.iterdir() if not _ours(p.name))
+    if there(folder) and not there(folder / MANIFEST):
+        foreign = sorted(name for name in listed(folder) if not ours(name))
         if foreign:
             raise UndeError(
                 f"{folder} holds something else ({', '.join(foreign[:3])}{', …' if foreign[3:] else ''}): "
                 "choose an empty or new folder for the index"
             )
+    refuse_links(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise UndeError(f"cannot make the folder {folder} ({e.strerror}): choose another place") from None
 
 
-def _ours(name: str) -> bool:
+def refuse_links(folder: Place) -> None:
+    """What is read and written in the folder is in the folder; stores have no links."""
+    if isinstance(folder, Remote):
+        return
+    inside = [folder / name for name in (SHARDS, FISHER, KERNELS, QUERIES, SCRATCH)]
+    with contextlib.suppress(OSError):  # of what cannot be looked at, whoever reads it tells more
+        inside += (folder / KERNELS).iterdir()
+    for path in inside:
+        if os.path.islink(path):
+            raise UndeError(f"{path} is a link, which is not followed: put what it leads to in its place")
+
+
+def ours(name: str) -> bool:
+    """Whether a file in the folder is of an index."""
     return name in _NAMES or (name.endswith(PARTIAL) and any(name.startswith(known) for known in _NAMES))

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import IO
 
 from unde.errors import UndeError
+from unde.store.files import CannotWrite
 from unde.store.layout import LOCK
+from unde.store.reading import check_plain
 from unde.store.remote import Place, Remote
 
 _ORPHANS = 20.0  # seconds that worker processes may outlive a killed writer, lock in hand
@@ -65,13 +67,19 @@ def _noted(note: Remote) -> Generator[None]:
 
 
 def _opened(path: Path) -> IO[str]:
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     try:
+        if os.path.lexists(path) and not path.is_symlink():
+            check_plain(path)
         return os.fdopen(os.open(path, flags, 0o666), "a+")
     except OSError as e:
         if e.errno == errno.ELOOP:
             raise UndeError(f"{path} is a link, which is not followed: delete it") from None
-        raise
+        raise CannotWrite(
+            f"cannot take the lock {path} ({e.strerror}): the folder must be there and let you write in it, and the "
+            "file, if it is there, too",
+            e,
+        ) from None
 
 
 def _holder_lives(lock: IO[str]) -> bool:

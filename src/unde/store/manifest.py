@@ -12,12 +12,13 @@ from typing import Any
 from unde import projection
 from unde.errors import UndeError
 from unde.groups import Groups
+from unde.store import bounds
 from unde.store.files import create_bytes
-from unde.store.layout import MANIFEST
-from unde.store.remote import Place
+from unde.store.layout import MANIFEST, refuse_links
+from unde.store.reading import read_json
+from unde.store.remote import Place, Unreachable
 
 SCHEMA, SCHEMA_OF_0_1 = 3, 2
-_LONGEST = 64 * 2**20  # bytes of a manifest: no model has more parameters than fit in there
 
 
 @dataclass(frozen=True)
@@ -105,10 +106,7 @@ class Manifest:
     @classmethod
     def read(cls, folder: Place) -> Manifest:
         path = folder / MANIFEST
-        if not path.exists():
-            raise UndeError(
-                f"{folder} holds no unde index: there is no {MANIFEST} in it. Build one with Index.build"
-            )
+        refuse_links(folder)
         found = _read_json(path)
         if not isinstance(found, dict) or not {"schema", "id"} <= set(found):
             raise UndeError(f"{path} is not the manifest of an unde index: choose another folder")
@@ -127,13 +125,15 @@ class Manifest:
             raise damaged(path, "its content does not match its id")
         try:
             return _of_0_1(found, noted) if found["schema"] == SCHEMA_OF_0_1 else _parsed(found)
-        except (TypeError, KeyError) as e:
+        except (TypeError, KeyError, ValueError, AttributeError) as e:
             raise damaged(path, e) from None
 
 
 def _parsed(found: Mapping[str, Any]) -> Manifest:
     fields: dict[str, Any] = {**found, "settled": Settled(**found["settled"])}
-    return Manifest(**fields)
+    made = Manifest(**fields)
+    bounds.check(made.as_dict())
+    return made
 
 
 def _of_0_1(found: Mapping[str, Any], noted: str) -> Manifest:
@@ -142,7 +142,9 @@ def _of_0_1(found: Mapping[str, Any], noted: str) -> Manifest:
     settled = Settled(old.pop("batch_size"), old.pop("shard_size"), None)
     task = {"name": old.pop("task"), "release": "0.1"}
     matrices = old.pop("given")
-    return Manifest(**old, task=task, matrices=matrices, settled=settled, noted=noted)
+    made = Manifest(**old, task=task, matrices=matrices, settled=settled, noted=noted)
+    bounds.check(made.as_dict())
+    return made
 
 
 def _id(content: Mapping[str, Any]) -> str:
@@ -151,12 +153,14 @@ def _id(content: Mapping[str, Any]) -> str:
 
 def _read_json(path: Place) -> Any:
     try:
-        if path.stat().st_size > _LONGEST:
-            raise damaged(path, f"it is longer than {_LONGEST:,} bytes")
-        return json.loads(path.read_text())
-    except UndeError:
+        return read_json(path)
+    except FileNotFoundError:
+        raise UndeError(
+            f"{path.parent} holds no unde index: there is no {MANIFEST} in it. Build one with Index.build"
+        ) from None
+    except Unreachable:
         raise
-    except (ValueError, RecursionError) as e:
+    except ValueError as e:
         raise damaged(path, e) from None
     except OSError as e:
         raise UndeError(f"cannot read {path} ({e.strerror})") from None

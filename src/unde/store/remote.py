@@ -83,6 +83,10 @@ class Remote:
     def parent(self) -> Remote:
         return Remote(self.url.rpartition("/")[0])
 
+    @property
+    def suffix(self) -> str:
+        return PurePath(self.name).suffix
+
     def with_name(self, name: str) -> Remote:
         return self.parent / name
 
@@ -109,6 +113,15 @@ class Remote:
             return self.info()["type"] == "directory"
         except FileNotFoundError:
             return False
+
+    def is_file(self) -> bool:
+        try:
+            return self.info()["type"] == "file"
+        except FileNotFoundError:
+            return False
+
+    def is_symlink(self) -> bool:
+        return False
 
     def stat(self) -> Size:
         return Size(self.info()["size"])
@@ -256,6 +269,14 @@ def place(path: str | os.PathLike[str] | Remote) -> Place:
     if isinstance(path, PurePath) and eaten and eaten[1] in fsspec.available_protocols():
         raise UndeError(f"{text} was a URL, of which Path has taken a slash: give it as a str")
     return Path(text if match is None else match[2]).expanduser()
+
+
+def there(path: Place, links: bool = False) -> bool:
+    """Whether anything is there; a path that cannot be one, too long or below a file, is not. With `links`, what leads
+    nowhere is something too."""
+    if isinstance(path, Remote):
+        return path.exists()
+    return os.path.lexists(path) if links else os.path.exists(path)
 
 
 def _brief(e: Exception) -> str:

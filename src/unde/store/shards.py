@@ -17,6 +17,7 @@ from torch import Tensor
 from unde.errors import UndeError
 from unde.store.cache import Cache
 from unde.store.files import create_bytes, write_bytes
+from unde.store.reading import check_header
 from unde.store.remote import Place, Remote
 from unde.store.steady import Hold, Watch
 
@@ -85,15 +86,18 @@ def mapped(
     file: Path, path: Place, owner: str | None, verify: bool, place: str | None, lease: bool = True
 ) -> dict[str, Tensor]:
     """The tensors in a file, which holds the content of `path`."""
-    hold = Hold(file)
     try:
+        check_header(file)
+        hold = Hold(file)
         with safe_open(file, framework="pt") as f:
             found = f.metadata() or {}
             meta = json.loads(found.get(_META, found.get(_META_OF_0_1, "{}")))
             tensors = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise ShardError(f"shard {path.name} is missing from {path.parent}") from None
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError) as e:
+    except OSError as e:
+        raise ShardError(f"shard {path} is unreadable ({e.strerror or e})") from None
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as e:
         raise ShardError(f"shard {path} is truncated or damaged ({e})") from None
     owned = isinstance(meta, dict) and owner in (None, meta.get("index"))
     if not owned or meta.get("name") != (place or path.name):

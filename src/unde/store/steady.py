@@ -42,7 +42,7 @@ class Hold:
                 return
             import fcntl
 
-            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             fcntl.fcntl(
                 self._file, fcntl.F_SETSIG, signal.SIGURG
             )  # ignored by default, where SIGIO would kill

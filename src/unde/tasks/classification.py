@@ -77,6 +77,12 @@ class Classification(Task):
 
     def _predictions(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         logits, labels = self.logits(model, batch), self.split(batch)[1]
+        if not isinstance(labels, Tensor):
+            some = next(iter(labels), None) if isinstance(labels, (list, tuple)) else labels
+            raise UndeError(
+                f"labels such as {some!r}: expected class numbers, from 0 to {logits.shape[-1] - 1}. Number the "
+                "classes in the data set"
+            )
         if labels.is_floating_point():
             raise UndeError(
                 f"labels of type {labels.dtype}: expected class numbers. For others, subclass Task"

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from unde.errors import UndeError
 from unde.store.files import write_atomically
+from unde.store.reading import read_json
 from unde.store.remote import Place, Unreachable, place
 
 _FORMAT = "unde weights"
@@ -133,7 +134,7 @@ class Weights:
     def load(cls, path: str | os.PathLike[str] | Place) -> Weights:
         """Read what `save` wrote, with its checks."""
         try:
-            content = json.loads(place(path).read_text(encoding="utf-8"))
+            content = read_json(place(path), follow=True)
         except FileNotFoundError:
             raise UndeError(f"no weights file at '{path}': expected a file written by Weights.save") from None
         except Unreachable:
@@ -142,7 +143,7 @@ class Weights:
             raise UndeError(
                 f"cannot read '{path}' ({error.strerror}): expected a file written by Weights.save"
             ) from error
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise UndeError(
                 f"'{path}' is not a whole JSON file ({error}): learn and save it again"
             ) from error

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from unde.store.files import write_bytes
+from unde.store.reading import check_plain
 from unde.store.remote import Place
 from unde.store.shards import checksum
 
@@ -30,6 +31,7 @@ def write_arrays(path: Place, arrays: Mapping[str, np.ndarray]) -> None:
 
 def read_arrays(path: Place) -> dict[str, np.ndarray]:
     """The arrays of a file. A ValueError says what is damaged, an OSError that the file cannot be read."""
+    check_plain(path, follow=True)
     content = path.read_bytes()
     try:
         return _unpacked(content)
@@ -49,7 +51,13 @@ def _unpacked(content: bytes) -> dict[str, np.ndarray]:
         size = sum(entry.file_size for entry in entries)
         if size > max(_ROOM, _SQUEEZED * len(content)):
             raise ValueError(f"its {len(content):,} bytes would take {size:,} in memory")
-        return {entry.filename.removesuffix(".npy"): _array(file.read(entry)) for entry in entries}
+        return {entry.filename.removesuffix(".npy"): _array(_bounded(file, entry)) for entry in entries}
+
+
+def _bounded(file: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    """No more than the entry says that it holds: to read all would unpack whatever is there, and then cut it."""
+    with file.open(entry) as unpacked:
+        return unpacked.read(entry.file_size)
 
 
 def _array(content: bytes) -> np.ndarray:

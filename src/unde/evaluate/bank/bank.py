@@ -13,12 +13,12 @@ import numpy as np
 
 from unde.errors import UndeError
 from unde.evaluate._arrays import Array
-from unde.evaluate.bank.files import PartsFolder, refuse_other_plan, there
+from unde.evaluate.bank.files import PartsFolder, refuse_other_plan
 from unde.evaluate.bank.finished import read_bank, write_bank
 from unde.evaluate.bank.subsets import Plan
 from unde.evaluate.bank.training import Train, train_all
 from unde.execution import Executor, named
-from unde.store.remote import Place, place
+from unde.store.remote import Place, place, there
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -27,13 +26,14 @@ from unde.evaluate.bank.subsets import described
 from unde.store.files import clear_partial, create_bytes
 from unde.store.layout import LOCK
 from unde.store.locks import locked
-from unde.store.remote import Place, Remote, Unreachable
+from unde.store.reading import read_json
+from unde.store.remote import Place, Unreachable, there
 from unde.store.shards import read_shard, write_shard
 
 FORMAT = "unde bank 2"
 OLD_FORMATS = ("unde bank 1", "whence bank 1")  # the package was called whence until 0.1
 UTILITY = "utility/"
-_PLAN, _PART = "plan.json", re.compile(r"model-(\d{5,})\.(npz|safetensors)")
+_PARTS, _PLAN, _PART = ".parts", "plan.json", re.compile(r"model-(\d{5,})\.(npz|safetensors)")
 _OURS = re.compile(r"\.lock|model-\d{5,}\.safetensors|(plan\.json|model-).*\.partial|\..*\.tmp")
 
 
@@ -81,21 +81,23 @@ class Parts:
         """How many models have a file."""
         return len({match[1] for file in self.path.iterdir() if (match := _PART.fullmatch(file.name))})
 
+    def files(self) -> list[tuple[int, Place]]:
+        """The files of models, by number."""
+        found = [(match, file) for file in self.path.iterdir() if (match := _PART.fullmatch(file.name))]
+        return sorted(
+            ((int(match[1]), file) for match, file in found), key=lambda part: (part[0], str(part[1]))
+        )
+
     def file(self, number: int) -> Place:
         return self.path / f"model-{number:05d}.safetensors"
-
-
-def there(path: Place) -> bool:
-    """A path that cannot be one, too long or below a file, is not."""
-    return path.exists() if isinstance(path, Remote) else os.path.exists(path)
 
 
 class PartsFolder:
     """`<bank>.parts`."""
 
     def __init__(self, bank: Place) -> None:
-        self.path = bank.with_name(bank.name + ".parts")
-        self._plan = self.path / _PLAN
+        self.path = bank.with_name(bank.name + _PARTS)
+        self.plan = self.path / _PLAN
 
     @contextmanager
     def held(self, config: Mapping[str, Any]) -> Generator[Parts]:
@@ -106,8 +108,8 @@ class PartsFolder:
                 stack.enter_context(locked(self.path, doing="filling"))
                 if not self.begun:
                     text = json.dumps({"format": FORMAT, "plan": dict(config)}, indent=1)
-                    create_bytes(self._plan, text.encode())
-            except Unreachable:
+                    create_bytes(self.plan, text.encode())
+            except UndeError:
                 raise
             except OSError as e:
                 raise UndeError(
@@ -120,12 +122,17 @@ class PartsFolder:
 
     @property
     def begun(self) -> bool:
-        return there(self._plan)
+        return there(self.plan)
 
     def progress(self) -> tuple[int, int]:
         """How many models are there, and how many there will be."""
-        config = self._read_plan()[1]
-        return Parts(self.path, _owner(config)).count(), described(config).models
+        parts, config = self.kept()
+        return parts.count(), described(config).models
+
+    def kept(self) -> tuple[Parts, dict[str, Any]]:
+        """The parts as they are, for who looks at them alone, and the plan that they belong to."""
+        form, config = self._read_plan()
+        return Parts(self.path, _owner(config), old=form in OLD_FORMATS), config
 
     def remove(self, config: Mapping[str, Any]) -> None:
         """Once the bank of this plan is one file: what a bank has written, and no other plan's."""
@@ -153,22 +160,30 @@ class PartsFolder:
     def _read_plan(self) -> tuple[str, dict[str, Any]]:
         """The format, and what makes this bank this bank."""
         try:
-            found = json.loads(self._plan.read_text())
+            found = read_json(self.plan)
             form, config = found["format"], found["plan"]
             described(config)
         except Unreachable:
             raise
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise UndeError(
-                f"{self._plan} is not the plan of a bank, or is damaged ({error}): delete this file and call Bank.run "
+                f"{self.plan} is not the plan of a bank, or is damaged ({error}): delete this file and call Bank.run "
                 "with the same arguments again, which keeps all sound models; or choose another path"
             ) from error
         if form not in (FORMAT, *OLD_FORMATS):
             raise UndeError(
-                f"{self._plan} is of format {form!r}, this release reads {FORMAT!r}: finish it with the release that "
+                f"{self.plan} is of format {form!r}, this release reads {FORMAT!r}: finish it with the release that "
                 "began it, or choose another path"
             )
         return form, config
+
+
+def bank_of(path: Place) -> Place | None:
+    """The bank that a path names, if it is one that is not finished: its file, or the folder of its parts."""
+    if path.is_dir() and path.suffix == _PARTS and there(path / _PLAN):
+        return path.with_suffix("")
+    begun = not there(path) and PartsFolder(path).begun
+    return path if begun else None
 
 
 def refuse_other_plan(there: Mapping[str, Any], here: Mapping[str, Any], path: Place) -> None:

@@ -1,0 +1,68 @@
+"""`unde verify`: every byte of an index, a bank or a file of weights against its checksum."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from typing import Annotated, Any
+
+import typer
+
+from unde import console
+from unde.errors import UndeError
+from unde.evaluate.bank import verify as bank
+from unde.evaluate.bank.files import bank_of
+from unde.index import verify as index
+from unde.store.remote import Place, Remote, place, there
+from unde.store.verified import Verified
+from unde.weights import verify as weights
+
+
+def verify(
+    path: Annotated[
+        Any,
+        typer.Argument(
+            parser=place,
+            metavar="INDEX|BANK|WEIGHTS",
+            help="folder or URL of an index, or a file",
+            show_default=False,
+        ),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="for another program")] = False,
+) -> None:
+    """Check every byte of an index, a bank or weights; say what is damaged and what restores it.
+
+    Exit code 1 if anything is damaged. What is not finished yet is said, and is no damage.
+
+    Examples:
+
+    `unde verify runs/idx`
+
+    `unde verify runs/bank.npz --json`
+    """
+    found = verified(path)
+    if as_json:
+        typer.echo(json.dumps(found.as_dict(), indent=1))
+    else:
+        console.echo(str(found))
+    if not found:
+        raise typer.Exit(1)
+
+
+def verified(path: Place) -> Verified:
+    """By what is there: a folder, an archive of arrays, or else JSON."""
+    unfinished = bank_of(path)
+    if unfinished is not None:
+        return bank.verify(unfinished)
+    if path.is_dir():
+        return index.verify(path)
+    if not path.is_file():
+        what = "is no plain file" if there(path) else "is not there"
+        raise UndeError(f"{path} {what}: expected the folder of an index, a bank or a file of weights")
+    if path.suffix == ".npz" or _is_archive(path):
+        return bank.verify(path)
+    return weights.verify(path)
+
+
+def _is_archive(path: Place) -> bool:
+    return path.read_bytes(first=2) == b"PK" if isinstance(path, Remote) else zipfile.is_zipfile(path)

@@ -1,0 +1,243 @@
+"""Every byte of an index against its checksum: what is damaged, what is foreign, and what restores it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from unde import methods
+from unde.build import matrices
+from unde.build.checks import read_ids
+from unde.build.queries import PLACE as QUERIES
+from unde.build.shards import Shapes
+from unde.build.stored import belongs
+from unde.errors import UndeError
+from unde.store import layout
+from unde.store.files import PARTIAL
+from unde.store.manifest import SCHEMA, Manifest
+from unde.store.reading import check_plain, read_json, signed
+from unde.store.remote import Place, Unreachable, there
+from unde.store.shards import ShardError, read_shard
+from unde.store.verified import DAMAGED, FOREIGN, MISSING, Verified
+
+_NOT_OURS = "nothing here reads it: move it elsewhere"
+
+
+def verify(folder: Place) -> Verified:
+    """Reads everything that the layout knows; an index that is not finished is looked at as far as it goes."""
+    if not folder.is_dir():
+        raise UndeError(f"no folder {folder}: expected that of an index")
+    found = Verified(folder, "index")
+    try:
+        _index(folder, found)
+    except Unreachable:
+        raise
+    except OSError as e:
+        raise UndeError(
+            f"cannot look into {e.filename or folder} ({e.strerror}): nothing is known about it"
+        ) from None
+    return found
+
+
+def _index(folder: Place, found: Verified, of: Manifest | None = None) -> None:
+    manifest = _manifest(folder, found, of)
+    _names(folder, found)
+    owner = None if manifest is None else manifest.id
+    if manifest is not None:
+        _beside(folder, manifest, found)
+        _missing_shards(folder, manifest, found)
+    shapes = None if manifest is None else Shapes(manifest)
+    for path in _files(folder / layout.SHARDS, found):
+        _shard(path, shapes, found)
+    for path in _files(folder / layout.QUERIES, found):
+        _query_features(path, owner, found)
+    kernels = folder / layout.KERNELS
+    for place in _folders(kernels, found):
+        for path in _files(place, found):
+            _tensors(path, place.name, layout.KERNELS, found)
+    _fisher(folder, manifest, found)
+
+
+def _manifest(folder: Place, found: Verified, of: Manifest | None) -> Manifest | None:
+    path = folder / layout.MANIFEST
+    if not there(path, links=True):
+        if any((folder / layout.SHARDS).glob("*.safetensors")):
+            found.report(path, MISSING, "there are shards", layout.BUILT_AGAIN)
+        else:
+            _unfinished(found, f"{folder} was not begun")
+        return None
+    try:
+        manifest = Manifest.read(folder)
+    except Unreachable:
+        raise
+    except UndeError as e:
+        why = str(e).partition(": ")[0].removeprefix(f"{path} is damaged (").removesuffix(")")
+        found.report(path, DAMAGED, why, layout.restored(layout.MANIFEST))
+        return None
+    found.found(path)
+    if of is not None and not belongs(manifest, of):
+        found.report(folder, FOREIGN, "it is of another index", layout.restored(layout.FISHER))
+        return None
+    return manifest
+
+
+def _names(folder: Place, found: Verified) -> None:
+    """What no index has written is named, and so are links, which nobody follows."""
+    for path in sorted(folder.iterdir(), key=str):
+        if not layout.ours(path.name):
+            found.report(path, FOREIGN, "no index has such a file", _NOT_OURS)
+        elif path.name.endswith(PARTIAL):
+            found.notes.append(
+                f"{path.name} was left by a writer that was killed, and is cleared by the next"
+            )
+        elif path.is_symlink():
+            found.report(path, FOREIGN, "it is a link, which is not followed", layout.restored(path.name))
+    for name in (layout.LOG, layout.LOCK):
+        if (folder / name).exists() and not (folder / name).is_symlink():
+            try:
+                check_plain(folder / name)
+            except Unreachable:
+                raise
+            except OSError as e:
+                found.report(folder / name, FOREIGN, e.strerror, layout.restored(name))
+    _source(folder / layout.SOURCE, found)
+
+
+def _source(path: Place, found: Verified) -> None:
+    """Of older releases it has no checksum: then no more is known than that it can be read."""
+    if not there(path, links=True) or path.is_symlink():
+        return
+    try:
+        settings = read_json(path)
+        if not isinstance(settings, dict):
+            raise ValueError(f"a {type(settings).__name__}")
+        if not signed(settings, layout.REMEMBERED):
+            found.notes.append(f"{path.name} has no checksum, as releases before 0.2 wrote none")
+    except Unreachable:
+        raise
+    except (OSError, ValueError) as e:
+        found.report(path, DAMAGED, e, layout.restored(layout.SOURCE))
+        return
+    found.found(path)
+
+
+def _beside(folder: Place, manifest: Manifest, found: Verified) -> None:
+    """The ids, the matrices and the probe."""
+    ids, drawn = folder / layout.IDS, folder / layout.MATRICES
+    if manifest.ids:
+        try:
+            read_ids(folder, manifest)
+            found.found(ids)
+        except Unreachable:
+            raise
+        except UndeError:
+            found.report(
+                ids, *_absent(ids, "they are not those of the manifest"), layout.restored(layout.IDS)
+            )
+    elif there(ids, links=True):
+        found.report(ids, FOREIGN, "the index was built without ids", _NOT_OURS)
+    if manifest.matrices and matrices.home(folder) == folder:
+        _tensors(drawn, None, layout.MATRICES, found, manifest.matrices)
+    elif there(drawn, links=True):
+        found.report(drawn, FOREIGN, "the index was built without such matrices", _NOT_OURS)
+    probe = folder / layout.PROBE
+    if manifest.schema == SCHEMA or there(probe, links=True):
+        _tensors(probe, manifest.id, layout.PROBE, found)
+
+
+def _missing_shards(folder: Place, manifest: Manifest, found: Verified) -> None:
+    count = len(manifest.shards)
+    paths = [layout.shard(folder, c, s) for c in range(manifest.terms) for s in range(count)]
+    written = layout.listed(folder / layout.SHARDS)
+    missing = [path for path in paths if path.name not in written]
+    if missing:
+        _unfinished(
+            found,
+            f"{len(missing)} of {len(paths)} shards are missing from {folder / layout.SHARDS} "
+            f"({missing[0].name}{', …' if missing[1:] else ''}); {layout.BUILT_AGAIN}",
+        )
+
+
+def _shard(path: Place, shapes: Shapes | None, found: Verified) -> None:
+    """Its own checksum is looked at even where no manifest says whose it should be."""
+    manifest = None if shapes is None else shapes.m
+    place = None if manifest is None else layout.numbers(path.name)
+    if manifest is not None and (
+        place is None or place[0] >= manifest.terms or place[1] >= len(manifest.shards)
+    ):
+        found.report(path, FOREIGN, "the index has no such shard", _NOT_OURS)
+        return
+    try:
+        if shapes is not None:
+            shapes.read(path)
+        else:
+            read_shard(path, None)
+        found.found(path)
+    except ShardError as e:
+        found.report(path, *_told(path, e), layout.restored(layout.SHARDS))
+
+
+def _query_features(path: Place, owner: str | None, found: Verified) -> None:
+    try:
+        read_shard(path, owner, place=QUERIES)
+        found.found(path)
+    except ShardError as e:
+        found.report(path, *_told(path, e), layout.restored(layout.QUERIES))
+
+
+def _tensors(path: Place, owner: str | None, entry: str, found: Verified, matches: str | None = None) -> None:
+    """`matches` is the fingerprint that the manifest has of them."""
+    try:
+        tensors = read_shard(path, owner)
+        if matches is not None and matrices.fingerprint(tensors) != matches:
+            raise ShardError(f"shard {path} is foreign: it is of another index")
+        found.found(path)
+    except ShardError as e:
+        found.report(path, *_told(path, e), layout.restored(entry))
+
+
+def _fisher(folder: Place, manifest: Manifest | None, found: Verified) -> None:
+    inside = folder / layout.FISHER
+    if inside.is_symlink():
+        return  # reported by its name
+    if inside.is_dir():
+        _index(inside, found, manifest)
+    elif manifest is not None and methods.parse(manifest.method).probe is not None:
+        _unfinished(found, f"{inside} is missing; {layout.BUILT_AGAIN}")
+
+
+def _files(folder: Place, found: Verified) -> Iterator[Place]:
+    """The files of tensors in a folder of the index, but for links to it."""
+    if folder.is_symlink() or not folder.is_dir():
+        return
+    for path in sorted(folder.iterdir(), key=str):
+        if path.suffix == ".safetensors":
+            yield path
+        elif path.name != layout.LOCK and not path.name.endswith(PARTIAL):
+            found.report(path, FOREIGN, "no index has such a file", _NOT_OURS)
+
+
+def _folders(folder: Place, found: Verified) -> Iterator[Place]:
+    if folder.is_symlink() or not folder.is_dir():
+        return
+    for path in sorted(folder.iterdir(), key=str):
+        if path.is_dir() and not path.is_symlink():
+            yield path
+        else:
+            found.report(path, FOREIGN, "expected the folder of a kernel", _NOT_OURS)
+
+
+def _absent(path: Place, why: str) -> tuple[str, str]:
+    return (DAMAGED, why) if there(path, links=True) else (MISSING, "")
+
+
+def _told(path: Place, error: ShardError) -> tuple[str, str]:
+    """What kind of problem it is, and why, in the words of the error."""
+    kind, why = _absent(path, str(error).removeprefix(f"shard {path} is "))
+    for known in (DAMAGED, FOREIGN):
+        if why.startswith(f"{known}: "):
+            return known, why.removeprefix(f"{known}: ")
+    return kind, why
+
+
+def _unfinished(found: Verified, what: str) -> None:
+    found.unfinished = f"{found.unfinished}; {what}" if found.unfinished else what

@@ -1,0 +1,26 @@
+"""A file of weights against its checksum."""
+
+from __future__ import annotations
+
+from unde.errors import UndeError
+from unde.store.reading import read_json
+from unde.store.remote import Place, Unreachable, there
+from unde.store.verified import DAMAGED, Verified
+from unde.weights.weights import Weights
+
+
+def verify(path: Place) -> Verified:
+    found = Verified(path, "weights")
+    if not there(path):
+        raise UndeError(f"no weights file at '{path}': expected a file written by Weights.save")
+    try:
+        Weights.load(path)
+        found.found(path)
+        if "checksum" not in read_json(path, follow=True):
+            found.notes.append("it has no checksum, as releases before 0.2 wrote none")
+    except Unreachable:
+        raise
+    except UndeError as e:
+        why = str(e).removeprefix(f"'{path}' is damaged")
+        found.report(path, DAMAGED, why, "learn and save them again")
+    return found

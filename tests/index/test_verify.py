@@ -1,0 +1,239 @@
+"""Every byte of an index, a bank and weights is looked at; what is damaged is named, and the advice restores it."""
+
+import json
+import random
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import toy
+from unde import Index, UndeError, Weights, cli
+from unde.evaluate import Bank
+from unde.index.verify import verify
+from unde.integrations.source import Source
+from unde.methods import EKFAC
+from unde.store import layout
+from unde.tasks import Classification
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def everything(folder: Path) -> Index:
+    index = toy.build(folder, method=EKFAC(projection="pca(2)", fisher="sampled"), ids=list(range(22)))
+    index.features(toy.data(3, seed=3), folder / layout.QUERIES / "some.safetensors")
+    index.score(toy.data(3, seed=3)).total()
+    Source(target="my_project:make").remember(folder)
+    return index
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return everything(tmp_path_factory.mktemp("whole") / "i").folder
+
+
+@pytest.fixture
+def copy(whole, tmp_path):
+    return Path(shutil.copytree(whole, tmp_path / "i"))
+
+
+def flip(path: Path, at: int, bit: int = 0) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def checked(folder: Path) -> list[str]:
+    """Every file with a checksum."""
+    return sorted(
+        str(p.relative_to(folder))
+        for p in folder.rglob("*")
+        if p.is_file() and p.name not in (layout.LOG, layout.LOCK)
+    )
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(cli.app, [str(a) for a in arguments])
+
+
+def test_a_whole_index_is_whole_and_every_file_is_counted(copy):
+    index = Index.open(copy)
+    found = index.verify()
+    assert found and not found.unfinished and found.files == len(checked(copy))
+    assert found.bytes == sum((copy / name).stat().st_size for name in checked(copy))
+    result = invoke("verify", copy)
+    assert result.exit_code == 0 and result.stdout.count("\n") == 1 and "whole" in result.stdout
+
+
+def test_a_damaged_byte_is_named_with_what_restores_it(whole, copy):
+    names = checked(whole)
+    assert {name.partition("/")[0] for name in names} == {e.name for e in layout.ENTRIES} - {
+        ".lock",
+        "log.jsonl",
+        "scratch",
+    }
+    for name in names:
+        path, before = copy / name, (copy / name).read_bytes()
+        flip(path, len(before) - 5)
+        [problem] = verify(copy).problems
+        assert name.startswith(problem.name) and problem.kind in ("damaged", "foreign"), problem
+        assert layout.restored(name.removeprefix("fisher/").partition("/")[0]) == problem.advice
+        path.write_bytes(before)
+
+
+def test_flips_anywhere_are_found_or_harmless(copy):
+    chance, names = random.Random(0), checked(copy)
+    for _ in range(250):
+        path = copy / chance.choice(names)
+        before = path.read_bytes()
+        at = chance.randrange(len(before))
+        flip(path, at, chance.randrange(8))
+        if verify(copy):  # spaces of JSON, or names that the reader of the format ignores
+            assert before[at : at + 1].isspace() or path.name == layout.SOURCE, (path, at)
+        path.write_bytes(before)
+
+
+def test_the_advice_restores_every_entry(whole, copy):
+    want = toy.content(whole)
+    for entry in layout.ENTRIES:
+        path = copy / entry.name
+        if entry.name in (layout.LOG, layout.LOCK, layout.SOURCE, layout.SCRATCH):
+            continue
+        target = path if path.is_file() else next(p for p in sorted(path.rglob("*.safetensors")))
+        flip(target, 12)
+        assert not verify(copy)
+        target.unlink()
+        everything(copy)
+        assert verify(copy) and not verify(copy).unfinished
+        assert toy.content(copy) == want, entry.name
+
+
+def test_what_is_missing_is_unfinished_and_not_damaged(copy):
+    for name in ("c00-000000", "c00-000002"):
+        (copy / "shards" / f"{name}.safetensors").unlink()
+    found = verify(copy)
+    assert found and "2 of 3 shards are missing" in found.unfinished
+    result = invoke("verify", copy, "--json")
+    told = json.loads(result.stdout)
+    assert result.exit_code == 0 and told["sound"] and "2 of 3" in told["unfinished"]
+    shutil.rmtree(copy / "fisher")
+    assert "fisher is missing" in verify(copy).unfinished
+
+
+def test_lost_files_that_are_no_shards(copy):
+    for name in ("ids.json", "projection.safetensors", "probe.safetensors"):
+        (copy / name).unlink()
+    found = {(p.name, p.kind) for p in verify(copy).problems}
+    assert found == {
+        ("ids.json", "missing"),
+        ("projection.safetensors", "missing"),
+        ("probe.safetensors", "missing"),
+    }
+    (copy / "manifest.json").unlink()
+    assert ("manifest.json", "missing") in {(p.name, p.kind) for p in verify(copy).problems}
+
+
+def test_what_is_foreign(copy, tmp_path):
+    other = toy.build(
+        tmp_path / "other", model=toy.net(5), method=EKFAC(projection="pca(2)", fisher="sampled")
+    )
+    shutil.copy(other.folder / "shards/c00-000001.safetensors", copy / "shards/c00-000001.safetensors")
+    shutil.copy(copy / "shards/c00-000000.safetensors", copy / "shards/c00-000007.safetensors")
+    shutil.copy(other.folder / "projection.safetensors", copy / "projection.safetensors")
+    (copy / "notes.txt").write_text("mine")
+    (copy / "probe.safetensors").rename(tmp_path / "probe")
+    (copy / "probe.safetensors").symlink_to(tmp_path / "probe")
+    kinds = {p.name: p.kind for p in verify(copy).problems}
+    assert set(kinds) == {
+        "shards/c00-000001.safetensors",
+        "shards/c00-000007.safetensors",
+        "projection.safetensors",
+        "notes.txt",
+        "probe.safetensors",
+    }
+    assert (
+        set(kinds.values()) <= {"foreign", "damaged"} and kinds["shards/c00-000001.safetensors"] == "foreign"
+    )
+    shutil.rmtree(copy / "fisher")
+    shutil.copytree(other.folder / "fisher", copy / "fisher")
+    assert {p.name: p.kind for p in verify(copy).problems}["fisher"] == "foreign"
+
+
+def test_the_exit_code_and_the_advice_on_the_command_line(copy):
+    flip(copy / "shards/c00-000001.safetensors", -9)
+    result = invoke("verify", copy)
+    assert result.exit_code == 1
+    said = " ".join(result.stdout.split())
+    assert "shards/c00-000001.safetensors is damaged" in said and layout.restored("shards") in said
+    told = json.loads(invoke("verify", copy, "--json").stdout)
+    assert not told["sound"] and [p["name"] for p in told["problems"]] == ["shards/c00-000001.safetensors"]
+
+
+def test_banks(tmp_path):
+    sys.path.insert(0, str(Path(__file__).parents[1] / "evaluate"))
+    import bank_jobs
+
+    bank_jobs.run(tmp_path / "b.npz")
+    result = invoke("verify", tmp_path / "b.npz")
+    assert result.exit_code == 0 and "bank, whole" in result.stdout
+    flip(tmp_path / "b.npz", 400)
+    result = invoke("verify", tmp_path / "b.npz")
+    assert result.exit_code == 1 and "Bank.run with the same arguments makes it anew" in " ".join(
+        result.stdout.split()
+    )
+    (tmp_path / "b.npz").unlink()
+    assert isinstance(
+        invoke("verify", tmp_path / "b.npz").exception, UndeError
+    )  # neither a bank nor one begun
+
+
+def test_a_bank_that_is_not_finished(tmp_path):
+    def train(indices, seed):
+        if len(list((tmp_path / "b.npz.parts").glob("model-*"))) == 3:
+            raise RuntimeError("stop")
+        return torch.zeros(1)
+
+    with pytest.raises(Exception, match="stop"):
+        Bank.run(tmp_path / "b.npz", train=train, utility=lambda m: m, n_train=10, subsets=6, name="x")
+    for name in ("b.npz", "b.npz.parts"):
+        result = invoke("verify", tmp_path / name)
+        assert result.exit_code == 0 and "3 of 6 models are trained" in " ".join(result.stdout.split())
+    flip(tmp_path / "b.npz.parts" / "model-00001.safetensors", -2)
+    result = invoke("verify", tmp_path / "b.npz")
+    assert result.exit_code == 1 and "trains this model again" in " ".join(result.stdout.split())
+
+
+def test_weights(tmp_path):
+    Weights(torch.tensor([0.5, 1.5]), ["a", "b"]).save(tmp_path / "w.json")
+    assert invoke("verify", tmp_path / "w.json").exit_code == 0
+    text = (tmp_path / "w.json").read_text()
+    (tmp_path / "w.json").write_text(text.replace("1.5", "1.25"))
+    result = invoke("verify", tmp_path / "w.json")
+    assert result.exit_code == 1 and "learn and save them again" in result.stdout
+
+
+def test_an_index_of_0_1_is_verified(tmp_path):
+    old = Path(__file__).parents[1] / "data" / "whence-0.1"
+    for folder in [p.parent for p in old.rglob("manifest.json") if p.parent.name != "fisher"]:
+        found = verify(folder)
+        assert found, str(found)
+
+
+def test_opening_does_not_need_a_look_at_everything(copy):
+    flip(next((copy / "kernels").rglob("moments.safetensors")), -3)
+    index = Index.open(copy, model=toy.net(), task=Classification())
+    assert not index.verify()
+    index.score(toy.data(3, seed=3)).total()
+    assert index.verify()  # it was made anew
+
+
+def test_a_source_that_lost_its_checksum(copy):
+    path = copy / layout.SOURCE
+    path.write_text(path.read_text().replace('"checksum"', '"checksun"'))
+    [problem] = verify(copy).problems
+    assert problem.name == layout.SOURCE and problem.kind == "damaged"
+    path.write_text(json.dumps({"target": "my_project:make"}))  # as releases before 0.2 wrote it
+    assert verify(copy) and "no checksum" in str(verify(copy))
