@@ -65,7 +65,7 @@ def test_an_index_opens_and_scores_as_it_did(old):
     weights = Weights.load(old / "weights.json")
     weighted = then["weighted"]
     torch.testing.assert_close(
-        scores.total(weights), weighted, rtol=0, atol=1e-5 * float(weighted.abs().max())
+        scores.total(weights.values), weighted, rtol=0, atol=1e-5 * float(weighted.abs().max())
     )
     assert index.ids is not None and index.ids[7] == "example 7"
     assert index.self_influence().shape == (24,)

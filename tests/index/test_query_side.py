@@ -97,8 +97,8 @@ def test_another_damping_reads_no_features(index, monkeypatch):
         read.append(path.parent.name)
         return real(path, *args, **options)
 
-    for module in ("stored", "kernels"):
-        monkeypatch.setattr(f"unde.build.{module}.read_shard", note)
+    for module in ("store.shards", "build.kernels"):
+        monkeypatch.setattr(f"unde.{module}.read_shard", note)
     again = index.score(features, method=other)
     assert "shards" not in read  # K is there
     assert not torch.allclose(again.total(), before, rtol=1e-2)

@@ -20,7 +20,7 @@ from unde.data import Rows, evenly
 from unde.errors import UndeError
 from unde.features import Coverage, Unit, make_units, plan_coverage
 from unde.features.coverage import restored
-from unde.features.run import FeaturePass, Found, Measurement, cuts, exclusive, resized
+from unde.features.run import FeaturePass, Measurement, cuts, exclusive, resized
 from unde.tasks.base import Task
 
 MANY = 8  # queries from which on it is worth while to put weights into another order
@@ -62,33 +62,37 @@ class Session:
         before = rows.digests(where)  # not after: a pass puts back the random numbers that examples may draw
         with exclusive(self.model):
             self.check_model()
-            features, losses, digests = [], [], []
+            m = self.stored.manifest
+            features, losses = torch.empty(m.terms, len(rows), m.width), torch.empty(m.terms, len(rows))
+            digests: list[str] = []
             with console.progress("features of queries", len(rows) * self.stored.manifest.terms) as advance:
                 for c in range(self.stored.manifest.terms):
                     with loaded(self.model, checkpoint_of(self.checkpoints, c)), under():
-                        found = self._pass(c, rows, advance)
-                    features.append(torch.cat([f.features for f in found]))
-                    losses.append(torch.cat([f.values for f in found]))
-                    digests = [d for f in found for d in f.digests]
+                        digests = self._pass(c, rows, advance, features[c], losses[c])
             if self.checkpoints is not None or under is not nullcontext:
                 self._watch.renew()  # weights went away and came back
         self._check_finite(features)
         changed = [i for i, seen in zip(where, before) if seen != digests[i]]
         if changed:
             raise reads_differently(f"{changed[0]} of the queries")
-        return QueryFeatures(self.stored.manifest.id, torch.stack(features), torch.stack(losses), digests)
+        return QueryFeatures(self.stored.manifest.id, features, losses, digests)
 
-    def _pass(self, c: int, rows: Rows, advance: console.Advance) -> list[Found]:
-        method = self.stored.method
+    def _pass(
+        self, c: int, rows: Rows, advance: console.Advance, features: Tensor, losses: Tensor
+    ) -> list[str]:
+        """Fills in features and losses; the digests of what was read."""
+        method, done = self.stored.method, 0
         what = Measurement(self.units, method.measure)
-        task, out = step_of(self.task, method, c), []
+        task, digests = step_of(self.task, method, c), []
         try:
             many = len(rows) >= MANY
             with FeaturePass(self.model, task, what, self._coverage(c, rows), many) as run:
                 for found in run.over(
                     rows.batches(cuts(range(len(rows)), self.stored.manifest.settled.pass_size))
                 ):
-                    out.append(found)
+                    here = slice(done, done := done + len(found.where))
+                    features[here], losses[here] = found.features, found.values
+                    digests += found.digests
                     advance(len(found.where))
         except UndeError:
             raise
@@ -97,7 +101,7 @@ class Session:
                 f"the model cannot run on these queries ({type(e).__name__}: {e}): expected examples like those "
                 "it was indexed on"
             ) from e
-        return out
+        return digests
 
     def _coverage(self, c: int, rows: Rows) -> Coverage:
         """As it was settled; for releases that did not record it, decided on the first queries."""
@@ -110,8 +114,9 @@ class Session:
             self._coverages[c] = made
         return self._coverages[c]
 
-    def _check_finite(self, features: list[Tensor]) -> None:
+    def _check_finite(self, features: Tensor) -> None:
         for whole in features:
-            bad = (~whole.isfinite().all(1)).nonzero()[:, 0].tolist()
+            largest = torch.maximum(whole.amax(1), -whole.amin(1))  # NaN if one is; isfinite would copy all
+            bad = (~largest.isfinite()).nonzero()[:, 0].tolist()
             if bad:
                 raise BadQuery(bad[0], len(bad))
