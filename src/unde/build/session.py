@@ -81,26 +81,25 @@ class Session:
         before = rows.digests(where)  # not after: a pass puts back the random numbers that examples may draw
         with exclusive(self.model):
             self.check_model()
-            found = self._asked(rows, under)
+            m = self.stored.manifest
+            features, losses = torch.empty(m.terms, len(rows), m.width), torch.empty(m.terms, len(rows))
+            digests = self._asked(rows, under, features, losses)
             if self.checkpoints is not None or under is not nullcontext:
                 self._watch.renew()  # weights went away and came back
-        made = QueryFeatures(
-            self.stored.manifest.id,
-            torch.stack([torch.cat([f.features for f in of_c]) for of_c in found]),
-            torch.stack([torch.cat([f.values for f in of_c]) for of_c in found]),
-            [d for f in found[0] for d in f.digests],
-        )
+        made = QueryFeatures(self.stored.manifest.id, features, losses, digests)
         self._check_finite(made.features)
         changed = [i for i, seen in zip(where, before) if seen != made.digests[i]]
         if changed:
             raise reads_differently(f"{changed[0]} of the queries")
         return made
 
-    def _asked(self, rows: Rows, under: Under) -> list[list[Found]]:
-        """For each checkpoint, what each pass found; in other processes where there are some, and several passes."""
-        passes = cuts(range(len(rows)), self.stored.manifest.settled.pass_size)
+    def _asked(self, rows: Rows, under: Under, features: Tensor, losses: Tensor) -> list[str]:
+        """Fills in features (C, Q, D) and losses (C, Q), pass by pass, in other processes where there are some and
+        several passes; the digests of what was read."""
+        m, digests = self.stored.manifest, [""] * len(rows)
+        passes = cuts(range(len(rows)), m.settled.pass_size)
         asking = Asking(self, rows, under, passes)
-        jobs: list[Job] = [(c, i) for c in range(self.stored.manifest.terms) for i in range(len(passes))]
+        jobs: list[Job] = [(c, i) for c in range(m.terms) for i in range(len(passes))]
         executor = SERIAL if len(jobs) == 1 else self.executor
         if not executor.here and self.recipe is None:
             folder = self.stored.folder / SCRATCH
@@ -108,19 +107,17 @@ class Session:
         elsewhere = nullcontext() if executor.here else scratch(self.stored.folder)
         with elsewhere as asking.folder, closing(asking):
             try:
-                with console.progress(
-                    "features of queries", len(rows) * self.stored.manifest.terms
-                ) as advance:
-                    for _, i in executor.run(ask, asking, jobs):
+                with console.progress("features of queries", len(rows) * m.terms) as advance:
+                    for c, i in executor.run(ask, asking, jobs):
+                        here = slice(passes[i].start, passes[i].stop)
+                        features[c, here], losses[c, here], digests[here] = asking.found((c, i))
                         advance(len(passes[i]))
             except JobsFailed as e:
                 (c, i), reason = next(iter(e.reasons.items()))
                 raise UndeError(
                     f"queries {passes[i][0]} to {passes[i][-1]} (checkpoint {c}) failed again and again: {reason}"
                 ) from None
-            return [
-                [asking.found((c, i)) for i in range(len(passes))] for c in range(self.stored.manifest.terms)
-            ]
+        return digests
 
     def coverage(self, c: int, rows: Rows) -> Coverage:
         """As it was settled; for releases that did not record it, decided on the first queries."""
@@ -135,7 +132,8 @@ class Session:
 
     def _check_finite(self, features: Tensor) -> None:
         for whole in features:
-            bad = (~whole.isfinite().all(1)).nonzero()[:, 0].tolist()
+            largest = torch.maximum(whole.amax(1), -whole.amin(1))  # NaN if one is; isfinite would copy all
+            bad = (~largest.isfinite()).nonzero()[:, 0].tolist()
             if bad:
                 raise BadQuery(bad[0], len(bad))
 
@@ -195,13 +193,14 @@ class Asking:
         kept = {"features": found.features, "values": found.values, "digest": digest}
         write_shard(self._file(job), self.session.stored.manifest.id, kept)
 
-    def found(self, job: Job) -> Found:
-        if job in self._found:
-            return self._found[job]
+    def found(self, job: Job) -> tuple[Tensor, Tensor, list[str]]:
+        """Features, losses and digests of a pass that is done; asked once."""
+        if self.folder is None:
+            found = self._found.pop(job)
+            return found.features, found.values, found.digests
         shard = read_shard(self._file(job), self.session.stored.manifest.id)
-        digests = [to_digest(int(d)) for d in shard["digest"]]
-        features, values = shard["features"].clone(), shard["values"].clone()  # the file is gone soon
-        return Found(self.passes[job[1]], features, values, values[:0], digests)
+        self._file(job).unlink()
+        return shard["features"], shard["values"], [to_digest(int(d)) for d in shard["digest"]]
 
     def _file(self, job: Job) -> Place:
         assert self.folder is not None

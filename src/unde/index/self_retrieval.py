@@ -26,6 +26,7 @@ from unde.index.opened import Opened
 from unde.methods import Method
 from unde.tasks.perturb import CORPUS, Perturbation
 from unde.weights import Weights, retrieval
+from unde.weights.contributions import KEPT
 from unde.weights.retrieval import Copies, Judged, Trial
 
 # Shares of the 800 passes: those of the search, for one kind of perturbation and for two; those that judge; and
@@ -222,7 +223,7 @@ class Copier:
                 f"copies of training examples at strength {strength:.3g} ({kind.name}) cannot be scored: {e}"
             ) from e
         scores = self.index.scorer.scores(self.method.signed, features.features, features.digests)
-        share = max(1, scores.memory // (HELD * len(self.kinds)))
+        share = max(1, KEPT * scores.memory // (HELD * len(self.kinds)))  # of which 1 in KEPT is kept
         return Copies(replace(scores, partition=self.groups, memory=share), which, self.content)
 
     def digests(self, which: Tensor) -> list[str]:

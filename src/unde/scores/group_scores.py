@@ -20,6 +20,7 @@ from torch import Tensor
 from unde.errors import UndeError, unknown
 from unde.groups import Groups
 from unde.methods import Method, Sides
+from unde.scores import budget
 from unde.scores.roles import Learned, refuse_seen
 from unde.scores.top import Best, Top
 from unde.scores.within import Sizes, finite, refuse_lost
@@ -115,7 +116,8 @@ class GroupScores:
     # --- scores ----------------------------------------------------------------------------------------
 
     def total(self, weights: WeightsLike = None) -> Tensor:
-        """(Q, N) scores, one matrix product; positive = proponent."""
+        """(Q, N) scores, one matrix product; positive = proponent. They come on top of the memory budget, where `top`
+        stays within it."""
         w = self.weights(weights)
         if self.spread is not None:
             return self.spread.total(self, w)
@@ -152,6 +154,13 @@ class GroupScores:
 
     # --- blocks, for the weight learner -----------------------------------------------------------------
 
+    @property
+    def spare(self) -> int:
+        """Bytes of the budget that are left beside the features of both sides."""
+        row = 4 * self.queries.shape[0] * self.queries.shape[2]
+        most = max((r.stop - r.start for r in self.train.cuts), default=0)
+        return budget.spare(row * self.train.examples, row * most, self.queries.nbytes, self.memory)
+
     def contributions(self, queries: slice) -> Tensor:
         """(q, N, M) linear contributions of a block of queries."""
         count = len(range(*queries.indices(len(self))))
@@ -164,7 +173,7 @@ class GroupScores:
         """(training rows, (q, n, M) contributions), block by block within the memory budget."""
         pieces, (_, count, _) = self._pieces(queries), self.queries[:, queries].shape
         m, sizes = len(self.partition), Sizes(count)
-        step = max(1, self.memory // (8 * max(1, count) * m))
+        step = budget.rows_at_once(count, m, self.spare)
         for rows, blocks in self.train.blocks():
             for start in range(rows.start, rows.stop, step):
                 stop = min(start + step, rows.stop)
@@ -218,15 +227,21 @@ class GroupScores:
                 for q, (rows, parts) in zip(taken, found):
                     yield rows, q, parts @ w
             return
-        scaled, sizes = self.multiplied(w), seen or Sizes(len(self))
-        for rows, blocks in self.train.blocks():
-            for q in taken:
-                linear = sizes.see(q, _linear(scaled[:, q], blocks))
-                yield (
-                    rows,
-                    q,
-                    linear if self.method.linear else finite(self.finish(linear, w, q, rows), "scores"),
-                )
+        sizes, whole = seen or Sizes(len(self)), None
+        if len(self.query_blocks) == 1:
+            whole = self.multiplied(w)
+        for (
+            rows,
+            blocks,
+        ) in self.train.blocks():  # once, so what many queries are multiplied with is made each time
+            for run in taken:
+                scaled = whole if whole is not None else self._some(run).multiplied(w)
+                for q in _cut(run, budget.scores_at_once(rows.stop - rows.start, self.memory)):
+                    own = slice(q.start - run.start, q.stop - run.start)
+                    linear = sizes.see(q, _linear(scaled[:, own], blocks))
+                    done = linear if self.method.linear else finite(self.finish(linear, w, q, rows), "scores")
+                    del linear
+                    yield rows, q, done
         if seen is None:
             self.refuse_lost(sizes, w)
 
@@ -234,6 +249,9 @@ class GroupScores:
         """Raises if scores are zero only because they are out of range."""
         if len(lost := sizes.lost()):
             self._refuse_lost(lost, w)
+
+    def _some(self, queries: slice) -> GroupScores:
+        return replace(self, queries=self.queries[:, queries])
 
     def _refuse_lost(self, lost: Tensor, w: Tensor) -> None:
         refuse_lost(lost, self.multiplied(w), (blocks for _, blocks in self.train.blocks()))
@@ -344,11 +362,15 @@ class GroupScores:
 
     @property
     def query_blocks(self) -> list[slice]:
-        """Queries that are scored together against a block of training examples, so that the budget holds."""
-        entries = max(r.stop - r.start for r in self.train.cuts)
-        entries *= len(self.partition) if self.method.groupwise else 1
-        step = max(1, self.memory // (16 * entries))
-        return [slice(a, min(a + step, len(self))) for a in range(0, len(self), step)]
+        """Queries that are at work together, so that the budget holds."""
+        rows, each = (
+            max(r.stop - r.start for r in self.train.cuts),
+            4 * self.queries.shape[0] * self.queries.shape[2],
+        )
+        step = budget.queries_at_once(each, self.train.mixes is not None, self.memory)
+        if self.method.groupwise:
+            step = max(1, self.memory // (64 * len(self.partition) * rows))
+        return list(_cut(slice(0, len(self)), step))
 
     @cached_property
     def _query_squares(self) -> Tensor:
@@ -379,6 +401,10 @@ def _linear(scaled: Tensor, blocks: Sequence[Tensor]) -> Tensor:
     for q, block in zip(scaled[1:], blocks[1:]):
         out.addmm_(q, block.T)
     return out
+
+
+def _cut(queries: slice, step: int) -> Iterator[slice]:
+    return (slice(a, min(a + step, queries.stop)) for a in range(queries.start, queries.stop, step))
 
 
 def _start(run: tuple[int, slice]) -> int:

@@ -9,6 +9,7 @@ import torch
 from unde.build.kernels import block_bytes, in_memory, kept, reading
 from unde.groups import Groups
 from unde.methods import Method
+from unde.scores import budget
 from unde.store.manifest import Manifest
 
 Mixes = Sequence[Sequence[slice]] | None
@@ -25,7 +26,8 @@ def total(
 ) -> dict[str, int]:
     """All scores of the queries at once, as `total` gives them; `held` are the bytes of K."""
     features, rows = 4 * m.terms * queries * m.width, min(m.examples, m.settled.shard_size)
-    together = min(queries, max(1, memory // (16 * rows)))
+    weighted = min(queries, budget.queries_at_once(4 * m.terms * m.width, mixes is not None, memory))
+    together = min(weighted, budget.scores_at_once(rows, memory))
     part, last = 4 * together * rows, 4 * (queries % together or together) * rows
     before = part if len(m.shards) > 1 or together < queries else 0  # while the next scores are made
     made = part if method.linear else 3 * part  # `final` makes two more of it
@@ -34,9 +36,10 @@ def total(
     blocks = max(streamed, one + before + made)
     if method.beside:
         blocks = max(blocks, _leverages(m, memory) + part + reading(m, precision))
-    applied = 0 if mixes is None else 2 * features  # K of them, before and after it is put together
+    scaled = 4 * m.terms * weighted * m.width
+    applied = 0 if mixes is None else 2 * scaled  # K of them, before and after it is put together
     found = {
-        "query features, weighted too": 2 * features,
+        "query features, weighted too": features + scaled,
         "scores": 4 * queries * m.examples,
         "K": held,
         "blocks of features": max(blocks, applied),

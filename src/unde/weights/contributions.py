@@ -13,6 +13,8 @@ from unde.errors import UndeError
 from unde.weights.noise import Noise, spread
 from unde.weights.source import ResolvedScores
 
+KEPT = 2  # contributions stay in memory if they take at most this fraction of the budget, 1 in 2
+SPANS = 4  # what is held for the queries of a span takes at most this fraction
 Blocks = Iterable[tuple[slice, Tensor]]
 
 
@@ -25,10 +27,20 @@ class Span:
     places: slice  # where these are in the sorted list of all wanted queries
 
 
+def keeps(queries: int, examples: int, groups: int, memory: int) -> bool:
+    """Whether contributions stay in memory once they were read."""
+    return queries * (4 * examples * groups + 8 * groups**2) <= memory // KEPT
+
+
+def together(query_bytes: int, groups: int, memory: int) -> int:
+    """Queries in a span, of each of which `query_bytes` are held."""
+    return max(1, memory // (SPANS * max(query_bytes, 8 * groups)))
+
+
 class Contributions:
     """The (Q, N, M) contributions of a source, checked, with noise added if asked for.
 
-    They are kept in memory if they fit in the source's budget together with the M×M matrices that the
+    They are kept in memory if they fit in half the source's budget together with the M×M matrices that the
     fixed-point solver needs for each query; otherwise every pass streams them from the source.
     """
 
@@ -36,7 +48,7 @@ class Contributions:
         self.source = source
         self.queries, self.examples = source.shape
         self.groups = len(source.groups)
-        self.memory = source.memory
+        self.memory = getattr(source, "spare", source.memory)
         self.linear = source.method.linear
         self.query_bytes = 4 * self.examples * self.groups
         self._noise: Noise | None = None
@@ -44,7 +56,7 @@ class Contributions:
         if noise > 0:
             passes = self.sweep("measuring the contributions", torch.arange(self.queries), 0)
             self._noise = Noise(noise * spread(block for _, blocks in passes for _, block in blocks), seed)
-        if self.queries * (self.query_bytes + 8 * self.groups**2) <= self.memory:
+        if keeps(self.queries, self.examples, self.groups, self.memory):
             self._kept = self.load(slice(0, self.queries))
 
     def sweep(self, label: str, wanted: Tensor, query_bytes: int) -> Iterator[tuple[Span, Blocks]]:
@@ -58,12 +70,13 @@ class Contributions:
 
     def each(self, wanted: Tensor) -> Iterator[tuple[int, Blocks]]:
         """The wanted queries one by one, each with (n, M) blocks that can be read repeatedly."""
-        for span in self._spans(wanted, self.query_bytes):
+        for span in self._spans(wanted, 2 * self.query_bytes):  # those of the span before are still there
             start = span.queries.start
-            if self.query_bytes <= self.memory:
+            if 2 * self.query_bytes <= self.memory // SPANS:
                 held = self.load(span.queries)  # (q, N, M)
                 for row in span.wanted.tolist():
                     yield start + row, [(slice(0, self.examples), held[row])]
+                del held
             else:
                 yield start, _Restream(self._blocks, start)
 
@@ -75,7 +88,7 @@ class Contributions:
 
     def _spans(self, wanted: Tensor, query_bytes: int) -> Iterator[Span]:
         # At least one training example of every query in the span must fit, whatever the caller holds.
-        step = max(1, self.memory // max(query_bytes, 8 * self.groups))
+        step = together(query_bytes, self.groups, self.memory)
         for start in range(0, self.queries, step):
             low, high = torch.searchsorted(wanted, torch.tensor([start, start + step])).tolist()
             if low < high:

@@ -82,12 +82,12 @@ def fixed_point(problem: Problem, weight_decay: float, grams: Grams | None = Non
 
 
 class Grams:
-    """G_q = C_qᵀ C_q of every query, kept if they fit in half the memory budget, else made anew each time."""
+    """G_q = C_qᵀ C_q of every query, kept if they fit in an eighth of the memory budget, else made anew each time."""
 
     def __init__(self, data: Contributions, queries: Tensor) -> None:
         self._data, self._queries = data, queries
         self._bytes = 16 * data.groups**2  # for each query, in float64 and twice over
-        fits = len(queries) * self._bytes <= data.memory
+        fits = len(queries) * self._bytes <= data.memory // 4
         self._kept = list(self._parts()) if fits else None
 
     def apply(self, vector: Array) -> Array:

@@ -26,7 +26,7 @@ class Problem:
         """The objective of each of the queries at `weights`: (Q',)."""
         data, values = self.data, torch.empty(len(self.queries))
         finish = data.source.finish
-        for span, blocks in data.sweep("scoring", self.queries, 8 * data.examples):
+        for span, blocks in data.sweep("scoring", self.queries, 16 * data.examples):
             parts = [finish(c @ weights.to(c), weights.to(c), span.queries, train) for train, c in blocks]
             scores = torch.cat(parts, dim=1).cpu()[span.wanted]  # (q, N)
             values[span.places] = objective(scores, self.k, self.loss, self.positives_of(span.places))

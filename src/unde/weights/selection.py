@@ -22,7 +22,7 @@ def select(problem: Problem, weights: Tensor) -> tuple[Tensor, Tensor]:
     supervised = problem.loss == "supervised"
     sides, k = ((1,), 1) if supervised else (SIDES[problem.loss], problem.k)
     indices, means = [], []
-    for span, blocks in data.sweep("selecting", problem.queries, 16 * data.groups * k):
+    for span, blocks in data.sweep("selecting", problem.queries, 16 * data.groups * k + 12 * data.examples):
         positives = problem.positives_of(span.places)
         tops: dict[int, _Top] = {}
         for train, block in blocks:
