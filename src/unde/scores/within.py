@@ -11,6 +11,7 @@ from torch import Tensor
 from unde.errors import UndeError
 
 TINY = torch.finfo(torch.float32).tiny
+_ORDINARY = 2.0**-50  # a norm beyond this has a score far above TINY
 _WAY_OUT = "the loss by a constant and build again"
 
 
@@ -24,7 +25,9 @@ class Sizes:
         """The scores (q, …) as they are, if all are finite."""
         if scores.numel():
             each = tuple(range(1, scores.ndim))
-            largest = torch.maximum(scores.amax(each), -scores.amin(each))  # NaN if one is
+            largest = torch.linalg.vector_norm(scores, dim=each)  # one pass, and enough for ordinary scores
+            if not (largest.min() > _ORDINARY and largest.max() < math.inf):
+                largest = torch.maximum(scores.amax(each), -scores.amin(each))  # NaN if one is
             if not largest.max() < math.inf:
                 first = int((~largest.isfinite()).nonzero()[0])
                 raise UndeError(
