@@ -10,6 +10,10 @@ class UndeError(ValueError):
     """Bad input or a broken index. The message says what was wrong, what was expected and what to do."""
 
 
+class BadExample(UndeError):
+    """One example that cannot be used; it says nothing about the others."""
+
+
 class NotRetrievable(UndeError):
     """Self-retrieval cannot be run on such training data."""
 

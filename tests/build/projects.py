@@ -80,3 +80,9 @@ def slow_mean_of(indices, seed):
 
 def closeness(model):
     return -((model - torch.tensor([0.1, 0.9])) ** 2)
+
+
+def spoilt() -> Setup:
+    x, y = toy.data(22)
+    x[9] = float("nan")
+    return Setup(toy.net(), Classification(), (x, y))

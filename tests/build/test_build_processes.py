@@ -76,3 +76,13 @@ def test_a_shard_that_always_fails_is_named(tmp_path):
     assert len(list((tmp_path / "i" / "shards").glob("*.safetensors"))) == 2
     with pytest.raises(UndeError, match="1 of 3 shards are missing"):
         Index.open(tmp_path / "i")
+
+
+def test_an_example_that_cannot_be_used_keeps_nobody_from_the_others(tmp_path):
+    x, y = toy.data(22)
+    x[9] = float("nan")
+    with pytest.raises(
+        UndeError, match=r"(?s)shard 1 .*failed .*gradient of example 9 is NaN.*All others are done"
+    ):
+        toy.build(tmp_path / "i", train_data=(x, y), executor="processes:1", recipe="projects:spoilt")
+    assert len(list((tmp_path / "i" / "shards").glob("*.safetensors"))) == 2

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from unde.data import Rows, to_device
-from unde.errors import UndeError
+from unde.errors import BadExample, UndeError
 from unde.features.units import placement
 from unde.tasks.base import Task
 
@@ -35,7 +35,7 @@ def blaming(
             found = _alone(model, task, rows, i)
             if found is not None:
                 name = i if names is None else names[i]
-                raise UndeError(
+                raise BadExample(
                     f"the model cannot run on example {name!r} ({type(found).__name__}: {_first_line(found)}): look at "
                     "it, is it like the examples that the model was trained on, with a label that it knows?"
                 ) from error

@@ -19,7 +19,7 @@ from unde.build.blame import blaming
 from unde.build.context import Context
 from unde.build.fingerprints import SAMPLED, changed_example, length_now, reads_differently, to_signed
 from unde.data import evenly, to_device
-from unde.errors import UndeError
+from unde.errors import BadExample, UndeError
 from unde.execution import SERIAL, Executor, Job, JobsFailed
 from unde.features.factors import gathered
 from unde.features.run import Batch, FeaturePass, Found, threads
@@ -275,7 +275,7 @@ def _factors_of_good(context: Context, run: FeaturePass, found: Found, finite: T
 def _bad(context: Context, bad: list[int]) -> UndeError:
     named = bad if context.ids is None else [context.ids[i] for i in bad]
     more = f" (and of {len(bad) - 1} more in its batch)" if len(bad) > 1 else ""
-    return UndeError(
+    return BadExample(
         f"the gradient of example {named[0]!r} is NaN or infinite{more}: look at the example and the model, or build "
         "with on_bad='skip' to leave it out"
     )

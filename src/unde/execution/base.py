@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
-from unde.errors import UndeError
+from unde.errors import BadExample, UndeError
 
 Job: TypeAlias = tuple[int, ...]
 RETRIES = 2  # of a job that failed, before it is given up
@@ -101,7 +101,8 @@ def _answered(run: Callable[[], None]) -> Answer:
     try:
         run()
     except UndeError as e:
-        return not isinstance(e, OSError), str(e)  # a store that does not answer may do so the next time
+        # A store that does not answer may do so the next time, and other jobs have other examples.
+        return not isinstance(e, (OSError, BadExample)), str(e)
     except Exception:
         return False, traceback.format_exc().strip()
     return None
