@@ -77,5 +77,5 @@ def changed_by_code(context: Context) -> str | None:
 
 def note_accepted(folder: Place, identity: dict[str, Any]) -> None:
     """That somebody opened the index with other code and said that it computes the same."""
-    entry = {"accepted_code": identity["code"], "task": identity["name"]}
+    entry = {"accepted_code": identity.get("code"), "task": identity["name"]}
     append_line(folder / layout.LOG, json.dumps(entry))

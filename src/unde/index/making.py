@@ -91,7 +91,7 @@ def task_of(
         return differ, {}
     if accept_code:
         note_accepted(stored.folder, given)
-        return [], {"accepted_code": given["code"]}
+        return [], {"accepted_code": given.get("code")}
     if model is None or rows is None:
         return [
             f"{d}; pass model and train_data to see whether it matters, or accept_code=True" for d in differ

@@ -62,12 +62,13 @@ _KINDS: dict[str, type] = {
 
 
 def _task(task: Mapping[str, Any]) -> None:
-    """What `Task.identity` gives; releases before 0.2 noted a name alone."""
-    old = task.get("release") == "0.1"
-    kinds = {"name": str} | ({} if old else {"settings": dict, "code": dict | None, "source": bool})
-    wrong = [name for name, kind in kinds.items() if name not in task or not isinstance(task[name], kind)]
-    if wrong or not (old or "version" in task):
-        raise ValueError(f"the task has no right {(wrong or ['version'])[0]!r}")
+    """What a task of one's own says about itself may be less, or more."""
+    if not isinstance(task.get("name"), str):
+        raise ValueError("the task has no right 'name'")
+    kinds = {"settings": dict, "code": dict | None, "source": bool}
+    wrong = [name for name, kind in kinds.items() if name in task and not isinstance(task[name], kind)]
+    if wrong:
+        raise ValueError(f"the task has no right {wrong[0]!r}")
 
 
 def _units(units: Any) -> None:

@@ -119,17 +119,23 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     out = []
     if old["name"] != new["name"]:
         out.append(f"the task ({old['name']} there, {new['name']} given)")
-    if old["version"] != new["version"]:
-        out.append(f"the version of {new['name']} ({old['version']} there, {new['version']} given)")
-    there, given = old["code"] or {}, new["code"] or {}
+    if old.get("version") != new.get("version"):
+        out.append(f"the version of {new['name']} ({old.get('version')} there, {new.get('version')} given)")
+    there, given = old.get("code") or {}, new.get("code") or {}
     unread = "; compared without its source, so that layout may count"
-    said = "" if old["source"] and new["source"] else unread
+    said = "" if old.get("source") and new.get("source") else unread
     for name in ROOTS:
         if there.get(name) != given.get(name):
             lone = (how for how, side in (("only there", given), ("only given", there)) if name not in side)
             out.append(f"the code of {name}() ({next(lone, 'another version')}{said})")
-    for name in sorted({*old["settings"], *new["settings"]}):
-        out += _differing(name, *(x["settings"].get(name, _MISSING) for x in (old, new)))
+    settings = [x.get("settings") or {} for x in (old, new)]
+    for name in sorted({*settings[0], *settings[1]}):
+        out += _differing(name, *(x.get(name, _MISSING) for x in settings))
+    own = sorted(
+        {*old, *new} - {"name", "version", "code", "source", "settings"}
+    )  # of an identity() of one's own
+    for name in own:
+        out += _differing(name, *(x.get(name, _MISSING) for x in (old, new)))
     return out
 
 
