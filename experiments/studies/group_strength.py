@@ -24,7 +24,7 @@ def place(name: str) -> tuple[str, str]:
     >>> place("transformer.h.3.attn.c_proj"), place("transformer.h.3.attn.c_proj.bias"), place("vit.layernorm")
     (('transformer.h.3', 'attn.c_proj'), ('transformer.h.3', 'attn.c_proj'), ('(no block)', 'vit.layernorm'))
     """
-    name = re.sub(r"\.(weight|bias)$", "", name)
+    name = re.sub(r"\.(weight|bias|cls_token|position_embeddings)$", "", name)
     found = re.match(r"(.*?\.\d+)\.(.+)", name)
     if found is None:
         return OUTSIDE, name

@@ -1,5 +1,6 @@
 """A project that another process can make: importable, the same every time."""
 
+import os
 import time
 
 import torch
@@ -31,6 +32,16 @@ class Slow(Classification):
     def loss(self, model, batch):
         time.sleep(0.05)
         return super().loss(model, batch)
+
+
+class Slower(Slow):
+    def loss(self, model, batch):
+        time.sleep(0.25)
+        return super().loss(model, batch)
+
+
+def slower() -> Setup:
+    return Setup(toy.net(), Slower(), toy.data(60))
 
 
 def slow() -> Setup:
@@ -86,3 +97,8 @@ def spoilt() -> Setup:
     x, y = toy.data(22)
     x[9] = float("nan")
     return Setup(toy.net(), Classification(), (x, y))
+
+
+def note_gpu(folder, number):
+    (folder / str(number)).write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+    time.sleep(0.5)

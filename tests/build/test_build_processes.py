@@ -4,7 +4,7 @@ import os
 import random
 import signal
 import threading
-import time
+from contextlib import closing, contextmanager
 
 import projects
 import psutil
@@ -12,6 +12,7 @@ import pytest
 
 import toy
 from unde import Index, UndeError
+from unde.evaluate import Bank
 from unde.execution import Processes
 from unde.methods import EKFAC, TracIn
 
@@ -28,31 +29,62 @@ def test_the_same_bytes_for_any_number_of_workers(tmp_path, count):
     assert toy.content(made.folder) == toy.content(serial.folder)
 
 
-def test_workers_that_are_killed_at_random(tmp_path):
-    """Whoever dies, the build ends by itself in the bytes of a serial one."""
-    whole = toy.content(toy.build(tmp_path / "serial", 60, pass_size=1, shard_passes=2).folder)
-    stop, killed, chance = threading.Event(), [], random.Random(0)
+@contextmanager
+def killing(count, done, seed=0):
+    """Workers of this process are killed at random moments, up to `count`; between two kills something gets `done`, so
+    that all ends in time on a slow machine too."""
+    stop, killed, chance = threading.Event(), [], random.Random(seed)
 
     def kill():
-        while not stop.is_set() and len(killed) < 6:
-            time.sleep(chance.uniform(0.2, 1.5))
-            workers = [p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline())]
-            if workers and list((tmp_path / "i" / "shards").glob("*")):
-                victim = chance.choice(workers)
-                os.kill(victim.pid, signal.SIGKILL)
-                killed.append(victim.pid)
+        before = 0
+        while len(killed) < count and not stop.wait(0.02):
+            if len(done()) <= before:
+                continue
+            stop.wait(chance.uniform(0, 0.5))
+            found = [p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline())]
+            if found:
+                os.kill(chance.choice(found).pid, signal.SIGKILL)
+                killed.append(1)
+                before = len(done())
 
     killer = threading.Thread(target=kill)
     killer.start()
     try:
-        toy.build(
-            tmp_path / "i", 60, pass_size=1, shard_passes=2, executor=Processes(2), recipe="projects:slow"
-        )  # fmt: skip
+        yield killed
     finally:
         stop.set()
         killer.join()
-    assert killed
+
+
+def test_workers_that_are_killed_at_random(tmp_path):
+    """Whoever dies, the build ends by itself in the bytes of a serial one."""
+    whole = toy.content(toy.build(tmp_path / "serial", 60, pass_size=1, shard_passes=2).folder)
+    with killing(12, lambda: list((tmp_path / "i" / "shards").glob("*"))) as killed:
+        toy.build(
+            tmp_path / "i", 60, pass_size=1, shard_passes=2, executor=Processes(2), recipe="projects:slower"
+        )  # fmt: skip
+    assert len(killed) >= 10
     assert toy.content(tmp_path / "i") == whole
+
+
+def test_workers_of_a_bank_that_are_killed_at_random(tmp_path):
+    options = {"utility": projects.closeness, "n_train": 20, "subsets": 30, "name": "means"}
+    serial = Bank.run(tmp_path / "serial.npz", train=projects.mean_of, **options)
+    parts = tmp_path / "bank.npz.parts"
+    with killing(12, lambda: list(parts.glob("model-*")), seed=1) as killed:
+        bank = Bank.run(tmp_path / "bank.npz", train=projects.slow_mean_of, executor="processes:2", **options)
+    assert len(killed) >= 10
+    assert bank.utility["queries"].tobytes() == serial.utility["queries"].tobytes()
+    assert bank.masks.tobytes() == serial.masks.tobytes()
+
+
+def test_each_worker_gets_a_gpu_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,7")
+    with closing(Processes(2)) as pool:
+        assert sorted(pool.run(projects.note_gpu, tmp_path, [(0,), (1,)])) == [(0,), (1,)]
+        assert sorted(pool._devices.values()) == [0, 1]
+    assert {p.read_text() for p in tmp_path.iterdir()} <= {"4", "5"}
 
 
 def test_a_model_object_asks_for_a_recipe(tmp_path):

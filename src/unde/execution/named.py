@@ -30,7 +30,7 @@ def named(
     if not isinstance(executor, str):
         return executor
     name, colon, after = executor.partition(":")
-    if name == "processes" and colon and after.isdigit():
+    if name in ("processes", "ray") and colon and after.isdigit():
         workers = int(after)
     elif name == "array" and colon:
         worker = after
@@ -49,5 +49,6 @@ def named(
 
 def _unknown(executor: str) -> UndeError:
     return UndeError(
-        f"unknown executor {executor!r}: expected 'serial', 'processes:4', 'array', 'array:3/64', 'ray', or an Executor"
+        f"unknown executor {executor!r}: expected 'serial', 'processes:4', "
+        "'array', 'array:3/64', 'ray', 'ray:8', or an Executor"
     )
