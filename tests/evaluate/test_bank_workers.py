@@ -57,7 +57,7 @@ def test_killed_in_two_processes_then_continued_in_two_is_as_if_run_in_one(tmp_p
         (bank_jobs.fail, r"(?s)model 0 \(subset 0, seed \d+\) failed: Traceback.*no luck today"),
         (
             bank_jobs.die,
-            r"model 0 .* failed: its process ended 3 times, at last with code -9, often .* memory.*\n.*again",
+            r"model 0 .* failed: 3 workers died of it: the last .* \(signal 9\), often .* memory.*\n.*again",
         ),
     ],
     ids=["error", "death"],
@@ -81,10 +81,11 @@ def test_processes_that_are_killed_while_starting_or_training_are_replaced(tmp_p
 
 
 def test_processes_that_are_always_killed_while_starting_are_not_blamed_on_the_script(tmp_path, monkeypatch):
-    monkeypatch.setattr("unde.execution.processes.STARTS", 3)
+    monkeypatch.setattr("unde.execution.crew.STARTS", 3)
     train = bank_jobs.Deadly(tmp_path, 99, bank_jobs.die)
     with pytest.raises(
-        UndeError, match=r"while starting 3 times in a row, at last with code -9, often .* memory"
+        UndeError,
+        match=r"3 workers in a row did not get to work: the last .* \(signal 9\), often .* memory",
     ) as caught:
         run(tmp_path / "bank", train=train, processes=2)
     assert "__main__" not in str(caught.value)
