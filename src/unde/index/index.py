@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -23,7 +22,7 @@ from unde.build.stored import Stored
 from unde.data import Collate, Rows, own_collate, parse_bytes
 from unde.errors import UndeError, unknown
 from unde.execution import Executor, named
-from unde.groups import Groups, trainable
+from unde.groups import Groups
 from unde.index import making, self_retrieval
 from unde.index.opened import Opened
 from unde.index.trust import SHOWN, Trust, of_several
@@ -213,16 +212,7 @@ class Index:
         `options` are those of `build` that say what is given (`checkpoints`, `collate`, `ids`, …) and who computes.
         """
         m = Manifest.read(place(path))
-        left_out = set(trainable(model)) - set(m.unit_names)
-        recorded: dict[str, Any] = {
-            "method": methods.parse(m.method),
-            "groups": m.as_groups(),
-            "exclude": [f"^{re.escape(name)}$" for name in sorted(left_out)],
-            "store_dtype": m.store_dtype,
-            "seed": m.seed,
-            "on_bad": m.on_bad,
-        }
-        return cls.build(model, task, train_data, path, **(recorded | options))
+        return cls.build(model, task, train_data, path, **(making.recorded(m, model) | options))
 
     @classmethod
     def open(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from unde import console, plan
+from unde import console, methods, plan
 from unde.build import shards
 from unde.build.carried import carried
 from unde.build.checkpoints import Checkpoint
@@ -21,11 +22,13 @@ from unde.build.stored import Stored
 from unde.data import Rows
 from unde.errors import UndeError
 from unde.execution import Executor
+from unde.groups import trainable
 from unde.methods import Method
 from unde.recipe import Recipe
 from unde.store import layout
 from unde.store.files import clear_partial
 from unde.store.locks import locked
+from unde.store.manifest import Manifest
 from unde.store.remote import Place
 from unde.tasks.base import Task
 from unde.tasks.identity import same_but_code
@@ -74,6 +77,19 @@ def _compute(context: Context, executor: Executor, progress: bool) -> None:
         plan.show_build(context, count)
     with console.progress("features", count, progress, estimate="examples") as context.advance:
         shards.compute(context, jobs, executor)
+
+
+def recorded(m: Manifest, model: nn.Module) -> dict[str, Any]:
+    """The options of `Index.build` that an index was begun with."""
+    left_out = set(trainable(model)) - set(m.unit_names)
+    return {
+        "method": methods.parse(m.method),
+        "groups": m.as_groups(),
+        "exclude": [f"^{re.escape(name)}$" for name in sorted(left_out)],
+        "store_dtype": m.store_dtype,
+        "seed": m.seed,
+        "on_bad": m.on_bad,
+    }
 
 
 def task_of(

@@ -23,6 +23,7 @@ from unde.methods import Method, Sides
 from unde.scores import budget
 from unde.scores.roles import Learned, refuse_seen
 from unde.scores.top import Best, Top
+from unde.scores.train_side import TrainSide
 from unde.scores.within import Sizes, finite, refuse_lost
 
 
@@ -41,42 +42,6 @@ class Aligned(Protocol):
 
 
 WeightsLike = Aligned | Tensor | Sequence[float] | None
-
-
-def _unknown() -> Tensor:
-    raise UndeError("this training side knows neither leverages nor residuals: score through an Index")
-
-
-def _none(digests: Sequence[str]) -> list[int]:
-    return []
-
-
-def _as_is(checkpoint: int, rows: Tensor) -> Tensor:
-    return rows
-
-
-@dataclass(frozen=True)
-class TrainSide:
-    """What scores need to know of the training side of an index."""
-
-    examples: int
-    units: Sequence[str]
-    columns: Sequence[slice]  # of each unit
-    checkpoint_weights: Sequence[float]  # η_c
-    cuts: Sequence[slice]  # the rows of each block
-    block: Callable[[int], list[Tensor]]  # of the rows cuts[s], (n, D) for each checkpoint: K g(n), or g(n)
-    squares: Callable[[], Tensor]  # (N, U): squared norms of the features, summed over checkpoints with η
-    skipped: Callable[[], Tensor]  # (N,) bool
-    ids: Sequence[Any] | None
-    leverage: Callable[[], Tensor] = _unknown  # (N,): ⟨g(n), K g(n)⟩
-    beside: Callable[[], Tensor] = _unknown  # (N, ·): what the method keeps beside features
-    on_queries: Callable[[int, Tensor], Tensor] = _as_is  # K of a checkpoint on (n, D), where blocks are g(n)
-    mixes: Sequence[Sequence[slice]] | None = None  # columns that `on_queries` mixes among themselves
-    some: range | None = None  # the blocks that are looked at; None: all
-    holding: Callable[[Sequence[str]], list[int]] = _none  # which of some digests are of training examples
-
-    def blocks(self) -> Iterator[tuple[slice, list[Tensor]]]:
-        return ((self.cuts[s], self.block(s)) for s in self.some or range(len(self.cuts)))
 
 
 @dataclass(frozen=True, repr=False, eq=False)

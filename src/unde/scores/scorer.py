@@ -16,8 +16,9 @@ from unde.execution import SERIAL, Executor, Job
 from unde.groups import Groups
 from unde.kernels import Kernel
 from unde.methods import Method
-from unde.scores.group_scores import GroupScores, TrainSide, WeightsLike
+from unde.scores.group_scores import GroupScores, WeightsLike
 from unde.scores.spread import Part, Spread, runs, spread_out
+from unde.scores.train_side import TrainSide
 from unde.scores.within import TINY, below, finite
 from unde.store.scratch import scratch
 
