@@ -23,7 +23,7 @@ def test_roles_are_disjoint_and_a_tenth_of_the_labels_is_wrong():
     assert torch.equal(clean.train[1], data.true_labels) and not clean.mislabelled.any()
 
 
-@pytest.mark.parametrize("method", ["trak", "tracin"])
+@pytest.mark.parametrize("method", ["trak"])
 def test_demo_ends_in_a_page(tmp_path, method):
     from unde.demo.run import run
 

@@ -66,8 +66,8 @@ def all_of(index):
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_the_same_bits_for_any_number_of_workers(tmp_path, workers, name):
-    if name != "ekfac, sampled" and workers.count == 4:
-        pytest.skip("the hardest case is enough for four")
+    if name != "ekfac, sampled" and workers.count != 2:
+        pytest.skip("the hardest case is enough for one and for four")
     here, there = both(tmp_path, MEASURED[name], workers)
     assert all_of(there) == all_of(here)
     assert toy.content(there.folder) == toy.content(here.folder)

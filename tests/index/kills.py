@@ -25,7 +25,7 @@ import toy
 from unde.store import files
 
 STEPS = ("opened", "half written", "written", "synced", "renamed")
-TIMED = 22  # kills at random moments, at least
+TIMED = 12  # kills at random moments, at least
 
 
 def build(folder: Path) -> None:

@@ -108,6 +108,8 @@ def test_an_index_of_every_model(case, tmp_path):
 )
 @pytest.mark.parametrize("store_dtype", ["float32", "bfloat16"])
 def test_an_index_for_every_method(method, store_dtype, tmp_path):
+    if store_dtype == "bfloat16" and method.name not in ("tracin", "trak"):
+        pytest.skip("bytes of a half are halves under every method")
     with toy.cut(16, 2):
         index = built(MLP, tmp_path, method, store_dtype=store_dtype)
         plan = planned(MLP, method, store_dtype=store_dtype)
