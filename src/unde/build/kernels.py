@@ -377,3 +377,4 @@ class _Folder:
         with locked(self.path, wait=True):
             clear_partial(self.path)
             write()
+            clear_partial(self.path)  # what workers left that were killed

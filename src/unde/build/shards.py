@@ -179,6 +179,7 @@ def compute(context: Context, jobs: list[Job], executor: Executor) -> None:
         context.close()
     _log(context, sum(_length(context, s) for _, s in jobs), time.perf_counter() - started)
     if executor.alone:
+        clear_partial(context.folder / layout.SHARDS)  # what workers left that were killed
         check(context)
 
 
