@@ -13,7 +13,7 @@ from unde import Index, UndeError, methods
 from unde.build.carried import carried
 from unde.execution import Array, Processes, Serial
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.xdist_group("asked elsewhere")]
+pytestmark = pytest.mark.usefixtures("one_thread")
 N = 60
 MEASURED = {
     "tracin": methods.TracIn(projection="none"),

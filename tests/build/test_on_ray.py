@@ -23,7 +23,7 @@ from unde.execution import JobsFailed, Ray, named
 from unde.methods import EKFAC
 
 ray = pytest.importorskip("ray")
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.xdist_group("ray")]
+pytestmark = pytest.mark.usefixtures("one_thread")
 HERE = Path(__file__).parent
 ERRANDS = HERE.parent / "execution"
 CUT = {"n": 60, "pass_size": 1, "shard_passes": 2}  # 30 shards

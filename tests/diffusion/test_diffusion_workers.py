@@ -11,7 +11,7 @@ from unde.execution import Processes
 from unde.methods import DAS, JourneyTRAK
 from unde.tasks import Diffusion
 
-pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.xdist_group("diffusion workers")]
+pytestmark = pytest.mark.usefixtures("one_thread")
 N = 12
 
 
