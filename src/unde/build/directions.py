@@ -10,16 +10,12 @@ from torch import Tensor
 
 from unde.build.checkpoints import loaded
 from unde.build.context import Given, checkpoint_of
-from unde.errors import UndeError
-from unde.execution import SERIAL, Executor, Job, JobsFailed
+from unde.execution import SERIAL, Executor, Job, shown
 from unde.features.directions import Gathering
 from unde.features.run import resized, threads
 from unde.projection import Spec
 from unde.store.remote import Place
-from unde.store.scratch import scratch
-from unde.store.shards import read_shard, write_shard
-
-_OWNER = "directions"
+from unde.store.scratch import Results, scratch
 
 
 class Sample:
@@ -27,17 +23,16 @@ class Sample:
 
     def __init__(self, given: Given, each: int | None, rows: int | None, settings: dict[str, Any]) -> None:
         self.given, self.each, self.rows, self.settings = given, each, rows, settings
-        self.folder: Place | None = None
+        self.results = Results("directions")
         self._open = ExitStack()
-        self._sums: dict[int, Tensor] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("given", "each", "rows", "settings", "folder")}
+        return {name: getattr(self, name) for name in ("given", "each", "rows", "settings", "results")}
 
     def __setstate__(self, sent: dict[str, Any]) -> None:
-        folder = sent.pop("folder")
+        results = sent.pop("results")
         self.__init__(**sent)
-        self.folder = folder
+        self.results = results
 
     @cached_property
     def gathering(self) -> Gathering:
@@ -49,23 +44,10 @@ class Sample:
     def close(self) -> None:
         self._open.close()
 
-    def keep(self, i: int, sums: Tensor) -> None:
-        if self.folder is None:
-            self._sums[i] = sums
-        else:
-            write_shard(self._file(i), _OWNER, {"sums": sums})
-
-    def sums(self, i: int) -> Tensor:
-        return self._sums.pop(i) if i in self._sums else read_shard(self._file(i), _OWNER)["sums"]
-
-    def _file(self, i: int) -> Place:
-        assert self.folder is not None
-        return self.folder / f"{i}.safetensors"
-
 
 def gather(sample: Sample, i: int) -> None:
     with threads(sample.each):
-        sample.keep(i, sample.gathering.covariances(i))
+        sample.results.put((i,), {"sums": sample.gathering.covariances(i)})
 
 
 def found(
@@ -96,15 +78,12 @@ def found(
         sample.settings["size"], sample.rows = at.size, at.rows  # as they were settled here
         jobs: list[Job] = [(i,) for i in range(len(at.passes))]
         runs = executor if len(jobs) > 1 and executor.alone else SERIAL
-        with nullcontext() if runs.here else scratch(folder) as sample.folder:
+        with nullcontext() if runs.here else scratch(folder) as sample.results.folder:
             total: Tensor | None = None
-            for i in sorted(i for (i,) in runs.run(gather, sample, jobs)):
-                part = sample.sums(i)
+            for job in sorted(shown(runs, gather, sample, jobs, "pca directions")):
+                part = sample.results.take(job)["sums"]
                 total = part.clone() if total is None else total.add_(part)
         assert total is not None
         return at.directions(total), at.size or 1, at.rows
-    except JobsFailed as e:
-        (i,), reason = next(iter(e.reasons.items()))
-        raise UndeError(f"pca directions: pass {i} failed again and again: {reason}") from None
     finally:
         sample.close()

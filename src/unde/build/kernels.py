@@ -23,8 +23,7 @@ from torch import Tensor
 from unde import console, methods
 from unde.build.shards import content
 from unde.build.stored import FeatureSource, Stored
-from unde.errors import UndeError
-from unde.execution import SERIAL, Executor, Job, JobsFailed
+from unde.execution import SERIAL, Executor, Job, shown
 from unde.kernels import Fitted, Kernel, Sizes
 from unde.kernels.base import Moments, Round, Settled, Work, reduced
 from unde.store import layout
@@ -199,7 +198,7 @@ class KernelFiles:
         """The results of the jobs of round n, computed where they are not on disk; a single one stays in memory."""
         at = self._moments
         if r.jobs == 1:
-            with console.progress("kernel", 1) as advance:
+            with console.progress("kernel", 1, unit="parts") as advance:
                 made = r.job(self.source, 0, before)
                 advance(1)
             return [lambda: made]
@@ -214,15 +213,8 @@ class KernelFiles:
         write_shard(at.partial(r, i), at.owner, r.job(self.source, i, before))
 
     def _run(self, function: Callable[..., None], jobs: Sequence[Job], title: str) -> None:
-        try:
-            with console.progress(title, len(jobs)) as advance:
-                for _ in self.executor.run(function, self, jobs):
-                    advance(1)
-        except JobsFailed as e:
-            job, reason = next(iter(e.reasons.items()))
-            raise UndeError(
-                f"{title} of {self.stored.folder}: part {job} failed again and again: {reason}"
-            ) from None
+        for _ in shown(self.executor, function, self, jobs, title):
+            pass
 
     def __getstate__(self) -> dict[str, Any]:
         sent = {"stored": self.stored, "kernel": self.kernel, "checkpoint": self.checkpoint}

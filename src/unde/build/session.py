@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unde import console
 from unde.build import matrices
 from unde.build.carried import Carried, carried
 from unde.build.checkpoints import Checkpoint, fingerprints, loaded
@@ -20,15 +19,13 @@ from unde.build.queries import BadQuery, QueryFeatures
 from unde.build.stored import Stored
 from unde.data import Rows, evenly
 from unde.errors import UndeError
-from unde.execution import SERIAL, Executor, Job, JobsFailed
+from unde.execution import SERIAL, Executor, Job, shown
 from unde.features import Coverage, Unit, make_units, plan_coverage
 from unde.features.coverage import restored
-from unde.features.run import FeaturePass, Found, Measurement, cuts, exclusive, resized
+from unde.features.run import FeaturePass, Measurement, cuts, exclusive, resized
 from unde.recipe import Recipe
 from unde.store.layout import SCRATCH
-from unde.store.remote import Place
-from unde.store.scratch import scratch
-from unde.store.shards import read_shard, write_shard
+from unde.store.scratch import Results, scratch
 from unde.tasks.base import Task
 
 MANY = 8  # queries from which on it is worth while to put weights into another order
@@ -105,18 +102,22 @@ class Session:
             folder = self.stored.folder / SCRATCH
             self.recipe = carried(self.model, self.task, rows.data, rows.collate, folder)
         elsewhere = nullcontext() if executor.here else scratch(self.stored.folder)
-        with elsewhere as asking.folder, closing(asking):
-            try:
-                with console.progress("features of queries", len(rows) * m.terms) as advance:
-                    for c, i in executor.run(ask, asking, jobs):
-                        here = slice(passes[i].start, passes[i].stop)
-                        features[c, here], losses[c, here], digests[here] = asking.found((c, i))
-                        advance(len(passes[i]))
-            except JobsFailed as e:
-                (c, i), reason = next(iter(e.reasons.items()))
-                raise UndeError(
-                    f"queries {passes[i][0]} to {passes[i][-1]} (checkpoint {c}) failed again and again: {reason}"
-                ) from None
+        with elsewhere as asking.results.folder, closing(asking):
+            for c, i in shown(
+                executor,
+                ask,
+                asking,
+                jobs,
+                "features of queries",
+                called=lambda job: (
+                    f"queries {passes[job[1]][0]} to {passes[job[1]][-1]} (checkpoint {job[0]})"
+                ),
+                size=lambda job: len(passes[job[1]]),
+                unit="examples",
+            ):
+                here, found = slice(passes[i].start, passes[i].stop), asking.results.take((c, i))
+                features[c, here], losses[c, here] = found["features"], found["values"]
+                digests[here] = [to_digest(int(d)) for d in found["digest"]]
         return digests
 
     def coverage(self, c: int, rows: Rows) -> Coverage:
@@ -143,8 +144,7 @@ class Asking:
 
     def __init__(self, session: Session, rows: Rows, under: Under, passes: list[range]) -> None:
         self.session, self.rows, self.under, self.passes = session, rows, under, passes
-        self.folder: Place | None = None  # for what is found in other processes
-        self._found: dict[Job, Found] = {}
+        self.results = Results(session.stored.manifest.id)
         self._open: tuple[int, FeaturePass, ExitStack] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -154,14 +154,14 @@ class Asking:
             "stored": at.stored,
             "made": made,
             "rest": (self.rows, self.under, self.passes),
-            "at": self.folder,
+            "results": self.results,
         }
 
     def __setstate__(self, sent: dict[str, Any]) -> None:
         given, stored = made(*sent["made"]), sent["stored"]
         given.must_be(stored.manifest, stored.folder)
         self.__init__(Session(stored, given.model, given.task, given.checkpoints), *sent["rest"])
-        self.folder = sent["at"]
+        self.results = sent["results"]
 
     def running(self, c: int) -> FeaturePass:
         """The pass under checkpoint or step c, which stays open for the jobs to come."""
@@ -185,27 +185,6 @@ class Asking:
             self._open = None
             stack.close()
 
-    def keep(self, job: Job, found: Found) -> None:
-        if self.folder is None:
-            self._found[job] = found
-            return
-        digest = torch.tensor([to_signed(d) for d in found.digests], dtype=torch.int64)
-        kept = {"features": found.features, "values": found.values, "digest": digest}
-        write_shard(self._file(job), self.session.stored.manifest.id, kept)
-
-    def found(self, job: Job) -> tuple[Tensor, Tensor, list[str]]:
-        """Features, losses and digests of a pass that is done; asked once."""
-        if self.folder is None:
-            found = self._found.pop(job)
-            return found.features, found.values, found.digests
-        shard = read_shard(self._file(job), self.session.stored.manifest.id)
-        self._file(job).unlink()
-        return shard["features"], shard["values"], [to_digest(int(d)) for d in shard["digest"]]
-
-    def _file(self, job: Job) -> Place:
-        assert self.folder is not None
-        return self.folder / f"{job[0]:02d}-{job[1]:06d}.safetensors"
-
 
 def ask(asking: Asking, c: int, i: int) -> None:
     """Pass i of the queries under checkpoint c."""
@@ -218,4 +197,5 @@ def ask(asking: Asking, c: int, i: int) -> None:
             f"the model cannot run on these queries ({type(e).__name__}: {e}): expected examples like those "
             "it was indexed on"
         ) from e
-    asking.keep((c, i), found)
+    digest = torch.tensor([to_signed(d) for d in found.digests], dtype=torch.int64)
+    asking.results.put((c, i), {"features": found.features, "values": found.values, "digest": digest})

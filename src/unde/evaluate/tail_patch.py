@@ -7,7 +7,7 @@ import math
 import tempfile
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,20 +17,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unde import console
 from unde.build.context import Given
 from unde.data import Collate, Rows, own_collate, to_device
 from unde.errors import UndeError
 from unde.evaluate._arrays import Array, numbers
 from unde.evaluate._optimizers import Factory, explained, optimizers
 from unde.evaluate.estimate import Estimate
-from unde.execution import Executor, Job, JobsFailed, named
+from unde.execution import Executor, Job, ending, named, shown
 from unde.features.guard import untouched
 from unde.recipe import Recipe
-from unde.store.shards import read_shard, write_shard
+from unde.store.scratch import Results
 from unde.tasks import CausalLM, Task
-
-_OWNER = "tail-patch"
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,19 +118,15 @@ def tail_patch(
     change, tokens = np.empty(len(asked)), np.empty(len(asked))
     jobs: list[Job] = [(q,) for q in range(len(asked))]
     runs = named(executor)
-    with nullcontext() if runs.here else tempfile.TemporaryDirectory(prefix="unde-") as folder:
-        patch.folder = None if folder is None else Path(folder)
-        with console.progress("tail-patch", len(asked), unit="queries") as advance:
-            try:
-                for (q,) in runs.run(patch_one, patch, jobs):
-                    change[q], tokens[q] = patch.found(q)
-                    advance(1)
-            except JobsFailed as e:
-                (q,), reason = next(iter(e.reasons.items()))
-                raise UndeError(f"query {q} failed again and again: {reason}") from None
-            finally:
-                if isinstance(executor, str):
-                    runs.close()
+    with (
+        ending(executor, runs),
+        nullcontext() if runs.here else tempfile.TemporaryDirectory(prefix="unde-") as folder,
+    ):
+        patch.results.folder = None if folder is None else Path(folder)
+        for (q,) in shown(
+            runs, patch_one, patch, jobs, "tail-patch", called="query {0[0]}".format, unit="queries"
+        ):
+            change[q], tokens[q] = patch.results.take((q,))["found"].tolist()
     return TailPatch(per_token=Estimate(100 * change / tokens), summed=Estimate(change))
 
 
@@ -152,10 +145,7 @@ class Patch:
     lr: float | None
     micro_batch: int
     max_grad_norm: float | None
-    folder: Path | None = None
-
-    def __post_init__(self) -> None:
-        self._found: dict[int, tuple[float, float]] = {}
+    results: Results = field(default_factory=lambda: Results("tail-patch"))
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -173,18 +163,6 @@ class Patch:
     def check(self) -> None:
         """Raises for an optimizer that does not fit, before it is sent anywhere."""
         _ = self.made
-
-    def keep(self, q: int, change: float, tokens: float) -> None:
-        self._found[q] = (change, tokens)
-        if self.folder is not None:
-            numbers = torch.tensor([change, tokens], dtype=torch.float64)
-            write_shard(self.folder / f"{q}.safetensors", _OWNER, {"found": numbers})
-
-    def found(self, q: int) -> tuple[float, float]:
-        if self.folder is None:
-            return self._found.pop(q)
-        change, tokens = read_shard(self.folder / f"{q}.safetensors", _OWNER)["found"].tolist()
-        return change, tokens
 
 
 def patch_one(patch: Patch, q: int) -> None:
@@ -206,7 +184,7 @@ def patch_one(patch: Patch, q: int) -> None:
             f"the loss of query {q} is {after} after the step on its proponents: the step diverged. "
             "Check that no loss of theirs is infinite, or pass a smaller lr="
         )
-    patch.keep(q, before - after, tokens)
+    patch.results.put((q,), {"found": torch.tensor([before - after, tokens], dtype=torch.float64)})
 
 
 def _measure(model: nn.Module, task: Task, query: Any) -> tuple[float, int]:

@@ -2,9 +2,22 @@
 
 from unde.execution.array import Array
 from unde.execution.base import Executor, Job, JobsFailed
-from unde.execution.named import named
+from unde.execution.named import ending, named
 from unde.execution.processes import Processes
 from unde.execution.ray import Ray
 from unde.execution.serial import SERIAL, Serial
+from unde.execution.shown import shown
 
-__all__ = ["SERIAL", "Array", "Executor", "Job", "JobsFailed", "Processes", "Ray", "Serial", "named"]
+__all__ = [
+    "SERIAL",
+    "Array",
+    "Executor",
+    "Job",
+    "JobsFailed",
+    "Processes",
+    "Ray",
+    "Serial",
+    "ending",
+    "named",
+    "shown",
+]

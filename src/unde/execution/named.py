@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
+
 from unde.errors import UndeError
 from unde.execution.array import this_worker
 from unde.execution.base import Executor
@@ -45,6 +48,16 @@ def named(
     if name == "ray":
         return Ray(workers, threads or 1, gpus, address, timeout)
     raise _unknown(executor)
+
+
+@contextmanager
+def ending(asked: str | Executor, executor: Executor) -> Generator[None]:
+    """Workers that were started here end here; those of a user's own executor stay."""
+    try:
+        yield
+    finally:
+        if isinstance(asked, str):
+            executor.close()
 
 
 def _unknown(executor: str) -> UndeError:

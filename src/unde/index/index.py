@@ -21,7 +21,7 @@ from unde.build.settle import checked, settle
 from unde.build.stored import Stored
 from unde.data import Collate, Rows, own_collate, parse_bytes
 from unde.errors import UndeError, unknown
-from unde.execution import Executor, named
+from unde.execution import Executor, ending, named
 from unde.groups import Groups
 from unde.index import making, self_retrieval
 from unde.index.opened import Opened
@@ -175,7 +175,7 @@ class Index:
             raise UndeError(f"{len(ids)} ids for {len(rows)} examples: expected one for each")
         folder, runs = place(path), named(executor, threads=threads)
         budget, chosen = parse_bytes(memory), methods.for_building(method)
-        with making.on_device(model, device), making.ending(executor, runs):
+        with making.on_device(model, device), ending(executor, runs):
             given = Given(
                 model, task, rows, checkpoints, making.as_recipe(recipe), str(device) if device else None
             )

@@ -121,16 +121,6 @@ def as_recipe(recipe: str | Recipe | None) -> Recipe | None:
 
 
 @contextmanager
-def ending(asked: str | Executor, executor: Executor) -> Generator[None]:
-    """Workers that were started here end here; those of a user's own executor stay."""
-    try:
-        yield
-    finally:
-        if isinstance(asked, str):
-            executor.close()
-
-
-@contextmanager
 def on_device(model: nn.Module, device: str | torch.device | None) -> Generator[None]:
     """The model on `device` inside the block, and back where it was after it."""
     if device is None:

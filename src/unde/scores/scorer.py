@@ -12,12 +12,12 @@ from torch import Tensor
 from unde.build.kernels import Training
 from unde.build.stored import Stored
 from unde.errors import UndeError
-from unde.execution import SERIAL, Executor, Job
+from unde.execution import SERIAL, Executor, Job, shown
 from unde.groups import Groups
 from unde.kernels import Kernel
 from unde.methods import Method
 from unde.scores.group_scores import GroupScores, WeightsLike
-from unde.scores.spread import Part, Spread, runs, spread_out
+from unde.scores.spread import Part, Spread, runs
 from unde.scores.train_side import TrainSide
 from unde.scores.within import TINY, below, finite
 from unde.store.scratch import scratch
@@ -141,8 +141,8 @@ class Scorer:
             part = Part(self, method, folder)
             part.give(**given)
             jobs: list[Job] = [(r,) for r in range(len(runs(len(self.stored.manifest.shards))))]
-            for (run,) in spread_out(self.executor, function, part, jobs, "self-influence"):
-                out[part.inside(run, where)] = part.read((run,))["values"]
+            for (run,) in shown(self.executor, function, part, jobs, "self-influence"):
+                out[part.inside(run, where)] = part.results.take((run,))["values"]
         return out
 
     def own(self, method: Method, weights: WeightsLike, where: Tensor, exact: bool = False) -> Tensor:
@@ -193,7 +193,7 @@ class Scorer:
 def leverage_of(part: Part, run: int) -> None:
     assert isinstance(part.scorer, Scorer)
     shards = runs(len(part.stored.manifest.shards))[run]
-    part.write((run,), {"values": part.scorer.leverages(part.method, shards)})
+    part.results.put((run,), {"values": part.scorer.leverages(part.method, shards)})
 
 
 def influence_of(part: Part, run: int) -> None:
@@ -202,4 +202,4 @@ def influence_of(part: Part, run: int) -> None:
     where = part.given["where"]
     here = where[part.inside(run, where)]
     values = part.scorer.own(part.method, part.given["weights"], here) if len(here) else torch.empty(0)
-    part.write((run,), {"values": values})
+    part.results.put((run,), {"values": values})

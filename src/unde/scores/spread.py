@@ -6,7 +6,7 @@ best are chosen, and of equal ones the earlier.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,17 +15,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from unde import console
 from unde.build.stored import Stored
-from unde.errors import UndeError
-from unde.execution import Executor, Job, JobsFailed
+from unde.execution import Executor, Job, shown
 from unde.groups import Groups
 from unde.methods import Method
 from unde.scores.group_scores import GroupScores
 from unde.scores.top import Best
 from unde.scores.within import Sizes
 from unde.store.remote import Place
-from unde.store.scratch import scratch
+from unde.store.scratch import Results, scratch
 from unde.store.shards import read_shard, write_shard
 
 RUNS = 64  # of neighbouring shards, at most: one job each, for a block of queries
@@ -52,8 +50,11 @@ class Part:
     k: int = 0
     largest: bool = True
 
+    def __post_init__(self) -> None:
+        self.results = Results(self.stored.manifest.id, self.folder)
+
     def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in self.__dataclass_fields__}
+        return {name: self.__dict__[name] for name in (*self.__dataclass_fields__, "results")}
 
     @property
     def stored(self) -> Stored:
@@ -87,15 +88,6 @@ class Part:
         start, count = rows_of(self, run)
         return (where >= start) & (where < start + count)
 
-    def write(self, job: Job, found: dict[str, Tensor]) -> None:
-        write_shard(self.file(job), self.stored.manifest.id, found)
-
-    def read(self, job: Job) -> dict[str, Tensor]:
-        return read_shard(self.file(job), self.stored.manifest.id)
-
-    def file(self, job: Job) -> Place:
-        return self.folder / ("-".join(map(str, job)) + ".safetensors")
-
 
 def runs(shards: int) -> list[range]:
     """
@@ -112,7 +104,7 @@ def score_top(part: Part, block: int, run: int) -> None:
     best = scores.best(part.given["weights"], part.k, part.largest, block, seen)
     count = min(part.k, rows_of(part, run)[1])
     found = {"values": best.values[q, :count], "indices": best.indices[q, :count], "sizes": seen.largest[q]}
-    part.write((block, run), found)
+    part.results.put((block, run), found)
 
 
 def score_total(part: Part, block: int, run: int) -> None:
@@ -122,7 +114,7 @@ def score_total(part: Part, block: int, run: int) -> None:
     out = torch.empty(q.stop - q.start, count)
     for rows, _, found in scores.totals(part.given["weights"], block, seen):
         out[:, rows.start - start : rows.stop - start] = found
-    part.write((block, run), {"scores": out, "sizes": seen.largest[q]})
+    part.results.put((block, run), {"scores": out, "sizes": seen.largest[q]})
 
 
 @dataclass(frozen=True)
@@ -142,10 +134,9 @@ class Spread:
         with self._part(scores, w) as part:
             for block, run in self._done(score_total, part, scores):
                 start, count = rows_of(part, run)
-                found, q = part.read((block, run)), scores.query_blocks[block]
+                found, q = part.results.take((block, run)), scores.query_blocks[block]
                 out[q, start : start + count] = found["scores"]
                 sizes.see(q, found["sizes"].unsqueeze(1))
-                part.file((block, run)).unlink()
         self._refuse_lost(scores, sizes, w)
         return out
 
@@ -156,7 +147,7 @@ class Spread:
                 pass
             for block, q in enumerate(scores.query_blocks):
                 for run in range(len(runs(len(self.stored.manifest.shards)))):
-                    found = part.read((block, run))
+                    found = part.results.take((block, run))
                     best.merge(q, *rows_of(part, run), found["values"], found["indices"])
                     sizes.see(q, found["sizes"].unsqueeze(1))
         self._refuse_lost(scores, sizes, w)
@@ -177,21 +168,7 @@ class Spread:
     def _done(self, function: Callable[..., None], part: Part, scores: GroupScores) -> Iterator[Job]:
         count = len(runs(len(self.stored.manifest.shards)))
         jobs: list[Job] = [(b, r) for b in range(len(scores.query_blocks)) for r in range(count)]
-        return spread_out(self.executor, function, part, jobs, "scores")
-
-
-def spread_out(
-    executor: Executor, function: Callable[..., None], context: Any, jobs: Sequence[Job], title: str
-) -> Iterator[Job]:
-    """Jobs with a bar; those that fail for good are one clear error."""
-    try:
-        with console.progress(title, len(jobs)) as advance:
-            for job in executor.run(function, context, jobs):
-                yield job
-                advance(1)
-    except JobsFailed as e:
-        job, reason = next(iter(e.reasons.items()))
-        raise UndeError(f"{title}: part {job} failed again and again: {reason}") from None
+        return shown(self.executor, function, part, jobs, "scores")
 
 
 def rows_of(part: Part, run: int) -> tuple[int, int]:

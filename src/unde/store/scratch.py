@@ -7,12 +7,15 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from torch import Tensor
+
 from unde.store.layout import SCRATCH
 from unde.store.remote import Place, Remote
+from unde.store.shards import read_shard, write_shard
 
 _FORGOTTEN = 86_400.0  # seconds after which what a killed process left there is deleted
 
@@ -52,3 +55,29 @@ def _clear(place: Place) -> None:
     for old in place.glob("*"):
         if time.time() - old.stat().st_mtime > _FORGOTTEN:
             shutil.rmtree(old, ignore_errors=True)
+
+
+class Results:
+    """What jobs found, by their numbers: in memory where they run in this process, else in files in `folder`."""
+
+    def __init__(self, owner: str, folder: Place | None = None) -> None:
+        self.owner, self.folder = owner, folder
+        self._here: dict[tuple[int, ...], Mapping[str, Tensor]] = {}
+
+    def put(self, job: tuple[int, ...], found: Mapping[str, Tensor]) -> None:
+        if self.folder is None:
+            self._here[job] = found
+        else:
+            write_shard(self._file(job), self.owner, found)
+
+    def take(self, job: tuple[int, ...]) -> Mapping[str, Tensor]:
+        """Once: it is not kept any longer."""
+        if self.folder is None:
+            return self._here.pop(job)
+        found = read_shard(self._file(job), self.owner)
+        self._file(job).unlink()  # what is mapped stays
+        return found
+
+    def _file(self, job: tuple[int, ...]) -> Place:
+        assert self.folder is not None
+        return self.folder / ("-".join(map(str, job)) + ".safetensors")
