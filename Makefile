@@ -28,7 +28,7 @@ $(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
-	$(PIP) -e '.[dev,hf,diffusion,examples,ray,s3]'
+	$(PIP) -e '.[all]'
 	touch $@ $(VENV)/.demo
 
 clean:
