@@ -75,11 +75,20 @@ def test_attribute_prints_what_the_library_gives(project):
     assert [r["index"] for r in rows] == expected.indices.flatten().tolist()
     assert [r["score"] for r in rows] == pytest.approx(expected.values.flatten().tolist(), rel=1e-5)
     assert [r["id"] for r in rows] == [here.train_data.ids[r["index"]] for r in rows]
-    assert run("attribute", *options, "--format", "csv").splitlines()[1].startswith(f"0,1,{rows[0]['id']},")
+    assert (
+        run("attribute", *options, "--format", "csv")
+        .splitlines()[1]
+        .startswith(f"0,1,1,{rows[0]['index']},{rows[0]['id']},")
+    )
     table = run("attribute", *options)
     assert here.show is not None
-    for query, name in zip(here.eval_queries, here.eval_queries.ids):
+    for query, name in zip(here.eval_queries, ("1", "2")):
         assert f"Query {name}: {here.show(query)}" in " ".join(table.split())
+    assert [(r["query"], r["query_id"], r["query_text"]) for r in rows[::3]] == [
+        (0, "1", EVAL[0]),
+        (1, "2", EVAL[1]),
+    ]
+    assert [r["text"] for r in rows] == [here.show(here.train_data[r["index"]]) for r in rows]
     words = " ".join(re.sub("[│┃]", " ", table).split())
     for row in rows:
         assert row["id"] in words and f"{row['score']:+.3g}" in words
