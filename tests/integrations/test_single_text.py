@@ -36,5 +36,5 @@ def test_a_query_without_a_loss_is_named(tmp_path):
     )
     asked = [{"input_ids": e["input_ids"], "labels": e["input_ids"].clone()} for e in setup.train_data]
     asked[1]["labels"][:] = -100
-    with pytest.raises(UndeError, match="^query 1 has no target, so no loss"):
+    with pytest.raises(UndeError, match=r"^query 1 has no target, so no loss"):
         index.score(asked)

@@ -38,7 +38,9 @@ def show_build(context: Context, missing: int) -> None:
     coverage = context.coverage(0)
     rules = Counter(type(use.rule).__name__ for use in coverage.uses if use.layout)
     ways = [f"{n} × {name}" for name, n in rules.most_common()]
-    line(f"  by layer rules: {', '.join(ways) or 'none'}; {counted(m.settled.pass_size, 'example')} in a pass")
+    line(
+        f"  by layer rules: {', '.join(ways) or 'none'}; {counted(m.settled.pass_size, 'example')} in a pass"
+    )
     for way, names in (
         ("by one copy for each example", list(coverage.expanded)),
         ("by torch.func.vmap", coverage.vmapped),
