@@ -1,4 +1,5 @@
 import copy
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -426,8 +427,9 @@ def test_queries_that_are_training_examples_are_refused(tmp_path):
     index = Index.build(model, Classification(), (x, y), tmp_path / "idx", method="tracin", progress=False)
     mixed = (torch.cat([x[:2] + 0.01, x[9:]]), torch.cat([y[:2], y[9:]]))
     scores, fine = index.score(mixed), index.score(near(x[:3], y[:3]))
+    others = replace(scores.top(2), indices=torch.tensor([[3, 4]] * 3))  # the query itself is not among them
     with pytest.raises(UndeError, match=said):
-        patch(model=model, queries=mixed, top_indices=scores.top(2, largest=False))
+        patch(model=model, queries=mixed, top_indices=others)
     top = fine.top(3)
     result = patch(model=model, top_indices=top)
     assert np.array_equal(

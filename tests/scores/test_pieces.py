@@ -84,7 +84,7 @@ def test_skipped_examples_add_nothing():
 
 
 def test_documents_of_ids():
-    found = documents(["x:1", "x:2", "y:1", "y:2", "y:1", "a:b:1", "x:3", "plain"])
+    found = documents(["x:1", "x:3", "y:2", "y:4", "y:2", "a:b:1", "x:5", "plain"])
     assert found.names == ["x", "y", "y", "a:b", "x", "plain"]
     assert found.of.tolist() == [0, 0, 1, 1, 2, 3, 4, 5]  # y begins anew, and so does x
     assert found.rows(1) == [2, 3] and not found.whole

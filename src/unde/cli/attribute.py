@@ -38,6 +38,7 @@ from unde.cli.project import Project, kept_scores, remembered, weights_in
 from unde.data import Rows
 from unde.errors import UndeError, unknown
 from unde.execution import named
+from unde.integrations.examples import Answers
 from unde.integrations.sequences import Sequences
 from unde.recipe import Setup
 from unde.report.panels import as_item
@@ -47,6 +48,7 @@ from unde.scores.table import check_format as check_library
 from unde.store.remote import Place, there
 
 TABLE = "table"
+CUT = (Sequences, Answers)  # data whose ids are record:part
 
 
 def attribute(
@@ -157,7 +159,7 @@ def _format(format: str | None, out: Place | None, overwrite: bool) -> str:
 def queries_of(asked: Rows) -> Pieces:
     """The queries that were asked: of texts that were cut, the texts."""
     ids: Sequence[Any] = getattr(asked.data, "ids", None) or range(len(asked))
-    if isinstance(asked.data, Sequences):
+    if isinstance(asked.data, CUT):
         return documents(ids)
     return Pieces(torch.arange(len(asked)), list(ids))
 
@@ -184,7 +186,7 @@ def _text_of(rows: Rows, setup: Setup) -> Callable[[list[int]], str | None]:
 
     def text(pieces: list[int]) -> str | None:
         examples = [rows[i] for i in pieces]
-        if len(examples) > 1 and isinstance(rows.data, Sequences):  # tokens may share a character
+        if len(examples) > 1 and isinstance(rows.data, CUT):  # tokens may share a character
             keys = [k for k, v in examples[0].items() if isinstance(v, Tensor) and v.ndim == 1]
             examples = [{k: torch.cat([e[k] for e in examples]) for k in keys}]
         found = [as_item(example, 0, setup.show).text for example in examples]

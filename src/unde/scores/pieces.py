@@ -55,21 +55,22 @@ class Pieces:
 def documents(ids: Iterable[Any]) -> Pieces:
     """The documents of ids such as "speech-3:2", piece 2 of speech-3, as indexes of texts have them.
 
-    Pieces count from 1 and follow one another; where they do not, another document begins, even of the same name.
+    Pieces of a document follow one another, with growing numbers, some of which may be missing. Where they do not,
+    another document begins, even of the same name.
 
-    >>> found = documents(["a:1", "a:2", "b:1", "a:1"])
+    >>> found = documents(["a:1", "a:3", "b:1", "a:1"])
     >>> found.of, found.names
     (tensor([0, 0, 1, 2]), ['a', 'b', 'a'])
     """
-    of, names, last, odd = [], list[str](), ("", 0), None
+    of, names, last, odd = [], list[str](), 0, None
     for i in ids:
         name, colon, part = str(i).rpartition(":")
         if not colon or not (part.isascii() and part.isdigit()):
             odd = i if odd is None else odd
             name, part = str(i), "1"
-        if (name, int(part) - 1) != last or int(part) == 1:
+        if not names or name != names[-1] or int(part) <= last:
             names.append(name)
-        last = name, int(part)
+        last = int(part)
         of.append(len(names) - 1)
     if odd is not None and len(names) == len(of):
         raise UndeError(
