@@ -230,7 +230,7 @@ def prompt_of(item: Item) -> Html | None:
     return el("span", {"class": "caption", "title": item.prompt, "dir": "auto"}, item.prompt)
 
 
-DIFFERS = mark("differs", "≠", "other label", "its label differs from the query's")
+DIFFERS = mark("differs", "≠", "other label", "its label is not the one asked about")
 MISLABELLED = mark("mislabelled", "!", "mislabelled", "its label is known to be wrong")
 
 
