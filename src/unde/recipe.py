@@ -31,7 +31,7 @@ class Setup:
     `classes` names the classes that a classifier tells apart, in the order of its outputs: a list, or {0: "cat", …} as
     in the config of a Hugging Face model, which is used by itself where nothing is given. `true_labels` says what the
     labels of the training data should be, one for each example, where that is known: it is used to tell how well wrong
-    labels are found. `read` turns what is typed after `--query` (a text, the path of an image) into an example.
+    labels are found.
 
     >>> Setup(nn.Linear(2, 2), Task(), [], classes={1: "dog", 0: "cat"}).classes
     ['cat', 'dog']
@@ -49,7 +49,6 @@ class Setup:
     contributors: Mapping[str, Any] | None = None
     classes: Sequence[str] | Mapping[int, str] | None = None
     true_labels: Sequence[int] | Sequence[str] | Any = None
-    read: Callable[[str], Any] | None = None
 
     def __post_init__(self) -> None:
         if self.classes is not None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from unde.data import Rows, own_collate
@@ -79,3 +80,32 @@ def answers_to(setup: Setup, rows: Rows) -> Answers | None:
     found = answers(setup.model, setup.task, rows)
     class_names(setup, found.classes)  # refused here, before anything long is computed
     return found
+
+
+def true_numbers(setup: Setup, classes: Sequence[str] | None, examples: int) -> Tensor | None:
+    """(N,) the class numbers that training examples should have, where the setup knows them.
+
+    >>> data = (torch.zeros(2, 3), torch.tensor([0, 1]))
+    >>> setup = Setup(torch.nn.Linear(3, 2), Classification(), data, true_labels=["dog", "dog"])
+    >>> true_numbers(setup, ["cat", "dog"], 2)
+    tensor([1, 1])
+    """
+    if setup.true_labels is None:
+        return None
+    if isinstance(setup.true_labels, str) or not hasattr(setup.true_labels, "__len__"):
+        raise UndeError(
+            f"Setup(true_labels=) is a {type(setup.true_labels).__name__}: expected a label for each training example"
+        )
+    known: Any = setup.true_labels
+    given = known.tolist() if hasattr(known, "tolist") else list(known)
+    number = {name: i for i, name in enumerate(classes or ())}
+    found = [number.get(label) if isinstance(label, str) else label for label in given]
+    bad = next((i for i, n in enumerate(found) if not isinstance(n, int) or isinstance(n, bool)), None)
+    if bad is not None:
+        known = f"one of {', '.join(list(classes)[:5])}" if classes else "a class number"
+        raise UndeError(f"Setup(true_labels=) has {given[bad]!r} for example {bad}: expected {known}")
+    if len(found) != examples:
+        raise UndeError(
+            f"Setup(true_labels=) has {len(found)} labels for {examples} training examples: expected one for each"
+        )
+    return torch.tensor(found)

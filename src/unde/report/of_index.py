@@ -38,7 +38,7 @@ def page_of(
     *,
     title: str,
     count: int = 5,
-    names: Sequence[str] | None = None,
+    names: Sequence[int | str] | None = None,
     contributors: Mapping[str, Any] | None = None,
     trust: bool = True,
     answers: Answers | None = None,

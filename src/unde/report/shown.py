@@ -15,7 +15,7 @@ from unde.data import Rows
 from unde.errors import UndeError, unknown
 from unde.features.guard import untouched
 from unde.recipe import Setup
-from unde.report.classes import class_names, collated, named
+from unde.report.classes import class_names, collated, named, true_numbers
 from unde.report.html import count
 from unde.report.items import MAX_SIDE, Item
 from unde.report.pixels import to_pixels
@@ -46,6 +46,7 @@ class Shown:
         self.setup = setup
         self.classes = class_names(setup) if classes is None else classes
         self.train = collated(setup, setup.train_data)
+        self.true = true_numbers(setup, self.classes, len(self.train))
         self.left_out = 0  # pictures that would have taken too long
         self._show = setup.show or (drawn_by(setup.task) if isinstance(setup.task, Diffusion) else None)
         self._seconds = seconds
@@ -55,7 +56,7 @@ class Shown:
         """Training example i."""
         if ("train", i) not in self._made:
             name = i if self.setup.ids is None else self.setup.ids[i]
-            self._made["train", i] = self._item(self.train, i, name)
+            self._made["train", i] = self._corrected(self._item(self.train, i, name), i)
         return self._made["train", i]
 
     def query(self, queries: Rows, q: int, name: int | str) -> Item:
@@ -103,6 +104,12 @@ class Shown:
         if item.label is None:
             item = replace(item, label=named(self._label(rows, i), self.classes))
         return item
+
+    def _corrected(self, item: Item, i: int) -> Item:
+        """With the true label where it is known to be another one. Numbers tell, whatever labels are called."""
+        if self.true is None or int(self.true[i]) == self._label(self.train, i):
+            return item
+        return replace(item, true_label=named(int(self.true[i]), self.classes), mislabelled=True)
 
     def _label(self, rows: Rows, i: int) -> int | None:
         """The class number that the task reads from an example, where `show` does not tell it."""
