@@ -122,7 +122,8 @@ def said(index: Index, out: Place) -> str:
     """What is there now."""
     if index.unfinished:
         return (
-            f"{out}: this worker has done its share; {index.unfinished:,} shards were not written yet when it ended. "
+            f"{out}: this worker has done its share; {console.counted(index.unfinished, 'shard')} not written yet when "
+            "it ended. "
             f"When all workers have ended: unde finish {out}"
         )
-    return f"{out}: {len(index):,} examples in {len(index.groups)} groups"
+    return f"{out}: {console.counted(len(index), 'example')} in {console.counted(len(index.groups), 'group')}"
