@@ -94,7 +94,7 @@ class Collector:
     ) -> None:
         self.model, self.task, self.units, self.coverage, self.measure = model, task, units, coverage, measure
         self.factors, self.emit, self.many = factors, emit, many
-        self._mask: Tensor | None = None
+        self._mask: Tensor | Sequence[Tensor] | None = None
         self.device, self.dtype = placement(model)
         self.width = units[-1].stop if units and emit else 0
         self._by_name = {u.name: u for u in units}
@@ -234,7 +234,7 @@ class _Out:
     features: Tensor | None  # (B, D)
     batch: int
     factors: Factors | None
-    mask: Tensor | None
+    mask: Tensor | Sequence[Tensor] | None
 
     def add(self, parameter: str, feature: Tensor) -> None:
         if self.features is not None:

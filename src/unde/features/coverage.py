@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ from unde.features.layers import rule_for
 from unde.features.units import Unit, placement
 from unde.tasks.base import Task
 from unde.tasks.cutting import recut
+from unde.tasks.tokens import BadExample
 
 # Structural mistakes give errors of order one; these only leave room for rounding in another batch shape.
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
@@ -34,8 +36,12 @@ FAILURES = (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError
 def plan_coverage(
     model: nn.Module, task: Task, rows: Rows, units: Sequence[Unit], measure: str = "loss"
 ) -> Coverage:
-    """The cheapest correct way for each unit. Raises for what cannot be covered, by name."""
-    return _Planner(model, task, rows, units, measure).run()
+    """The cheapest correct way for each unit. Raises for what cannot be covered, by name, and for models that do not
+    fit their task."""
+    planner = _Planner(model, task, rows, units, measure)
+    with untouched(model), torch.no_grad(), suppress(BadExample):  # it is named when it is measured
+        task.check(model, planner.batch)
+    return planner.run()
 
 
 def recorded(coverage: Coverage) -> dict[str, Any]:
