@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint docs bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/unde demo --out demo
@@ -16,6 +16,10 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/ty check
+
+# Into build/docs, without a network; a warning is an error.
+docs: $(VENV)/.dev
+	$(BIN)/python -m sphinx -q -W --keep-going -b html -d build/doctrees docs build/docs
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/features.py
