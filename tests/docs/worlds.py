@@ -138,6 +138,33 @@ def pipeline() -> dict[str, Any]:
     return {"images": images, "prompts": ["a cat", "a dog"] * 6}
 
 
+def cifar() -> dict[str, Any]:
+    """cifar10.npz: real digits, blown up to 32 × 32 and in colour."""
+    import numpy as np
+    from sklearn.datasets import load_digits
+
+    pixels, y = load_digits(return_X_y=True)
+    x = np.kron(pixels.reshape(-1, 8, 8)[:, :, :, None] * 15, np.ones((1, 4, 4, 3))).astype("uint8")
+    np.savez("cifar10.npz", x_train=x[:160], y_train=y[:160], x_test=x[160:280], y_test=y[160:280])
+    return {}
+
+
+def pictures() -> dict[str, Any]:
+    import numpy as np
+
+    pipeline()
+    number = np.arange(60)
+    words = [["a cat", "a dog"], ["a sketch", "a print"], ["a beach", "a forest"]]
+    labels = {
+        name: np.where(number % 3 == i, number // 3 % 2, -1)
+        for i, name in enumerate(("subject", "style", "background"))
+    }
+    images = np.random.default_rng(0).integers(0, 255, (60, 3, 8, 8), "uint8")
+    prompts = [words[i % 3][i // 3 % 2] for i in number]
+    np.savez("pictures.npz", images=images, prompts=prompts, **labels)
+    return {}
+
+
 def configs() -> dict[str, Any]:
     import unde
     from transformers import AutoModelForCausalLM, GPT2Config
@@ -166,6 +193,12 @@ WORLDS: dict[str, World] = {
     "docs/stable-diffusion.md": World(pipeline, 
         {'.to("cuda")': "", "timesteps=50": "timesteps=2", "rank=128": "rank=2", "range(100)": "range(3)",
          "range(100, 110)": "range(4, 6)", "consecutive(128)": "consecutive(4)"},
+    ),
+    "docs/tutorials/wrong-labels.md": World(cifar, {"range(30)": "range(3)"}),
+    "docs/tutorials/language-model.md": World(language),
+    "docs/tutorials/cluster.md": World(),
+    "docs/tutorials/diffusion.md": World(
+        pictures, {"timesteps=20": "timesteps=2", "rank=16": "rank=2", "range(50)": "range(6)"}
     ),
     "docs/plan.md": World(configs, {"DIR_OR_FILE": "my-gpt2"}),
     "docs/reliability.md": World(indexed),
