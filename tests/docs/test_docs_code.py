@@ -40,7 +40,7 @@ def folder(tmp_path, monkeypatch):
     gc.unfreeze()
     for name in set(sys.modules) - before:
         found = getattr(sys.modules[name], "__file__", None)
-        if found and Path(found).is_relative_to(tmp_path) or name == "my_project":
+        if (found and Path(found).is_relative_to(tmp_path)) or name == "my_project":
             del sys.modules[name]
 
 

@@ -17,7 +17,9 @@ def site(tmp_path_factory):
 
     path, modules, said = list(sys.path), set(sys.modules), io.StringIO()
     out = tmp_path_factory.mktemp("site")
-    app = Sphinx(DOCS, DOCS, out / "html", out / "doctrees", "dummy", status=None, warning=said, freshenv=True)
+    app = Sphinx(
+        DOCS, DOCS, out / "html", out / "doctrees", "dummy", status=None, warning=said, freshenv=True
+    )
     app.build()
     yield app, said.getvalue()
     sys.path[:] = path

@@ -102,7 +102,7 @@ def weights() -> dict[str, Any]:
 def stores() -> dict[str, Any]:
     """Also a way to retrain, for a bank."""
     given = indexed()
-    x, y = given["train_data"]
+    x, _ = given["train_data"]
 
     def train(rows, seed):
         return x[rows].mean()
@@ -145,7 +145,7 @@ def cifar() -> dict[str, Any]:
 
     pixels, y = load_digits(return_X_y=True)
     x = np.kron(pixels.reshape(-1, 8, 8)[:, :, :, None] * 15, np.ones((1, 4, 4, 3))).astype("uint8")
-    np.savez("cifar10.npz", x_train=x[:160], y_train=y[:160], x_test=x[160:280], y_test=y[160:280])
+    np.savez("cifar10.npz", x_train=x[:500], y_train=y[:500], x_test=x[500:620], y_test=y[500:620])
     return {}
 
 
@@ -166,8 +166,9 @@ def pictures() -> dict[str, Any]:
 
 
 def configs() -> dict[str, Any]:
-    import unde
     from transformers import AutoModelForCausalLM, GPT2Config
+
+    import unde
     from unde.tasks import CausalLM
 
     both()
