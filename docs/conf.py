@@ -24,16 +24,7 @@ exclude_patterns = ["_site"]
 nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"(?!unde\.).*"),  # names of other packages, which are not looked up here
-    (
-        "py:class",
-        r"unde\.(store\.(remote|manifest|verified)|index\.opened|scores\.(scorer|within|train_side))\.\w+",
-    ),
-    (
-        "py:class",
-        r"unde\.(execution\.crew|plan\.\w+|weights\.(source|choose)|kernels\.base|build\.session)\.\w+",
-    ),
-    ("py:class", r"unde\.scores\.(group_scores\.(Aligned|Spread)|top\.Best)"),
-    ("py:class", r"unde\.evaluate\.(estimate\.SubsetBootstrap|compare\.\w+|fine_grained\.\w+)"),
+    ("py:.*", r"unde\.\w+\.[\w.]+"),  # types of inner modules, which signatures mention
 ]
 suppress_warnings = ["myst.header"]  # results has sections of very different depth
 

@@ -1,4 +1,4 @@
-"""The directive `command`: what `unde NAME --help` says, from the command line itself."""
+"""The directive `commands`: what `unde NAME --help` says of each, from the command line itself."""
 
 from __future__ import annotations
 
@@ -36,16 +36,20 @@ def _plain(value: Any) -> bool:
     return isinstance(value, (str, int, float)) and not isinstance(value, bool) and value != ""
 
 
-class Command(SphinxDirective):
-    required_arguments = 1
+class Commands(SphinxDirective):
+    """A section for each command, in the order of `unde --help`."""
 
     def run(self) -> list[nodes.Node]:
-        lines = StringList(markdown(self.arguments[0]).splitlines(), source="unde --help")
-        box = nodes.container()
-        self.state.nested_parse(lines, self.content_offset, box)
-        return box.children
+        out: list[nodes.Node] = []
+        for name in get_command(app).commands:
+            section = nodes.section(ids=[f"unde-{name}"], names=[f"unde {name}"])
+            section += nodes.title(text=f"unde {name}")
+            lines = StringList(markdown(name).splitlines(), source="unde --help")
+            self.state.nested_parse(lines, self.content_offset, section)
+            out.append(section)
+        return out
 
 
 def setup(app: Any) -> dict[str, Any]:
-    app.add_directive("command", Command)
+    app.add_directive("commands", Commands)
     return {"parallel_read_safe": True}

@@ -3,6 +3,8 @@
 import contextlib
 import gc
 import io
+import json
+import re
 import sys
 from pathlib import Path
 
@@ -50,7 +52,7 @@ def test_code_of_a_page_runs(name, folder):
     page = [block for block in blocks(ROOT / name) if runs(block)]
     written = "".join(block.code for block in page)
     assert [text for text in world.smaller if text not in written] == [], "not on the page any more"
-    with contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.redirect_stdout(io.StringIO()) as said:
         names = dict(world.make(), __name__="__page__")
         for block in page:
             code = block.code
@@ -66,6 +68,21 @@ def test_code_of_a_page_runs(name, folder):
             else:
                 # Tracebacks name the page and its line.
                 exec(compile("\n" * (block.line - 1) + code, str(block.page), "exec"), names)
+    if name == "README.md":
+        check_quickstart(said.getvalue())
+
+
+def check_quickstart(said):
+    """It does what the text says: proponents of a digit show that digit."""
+    [(digits, proponents)] = re.findall(r"digits (\[.*?\]) proponents (\[\[.*\]\])", said)
+    pairs = zip(json.loads(digits), json.loads(proponents))
+    agree = sum(p == digit for digit, row in pairs for p in row)
+    assert agree >= 15, f"{agree} of 25 proponents show their query's digit"
+
+
+def test_quickstart_is_short():
+    [code] = [b.code for b in blocks(ROOT / "README.md") if b.language == "python"]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 16
 
 
 def test_pages_that_tests_prepare_exist():
