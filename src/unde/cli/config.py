@@ -118,7 +118,7 @@ def write_config(index: Place, settings: Mapping[str, Any]) -> None:
     lines = [
         f"{name.replace('_', '-')} = {_toml(value)}\n"
         for name, value in settings.items()
-        if name not in left_out and value is not None and value != []
+        if name not in left_out and value is not None and value not in ([], ())
     ]
     text = f"# Builds this index again: unde build --config {RUN} --out …\n" + "".join(lines)
     write_bytes(index / RUN, f"{text}{CHECKSUM}{checksum(text)}\n".encode())
