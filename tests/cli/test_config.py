@@ -29,7 +29,10 @@ def test_the_file_of_an_index_builds_it_again(project):
     assert "threads = 1" in text and 'projection = "kron(4)"' in text and "engine" not in text
     # What was not said is there too.
     run("build", f"{project}:make", "--out", "plain")
-    assert 'projection = "kron(16)"' in Path("plain/run.toml").read_text()
+    run("build", "--config", "plain/run.toml", "--out", "plainer")
+    assert written("plain") == written("plainer")
+    plain = Path("plain/run.toml").read_text()
+    assert 'projection = "kron(16)"' in plain and "threads = " in plain
 
 
 def test_the_command_line_wins(project):

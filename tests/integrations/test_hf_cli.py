@@ -339,3 +339,49 @@ def test_a_damaged_memory_is_named(project, tmp_path):
     (tmp_path / "source.json").write_text('{"model": 3}')
     with pytest.raises(UndeError, match=r"source.json is damaged .*delete it, and give --hf-model"):
         run("attribute", "--index", tmp_path, "--query", "x")
+
+
+def test_columns_that_are_not_used_are_named_once(project, tmp_path):
+    rows = [{"text": line, "url": "x", "id": f"d{i}", "date": 1} for i, line in enumerate(LINES[:2])]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    built = ("build", "--hf-model", "model", "--data", tmp_path / "train.jsonl", "--out", tmp_path / "idx")
+    result = CliRunner().invoke(cli.app, [str(a) for a in (*built, "--method", "tracin")])
+    assert result.exit_code == 0 and result.output.count("'url', 'date' are not used") == 1
+    assert "1 shard" in result.output and "1 shards" not in result.output
+
+
+def test_a_conversation_from_build_to_answer(project, tmp_path):
+    """Chat data on the command line is what the library makes of it; fields and checkpoints are remembered."""
+    from hf_toy import gpt2, tokenizer
+
+    gpt2().save_pretrained(tmp_path / "model")
+    tok = tokenizer()
+    tok.chat_template = (
+        "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{{ eos_token }}{% endfor %}"
+    )
+    tok.save_pretrained(tmp_path / "model")
+    pairs = [("Peace?", "Yes, peace."), ("Trade?", "Soon."), ("Roads?", "They are built.")]
+    for name, some in (("train", pairs), ("eval", [("War?", "No, peace.")])):
+        talks = [[{"role": "user", "content": a}, {"role": "assistant", "content": b}] for a, b in some]
+        lines = [json.dumps({"talk": t, "id": t[0]["content"]}) + "\n" for t in talks]
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    run("build", "--hf-model", tmp_path / "model", "--data", tmp_path / "train.jsonl", "--text-field", "talk",
+        "--out", tmp_path / "idx", "--method", "tracin", "--projection", "none")  # fmt: skip
+    options = (
+        "--index",
+        tmp_path / "idx",
+        "--queries",
+        tmp_path / "eval.jsonl",
+        "--top",
+        3,
+        "--format",
+        "json",
+    )
+    rows = json.loads(run("attribute", *options))
+    here = hf_setup(tmp_path / "model", tmp_path / "train.jsonl", text_field="talk",
+                    eval_queries=tmp_path / "eval.jsonl")  # fmt: skip
+    index = Index.open(tmp_path / "idx", model=here.model, task=here.task, train_data=here.train_data)
+    assert [r["score"] for r in rows] == pytest.approx(
+        index.score(here.eval_queries).top(3).values.flatten().tolist(), rel=1e-5
+    )
+    assert {r["id"] for r in rows} == {"Peace?:1", "Trade?:1", "Roads?:1"}

@@ -15,7 +15,7 @@ from unde.cli.options import path_of
 from unde.errors import UndeError, unknown
 from unde.integrations.source import remembered_target
 from unde.store.files import write_bytes
-from unde.store.layout import MANIFEST, RUN
+from unde.store.layout import CHECKSUM, MANIFEST, RUN
 from unde.store.reading import checksum, read_bounded
 from unde.store.remote import Place
 
@@ -118,17 +118,16 @@ def write_config(index: Place, settings: Mapping[str, Any]) -> None:
     lines = [
         f"{name.replace('_', '-')} = {_toml(value)}\n"
         for name, value in settings.items()
-        if name not in left_out and value is not None and value != []
+        if name not in left_out and value is not None and value not in ([], ())
     ]
-    head = f"# Builds this index again: unde build --config {RUN} --out …\n# Checksum of what follows: "
-    body = "".join(lines)
-    write_bytes(index / RUN, f"{head}{checksum(body)}\n{body}".encode())
+    text = f"# Builds this index again: unde build --config {RUN} --out …\n" + "".join(lines)
+    write_bytes(index / RUN, f"{text}{CHECKSUM}{checksum(text)}\n".encode())
 
 
 def _toml(value: Any) -> str:
     """
-    >>> print(_toml(['a"b', "é"]), _toml(True), _toml(0.5))
-    ["a\\\\"b", "é"] true 0.5
+    >>> print(_toml(["a", "é"]), _toml(True), _toml(0.5))
+    ["a", "é"] true 0.5
     """
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_toml, value))}]"

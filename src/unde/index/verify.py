@@ -107,8 +107,8 @@ def _run(path: Place, found: Verified) -> None:
     if not there(path, links=True) or path.is_symlink():
         return
     try:
-        _, noted, body = read_bounded(path).decode().split("\n", 2)
-        if noted.rpartition(" ")[2] != checksum(body):
+        text, _, noted = read_bounded(path).decode().rpartition(layout.CHECKSUM)
+        if noted != f"{checksum(text)}\n":
             raise ValueError("its content does not match its checksum")
     except Unreachable:
         raise

@@ -30,6 +30,7 @@ from unde.store.remote import Place, Remote, Unreachable, there
 MANIFEST, IDS, MATRICES, PROBE = "manifest.json", "ids.json", "projection.safetensors", "probe.safetensors"
 SHARDS, FISHER, KERNELS, QUERIES, SCRATCH = "shards", "fisher", "kernels", "queries", "scratch"
 SOURCE, RUN, LOG, LOCK = "source.json", "run.toml", "log.jsonl", ".lock"
+CHECKSUM = "# Checksum of the lines above: "  # the last line of RUN
 REMEMBERED = ("model", "data", "text_field", "seq_len", "target")  # in SOURCE, where it has no checksum
 
 
