@@ -7,8 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from unde import console
+from unde.cli.config import Config, write_config
 from unde.cli.options import (
     Address,
+    Checkpoints,
     Data,
     Device,
     Engine,
@@ -22,6 +24,7 @@ from unde.cli.options import (
     SeqLen,
     StoreDtype,
     Target,
+    TargetField,
     TextField,
     Threads,
     Timeout,
@@ -36,11 +39,12 @@ from unde.cli.options import (
 from unde.cli.project import Project
 from unde.execution import named
 from unde.index import Index
-from unde.integrations.source import Source
+from unde.methods import TracIn
 from unde.store.remote import Place
 
 
 def build(
+    context: typer.Context,
     out: Annotated[
         Any, place_option("--out", help="folder or URL for the index; a half-built one is finished")
     ],
@@ -48,12 +52,14 @@ def build(
     hf_model: HFModel = None,
     data: Data = None,
     text_field: TextField = None,
+    target_field: TargetField = None,
     seq_len: SeqLen = None,
     trust_remote_code: TrustRemoteCode = False,
     method: Method = "trak",
     projection: Projection = None,
     groups: Groups = "layer",
     exclude: Exclude = None,
+    checkpoints: Checkpoints = None,
     batch_size: Unneeded = None,
     num_workers: Annotated[int, typer.Option(help="processes that read the data")] = 0,
     device: Device = None,
@@ -68,6 +74,7 @@ def build(
     gpus: Gpus = 0,
     address: Address = None,
     timeout: Timeout = None,
+    config: Config = None,
 ) -> None:
     """Compute the gradient features of the training data.
 
@@ -77,7 +84,11 @@ def build(
 
     `unde build --hf-model ./my-gpt2 --data train.jsonl --seq-len 512 --out runs/idx`
 
+    `unde build --hf-model ./run --checkpoints ./run --data chat.jsonl --method tracin --out runs/idx`
+
     `unde build my_project.setup:make --out runs/idx --method logra --projection "kron(64)"`
+
+    `unde build --config runs/idx/run.toml --out runs/again`
 
     `unde build my_project.setup:make --out runs/idx --engine ray --workers 8 --gpus 1 --threads 4 --device cuda`
 
@@ -89,7 +100,9 @@ def build(
     )
     chosen = method_of(method, projection)
     project = Project(
-        target, source_of(hf_model, data, text_field, seq_len, trust_remote_code), device=device
+        target,
+        source_of(hf_model, data, text_field, seq_len, trust_remote_code, target_field, checkpoints),
+        device=device,
     )
     setup = project.setup
     index = Index.build(
@@ -100,6 +113,8 @@ def build(
         method=chosen,
         groups=groups,
         exclude=exclude or (),
+        checkpoints=project.checkpoints,
+        checkpoint_weights=project.rates if isinstance(chosen, TracIn) else None,
         collate=setup.collate,
         ids=setup.ids,
         batch_size=batch_size,
@@ -114,8 +129,18 @@ def build(
         on_bad=on_bad,
     )
     index.close()
-    (project.source or Source(target=target)).remember(out)
+    project.remembered.remember(out)
+    settings = context.params | _settled(project, index)
+    write_config(out, {p.name: settings[p.name] for p in context.command.params if p.name in settings})
     console.echo(said(index, out))
+
+
+def _settled(project: Project, index: Index) -> dict[str, Any]:
+    """What became of options that were not said, or that mean something else elsewhere."""
+    noted = project.remembered.lasting()
+    noted["hf_model"] = noted.pop("model")
+    m = index.manifest
+    return noted | {"projection": str(index.method.projection), "threads": m.settled.threads}
 
 
 def said(index: Index, out: Place) -> str:

@@ -7,9 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from unde import console
+from unde.cli import completion
 from unde.cli.build import said
 from unde.cli.options import (
     Address,
+    Checkpoints,
     Data,
     Device,
     Engine,
@@ -18,6 +20,7 @@ from unde.cli.options import (
     Memory,
     SeqLen,
     Target,
+    TargetField,
     TextField,
     Threads,
     Timeout,
@@ -33,14 +36,22 @@ from unde.store.remote import place
 
 def finish(
     index: Annotated[
-        Any, typer.Argument(parser=place, metavar="DIR", help="folder or URL of an index that was begun")
+        Any,
+        typer.Argument(
+            parser=place,
+            metavar="DIR",
+            help="folder or URL of an index that was begun",
+            autocompletion=completion.indexes,
+        ),
     ],
     target: Target = None,
     hf_model: HFModel = None,
     data: Data = None,
     text_field: TextField = None,
+    target_field: TargetField = None,
     seq_len: SeqLen = None,
     trust_remote_code: TrustRemoteCode = False,
+    checkpoints: Checkpoints = None,
     memory: Memory = "2GB",
     device: Device = None,
     engine: Engine = "serial",
@@ -60,7 +71,7 @@ def finish(
 
     `unde finish runs/idx --engine processes:4`
     """
-    source = source_of(hf_model, data, text_field, seq_len, trust_remote_code)
+    source = source_of(hf_model, data, text_field, seq_len, trust_remote_code, target_field, checkpoints)
     project = Project(target or remembered(index, source), source, index=index, device=device)
     setup = project.setup
     made = Index.finish(
@@ -68,6 +79,7 @@ def finish(
         setup.model,
         setup.task,
         setup.train_data,
+        checkpoints=project.checkpoints,
         collate=setup.collate,
         ids=setup.ids,
         device=device,
