@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from report_dom import parse, words
 
+from report_dom import parse, words
 from unde import Index, Setup, UndeError
 from unde.data import Rows
 from unde.report import Item, Page, QueryPanel, Row, Scored

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from report_dom import parse, words
 
+from report_dom import parse, words
 from unde import Index
 from unde.methods import DAS, DTRAK, EKFAC, METHODS, TRAK, JourneyTRAK, LoGRA, Method, TracIn
 from unde.report import Item, Page, QueryPanel, Row, Scored

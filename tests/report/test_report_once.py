@@ -4,8 +4,8 @@ import base64
 import re
 
 import numpy as np
-from report_dom import parse
 
+from report_dom import parse
 from unde.report import Item, Page, QueryPanel, Row, Scored
 from unde.report.pixels import encode_png, to_pixels
 
