@@ -13,7 +13,7 @@ from torch import nn
 
 from unde import methods
 from unde.build import matrices
-from unde.build.carried import Carried, cannot_travel
+from unde.build.carried import Carried, Elsewhere, cannot_travel
 from unde.build.checkpoints import Checkpoint, fingerprints, loaded
 from unde.build.fingerprints import data_fingerprint
 from unde.data import Rows, own_collate
@@ -39,7 +39,7 @@ class Given:
     task: Task
     rows: Rows
     checkpoints: Sequence[Checkpoint] | None = None
-    recipe: Recipe | Carried | None = None
+    recipe: Recipe | Carried | Elsewhere | None = None
     device: str | None = None
 
     @cached_property
@@ -71,7 +71,9 @@ class Given:
             )
 
 
-def made(recipe: Recipe | Carried, checkpoints: Sequence[Checkpoint] | None, device: str | None) -> Given:
+def made(
+    recipe: Recipe | Carried | Elsewhere, checkpoints: Sequence[Checkpoint] | None, device: str | None
+) -> Given:
     """As it was given elsewhere."""
     setup = _setup(pickle.dumps((recipe, device)))
     rows = Rows(setup.train_data, setup.collate or own_collate(setup.task.collate, setup.train_data))
@@ -152,17 +154,22 @@ class Context:
     def batches(self, c: int, s: int) -> Iterator[Batch]:
         """The batches of one shard. Worker processes read ahead through the shards that are `upcoming`."""
         if not self.workers:
-            return self.given.rows.batches(self._cuts(s))
+            return self.given.rows.batches(self.cuts(s))
         if self._stream is None or self._stream[0][:1] != [(c, s)]:
             at = self.upcoming.index((c, s)) if (c, s) in self.upcoming else None
             jobs: list[Job] = [(c, s)] if at is None else self.upcoming[at:]
-            ranges = [r for _, shard in jobs for r in self._cuts(shard)]
+            ranges = [r for _, shard in jobs for r in self.cuts(shard)]
             self._stream = (jobs, self.given.rows.batches(ranges, self.workers))
         jobs, stream = self._stream
         self._stream = (jobs[1:], stream)
-        return (next(stream) for _ in self._cuts(s))
+        return (next(stream) for _ in self.cuts(s))
 
-    def _cuts(self, s: int) -> list[range]:
+    def drawn(self, where: Sequence[int]) -> list[int]:
+        """The numbers under which examples are measured."""
+        return [self.manifest.drawn[i] for i in where]
+
+    def cuts(self, s: int) -> list[range]:
+        """The rows of each pass of a shard."""
         rows = self.manifest.shards[s]
         return cuts(range(rows.start, rows.stop), self.manifest.settled.pass_size)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from unde.build import matrices
-from unde.build.carried import Carried, carried
+from unde.build.carried import Carried, Elsewhere, carried
 from unde.build.checkpoints import Checkpoint, fingerprints, loaded
 from unde.build.context import checkpoint_of, made, step_of
 from unde.build.fingerprints import SAMPLED, Watch, reads_differently, to_digest, to_signed
@@ -43,7 +43,7 @@ class Session:
         task: Task,
         checkpoints: Sequence[Checkpoint] | None,
         executor: Executor = SERIAL,
-        recipe: Recipe | Carried | None = None,
+        recipe: Recipe | Carried | Elsewhere | None = None,
         device: str | None = None,
     ) -> None:
         self.stored, self.model, self.checkpoints = stored, model, checkpoints
@@ -83,7 +83,7 @@ class Session:
             digests = self._asked(rows, under, features, losses)
             if self.checkpoints is not None or under is not nullcontext:
                 self._watch.renew()  # weights went away and came back
-        made = QueryFeatures(self.stored.manifest.id, features, losses, digests)
+        made = QueryFeatures(self.stored.manifest.lineage, features, losses, digests)
         self._check_finite(made.features)
         changed = [i for i, seen in zip(where, before) if seen != made.digests[i]]
         if changed:

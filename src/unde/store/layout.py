@@ -9,9 +9,12 @@ fisher/                        an index of gradients with sampled labels, where 
 kernels/<key>/                 what kernels were fitted to, and K g(n) where that is stored
 queries/                       features of queries that a command has computed
 scratch/                       what processes that work together hand to one another
+change.json                    a change that was begun: examples are being appended or removed
 source.json                    what the command line built it from
 log.jsonl                      how long builds took
 .lock                          held by who writes
+
+Of an index that was changed, ids and probe have the number of the change in their names: ids-2.json.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from unde.store.remote import Place, Remote, Unreachable, there
 
 MANIFEST, IDS, MATRICES, PROBE = "manifest.json", "ids.json", "projection.safetensors", "probe.safetensors"
 SHARDS, FISHER, KERNELS, QUERIES, SCRATCH = "shards", "fisher", "kernels", "queries", "scratch"
-SOURCE, LOG, LOCK = "source.json", "log.jsonl", ".lock"
+CHANGE, SOURCE, LOG, LOCK = "change.json", "source.json", "log.jsonl", ".lock"
 REMEMBERED = ("model", "data", "text_field", "seq_len", "target")  # in SOURCE, where it has no checksum
 
 
@@ -53,14 +56,18 @@ ENTRIES = (
     Entry(KERNELS, "fitted kernels and K g(n)", MADE_ON_DEMAND),
     Entry(QUERIES, "features of queries", MADE_ON_DEMAND),
     Entry(SCRATCH, "what processes that work together hand to one another", "nothing, if nobody is at work"),
+    Entry(
+        CHANGE, "a change that was begun", "the change is forgotten, and what it wrote is cleared by the next"
+    ),
     Entry(SOURCE, "what the command line built it from", "name model and data to the next command"),
     Entry(LOG, "how long builds took", "nothing is lost but the times"),
     Entry(LOCK, "who is writing", "nothing, if nobody is"),
 )
 _NAMES = {e.name: e for e in ENTRIES}
+_VERSIONED = r"ids(-[1-9]\d{0,8})?\.json|probe(-[1-9]\d{0,8})?\.safetensors"
 _TENSORS = r"\w[\w.-]*\.safetensors"
 _FILES = re.compile(
-    rf"({FISHER}/)?({'|'.join(map(re.escape, (MANIFEST, IDS, MATRICES, PROBE, LOG)))}|{SHARDS}/c\d+-\d+\.safetensors)"
+    rf"({FISHER}/)?({'|'.join(map(re.escape, (MANIFEST, MATRICES, LOG)))}|{_VERSIONED}|{SHARDS}/c\d+-\d+\.safetensors)"
     rf"|{re.escape(SOURCE)}|{KERNELS}/[0-9a-f]{{32}}/{_TENSORS}|{QUERIES}/{_TENSORS}",
     re.ASCII,
 )
@@ -73,6 +80,21 @@ def restored(name: str) -> str:
     'delete it, it is made anew when it is needed'
     """
     return f"delete it, {_NAMES[name].deleted}"
+
+
+def version(name: str, generation: int) -> str:
+    """What a file is called that belongs to one state of an index.
+
+    >>> version(IDS, 0), version(PROBE, 3)
+    ('ids.json', 'probe-3.safetensors')
+    """
+    stem, dot, suffix = name.partition(".")
+    return f"{stem}-{generation}{dot}{suffix}" if generation else name
+
+
+def versioned(name: str) -> bool:
+    """Whether it is the name of a file that belongs to one state of an index."""
+    return re.fullmatch(_VERSIONED, name, re.ASCII) is not None
 
 
 def shard(folder: Place, checkpoint: int, number: int) -> Place:
@@ -145,4 +167,6 @@ def refuse_links(folder: Place) -> None:
 
 def ours(name: str) -> bool:
     """Whether a file in the folder is of an index."""
-    return name in _NAMES or (name.endswith(PARTIAL) and any(name.startswith(known) for known in _NAMES))
+    if name.endswith(PARTIAL):
+        return any(map(name.startswith, _NAMES)) or re.match(_VERSIONED, name, re.ASCII) is not None
+    return name in _NAMES or versioned(name)
