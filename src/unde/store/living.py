@@ -50,6 +50,9 @@ class Living:
         fields: dict[str, Any] = {**found, "pieces": [Piece(**piece) for piece in found["pieces"]]}
         return cls(**fields)
 
+    def as_dict(self) -> dict[str, Any]:
+        return {**vars(self), "pieces": [dict(vars(piece)) for piece in self.pieces]}
+
     @property
     def cuts(self) -> list[slice]:
         """The rows of each shard."""

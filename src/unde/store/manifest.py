@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -121,11 +121,13 @@ class Manifest:
         return Groups({k: tuple(v) for k, v in self.groups.items()})
 
     def as_dict(self) -> dict[str, Any]:
-        out = asdict(self)
-        del out["noted"]
-        if self.living is None:
-            del out["living"]
-        return out
+        out = {
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if f.name not in ("settled", "living", "noted")
+        }
+        out["settled"] = dict(vars(self.settled))
+        return out if self.living is None else out | {"living": self.living.as_dict()}
 
     def text(self) -> bytes:
         """As it is written."""
