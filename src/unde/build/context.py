@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -14,8 +13,9 @@ from torch import nn
 from unde import methods
 from unde.build import matrices
 from unde.build.carried import Carried, Elsewhere, cannot_travel
-from unde.build.checkpoints import Checkpoint, fingerprints, loaded
+from unde.build.checkpoints import Checkpoint, fingerprints
 from unde.build.fingerprints import data_fingerprint
+from unde.build.running import Running
 from unde.data import Rows, own_collate
 from unde.errors import UndeError
 from unde.execution import Job
@@ -104,7 +104,7 @@ class Context:
         self.folder, self.manifest, self.given, self.workers, self.ids = folder, manifest, given, workers, ids
         self.advance: Callable[[int], None] = lambda count: None
         self.upcoming: list[Job] = []  # jobs in the order that they will be asked for, if known
-        self._open: tuple[int, FeaturePass, ExitStack] | None = None
+        self.passing = Running()
         self._stream: tuple[list[Job], Generator[Batch]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -139,17 +139,14 @@ class Context:
         return restored(noted[min(c, len(noted) - 1)], given.model, self.units)
 
     def running(self, c: int) -> FeaturePass:
-        """The pass under checkpoint or step c, which stays open for the jobs to come."""
-        if self._open is not None and self._open[0] == c:
-            return self._open[1]
-        self.close()
-        with ExitStack() as stack:
-            stack.enter_context(loaded(self.given.model, checkpoint_of(self.given.checkpoints, c)))
+        """The pass under checkpoint or step c."""
+        model, checkpoint = self.given.model, checkpoint_of(self.given.checkpoints, c)
+
+        def made() -> FeaturePass:
             task = step_of(resized(self.given.task, self.manifest.settled.rows), self.method, c)
-            run = FeaturePass(self.given.model, task, self.measurement, self.coverage(c))
-            stack.enter_context(run)
-            self._open = (c, run, stack.pop_all())
-        return run
+            return FeaturePass(model, task, self.measurement, self.coverage(c))
+
+        return self.passing.under(c, model, checkpoint, made)
 
     def batches(self, c: int, s: int) -> Iterator[Batch]:
         """The batches of one shard. Worker processes read ahead through the shards that are `upcoming`."""
@@ -178,10 +175,7 @@ class Context:
         if self._stream is not None:
             self._stream[1].close()
             self._stream = None
-        if self._open is not None:
-            stack = self._open[2]
-            self._open = None
-            stack.close()
+        self.passing.close()
 
 
 def checkpoint_of(checkpoints: Sequence[Checkpoint] | None, c: int) -> Checkpoint | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -11,14 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from unde.build import matrices
+from unde.build.blame import blaming
 from unde.build.carried import Carried, Elsewhere, carried
-from unde.build.checkpoints import Checkpoint, fingerprints, loaded
+from unde.build.checkpoints import Checkpoint, fingerprints
 from unde.build.context import checkpoint_of, made, step_of
 from unde.build.fingerprints import SAMPLED, Watch, reads_differently, to_digest, to_signed
 from unde.build.queries import BadQuery, QueryFeatures
+from unde.build.running import Running, unhooked
 from unde.build.stored import Stored
 from unde.data import Rows, evenly
-from unde.errors import UndeError
+from unde.errors import BadExample, UndeError
 from unde.execution import SERIAL, Executor, Job, shown
 from unde.features import Coverage, Unit, make_units, plan_coverage
 from unde.features.coverage import restored
@@ -27,6 +29,7 @@ from unde.recipe import Recipe
 from unde.store.layout import SCRATCH
 from unde.store.scratch import Results, scratch
 from unde.tasks.base import Task
+from unde.tasks.language import BadExample as Unreadable
 
 MANY = 8  # queries from which on it is worth while to put weights into another order
 Under = Callable[[nn.Module], AbstractContextManager[Any]]
@@ -145,7 +148,7 @@ class Asking:
     def __init__(self, session: Session, rows: Rows, under: Under, passes: list[range]) -> None:
         self.session, self.rows, self.under, self.passes = session, rows, under, passes
         self.results = Results(session.stored.manifest.id)
-        self._open: tuple[int, FeaturePass, ExitStack] | None = None
+        self.passing = Running()
 
     def __getstate__(self) -> dict[str, Any]:
         at = self.session
@@ -164,32 +167,28 @@ class Asking:
         self.results = sent["results"]
 
     def running(self, c: int) -> FeaturePass:
-        """The pass under checkpoint or step c, which stays open for the jobs to come."""
-        if self._open is not None and self._open[0] == c:
-            return self._open[1]
-        self.close()
+        """The pass under checkpoint or step c."""
         at, method = self.session, self.session.stored.method
-        with ExitStack() as stack:
-            stack.enter_context(loaded(at.model, checkpoint_of(at.checkpoints, c)))
-            stack.enter_context(self.under(at.model))
+
+        def made() -> FeaturePass:
             what, many = Measurement(at.units, method.measure), len(self.rows) >= MANY
-            run = FeaturePass(at.model, step_of(at.task, method, c), what, at.coverage(c, self.rows), many)
-            stack.enter_context(run)
-            self._open = (c, run, stack.pop_all())
-        return run
+            return FeaturePass(at.model, step_of(at.task, method, c), what, at.coverage(c, self.rows), many)
+
+        return self.passing.under(c, at.model, checkpoint_of(at.checkpoints, c), made, self.under)
 
     def close(self) -> None:
         """The model as it was."""
-        if self._open is not None:
-            stack = self._open[2]
-            self._open = None
-            stack.close()
+        self.passing.close()
 
 
 def ask(asking: Asking, c: int, i: int) -> None:
     """Pass i of the queries under checkpoint c."""
+    at, asked = asking.session, asking.passes[i]
     try:
-        [found] = asking.running(c).over(asking.rows.batches([asking.passes[i]]))
+        with blaming(at.model, at.task, asking.rows, lambda: asked, what="query"), unhooked(asking):
+            [found] = asking.running(c).over(asking.rows.batches([asked]))
+    except Unreadable as e:
+        raise BadExample(f"query {asked[e.row]} {e.what}") from None
     except UndeError:
         raise
     except _FOREIGN as e:

@@ -7,8 +7,7 @@ import os
 import platform
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -18,6 +17,7 @@ from unde import console, methods
 from unde.build.blame import blaming
 from unde.build.context import Context
 from unde.build.fingerprints import SAMPLED, changed_example, length_now, reads_differently, to_signed
+from unde.build.running import unhooked
 from unde.data import evenly, to_device
 from unde.errors import BadExample, UndeError
 from unde.execution import SERIAL, Executor, Job, JobsFailed
@@ -39,20 +39,10 @@ def compute_shard(context: Context, c: int, s: int) -> None:
     rows = m.shards[s]
     with (
         blaming(given.model, given.task, given.rows, lambda: range(rows.start, rows.stop), context.ids),
-        _left_as_it_was(context),
+        unhooked(context),
     ):
         whole = _computed(context, c, s)
     write_shard(m.shard(context.folder, c, s), m.files[s][1], whole)
-
-
-@contextmanager
-def _left_as_it_was(context: Context) -> Generator[None]:
-    """After an error the model has no hooks on it: it is run again, to see which example it was."""
-    try:
-        yield
-    except Exception:
-        context.close()
-        raise
 
 
 def _computed(context: Context, c: int, s: int) -> dict[str, Tensor]:
