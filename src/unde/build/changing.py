@@ -143,6 +143,16 @@ def committed(now: Manifest, found: dict[str, Any]) -> bool:
     return now.living is not None and now.living.history[-1].get("token") == found["token"]
 
 
+def ended(folder: Place) -> bool:
+    """Clear what a change has left that was made and not brought to its end; whether there was one."""
+    with locked(folder, doing="changing"):
+        now, found = Manifest.read(folder), begun(folder)
+        made = found is not None and committed(now, found)
+        if made:
+            clear(folder, now)
+    return made
+
+
 def _withdraw(folder: Place, now: Manifest) -> None:
     """Nothing stays of a change that cannot be made."""
     with contextlib.suppress(OSError):

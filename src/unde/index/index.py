@@ -244,7 +244,11 @@ class Index:
         what is stored; pca directions stay those of the examples that the index was built on. Whenever this is
         interrupted the index is as it was before, and the same call goes on where it stopped.
         """
-        self._become(living.appended(self._opened, more_data, ids, progress))
+        self.__init__(living.appended(self._opened, more_data, ids, progress))
+
+    def holds(self, data: Any) -> Tensor:
+        """(n,) bool: which examples are in the index already, by their content."""
+        return living.held(self._opened.stored, Rows(data))
 
     def remove(self, ids: Sequence[Any] | None = None, *, indices: Sequence[int] | None = None) -> None:
         """Take training examples out, by their ids or by their `indices`, positions from 0 on; in an index without ids
@@ -253,7 +257,7 @@ class Index:
         Nothing is computed again, but for the covariances of EKFAC, which need the model and the data. When this
         returns, the folder holds no byte of what was removed: see docs/living-indexes.md for what else might.
         """
-        self._become(living.removed(self._opened, ids, indices))
+        self.__init__(living.removed(self._opened, ids, indices))
 
     @classmethod
     def merge(cls, indexes: Sequence[Index | str | Place], path: str | Place) -> Index:
@@ -264,9 +268,6 @@ class Index:
         """
         merging.merged([i.folder if isinstance(i, Index) else place(i) for i in indexes], place(path))
         return cls.open(path)
-
-    def _become(self, opened: Opened) -> None:
-        self._opened, self._retrieved = opened, None
 
     @staticmethod
     def plan(model: nn.Module, task: Task, example: Any = None, **options: Any) -> Plan:

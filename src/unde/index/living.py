@@ -166,6 +166,13 @@ def _check_new_ids(there: Sequence[Any] | None, new: list[Any] | None, count: in
         )
 
 
+def held(stored: Stored, rows: Rows) -> Tensor:
+    """(n,) bool: which examples have the content of one in the index."""
+    found = torch.zeros(len(rows), dtype=torch.bool)
+    found[stored.holding(rows.digests())] = True
+    return found
+
+
 def _note_twins(stored: Stored, digests: list[str]) -> None:
     twins = stored.holding(digests)
     if twins:
