@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -141,3 +142,9 @@ def test_deep_or_broken_json(tmp_path, text):
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(UndeError, match="damaged"):
         Index.open(tmp_path)
+
+
+def test_the_page_about_files_is_true():
+    page = (Path(__file__).parents[2] / "docs" / "files.md").read_text(encoding="utf-8")
+    assert layout.table() in page
+    assert all(f"`{name}`" in page for name in ("ids-2.json", "probe-2.safetensors"))

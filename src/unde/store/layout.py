@@ -37,31 +37,46 @@ REMEMBERED = ("model", "data", "text_field", "seq_len", "target")  # in SOURCE, 
 
 @dataclass(frozen=True)
 class Entry:
-    """A name in the folder. `deleted` says what happens after somebody deleted it."""
+    """A name in the folder. `deleted` says what happens after somebody deleted it, `writer` who writes it."""
 
     name: str
     holds: str
     deleted: str
+    writer: str
 
 
 BUILT_AGAIN = "the same Index.build makes it anew, exactly as it was"
 MADE_ON_DEMAND = "it is made anew when it is needed"
+_ALL = "build, append, remove, merge"
 ENTRIES = (
-    Entry(MANIFEST, "what the index is and what was settled for it", BUILT_AGAIN),
-    Entry(IDS, "the user's names of examples", BUILT_AGAIN),
-    Entry(MATRICES, "pca directions and second moments", BUILT_AGAIN),
-    Entry(PROBE, "features of a few examples, to tell changed code by", BUILT_AGAIN),
-    Entry(SHARDS, "the features", BUILT_AGAIN + ", shard by shard"),
-    Entry(FISHER, "gradients with sampled labels", BUILT_AGAIN),
-    Entry(KERNELS, "fitted kernels and K g(n)", MADE_ON_DEMAND),
-    Entry(QUERIES, "features of queries", MADE_ON_DEMAND),
-    Entry(SCRATCH, "what processes that work together hand to one another", "nothing, if nobody is at work"),
+    Entry(MANIFEST, "what the index is and what was settled for it", BUILT_AGAIN, _ALL),
+    Entry(IDS, "the user's names of examples", BUILT_AGAIN, _ALL),
+    Entry(MATRICES, "pca directions and second moments", BUILT_AGAIN, "build, merge"),
+    Entry(PROBE, "features of a few examples, to tell changed code by", BUILT_AGAIN, _ALL),
+    Entry(SHARDS, "the features", BUILT_AGAIN + ", shard by shard", _ALL),
+    Entry(FISHER, "gradients with sampled labels", BUILT_AGAIN, _ALL),
+    Entry(KERNELS, "fitted kernels and K g(n)", MADE_ON_DEMAND, "whoever scores first"),
+    Entry(QUERIES, "features of queries", MADE_ON_DEMAND, "commands that ask"),
     Entry(
-        CHANGE, "a change that was begun", "the change is forgotten, and what it wrote is cleared by the next"
+        SCRATCH,
+        "what processes that work together hand to one another",
+        "nothing, if nobody is at work",
+        "whoever has worker processes",
     ),
-    Entry(SOURCE, "what the command line built it from", "name model and data to the next command"),
-    Entry(LOG, "how long builds took", "nothing is lost but the times"),
-    Entry(LOCK, "who is writing", "nothing, if nobody is"),
+    Entry(
+        CHANGE,
+        "a change that was begun",
+        "it is forgotten; what it wrote is cleared by the next",
+        "append, remove",
+    ),
+    Entry(
+        SOURCE,
+        "what the command line built it from",
+        "name model and data to the next command",
+        "unde build, unde append",
+    ),
+    Entry(LOG, "how long builds took", "nothing is lost but the times", "build, append"),
+    Entry(LOCK, "who is writing", "nothing, if nobody is", "whoever writes"),
 )
 _NAMES = {e.name: e for e in ENTRIES}
 _VERSIONED = r"ids(-[1-9]\d{0,8})?\.json|probe(-[1-9]\d{0,8})?\.safetensors"
@@ -71,6 +86,15 @@ _FILES = re.compile(
     rf"|{re.escape(SOURCE)}|{KERNELS}/[0-9a-f]{{32}}/{_TENSORS}|{QUERIES}/{_TENSORS}",
     re.ASCII,
 )
+
+
+def table() -> str:
+    """The entries as a page shows them."""
+    names = (f"{e.name}/" if "." not in e.name else e.name for e in ENTRIES)
+    rows = [f"| `{name}` | {e.holds} | {e.writer} | {e.deleted} |" for name, e in zip(names, ENTRIES)]
+    return "\n".join(
+        ["| name | what it holds | who writes it | if it is deleted |", "|---|---|---|---|", *rows]
+    )
 
 
 def restored(name: str) -> str:
