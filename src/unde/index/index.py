@@ -22,7 +22,7 @@ from unde.build.stored import Stored
 from unde.data import Collate, Rows, own_collate, parse_bytes
 from unde.errors import UndeError, unknown
 from unde.execution import Executor, ending, named
-from unde.groups import Groups
+from unde.groups import Groups, unwrapped
 from unde.index import making, self_retrieval
 from unde.index.facts import index_facts
 from unde.index.opened import Opened
@@ -177,7 +177,7 @@ class Index:
         ids = None if ids is None else plain_ids(ids)
         if ids is not None and len(ids) != len(rows):
             raise UndeError(f"{len(ids)} ids for {len(rows)} examples: expected one for each")
-        folder, runs = place(path), named(executor, threads=threads)
+        folder, runs, model = place(path), named(executor, threads=threads), unwrapped(model)
         budget, chosen = parse_bytes(memory), methods.for_building(method)
         with making.on_device(model, device), ending(executor, runs):
             given = Given(
@@ -250,6 +250,7 @@ class Index:
         if task is not None and collate is None:
             collate = own_collate(task.collate, train_data)
         rows = None if train_data is None else Rows(train_data, collate)
+        model = None if model is None else unwrapped(model)
         models = [] if model is None else fingerprints(model, checkpoints)
         differ = differs_from(manifest, model, models, groups, None if rows is None else len(rows))
         check_shards(folder, manifest, verify)
@@ -289,7 +290,7 @@ class Index:
 
         Options are those of `unde.plan.plan`: n_examples, seq_len, and most of `Index.build`.
         """
-        return plan.plan(model, task, example, **options)
+        return plan.plan(unwrapped(model), task, example, **options)
 
     # --- asking -----------------------------------------------------------------------------------------
 
