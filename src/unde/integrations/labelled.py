@@ -118,5 +118,5 @@ def _number(record: Record, value: Any, classes: Mapping[Any, Any], real: bool) 
         return int(text)
     raise UndeError(
         f"{record.where}: the label is {value!r}, expected 0 to {len(classes) - 1} or one of "
-        f"{', '.join(map(repr, list(classes)[:5]))} (label2id of the model's config)"
+        f"{', '.join(map(repr, sorted(classes, key=lambda name: classes[name])[:5]))} (label2id of the model's config)"
     )
