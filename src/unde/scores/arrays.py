@@ -55,7 +55,7 @@ class ArrayScores(Ranked):
                 f"{len(groups)}), since {len(groups)} group names were given"
             )
         self.values = values.float() if isinstance(values, Tensor) else values  # (Q, N, M)
-        self._groups, self._ids, self.query_ids = list(groups), ids, query_ids
+        self._groups, self._ids, self._query_ids = list(groups), ids, query_ids
         self._memory = memory
         self.method: Any = method or Additive()
         self.provenance = provenance or {}
@@ -84,6 +84,10 @@ class ArrayScores(Ranked):
     @property
     def memory(self) -> int:
         return self._memory
+
+    @property
+    def query_ids(self) -> Sequence[Any] | None:
+        return self._query_ids
 
     @property
     def ids(self) -> Sequence[Any] | None:

@@ -50,6 +50,7 @@ class GroupScores(Ranked):
     memory: int
     judging: Callable[[Groups], Any] | None = None  # self-retrieval of the same method, where it can be run
     spread: Spread | None = None  # who else may compute
+    query_ids: Sequence[Any] | None = None  # what the queries are called, if they have names
 
     def judge(self) -> Any:
         """What tells good weights from bad ones, or None without model and training data (`index.self_retrieval`)."""
@@ -94,7 +95,8 @@ class GroupScores(Ranked):
 
     def picked(self, queries: Tensor) -> GroupScores:
         digests = [self.query_digests[q] for q in queries.tolist()]
-        return replace(self, queries=self.queries[:, queries], query_digests=digests)
+        names = None if self.query_ids is None else [self.query_ids[q] for q in queries.tolist()]
+        return replace(self, queries=self.queries[:, queries], query_digests=digests, query_ids=names)
 
     @property
     def ids(self) -> Sequence[Any] | None:

@@ -37,7 +37,8 @@ class Ranked(ABC):
         @property
         def query_digests(self) -> list[str]: ...  # of the content of each query
 
-    query_ids: Sequence[Any] | None = None  # what the queries are called, if they have names
+        @property
+        def query_ids(self) -> Sequence[Any] | None: ...  # what the queries are called, if they have names
 
     @property
     @abstractmethod
