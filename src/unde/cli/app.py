@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from unde import console
+from unde.cli.append import append, merge, remove
 from unde.cli.attribute import attribute
 from unde.cli.bench import bench
 from unde.cli.build import build
@@ -33,7 +34,23 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-for command in (demo, plan, build, finish, learn, attribute, evaluate, report, verify, push, pull, bench):
+for command in (
+    demo,
+    plan,
+    build,
+    finish,
+    append,
+    remove,
+    merge,
+    learn,
+    attribute,
+    evaluate,
+    report,
+    verify,
+    push,
+    pull,
+    bench,
+):
     app.command()(command)
 
 
