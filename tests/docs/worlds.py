@@ -204,6 +204,22 @@ def pictures() -> dict[str, Any]:
     return {}
 
 
+def living() -> dict[str, Any]:
+    """An index with ids, data that is new, and two indexes of parts."""
+    import unde
+
+    model, task = torch.nn.Linear(4, 3), unde.tasks.Classification()
+    x = torch.randn(120, 4, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(120) % 3
+    parts = {"idx": range(50), "monday": range(80, 100), "tuesday": range(100, 120)}
+    for name, rows in parts.items():
+        ids = [f"doc-{i}" for i in rows]
+        unde.Index.build(model, task, (x[list(rows)], y[list(rows)]), f"runs/{name}", ids=ids)
+    more = (x[50:60], y[50:60])
+    given = {"model": model, "task": task, "data": (x[:50], y[:50]), "some_data": more, "unde": unde}
+    return {**given, "more_data": more, "more_ids": [f"doc-{i}" for i in range(50, 60)]}
+
+
 def configs() -> dict[str, Any]:
     from transformers import AutoModelForCausalLM, GPT2Config
 
@@ -237,6 +253,7 @@ WORLDS: dict[str, World] = {
     "docs/tutorials/wrong-labels.md": World(cifar, {"range(30)": "range(3)"}),
     "docs/tutorials/language-model.md": World(language),
     "docs/tutorials/cluster.md": World(),
+    "docs/living-indexes.md": World(living),
     "docs/data.md": World(conversations),
     "docs/tutorials/chat-lora.md": World(chat),
     "docs/tutorials/diffusion.md": World(
