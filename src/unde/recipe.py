@@ -17,6 +17,22 @@ from unde.data import Collate
 from unde.errors import UndeError, unknown
 from unde.tasks.base import Task
 
+Advance = Callable[[int, int], None]  # steps done, of how many
+
+
+@dataclass(frozen=True)
+class Ask:
+    """How what people type or drop in the live page becomes queries; each function gives data as `eval_queries` are.
+
+    `text` reads a text, `picture` one of Pillow's with its prompt ("" for none), `prompt` generates an image of a
+    prompt and a seed, telling how far it is, with the trajectory on which it was sampled where that is asked for.
+    """
+
+    text: Callable[[str], Any] | None = None
+    picture: Callable[[Any, str], Any] | None = None
+    prompt: Callable[[str, int, bool, Advance], Any] | None = None
+    prompted: bool = True  # whether images are made from prompts, or from seeds alone
+
 
 @dataclass
 class Setup:
@@ -26,7 +42,8 @@ class Setup:
     an example into something a page can show: an image array, a text, or a dict with image, text, label and prompt.
     `pieces` gives the text of every token of an example, for pages that shade tokens. `contributors` says which
     training examples are known to have given each of `eval_queries` its subject, style, …: a (Q, N) bool array for
-    each of these names. Pages mark them with letters.
+    each of these names. Pages mark them with letters. `ask` tells the live page how to read texts and to make images;
+    pictures to ask about are made like those of the training data without it.
     """
 
     model: nn.Module
@@ -39,6 +56,7 @@ class Setup:
     ids: Sequence[Any] | None = None
     pieces: Callable[[Any], list[str]] | None = None
     contributors: Mapping[str, Any] | None = None
+    ask: Ask = field(default_factory=Ask)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from unde.cli.learn import learn
 from unde.cli.plan import plan
 from unde.cli.push import pull, push
 from unde.cli.report import report
+from unde.cli.serve import serve
 from unde.cli.verify import verify
 from unde.errors import UndeError
 from unde.version import __version__
@@ -34,7 +35,21 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
-for command in (demo, plan, build, finish, learn, attribute, evaluate, report, verify, push, pull, bench):
+for command in (
+    demo,
+    plan,
+    build,
+    finish,
+    learn,
+    attribute,
+    evaluate,
+    report,
+    serve,
+    verify,
+    push,
+    pull,
+    bench,
+):
     app.command()(command)
 
 

@@ -13,7 +13,7 @@ from unde import console
 from unde.errors import UndeError
 from unde.integrations.documents import Texts, check_file
 from unde.integrations.sequences import Sequences, pieces
-from unde.recipe import Setup
+from unde.recipe import Ask, Setup
 from unde.store.reading import read_json
 from unde.tasks import CausalLM
 
@@ -83,6 +83,7 @@ def hf_setup(
         show=lambda example: tokenizer.decode(example["input_ids"].tolist(), skip_special_tokens=True),
         pieces=lambda example: pieces(tokenizer, example["input_ids"].tolist()),
         ids=train.ids,
+        ask=Ask(text=lambda text: asked([text])),
     )
 
 
