@@ -1,19 +1,15 @@
 """Small projects of all kinds with an index, and the page on them: behind a client, or in a browser."""
 
 import io
-import json
-import shutil
 import sys
 import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 import torch
 from torch import nn
 
-import unde
 from unde import Index, Setup, Weights
 from unde.explorer import Session
 from unde.explorer.app import application
@@ -45,7 +41,9 @@ def images(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 def classifier() -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 6), nn.Tanh(), nn.Linear(6, 4))
+        return nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 6), nn.Tanh(), nn.Linear(6, 4)
+        )
 
 
 def classification() -> Setup:
@@ -65,13 +63,22 @@ def language() -> Setup:
 
     from unde.integrations.transformers import hf_setup
 
-    return hf_setup(gpt2(), [*LINES, *HOSTILE], tokenizer=tokenizer(), eval_queries=["The people are free and strong."])
+    return hf_setup(
+        gpt2(), [*LINES, *HOSTILE], tokenizer=tokenizer(), eval_queries=["The people are free and strong."]
+    )
 
 
 def session(setup: Setup, folder: Path, method: object = None, **more: object) -> Session:
     index = Index.build(
-        setup.model, setup.task, setup.train_data, folder, method=method or TRAK(projection="kron(4)"), ids=setup.ids,
-        collate=setup.collate, progress=False, memory="50MB",
+        setup.model,
+        setup.task,
+        setup.train_data,
+        folder,
+        method=method or TRAK(projection="kron(4)"),
+        ids=setup.ids,
+        collate=setup.collate,
+        progress=False,
+        memory="50MB",
     )
     groups = index.groups.names
     learned = Weights(torch.linspace(0.2, 1.8, len(groups)), groups, provenance={"how": "made up"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -85,7 +85,6 @@ def serve(
             session = Session(
                 opened, project.setup, found, title=title, names={k: v for k, v in names.items() if v}
             )
-            try:
+            with suppress(KeyboardInterrupt):  # how one ends it
                 run(session, listening, host, open)
-            except KeyboardInterrupt:
-                console.note("the page is closed")
+            console.note("the page is closed")

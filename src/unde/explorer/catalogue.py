@@ -14,7 +14,7 @@ from unde.data import Rows
 from unde.errors import UndeError
 from unde.explorer.jobs import Job
 from unde.recipe import Setup
-from unde.report.items import Item, Scored, example, kind_of, label_text, passage, picture, shaded_passage
+from unde.report.items import Item, Scored, example, kind_of, label_text, passage, picture
 from unde.report.panels import as_item
 
 SAMPLED = 8  # examples that tell how all are laid out
@@ -171,10 +171,6 @@ def figure(item: Item, role: str) -> str:
         passage(item.text) if item.text is not None else "",
     ]
     return "".join(parts)
-
-
-def shaded(tokens: Sequence[tuple[str, float]]) -> str:
-    return shaded_passage(tokens)
 
 
 def raw_label(row: Any) -> Any:

@@ -88,7 +88,7 @@ def _answer() -> Html:
                 el("p", {"class": "note", "id": "notes"}),
                 el("div", {"class": "rows", "id": "rows", "aria-live": "off"}),
             ),
-            el("aside", {"class": "weighing", "id": "weighing", "aria-label": "weights of parameter groups"}),
+            el("details", {"class": "weighing", "id": "weighing", "open": True}),
         ),
     )
 

@@ -44,7 +44,7 @@ class Sliders:
         [0, 0, 0, 1]
         """
         if len(groups) <= SLIDERS:
-            return cls(list(groups), torch.arange(len(groups)))
+            return cls(_apart(groups), torch.arange(len(groups)))
         blocks = stages(groups) or _prefixes(groups)
         names = list(dict.fromkeys(blocks))
         if len(names) > SLIDERS:
@@ -65,6 +65,19 @@ class Sliders:
         scaled = base * factor[self.of]
         bare = (means <= 0)[self.of]  # nothing to be in proportion to
         return torch.where(moved[self.of], torch.where(bare, values[self.of], scaled), base)
+
+
+def _apart(groups: Sequence[str]) -> list[str]:
+    """Names without the words that all of them begin with.
+
+    >>> _apart(["net.body.0", "net.head"]), _apart(["fc"])
+    (['body.0', 'head'], ['fc'])
+    """
+    words = [name.split(".") for name in groups]
+    same = 0
+    while all(len(w) > same + 1 and w[same] == words[0][same] for w in words):
+        same += 1
+    return [".".join(w[same:]) for w in words] if len(groups) > 1 else list(groups)
 
 
 def _prefixes(groups: Sequence[str]) -> list[str]:

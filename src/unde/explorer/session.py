@@ -16,7 +16,7 @@ from unde import methods
 from unde.data import Rows
 from unde.errors import UndeError, unknown
 from unde.explorer.asking import Asked, Asker, combined
-from unde.explorer.catalogue import Catalogue, shaded
+from unde.explorer.catalogue import Catalogue
 from unde.explorer.jobs import Job, Jobs
 from unde.explorer.marks import KINDS, Marks
 from unde.explorer.questions import Inquiry, read_method
@@ -26,6 +26,7 @@ from unde.index import Index
 from unde.methods import Damped, Method
 from unde.recipe import Setup
 from unde.report.html import score
+from unde.report.items import Scored, shaded_passage
 from unde.scores import GroupScores
 from unde.scores.roles import shared
 from unde.store.manifest import Manifest
@@ -285,9 +286,12 @@ class Session:
         if not bool(torch.isfinite(total[answer.held.usable]).all()):
             raise UndeError("these weights give scores that are not finite: bring the sliders back")
         high, low = (answer.held.best(total, count, among, largest) for largest in (True, False))
+        signed = bool(total[answer.held.usable].min() < 0)
+        if signed:  # of few examples, the last proponents would be opponents
+            high, low = [one for one in high if one[1] > 0], [one for one in low if one[1] < 0]
         return {
             "name": name,
-            "signed": bool(low and low[0][1] < 0) or not low,
+            "signed": signed,
             "high": [_scored(*one) for one in high],
             "low": [_scored(*one) for one in low],
         }
@@ -301,7 +305,7 @@ class Session:
         if not isinstance(wanted, list) or not 0 < len(wanted) <= SHADED:
             raise UndeError(f"which passages? Expected 1 to {SHADED} positions")
         _, w = self.weighing(said)
-        found, made, key = {}, None, w.numpy().tobytes()
+        found, made, key, total = {}, None, w.numpy().tobytes(), answer.held.total(w)
         for done, at in enumerate(map(self.train.check, wanted)):
             job.tell("shading tokens", done, len(wanted))
             if (key, at) not in answer.shades:
@@ -314,7 +318,8 @@ class Session:
                         f"Setup.pieces gives {len(pieces)} pieces for training example {at}, which has {len(values)} "
                         "tokens: expected one for each"
                     )
-                answer.shades[key, at] = shaded(list(zip(pieces, map(float, values))))
+                made_of = Scored(self.train.item(at), float(total[at]), list(zip(pieces, map(float, values))))
+                answer.shades[key, at] = shaded_passage(made_of.tokens or ())
             found[at] = answer.shades[key, at]
         return {"passages": found}
 

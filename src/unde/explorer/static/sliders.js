@@ -11,6 +11,9 @@ const written = later(() => note(), 300); // browsers refuse many changes of the
 const stands = () => about.weights[state.weights ?? "unweighted"]?.values ?? about.weights.unweighted.values;
 export const values = () => state.values ?? stands();
 
+/** A dotted name that may break after its dots. */
+const broken = (name) => name.split(".").flatMap((word, i) => (i ? [".", h("wbr"), word] : [word]));
+
 /** The panel of sliders; `moved` is called at every move. */
 export function prepare(session, moved) {
   about = session;
@@ -33,7 +36,7 @@ export function prepare(session, moved) {
     inputs.push(input);
     const size = slider.groups > 1 ? ` (${slider.groups} groups)` : "";
     return h("li", { class: "slider" },
-      h("label", { for: id, title: slider.name + size }, slider.name), output, input,
+      h("label", { for: id, title: slider.name + size }, broken(slider.name)), output, input,
       h("button", {
         type: "button", class: "quiet only", "aria-label": `${slider.name} alone`, title: "this one alone",
         onclick: () => set(values().map((_, i) => (i === b ? 1 : 0))),
@@ -41,13 +44,14 @@ export function prepare(session, moved) {
   });
   const blocks = about.sliders.some((s) => s.groups > 1);
   $("weighing").replaceChildren(
-    h("div", { class: "weighing-head" }, h("h3", {}, "Weights"), h("button", {
+    h("summary", {}, h("h3", {}, "Weights"), h("button", {
       type: "button", class: "quiet", id: "reset", onclick: () => set(null),
     }, "reset")),
     h("p", { class: "note" }, blocks
       ? `${about.groups.toLocaleString("en")} groups in ${about.sliders.length} blocks; a block keeps the proportions of its weights.`
       : "How much each group of parameters counts; 1 is the unweighted method."),
     h("ul", { class: "sliders" }, rows));
+  $("weighing").open = matchMedia("(min-width: 75rem)").matches;
   show();
 }
 
