@@ -122,7 +122,7 @@ def run_several(tally: Tally, folder: Path, chance: random.Random, count: int) -
         deadline, hits = time.monotonic() + chance.uniform(2, 14), 0
         while parent.is_alive() and time.monotonic() < deadline:
             time.sleep(chance.uniform(0.3, 2.0))
-            workers = _children(parent.pid or 0)
+            workers = [w for server in _children(parent.pid or 0) for w in (server, *_children(server))]
             if workers:
                 hits += 1
                 _kill(chance.choice(workers))

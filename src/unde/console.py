@@ -227,6 +227,15 @@ def duration(seconds: float, exact: bool = False) -> str:
     return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def counted(count: int, what: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "shard"), counted(1200, "example")
+    ('1 shard', '1,200 examples')
+    """
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
 def size(count: float) -> str:
     """Bytes for people: 1.5 GB."""
     for unit in ("B", "kB", "MB", "GB"):

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import linecache
 import os
+import site
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +21,7 @@ from unde.data import Collate
 from unde.errors import UndeError, unknown
 from unde.tasks.base import Task
 
+_SHOWN = 3  # lines of a user's own
 Advance = Callable[[int, int], None]  # steps done, of how many
 
 
@@ -73,25 +78,78 @@ class Recipe:
         unde.errors.UndeError: platform:node gave a str: expected an unde.Setup(model, task, train_data, …)
         """
         found = imported(self.function)
-        with _told(self.function):
-            setup = found(**self.arguments) if callable(found) else found
-        if not isinstance(setup, Setup):
+        if callable(found):
+            self._check_arguments(found)
+            with _told(self.function):
+                found = found(**self.arguments)
+        if not isinstance(found, Setup):
+            forgot = ". Does it end with a return?" if found is None else ""
             raise UndeError(
-                f"{self.function} gave a {type(setup).__name__}: expected an unde.Setup(model, task, train_data, …)"
+                f"{self.function} gave a {type(found).__name__}: expected an unde.Setup(model, task, train_data, …)"
+                + forgot
             )
-        return setup
+        return found
+
+    def _check_arguments(self, function: Callable[..., Any]) -> None:
+        try:
+            inspect.signature(function).bind(**self.arguments)
+        except TypeError as e:
+            given = f"it is called with {', '.join(self.arguments)}" if self.arguments else "without any"
+            raise UndeError(
+                f"{self.function} takes other arguments ({e}): expected a function {given}"
+            ) from None
+        except ValueError:  # of what is written in C nothing is known
+            return
 
 
 @contextmanager
-def _told(what: str, but: type[Exception] = UndeError) -> Generator[None]:
-    """A user's own code that fails is named with the line where it did; the traceback is that of the cause."""
+def _told(what: str) -> Generator[None]:
+    """A user's own code that fails is named with the lines where it did; the traceback is that of the cause."""
     try:
         yield
-    except (UndeError, but):
-        raise
+    except UndeError as e:
+        lines = _lines(e)
+        if not lines:
+            raise
+        raise UndeError(f"{e}{lines}") from e
+    except SystemExit as e:
+        raise UndeError(f"{what} ended the program (SystemExit: {e.code}){_lines(e)}") from e
     except Exception as e:
-        at = traceback.extract_tb(e.__traceback__)[-1]
-        raise UndeError(f"{what} raised {type(e).__name__}: {e} ({at.filename}, line {at.lineno})") from e
+        lines = _lines(e) or f" ({_place(traceback.extract_tb(e.__traceback__)[-1])})"
+        raise UndeError(f"{what} raised {type(e).__name__}: {e}{lines}") from e
+
+
+def _lines(error: BaseException) -> str:
+    """A user's own lines on the way to an error, the last one first, and where it came from if that is another's."""
+    frames = list(traceback.extract_tb(error.__traceback__))
+    if isinstance(error, SyntaxError) and error.filename is not None and error.lineno is not None:
+        frames.append(traceback.FrameSummary(error.filename, error.lineno, "<module>", line=error.text))
+    own = [frame for frame in frames if _is_own(frame.filename)]
+    if not own:
+        return ""
+    out = "".join(f"\n  {_place(f)}\n    {_code(f)}" for f in own[: -_SHOWN - 1 : -1])
+    if not _is_own(frames[-1].filename) and not isinstance(error, UndeError):
+        out += f"\n  raised in {_place(frames[-1])}"
+    return out
+
+
+def _is_own(file: str) -> bool:
+    """Whether a file is a user's: no part of Python, of installed packages or of this one."""
+    if file.startswith("<"):
+        return False
+    others = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    others += [site.getusersitepackages(), os.path.dirname(__file__)]
+    real = os.path.realpath(file)
+    return not any(real.startswith(os.path.realpath(other) + os.sep) for other in others)
+
+
+def _place(frame: traceback.FrameSummary) -> str:
+    inside = "" if frame.name == "<module>" else f", in {frame.name}"
+    return f"{frame.filename}, line {frame.lineno}{inside}"
+
+
+def _code(frame: traceback.FrameSummary) -> str:
+    return (frame.line or linecache.getline(frame.filename, frame.lineno or 0)).strip()
 
 
 def imported(target: str) -> Any:
@@ -108,16 +166,16 @@ def imported(target: str) -> Any:
         )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    try:
-        with _told(module_name, but=ModuleNotFoundError):
+    with _told(module_name):
+        try:
             module = importlib.import_module(module_name)
-    except ModuleNotFoundError as e:
-        if e.name and (module_name == e.name or module_name.startswith(f"{e.name}.")):
+        except ModuleNotFoundError as e:
+            if not e.name or not f"{module_name}.".startswith(f"{e.name}.") or _lines(e):
+                raise  # one that the user's own code asks for
             raise UndeError(
                 f"no module {module_name!r} here: expected a file {module_name.replace('.', '/')}.py below "
                 f"{os.getcwd()}, or an installed package"
             ) from None
-        raise
     if not hasattr(module, attribute):
         known = [n for n in vars(module) if not n.startswith("_")]
         raise unknown(f"function of {module_name}", attribute, known)

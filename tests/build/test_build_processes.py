@@ -41,7 +41,7 @@ def killing(count, done, seed=0):
             if len(done()) <= before:
                 continue
             stop.wait(chance.uniform(0, 0.5))
-            found = [p for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline())]
+            found = [worker for server in psutil.Process().children() for worker in server.children()]
             if found:
                 os.kill(chance.choice(found).pid, signal.SIGKILL)
                 killed.append(1)

@@ -25,7 +25,7 @@ def kill_midway(program, parts, count):
         assert process.poll() is None, "the run ended before it could be killed"
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    workers = psutil.Process(process.pid).children()
+    workers = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.wait()
     return workers

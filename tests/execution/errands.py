@@ -15,6 +15,11 @@ def write(folder: Path, number: int) -> None:
     (folder / f"{number}.txt").write_text(str(number))
 
 
+def tell(folder: Path, number: int) -> None:
+    """What the environment says now."""
+    (folder / str(number)).write_text(os.environ["UNDE_TOLD"])
+
+
 def die_once(folder: Path, number: int) -> None:
     """Odd jobs kill their process the first time."""
     marker = folder / f"{number}.died"

@@ -84,6 +84,30 @@ def test_workers_stay_for_the_next_run(tmp_path):
     assert not multiprocessing.active_children()
 
 
+def test_whoever_starts_the_workers_may_die(tmp_path):
+    with closing(Processes(1)) as pool:
+        assert list(pool.run(errands.write, tmp_path, [(0,)])) == [(0,)]
+    for process in psutil.Process().children():
+        if "forkserver" not in " ".join(process.cmdline()):
+            continue
+        process.kill()
+        while process.status() != psutil.STATUS_ZOMBIE:  # whom multiprocessing buries
+            time.sleep(0.01)
+    with closing(Processes(1)) as pool:
+        assert list(pool.run(errands.write, tmp_path, [(1,)])) == [(1,)]
+    assert done(tmp_path) == [0, 1]
+
+
+def test_workers_see_the_environment_of_now(tmp_path, monkeypatch):
+    monkeypatch.setenv("UNDE_TOLD", "first")
+    with closing(Processes(1)) as pool:
+        list(pool.run(errands.tell, tmp_path, [(0,)]))
+        monkeypatch.setenv("UNDE_TOLD", "second")
+    with closing(Processes(1)) as pool:
+        list(pool.run(errands.tell, tmp_path, [(1,)]))
+    assert [(tmp_path / str(n)).read_text() for n in (0, 1)] == ["first", "second"]
+
+
 def test_bad_input_ends_the_run(tmp_path):
     with pytest.raises(UndeError, match="bad input: expected better"):
         list(Processes(1).run(errands.refuse, tmp_path, JOBS))

@@ -140,13 +140,13 @@ def test_a_loader_brings_its_own_collate(tmp_path):
     [
         (
             (torch.randn(4, 7), torch.zeros(4, dtype=torch.long)),
-            r"cannot run on these queries \(RuntimeError: mat1",
+            r"cannot run on query 0 \(RuntimeError: mat1",
         ),
         (
             (torch.randn(4, 5, 5), torch.zeros(4, dtype=torch.long)),
             r"logits of shape \(4, 5, 3\) for labels of shape \(4,\)",
         ),
-        ((torch.randn(4, 5), torch.full((4,), 9)), r"cannot run on these queries \(IndexError: Target 9"),
+        ((torch.randn(4, 5), torch.tensor([0, 1, 9, 2])), r"cannot run on query 2 \(IndexError: Target 9"),
         ((torch.randn(4, 5),), "classification batch is"),
         ((torch.randn(4, 5), torch.zeros(3)), "columns of different lengths"),
         ([], "empty"),

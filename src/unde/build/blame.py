@@ -23,9 +23,10 @@ def blaming(
     rows: Rows,
     where: Callable[[], Iterable[int]],
     names: Sequence[object] | None = None,
+    what: str = "example",
 ) -> Generator[None]:
     """An error inside the block is that of the first example among `where` that fails on its own, if any does; else
-    it is left as it is."""
+    it is left as it is. `what` they are called."""
     try:
         yield
     except (UndeError, torch.OutOfMemoryError):
@@ -36,7 +37,7 @@ def blaming(
             if found is not None:
                 name = i if names is None else names[i]
                 raise BadExample(
-                    f"the model cannot run on example {name!r} ({type(found).__name__}: {_first_line(found)}): look at "
+                    f"the model cannot run on {what} {name!r} ({type(found).__name__}: {_first_line(found)}): look at "
                     "it, is it like the examples that the model was trained on, with a label that it knows?"
                 ) from error
         raise

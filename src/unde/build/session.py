@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from unde.build import matrices
+from unde.build.blame import blaming
 from unde.build.carried import Carried, carried
 from unde.build.checkpoints import Checkpoint, fingerprints, loaded
 from unde.build.context import checkpoint_of, made, step_of
@@ -18,7 +19,7 @@ from unde.build.fingerprints import SAMPLED, Watch, reads_differently, to_digest
 from unde.build.queries import BadQuery, QueryFeatures
 from unde.build.stored import Stored
 from unde.data import Rows, evenly
-from unde.errors import UndeError
+from unde.errors import BadExample, UndeError
 from unde.execution import SERIAL, Executor, Job, shown
 from unde.features import Coverage, Unit, make_units, plan_coverage
 from unde.features.coverage import restored
@@ -27,6 +28,7 @@ from unde.recipe import Recipe
 from unde.store.layout import SCRATCH
 from unde.store.scratch import Results, scratch
 from unde.tasks.base import Task
+from unde.tasks.language import BadExample as Unreadable
 
 MANY = 8  # queries from which on it is worth while to put weights into another order
 Under = Callable[[nn.Module], AbstractContextManager[Any]]
@@ -178,6 +180,15 @@ class Asking:
             self._open = (c, run, stack.pop_all())
         return run
 
+    @contextmanager
+    def unhooked(self) -> Generator[None]:
+        """After an error the model has no hooks on it: it is run again, to see which query it was."""
+        try:
+            yield
+        except Exception:
+            self.close()
+            raise
+
     def close(self) -> None:
         """The model as it was."""
         if self._open is not None:
@@ -188,8 +199,12 @@ class Asking:
 
 def ask(asking: Asking, c: int, i: int) -> None:
     """Pass i of the queries under checkpoint c."""
+    at, asked = asking.session, asking.passes[i]
     try:
-        [found] = asking.running(c).over(asking.rows.batches([asking.passes[i]]))
+        with blaming(at.model, at.task, asking.rows, lambda: asked, what="query"), asking.unhooked():
+            [found] = asking.running(c).over(asking.rows.batches([asked]))
+    except Unreadable as e:
+        raise BadExample(f"query {asked[e.row]} {e.what}") from None
     except UndeError:
         raise
     except _FOREIGN as e:

@@ -9,6 +9,7 @@ import typer
 from unde import console
 from unde.cli.options import (
     Address,
+    Checkpoints,
     Data,
     Device,
     Engine,
@@ -22,6 +23,7 @@ from unde.cli.options import (
     SeqLen,
     StoreDtype,
     Target,
+    TargetField,
     TextField,
     Threads,
     Timeout,
@@ -36,7 +38,7 @@ from unde.cli.options import (
 from unde.cli.project import Project
 from unde.execution import named
 from unde.index import Index
-from unde.integrations.source import Source
+from unde.methods import TracIn
 from unde.store.remote import Place
 
 
@@ -48,12 +50,14 @@ def build(
     hf_model: HFModel = None,
     data: Data = None,
     text_field: TextField = None,
+    target_field: TargetField = None,
     seq_len: SeqLen = None,
     trust_remote_code: TrustRemoteCode = False,
     method: Method = "trak",
     projection: Projection = None,
     groups: Groups = "layer",
     exclude: Exclude = None,
+    checkpoints: Checkpoints = None,
     batch_size: Unneeded = None,
     num_workers: Annotated[int, typer.Option(help="processes that read the data")] = 0,
     device: Device = None,
@@ -89,7 +93,9 @@ def build(
     )
     chosen = method_of(method, projection)
     project = Project(
-        target, source_of(hf_model, data, text_field, seq_len, trust_remote_code), device=device
+        target,
+        source_of(hf_model, data, text_field, seq_len, trust_remote_code, target_field, checkpoints),
+        device=device,
     )
     setup = project.setup
     index = Index.build(
@@ -100,6 +106,8 @@ def build(
         method=chosen,
         groups=groups,
         exclude=exclude or (),
+        checkpoints=project.checkpoints,
+        checkpoint_weights=project.rates if isinstance(chosen, TracIn) else None,
         collate=setup.collate,
         ids=setup.ids,
         batch_size=batch_size,
@@ -114,7 +122,7 @@ def build(
         on_bad=on_bad,
     )
     index.close()
-    (project.source or Source(target=target)).remember(out)
+    project.remembered.remember(out)
     console.echo(said(index, out))
 
 
@@ -122,7 +130,8 @@ def said(index: Index, out: Place) -> str:
     """What is there now."""
     if index.unfinished:
         return (
-            f"{out}: this worker has done its share; {index.unfinished:,} shards were not written yet when it ended. "
+            f"{out}: this worker has done its share; {console.counted(index.unfinished, 'shard')} not written yet when "
+            "it ended. "
             f"When all workers have ended: unde finish {out}"
         )
-    return f"{out}: {len(index):,} examples in {len(index.groups)} groups"
+    return f"{out}: {console.counted(len(index), 'example')} in {console.counted(len(index.groups), 'group')}"

@@ -10,6 +10,7 @@ from unde import console
 from unde.cli.build import said
 from unde.cli.options import (
     Address,
+    Checkpoints,
     Data,
     Device,
     Engine,
@@ -18,6 +19,7 @@ from unde.cli.options import (
     Memory,
     SeqLen,
     Target,
+    TargetField,
     TextField,
     Threads,
     Timeout,
@@ -39,8 +41,10 @@ def finish(
     hf_model: HFModel = None,
     data: Data = None,
     text_field: TextField = None,
+    target_field: TargetField = None,
     seq_len: SeqLen = None,
     trust_remote_code: TrustRemoteCode = False,
+    checkpoints: Checkpoints = None,
     memory: Memory = "2GB",
     device: Device = None,
     engine: Engine = "serial",
@@ -60,7 +64,7 @@ def finish(
 
     `unde finish runs/idx --engine processes:4`
     """
-    source = source_of(hf_model, data, text_field, seq_len, trust_remote_code)
+    source = source_of(hf_model, data, text_field, seq_len, trust_remote_code, target_field, checkpoints)
     project = Project(target or remembered(index, source), source, index=index, device=device)
     setup = project.setup
     made = Index.finish(
@@ -68,6 +72,7 @@ def finish(
         setup.model,
         setup.task,
         setup.train_data,
+        checkpoints=project.checkpoints,
         collate=setup.collate,
         ids=setup.ids,
         device=device,

@@ -81,6 +81,15 @@ BatchSize = Annotated[int, typer.Option(help="examples in one pass; fewer need l
 StoreDtype = Annotated[str, typer.Option(help="float32, float16 or bfloat16")]
 Memory = Annotated[str, typer.Option(help="budget for what is computed at once, besides the model")]
 
+Checkpoints = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="folder with several checkpoints of the model: a Trainer's run (checkpoint-100, …; learning rates of its "
+        "log weigh them for tracin), a CheckpointRecorder's, or .safetensors files",
+    ),
+]
+
 # --- who computes ---------------------------------------------------------------------------------------
 
 WHO = "Who computes (the bytes are the same)"
@@ -132,7 +141,9 @@ NoTrust = Annotated[
 HFModel = Annotated[
     str | None,
     typer.Option(
-        metavar="DIR", help="folder of save_pretrained, of a PEFT adapter, or a hub name", rich_help_panel=HF
+        metavar="DIR",
+        help="folder of save_pretrained, of a PEFT adapter, of a Trainer's run (its newest checkpoint), or a hub name",
+        rich_help_panel=HF,
     ),
 ]
 Data = Annotated[
@@ -140,13 +151,27 @@ Data = Annotated[
     typer.Option(
         parser=path_of,
         metavar="FILE",
-        help="training texts: .jsonl, .json, .csv, .txt (a text on each line), also as .gz; .parquet",
+        help="training data: .jsonl, .json, .csv, .txt (a text on each line), also as .gz; .parquet; a folder of "
+        "datasets' save_to_disk. Fields: text, messages, or prompt and completion",
         rich_help_panel=HF,
     ),
 ]
 TextField = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="field that holds the text (default: text)", rich_help_panel=HF),
+    typer.Option(
+        metavar="NAME",
+        help="field that holds the text or the messages (default: text, messages or prompt, whichever there is)",
+        rich_help_panel=HF,
+    ),
+]
+TargetField = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="field that holds what the model was trained to give for the text; the loss is on it alone "
+        "(default: completion, if there is a prompt)",
+        rich_help_panel=HF,
+    ),
 ]
 SeqLen = Annotated[
     int | None,
@@ -183,10 +208,20 @@ def source_of(
     text_field: str | None,
     seq_len: int | None,
     trust_remote_code: bool = False,
+    target_field: str | None = None,
+    checkpoints: str | None = None,
 ) -> Source:
     """What was said on the command line."""
     file = None if data is None else str(data)
-    return Source(hf_model, file, text_field, seq_len, trust_remote_code=trust_remote_code)
+    return Source(
+        hf_model,
+        file,
+        text_field,
+        seq_len,
+        target_field=target_field,
+        checkpoints=checkpoints,
+        trust_remote_code=trust_remote_code,
+    )
 
 
 def method_of(name: str, projection: str | None) -> methods.Method:

@@ -11,6 +11,7 @@ import typer
 from unde import console
 from unde.cli.options import (
     HF,
+    Checkpoints,
     Data,
     Exclude,
     Groups,
@@ -21,6 +22,7 @@ from unde.cli.options import (
     SeqLen,
     StoreDtype,
     Target,
+    TargetField,
     TextField,
     TrustRemoteCode,
     Unneeded,
@@ -55,6 +57,7 @@ def plan(
     ] = None,
     data: Data = None,
     text_field: TextField = None,
+    target_field: TargetField = None,
     seq_len: SeqLen = None,
     trust_remote_code: TrustRemoteCode = False,
     examples: Annotated[
@@ -64,10 +67,10 @@ def plan(
     projection: Projection = None,
     groups: Groups = "layer",
     exclude: Exclude = None,
+    checkpoints: Checkpoints = None,
     batch_size: Unneeded = None,
     store_dtype: StoreDtype = "float32",
     memory: Memory = "2GB",
-    checkpoints: Annotated[int, typer.Option(help="how many of the model the index holds")] = 1,
     queries: Annotated[int, typer.Option(help="how many to score and to learn weights on")] = 100,
     workers: Annotated[
         int | None,
@@ -96,7 +99,8 @@ def plan(
 ) -> None:
     """Say what an index will need: features, disk, memory by stage, operations relative to training.
 
-    Nothing is computed, the model runs on shapes alone; with --hf-config not even its weights are needed.
+    Nothing is computed, the model runs on shapes alone; with --hf-config not even its weights are needed. Checkpoints
+    that are not there yet are given as a number, --checkpoints 5.
 
     Examples:
 
@@ -109,7 +113,9 @@ def plan(
     `unde plan --hf-config my_model/ --examples 1000000 --seq-len 512 --workers 64 --flops 200T --disk 1GB`
     """
     check_format(format, "table", "json")
-    named = [target, hf_model or data or text_field, hf_config]
+    named = [target, hf_model or data or text_field or target_field, hf_config]
+    count = int(checkpoints) if checkpoints is not None and checkpoints.isdecimal() else None
+    folder = checkpoints if count is None else None
     if len([way for way in named if way is not None]) != 1:
         raise UndeError(
             "expected one of three things to plan for: MODULE:FUNCTION of a setup, --hf-model with --data, or "
@@ -118,10 +124,15 @@ def plan(
     if hf_config is not None:
         model, task = _of_config(hf_config, examples, seq_len, trust_remote_code), CausalLM()
         shape = {"n_examples": examples, "seq_len": seq_len}
+        if folder is not None:
+            raise UndeError(f"--checkpoints {folder}: with --hf-config give a number")
     else:
-        project = Project(target, source_of(hf_model, data, text_field, seq_len, trust_remote_code))
+        project = Project(
+            target, source_of(hf_model, data, text_field, seq_len, trust_remote_code, target_field, folder)
+        )
         model, task = project.setup.model, project.setup.task
         shape = _of_data(project, examples)
+        count = len(project.checkpoints) if project.checkpoints is not None else count
     made = Index.plan(
         model,
         task,
@@ -131,7 +142,7 @@ def plan(
         exclude=exclude or (),
         batch_size=batch_size,
         store_dtype=store_dtype,
-        checkpoints=checkpoints,
+        checkpoints=1 if count is None else count,
         queries=queries,
         memory=memory,
         workers=workers,

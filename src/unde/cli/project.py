@@ -41,13 +41,14 @@ class Project:
         query_field: str | None = None,
         device: str | None = None,
     ) -> None:
-        said = source.said if source is not None else {}
+        source = source or Source()
+        said = source.texts
         if target is not None and said:
             raise UndeError(
                 f"{target} and --{'hf-model' if 'model' in said else next(iter(said)).replace('_', '-')}: give "
                 "MODULE:FUNCTION, or --hf-model with --data, not both"
             )
-        if target is not None and source is not None and source.trust_remote_code:
+        if target is not None and source.trust_remote_code:
             raise UndeError(f"--trust-remote-code goes with --hf-model: the code of {target} is run anyway")
         self.source: Source | None = None
         if target is not None:
@@ -57,9 +58,11 @@ class Project:
                 )
             self.name, self.setup = target, Recipe(target).make()
         else:
-            settled = (source or Source()).settled(index)
+            settled = source.settled(index)
             self.name, self.setup = str(settled.model), settled.setup(learn, evaluate, query_field)
             self.source = replace(settled, seq_len=self.setup.train_data.length)
+        self.checkpoints, self.rates = source.checkpoints_of(self.setup.model, index)
+        self.remembered = self.source or Source(target=target, checkpoints=source.checkpoints)
         self.device = device
         if device is not None:
             _move(self.setup.model, device)
@@ -76,6 +79,7 @@ class Project:
             model=s.model,
             task=s.task,
             train_data=s.train_data,
+            checkpoints=self.checkpoints,
             collate=s.collate,
             executor=executor,
             recipe=self.recipe,
@@ -115,7 +119,7 @@ class Project:
 
 def remembered(index: Place, source: Source) -> str | None:
     """The MODULE:FUNCTION that an index remembers, said in a line; None if a model was named or none is there."""
-    target = None if source.said else remembered_target(index)
+    target = None if source.texts else remembered_target(index)
     if target is not None:
         console.note(f"using {target}, as remembered by {index}")
     return target

@@ -77,4 +77,4 @@ def _copied(source: Place, target: Place) -> Copied:
 
 def _tell(target: Place, copied: Copied) -> None:
     there = f", {copied.there} of them were there already" if copied.there else ""
-    console.echo(f"{target}: {copied.files} file{'s' * (copied.files != 1)}{there}")
+    console.echo(f"{target}: {console.counted(copied.files, 'file')}{there}")

@@ -99,10 +99,13 @@ class _Run(Generic[Worker]):
     def done(self) -> Iterator[Job]:
         self._hire()
         while self._waiting or any(job != _STARTING for job in self._busy.values()):
-            for worker, answer in self._crew.hear(list(self._busy), self._patience()):
+            heard = self._crew.hear(list(self._busy), self._patience())
+            for worker in (worker for worker, answer in heard if isinstance(answer, Gone)):
+                self._crew._all.remove(worker)
+            for worker, answer in heard:
                 job = self._busy.pop(worker)
                 if isinstance(answer, Gone):
-                    self._lost(worker, job, answer)
+                    self._lost(job, answer)
                     continue
                 if answer is not None:
                     self._failed_at(job, *answer)
@@ -170,9 +173,8 @@ class _Run(Generic[Worker]):
         else:
             self._failed[job] = reason
 
-    def _lost(self, worker: Worker, job: Job, gone: Gone) -> None:
+    def _lost(self, job: Job, gone: Gone) -> None:
         """After a worker has died: another takes over what it had, unless that has killed too many."""
-        self._crew._all.remove(worker)
         if job == _STARTING:
             self._tried[_STARTING] += 1
             if gone.hopeless:

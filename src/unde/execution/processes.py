@@ -12,17 +12,22 @@ from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from unde.execution.base import Answer, Hand
 from unde.execution.crew import Crew, Gone, Message, how_it_ended
 
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerContext, SpawnContext
+
 _UNGUARDED = (
     "process ended with code {code} while starting; its own message is above. A script that starts "
     "processes must do so under `if __name__ == '__main__':`, and its functions must be in a file that can be imported"
 )
+
+_IMPORTED_BY = os.getpid()
 
 
 class Processes(Crew[Connection]):
@@ -41,10 +46,10 @@ class Processes(Crew[Connection]):
         return f"Processes(count={self.count}, threads={self.threads}, timeout={self.timeout})"
 
     def start(self) -> Connection:
-        spawn = multiprocessing.get_context("spawn")  # a fork of a process that used torch may hang
-        ours, theirs = spawn.Pipe()
+        context = _context()
+        ours, theirs = context.Pipe()
         device = self._free_device()
-        process = spawn.Process(target=_serve, args=(theirs, self.threads, device))
+        process = context.Process(target=_serve, args=(theirs, self.threads, device, dict(os.environ)))
         process.start()
         theirs.close()
         self._processes[ours] = process
@@ -94,6 +99,17 @@ class Processes(Crew[Connection]):
         return min(range(count), key=used.count) if count > 1 else None
 
 
+def _context() -> SpawnContext | ForkServerContext:
+    """A fork of a process that used torch may hang. So workers are forks of a server that has only imported it, once
+    for all of them. Where there are no forks, and in forks of this process, who cannot share its server, each starts
+    from nothing."""
+    if "forkserver" not in multiprocessing.get_all_start_methods() or os.getpid() != _IMPORTED_BY:
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
+
+
 def _ended(connection: Connection, process: BaseProcess) -> None:
     process.terminate()
     process.join(timeout=5)
@@ -107,7 +123,8 @@ def _end_all(processes: dict[Connection, BaseProcess]) -> None:
         _ended(*processes.popitem())
 
 
-def _serve(connection: Connection, threads: int, device: int | None) -> None:
+def _serve(connection: Connection, threads: int, device: int | None, environment: dict[str, str]) -> None:
+    os.environ.update(environment)  # the server was started with an earlier one
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends the workers
     if device is not None:  # torch looks for GPUs when the first is used

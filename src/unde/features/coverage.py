@@ -79,7 +79,8 @@ class _Planner:
         self.model, self.units, self.measure = model, units, measure
         self.task = recut(task, task.cutting.brief())
         self.device, _ = placement(model)
-        self.ids = evenly(len(rows), EXAMPLES)
+        # Of one example two copies: in a batch of one, what is shared looks like what is each example's own.
+        self.ids = evenly(len(rows), EXAMPLES) * (2 if len(rows) == 1 else 1)
         self.batch = to_device(rows.batch(self.ids), self.device)
         self.singles = [to_device(rows.batch([i]), self.device) for i in self.ids]
         self.tolerance = TOLERANCE[next(model.parameters()).dtype]

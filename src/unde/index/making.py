@@ -89,6 +89,7 @@ def recorded(m: Manifest, model: nn.Module) -> dict[str, Any]:
         "store_dtype": m.store_dtype,
         "seed": m.seed,
         "on_bad": m.on_bad,
+        "checkpoint_weights": m.checkpoint_weights,
     }
 
 

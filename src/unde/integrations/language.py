@@ -12,7 +12,9 @@ from torch import nn
 from unde import console
 from unde.errors import UndeError
 from unde.integrations.documents import Texts, check_file
+from unde.integrations.examples import Answers, causal_examples
 from unde.integrations.sequences import Sequences, pieces
+from unde.integrations.trainer import home_of, newest
 from unde.recipe import Ask, Setup
 from unde.store.reading import read_json
 from unde.tasks import CausalLM
@@ -34,7 +36,8 @@ def hf_setup(
     model: ModelLike,
     data: Texts,
     *,
-    text_field: str = "text",
+    text_field: str | None = None,
+    target_field: str | None = None,
     seq_len: int | None = None,
     learn_queries: Texts | None = None,
     eval_queries: Texts | None = None,
@@ -44,18 +47,20 @@ def hf_setup(
 ) -> Setup:
     """Everything unde needs to know about a causal language model and its training texts.
 
-    `model` is a folder that `save_pretrained` wrote, the folder of a PEFT adapter, a name on the hub, or a model
-    that is loaded already, together with its `tokenizer`. `data` and the queries are files (.jsonl, .json, .csv,
-    .txt, .parquet; all but the last also .gz) or lists of texts. Texts are cut into consecutive sequences of
-    `seq_len` tokens (512, or the model's context if that is shorter), nothing dropped; each is an example with the id
-    "document:part", the document named by its field "id", or else by its line. The text of a record is in
-    `text_field`, that of a query in `query_field` if that is another. Code that comes with a model is run with
+    `model` is a folder that `save_pretrained` wrote, the folder of a PEFT adapter, that of a run of Trainer (its newest
+    checkpoint), a name on the hub, or a model that is loaded already, together with its `tokenizer`. `data` and the
+    queries are files (.jsonl, .json, .csv, .txt, .parquet; all but the last also .gz), folders of `datasets`, or lists
+    of texts or dicts. Texts are cut into consecutive sequences of `seq_len` tokens (512, or the model's context if that
+    is shorter), nothing dropped; each is an example with the id "document:part", the document named by its field "id",
+    or else by its line. A record is a `text`, a conversation (`messages`, through the tokenizer's chat template, with a
+    loss on what the assistant says), or a `prompt` with its `completion`, which alone has a loss. Other names are given
+    as `text_field` and `target_field`, that of queries as `query_field`. Code that comes with a model is run with
     `trust_remote_code=True` alone, and pickles are never loaded.
     """
     for texts in (data, learn_queries, eval_queries):
         if isinstance(texts, (str, os.PathLike)):
             check_file(Path(texts).expanduser())  # before a large model is loaded
-    name = "the model" if isinstance(model, nn.Module) else os.path.expanduser(model)
+    name = "the model" if isinstance(model, nn.Module) else newest(os.path.expanduser(model))
     if isinstance(model, nn.Module) and tokenizer is None:
         raise UndeError("a model that is loaded already needs its tokenizer=")
     if tokenizer is None or isinstance(tokenizer, (str, os.PathLike)):
@@ -69,11 +74,14 @@ def hf_setup(
     rows = _rows(loaded, tokenizer, name)
     length = _length(loaded, seq_len, name)
 
-    def asked(texts: Texts | None) -> Sequences | None:
-        field = query_field or text_field
-        return None if texts is None else Sequences(texts, tokenizer, length, rows, field, "--query-field")
+    def asked(texts: Texts | None) -> Sequences | Answers | None:
+        if texts is None:
+            return None
+        typed = not isinstance(texts, (str, os.PathLike)) and all(isinstance(t, str) for t in texts)
+        target, field = None if typed else target_field, query_field or text_field
+        return causal_examples(texts, tokenizer, length, rows, field, target, "--query-field")
 
-    train = Sequences(data, tokenizer, length, rows, text_field)
+    train = causal_examples(data, tokenizer, length, rows, text_field, target_field)
     return Setup(
         loaded,
         CausalLM(),
@@ -132,6 +140,9 @@ def _refuse_pickles(name: str) -> None:
 
 def _load_tokenizer(name: str, trust_remote_code: bool) -> Any:
     transformers = _need("transformers")
+    run = home_of(name)
+    if run is not None and not _holds(name, _TOKENIZER) and _holds(str(run), _TOKENIZER):
+        name = str(run)  # Trainer saves a tokenizer with its checkpoints only if it was given one
     if (Path(name) / _ADAPTER).exists() and not _holds(name, _TOKENIZER):
         name = _base(name)
     _check_folder(name, _TOKENIZER, "tokenizer")

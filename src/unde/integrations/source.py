@@ -13,10 +13,14 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from unde import console
+from unde.build.checkpoints import Checkpoint
 from unde.errors import UndeError
 from unde.integrations.documents import Texts
 from unde.integrations.language import hf_setup
+from unde.integrations.trainer import checkpoints_in, newest
 from unde.recipe import Recipe, Setup
 from unde.store.files import write_atomically, write_bytes
 from unde.store.layout import REMEMBERED, SOURCE
@@ -40,6 +44,8 @@ class Source:
     text_field: str | None = None
     seq_len: int | None = None
     target: str | None = None
+    target_field: str | None = None
+    checkpoints: str | None = None  # a folder of them; with either way of naming a model
     trust_remote_code: bool = False  # said each time, and never remembered
 
     @property
@@ -47,13 +53,18 @@ class Source:
         """What would be remembered."""
         return {k: v for k, v in asdict(self).items() if k != _TRUST and v is not None}
 
+    @property
+    def texts(self) -> dict[str, str | int]:
+        """What was said of a Hugging Face model and its texts."""
+        return {k: v for k, v in self.said.items() if k not in ("target", "checkpoints")}
+
     def settled(self, index: Place | None) -> Source:
         """With what the index remembers for all that was not said, and checked to be enough."""
         if index is not None and not index.is_dir():
             raise UndeError(f"no folder {index}: make an index with unde build")
         there = _read(index) if index is not None else Source()
         for flag, said, found in (("hf-model", self.model, there.model), ("data", self.data, there.data)):
-            if said is None and found is not None and Path(found).is_absolute() and not Path(found).exists():
+            if said is None and _gone(found):
                 raise UndeError(
                     f"{index} was built from {found}, which is gone: say where it is now (--{flag})"
                 )
@@ -65,6 +76,7 @@ class Source:
         given: dict[str, Any] = self.said
         whole = replace(there, target=None, trust_remote_code=self.trust_remote_code, **given)
         if whole.model is not None and whole.data is not None:
+            whole = replace(whole, model=newest(os.path.expanduser(whole.model)))
             taken = {f"the model {whole.model}": self.model, f"the texts {whole.data}": self.data}
             if None in taken.values():
                 unsaid = " and ".join(what for what, said in taken.items() if said is None)
@@ -93,13 +105,28 @@ class Source:
         return hf_setup(
             self.model,
             self.data,
-            text_field=self.text_field or "text",
+            text_field=self.text_field,
+            target_field=self.target_field,
             seq_len=self.seq_len,
             learn_queries=learn,
             eval_queries=evaluate,
             query_field=query_field,
             trust_remote_code=self.trust_remote_code,
         )
+
+    def checkpoints_of(
+        self, model: nn.Module, index: Place | None = None
+    ) -> tuple[list[Checkpoint] | None, list[float] | None]:
+        """The checkpoints that were said, or that an index remembers, with their learning rates where these are known;
+        None if it is the model as it is."""
+        folder = self.checkpoints
+        if folder is None and index is not None and index.is_dir():
+            folder = _read(index).checkpoints
+            if _gone(folder):
+                raise UndeError(
+                    f"{index} was built from checkpoints in {folder}, which is gone: put them back there"
+                )
+        return (None, None) if folder is None else checkpoints_in(Path(folder).expanduser(), model)
 
     @property
     def recipe(self) -> Recipe:
@@ -111,7 +138,7 @@ class Source:
         """Keep this in the folder of an index, with paths that hold from any working folder."""
         settings: dict[str, Any] = asdict(self)
         del settings[_TRUST]
-        for name in ("model", "data"):
+        for name in ("model", "data", "checkpoints"):
             if settings[name] is not None:
                 path = Path(settings[name]).expanduser()
                 settings[name] = str(path.absolute()) if path.exists() else settings[name]
@@ -180,6 +207,10 @@ def _foreign(index: Place, target: str, why: str) -> UndeError:
     )
 
 
+def _gone(path: str | None) -> bool:
+    return path is not None and Path(path).is_absolute() and not Path(path).exists()
+
+
 def _read(index: Place) -> Source:
     return _settings(index)[1]
 
@@ -194,9 +225,9 @@ def _settings(index: Place) -> tuple[dict[str, Any], Source]:
         settings = read_json(path, _LONGEST)
         signed(settings, REMEMBERED)
         found = Source(**{k: v for k, v in settings.items() if k in known})
-        texts, length = (found.model, found.data, found.text_field, found.target), found.seq_len
+        rest, length = {k: v for k, v in asdict(found).items() if k not in ("seq_len", _TRUST)}, found.seq_len
         whole = isinstance(length, (int, type(None))) and not isinstance(length, bool)
-        if not whole or not all(isinstance(x, (str, type(None))) for x in texts):
+        if not whole or not all(isinstance(x, (str, type(None))) for x in rest.values()):
             raise TypeError("a value of another type")
     except Unreachable:
         raise

@@ -9,7 +9,7 @@ import torch
 from unde.build.context import Context
 from unde.build.kernels import costs, sizes_of
 from unde.build.shards import on_disk
-from unde.console import line, size
+from unde.console import counted, line, size
 from unde.store.manifest import Manifest
 
 
@@ -25,10 +25,11 @@ def show_build(context: Context, missing: int) -> None:
     sizes = sizes_of(m, precision)
     kernel = sum(costs(m, context.method.kernel.on(sizes), sizes).disk.values())
     line(
-        f"{context.folder}: {m.examples:,} examples × {m.width:,} features "
-        f"({len(m.units)} parameters in {len(m.groups)} groups"
+        f"{context.folder}: {counted(m.examples, 'example')} × {counted(m.width, 'feature')} "
+        f"({counted(len(m.units), 'parameter')} in {counted(len(m.groups), 'group')}"
         + (f", {terms} {'checkpoints' if len(m.models) > 1 else 'steps'}" if terms > 1 else "")
-        + f"), {size(index_bytes(m, precision))} on disk in {m.store_dtype}, {terms * len(m.shards)} shards"
+        + f"), {size(index_bytes(m, precision))} on disk in {m.store_dtype}, "
+        + counted(terms * len(m.shards), "shard")
         + (f"; its kernel will take {size(kernel)} more" if kernel else ""),
         style="bold",
     )
@@ -37,7 +38,9 @@ def show_build(context: Context, missing: int) -> None:
     coverage = context.coverage(0)
     rules = Counter(type(use.rule).__name__ for use in coverage.uses if use.layout)
     ways = [f"{n} × {name}" for name, n in rules.most_common()]
-    line(f"  by layer rules: {', '.join(ways) or 'none'}; {m.settled.pass_size} examples in a pass")
+    line(
+        f"  by layer rules: {', '.join(ways) or 'none'}; {counted(m.settled.pass_size, 'example')} in a pass"
+    )
     for way, names in (
         ("by one copy for each example", list(coverage.expanded)),
         ("by torch.func.vmap", coverage.vmapped),

@@ -1,0 +1,197 @@
+"""Conversations, and prompts with completions, as tokens: which of them the model was trained to say."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from unde.errors import UndeError
+from unde.integrations.documents import Record, text_of
+
+ASSISTANT = "assistant"
+Marked = tuple[list[int], list[bool]]  # tokens, and which of them carry loss
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+def has_template(tokenizer: Any) -> bool:
+    return bool(getattr(tokenizer, "chat_template", None))
+
+
+def marks_answers(tokenizer: Any) -> bool:
+    """Whether the chat template itself says what the assistant generates."""
+    template = getattr(tokenizer, "chat_template", None)
+    return isinstance(template, str) and tokenizer.is_fast and _GENERATION.search(template) is not None
+
+
+def messages_of(value: Any, where: str, what: str) -> list[dict[str, Any]]:
+    """Messages that are a list of {role, content}; entries that a table has left empty are left out."""
+    if not isinstance(value, list) or not value:
+        kind = "an empty list" if value == [] else type(value).__name__
+        raise UndeError(f"{where}: {what} is {kind}, expected a list of messages {{role, content}}")
+    out = []
+    for number, message in enumerate(value, 1):
+        at = f"{where}: message {number}"
+        if not isinstance(message, dict):
+            raise UndeError(f"{at} is {type(message).__name__}, expected an object {{role, content}}")
+        message = {k: v for k, v in message.items() if v is not None}
+        if "role" not in message:
+            there = ", ".join(map(repr, message)) or "nothing"
+            raise UndeError(f"{at} has no 'role', there is {there}: expected an object {{role, content}}")
+        text_of(message["role"], at, "'role'")
+        if "content" in message or "tool_calls" not in message:
+            text_of(message.get("content"), at, "'content'")
+        out.append(message)
+    return out
+
+
+def conversation(record: Record, field: str, tokenizer: Any) -> Marked:
+    """The tokens of a record's messages through the chat template, with a loss on the assistant's turns alone."""
+    messages = messages_of(record.fields.get(field), record.where, repr(field))
+    if not any(m["role"] == ASSISTANT for m in messages):
+        roles = ", ".join(dict.fromkeys(repr(m["role"]) for m in messages))
+        raise UndeError(
+            f"{record.where}: no message of the role {ASSISTANT!r}, there is {roles}: nothing that a model was "
+            "trained to say. Leave such records out"
+        )
+    render = _renderer(record, tokenizer)
+    if marks_answers(tokenizer):
+        return _as_marked(record, messages, tokenizer)
+    text, spans = render(messages, False), []
+    for turn in (i for i, m in enumerate(messages) if m["role"] == ASSISTANT):
+        start = _opening(record, render, messages[:turn], text)
+        upto = render(messages[: turn + 1], False)
+        if not text.startswith(upto):
+            raise _rewrites(record)
+        spans.append((start, len(upto)))
+    return _tokens(tokenizer, text, spans, special=False)
+
+
+def completion(record: Record, fields: tuple[str, str], tokenizer: Any) -> Marked:
+    """The tokens of a prompt and its completion, texts or messages, with a loss on all of the completion.
+
+    The token that ends a text is put behind a completion that is a text, as trainings do, unless it is there.
+    """
+    prompt, said = (record.fields.get(field) for field in fields)
+    where = record.where
+    if isinstance(prompt, list) != isinstance(said, list):
+        raise UndeError(
+            f"{where}: {fields[0]!r} is {type(prompt).__name__} and {fields[1]!r} {type(said).__name__}, expected two "
+            "texts, or two lists of messages"
+        )
+    if isinstance(prompt, list):
+        before, behind = (messages_of(record.fields[f], where, repr(f)) for f in fields)
+        render = _renderer(record, tokenizer)
+        text = render(before + behind, False)
+        return _tokens(tokenizer, text, [(_opening(record, render, before, text), len(text))], special=False)
+    prompt, said = (text_of(record.fields.get(f), where, repr(f)) for f in fields)
+    if not said.strip():
+        raise UndeError(f"{where}: {fields[1]!r} is empty: nothing to predict. Leave such records out")
+    text = prompt + said
+    tokens, counts = _tokens(tokenizer, text, [(len(prompt), len(text))], special=True)
+    end = tokenizer.eos_token_id
+    if end is not None and tokens[-1] != end:
+        return [*tokens, end], [*counts, True]
+    return tokens, [*counts[:-1], counts[-1] or tokens[-1] == end]
+
+
+def _renderer(record: Record, tokenizer: Any) -> Callable[[list[dict[str, Any]], bool], str]:
+    """What gives the text of messages, with the header of an answer behind it or not."""
+    if not has_template(tokenizer):
+        raise UndeError(
+            f"{record.where} holds messages, and the tokenizer has no chat template to make a text of them: save the "
+            "tokenizer that the model was trained with (tokenizer.chat_template), or give texts"
+        )
+    more = _tools(record)
+
+    def render(messages: list[dict[str, Any]], opened: bool) -> str:
+        if not messages:
+            return ""
+        try:
+            return tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=opened, **more
+            )
+        except Exception as e:  # templates are programs: they raise what they like
+            raise _refused(record, e) from None
+
+    return render
+
+
+def _tools(record: Record) -> dict[str, Any]:
+    tools = record.fields.get("tools")
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except ValueError as e:
+            raise UndeError(f"{record.where}: 'tools' is not JSON ({e})") from None
+    if not tools:
+        return {}
+    if not isinstance(tools, list):
+        raise UndeError(f"{record.where}: 'tools' is {type(tools).__name__}, expected a list")
+    return {"tools": tools}
+
+
+def _as_marked(record: Record, messages: list[dict[str, Any]], tokenizer: Any) -> Marked:
+    try:
+        found = tokenizer.apply_chat_template(
+            messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True, **_tools(record)
+        )
+    except Exception as e:
+        raise _refused(record, e) from None
+    return list(found["input_ids"]), [bool(x) for x in found["assistant_masks"]]
+
+
+def _opening(
+    record: Record,
+    render: Callable[[list[dict[str, Any]], bool], str],
+    before: list[dict[str, Any]],
+    text: str,
+) -> int:
+    """Where, in the text of a conversation, the answer to the messages `before` begins: behind its header."""
+    if not before:
+        return 0
+    closed = render(before, False)
+    if not text.startswith(closed):
+        raise _rewrites(record)
+    if before[-1]["role"] == ASSISTANT:
+        return len(closed)
+    # A header may promise what this answer does not have, such as room for thoughts: as far as they agree.
+    return max(len(closed), _agreeing(render(before, True), text))
+
+
+def _tokens(tokenizer: Any, text: str, spans: list[tuple[int, int]], special: bool) -> Marked:
+    """The tokens of a text, and which of them have a character in one of the spans."""
+    if tokenizer.is_fast:
+        found = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
+        at = found["offset_mapping"]
+        return found["input_ids"], [any(a < stop and b > start for start, stop in spans) for a, b in at]
+    # Without places in the text: as far as the tokens of what is before agree with those of the whole.
+    tokens = tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
+    counts = [False] * len(tokens)
+    for start, stop in spans:
+        first, last = (
+            _agreeing(tokens, tokenizer(text[:end], add_special_tokens=special, verbose=False)["input_ids"])
+            for end in (start, stop)
+        )
+        last = len(tokens) if stop == len(text) else last
+        counts[first:last] = [True] * (last - first)
+    return tokens, counts
+
+
+def _agreeing(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How long the beginning is that both have."""
+    return next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
+
+
+def _refused(record: Record, error: Exception) -> UndeError:
+    why = str(error).strip().partition("\n")[0] or type(error).__name__
+    return UndeError(f"{record.where}: the chat template refuses these messages ({why})")
+
+
+def _rewrites(record: Record) -> UndeError:
+    return UndeError(
+        f"{record.where}: the chat template writes earlier turns otherwise once others follow, so that the turns of "
+        "the assistant cannot be told apart. Put {% generation %} around them in the template, or give prompt and "
+        "completion"
+    )

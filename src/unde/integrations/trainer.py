@@ -1,0 +1,152 @@
+"""Folders that transformers.Trainer writes: the newest checkpoint as a model, all of them for TracInCP."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from unde import console
+from unde.build.checkpoints import Checkpoint
+from unde.errors import UndeError
+from unde.store.reading import check_plain, read_json
+
+STATE = "trainer_state.json"  # the last file of a checkpoint that Trainer writes
+_CONFIGS = ("config.json", "adapter_config.json")
+_ADAPTER = "adapter_model.safetensors"
+_RECORDED = "checkpoints.json"  # of a CheckpointRecorder
+
+
+def newest(folder: str) -> str:
+    """The newest checkpoint in the folder of a run; other folders, and names on the hub, as they are."""
+    path = Path(folder)
+    if not path.is_dir() or any((path / name).exists() for name in _CONFIGS):
+        return folder
+    found = steps(path)
+    if not found:
+        return folder
+    last = found[max(found)]
+    console.note(f"using {last}, the newest of {console.counted(len(found), 'checkpoint')} in {folder}")
+    return str(last)
+
+
+def steps(folder: Path) -> dict[int, Path]:
+    """Checkpoints by their steps; those that were not saved whole are left out."""
+    found = {}
+    for path in folder.glob("checkpoint-*"):
+        step = re.fullmatch(r"checkpoint-(\d+)", path.name)
+        if step and (path / STATE).is_file() and any((path / name).is_file() for name in _CONFIGS):
+            found[int(step[1])] = path
+    return dict(sorted(found.items()))
+
+
+def home_of(checkpoint: str) -> Path | None:
+    """The folder of the run that a checkpoint is part of."""
+    path = Path(checkpoint)
+    return path.absolute().parent if path.is_dir() and (path / STATE).is_file() else None
+
+
+def checkpoints_in(folder: Path, model: nn.Module) -> tuple[list[Checkpoint], list[float] | None]:
+    """Checkpoints for Index.build, and their learning rates where these are known.
+
+    The folder is that of a run of Trainer (checkpoint-100, checkpoint-200, …), of a CheckpointRecorder, or one with
+    a .safetensors file for each, in the order of their names.
+    """
+    if not folder.is_dir():
+        raise UndeError(f"no folder {folder}: expected checkpoints of Trainer or .safetensors files in it")
+    if (folder / _RECORDED).is_file():
+        from unde.integrations.recorder import recorded
+
+        files, rates = recorded(folder)
+        return list(files), rates
+    found = steps(folder)
+    if found:
+        return [_weights(path, model) for path in found.values()], _rates(found)
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise UndeError(
+            f"{folder} holds no checkpoint: expected folders checkpoint-100, checkpoint-200, … of Trainer, what a "
+            "CheckpointRecorder wrote, or .safetensors files"
+        )
+    return list(files), None
+
+
+def _weights(checkpoint: Path, model: nn.Module) -> Checkpoint:
+    """The weights of one, which may be in several files, or be an adapter's alone."""
+    if (checkpoint / _ADAPTER).is_file():
+        return _with_adapter(checkpoint / _ADAPTER, model)
+    files = sorted(checkpoint.glob("model*.safetensors"))
+    if not files:
+        raise UndeError(
+            f"{checkpoint} holds no model.safetensors: pickles are never loaded. Train with save_safetensors"
+        )
+    return files[0] if len(files) == 1 else Parts(files)
+
+
+class Parts(Mapping[str, Tensor]):
+    """Tensors of several files, each read when it is asked for."""
+
+    def __init__(self, files: list[Path]) -> None:
+        self.where: dict[str, Path] = {}
+        for file in files:
+            with _opened(file) as tensors:
+                self.where |= dict.fromkeys(tensors.keys(), file)
+
+    def __getitem__(self, name: str) -> Tensor:
+        with _opened(self.where[name]) as tensors:
+            return tensors.get_tensor(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.where)
+
+    def __len__(self) -> int:
+        return len(self.where)
+
+
+def _opened(file: Path) -> Any:
+    try:
+        check_plain(file, follow=True)
+        return safe_open(file, framework="pt")
+    except SafetensorError as e:
+        raise UndeError(f"checkpoint {file} is damaged ({e})") from None
+    except OSError as e:
+        raise UndeError(f"cannot read the checkpoint {file} ({e.strerror or e})") from None
+
+
+def _with_adapter(file: Path, model: nn.Module) -> dict[str, Tensor]:
+    """The model's own weights with those of an adapter, whose files name them otherwise than the model does."""
+    try:
+        from peft import PeftModel, get_peft_model_state_dict
+    except ImportError:
+        raise UndeError(f"{file} is an adapter, and needs peft: pip install peft") from None
+    if not isinstance(model, PeftModel):
+        raise UndeError(f"{file} is an adapter, but the model has none: name the adapter as --hf-model")
+    live = model.state_dict()
+    place = {tensor.data_ptr(): name for name, tensor in live.items()}
+    saved = {name: place[t.data_ptr()] for name, t in get_peft_model_state_dict(model).items()}
+    tensors = Parts([file])
+    odd = sorted(set(saved) ^ set(tensors))
+    if odd:
+        raise UndeError(
+            f"{file} does not fit the adapter of the model: {odd[0]!r} is in one of the two alone"
+        )
+    return live | {saved[name]: tensor for name, tensor in tensors.items()}
+
+
+def _rates(found: dict[int, Path]) -> list[float] | None:
+    """The learning rate at each checkpoint, from what Trainer logged; between two steps of the log, in proportion."""
+    path = found[max(found)] / STATE
+    try:
+        history = read_json(path, follow=True)["log_history"]
+        noted = {int(e["step"]): float(e["learning_rate"]) for e in history if "learning_rate" in e}
+    except (OSError, ValueError, TypeError, KeyError) as e:
+        raise UndeError(f"{path} is not what Trainer writes ({type(e).__name__}: {e})") from None
+    if not noted:
+        console.note(f"{path} has no learning rate in its log: all checkpoints count the same")
+        return None
+    return np.interp(list(found), sorted(noted), [noted[s] for s in sorted(noted)]).tolist()
