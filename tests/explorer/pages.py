@@ -154,3 +154,12 @@ def served(session: Session):
         server.should_exit = True
         thread.join(5)
         listening.close()
+
+
+def encoded(array) -> bytes:
+    """Pixels (H, W, 3) as a PNG file."""
+    from PIL import Image
+
+    out = io.BytesIO()
+    Image.fromarray(array).save(out, "PNG")
+    return out.getvalue()

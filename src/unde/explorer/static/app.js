@@ -106,8 +106,8 @@ async function rank() {
       const now = answer;
       const ranked = await asked(now);
       if (now !== answer || !ranked) continue;
-      $("matched").textContent = ranked.matched === now.count ? "" : `${plural(ranked.matched, "example")} of ${now.count.toLocaleString("en")} match`;
       await rows.show(now, ranked);
+      $("matched").textContent = ranked.matched === now.count ? "" : `${plural(ranked.matched, "example")} of ${now.count.toLocaleString("en")} match`;
       marks.heard(ranked.marks).catch(() => {});
       fine();
     } while (once);
@@ -203,7 +203,7 @@ async function start() {
   for (const link of document.querySelectorAll("[data-jump]")) {
     link.addEventListener("click", (event) => { event.preventDefault(); $(link.dataset.jump).scrollIntoView(); });
   }
-  setInterval(look, 4000);
+  setInterval(look, 1500);
   document.body.dataset.ready = "";
   await inquire();
 }
