@@ -12,7 +12,7 @@ from unde.cli.build import build
 from unde.cli.plan import plan
 
 COMMANDS = (
-    *("demo", "plan", "build", "finish", "learn", "attribute", "evaluate", "report"),
+    *("demo", "plan", "build", "finish", "learn", "attribute", "evaluate", "report", "serve"),
     *("verify", "push", "pull", "bench"),
 )
 

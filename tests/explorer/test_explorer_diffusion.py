@@ -12,7 +12,13 @@ import pages
 from unde.data import Rows
 from unde.explorer.jobs import Job
 from unde.explorer.questions import Inquiry
-from unde.integrations.diffusers import diffusion_setup, query_columns, sample_pipeline
+from unde.integrations.diffusers import (
+    diffusion_setup,
+    encode_images,
+    encode_prompts,
+    query_columns,
+    sample_pipeline,
+)
 from unde.methods import DTRAK
 
 
@@ -58,7 +64,11 @@ def test_a_picture_is_encoded_with_its_prompt(session):
     picture = pages.encoded(image.permute(1, 2, 0).numpy())
     digest = session.asker.keep(picture)["picture"]
     answer = asked(session, {"kind": "picture", "picture": digest, "text": "a fish"})
-    [total] = session.index.score([session.train.rows[3]]).total()
+    latents = encode_images(session.pipeline, image[None], progress=False)  # noise follows from their bits
+    prompt = encode_prompts(session.pipeline, ["a fish"])
+    assert torch.allclose(latents[0], session.train.rows[3]["latents"], atol=1e-6)
+    columns = {"latents": latents, "encoder_hidden_states": prompt, "text": ["a fish"]}
+    [total] = session.index.score(Rows(columns, session.setup.task.collate)).total()
     assert best(session, answer) == pytest.approx(dict(enumerate(total.tolist())), rel=1e-3)
     large = session.asker.keep(pages.png((20, 12), "RGB", "white"))["picture"]  # as bright as can be
     assert (

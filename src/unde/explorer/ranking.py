@@ -109,6 +109,7 @@ class Held:
         self, contributions: Tensor | None, total: Callable[[Tensor], Tensor], usable: Tensor
     ) -> None:
         self.contributions, self._total, self.usable = contributions, total, usable
+        self._all = bool(usable.all())
         self._last: OrderedDict[bytes, Tensor] = OrderedDict()
 
     @classmethod
@@ -142,12 +143,13 @@ class Held:
 
     def best(self, total: Tensor, k: int, among: Tensor | None, largest: bool) -> list[tuple[int, float]]:
         """The k best of those `among` which to choose, best first."""
-        usable = self.usable if among is None else self.usable & among
-        k = min(k, int(usable.sum()))
+        if among is not None or not self._all:
+            usable = self.usable if among is None else self.usable & among
+            k = min(k, int(usable.sum()))
+            total = total.masked_fill(~usable, -torch.inf if largest else torch.inf)
         if not k:
             return []
-        worst = -torch.inf if largest else torch.inf
-        values, at = stable_top(total.masked_fill(~usable, worst)[None], k, largest)
+        values, at = stable_top(total[None], min(k, len(total)), largest)
         return list(zip(at[0].tolist(), values[0].tolist()))
 
     @property

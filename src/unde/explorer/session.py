@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -58,6 +59,7 @@ class Answer:
     notes: list[str] = field(default_factory=list)
     digests: list[str] = field(default_factory=list)
     shades: dict[tuple[bytes, int], str] = field(default_factory=dict)
+    first: tuple[int, dict[str, Any]] | None = None  # the unweighted row, and how many are in it
 
 
 class Session:
@@ -274,19 +276,31 @@ class Session:
         if not bool((w == 1).all()):
             ways[name] = w
         usable = answer.held.usable if among is None else answer.held.usable & among
+        first, *others = ways.items()
+        kept = answer.first if among is None else None
+        if kept is None or kept[0] != count:
+            kept = count, self._row(answer, *first, count, among)
+        if among is None:
+            answer.first = kept  # a slider changes nothing about it
+        rows = [kept[1]]
+        rows += [self._row(answer, *way, count, among) for way in others]
         return {
             "answer": answer.id,
-            "rows": [self._row(answer, name, w, count, among) for name, w in ways.items()],
+            "rows": rows,
             "matched": int(usable.sum()),
             "marks": self.marks.version,
         }
 
     def _row(self, answer: Answer, name: str, w: Tensor, count: int, among: Tensor | None) -> dict[str, Any]:
-        total = answer.held.total(w)
-        if not bool(torch.isfinite(total[answer.held.usable]).all()):
+        held = answer.held
+        total = held.total(w)
+        high, low = (held.best(total, count, None, largest) for largest in (True, False))
+        most, least = high[0][1], low[0][1]
+        if not math.isfinite(most) or not math.isfinite(least):
             raise UndeError("these weights give scores that are not finite: bring the sliders back")
-        high, low = (answer.held.best(total, count, among, largest) for largest in (True, False))
-        signed = bool(total[answer.held.usable].min() < 0)
+        if among is not None:
+            high, low = (held.best(total, count, among, largest) for largest in (True, False))
+        signed = least < 0
         if signed:  # of few examples, the last proponents would be opponents
             high, low = [one for one in high if one[1] > 0], [one for one in low if one[1] < 0]
         return {
