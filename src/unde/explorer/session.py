@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -275,7 +275,7 @@ class Session:
         ways = {UNWEIGHTED: self.bases[UNWEIGHTED]}
         if not bool((w == 1).all()):
             ways[name] = w
-        usable = answer.held.usable if among is None else answer.held.usable & among
+        usable = (answer.held.usable if among is None else answer.held.usable & among).numpy()
         first, *others = ways.items()
         kept = answer.first if among is None else None
         if kept is None or kept[0] != count:
@@ -294,13 +294,10 @@ class Session:
     def _row(self, answer: Answer, name: str, w: Tensor, count: int, among: Tensor | None) -> dict[str, Any]:
         held = answer.held
         total = held.total(w)
-        high, low = (held.best(total, count, None, largest) for largest in (True, False))
-        most, least = high[0][1], low[0][1]
-        if not math.isfinite(most) or not math.isfinite(least):
+        if not np.isfinite(total.numpy()).all():
             raise UndeError("these weights give scores that are not finite: bring the sliders back")
-        if among is not None:
-            high, low = (held.best(total, count, among, largest) for largest in (True, False))
-        signed = least < 0
+        high, low = (held.best(total, count, among, largest) for largest in (True, False))
+        signed = bool(total.numpy().min() < 0)
         if signed:  # of few examples, the last proponents would be opponents
             high, low = [one for one in high if one[1] > 0], [one for one in low if one[1] < 0]
         return {
