@@ -268,6 +268,21 @@ def test_marks_are_kept_and_exported(texts):
     assert "no example is marked" in texts.get("/api/export?format=csv")["error"]
 
 
+def test_classes_have_names_and_wrong_labels_a_sign(tmp_path):
+    setup = pages.classification()
+    true = setup.train_data[1].clone()
+    true[5] = (true[5] + 1) % 4
+    setup.classes, setup.true_labels = ["north", "east", "south", "<west>"], true
+    session = pages.session(setup, tmp_path / "idx")
+    assert session.described()["classes"] == setup.classes
+    entry, whole = session.train.entry(5), session.train.entry(6)
+    assert entry["label"] == setup.classes[int(setup.train_data[1][5])]
+    assert "mislabelled" in entry["html"] and "mislabelled" not in whole["html"]
+    session.train.read("labels", quiet_job())
+    for number, name in enumerate(setup.classes):
+        assert torch.equal(session.train.matching({"label": name}), setup.train_data[1] == number)
+
+
 def test_only_so_many_answers_are_held(tmp_path, monkeypatch):
     session = pages.session(pages.classification(), tmp_path / "idx", TRAK(projection="none"))
     monkeypatch.setattr(Index, "memory", 1000)

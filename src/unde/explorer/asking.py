@@ -94,10 +94,8 @@ class Asker:
         """What the classes are called, of a classifier."""
         if not self.classifies:
             return None
-        names = getattr(self.setup, "classes", None)
-        if names is not None:
-            return [str(name) for name in names]
-        return [str(c) for c in range(self._logits())]
+        names = self.train.classes
+        return list(names) if names is not None else [str(c) for c in range(self._logits())]
 
     def _logits(self) -> int:
         model, task = self.setup.model, self.setup.task

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -14,8 +15,10 @@ from unde.data import Rows
 from unde.errors import UndeError
 from unde.explorer.jobs import Job
 from unde.recipe import Setup
-from unde.report.items import Item, Scored, example, kind_of, label_text, passage, picture
-from unde.report.panels import as_item
+from unde.report.classes import class_names, named, true_numbers
+from unde.report.items import MISLABELLED, Item, Scored, example, kind_of, label_text, passage, picture
+from unde.report.shown import as_item, drawn_by
+from unde.tasks import Classification, Diffusion
 
 SAMPLED = 8  # examples that tell how all are laid out
 HELD = 4096  # rendered examples
@@ -38,6 +41,8 @@ class Catalogue:
     ) -> None:
         """`questions` ask about the examples, where these are queries of several kinds."""
         self.rows, self.setup, self.names, self.questions = rows, setup, names, questions
+        self.classes = class_names(setup)
+        self._true: Any = None
         self._lock = threading.Lock()  # what shows an example may run a model of its own
         self._texts: list[str] | None = None
         self._labels: list[str] | None = None
@@ -76,11 +81,23 @@ class Catalogue:
 
     def _item(self, at: int) -> Item:
         with self._lock:
-            return shown(self.setup, self.rows[at], self.name(at))
+            row = self.rows[at]
+            item = shown(self.setup, row, self.name(at), self.classes)
+            if self._true is None or int(self._true[at]) == raw_label(row):
+                return item
+            return replace(item, true_label=named(int(self._true[at]), self.classes), mislabelled=True)
+
+    def know(self) -> None:
+        """These are the training examples: what their labels should be is known where the setup tells it."""
+        if isinstance(self.setup.task, Classification):
+            self._true = true_numbers(self.setup, self.classes, len(self))
+            self.item.cache_clear()
+            self.html.cache_clear()
 
     def _html(self, at: int) -> str:
         """The example as an entry of a list, by the report's own renderer; the page fills in its score."""
-        return example(Scored(self.item(at), 0.0), self.kind, 0.0)
+        item = self.item(at)
+        return example(Scored(item, 0.0), self.kind, 0.0, [MISLABELLED] if item.is_mislabelled else [])
 
     def entry(self, at: int) -> dict[str, Any]:
         item = self.item(self.check(at))
@@ -102,7 +119,7 @@ class Catalogue:
         found = raw_label(self.rows[at])
         if found is None or self.setup.show is not None:
             found = self.item(at).label
-        return None if found is None else label_text(found)
+        return None if found is None else label_text(named(found, self.classes))
 
     def text(self, at: int) -> str | None:
         row = self.rows[at]
@@ -158,9 +175,10 @@ class Catalogue:
         raise UndeError(f"no filter {kind[:40]!r}: expected label, id or text")
 
 
-def shown(setup: Setup, row: Any, name: int | str) -> Item:
-    """How an example is shown, with the name of its class where the setup has names."""
-    return as_item(row, name, setup.show)
+def shown(setup: Setup, row: Any, name: int | str, classes: Sequence[str] | None = None) -> Item:
+    """How an example is shown, with the name of its class where classes have names."""
+    show = setup.show or (drawn_by(setup.task) if isinstance(setup.task, Diffusion) else None)
+    return as_item(row, name, show, classes)
 
 
 def figure(item: Item, role: str) -> str:

@@ -80,6 +80,7 @@ class Session:
         self.index, self.setup, self.title = index, setup, title
         collate = setup.collate or setup.task.collate
         self.train = Catalogue(Rows(setup.train_data, collate), setup, index.ids or setup.ids)
+        self.train.know()
         given = {"eval": setup.eval_queries, "learn": setup.learn_queries}
         self.roles = {
             role: Catalogue(Rows(data, collate), setup, (names or {}).get(role))

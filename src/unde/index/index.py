@@ -24,6 +24,7 @@ from unde.errors import UndeError, unknown
 from unde.execution import Executor, ending, named
 from unde.groups import Groups
 from unde.index import making, self_retrieval
+from unde.index.facts import index_facts
 from unde.index.opened import Opened
 from unde.index.trust import SHOWN, Trust, of_several
 from unde.index.verify import verify
@@ -63,6 +64,9 @@ class Index:
     def __repr__(self) -> str:
         m, groups = self.manifest, len(self.groups)
         return f"Index({str(self.folder)!r}, {self.method}, {m.examples} × {m.width}, {groups} groups)"
+
+    def _repr_html_(self) -> str:
+        return index_facts(self.folder, self.manifest, self.method, self.groups.names)
 
     @property
     def folder(self) -> Place:

@@ -10,6 +10,7 @@ kernels/<key>/                 what kernels were fitted to, and K g(n) where tha
 queries/                       features of queries that a command has computed
 scratch/                       what processes that work together hand to one another
 source.json                    what the command line built it from
+run.toml                       the options of that command, with which another index is built just so
 log.jsonl                      how long builds took
 .lock                          held by who writes
 """
@@ -28,7 +29,8 @@ from unde.store.remote import Place, Remote, Unreachable, there
 
 MANIFEST, IDS, MATRICES, PROBE = "manifest.json", "ids.json", "projection.safetensors", "probe.safetensors"
 SHARDS, FISHER, KERNELS, QUERIES, SCRATCH = "shards", "fisher", "kernels", "queries", "scratch"
-SOURCE, LOG, LOCK = "source.json", "log.jsonl", ".lock"
+SOURCE, RUN, LOG, LOCK = "source.json", "run.toml", "log.jsonl", ".lock"
+CHECKSUM = "# Checksum of the lines above: "  # the last line of RUN
 REMEMBERED = ("model", "data", "text_field", "seq_len", "target")  # in SOURCE, where it has no checksum
 
 
@@ -54,6 +56,7 @@ ENTRIES = (
     Entry(QUERIES, "features of queries", MADE_ON_DEMAND),
     Entry(SCRATCH, "what processes that work together hand to one another", "nothing, if nobody is at work"),
     Entry(SOURCE, "what the command line built it from", "name model and data to the next command"),
+    Entry(RUN, "the options it was built with", "the same `unde build` writes it anew"),
     Entry(LOG, "how long builds took", "nothing is lost but the times"),
     Entry(LOCK, "who is writing", "nothing, if nobody is"),
 )
@@ -61,7 +64,7 @@ _NAMES = {e.name: e for e in ENTRIES}
 _TENSORS = r"\w[\w.-]*\.safetensors"
 _FILES = re.compile(
     rf"({FISHER}/)?({'|'.join(map(re.escape, (MANIFEST, IDS, MATRICES, PROBE, LOG)))}|{SHARDS}/c\d+-\d+\.safetensors)"
-    rf"|{re.escape(SOURCE)}|{KERNELS}/[0-9a-f]{{32}}/{_TENSORS}|{QUERIES}/{_TENSORS}",
+    rf"|{re.escape(SOURCE)}|{re.escape(RUN)}|{KERNELS}/[0-9a-f]{{32}}/{_TENSORS}|{QUERIES}/{_TENSORS}",
     re.ASCII,
 )
 
