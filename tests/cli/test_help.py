@@ -12,7 +12,8 @@ from unde.cli.build import build
 from unde.cli.plan import plan
 
 COMMANDS = (
-    *("demo", "plan", "build", "finish", "learn", "attribute", "evaluate", "report", "serve"),
+    *("demo", "plan", "build", "finish", "append", "remove", "merge"),
+    *("learn", "attribute", "evaluate", "report", "serve"),
     *("verify", "push", "pull", "bench"),
 )
 

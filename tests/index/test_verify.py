@@ -74,6 +74,7 @@ def test_a_damaged_byte_is_named_with_what_restores_it(whole, copy):
     names = checked(whole)
     assert {name.partition("/")[0] for name in names} == {e.name for e in layout.ENTRIES} - {
         ".lock",
+        "change.json",
         "log.jsonl",
         "scratch",
     }
@@ -102,7 +103,7 @@ def test_the_advice_restores_every_entry(whole, copy):
     want = toy.content(whole)
     for entry in layout.ENTRIES:
         path = copy / entry.name
-        if entry.name in (layout.LOG, layout.LOCK, layout.SOURCE, layout.SCRATCH):
+        if entry.name in (layout.CHANGE, layout.LOG, layout.LOCK, layout.SOURCE, layout.SCRATCH):
             continue
         target = path if path.is_file() else next(p for p in sorted(path.rglob("*.safetensors")))
         flip(target, 12)

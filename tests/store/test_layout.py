@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ def everything(folder):
 
 def test_every_name_is_described(tmp_path):
     index = everything(tmp_path / "i")
-    assert {p.name for p in index.folder.iterdir()} == {e.name for e in layout.ENTRIES}
+    assert {p.name for p in index.folder.iterdir()} == {e.name for e in layout.ENTRIES} - {layout.CHANGE}
     for entry in layout.ENTRIES:
         assert entry.name in layout.__doc__
 
@@ -142,3 +143,9 @@ def test_deep_or_broken_json(tmp_path, text):
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(UndeError, match="damaged"):
         Index.open(tmp_path)
+
+
+def test_the_page_about_files_is_true():
+    page = (Path(__file__).parents[2] / "docs" / "files.md").read_text(encoding="utf-8")
+    assert layout.table() in page
+    assert all(f"`{name}`" in page for name in ("ids-2.json", "probe-2.safetensors"))

@@ -70,6 +70,7 @@ def writes(monkeypatch):
 def test_there_and_back(tmp_path, s3, index, writes):
     want = everything(index.folder)
     assert {name.partition("/")[0] for name in want} == {e.name for e in layout.ENTRIES} - {
+        layout.CHANGE,
         layout.LOCK,
         layout.SCRATCH,
     }

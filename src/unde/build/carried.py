@@ -7,7 +7,7 @@ import tempfile
 import weakref
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import nn
 
 from unde.data import Collate
 from unde.errors import UndeError
-from unde.recipe import Setup
+from unde.recipe import Recipe, Setup
 from unde.store.remote import Place, Remote, Unreachable
 from unde.tasks.base import Task
 
@@ -44,6 +44,31 @@ class Carried:
         for key, parameter in model.named_parameters():
             parameter.requires_grad_(key not in self.frozen)
         return Setup(model.eval(), self.task, self.data, collate=self.collate)
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A recipe for the same model on other data, which travels with it."""
+
+    recipe: Recipe
+    data: Any
+    collate: Collate | None
+
+    @property
+    def function(self) -> str:
+        return self.recipe.function
+
+    def make(self) -> Setup:
+        return replace(self.recipe.make(), train_data=self.data, collate=self.collate)
+
+
+def on_other_data(
+    recipe: Recipe | Carried | Elsewhere | None, data: Any, collate: Collate | None
+) -> Carried | Elsewhere | None:
+    """How another process makes the same model, and is given this data."""
+    if isinstance(recipe, (Carried, Elsewhere)):
+        return replace(recipe, data=data, collate=collate)
+    return None if recipe is None else Elsewhere(recipe, data, collate)
 
 
 def carried(model: nn.Module, task: Task, data: Any, collate: Collate | None, folder: Place) -> Carried:

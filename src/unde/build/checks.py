@@ -22,7 +22,7 @@ def check_shards(folder: Place, manifest: Manifest, verify: bool) -> None:
     """Every shard there, whole and at its place; one is in memory at a time. Remote ones are fetched for it, unless
     checksums are not asked for: then each is checked when it is first read."""
     count = len(manifest.shards)
-    paths = [layout.shard(folder, c, s) for c in range(manifest.terms) for s in range(count)]
+    paths = [manifest.shard(folder, c, s) for c in range(manifest.terms) for s in range(count)]
     missing = _missing(paths)
     if missing:
         raise ShardError(
@@ -63,7 +63,7 @@ def read_ids(folder: Place, manifest: Manifest) -> list[Any] | None:
     """The user's names; a file that claims far more of them than there are examples is not even read."""
     if not manifest.ids:
         return None
-    path = folder / layout.IDS
+    path = folder / layout.version(layout.IDS, manifest.generation)
     try:
         ids = read_json(path, max(_SMALL, _LONGEST_ID * manifest.examples))
         if not isinstance(ids, list) or len(ids) != manifest.examples:

@@ -13,7 +13,7 @@ from unde.tasks import identity
 from unde.tasks.base import Task
 
 
-def refused_for(there: Manifest, wanted: Manifest) -> list[str]:
+def refused_for(there: Manifest, wanted: Manifest, other: str = "asked for") -> list[str]:
     """What differs between an index on disk and one that is asked for, but for the task and what was settled."""
     out = []
     for name, value in asked(wanted).items():
@@ -21,13 +21,13 @@ def refused_for(there: Manifest, wanted: Manifest) -> list[str]:
         same = json.dumps(old) == json.dumps(value)  # order counts: it is part of the id
         if same or name in ("schema", "task") or (name == "data" and there.examples != wanted.examples):
             continue
-        out.append(_words(name, old, value))
+        out.append(_words(name, old, value, other))
     return out
 
 
-def _words(name: str, old: Any, value: Any) -> str:
+def _words(name: str, old: Any, value: Any, other: str) -> str:
     if name == "models" and len(old) != len(value):
-        return f"the checkpoints ({len(old)} there, {len(value)} asked for)"
+        return f"the checkpoints ({len(old)} there, {len(value)} {other})"
     if name == "models":
         return "the model's weights (other values)"
     if name == "data":
@@ -35,14 +35,14 @@ def _words(name: str, old: Any, value: Any) -> str:
     if name == "ids":
         return "the ids" if old and value else f"the ids (there are {'some' if old else 'none'})"
     if name in ("units", "groups"):
-        return f"the {'parameters' if name == 'units' else name} ({brief(old, value)})"
+        return f"the {'parameters' if name == 'units' else name} ({brief(old, value, other)})"
     if name == "matrices":
         return "the directions of pca or the second moments (other values)"
     if name == "factors":
         return f"the covariances for EKFAC ({'some' if old else 'none'} there)"
     if name == "examples":
         return f"the length of the training data ({old} there, {value} given)"
-    return f"{name} ({old!r} there, {value!r} asked for)"
+    return f"{name} ({old!r} there, {value!r} {other})"
 
 
 def task_differences(there: dict[str, Any], given: dict[str, Any], task: Task) -> list[str]:
@@ -60,13 +60,13 @@ def label(task: Task) -> str:
     return f"{type(task).__name__}({', '.join(settings)})"
 
 
-def brief(old: Any, new: Any) -> str:
+def brief(old: Any, new: Any, other: str = "asked for") -> str:
     named = [{u["name"]: u for u in x} if isinstance(x, list) else x for x in (old, new)]
     lone = [n for n in [*named[0], *named[1]] if n not in named[0] or n not in named[1]]
     if lone:
-        return f"{len(named[0])} there, {len(named[1])} asked for; e.g. {lone[0]!r} is in one only"
-    other = [n for n in named[0] if named[0][n] != named[1][n]]
-    return f"{other[0]!r} is not the same" if other else "in another order"
+        return f"{len(named[0])} there, {len(named[1])} {other}; e.g. {lone[0]!r} is in one only"
+    differ = [n for n in named[0] if named[0][n] != named[1][n]]
+    return f"{differ[0]!r} is not the same" if differ else "in another order"
 
 
 def differs_from(
@@ -74,16 +74,13 @@ def differs_from(
     model: nn.Module | None,
     models: list[str],
     groups: Groups | None,
-    examples: int | None,
 ) -> list[str]:
-    """How an index differs from what is given to open it with, but for the task."""
+    """How an index differs from what is given to open it with, but for the task and the data."""
     out = [] if model is None else _model_differences(manifest, model, models)
     if groups is not None:
         given = {k: list(v) for k, v in groups.members.items()}
         if list(given.items()) != list(manifest.groups.items()):
             out.append(f"the groups ({brief(manifest.groups, given)})")
-    if examples is not None and examples != manifest.examples:
-        out.append(f"the length of the training data ({manifest.examples} there, {examples} given)")
     return out
 
 

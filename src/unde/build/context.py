@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -13,9 +12,10 @@ from torch import nn
 
 from unde import methods
 from unde.build import matrices
-from unde.build.carried import Carried, cannot_travel
-from unde.build.checkpoints import Checkpoint, fingerprints, loaded
+from unde.build.carried import Carried, Elsewhere, cannot_travel
+from unde.build.checkpoints import Checkpoint, fingerprints
 from unde.build.fingerprints import data_fingerprint
+from unde.build.running import Running
 from unde.data import Rows, own_collate
 from unde.errors import UndeError
 from unde.execution import Job
@@ -39,7 +39,7 @@ class Given:
     task: Task
     rows: Rows
     checkpoints: Sequence[Checkpoint] | None = None
-    recipe: Recipe | Carried | None = None
+    recipe: Recipe | Carried | Elsewhere | None = None
     device: str | None = None
 
     @cached_property
@@ -71,7 +71,9 @@ class Given:
             )
 
 
-def made(recipe: Recipe | Carried, checkpoints: Sequence[Checkpoint] | None, device: str | None) -> Given:
+def made(
+    recipe: Recipe | Carried | Elsewhere, checkpoints: Sequence[Checkpoint] | None, device: str | None
+) -> Given:
     """As it was given elsewhere."""
     setup = _setup(pickle.dumps((recipe, device)))
     rows = Rows(setup.train_data, setup.collate or own_collate(setup.task.collate, setup.train_data))
@@ -102,7 +104,7 @@ class Context:
         self.folder, self.manifest, self.given, self.workers, self.ids = folder, manifest, given, workers, ids
         self.advance: Callable[[int], None] = lambda count: None
         self.upcoming: list[Job] = []  # jobs in the order that they will be asked for, if known
-        self._open: tuple[int, FeaturePass, ExitStack] | None = None
+        self.passing = Running()
         self._stream: tuple[list[Job], Generator[Batch]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -137,32 +139,34 @@ class Context:
         return restored(noted[min(c, len(noted) - 1)], given.model, self.units)
 
     def running(self, c: int) -> FeaturePass:
-        """The pass under checkpoint or step c, which stays open for the jobs to come."""
-        if self._open is not None and self._open[0] == c:
-            return self._open[1]
-        self.close()
-        with ExitStack() as stack:
-            stack.enter_context(loaded(self.given.model, checkpoint_of(self.given.checkpoints, c)))
+        """The pass under checkpoint or step c."""
+        model, checkpoint = self.given.model, checkpoint_of(self.given.checkpoints, c)
+
+        def made() -> FeaturePass:
             task = step_of(resized(self.given.task, self.manifest.settled.rows), self.method, c)
-            run = FeaturePass(self.given.model, task, self.measurement, self.coverage(c))
-            stack.enter_context(run)
-            self._open = (c, run, stack.pop_all())
-        return run
+            return FeaturePass(model, task, self.measurement, self.coverage(c))
+
+        return self.passing.under(c, model, checkpoint, made)
 
     def batches(self, c: int, s: int) -> Iterator[Batch]:
         """The batches of one shard. Worker processes read ahead through the shards that are `upcoming`."""
         if not self.workers:
-            return self.given.rows.batches(self._cuts(s))
+            return self.given.rows.batches(self.cuts(s))
         if self._stream is None or self._stream[0][:1] != [(c, s)]:
             at = self.upcoming.index((c, s)) if (c, s) in self.upcoming else None
             jobs: list[Job] = [(c, s)] if at is None else self.upcoming[at:]
-            ranges = [r for _, shard in jobs for r in self._cuts(shard)]
+            ranges = [r for _, shard in jobs for r in self.cuts(shard)]
             self._stream = (jobs, self.given.rows.batches(ranges, self.workers))
         jobs, stream = self._stream
         self._stream = (jobs[1:], stream)
-        return (next(stream) for _ in self._cuts(s))
+        return (next(stream) for _ in self.cuts(s))
 
-    def _cuts(self, s: int) -> list[range]:
+    def drawn(self, where: Sequence[int]) -> list[int]:
+        """The numbers under which examples are measured."""
+        return [self.manifest.drawn[i] for i in where]
+
+    def cuts(self, s: int) -> list[range]:
+        """The rows of each pass of a shard."""
         rows = self.manifest.shards[s]
         return cuts(range(rows.start, rows.stop), self.manifest.settled.pass_size)
 
@@ -171,10 +175,7 @@ class Context:
         if self._stream is not None:
             self._stream[1].close()
             self._stream = None
-        if self._open is not None:
-            stack = self._open[2]
-            self._open = None
-            stack.close()
+        self.passing.close()
 
 
 def checkpoint_of(checkpoints: Sequence[Checkpoint] | None, c: int) -> Checkpoint | None:

@@ -62,7 +62,17 @@ def data_fingerprint(rows: Rows) -> str:
     changed = [i for i, a, b in zip(where, first, second) if a != b]
     if changed:
         raise reads_differently(changed[0])
-    return hashlib.blake2b(f"{len(rows)} {first}".encode(), digest_size=16).hexdigest()
+    return _of_sample(len(rows), first)
+
+
+def fingerprint_of(digests: Tensor) -> str:
+    """The same from the digests of all examples, as they are stored."""
+    where = evenly(len(digests), SAMPLED)
+    return _of_sample(len(digests), [to_digest(int(digests[i])) for i in where])
+
+
+def _of_sample(count: int, digests: list[str]) -> str:
+    return hashlib.blake2b(f"{count} {digests}".encode(), digest_size=16).hexdigest()
 
 
 def reads_differently(example: object) -> UndeError:

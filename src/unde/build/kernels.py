@@ -88,7 +88,8 @@ class Training:
         if self.mixes is None:
             return [(k.watch, k.path(s)) for k in self._kernels]
         return [
-            (self._stored.watch, layout.shard(self._stored.folder, c, s)) for c in range(len(self._kernels))
+            (self._stored.watch, self._stored.manifest.shard(self._stored.folder, c, s))
+            for c in range(len(self._kernels))
         ]
 
     def on_queries(self, checkpoint: int, rows: Tensor) -> Tensor:
@@ -133,7 +134,8 @@ class KernelFiles:
         try:
             shard = read_again(self.path(s), self._rows.owner, self.watch, lease)
         except ShardError as e:
-            raise ShardError(f"{e}. Open the index again, which makes K g(n) anew") from None
+            again = ShardError(f"{e}. Open the index again, which makes K g(n) anew")
+            raise self.stored.changed() or again from None
         return self.stored.codec.unpack(shard, self.stored.manifest.columns)
 
     def make_rows(self) -> None:

@@ -18,6 +18,7 @@ from unde.features.coverage import EXAMPLES, TOLERANCE
 from unde.features.run import FeaturePass, resized
 from unde.store import layout
 from unde.store.files import append_line
+from unde.store.manifest import Manifest
 from unde.store.remote import Place
 from unde.store.shards import ShardError, read_shard, write_shard
 from unde.tasks.identity import same_but_code
@@ -48,19 +49,27 @@ def probed(context: Context) -> tuple[Tensor, Tensor]:
         task = step_of(resized(given.task, context.manifest.settled.rows), context.method, 0)
         what = replace(context.measurement, factors=None)
         with FeaturePass(given.model, task, what, context.coverage(0)) as run:
-            features, _ = run.collect(to_device(rows.batch(where), run.collect.device), where)
+            features, _ = run.collect(to_device(rows.batch(where), run.collect.device), context.drawn(where))
     return torch.tensor(where), features.float().cpu()
 
 
 def write_probe(context: Context) -> None:
     where, features = probed(context)
-    write_shard(context.folder / layout.PROBE, context.manifest.id, {"where": where, "features": features})
+    write_shard(
+        probe_of(context.folder, context.manifest),
+        context.manifest.id,
+        {"where": where, "features": features},
+    )
+
+
+def probe_of(folder: Place, manifest: Manifest) -> Place:
+    return folder / layout.version(layout.PROBE, manifest.generation)
 
 
 def changed_by_code(context: Context) -> str | None:
     """How features of the probe come out now, if not as they did; None if they do."""
     try:
-        noted = read_shard(context.folder / layout.PROBE, context.manifest.id)
+        noted = read_shard(probe_of(context.folder, context.manifest), context.manifest.id)
     except ShardError as e:
         return f"whether it gives the same features cannot be told ({e})"
     where, now = probed(context)

@@ -22,7 +22,7 @@ PLACE = "queries"  # what the file is, whatever it is called
 class QueryFeatures:
     """Features of Q queries under the model, groups and projection of one index."""
 
-    index: str  # the id of that index
+    index: str  # the lineage of that index: they stay when its examples change
     features: Tensor  # (C, Q, D) for C checkpoints
     loss: Tensor  # (C, Q)
     digests: list[str]

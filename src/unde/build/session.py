@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from unde.build import matrices
 from unde.build.blame import blaming
-from unde.build.carried import Carried, carried
-from unde.build.checkpoints import Checkpoint, fingerprints, loaded
+from unde.build.carried import Carried, Elsewhere, carried
+from unde.build.checkpoints import Checkpoint, fingerprints
 from unde.build.context import checkpoint_of, made, step_of
 from unde.build.fingerprints import SAMPLED, Watch, reads_differently, to_digest, to_signed
 from unde.build.queries import BadQuery, QueryFeatures
+from unde.build.running import Running, unhooked
 from unde.build.stored import Stored
 from unde.data import Rows, evenly
 from unde.errors import BadExample, UndeError
@@ -45,7 +46,7 @@ class Session:
         task: Task,
         checkpoints: Sequence[Checkpoint] | None,
         executor: Executor = SERIAL,
-        recipe: Recipe | Carried | None = None,
+        recipe: Recipe | Carried | Elsewhere | None = None,
         device: str | None = None,
     ) -> None:
         self.stored, self.model, self.checkpoints = stored, model, checkpoints
@@ -85,7 +86,7 @@ class Session:
             digests = self._asked(rows, under, features, losses)
             if self.checkpoints is not None or under is not nullcontext:
                 self._watch.renew()  # weights went away and came back
-        made = QueryFeatures(self.stored.manifest.id, features, losses, digests)
+        made = QueryFeatures(self.stored.manifest.lineage, features, losses, digests)
         self._check_finite(made.features)
         changed = [i for i, seen in zip(where, before) if seen != made.digests[i]]
         if changed:
@@ -147,7 +148,7 @@ class Asking:
     def __init__(self, session: Session, rows: Rows, under: Under, passes: list[range]) -> None:
         self.session, self.rows, self.under, self.passes = session, rows, under, passes
         self.results = Results(session.stored.manifest.id)
-        self._open: tuple[int, FeaturePass, ExitStack] | None = None
+        self.passing = Running()
 
     def __getstate__(self) -> dict[str, Any]:
         at = self.session
@@ -166,42 +167,25 @@ class Asking:
         self.results = sent["results"]
 
     def running(self, c: int) -> FeaturePass:
-        """The pass under checkpoint or step c, which stays open for the jobs to come."""
-        if self._open is not None and self._open[0] == c:
-            return self._open[1]
-        self.close()
+        """The pass under checkpoint or step c."""
         at, method = self.session, self.session.stored.method
-        with ExitStack() as stack:
-            stack.enter_context(loaded(at.model, checkpoint_of(at.checkpoints, c)))
-            stack.enter_context(self.under(at.model))
-            what, many = Measurement(at.units, method.measure), len(self.rows) >= MANY
-            run = FeaturePass(at.model, step_of(at.task, method, c), what, at.coverage(c, self.rows), many)
-            stack.enter_context(run)
-            self._open = (c, run, stack.pop_all())
-        return run
 
-    @contextmanager
-    def unhooked(self) -> Generator[None]:
-        """After an error the model has no hooks on it: it is run again, to see which query it was."""
-        try:
-            yield
-        except Exception:
-            self.close()
-            raise
+        def made() -> FeaturePass:
+            what, many = Measurement(at.units, method.measure), len(self.rows) >= MANY
+            return FeaturePass(at.model, step_of(at.task, method, c), what, at.coverage(c, self.rows), many)
+
+        return self.passing.under(c, at.model, checkpoint_of(at.checkpoints, c), made, self.under)
 
     def close(self) -> None:
         """The model as it was."""
-        if self._open is not None:
-            stack = self._open[2]
-            self._open = None
-            stack.close()
+        self.passing.close()
 
 
 def ask(asking: Asking, c: int, i: int) -> None:
     """Pass i of the queries under checkpoint c."""
     at, asked = asking.session, asking.passes[i]
     try:
-        with blaming(at.model, at.task, asking.rows, lambda: asked, what="query"), asking.unhooked():
+        with blaming(at.model, at.task, asking.rows, lambda: asked, what="query"), unhooked(asking):
             [found] = asking.running(c).over(asking.rows.batches([asked]))
     except Unreadable as e:
         raise BadExample(f"query {asked[e.row]} {e.what}") from None

@@ -17,7 +17,7 @@ from unde.build.checkpoints import loaded, settled_weights
 from unde.build.compare import refused_for
 from unde.build.context import Context, Given, checkpoint_of, step_of
 from unde.build.fingerprints import ids_fingerprint
-from unde.build.probe import changed_task, write_probe
+from unde.build.probe import changed_task, probe_of, write_probe
 from unde.data import evenly
 from unde.errors import UndeError
 from unde.execution import SERIAL, Executor
@@ -147,7 +147,7 @@ def _begun(
     context = Context(folder, manifest, given, workers, ids)
     (folder / layout.SHARDS).mkdir(exist_ok=True)
     write_probe(context)
-    _write_ids(folder, ids)
+    write_ids(folder, ids)
     there = manifest.begin(folder)
     if there.id == manifest.id:
         return context
@@ -174,9 +174,9 @@ def _gone_on(
             "Choose another folder, or delete this one"
         )
     (folder / layout.SHARDS).mkdir(exist_ok=True)
-    if there.schema == SCHEMA and not sound(folder / layout.PROBE, there.id):
+    if there.schema == SCHEMA and not sound(probe_of(folder, there), there.id):
         write_probe(context)
-    _write_ids(folder, ids)
+    write_ids(folder, ids, there.generation)
     return context
 
 
@@ -209,7 +209,12 @@ def _with_matrices(
     """What the projection needs that is not drawn from the seed."""
     spec = Spec.parse(str(method.projection))
     found = scales
-    if spec.kind == "pca":
+    if there is not None and there.living is not None and there.matrices:
+        kept = matrices.read(matrices.home(folder), there)  # of the examples that it was built on
+        if all(name in kept and torch.equal(kept[name], value) for name, value in scales.items()):
+            found = kept
+        asked = replace(asked, settled=replace(asked.settled, directions=there.settled.directions))
+    elif spec.kind == "pca":
         origin = [asked.models, asked.data, names, str(spec), asked.seed, matrices.fingerprint(found)]
 
         def make() -> dict[str, Tensor]:
@@ -229,9 +234,9 @@ def _with_matrices(
     return replace(asked, matrices=matrices.fingerprint(found)), found
 
 
-def _write_ids(folder: Place, ids: Sequence[Any] | None) -> None:
+def write_ids(folder: Place, ids: Sequence[Any] | None, generation: int = 0) -> None:
     if ids is not None:
-        write_bytes(folder / layout.IDS, (json.dumps(list(ids)) + "\n").encode())
+        write_bytes(folder / layout.version(layout.IDS, generation), (json.dumps(list(ids)) + "\n").encode())
 
 
 def _distinct(records: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -7,8 +7,7 @@ import os
 import platform
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -18,6 +17,7 @@ from unde import console, methods
 from unde.build.blame import blaming
 from unde.build.context import Context
 from unde.build.fingerprints import SAMPLED, changed_example, length_now, reads_differently, to_signed
+from unde.build.running import unhooked
 from unde.data import evenly, to_device
 from unde.errors import BadExample, UndeError
 from unde.execution import SERIAL, Executor, Job, JobsFailed
@@ -39,20 +39,10 @@ def compute_shard(context: Context, c: int, s: int) -> None:
     rows = m.shards[s]
     with (
         blaming(given.model, given.task, given.rows, lambda: range(rows.start, rows.stop), context.ids),
-        _left_as_it_was(context),
+        unhooked(context),
     ):
         whole = _computed(context, c, s)
-    write_shard(layout.shard(context.folder, c, s), m.id, whole)
-
-
-@contextmanager
-def _left_as_it_was(context: Context) -> Generator[None]:
-    """After an error the model has no hooks on it: it is run again, to see which example it was."""
-    try:
-        yield
-    except Exception:
-        context.close()
-        raise
+    write_shard(m.shard(context.folder, c, s), m.files[s][1], whole)
 
 
 def _computed(context: Context, c: int, s: int) -> dict[str, Tensor]:
@@ -60,10 +50,10 @@ def _computed(context: Context, c: int, s: int) -> dict[str, Tensor]:
     with threads(m.settled.threads):
         run = context.running(c)
         parts: list[dict[str, Tensor]] = []
-        for found in run.over(_read(context, c, s)):
-            parts.append(_tensors(context, run, found))
+        for rows, found in zip(context.cuts(s), run.over(_read(context, c, s))):
+            parts.append(_tensors(context, run, rows, found))
             _gather(parts)
-            context.advance(len(found.where))
+            context.advance(len(rows))
         del found
         whole = _joined(parts)
         features = whole.pop("features")
@@ -97,22 +87,30 @@ class Shapes:
 
     def __init__(self, m: Manifest) -> None:
         self.m = m
+        self._by_number = {number: s for s, (number, _) in enumerate(m.files)}
         self._known: dict[int, dict[str, tuple[int, ...]]] = {}
 
     def read(self, path: Place, verify: bool = True) -> dict[str, Tensor]:
         """The tensors of a shard. One that is made up is refused by its shapes, before it is read to its end; one that
         was fetched was read."""
-        if verify and not isinstance(path, Remote):
-            self._check(path, read_shard(path, self.m.id, False))
-        tensors = read_shard(path, self.m.id, verify)
-        self._check(path, tensors)
-        return tensors
-
-    def _check(self, path: Place, tensors: Mapping[str, Tensor]) -> None:
-        """Raises if a shard, whole as it may be, is larger or smaller than the manifest says; nothing of it is read."""
         place = layout.numbers(path.name)
         assert place is not None
-        rows = self.m.shards[place[1]]
+        s = self._by_number[place[1]]
+        owner = self.m.files[s][1]
+        if verify and not isinstance(path, Remote):
+            self._check(path, s, read_shard(path, owner, False))
+        tensors = read_shard(path, owner, verify)
+        self._check(path, s, tensors)
+        return tensors
+
+    def has(self, path: Place) -> bool:
+        """Whether it is called like a shard of the index."""
+        place = layout.numbers(path.name)
+        return place is not None and place[0] < self.m.terms and place[1] in self._by_number
+
+    def _check(self, path: Place, s: int, tensors: Mapping[str, Tensor]) -> None:
+        """Raises if a shard, whole as it may be, is larger or smaller than the manifest says; nothing of it is read."""
+        rows = self.m.shards[s]
         wanted = dict(self._of(rows.stop - rows.start))
         for name, t in tensors.items():
             if wanted.pop(BESIDE if name == BESIDE_OF_0_1 else name, None) != tuple(t.shape):
@@ -199,7 +197,7 @@ def unwritten(context: Context) -> list[Job]:
     """Shards that are not there, whether they are whole or not."""
     m = context.manifest
     jobs = [(c, s) for c in range(m.terms) for s in range(len(m.shards))]
-    return [job for job in jobs if not there(layout.shard(context.folder, *job))]
+    return [job for job in jobs if not there(m.shard(context.folder, *job))]
 
 
 def missing(context: Context, executor: Executor = SERIAL) -> list[Job]:
@@ -213,7 +211,7 @@ def missing(context: Context, executor: Executor = SERIAL) -> list[Job]:
         for s, r in enumerate(m.shards):
             if not executor.mine((c, s)):
                 continue
-            path = layout.shard(context.folder, c, s)
+            path = m.shard(context.folder, c, s)
             try:
                 if path.name in written:
                     digests.append(shapes.read(path)["digest"].clone())
@@ -232,10 +230,12 @@ def missing(context: Context, executor: Executor = SERIAL) -> list[Job]:
 
 
 def _read(context: Context, c: int, s: int) -> Iterator[Batch]:
+    """The batches of a shard, with the numbers under which their examples are measured."""
     batches = context.batches(c, s)
     while True:
         try:
-            yield next(batches)
+            where, batch, digests = next(batches)
+            yield context.drawn(where), batch, digests
         except StopIteration:
             return
         except IndexError:
@@ -244,18 +244,18 @@ def _read(context: Context, c: int, s: int) -> Iterator[Batch]:
             raise _other_length(context) from None
 
 
-def _tensors(context: Context, run: FeaturePass, found: Found) -> dict[str, Tensor]:
-    """What is stored of one pass; examples with bad gradients are refused, or left out and noted."""
+def _tensors(context: Context, run: FeaturePass, rows: range, found: Found) -> dict[str, Tensor]:
+    """What is stored of one pass over `rows`; examples with bad gradients are refused, or left out and noted."""
     finite = found.features.isfinite().all(1) & found.values.isfinite()
     if not finite.all():
         if context.manifest.on_bad == "error":
-            raise _bad(context, [found.where[int(i)] for i in (~finite).nonzero()[:, 0]])
+            raise _bad(context, [rows[int(i)] for i in (~finite).nonzero()[:, 0]])
         found.features[~finite] = 0.0
     beside = {"beside": found.beside} if context.method.beside else {}
     if run.factors is not None:
         beside["factors"] = run.factors.take().cpu()
         if not finite.all():
-            beside["factors"] = _factors_of_good(context, run, found, finite)
+            beside["factors"] = covariances(context, run, [rows[int(i)] for i in finite.nonzero()[:, 0]])
     return beside | {
         "features": found.features,
         "loss": found.values,
@@ -264,12 +264,11 @@ def _tensors(context: Context, run: FeaturePass, found: Found) -> dict[str, Tens
     }
 
 
-def _factors_of_good(context: Context, run: FeaturePass, found: Found, finite: Tensor) -> Tensor:
-    """The covariances of the others alone."""
+def covariances(context: Context, run: FeaturePass, rows: Sequence[int]) -> Tensor:
+    """Those of some examples alone, in one pass."""
     assert run.factors is not None
-    good = [found.where[int(i)] for i in finite.nonzero()[:, 0]]
-    if good:
-        run.collect(to_device(context.given.rows.batch(good), run.collect.device), good)
+    if rows:
+        run.collect(to_device(context.given.rows.batch(rows), run.collect.device), context.drawn(rows))
     return run.factors.take().cpu()
 
 
@@ -299,8 +298,11 @@ def _joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 def _digests(context: Context, c: int = 0) -> Tensor:
     m = context.manifest
-    paths = [layout.shard(context.folder, c, s) for s in range(len(m.shards))]
-    return torch.cat([read_shard(path, m.id, verify=False)["digest"].clone() for path in paths])  # no views
+    found = [
+        read_shard(m.shard(context.folder, c, s), owner, verify=False)["digest"].clone()  # no views
+        for s, (_, owner) in enumerate(m.files)
+    ]
+    return torch.cat(found)
 
 
 def _check_checkpoints_agree(context: Context) -> None:

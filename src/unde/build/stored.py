@@ -21,7 +21,7 @@ from unde.store import layout
 from unde.store.codec import codec
 from unde.store.manifest import Manifest, with_method
 from unde.store.remote import Place, there
-from unde.store.shards import read_again
+from unde.store.shards import ShardError, read_again
 from unde.store.steady import Watch
 
 
@@ -40,11 +40,26 @@ class Stored:
     def found_whole(self) -> None:
         """The shards were looked at just now: whatever changes from here on is noticed."""
         m = self.manifest
-        self.watch.note(layout.shard(self.folder, c, s) for c in range(m.terms) for s in range(len(m.shards)))
+        self.watch.note(m.shard(self.folder, c, s) for c in range(m.terms) for s in range(len(m.shards)))
 
     def shard(self, checkpoint: int, s: int, lease: bool = True) -> dict[str, Tensor]:
         """Mapped: to be held on to for the time of a block only."""
-        return read_again(layout.shard(self.folder, checkpoint, s), self.manifest.id, self.watch, lease)
+        m = self.manifest
+        try:
+            return read_again(m.shard(self.folder, checkpoint, s), m.files[s][1], self.watch, lease)
+        except ShardError as e:
+            raise self.changed() or e from None
+
+    def changed(self) -> ShardError | None:
+        """If the index is not what it was when it was opened."""
+        try:
+            now = Manifest.read(self.folder)
+        except UndeError:
+            return None
+        if now.id == self.manifest.id:
+            return None
+        what = "" if now.living is None else f" ({now.living.told})"
+        return ShardError(f"{self.folder} has changed since it was opened{what}: open it again")
 
     def block(self, checkpoint: int, s: int, lease: bool = True) -> Tensor:
         """(n, D) float32 features of shard s."""

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from unde import console
+from unde.cli.append import append, merge, remove
 from unde.cli.attribute import attribute
 from unde.cli.bench import bench
 from unde.cli.build import build
@@ -39,6 +40,9 @@ for command in (
     plan,
     build,
     finish,
+    append,
+    remove,
+    merge,
     learn,
     attribute,
     evaluate,

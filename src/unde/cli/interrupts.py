@@ -11,7 +11,15 @@ from typing import Any
 
 from typer.core import TyperGroup
 
-_RESUMED = {"build", "finish", "push", "pull"}  # commands that find what they did before
+_RESUMED = {
+    "build",
+    "finish",
+    "append",
+    "remove",
+    "merge",
+    "push",
+    "pull",
+}  # commands that find what they did before
 
 
 class Terminated(KeyboardInterrupt):

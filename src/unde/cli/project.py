@@ -74,7 +74,7 @@ class Project:
 
     def index(self, path: Place, executor: Executor = SERIAL) -> Index:
         s = self.setup
-        return Index.open(
+        made = Index.open(
             path,
             model=s.model,
             task=s.task,
@@ -85,6 +85,11 @@ class Project:
             recipe=self.recipe,
             device=self.device,
         )
+        if (
+            made.manifest.living is not None
+        ):  # examples as they are numbered there, whatever else the data holds
+            s.train_data, s.ids = made.train_data, made.ids
+        return made
 
     def queries(self, role: str) -> Rows:
         if role not in ("learn", "eval"):

@@ -79,7 +79,12 @@ class Session:
     ) -> None:
         self.index, self.setup, self.title = index, setup, title
         collate = setup.collate or setup.task.collate
-        self.train = Catalogue(Rows(setup.train_data, collate), setup, index.ids or setup.ids)
+        rows = setup.train_data if index.train_data is None else index.train_data
+        self.train = Catalogue(Rows(rows, collate), setup, setup.ids if index.ids is None else index.ids)
+        if len(self.train) != len(index):
+            raise UndeError(
+                f"{len(self.train)} training examples for an index of {len(index)}: give what it was made from"
+            )
         self.train.know()
         given = {"eval": setup.eval_queries, "learn": setup.learn_queries}
         self.roles = {

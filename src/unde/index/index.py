@@ -10,20 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from unde import methods, plan
-from unde.build import shards
-from unde.build.checkpoints import Checkpoint, fingerprints
-from unde.build.checks import check_shards, read_ids
-from unde.build.compare import differs_from
+from unde.build.checkpoints import Checkpoint
 from unde.build.context import Given
-from unde.build.fingerprints import changed_example, plain_ids
 from unde.build.queries import QueryFeatures
 from unde.build.settle import checked, settle
-from unde.build.stored import Stored
 from unde.data import Collate, Rows, own_collate, parse_bytes
-from unde.errors import UndeError, unknown
+from unde.errors import UndeError
 from unde.execution import Executor, ending, named
 from unde.groups import Groups
-from unde.index import making, self_retrieval
+from unde.index import living, making, merging, self_retrieval
 from unde.index.facts import index_facts
 from unde.index.opened import Opened
 from unde.index.trust import SHOWN, Trust, of_several
@@ -33,7 +28,6 @@ from unde.plan import Plan
 from unde.recipe import Recipe
 from unde.scores.group_scores import GroupScores, WeightsLike
 from unde.scores.tokens import TokenScores
-from unde.store.codec import codec
 from unde.store.manifest import Manifest
 from unde.store.remote import Place, place, there
 from unde.store.verified import Verified
@@ -63,7 +57,8 @@ class Index:
 
     def __repr__(self) -> str:
         m, groups = self.manifest, len(self.groups)
-        return f"Index({str(self.folder)!r}, {self.method}, {m.examples} × {m.width}, {groups} groups)"
+        lived = "" if m.living is None else f"; {m.living.brief}"
+        return f"Index({str(self.folder)!r}, {self.method}, {m.examples} × {m.width}, {groups} groups{lived})"
 
     def _repr_html_(self) -> str:
         return index_facts(self.folder, self.manifest, self.method, self.groups.names)
@@ -164,25 +159,14 @@ class Index:
         themselves, by the `recipe`: a function that returns the same `Setup`, as "my_project.setup:make". Models of
         transformers and diffusers need none.
         """
-        if on_bad not in ("error", "skip"):
-            raise unknown("on_bad", on_bad, ("error", "skip"))
-        if batch_size is not None and batch_size < 1:
-            raise UndeError(f"batch_size {batch_size}: expected at least 1")
-        codec(store_dtype)  # one of those there are
-        if not isinstance(task, Task):
-            raise UndeError(
-                f"the task is a {type(task).__name__}: expected one of unde.tasks, or a Task of your own"
-            )
+        making.check_options(task, on_bad, batch_size, store_dtype)
         rows = Rows(train_data, collate or own_collate(task.collate, train_data))
-        ids = None if ids is None else plain_ids(ids)
-        if ids is not None and len(ids) != len(rows):
-            raise UndeError(f"{len(ids)} ids for {len(rows)} examples: expected one for each")
+        ids = making.ids_for(rows, ids)
         folder, runs = place(path), named(executor, threads=threads)
         budget, chosen = parse_bytes(memory), methods.for_building(method)
         with making.on_device(model, device), ending(executor, runs):
-            given = Given(
-                model, task, rows, checkpoints, making.as_recipe(recipe), str(device) if device else None
-            )
+            put = None if device is None else str(device)
+            given = Given(model, task, rows, checkpoints, making.as_recipe(recipe), put)
             checked(given, chosen, groups, exclude, second_moments)  # before a folder is made
             settling = partial(
                 settle,
@@ -200,12 +184,7 @@ class Index:
                 executor=runs,
             )
             contexts = making.computed(folder, given, chosen, settling, runs, progress)
-        stored, given = Stored(folder, Manifest.read(folder), budget), contexts[0].given
-        opened = Opened(
-            stored, ids, model, task, checkpoints, rows.collate, rows, {}, runs, given.recipe, given.device
-        )
-        opened.unfinished = 0 if runs.alone else sum(len(shards.unwritten(context)) for context in contexts)
-        return cls(opened)
+        return cls(making.opened(contexts, budget, ids, runs))
 
     @classmethod
     def finish(
@@ -245,43 +224,54 @@ class Index:
         `accept_code=True` says that it does; that is noted in the index and in all scores. `executor` says who
         computes what is asked, as in `build`; other processes put the model on `device`.
         """
-        folder = place(path)
-        manifest = Manifest.read(folder)
-        if task is not None and collate is None:
-            collate = own_collate(task.collate, train_data)
-        rows = None if train_data is None else Rows(train_data, collate)
-        models = [] if model is None else fingerprints(model, checkpoints)
-        differ = differs_from(manifest, model, models, groups, None if rows is None else len(rows))
-        check_shards(folder, manifest, verify)
-        stored = Stored(folder, manifest, parse_bytes(memory))
-        if rows is not None and not differ:
-            changed = changed_example(rows, torch.arange(len(rows)), stored.values("digest"))
-            if changed is not None:
-                differ = [f"the training data (example {changed} has another content)"]
-        noted = {}
-        if task is not None and not differ:
-            differ, noted = making.task_of(stored, task, model, rows, checkpoints, accept_code)
-        if differ:
-            raise UndeError(f"{folder} was made from something else. What differs: {'; '.join(differ)}")
-        ids = read_ids(folder, manifest)
         runs = named(executor, threads=threads)
         if not runs.alone:
             raise UndeError(f"{runs} does a share of a build: ask an index with another executor")
-        return cls(
-            Opened(
-                stored,
-                ids,
-                model,
-                task,
-                checkpoints,
-                collate,
-                rows,
-                noted,
-                runs,
-                making.as_recipe(recipe),
-                device,
-            )
+        at = Opened(
+            making.found(place(path), parse_bytes(memory), verify),
+            model=model,
+            task=task,
+            checkpoints=checkpoints,
+            collate=collate,
+            executor=runs,
+            recipe=making.as_recipe(recipe),
+            device=device,
         )
+        return cls(making.checked(at, train_data, groups, accept_code))
+
+    # --- changing it ------------------------------------------------------------------------------------
+
+    def append(self, more_data: Any, ids: Sequence[Any] | None = None, *, progress: bool = True) -> None:
+        """Add training examples: their features are computed, those of the others stay as they are stored.
+
+        `ids` are their names, where the index has names. Kernels are fitted anew when they are next asked for, from
+        what is stored; pca directions stay those of the examples that the index was built on. Whenever this is
+        interrupted the index is as it was before, and the same call goes on where it stopped.
+        """
+        self.__init__(living.appended(self._opened, more_data, ids, progress))
+
+    def holds(self, data: Any) -> Tensor:
+        """(n,) bool: which examples are in the index already, by their content."""
+        return living.held(self._opened.stored, Rows(data))
+
+    def remove(self, ids: Sequence[Any] | None = None, *, indices: Sequence[int] | None = None) -> None:
+        """Take training examples out, by their ids or by their `indices`, positions from 0 on; in an index without ids
+        these are the same. Those behind them move up.
+
+        Nothing is computed again, but for the covariances of EKFAC, which need the model and the data. When this
+        returns, the folder holds no byte of what was removed: see docs/living-indexes.md for what else might.
+        """
+        self.__init__(living.removed(self._opened, ids, indices))
+
+    @classmethod
+    def merge(cls, indexes: Sequence[Index | str | Place], path: str | Place) -> Index:
+        """A new index in `path` of all examples of several, in their order; these stay as they are.
+
+        They must have been measured alike: same weights, task, method, projection, seed, groups and precision. The new
+        one is opened without its model and task.
+        """
+        merging.merged([i.folder if isinstance(i, Index) else place(i) for i in indexes], place(path))
+        return cls.open(path)
 
     @staticmethod
     def plan(model: nn.Module, task: Task, example: Any = None, **options: Any) -> Plan:
@@ -296,7 +286,7 @@ class Index:
     def features(self, queries: Any, path: str | Place | None = None) -> QueryFeatures:
         """Features of queries, to be used instead of them. With `path` they are kept there and reused."""
         if isinstance(queries, QueryFeatures):
-            if queries.index != self.manifest.id:
+            if queries.index != self.manifest.lineage:
                 raise UndeError(
                     "these query features were computed for another index: compute them anew with this one"
                 )
@@ -304,7 +294,9 @@ class Index:
         rows = Rows(queries, own_collate(self._opened.collate, queries))
         kept = None if path is None else place(path)
         if kept is not None and there(kept):
-            found = QueryFeatures.load(kept, self.manifest.id, (self.manifest.terms, self.manifest.width))
+            found = QueryFeatures.load(
+                kept, self.manifest.lineage, (self.manifest.terms, self.manifest.width)
+            )
             if found.digests != rows.digests():
                 raise UndeError(
                     f"{path} holds the features of other queries: choose another path, or delete it"
@@ -405,8 +397,7 @@ class Index:
         key = (method, tuple(groups.members.items()))
         if self._retrieved is None or self._retrieved[0] != key:
             self._retrieved = None  # its memory is free for the next
-            made = self_retrieval.Retrieval.made(
-                self._opened, method, None, self_retrieval.EXAMPLES, 0, groups
-            )
+            few = self_retrieval.EXAMPLES
+            made = self_retrieval.Retrieval.made(self._opened, method, None, few, 0, groups)
             self._retrieved = (key, made)
         return self._retrieved[1]

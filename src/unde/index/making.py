@@ -14,24 +14,32 @@ from torch import nn
 from unde import console, methods, plan
 from unde.build import shards
 from unde.build.carried import carried
-from unde.build.checkpoints import Checkpoint
-from unde.build.compare import task_differences
+from unde.build.checkpoints import Checkpoint, fingerprints
+from unde.build.checks import check_shards, read_ids
+from unde.build.compare import differs_from, task_differences
 from unde.build.context import Context, Given
+from unde.build.fingerprints import changed_example, plain_ids
 from unde.build.probe import changed_task, note_accepted
 from unde.build.stored import Stored
-from unde.data import Rows
-from unde.errors import UndeError
+from unde.build.views import aligned
+from unde.data import Rows, own_collate
+from unde.errors import UndeError, unknown
 from unde.execution import Executor
-from unde.groups import trainable
+from unde.groups import Groups, trainable
+from unde.index.opened import Opened
 from unde.methods import Method
 from unde.recipe import Recipe
 from unde.store import layout
+from unde.store.codec import codec
 from unde.store.files import clear_partial
 from unde.store.locks import locked
 from unde.store.manifest import Manifest
 from unde.store.remote import Place
+from unde.store.shards import ShardError
 from unde.tasks.base import Task
 from unde.tasks.identity import same_but_code
+
+_TRIES = 3  # looks at an index that others change meanwhile
 
 
 def computed(
@@ -59,12 +67,12 @@ def computed(
             context = settling(home, given, measured)
             if not executor.alone:
                 held.close()  # others work on the same
-            _compute(context, executor, progress)
+            compute(context, executor, progress)
             out.append(context)
     return out
 
 
-def _compute(context: Context, executor: Executor, progress: bool) -> None:
+def compute(context: Context, executor: Executor, progress: bool) -> None:
     """The shards that are missing."""
     jobs = shards.missing(context, executor)
     if not jobs:
@@ -77,6 +85,94 @@ def _compute(context: Context, executor: Executor, progress: bool) -> None:
         plan.show_build(context, count)
     with console.progress("features", count, progress, estimate="examples") as context.advance:
         shards.compute(context, jobs, executor)
+
+
+def opened(contexts: list[Context], memory: int, ids: list[Any] | None, executor: Executor) -> Opened:
+    """What was built, with all that was given for it."""
+    folder, at = contexts[0].folder, contexts[0].given
+    unfinished = 0 if executor.alone else sum(len(shards.unwritten(context)) for context in contexts)
+    return Opened(
+        Stored(folder, Manifest.read(folder), memory),
+        ids,
+        at.model,
+        at.task,
+        at.checkpoints,
+        at.rows.collate,
+        at.rows,
+        executor=executor,
+        recipe=at.recipe,
+        device=at.device,
+        unfinished=unfinished,
+    )
+
+
+def check_options(task: Task, on_bad: str, batch_size: int | None, store_dtype: str) -> None:
+    if on_bad not in ("error", "skip"):
+        raise unknown("on_bad", on_bad, ("error", "skip"))
+    if batch_size is not None and batch_size < 1:
+        raise UndeError(f"batch_size {batch_size}: expected at least 1")
+    codec(store_dtype)  # one of those there are
+    if not isinstance(task, Task):
+        raise UndeError(
+            f"the task is a {type(task).__name__}: expected one of unde.tasks, or a Task of your own"
+        )
+
+
+def ids_for(rows: Rows, ids: Sequence[Any] | None) -> list[Any] | None:
+    found = None if ids is None else plain_ids(ids)
+    if found is not None and len(found) != len(rows):
+        raise UndeError(f"{len(found)} ids for {len(rows)} examples: expected one for each")
+    return found
+
+
+def found(folder: Place, memory: int, verify: bool) -> Stored:
+    """What is in a folder, after checking that it is whole; once more if it was changed meanwhile."""
+    for left in reversed(range(_TRIES)):
+        manifest = Manifest.read(folder)
+        try:
+            check_shards(folder, manifest, verify)
+            break
+        except ShardError:
+            if not left or Manifest.read(folder).id == manifest.id:
+                raise
+    return Stored(folder, manifest, memory)
+
+
+def checked(at: Opened, train_data: Any, groups: Groups | None, accept_code: bool) -> Opened:
+    """With its training data and ids, after checking that the index was made from all that is given."""
+    folder, manifest = at.stored.folder, at.stored.manifest
+    if at.task is not None and at.collate is None:
+        at = replace(at, collate=own_collate(at.task.collate, train_data))
+    rows = None if train_data is None else Rows(train_data, at.collate)
+    models = [] if at.model is None else fingerprints(at.model, at.checkpoints)
+    differ, noted = differs_from(manifest, at.model, models, groups), {}
+    if rows is not None:
+        rows, other = examples_of(at.stored, rows)
+        differ += other
+    if at.task is not None and not differ:
+        differ, noted = task_of(at.stored, at.task, at.model, rows, at.checkpoints, accept_code)
+    if differ:
+        raise UndeError(f"{folder} was made from something else. What differs: {'; '.join(differ)}")
+    return replace(at, ids=read_ids(folder, manifest), rows=rows, noted=noted)
+
+
+def examples_of(stored: Stored, rows: Rows) -> tuple[Rows, list[str]]:
+    """The examples of an index in data that is given for it, and how that differs. Where examples were removed or
+    appended since it was built, they are found by their content, in whatever order they are given."""
+    m, digests = stored.manifest, stored.values("digest")
+    if len(rows) != m.examples:
+        differ = f"the length of the training data ({m.examples} there, {len(rows)} given)"
+    else:
+        changed = changed_example(rows, torch.arange(len(rows)), digests)
+        if changed is None:
+            return rows, []
+        differ = f"the training data (example {changed} has another content)"
+    if m.living is None:
+        return rows, [differ]
+    those, missing = aligned(rows, digests)
+    if those is None:
+        return rows, [f"{differ}; {missing} of its examples are not in what is given ({m.living.told})"]
+    return those, []
 
 
 def recorded(m: Manifest, model: nn.Module) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from unde.build.carried import Carried
+from unde.build.carried import Carried, Elsewhere
 from unde.build.checkpoints import Checkpoint
 from unde.build.session import Session
 from unde.build.stored import Stored
@@ -34,7 +34,7 @@ class Opened:
     rows: Rows | None = None  # the training data
     noted: Mapping[str, Any] = field(default_factory=dict)  # what all scores of it say about themselves
     executor: Executor = SERIAL  # who computes what is asked
-    recipe: Recipe | Carried | None = None  # how others make the model
+    recipe: Recipe | Carried | Elsewhere | None = None  # how others make the model
     device: str | None = None  # where they put it
     unfinished: int = 0  # shards that other workers have not written yet
 
@@ -49,7 +49,7 @@ class Opened:
     def groups(self) -> Groups:
         return self.stored.manifest.as_groups()
 
-    def _check_finished(self) -> None:
+    def check_finished(self) -> None:
         if self.unfinished:
             raise UndeError(
                 f"{self.stored.folder} is not finished: {self.unfinished} shards were not written yet when this worker "
@@ -58,12 +58,12 @@ class Opened:
 
     @cached_property
     def scorer(self) -> Scorer:
-        self._check_finished()
+        self.check_finished()
         return Scorer(self.stored, self.groups, self.ids, self.noted, self.executor)
 
     @cached_property
     def session(self) -> Session:
-        self._check_finished()
+        self.check_finished()
         if self.model is None or self.task is None:
             raise UndeError(
                 "this index was opened without its model and task: pass both to Index.open for query features"

@@ -6,13 +6,16 @@ from collections.abc import Iterator
 
 from unde import methods
 from unde.build import matrices
+from unde.build.changing import begun, committed
 from unde.build.checks import read_ids
+from unde.build.probe import probe_of
 from unde.build.queries import PLACE as QUERIES
 from unde.build.shards import Shapes
 from unde.build.stored import belongs
 from unde.errors import UndeError
 from unde.store import layout
 from unde.store.files import PARTIAL
+from unde.store.living import told
 from unde.store.manifest import SCHEMA, Manifest
 from unde.store.reading import check_plain, checksum, read_bounded, read_json, signed
 from unde.store.remote import Place, Unreachable, there
@@ -40,14 +43,18 @@ def verify(folder: Place) -> Verified:
 
 def _index(folder: Place, found: Verified, of: Manifest | None = None) -> None:
     manifest = _manifest(folder, found, of)
-    _names(folder, found)
-    owner = None if manifest is None else manifest.id
+    changing = begun(folder if of is None else folder.parent) is not None
+    _names(folder, found, manifest, changing)
+    if of is None and manifest is not None:
+        _history(folder, manifest, found)
+    owner = None if manifest is None else manifest.lineage
     if manifest is not None:
         _beside(folder, manifest, found)
         _missing_shards(folder, manifest, found)
     shapes = None if manifest is None else Shapes(manifest)
     for path in _files(folder / layout.SHARDS, found):
-        _shard(path, shapes, found)
+        if shapes is None or shapes.has(path) or not changing:
+            _shard(path, shapes, found)
     for path in _files(folder / layout.QUERIES, found):
         _query_features(path, owner, found)
     kernels = folder / layout.KERNELS
@@ -80,11 +87,38 @@ def _manifest(folder: Place, found: Verified, of: Manifest | None) -> Manifest |
     return manifest
 
 
-def _names(folder: Place, found: Verified) -> None:
+def _history(folder: Place, manifest: Manifest, found: Verified) -> None:
+    """What became of the index, and whether a change of it is not finished."""
+    if manifest.living is not None:
+        found.notes += [told(entry) for entry in manifest.living.history]
+        if manifest.settled.directions is not None:
+            found.notes.append(
+                f"pca directions are those of the {manifest.living.built} examples it was built on"
+            )
+    change = begun(folder)
+    if change is not None and committed(manifest, change):
+        _unfinished(
+            found,
+            f"a change ({change['what']}, begun {change['on']}) is made, but files of before are still there: run the "
+            "same again, or any other change, and they are cleared",
+        )
+    elif change is not None:
+        _unfinished(
+            found,
+            f"a change ({change['what']}, begun {change['on']} by {change['by']}) is not made yet: the same again goes "
+            "on with it, any other clears what it wrote",
+        )
+
+
+def _names(folder: Place, found: Verified, manifest: Manifest | None, changing: bool) -> None:
     """What no index has written is named, and so are links, which nobody follows."""
+    current = None if manifest is None else manifest.generation
     for path in sorted(folder.iterdir(), key=str):
         if not layout.ours(path.name):
             found.report(path, FOREIGN, "no index has such a file", _NOT_OURS)
+        elif layout.versioned(path.name) and not changing and current is not None:
+            if path.name not in (layout.version(layout.IDS, current), layout.version(layout.PROBE, current)):
+                found.report(path, FOREIGN, "it is of another state of the index", _NOT_OURS)
         elif path.name.endswith(PARTIAL):
             found.notes.append(
                 f"{path.name} was left by a writer that was killed, and is cleared by the next"
@@ -138,7 +172,7 @@ def _source(path: Place, found: Verified) -> None:
 
 def _beside(folder: Place, manifest: Manifest, found: Verified) -> None:
     """The ids, the matrices and the probe."""
-    ids, drawn = folder / layout.IDS, folder / layout.MATRICES
+    ids, drawn = folder / layout.version(layout.IDS, manifest.generation), folder / layout.MATRICES
     if manifest.ids:
         try:
             read_ids(folder, manifest)
@@ -155,14 +189,14 @@ def _beside(folder: Place, manifest: Manifest, found: Verified) -> None:
         _tensors(drawn, None, layout.MATRICES, found, manifest.matrices)
     elif there(drawn, links=True):
         found.report(drawn, FOREIGN, "the index was built without such matrices", _NOT_OURS)
-    probe = folder / layout.PROBE
+    probe = probe_of(folder, manifest)
     if manifest.schema == SCHEMA or there(probe, links=True):
         _tensors(probe, manifest.id, layout.PROBE, found)
 
 
 def _missing_shards(folder: Place, manifest: Manifest, found: Verified) -> None:
     count = len(manifest.shards)
-    paths = [layout.shard(folder, c, s) for c in range(manifest.terms) for s in range(count)]
+    paths = [manifest.shard(folder, c, s) for c in range(manifest.terms) for s in range(count)]
     written = layout.listed(folder / layout.SHARDS)
     missing = [path for path in paths if path.name not in written]
     if missing:
@@ -175,11 +209,7 @@ def _missing_shards(folder: Place, manifest: Manifest, found: Verified) -> None:
 
 def _shard(path: Place, shapes: Shapes | None, found: Verified) -> None:
     """Its own checksum is looked at even where no manifest says whose it should be."""
-    manifest = None if shapes is None else shapes.m
-    place = None if manifest is None else layout.numbers(path.name)
-    if manifest is not None and (
-        place is None or place[0] >= manifest.terms or place[1] >= len(manifest.shards)
-    ):
+    if shapes is not None and not shapes.has(path):
         found.report(path, FOREIGN, "the index has no such shard", _NOT_OURS)
         return
     try:

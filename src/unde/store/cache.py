@@ -82,6 +82,13 @@ class Cache:
             write_atomically(at, content)
             self._grown(at)
 
+    def forget(self, remote: Remote) -> None:
+        """Remove all copies of an object."""
+        stem = self._stem(remote, "")
+        for copy in stem.parent.glob(f"{stem.name[:32]}-*"):
+            with suppress(OSError):
+                copy.unlink()
+
     def _stem(self, remote: Remote, version: str) -> Path:
         url, which = (hashlib.blake2b(t.encode(), digest_size=16).hexdigest() for t in (remote.url, version))
         return self.folder / url[:2] / f"{url}-{which}"

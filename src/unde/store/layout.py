@@ -9,10 +9,13 @@ fisher/                        an index of gradients with sampled labels, where 
 kernels/<key>/                 what kernels were fitted to, and K g(n) where that is stored
 queries/                       features of queries that a command has computed
 scratch/                       what processes that work together hand to one another
+change.json                    a change that was begun: examples are being appended or removed
 source.json                    what the command line built it from
 run.toml                       the options of that command, with which another index is built just so
 log.jsonl                      how long builds took
 .lock                          held by who writes
+
+Of an index that was changed, ids and probe have the number of the change in their names: ids-2.json.
 """
 
 from __future__ import annotations
@@ -29,44 +32,72 @@ from unde.store.remote import Place, Remote, Unreachable, there
 
 MANIFEST, IDS, MATRICES, PROBE = "manifest.json", "ids.json", "projection.safetensors", "probe.safetensors"
 SHARDS, FISHER, KERNELS, QUERIES, SCRATCH = "shards", "fisher", "kernels", "queries", "scratch"
-SOURCE, RUN, LOG, LOCK = "source.json", "run.toml", "log.jsonl", ".lock"
+CHANGE, SOURCE, RUN, LOG, LOCK = "change.json", "source.json", "run.toml", "log.jsonl", ".lock"
 CHECKSUM = "# Checksum of the lines above: "  # the last line of RUN
 REMEMBERED = ("model", "data", "text_field", "seq_len", "target")  # in SOURCE, where it has no checksum
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A name in the folder. `deleted` says what happens after somebody deleted it."""
+    """A name in the folder. `deleted` says what happens after somebody deleted it, `writer` who writes it."""
 
     name: str
     holds: str
     deleted: str
+    writer: str
 
 
 BUILT_AGAIN = "the same Index.build makes it anew, exactly as it was"
 MADE_ON_DEMAND = "it is made anew when it is needed"
+_ALL = "build, append, remove, merge"
 ENTRIES = (
-    Entry(MANIFEST, "what the index is and what was settled for it", BUILT_AGAIN),
-    Entry(IDS, "the user's names of examples", BUILT_AGAIN),
-    Entry(MATRICES, "pca directions and second moments", BUILT_AGAIN),
-    Entry(PROBE, "features of a few examples, to tell changed code by", BUILT_AGAIN),
-    Entry(SHARDS, "the features", BUILT_AGAIN + ", shard by shard"),
-    Entry(FISHER, "gradients with sampled labels", BUILT_AGAIN),
-    Entry(KERNELS, "fitted kernels and K g(n)", MADE_ON_DEMAND),
-    Entry(QUERIES, "features of queries", MADE_ON_DEMAND),
-    Entry(SCRATCH, "what processes that work together hand to one another", "nothing, if nobody is at work"),
-    Entry(SOURCE, "what the command line built it from", "name model and data to the next command"),
-    Entry(RUN, "the options it was built with", "the same `unde build` writes it anew"),
-    Entry(LOG, "how long builds took", "nothing is lost but the times"),
-    Entry(LOCK, "who is writing", "nothing, if nobody is"),
+    Entry(MANIFEST, "what the index is and what was settled for it", BUILT_AGAIN, _ALL),
+    Entry(IDS, "the user's names of examples", BUILT_AGAIN, _ALL),
+    Entry(MATRICES, "pca directions and second moments", BUILT_AGAIN, "build, merge"),
+    Entry(PROBE, "features of a few examples, to tell changed code by", BUILT_AGAIN, _ALL),
+    Entry(SHARDS, "the features", BUILT_AGAIN + ", shard by shard", _ALL),
+    Entry(FISHER, "gradients with sampled labels", BUILT_AGAIN, _ALL),
+    Entry(KERNELS, "fitted kernels and K g(n)", MADE_ON_DEMAND, "whoever scores first"),
+    Entry(QUERIES, "features of queries", MADE_ON_DEMAND, "commands that ask"),
+    Entry(
+        SCRATCH,
+        "what processes that work together hand to one another",
+        "nothing, if nobody is at work",
+        "whoever has worker processes",
+    ),
+    Entry(
+        CHANGE,
+        "a change that was begun",
+        "it is forgotten; what it wrote is cleared by the next",
+        "append, remove",
+    ),
+    Entry(
+        SOURCE,
+        "what the command line built it from",
+        "name model and data to the next command",
+        "unde build, unde append",
+    ),
+    Entry(RUN, "the options it was built with", "the same `unde build` writes it anew", "unde build"),
+    Entry(LOG, "how long builds took", "nothing is lost but the times", "build, append"),
+    Entry(LOCK, "who is writing", "nothing, if nobody is", "whoever writes"),
 )
 _NAMES = {e.name: e for e in ENTRIES}
+_VERSIONED = r"ids(-[1-9]\d{0,8})?\.json|probe(-[1-9]\d{0,8})?\.safetensors"
 _TENSORS = r"\w[\w.-]*\.safetensors"
 _FILES = re.compile(
-    rf"({FISHER}/)?({'|'.join(map(re.escape, (MANIFEST, IDS, MATRICES, PROBE, LOG)))}|{SHARDS}/c\d+-\d+\.safetensors)"
+    rf"({FISHER}/)?({'|'.join(map(re.escape, (MANIFEST, MATRICES, LOG)))}|{_VERSIONED}|{SHARDS}/c\d+-\d+\.safetensors)"
     rf"|{re.escape(SOURCE)}|{re.escape(RUN)}|{KERNELS}/[0-9a-f]{{32}}/{_TENSORS}|{QUERIES}/{_TENSORS}",
     re.ASCII,
 )
+
+
+def table() -> str:
+    """The entries as a page shows them."""
+    names = (f"{e.name}/" if "." not in e.name else e.name for e in ENTRIES)
+    rows = [f"| `{name}` | {e.holds} | {e.writer} | {e.deleted} |" for name, e in zip(names, ENTRIES)]
+    return "\n".join(
+        ["| name | what it holds | who writes it | if it is deleted |", "|---|---|---|---|", *rows]
+    )
 
 
 def restored(name: str) -> str:
@@ -76,6 +107,21 @@ def restored(name: str) -> str:
     'delete it, it is made anew when it is needed'
     """
     return f"delete it, {_NAMES[name].deleted}"
+
+
+def version(name: str, generation: int) -> str:
+    """What a file is called that belongs to one state of an index.
+
+    >>> version(IDS, 0), version(PROBE, 3)
+    ('ids.json', 'probe-3.safetensors')
+    """
+    stem, dot, suffix = name.partition(".")
+    return f"{stem}-{generation}{dot}{suffix}" if generation else name
+
+
+def versioned(name: str) -> bool:
+    """Whether it is the name of a file that belongs to one state of an index."""
+    return re.fullmatch(_VERSIONED, name, re.ASCII) is not None
 
 
 def shard(folder: Place, checkpoint: int, number: int) -> Place:
@@ -148,4 +194,6 @@ def refuse_links(folder: Place) -> None:
 
 def ours(name: str) -> bool:
     """Whether a file in the folder is of an index."""
-    return name in _NAMES or (name.endswith(PARTIAL) and any(name.startswith(known) for known in _NAMES))
+    if name.endswith(PARTIAL):
+        return any(map(name.startswith, _NAMES)) or re.match(_VERSIONED, name, re.ASCII) is not None
+    return name in _NAMES or versioned(name)

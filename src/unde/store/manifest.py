@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,9 +14,10 @@ from unde.errors import UndeError
 from unde.groups import Groups
 from unde.store import bounds
 from unde.store.files import create_bytes
-from unde.store.layout import MANIFEST, refuse_links
+from unde.store.layout import FISHER, MANIFEST, refuse_links, shard
+from unde.store.living import Living
 from unde.store.reading import read_json
-from unde.store.remote import Place, Unreachable
+from unde.store.remote import Place, Unreachable, there
 
 SCHEMA, SCHEMA_OF_0_1 = 3, 2
 
@@ -52,11 +53,22 @@ class Manifest:
     factors: bool  # whether shards hold the covariances that EKFAC is made of
     matrices: str  # fingerprint of the matrices that are not drawn (pca, second moments), or ""
     settled: Settled
+    living: Living | None = None  # what became of it since it was built
     noted: str = field(default="", repr=False)  # the id that an older release gave it
 
     @cached_property
     def id(self) -> str:
         return self.noted or _id(self.as_dict())
+
+    @property
+    def lineage(self) -> str:
+        """The id that stays when examples are appended or removed: that of what all of it was measured with."""
+        return self.id if self.living is None else self.living.origin
+
+    @property
+    def generation(self) -> int:
+        """How often it was changed since it was built."""
+        return 0 if self.living is None else self.living.generation
 
     @property
     def terms(self) -> int:
@@ -79,8 +91,27 @@ class Manifest:
     @cached_property
     def shards(self) -> list[slice]:
         """The rows of each shard."""
+        if self.living is not None:
+            return self.living.cuts
         step = self.settled.shard_size
         return [slice(a, min(a + step, self.examples)) for a in range(0, self.examples, step)]
+
+    @cached_property
+    def files(self) -> list[tuple[int, str]]:
+        """The number of the file of each shard, and whose it is."""
+        if self.living is not None:
+            return self.living.files
+        return [(s, self.id) for s in range(len(self.shards))]
+
+    def shard(self, folder: Place, checkpoint: int, s: int) -> Place:
+        """The file of shard s."""
+        return shard(folder, checkpoint, self.files[s][0])
+
+    @cached_property
+    def drawn(self) -> Sequence[int]:
+        """The number under which each example was measured, which tasks may draw labels by: its position, unless
+        examples before it were removed."""
+        return range(self.examples) if self.living is None else self.living.drawn.tolist()
 
     @property
     def unit_names(self) -> list[str]:
@@ -90,9 +121,13 @@ class Manifest:
         return Groups({k: tuple(v) for k, v in self.groups.items()})
 
     def as_dict(self) -> dict[str, Any]:
-        out = asdict(self)
-        del out["noted"]
-        return out
+        out = {
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if f.name not in ("settled", "living", "noted")
+        }
+        out["settled"] = dict(vars(self.settled))
+        return out if self.living is None else out | {"living": self.living.as_dict()}
 
     def text(self) -> bytes:
         """As it is written."""
@@ -107,6 +142,8 @@ class Manifest:
     def read(cls, folder: Place) -> Manifest:
         path = folder / MANIFEST
         refuse_links(folder)
+        if folder.name == FISHER and (inside := _of_living(folder.parent)) is not None:
+            return inside
         found = _read_json(path)
         if not isinstance(found, dict) or not {"schema", "id"} <= set(found):
             raise UndeError(f"{path} is not the manifest of an unde index: choose another folder")
@@ -129,10 +166,29 @@ class Manifest:
             raise damaged(path, e) from None
 
 
+def _of_living(folder: Place) -> Manifest | None:
+    """The manifest of the gradients with sampled labels of an index that was changed, which its own holds: both change
+    in one moment."""
+    try:
+        above = Manifest.read(folder) if there(folder / MANIFEST) else None
+    except Unreachable:
+        raise
+    except UndeError:
+        return None  # of a damaged one nothing is known
+    living = None if above is None else above.living
+    return None if living is None or living.fisher is None else _parsed(living.fisher)
+
+
 def _parsed(found: Mapping[str, Any]) -> Manifest:
     fields: dict[str, Any] = {**found, "settled": Settled(**found["settled"])}
+    if fields.get("living") is not None:
+        fields["living"] = Living.parsed(fields["living"])
     made = Manifest(**fields)
     bounds.check(made.as_dict())
+    if made.living is not None:
+        made.living.check(made.examples, made.settled.shard_size, made.terms)
+        if made.living.fisher is not None:
+            _parsed(made.living.fisher)
     return made
 
 
@@ -175,7 +231,11 @@ def damaged(path: Place, why: object) -> UndeError:
 
 def asked(manifest: Manifest) -> dict[str, Any]:
     """What was asked for, without what was settled for it: by this a build finds its folder again."""
-    return {f.name: getattr(manifest, f.name) for f in fields(manifest) if f.name not in ("settled", "noted")}
+    return {
+        f.name: getattr(manifest, f.name)
+        for f in fields(manifest)
+        if f.name not in ("settled", "living", "noted")
+    }
 
 
 def with_method(manifest: Manifest, method: dict[str, Any]) -> Manifest:

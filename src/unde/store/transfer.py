@@ -6,6 +6,7 @@ The manifest is copied first and claims the place, shards last: an index that ca
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,9 +37,10 @@ def copy_index(source: Place, target: Place) -> Copied:
     if strangers:
         more = ", …" if strangers[3:] else ""
         console.note(f"left where it is, as not of the index: {', '.join(strangers[:3])}{more}")
-    names = sorted(filter(layout.known, sizes), key=_order)
     fisher = f"{layout.FISHER}/{layout.MANIFEST}" in sizes
-    sampled = Manifest.read(source / layout.FISHER).id if fisher else ""
+    sampled = Manifest.read(source / layout.FISHER) if fisher else manifest
+    homes = {"": manifest, f"{layout.FISHER}/": sampled}
+    names = sorted((n for n in filter(layout.known, sizes) if _current(n, homes)), key=_order)
     layout.prepare(target)
     with locked(target, doing="writing"):
         clear_partial(target)
@@ -50,10 +52,8 @@ def copy_index(source: Place, target: Place) -> Copied:
                 if at.name == layout.MANIFEST:
                     copied = _claimed(at, to)
                 elif name.endswith(_TENSORS):
-                    owner = sampled if name.startswith(f"{layout.FISHER}/") else manifest.id
-                    copied = _tensors(
-                        at, to, *_belonging(name, owner), same_size, name.startswith(_ON_DEMAND)
-                    )
+                    belonging = _belonging(*_home(name, homes))
+                    copied = _tensors(at, to, *belonging, same_size, name.startswith(_ON_DEMAND))
                 else:
                     copied = _text(at, to, same_size)
                 equal += not copied
@@ -142,14 +142,33 @@ def _send(at: Place, to: Place) -> None:
         raise UndeError(f"{to} has {arrived:,} of {sent:,} bytes: run the same again, it is sent anew")
 
 
-def _belonging(name: str, owner: str) -> tuple[str | None, str]:
+def _home(name: str, homes: Mapping[str, Manifest]) -> tuple[str, Manifest]:
+    """What a file is called in the index that it is of: the whole, or the gradients with sampled labels in it."""
+    inside = f"{layout.FISHER}/"
+    return (name.removeprefix(inside), homes[inside]) if name.startswith(inside) else (name, homes[""])
+
+
+def _current(name: str, homes: Mapping[str, Manifest]) -> bool:
+    """Whether a file is of the index as it is, and not of a state before, or of a change that is not made yet."""
+    inside, of = _home(name, homes)
+    at = layout.numbers(inside.removeprefix(f"{layout.SHARDS}/"))
+    if at is not None and of.living is not None:
+        return at[1] in {number for number, _ in of.files}
+    current = (layout.version(layout.IDS, of.generation), layout.version(layout.PROBE, of.generation))
+    return not layout.versioned(inside) or inside in current
+
+
+def _belonging(inside: str, of: Manifest) -> tuple[str | None, str]:
     """Whose a file of tensors is, and what it is called in itself."""
-    folder, _, file = name.rpartition("/")
+    folder, _, file = inside.rpartition("/")
     if file == layout.MATRICES:
         return None, file
     if folder == layout.QUERIES:
-        return owner, layout.QUERIES
-    return (folder.rpartition("/")[2] if folder.startswith(f"{layout.KERNELS}/") else owner), file
+        return of.lineage, layout.QUERIES
+    if folder == layout.SHARDS:
+        at = layout.numbers(file)
+        return dict(of.files).get(-1 if at is None else at[1], of.id), file
+    return (folder.rpartition("/")[2] if folder.startswith(f"{layout.KERNELS}/") else of.id), file
 
 
 def _head(path: Place) -> bytes:

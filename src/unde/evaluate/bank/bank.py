@@ -17,7 +17,7 @@ from unde.evaluate.bank.files import PartsFolder, refuse_other_plan
 from unde.evaluate.bank.finished import read_bank, write_bank
 from unde.evaluate.bank.subsets import Plan
 from unde.evaluate.bank.training import Train, train_all
-from unde.execution import Executor, named
+from unde.execution import Executor, ending, named
 from unde.store.remote import Place, place, there
 
 
@@ -94,14 +94,15 @@ class Bank:
         for what, value in (("processes", processes), ("threads", threads)):
             if value < 1:
                 raise UndeError(f"{what} is {value}: expected at least 1")
-        runs = named(executor or ("serial" if processes == 1 else f"processes:{processes}"), threads=threads)
+        asked = executor or ("serial" if processes == 1 else f"processes:{processes}")
+        runs = named(asked, threads=threads)
         name = name if name is not None else f"{_called(train)}, {_called(utility)}"
         plan = Plan(name, n_train, subsets, alpha, seed, seeds_per_subset, stratify)
         at = _absolute(place(path))
         folder = PartsFolder(at)
         if not there(at):
             try:
-                with folder.held(plan.config()) as parts:
+                with ending(asked, runs), folder.held(plan.config()) as parts:
                     if not there(at):  # else another run has finished it meanwhile
                         write_bank(at, plan, train_all(Train(plan, train, utility, threads, parts), runs))
             except UndeError:

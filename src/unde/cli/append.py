@@ -1,0 +1,219 @@
+"""`unde append`, `unde remove` and `unde merge`: training examples that come and go."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from unde import console
+from unde.build.changing import ended
+from unde.build.views import Picked
+from unde.cli.options import (
+    Checkpoints,
+    Data,
+    Device,
+    Engine,
+    HFModel,
+    IndexPath,
+    SeqLen,
+    Target,
+    TargetField,
+    TextField,
+    Threads,
+    TrustRemoteCode,
+    Workers,
+    source_of,
+)
+from unde.cli.project import Project, remembered
+from unde.data import Rows
+from unde.errors import UndeError
+from unde.execution import named
+from unde.index import Index
+from unde.store.remote import Place, place
+
+_REMOVE = "remove"  # the mark of the live page
+_LONGEST = 2**28  # bytes of a list of ids
+
+
+def append(
+    index: IndexPath,
+    target: Target = None,
+    hf_model: HFModel = None,
+    data: Data = None,
+    text_field: TextField = None,
+    target_field: TargetField = None,
+    seq_len: SeqLen = None,
+    trust_remote_code: TrustRemoteCode = False,
+    checkpoints: Checkpoints = None,
+    device: Device = None,
+    engine: Engine = "serial",
+    threads: Threads = None,
+    workers: Workers = None,
+) -> None:
+    """Add training examples to an index: what is in it already, by content, is not computed again.
+
+    Give all training data as it is now, or only what is new. The model and its settings are remembered. Killed at any
+    moment the index is as it was, and the same command goes on where it stopped.
+
+    Examples:
+
+    `unde append --index runs/idx --data train-grown.jsonl`
+
+    `unde append my_project.setup:make --index runs/idx`
+    """
+    source = source_of(hf_model, data, text_field, seq_len, trust_remote_code, target_field, checkpoints)
+    project = Project(target or remembered(index, source), source, index=index, device=device)
+    setup = project.setup
+    opened = Index.open(
+        index,
+        model=setup.model,
+        task=setup.task,
+        checkpoints=project.checkpoints,
+        collate=setup.collate,
+        executor=named(engine, threads=threads, workers=workers),
+        recipe=project.recipe,
+        device=device,
+    )
+    rows = Rows(setup.train_data, setup.collate or setup.task.collate)
+    known = opened.holds(rows)
+    if known.all() and ended(index):  # by the same command, which was killed when all but its end was done
+        console.echo(f"{index}: {len(opened):,} examples now")
+        return
+    if known.all():
+        raise UndeError(
+            f"all {len(rows):,} examples are in {index} already: give the training data with what is new"
+        )
+    new = (~known).nonzero()[:, 0]
+    ids = None if opened.ids is None or setup.ids is None else [setup.ids[i] for i in new.tolist()]
+    with opened:
+        opened.append(Rows(Picked(rows, new), rows.collate), ids=ids)
+    try:
+        Index.open(index, train_data=setup.train_data, verify=False)
+        project.remembered.remember(index)
+    except UndeError:
+        console.note(
+            "this is not all training data of the index: commands that show or perturb training examples need all of "
+            "it (--data FILE, in any order)"
+        )
+    skipped = f" ({int(known.sum()):,} were there already)" if known.any() else ""
+    console.echo(f"{index}: {len(new):,} examples appended{skipped}, {len(opened):,} now")
+
+
+def remove(
+    index: IndexPath,
+    ids: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE|1,2,3",
+            help="ids, or positions where the index has no ids: in a list, or a file with one on each line, a .csv or "
+            ".jsonl with a column id, such as the marks of the live page",
+        ),
+    ],
+    mark: Annotated[
+        list[str] | None,
+        typer.Option(help="of a file with a column mark, take those marked so; repeatable (default: remove)"),
+    ] = None,
+    target: Target = None,
+    hf_model: HFModel = None,
+    data: Data = None,
+    text_field: TextField = None,
+    target_field: TargetField = None,
+    seq_len: SeqLen = None,
+    trust_remote_code: TrustRemoteCode = False,
+    checkpoints: Checkpoints = None,
+    device: Device = None,
+) -> None:
+    """Take training examples out of an index; no byte of them is left in it.
+
+    Only the shards that hold them are written again. The model is needed for EKFAC alone, whose covariances are sums
+    over examples. Copies elsewhere (push, backups) are not touched.
+
+    Examples:
+
+    `unde remove --index runs/idx --ids 17,42,108`
+
+    `unde remove --index runs/idx --ids marks.csv --mark remove --mark "wrong label"`
+    """
+    wanted = _wanted(ids, mark)
+    opened = Index.open(index)
+    if opened.manifest.factors:
+        source = source_of(hf_model, data, text_field, seq_len, trust_remote_code, target_field, checkpoints)
+        project = Project(target or remembered(index, source), source, index=index, device=device)
+        opened = project.index(index)
+    if opened.ids is None:
+        odd = [name for name in wanted if not name.isascii() or not name.isdigit()]
+        if odd:
+            raise UndeError(
+                f"{index} has no ids, its examples are named by position: {odd[0]!r} is no number from 0 on"
+            )
+        opened.remove(indices=[int(name) for name in wanted])
+    else:
+        by_text = {str(i): i for i in opened.ids}
+        opened.remove([_known(name, by_text) for name in wanted])
+    console.echo(f"{index}: {len(opened):,} examples left; nothing of the removed ones is in it any more")
+
+
+def merge(
+    out: Annotated[Any, typer.Argument(parser=place, metavar="OUT", help="folder or URL for the new index")],
+    indexes: Annotated[list[str], typer.Argument(metavar="A B …", help="indexes that were measured alike")],
+) -> None:
+    """Make one index of several that were measured alike: same model, task, method, projection and groups.
+
+    These stay as they are. Nothing is computed again.
+
+    Example:
+
+    `unde merge runs/all runs/monday runs/tuesday`
+    """
+    made = Index.merge(list(indexes), out)
+    console.echo(f"{out}: {len(made):,} examples of {len(indexes)} indexes in {len(made.groups)} groups")
+
+
+def _known(name: str, by_text: dict[str, Any]) -> Any:
+    """An id as the index has it; spreadsheets are given some with a ' before them."""
+    return by_text.get(name, by_text.get(name.removeprefix("'"), name))
+
+
+def _wanted(said: str, marks: list[str] | None) -> list[str]:
+    """The ids in a file, or in the list itself."""
+    found = place(said)
+    is_file = isinstance(found, Path) and found.is_file()
+    if not is_file and marks:
+        raise UndeError(f"--mark goes with a file that has marks: there is no file {said}")
+    wanted = _in_file(found, marks) if is_file else [part.strip() for part in said.split(",") if part.strip()]
+    if not wanted:
+        raise UndeError(f"--ids {said} names no example: expected ids such as 17,42 or a file of them")
+    return wanted
+
+
+def _in_file(file: Place, marks: list[str] | None) -> list[str]:
+    if file.stat().st_size > _LONGEST:
+        raise UndeError(f"{file} is longer than {_LONGEST:,} bytes: expected a list of ids")
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+        if file.suffix == ".csv":
+            rows: list[Any] = list(csv.DictReader(text.splitlines()))
+        elif file.suffix == ".jsonl":
+            rows = [json.loads(line) for line in text.splitlines() if line.strip()]
+        else:
+            return [line.strip() for line in text.splitlines() if line.strip()]
+    except (OSError, ValueError, csv.Error) as e:
+        raise UndeError(
+            f"cannot read the ids in {file} ({e}): expected a .csv, .jsonl or plain text file"
+        ) from None
+    wrong = [i for i, row in enumerate(rows, 1) if not isinstance(row, dict) or row.get("id") is None]
+    if wrong:
+        raise UndeError(f"{file}: record {wrong[0]} has no 'id': expected one in each")
+    marked = any("mark" in row for row in rows)
+    if marks and not marked:
+        raise UndeError(f"{file} has no column 'mark', of which --mark {marks[0]} would choose")
+    chosen = set(marks or [_REMOVE])
+    unknown = chosen - {row.get("mark") for row in rows} if marks else set()
+    if unknown:
+        there = sorted({str(row.get("mark")) for row in rows})
+        raise UndeError(f"{file}: nothing is marked {sorted(unknown)[0]!r}, there is {', '.join(there)}")
+    return [str(row["id"]) for row in rows if not marked or row.get("mark") in chosen]

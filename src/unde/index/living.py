@@ -1,0 +1,239 @@
+"""Indexes that live: examples are appended and removed, and indexes merged, without computing the rest again.
+
+Features stay as they are stored. What depends on all examples together, kernels, K g(n) and leverages, is fitted anew
+from stored features when it is next asked for. pca directions stay those of the examples that the index was built on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unde import console
+from unde.build import repack
+from unde.build.carried import carried, on_other_data
+from unde.build.changing import Change, changing, token
+from unde.build.checks import read_ids
+from unde.build.context import Context, Given
+from unde.build.fingerprints import ids_fingerprint, plain_ids
+from unde.build.renewed import part, renew
+from unde.build.repack import Origin, Planned
+from unde.build.stored import Stored
+from unde.build.views import Joined, Picked
+from unde.data import Rows, own_collate
+from unde.errors import UndeError
+from unde.index import making
+from unde.index.opened import Opened
+from unde.store import layout
+from unde.store.living import APPEND, REMOVE
+from unde.store.manifest import SCHEMA, Manifest
+from unde.store.remote import Place
+
+_NAMED = 3  # ids in a message
+
+
+def appended(at: Opened, data: Any, ids: Sequence[Any] | None, progress: bool) -> Opened:
+    """The index with more examples: their features are computed as those of the others were."""
+    m, rows = _checked(at).manifest, _rows(at, data)
+    new = None if ids is None else plain_ids(ids)
+    digests = rows.digests()
+
+    def token_of(before: str) -> str:
+        return token(before, APPEND, digests, ids_fingerprint(new))
+
+    with changing(at.stored.folder, m, token_of) as change:
+        if change.done is None:
+            _check_new_ids(at.ids, new, len(rows))
+            _note_twins(at.stored, digests)
+            at.session.check_model(full=True)
+            change.begin(f"{APPEND} {len(rows)}")
+            given = _given(at, rows, change)
+
+            def plan(home: Place, of: Manifest) -> list[Planned]:
+                new_ones = part(of, change, given, new)
+                making.compute(Context(home, new_ones, given, ids=new), at.executor, progress)
+                both = (repack.all_of(Origin(home, m)) for m in (of, new_ones))
+                return repack.joined(*both, of.settled.shard_size)
+
+            entry = change.entry(APPEND, len(rows), m.examples + len(rows))
+            renew(change, entry, None if new is None else [*(at.ids or ()), *new], plan, None)
+        whole = at.rows
+        if whole is not None and change.from_here(m):
+            whole = Rows(Joined(whole, rows), whole.collate)
+    return _reopened(at, whole)
+
+
+def removed(at: Opened, ids: Sequence[Any] | None, indices: Sequence[int] | None) -> Opened:
+    """The index without some examples. Their bytes are gone from the folder when this returns."""
+    m = _checked(at).manifest
+    if (ids is None) == (indices is None):
+        raise UndeError("say which examples to remove: ids, or indices, one of the two")
+    which = plain_ids(_listed(ids if ids is not None else indices))
+    by_id = ids is not None and at.ids is not None
+    token_of = lambda before: token(before, REMOVE, by_id, sorted(map(str, which)))  # noqa: E731
+    with changing(at.stored.folder, m, token_of) as change:
+        rows = at.rows
+        if change.from_here(m):
+            gone = _gone(at, which, by_id)
+            left = (~gone).nonzero()[:, 0]
+            if change.done is None:
+                _remove(at, change, gone, left)
+            rows = None if rows is None else Rows(Picked(rows, left), rows.collate)
+    return _reopened(at, rows)
+
+
+def _remove(at: Opened, change: Change, gone: Tensor, left: Tensor) -> None:
+    m, given = at.stored.manifest, None
+    if m.factors and any(gone[rows].any() and not gone[rows].all() for rows in m.shards):
+        given = _for_covariances(at)
+    change.begin(f"{REMOVE} {int(gone.sum())}")
+    ids = None if at.ids is None else [at.ids[i] for i in left.tolist()]
+    entry = change.entry(REMOVE, int(gone.sum()), len(left))
+    renew(change, entry, ids, lambda home, of: repack.without(Origin(home, of), gone), given)
+
+
+def _checked(at: Opened) -> Stored:
+    at.check_finished()
+    if at.stored.manifest.schema != SCHEMA:
+        raise UndeError(
+            f"{at.stored.folder} was written by release 0.1, which did not record all that new features would depend "
+            "on: build it anew to change it"
+        )
+    if not at.executor.alone:
+        raise UndeError(
+            f"{at.executor} does a share of a build: open the index with another executor to change it"
+        )
+    return at.stored
+
+
+def _rows(at: Opened, data: Any) -> Rows:
+    if at.model is None or at.task is None:
+        raise UndeError(
+            "this index was opened without its model and task: pass both to Index.open to append examples"
+        )
+    return Rows(data, at.collate or own_collate(at.task.collate, data))
+
+
+def _given(at: Opened, rows: Rows, change: Change) -> Given:
+    """The new examples, and how other processes come by them."""
+    assert at.model is not None
+    assert at.task is not None
+    recipe = on_other_data(at.recipe, rows.data, rows.collate)
+    if recipe is None and not at.executor.here:
+        recipe = carried(at.model, at.task, rows.data, rows.collate, change.folder / layout.SCRATCH)
+    return Given(at.model, at.task, rows, at.checkpoints, recipe, at.device)
+
+
+def _reopened(at: Opened, rows: Rows | None) -> Opened:
+    """The index as it is now, with what was at hand. Its files were checked or written just now."""
+    folder = at.stored.folder
+    manifest = Manifest.read(folder)
+    return replace(
+        at, stored=Stored(folder, manifest, at.stored.memory), ids=read_ids(folder, manifest), rows=rows
+    )
+
+
+# --- which examples -------------------------------------------------------------------------------------
+
+
+def _check_new_ids(there: Sequence[Any] | None, new: list[Any] | None, count: int) -> None:
+    if (there is None) != (new is None):
+        raise UndeError(
+            "the index has no ids: leave ids= out, or build it anew with ids"
+            if there is None
+            else f"the index has ids ({_some(there)}): pass ids=, one for each of the {count} new examples"
+        )
+    if there is None or new is None:
+        return
+    if len(new) != count:
+        raise UndeError(f"{len(new)} ids for {count} examples: expected one for each")
+    twice = [i for i, n in Counter(new).items() if n > 1]
+    if twice:
+        raise UndeError(
+            f"ids that are given twice: {_some(twice)}. Expected a different one for each example"
+        )
+    known = set(there)
+    known_too = [i for i in new if i in known]
+    if known_too:
+        raise UndeError(
+            f"{len(known_too)} of the ids are in the index already: {_some(known_too)}. Give others, or remove those "
+            "first"
+        )
+
+
+def held(stored: Stored, rows: Rows) -> Tensor:
+    """(n,) bool: which examples have the content of one in the index."""
+    found = torch.zeros(len(rows), dtype=torch.bool)
+    found[stored.holding(rows.digests())] = True
+    return found
+
+
+def _note_twins(stored: Stored, digests: list[str]) -> None:
+    twins = stored.holding(digests)
+    if twins:
+        console.note(
+            f"{len(twins)} of the {len(digests)} new examples have the content of examples that are in the index "
+            f"(the first is {twins[0]}): they count twice from now on"
+        )
+
+
+def _listed(ids: Any) -> list[Any]:
+    if isinstance(ids, (str, bytes)) or not hasattr(ids, "__iter__"):
+        ids = [ids]
+    return list(ids)
+
+
+def _gone(at: Opened, which: list[Any], by_id: bool) -> Tensor:
+    """(N,) bool"""
+    count = at.stored.manifest.examples
+    if not which:
+        raise UndeError("nothing to remove: the list of examples is empty")
+    if by_id:
+        assert at.ids is not None
+        wanted = set(which)
+        gone = torch.tensor([i in wanted for i in at.ids])
+        unknown = wanted - set(at.ids)
+        if unknown:
+            hint = (
+                "; to remove by position, pass indices=" if all(isinstance(i, int) for i in unknown) else ""
+            )
+            raise UndeError(
+                f"{len(unknown)} of the ids are not in the index: {_some(sorted(unknown, key=str))}. Its ids are such "
+                f"as {_some(at.ids)}{hint}"
+            )
+    else:
+        odd = [i for i in which if type(i) is not int or not 0 <= i < count]
+        if odd:
+            raise UndeError(
+                f"no example {odd[0]!r} in the index: expected positions from 0 to {count - 1}"
+                + (" (it has no ids)" if at.ids is None else "")
+            )
+        gone = torch.zeros(count, dtype=torch.bool)
+        gone[torch.tensor(which)] = True
+    if gone.all():
+        raise UndeError(f"that would remove all {count} examples: delete the folder of the index instead")
+    return gone
+
+
+def _for_covariances(at: Opened) -> Given:
+    """What the covariances of some examples are computed from once more."""
+    missing = [n for n, x in (("model", at.model), ("task", at.task), ("train_data", at.rows)) if x is None]
+    if missing:
+        raise UndeError(
+            "the covariances of EKFAC are sums over examples: to take some out, these are run through the model once "
+            f"more, but the index was opened without its {', '.join(missing)}: pass "
+            f"{', '.join(f'{n}=' for n in missing)} to Index.open"
+        )
+    assert at.model is not None
+    assert at.task is not None
+    assert at.rows is not None
+    return Given(at.model, at.task, at.rows, at.checkpoints)
+
+
+def _some(ids: Sequence[Any]) -> str:
+    return ", ".join(repr(i) for i in ids[:_NAMED]) + (", …" if len(ids) > _NAMED else "")

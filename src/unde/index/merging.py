@@ -1,0 +1,141 @@
+"""One index from several that were measured alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from unde import methods
+from unde.build import matrices, repack
+from unde.build.changing import today, token
+from unde.build.checks import check_shards, read_ids
+from unde.build.compare import brief, refused_for
+from unde.build.renewed import written
+from unde.build.repack import Origin
+from unde.build.stored import Stored
+from unde.errors import UndeError
+from unde.store import layout
+from unde.store.files import clear_partial, create_bytes, write_bytes
+from unde.store.living import MERGE
+from unde.store.locks import locked
+from unde.store.manifest import SCHEMA, Manifest
+from unde.store.remote import Place, there
+from unde.tasks import identity
+
+_OTHER = "in the other"
+
+
+def merged(sources: Sequence[Place], target: Place) -> None:
+    """All examples of several indexes, in their order, as a new one; the same call again goes on where it stopped."""
+    if len(sources) < 2:
+        raise UndeError(f"{len(sources)} index to merge: expected two or more")
+    found = [Origin(folder, _finished(folder)) for folder in sources]
+    _check_alike(found)
+    ids = _ids(found)
+    made = token(MERGE, [origin.manifest.id for origin in found])
+    if there(target / layout.MANIFEST):
+        now = Manifest.read(target)
+        if now.living is not None and now.living.history[-1].get("token") == made:
+            return
+        raise UndeError(f"{target} holds an index already: choose an empty or new folder for the merged one")
+    layout.prepare(target)
+    with locked(target, doing="merging"):
+        clear_partial(target)
+        clear_partial(target / layout.SHARDS)
+        history = [{"what": MERGE, "from": [_told(o) for o in found], "on": today(), "token": made}]
+        fisher = _fisher(found, target, made, history, ids)
+        _copy_matrices(found[0], target)
+        create_bytes(target / layout.MANIFEST, _written(found, target, made, history, ids, fisher).text())
+
+
+def _finished(folder: Place) -> Manifest:
+    manifest = Manifest.read(folder)
+    if manifest.schema != SCHEMA:
+        raise UndeError(
+            f"{folder} was written by release 0.1, which did not record all that features depend on: build it anew"
+        )
+    check_shards(folder, manifest, verify=False)  # every shard is checked when it is copied
+    return manifest
+
+
+def _check_alike(found: Sequence[Origin]) -> None:
+    [first, *others] = found
+    a = first.manifest
+    for other in others:
+        b = other.manifest
+        if other.folder == first.folder or a.id == b.id:
+            raise UndeError(f"{first.folder} and {other.folder} are one index: expected different ones")
+        differ = refused_for(a, replace(b, examples=a.examples, data=a.data, ids=a.ids), _OTHER)
+        differ += identity.differences(a.task, b.task)
+        differ += _coverage(a, b)
+        if bool(a.ids) != bool(b.ids):
+            differ.append(
+                f"the ids ({'some' if a.ids else 'none'} there, {'some' if b.ids else 'none'} {_OTHER})"
+            )
+        if differ:
+            raise UndeError(
+                f"{other.folder} cannot be merged with {first.folder}, they were not measured alike. What differs: "
+                f"{'; '.join(differ)}. Append the examples of one to the other instead"
+            )
+
+
+def _coverage(a: Manifest, b: Manifest) -> list[str]:
+    """Which way parameters go: features of one way and queries of another agree within a tolerance only."""
+    for one, other in zip(a.settled.coverage or (), b.settled.coverage or ()):
+        if one != other:
+            ways = ({**one["uses"], **one["expanded"]}, {**other["uses"], **other["expanded"]})
+            return [f"which way parameters go ({brief(*ways, _OTHER)})"]
+    return []
+
+
+def _ids(found: Sequence[Origin]) -> list[Any] | None:
+    parts = [read_ids(origin.folder, origin.manifest) for origin in found]
+    ids = [i for part in parts for i in part or ()]
+    twice = [i for i, n in Counter(ids).items() if n > 1]
+    if twice:
+        raise UndeError(
+            f"{len(twice)} ids are in more than one of the indexes, such as {twice[0]!r}: remove them from one of them"
+        )
+    return ids or None
+
+
+def _told(origin: Origin) -> tuple[str, int]:
+    """The name of an index, with what became of it before, and how many examples it gives."""
+    lived = origin.manifest.living
+    return origin.folder.name + (f" ({lived.told})" if lived is not None else ""), origin.manifest.examples
+
+
+def _written(
+    found: Sequence[Origin],
+    home: Place,
+    made: str,
+    history: list[dict[str, Any]],
+    ids: list[Any] | None,
+    fisher: Manifest | None,
+) -> Manifest:
+    plan = repack.numbered([p for origin in found for p in repack.all_of(origin)], home, made, 0)
+    repack.write(plan, home, found[0].manifest.terms)
+    return written(home, found[0], plan, history, ids, fisher)
+
+
+def _fisher(
+    found: Sequence[Origin], target: Place, made: str, history: list[dict[str, Any]], ids: list[Any] | None
+) -> Manifest | None:
+    """The gradients with sampled labels, where the method has them."""
+    if methods.parse(found[0].manifest.method).probe is None:
+        return None
+    inside = [Stored(origin.folder, origin.manifest, 0).fisher for origin in found]
+    for one in inside:
+        check_shards(one.folder, one.manifest, verify=False)
+    home = target / layout.FISHER
+    home.mkdir(parents=True, exist_ok=True)
+    after = _written([Origin(s.folder, s.manifest) for s in inside], home, made, history, ids, None)
+    write_bytes(home / layout.MANIFEST, after.text())
+    return after
+
+
+def _copy_matrices(origin: Origin, target: Place) -> None:
+    if matrices.read(origin.folder, origin.manifest):
+        write_bytes(target / layout.MATRICES, (origin.folder / layout.MATRICES).read_bytes())
