@@ -118,7 +118,7 @@ def test_asking_sliding_and_a_link(browser, pictures):
         other.wait_for_selector("#rows > .row[data-row='learned']")
         same(ranked(other, 1), scores._some(slice(1, 2)).total(session.weights["learned"])[0])
         other.locator("[name=method]").select_option("tracin-cosine")
-        until(other, "document.querySelector('#subtitle').textContent.includes('tracin')")
+        until(other, "document.querySelector('#subtitle').textContent.includes('tracin-cosine')")
         cosine = session.index.score([rows[2]], "tracin-cosine").total(session.weights["learned"])[0]
         other.wait_for_timeout(150)
         same(ranked(other, 1), cosine)

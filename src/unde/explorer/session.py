@@ -230,7 +230,7 @@ class Session:
             "where": answer.where,
             "kind": answer.of.kind,
             "asked": [a.told.shown(i >= plus) for i, a in enumerate(answer.asked)],
-            "method": answer.method.name,
+            "method": _called(answer.method),
             "notes": answer.notes,
             "count": len(answer.of),
         }
@@ -345,10 +345,14 @@ def _scored(at: int, value: float) -> dict[str, Any]:
     return {"at": at, "value": value, "text": score(value)}
 
 
+def _called(method: Method) -> str:
+    return method.name + ("-cosine" if getattr(method, "cosine", False) else "")
+
+
 def _methods(index: Index) -> dict[str, Method]:
     """The methods that what is stored permits, the index's own first."""
     built = index.method
-    found = {built.name + ("-cosine" if getattr(built, "cosine", False) else ""): built}
+    found = {_called(built): built}
     for name in (*methods.METHODS, *methods._SHORT):
         if name in found:
             continue
