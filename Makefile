@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint docs notebooks dist bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/unde demo --out demo
@@ -16,6 +16,19 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/ty check
+
+# Into build/docs, without a network; a warning is an error.
+docs: $(VENV)/.dev
+	$(BIN)/python -m sphinx -q -W --keep-going -b html -d build/doctrees docs build/docs
+
+# The .py files are the source; what they print is kept with them.
+notebooks: $(VENV)/.dev
+	$(BIN)/python notebooks
+
+# The wheel and the source archive, into dist.
+dist: $(VENV)/.dev
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/features.py
@@ -32,4 +45,4 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
 	touch $@ $(VENV)/.demo
 
 clean:
-	rm -rf $(VENV) demo build *.egg-info src/*.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) demo build dist *.egg-info src/*.egg-info .pytest_cache .ruff_cache

@@ -39,6 +39,7 @@ def ways(units, coverage):
         found[name].append("hook")
     for way, names in [
         ("expanded", coverage.expanded),
+        ("later", coverage.later),
         ("vmap", coverage.vmapped),
         ("loop", coverage.looped),
     ]:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -253,8 +254,8 @@ def test_one_checkpoint_is_the_model_with_its_weights(tmp_path):
 def test_any_kernel_on_one_index(tmp_path, built, asked):
     """As from an index built for it; a method that names no projection takes that of the index."""
     q = toy.data(4, seed=3)
-    one = toy.build(tmp_path / "i", method=methods.replace(methods.parse(built), projection="kron(2)"))
-    own = toy.build(tmp_path / "j", method=methods.replace(methods.parse(asked), projection="kron(2)"))
+    one = toy.build(tmp_path / "i", method=replace(methods.parse(built), projection="kron(2)"))
+    own = toy.build(tmp_path / "j", method=replace(methods.parse(asked), projection="kron(2)"))
     got = one.score(q, method=asked)
     assert torch.equal(got.total(), own.score(q).total())
     assert got.provenance["method"] == own.method.describe()

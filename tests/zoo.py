@@ -6,7 +6,7 @@ from torch.nn.utils.rnn import pad_sequence
 import models
 from cases import Case, images, ragged
 from unde.data import Rows
-from unde.tasks import CausalLM
+from unde.tasks import CausalLM, MaskedLM, Seq2SeqLM, TokenClassification
 
 SMALL = {
     "vocab_size": 23,
@@ -70,6 +70,30 @@ def texts(n):
     ]
 
 
+def gemma3():
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    return Gemma3ForCausalLM(Gemma3TextConfig(**(SMALL | GEMMA)))
+
+
+def opt():
+    from transformers import OPTConfig, OPTForCausalLM
+
+    sides = {"hidden_size": 12, "word_embed_proj_dim": 12, "ffn_dim": 16}
+    return OPTForCausalLM(
+        OPTConfig(
+            vocab_size=23,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            max_position_embeddings=16,
+            pad_token_id=1,
+            bos_token_id=0,
+            eos_token_id=0,
+            **sides,
+        )
+    )
+
+
 def padded(examples):
     """As transformers' DataCollatorWithPadding does it."""
     ids = [e["input_ids"] for e in examples]
@@ -88,6 +112,83 @@ def left_padded(examples):
     return {"input_ids": torch.tensor(rows), "attention_mask": torch.tensor(masks)}
 
 
+def encoder(family, head, **options):
+    """A BERT of this family, by the names that transformers gives its classes."""
+
+    def build():
+        import transformers
+
+        small = SMALL | {
+            "num_labels": 3,
+            "type_vocab_size": 1,
+            "max_position_embeddings": 18,
+            "pad_token_id": 1,
+        }
+        small = {k: v for k, v in small.items() if k not in ("num_key_value_heads", "head_dim")}
+        config = getattr(transformers, f"{family}Config")(**(small | options))
+        return getattr(transformers, f"{family}For{head}")(config)
+
+    return build
+
+
+def t5(**options):
+    def build():
+        from transformers import T5Config, T5ForConditionalGeneration
+
+        small = {"vocab_size": 23, "d_model": 12, "d_kv": 4, "d_ff": 16, "num_layers": 2, "num_heads": 3}
+        small |= {"relative_attention_num_buckets": 6, "relative_attention_max_distance": 9}
+        return T5ForConditionalGeneration(T5Config(**(small | {"decoder_start_token_id": 0} | options)))
+
+    return build
+
+
+def bart(**options):
+    def build():
+        from transformers import BartConfig, BartForConditionalGeneration
+
+        small = {"vocab_size": 23, "d_model": 12, "max_position_embeddings": 16, "decoder_start_token_id": 2}
+        for side in ("encoder", "decoder"):
+            small |= {f"{side}_layers": 1, f"{side}_attention_heads": 2, f"{side}_ffn_dim": 16}
+        return BartForConditionalGeneration(BartConfig(**(small | options)))
+
+    return build
+
+
+def pairs(n):
+    """Sources of 3 to 12 tokens and targets of 2 to 8, some of which are not asked for."""
+    made = []
+    for i in range(n):
+        labels = torch.randint(3, 23, (2 + 3 * i % 7,))
+        labels[0] = -100 if i % 3 == 1 else labels[0]
+        made.append({"input_ids": torch.randint(3, 23, (3 + 5 * i % 10,)), "labels": labels})
+    return made
+
+
+def hidden(n):
+    """Texts with a few tokens shown as token 4, and the labels that say what they were."""
+    made = []
+    for text in ragged(n):
+        ids = text["input_ids"].clamp(min=5)
+        asked = (torch.rand(len(ids)) < 0.3) | (torch.arange(len(ids)) == 1)
+        made.append({"input_ids": ids.masked_fill(asked, 4), "labels": ids.masked_fill(~asked, -100)})
+    return made
+
+
+def tagged(n):
+    """Texts with a class for most tokens."""
+    made = []
+    for text in ragged(n):
+        ids = text["input_ids"].clamp(min=5)
+        labels = torch.randint(3, (len(ids),)).masked_fill(torch.rand(len(ids)) < 0.3, -100)
+        labels[1] = 2
+        made.append({"input_ids": ids, "labels": labels})
+    return made
+
+
+MOE = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+GEMMA = {"query_pre_attn_scalar": 4, "sliding_window": 4}
+RELATIVE = {r"relative_attention_bias": "later"}
+
 LANGUAGE = [
     Case("gpt2-tied", gpt2(True), ragged, CausalLM),
     Case("gpt2-untied", gpt2(False), ragged, CausalLM),
@@ -98,12 +199,47 @@ LANGUAGE = [
     Case("qwen3-tied", language_model("Qwen3", tie_word_embeddings=True), ragged, CausalLM),
     Case("mistral", language_model("Mistral", sliding_window=4), ragged, CausalLM),
 ]
+MASKED = [
+    Case("bert-mlm", encoder("Bert", "MaskedLM"), hidden, MaskedLM),
+    Case("roberta-mlm", encoder("Roberta", "MaskedLM"), hidden, MaskedLM),
+]
+SEQ2SEQ = [
+    Case("t5", t5(), pairs, Seq2SeqLM, RELATIVE),
+    Case(
+        "t5-gated-untied",
+        t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False),
+        pairs,
+        Seq2SeqLM,
+        RELATIVE,
+    ),
+    Case("bart", bart(), pairs, Seq2SeqLM),
+]
+TAGGERS = [
+    Case("bert-tokens", encoder("Bert", "TokenClassification"), tagged, TokenClassification),
+]
+DECODERS = [
+    Case("gemma", language_model("Gemma"), ragged, CausalLM),
+    Case("gemma2", language_model("Gemma2", **GEMMA), ragged, CausalLM),
+    Case("gemma3", lambda: gemma3(), ragged, CausalLM),
+    Case("opt", lambda: opt(), ragged, CausalLM),
+    Case("mixtral", language_model("Mixtral", **MOE), ragged, CausalLM),
+    Case("qwen2-moe", language_model("Qwen2Moe", shared_expert_intermediate_size=8, **MOE), ragged, CausalLM),
+    Case("qwen3-moe", language_model("Qwen3Moe", norm_topk_prob=True, **MOE), ragged, CausalLM),
+    Case(
+        "gpt-oss",
+        language_model("GptOss", **(MOE | {"sliding_window": 4})),
+        ragged,
+        CausalLM,
+        {"sinks": "later"},
+    ),
+]
+FAMILIES = [*DECODERS, *MASKED, *SEQ2SEQ, *TAGGERS]
 CLASSIFIERS = [
     Case("bert", bert, texts),
     Case("vit", models.vit, images(8), ways={r"cls_token|position_embeddings": "expanded"}),
     Case("resnet", models.resnet, images(16)),
 ]
-BY_NAME = {case.name: case for case in [*LANGUAGE, *CLASSIFIERS]}
+BY_NAME = {case.name: case for case in [*LANGUAGE, *FAMILIES, *CLASSIFIERS]}
 
 
 def make(case, dtype=torch.float64, examples=7):

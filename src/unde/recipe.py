@@ -10,7 +10,7 @@ import site
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +33,14 @@ class Setup:
     `pieces` gives the text of every token of an example, for pages that shade tokens. `contributors` says which
     training examples are known to have given each of `eval_queries` its subject, style, …: a (Q, N) bool array for
     each of these names. Pages mark them with letters.
+
+    `classes` names the classes that a classifier tells apart, in the order of its outputs: a list, or {0: "cat", …} as
+    in the config of a Hugging Face model, which is used by itself where nothing is given. `true_labels` says what the
+    labels of the training data should be, one for each example, where that is known: it is used to tell how well wrong
+    labels are found.
+
+    >>> Setup(nn.Linear(2, 2), Task(), [], classes={1: "dog", 0: "cat"}).classes
+    ['cat', 'dog']
     """
 
     model: nn.Module
@@ -45,6 +53,37 @@ class Setup:
     ids: Sequence[Any] | None = None
     pieces: Callable[[Any], list[str]] | None = None
     contributors: Mapping[str, Any] | None = None
+    classes: Sequence[str] | Mapping[int, str] | None = None
+    true_labels: Sequence[int] | Sequence[str] | Any = None
+
+    def __post_init__(self) -> None:
+        if self.classes is not None:
+            self.classes = _class_names(self.classes)
+
+
+def _class_names(given: Any) -> list[str]:
+    """Names in the order of the model's outputs."""
+    if isinstance(given, Mapping):
+        numbers = sorted(int(n) for n in given)
+        if numbers != list(range(len(given))):
+            raise UndeError(
+                f"Setup(classes=) numbers its classes {numbers[:5]}…: expected 0 to {len(given) - 1}, the order of the "
+                "model's outputs"
+            )
+        given = [name for _, name in sorted(given.items(), key=lambda entry: int(entry[0]))]
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise UndeError(f"Setup(classes={given!r}): expected a list of names, one for each class")
+    names = list(given)
+    bad = next((name for name in names if not isinstance(name, str)), None)
+    if bad is not None:
+        raise UndeError(
+            f"Setup(classes=) holds {bad!r}, a {type(bad).__name__}: expected names (texts), one for each class"
+        )
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None or not names:
+        what = "is empty" if twice is None else f"names {twice!r} twice"
+        raise UndeError(f"Setup(classes=) {what}: expected another name for each class")
+    return names
 
 
 @dataclass(frozen=True)

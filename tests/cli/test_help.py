@@ -53,7 +53,7 @@ def test_plan_takes_what_build_takes():
     building, planning = (inspect.signature(command).parameters for command in (build, plan))
     # What has no part in what a run needs.
     assert set(building) - set(planning) == {
-        *("out", "num_workers", "device", "seed", "on_bad"),
+        *("context", "out", "num_workers", "device", "seed", "on_bad"),
         *("engine", "threads", "worker", "gpus", "address", "timeout"),
     }
     for name in set(building) & set(planning) - {"workers"}:  # which a plan only reckons with

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 from commands import invoke, run
+from safetensors.torch import save_file
 
 from unde import UndeError
+from unde.recipe import Recipe
 from unde.store.reading import signature
 
 
@@ -18,6 +20,25 @@ def test_commands_remember_what_an_index_was_built_from(built):
     run("report", "--index", "idx", "--first", 1, "--no-trust", "--out", "page.html")
     assert "row-" in Path("page.html").read_text()
     assert f"using {built}, as remembered by idx" in " ".join(invoke(*unsaid).split())
+
+
+def test_checkpoints_are_remembered(project, tmp_path, monkeypatch):
+    """Scores over two checkpoints are those of indexes of one each, added up in equal shares."""
+    model = Recipe(f"{project}:make").make().model
+    (tmp_path / "all").mkdir()
+    for name, factor in (("a", 1.0), ("b", 0.5)):
+        state = {k: factor * v for k, v in model.state_dict().items()}
+        (tmp_path / name).mkdir()
+        for folder in ("all", name):
+            save_file(state, tmp_path / folder / f"{name}.safetensors")
+    common = ("build", f"{project}:make", "--method", "tracin", "--projection", "none")
+    scores = {}
+    for name in ("all", "a", "b"):
+        run(*common, "--checkpoints", name, "--out", f"idx-{name}")
+        rows = json.loads(run("attribute", "--index", f"idx-{name}", "--top", 60, "--format", "json"))
+        scores[name] = {(r["query"], r["index"]): r["score"] for r in rows}
+    for key, value in scores["all"].items():
+        assert value == pytest.approx((scores["a"][key] + scores["b"][key]) / 2, rel=1e-4, abs=1e-5)
 
 
 def test_a_remembered_name_is_found_as_a_typed_one_is(built, tmp_path, monkeypatch):

@@ -1,4 +1,6 @@
 import copy
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import models
+from unde import Index
 from unde.errors import UndeError
 from unde.evaluate import TailPatch, paired, tail_patch
 from unde.tasks import CausalLM, Classification, Task
@@ -38,10 +41,15 @@ def points(n, seed=1):
     return torch.randn(n, 5, generator=g, dtype=torch.float64), torch.randint(3, (n,), generator=g)
 
 
+def near(x, y):
+    """Queries beside training examples."""
+    return x + 0.01, y
+
+
 def patch(**changes):
     """Three steps of the classifier, with some arguments changed."""
     x, y = points(10)
-    data = {"train_data": (x, y), "queries": (x[:3], y[:3]), "top_indices": TOP}
+    data = {"train_data": (x, y), "queries": near(x[:3], y[:3]), "top_indices": TOP}
     return tail_patch(
         **{"model": classifier(), "task": Classification(), "optimizer": sgd, **data, **changes}
     )
@@ -93,10 +101,10 @@ def test_classifier_and_sgd_with_momentum(micro_batch, lr):
         model=model, top_indices=torch.tensor(TOP), optimizer_state=state, lr=lr, micro_batch=micro_batch
     )
 
-    def loss(m, i):  # the queries are the first training examples
-        return F.cross_entropy(m(x[[i]]), y[[i]])
+    def loss(m, i, by=0.0):
+        return F.cross_entropy(m(x[[i]] + by), y[[i]])
 
-    expected = by_hand(model, sgd, state, lr, loss, loss)
+    expected = by_hand(model, sgd, state, lr, loss, partial(loss, by=0.01))
     np.testing.assert_allclose(result.summed.per_query, expected, rtol=1e-10)
     np.testing.assert_allclose(result.per_token.per_query, 100 * expected, rtol=1e-10)
 
@@ -144,7 +152,7 @@ def test_same_class_helps_more_than_others():
     x, y = points(30)
     same = np.array([np.flatnonzero((y == c).numpy())[:5] for c in y[:4]])
     other = np.array([np.flatnonzero((y != c).numpy())[:5] for c in y[:4]])
-    data = {"train_data": (x, y), "queries": (x[:4], y[:4])}
+    data = {"train_data": (x, y), "queries": near(x[:4], y[:4])}
     a, b = (patch(**data, top_indices=top) for top in (other, same))
     difference = paired(a.per_token, b.per_token)
     assert difference.mean > 0 and isinstance(a, TailPatch)
@@ -170,12 +178,14 @@ def test_every_shape_of_data_gives_the_same():
 
 
 def test_a_collate_function_of_ones_own():
-    rows = [{"point": a, "class": b} for a, b in zip(*points(10))]
+    rows, asked = (
+        [{"point": a, "class": b} for a, b in zip(x, y)] for x, y in (points(10), near(*points(10)))
+    )
 
     def collate(examples):
         return torch.stack([e["point"] for e in examples]), torch.stack([e["class"] for e in examples])
 
-    ours, plain = patch(train_data=rows, queries=rows[:3], collate=collate), patch()
+    ours, plain = patch(train_data=rows, queries=asked[:3], collate=collate), patch()
     assert np.array_equal(ours.summed.per_query, plain.summed.per_query)
 
 
@@ -391,27 +401,53 @@ def test_bad_queries_and_losses():
             return 0 * super().loss(model, batch)
 
     train = [*sequences(2), {"input_ids": torch.tensor([1])}]
-    options = {"model": models.gpt2(), "task": CausalLM(), "train_data": train, "queries": train[:1]}
+    options = {
+        "model": models.gpt2(),
+        "task": CausalLM(),
+        "train_data": train,
+        "queries": sequences(1, seed=4),
+    }
     with pytest.raises(UndeError, match=r"training examples \[1, 2\]: example 1 .* no target"):
         patch(**options, top_indices=[[1, 2]])
     with pytest.raises(UndeError, match="query 0: the loss is exactly 0"):
         patch(**{**options, "task": Zero(), "top_indices": [[0]]})
-    x, y = points(3)
+    x, y = points(3, seed=9)
     x[1] = float("nan")
     with pytest.raises(UndeError, match="query 1: the loss is nan under the model as it is"):
         patch(queries=(x, y))
 
 
-def test_shared_out_to_other_processes():
-    """The same numbers, to the last bit."""
+def test_queries_that_are_training_examples_are_refused(tmp_path):
+    """By what the index knows of all of them, and without one by the content of proponents."""
+    x, y = points(10)
+    said = "1 of the queries are also in the training data: .* need disjoint data"
+    with pytest.raises(UndeError, match=said):
+        patch(queries=(torch.cat([x[:2] + 0.01, x[TOP[2][:1]]]), torch.cat([y[:2], y[TOP[2][:1]]])))
+    model = classifier()
+    index = Index.build(model, Classification(), (x, y), tmp_path / "idx", method="tracin", progress=False)
+    mixed = (torch.cat([x[:2] + 0.01, x[9:]]), torch.cat([y[:2], y[9:]]))
+    scores, fine = index.score(mixed), index.score(near(x[:3], y[:3]))
+    others = replace(scores.top(2), indices=torch.tensor([[3, 4]] * 3))  # the query itself is not among them
+    with pytest.raises(UndeError, match=said):
+        patch(model=model, queries=mixed, top_indices=others)
+    top = fine.top(3)
+    result = patch(model=model, top_indices=top)
+    assert np.array_equal(
+        result.summed.per_query, patch(model=model, top_indices=top.indices).summed.per_query
+    )
+
+
+def test_shared_out_to_other_processes(tmp_path):
+    """The same numbers, to the last bit; through a folder of one's own, which is left empty."""
     import patches
 
     setup = patches.make()
     data = {"train_data": setup.train_data, "queries": points(4, seed=7), "top_indices": [*TOP, [8, 1, 0]]}
     here, there = (
         tail_patch(setup.model, setup.task, **data, optimizer=patches.sgd, **how)
-        for how in ({}, {"executor": "processes:2", "recipe": "patches:make"})
+        for how in ({}, {"executor": "processes:2", "recipe": "patches:make", "scratch": tmp_path})
     )
+    assert list(tmp_path.iterdir()) == []
     assert there.summed.per_query.tolist() == here.summed.per_query.tolist()
     assert there.per_token.per_query.tolist() == here.per_token.per_query.tolist()
 

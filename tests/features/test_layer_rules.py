@@ -45,6 +45,29 @@ def llama_rms_norm():
     return LlamaRMSNorm(9, eps=1e-3)
 
 
+def t5_layer_norm():
+    from transformers.models.t5.modeling_t5 import T5LayerNorm
+
+    return T5LayerNorm(9, eps=1e-3)
+
+
+class CountsFromOne(nn.Module):
+    """An RMS norm of nobody's family: its weight is what is added to one, and a gate comes with its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.zeros(9)), nn.Parameter(torch.zeros(9))
+
+    def forward(self, x):
+        h = x * x.sigmoid()
+        return h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-3) * (1 + self.scale) + self.shift
+
+
+class Doubled(nn.Embedding):
+    def forward(self, ids):
+        return 2 * super().forward((ids + 1) % self.num_embeddings)
+
+
 LAYERS = {
     "linear-2d": (lambda: nn.Linear(7, 8), (7,)),
     "linear-2d-no-bias": (lambda: nn.Linear(7, 8, bias=False), (7,)),
@@ -102,6 +125,9 @@ LAYERS = {
     "rms-norm-eps": (lambda: nn.RMSNorm(9, eps=0.1), (4, 9)),
     "rms-norm-several-axes": (lambda: nn.RMSNorm((3, 5)), (2, 3, 5)),
     "rms-norm-llama": (llama_rms_norm, (4, 9)),
+    "layer-norm-t5": (t5_layer_norm, (4, 9)),
+    "norm-of-nobody": (CountsFromOne, (4, 9)),
+    "norm-of-nobody-square": (CountsFromOne, (9, 9)),
     "group-norm": (lambda: nn.GroupNorm(3, 9, eps=0.1), (9, 4, 3)),
     "group-norm-no-space": (lambda: nn.GroupNorm(2, 8), (8,)),
     "group-norm-instance": (lambda: nn.GroupNorm(8, 8), (8, 5)),
@@ -161,3 +187,10 @@ def test_embedding(shape, name, projection):
     ids = torch.randint(8, (5, *shape))
     ids[3:] = torch.tensor([2, 7]).view(2, *[1] * len(shape))  # two examples of nothing but padding
     check(model, Waves(), Rows((ids,)), projection, 1e-10)
+
+
+@pytest.mark.parametrize("projection", PROJECTIONS)
+def test_an_embedding_that_does_more(projection):
+    torch.manual_seed(0)
+    model = randomized(nn.Sequential(Doubled(8, 9))).double()
+    check(model, Waves(), Rows((torch.randint(8, (5, 6)),)), projection, 1e-10)

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import toy
 from unde import Index, UndeError, Weights, cli
+from unde.cli.config import write_config
 from unde.evaluate import Bank
 from unde.index.verify import verify
 from unde.integrations.source import Source
@@ -27,6 +28,7 @@ def everything(folder: Path) -> Index:
     index.features(toy.data(3, seed=3), folder / layout.QUERIES / "some.safetensors")
     index.score(toy.data(3, seed=3)).total()
     Source(target="my_project:make").remember(folder)
+    write_config(folder, {"target": "my_project:make", "seed": 0})
     return index
 
 

@@ -112,6 +112,17 @@ def test_a_header_that_the_answer_does_not_have():
     assert labelled(tok, example) == ["It is.<|endoftext|>\n"]
 
 
+def test_thoughts_that_only_a_last_turn_has():
+    """Templates of models that think write an earlier turn otherwise than a last one."""
+    tok = talking(
+        "{% for m in messages %}<{{ m['role'] }}>"
+        "{% if m['role'] == 'assistant' and loop.last %}<think></think>{% endif %}"
+        "{{ m['content'] }}<|endoftext|>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    [example] = read([{"messages": TALK}], tok)
+    assert labelled(tok, example) == ["It is.<|endoftext|>", "<think></think>Paid in part.<|endoftext|>"]
+
+
 def test_what_tables_leave_empty_is_left_out():
     tok = talking(PLAIN.replace("<{{", "{% if 'name' in m %}{{ raise_exception('name') }}{% endif %}<{{"))
     assert len(read([{"messages": [{**m, "name": None} for m in TALK]}], tok)) == 1

@@ -126,9 +126,9 @@ def test_a_page_with_prompts_marks_and_sets_of_weights(built):
             row, total = row_of(page, q, name), scores.total(weights)[q].numpy()
             order = [*np.argsort(-total, kind="stable")[:4], *np.argsort(total, kind="stable")[:4]]
             tiles = row.split("<li")[1:]
-            assert [re.search(r'alt="training example #(\d+), prompt', t)[1] for t in tiles] == [
-                *map(str, order)
-            ]
+            assert [
+                re.search(r'(?:alt|aria-label)="training example #(\d+), prompt', t)[1] for t in tiles
+            ] == [*map(str, order)]
             for tile, n in zip(tiles, order):
                 known = [letters[a] for a, flags in setup.contributors.items() if flags[q, n]]
                 assert re.findall(r'aria-hidden="true">([PSB])<', tile) == known

@@ -8,7 +8,8 @@ import os
 import pytest
 
 from unde import UndeError
-from unde.integrations.documents import read_documents
+from unde.integrations.chat import messages_of
+from unde.integrations.documents import columns_of, read_documents, read_records
 
 TEXTS = ["One.", 'Two, with "quotes"\nand a second line.', "Drei – ä, 三."]
 
@@ -42,6 +43,41 @@ def test_parquet(tmp_path):
     (tmp_path / "b.parquet").write_bytes(b"PAR1 not really")
     with pytest.raises(UndeError, match=r"cannot read .*b.parquet"):
         read(tmp_path / "b.parquet")
+
+
+def test_folders_of_datasets(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    made = datasets.Dataset.from_dict({"n": [1, 2, 3], "text": TEXTS})
+    made.with_format("numpy").save_to_disk(tmp_path / "a")
+    assert read(tmp_path / "a") == [(str(i), t) for i, t in enumerate(TEXTS, 1)]
+    assert columns_of(tmp_path / "a") == ["n", "text"]
+    with pytest.raises(UndeError, match=r"a, row 1: no field 'body', there is 'n', 'text'"):
+        read(tmp_path / "a", "body")
+    datasets.DatasetDict(train=made, test=made).save_to_disk(tmp_path / "b")
+    with pytest.raises(UndeError, match=r"b holds the splits test, train: name one of them, as in .*b/test"):
+        read(tmp_path / "b")
+    assert read(tmp_path / "b" / "train") == read(tmp_path / "a")
+    next((tmp_path / "a").glob("*.arrow")).write_bytes(b"nothing")
+    with pytest.raises(UndeError, match=r"cannot read .*a"):
+        read(tmp_path / "a")
+
+
+def test_messages_in_tables(tmp_path):
+    """Tables write what a message has not as nothing, and read it back as None."""
+    pyarrow, datasets = pytest.importorskip("pyarrow"), pytest.importorskip("datasets")
+    from pyarrow import parquet
+
+    talks = [
+        [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "name": "x"}],
+        [{"role": "assistant", "content": "c"}],
+    ]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"messages": t}) + "\n" for t in talks))
+    parquet.write_table(pyarrow.table({"messages": talks}), tmp_path / "a.parquet")
+    datasets.Dataset.from_dict({"messages": talks}).save_to_disk(tmp_path / "a")
+    for name in ("a.jsonl", "a.parquet", "a"):
+        records = list(read_records(tmp_path / name, ("messages", "tools")))
+        found = [messages_of(r.fields["messages"], r.where, "messages") for r in records]
+        assert found == talks, name
 
 
 def test_lines_of_a_text_file_are_documents(tmp_path):

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from hf_toy import LINES, save, write_jsonl
 from typer.testing import CliRunner
 
@@ -75,11 +76,20 @@ def test_attribute_prints_what_the_library_gives(project):
     assert [r["index"] for r in rows] == expected.indices.flatten().tolist()
     assert [r["score"] for r in rows] == pytest.approx(expected.values.flatten().tolist(), rel=1e-5)
     assert [r["id"] for r in rows] == [here.train_data.ids[r["index"]] for r in rows]
-    assert run("attribute", *options, "--format", "csv").splitlines()[1].startswith(f"0,1,{rows[0]['id']},")
+    assert (
+        run("attribute", *options, "--format", "csv")
+        .splitlines()[1]
+        .startswith(f"0,1,1,{rows[0]['index']},{rows[0]['id']},")
+    )
     table = run("attribute", *options)
     assert here.show is not None
-    for query, name in zip(here.eval_queries, here.eval_queries.ids):
+    for query, name in zip(here.eval_queries, ("1", "2")):
         assert f"Query {name}: {here.show(query)}" in " ".join(table.split())
+    assert [(r["query"], r["query_id"], r["query_text"]) for r in rows[::3]] == [
+        (0, "1", EVAL[0]),
+        (1, "2", EVAL[1]),
+    ]
+    assert [r["text"] for r in rows] == [here.show(here.train_data[r["index"]]) for r in rows]
     words = " ".join(re.sub("[│┃]", " ", table).split())
     for row in rows:
         assert row["id"] in words and f"{row['score']:+.3g}" in words
@@ -105,6 +115,40 @@ def test_a_query_on_the_command_line(project, tmp_path, monkeypatch):
         run(*options[:3], "--top", 1, "--query", own, "--method", "tracin-cosine", "--format", "json")
     )
     assert first["index"] == 3 and first["score"] == pytest.approx(1.0, abs=1e-5)
+
+
+def test_cut_queries_are_one_and_documents_are_wholes(project):
+    """Queries are numbered as they were asked, however many sequences they make; scores of pieces are added up."""
+    long = " and so ".join([LEARN[0], EVAL[1], LEARN[1], EVAL[0]])
+    (project / "asked.jsonl").write_text(
+        "".join(json.dumps({"id": name, "body": text}) + "\n" for name, text in (("a", EVAL[0]), ("b", long)))
+    )
+    here = setup(eval_queries="asked.jsonl")
+    pieces = [i.rpartition(":")[0] for i in here.eval_queries.ids]
+    assert pieces.count("a") == 1 and pieces.count("b") > 2
+    index = Index.open("idx", model=here.model, task=here.task)
+    total = index.score(here.eval_queries).total().double()
+    asked = torch.stack([total[[p == name for p in pieces]].sum(0) for name in "ab"])
+    options = ("attribute", "--index", "idx", "--queries", "asked.jsonl", "--query-field", "body", "--top", 3)
+    rows = json.loads(run(*options, "--format", "json"))
+    assert [(r["query"], r["query_id"]) for r in rows] == [(0, "a")] * 3 + [(1, "b")] * 3
+    assert [r["query_text"] for r in rows[2:4]] == [EVAL[0], long]
+    best = asked.sort(1, descending=True)
+    assert [r["index"] for r in rows] == best.indices[:, :3].flatten().tolist()
+    assert [r["score"] for r in rows] == pytest.approx(best.values[:, :3].flatten().tolist(), rel=1e-5)
+    names = [i.rpartition(":")[0] for i in here.train_data.ids]
+    whole = torch.stack([asked[:, [n == str(d + 1) for n in names]].sum(1) for d in range(len(LINES))], 1)
+    run(*options, "--by", "document", "--out", "top.jsonl")
+    rows = [json.loads(line) for line in (project / "top.jsonl").read_text().splitlines()]
+    best = whole.sort(1, descending=True)
+    assert (
+        [int(r["id"]) - 1 for r in rows]
+        == [r["index"] for r in rows]
+        == best.indices[:, :3].flatten().tolist()
+    )
+    assert [r["score"] for r in rows] == pytest.approx(best.values[:, :3].flatten().tolist(), rel=1e-5)
+    assert [r["text"] for r in rows] == [LINES[r["index"]] for r in rows]
+    assert "Query b: " + long[:40] in " ".join(run(*options, "--by", "document").split())
 
 
 def test_the_report_shades_tokens_that_sum_to_the_score(project):
@@ -295,3 +339,49 @@ def test_a_damaged_memory_is_named(project, tmp_path):
     (tmp_path / "source.json").write_text('{"model": 3}')
     with pytest.raises(UndeError, match=r"source.json is damaged .*delete it, and give --hf-model"):
         run("attribute", "--index", tmp_path, "--query", "x")
+
+
+def test_columns_that_are_not_used_are_named_once(project, tmp_path):
+    rows = [{"text": line, "url": "x", "id": f"d{i}", "date": 1} for i, line in enumerate(LINES[:2])]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    built = ("build", "--hf-model", "model", "--data", tmp_path / "train.jsonl", "--out", tmp_path / "idx")
+    result = CliRunner().invoke(cli.app, [str(a) for a in (*built, "--method", "tracin")])
+    assert result.exit_code == 0 and result.output.count("'url', 'date' are not used") == 1
+    assert "1 shard" in result.output and "1 shards" not in result.output
+
+
+def test_a_conversation_from_build_to_answer(project, tmp_path):
+    """Chat data on the command line is what the library makes of it; fields and checkpoints are remembered."""
+    from hf_toy import gpt2, tokenizer
+
+    gpt2().save_pretrained(tmp_path / "model")
+    tok = tokenizer()
+    tok.chat_template = (
+        "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{{ eos_token }}{% endfor %}"
+    )
+    tok.save_pretrained(tmp_path / "model")
+    pairs = [("Peace?", "Yes, peace."), ("Trade?", "Soon."), ("Roads?", "They are built.")]
+    for name, some in (("train", pairs), ("eval", [("War?", "No, peace.")])):
+        talks = [[{"role": "user", "content": a}, {"role": "assistant", "content": b}] for a, b in some]
+        lines = [json.dumps({"talk": t, "id": t[0]["content"]}) + "\n" for t in talks]
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    run("build", "--hf-model", tmp_path / "model", "--data", tmp_path / "train.jsonl", "--text-field", "talk",
+        "--out", tmp_path / "idx", "--method", "tracin", "--projection", "none")  # fmt: skip
+    options = (
+        "--index",
+        tmp_path / "idx",
+        "--queries",
+        tmp_path / "eval.jsonl",
+        "--top",
+        3,
+        "--format",
+        "json",
+    )
+    rows = json.loads(run("attribute", *options))
+    here = hf_setup(tmp_path / "model", tmp_path / "train.jsonl", text_field="talk",
+                    eval_queries=tmp_path / "eval.jsonl")  # fmt: skip
+    index = Index.open(tmp_path / "idx", model=here.model, task=here.task, train_data=here.train_data)
+    assert [r["score"] for r in rows] == pytest.approx(
+        index.score(here.eval_queries).top(3).values.flatten().tolist(), rel=1e-5
+    )
+    assert {r["id"] for r in rows} == {"Peace?:1", "Trade?:1", "Roads?:1"}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from report_dom import parse, words
 
+from report_dom import parse, words
 from unde import UndeError
 from unde.console import duration
 from unde.report import (
@@ -74,7 +74,7 @@ def test_a_query_shows_its_rows_in_order(panel):
     assert words(article.one("h3")) == "Query #900"
     assert [words(row) for row in article.all(".row h4")] == ["unweighted", "weighted"]
     facts = [words(fact) for fact in article.all(".facts div")]
-    assert facts == ["true label7", "predicted1✗wrong"]
+    assert facts == ["true label7", "predicted1✗wrong", "asked about7"]
     unweighted, weighted = article.all("section.row")
     assert [words(side) for side in unweighted.all("h5")] == ["▲ Proponents", "▼ Opponents"]
     assert [words(each) for each in unweighted.one(".pro.side").all(".score")] == ["+0.800", "+0.400"]
@@ -111,8 +111,8 @@ def test_marks_that_do_not_occur_are_not_explained():
 
 def test_remarks_compare_rows(panel):
     notes = [words(note) for note in parse(queries_section([panel])).all(".row-head .note")]
-    assert notes[0] == "1 of 2 proponents with the query’s label"
-    assert notes[1] == "2 of 2 proponents with the query’s label · 1 proponent not in “unweighted”"
+    assert notes[0] == "1 of 2 proponents with the label asked about"
+    assert notes[1] == "2 of 2 proponents with the label asked about · 1 proponent not in “unweighted”"
     again = QueryPanel(
         Item(0), [panel.rows[0], Row("again", panel.rows[0].proponents, panel.rows[0].opponents)]
     )

@@ -24,6 +24,7 @@ def everything(folder):
     index.features(toy.data(3, seed=3), folder / layout.QUERIES / "some.safetensors")
     index.score(toy.data(3, seed=3))
     (folder / layout.SOURCE).write_text("{}")
+    (folder / layout.RUN).touch()
     (folder / layout.SCRATCH).mkdir(exist_ok=True)
     return index
 

@@ -38,6 +38,7 @@ def index(tmp_path):
     made.score(QUERIES)
     made.score(QUERIES, TRAK(projection="pca(2)"))
     (made.folder / layout.SOURCE).write_text("{}")
+    (made.folder / layout.RUN).write_text("seed = 0\n")
     return made
 
 

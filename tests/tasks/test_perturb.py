@@ -12,7 +12,8 @@ import models
 from unde import Index, UndeError
 from unde.methods import JourneyTRAK
 from unde.tasks import CausalLM, Classification, Diffusion, Task
-from unde.tasks.perturb import Augment, Noise, Perturbation, Replace, Shift, special_tokens
+from unde.tasks.perturb import Augment, Noise, Perturbation, Shift
+from unde.tasks.replace import Replace, special_tokens
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -26,6 +26,7 @@ from unde.build.stored import FeatureSource, Stored
 from unde.execution import SERIAL, Executor, Job, shown
 from unde.kernels import Fitted, Kernel, Sizes
 from unde.kernels.base import Moments, Round, Settled, Work, reduced
+from unde.kernels.own import code_of, described
 from unde.store import layout
 from unde.store.codec import codec
 from unde.store.files import clear_partial
@@ -110,8 +111,12 @@ class KernelFiles:
         self._fitted: Fitted | None = None
         self.watch = Watch()
         of = self.source.stored.manifest.id
-        self._moments = _Folder(stored.folder, f"{VERSION} {of} {self.settled.key} {self.source.checkpoint}")
-        self._rows = _Folder(stored.folder, f"{VERSION} {stored.manifest.id} {kernel} {checkpoint}")
+        self._moments = _Folder(
+            stored.folder, f"{VERSION} {of} {self.settled.key}{code_of(kernel)} {self.source.checkpoint}"
+        )
+        self._rows = _Folder(
+            stored.folder, f"{VERSION} {stored.manifest.id} {described(kernel)} {checkpoint}"
+        )
 
     def fitted(self) -> Fitted:
         """K, inverted once and held on to."""

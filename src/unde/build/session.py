@@ -29,7 +29,7 @@ from unde.recipe import Recipe
 from unde.store.layout import SCRATCH
 from unde.store.scratch import Results, scratch
 from unde.tasks.base import Task
-from unde.tasks.language import BadExample as Unreadable
+from unde.tasks.tokens import BadExample as Unreadable
 
 MANY = 8  # queries from which on it is worth while to put weights into another order
 Under = Callable[[nn.Module], AbstractContextManager[Any]]

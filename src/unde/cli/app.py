@@ -31,7 +31,6 @@ app = typer.Typer(
     'then `unde attribute --index runs/idx --query "some text"`.\n\n'
     "Any other model is named as web servers name apps: my_project.setup:make, where make() returns an unde.Setup.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )

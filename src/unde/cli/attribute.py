@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import torch
 import typer
 from rich.markup import escape
+from torch import Tensor
 
 from unde import console
 from unde.cli.options import (
@@ -29,17 +31,24 @@ from unde.cli.options import (
     WeightsFile,
     Workers,
     check_format,
+    place_option,
     source_of,
 )
 from unde.cli.project import Project, kept_scores, remembered, weights_in
 from unde.data import Rows
-from unde.errors import UndeError
+from unde.errors import UndeError, unknown
 from unde.execution import named
+from unde.integrations.examples import Answers
+from unde.integrations.sequences import Sequences
 from unde.recipe import Setup
 from unde.report.panels import as_item
-from unde.scores import Top
+from unde.scores import Pieces, Top, documents
+from unde.scores.table import FORMATS, format_of
+from unde.scores.table import check_format as check_library
+from unde.store.remote import Place, there
 
-COLUMNS = ["query", "rank", "id", "index", "score"]
+TABLE = "table"
+CUT = (Sequences, Answers)  # data whose ids are record:part
 
 
 def attribute(
@@ -65,21 +74,35 @@ def attribute(
     opponents: Annotated[
         bool, typer.Option("--opponents", help="the lowest scores instead of the highest")
     ] = False,
-    format: Annotated[str, typer.Option(help="table, json or csv")] = "table",
+    by: Annotated[
+        str,
+        typer.Option(help="example, or document: those with ids document:piece as wholes, scores added up"),
+    ] = "example",
+    format: Annotated[
+        str | None, typer.Option(help="table, csv, json, jsonl or parquet (default: table, or as --out ends)")
+    ] = None,
+    out: Annotated[Any, place_option("--out", help="file to write, .csv, .json, .jsonl or .parquet")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace --out if it is there")] = False,
     device: Device = None,
     engine: Engine = "serial",
     threads: Threads = None,
     workers: Workers = None,
 ) -> None:
-    """Print the training examples that mattered most for each query.
+    """Print the training examples that mattered most for each query, or write them to a file.
+
+    A query that is cut into sequences is one query: the scores of its pieces are added up.
 
     Examples:
 
     `unde attribute --index runs/idx --query "The state of the union is strong."`
 
+    `unde attribute --index runs/idx --queries eval.jsonl --by document --out top.parquet`
+
     `unde attribute my_project.setup:make --index runs/idx --weights weights.json --format csv > top.csv`
     """
-    check_format(format, "table", "json", "csv")
+    format = _format(format, out, overwrite)
+    if by not in ("example", "document"):
+        raise unknown("--by", by, ("example", "document"))
     if query and queries:
         raise UndeError("--query and --queries: give one of the two")
     source = source_of(hf_model, data, text_field, seq_len, trust_remote_code)
@@ -92,58 +115,106 @@ def attribute(
     # Of texts that were typed nothing is learned and nothing measured: they may be training data.
     asked = project.queries(role) if query else project.queries_apart(role)
     opened = project.index(index, named(engine, threads=threads, workers=workers))
+    whole = None if by == "example" else documents(opened.ids or range(len(opened)))
     scores = opened.score(asked, method) if query else kept_scores(opened, asked, method)
     learned = None if weights is None else weights_in(weights, scores)
-    best = scores.top(top, learned, largest=not opponents)
-    if format == "table":
-        show_top(project.setup, asked, None if query else project.names(role), best, opponents)
+    wholes = queries_of(asked)
+    best = scores.top(top, learned, largest=not opponents, by=whole, queries=wholes)
+    best = with_texts(best, project.setup, asked, wholes, whole)
+    if format == TABLE:
+        show_top(best, opponents, named=not query)
+    elif out is None:
+        with console.printing() as stdout:
+            stdout.writelines(best.table().text(format))
     else:
-        _write(best, format)
+        best.table().save(out, format)
+        console.echo(f"{out}: {len(best):,} queries, {best.indices.shape[1]} {by}s each")
 
 
-def _write(best: Top, format: str) -> None:
-    """For other programs, on stdout."""
-    rows = [
-        dict(zip(COLUMNS, (q, rank, name, int(i), float(value))))
-        for q, names in enumerate(best.ids)
-        for rank, (i, value, name) in enumerate(zip(best.indices[q], best.values[q], names), 1)
-    ]
-    with console.printing() as out:
-        if format == "json":
-            json.dump(rows, out, indent=1)
-            out.write("\n")
-        else:
-            writer = csv.DictWriter(out, COLUMNS)
-            writer.writeheader()
-            writer.writerows({name: console.cell(value) for name, value in row.items()} for row in rows)
+def _format(format: str | None, out: Place | None, overwrite: bool) -> str:
+    """What is to be written, after checking that it can be: before a large model is loaded."""
+    if format is not None:
+        check_format(format, TABLE, *FORMATS)
+    if out is None:
+        if format == "parquet":
+            raise UndeError("parquet is no text for a terminal: say where it goes, --out top.parquet")
+        if overwrite:
+            raise UndeError("--overwrite without --out: there is no file to replace")
+        return format or TABLE
+    if format == TABLE:
+        raise UndeError(
+            f"--format table is for a terminal: leave it out, or write {' or '.join(FORMATS)} to {out}"
+        )
+    if out.is_dir():
+        raise UndeError(f"--out {out} is a folder: give a file in it")
+    if isinstance(out, Path) and not out.absolute().parent.is_dir():
+        raise UndeError(f"no folder {out.parent} for --out {out}: make it, or write elsewhere")
+    if there(out, links=True) and not overwrite:
+        raise UndeError(f"--out {out} is there already: --overwrite replaces it")
+    format = format or format_of(out)
+    check_library(format)
+    return format
 
 
-def show_top(
-    setup: Setup, queries: Rows, names: Sequence[str] | None, best: Top, opponents: bool = False
-) -> None:
-    """Print the top examples of each query: passages below the query where these are texts, else ids in one table.
+def queries_of(asked: Rows) -> Pieces:
+    """The queries that were asked: of texts that were cut, the texts."""
+    ids: Sequence[Any] = getattr(asked.data, "ids", None) or range(len(asked))
+    if isinstance(asked.data, CUT):
+        return documents(ids)
+    return Pieces(torch.arange(len(asked)), list(ids))
 
-    `names` are what the queries are called, if they have names.
-    """
+
+def with_texts(best: Top, setup: Setup, asked: Rows, queries: Pieces, by: Pieces | None) -> Top:
+    """The same with what queries and training examples say, where they are texts."""
+    train = Rows(setup.train_data)
+    of = _text_of(asked, setup)
+    shown = [of(queries.rows(q)) for q in range(len(queries))]
+    found = _text_of(train, setup)
+    if all(text is None for text in shown) and found([0]) is None:
+        return best
+
+    @cache
+    def text(i: int) -> str | None:
+        return found([i] if by is None else by.rows(i))
+
+    texts = [[text(i) for i in row] for row in best.indices.tolist()]
+    return replace(best, query_texts=shown, texts=texts)
+
+
+def _text_of(rows: Rows, setup: Setup) -> Callable[[list[int]], str | None]:
+    """The text of a whole, from the pieces of it."""
+
+    def text(pieces: list[int]) -> str | None:
+        examples = [rows[i] for i in pieces]
+        if len(examples) > 1 and isinstance(rows.data, CUT):  # tokens may share a character
+            keys = [k for k, v in examples[0].items() if isinstance(v, Tensor) and v.ndim == 1]
+            examples = [{k: torch.cat([e[k] for e in examples]) for k in keys}]
+        found = [as_item(example, 0, setup.show).text for example in examples]
+        known = [text for text in found if text is not None]
+        return "\n".join(known) if known else None
+
+    return text
+
+
+def show_top(best: Top, opponents: bool = False, named: bool = True) -> None:
+    """Print the top examples of each query: passages below the query where these are texts, else ids in one table."""
     title, top = "opponents" if opponents else "proponents", best.indices.shape[1]
-    asked = [as_item(queries[q], q, setup.show) for q in range(len(queries))]
-    if any(item.text is None for item in asked):
+    names = [str(i) for i in (range(len(best)) if best.query_ids is None else best.query_ids)]
+    if best.texts is None or best.query_texts is None or None in best.query_texts:
         rows = [
-            [str(q), *(f"{name} ({value:.3g})" for name, value in zip(best.ids[q], best.values[q].tolist()))]
-            for q in range(len(queries))
+            [name, *(f"{i} ({value:.3g})" for i, value in zip(best.ids[q], best.values[q].tolist()))]
+            for q, name in enumerate(names)
         ]
         console.show_table(title, ["query", *(f"{r + 1}." for r in range(top))], rows)
         return
-    train = Rows(setup.train_data)
-    for q, item in enumerate(asked):
-        found = zip(best.indices[q].tolist(), best.values[q].tolist(), best.ids[q])
+    for q, text in enumerate(best.query_texts):
+        found = zip(best.values[q].tolist(), best.ids[q], best.texts[q])
         passages = [
-            [f"{r}.", f"{value:+.3g}", str(name), _brief(as_item(train[i], name, setup.show).text or "", 300)]
-            for r, (i, value, name) in enumerate(found, 1)
+            [f"{r}.", f"{value:+.3g}", str(name), _brief(passage or "", 300)]
+            for r, (value, name, passage) in enumerate(found, 1)
         ]
-        name = "Query" if names is None else f"Query {escape(names[q])}"
-        asks = f"{name}: {escape(_brief(item.text or '', 600))}"
-        console.show_table(asks, ["", "score", "id", title], passages)
+        name = f"Query {escape(names[q])}" if named else "Query"
+        console.show_table(f"{name}: {escape(_brief(text or '', 600))}", ["", "score", "id", title], passages)
 
 
 def _brief(text: str, characters: int) -> str:

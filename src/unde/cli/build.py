@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from unde import console
+from unde.cli.config import Config, write_config
 from unde.cli.options import (
     Address,
     Checkpoints,
@@ -43,6 +44,7 @@ from unde.store.remote import Place
 
 
 def build(
+    context: typer.Context,
     out: Annotated[
         Any, place_option("--out", help="folder or URL for the index; a half-built one is finished")
     ],
@@ -72,6 +74,7 @@ def build(
     gpus: Gpus = 0,
     address: Address = None,
     timeout: Timeout = None,
+    config: Config = None,
 ) -> None:
     """Compute the gradient features of the training data.
 
@@ -81,7 +84,11 @@ def build(
 
     `unde build --hf-model ./my-gpt2 --data train.jsonl --seq-len 512 --out runs/idx`
 
+    `unde build --hf-model ./run --checkpoints ./run --data chat.jsonl --method tracin --out runs/idx`
+
     `unde build my_project.setup:make --out runs/idx --method logra --projection "kron(64)"`
+
+    `unde build --config runs/idx/run.toml --out runs/again`
 
     `unde build my_project.setup:make --out runs/idx --engine ray --workers 8 --gpus 1 --threads 4 --device cuda`
 
@@ -123,7 +130,17 @@ def build(
     )
     index.close()
     project.remembered.remember(out)
+    settings = context.params | _settled(project, index)
+    write_config(out, {p.name: settings[p.name] for p in context.command.params if p.name in settings})
     console.echo(said(index, out))
+
+
+def _settled(project: Project, index: Index) -> dict[str, Any]:
+    """What became of options that were not said, or that mean something else elsewhere."""
+    noted = project.remembered.lasting()
+    noted["hf_model"] = noted.pop("model")
+    m = index.manifest
+    return noted | {"projection": str(index.method.projection), "threads": m.settled.threads}
 
 
 def said(index: Index, out: Place) -> str:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from unde import console
+from unde.cli import completion
 from unde.cli.build import said
 from unde.cli.options import (
     Address,
@@ -35,7 +36,13 @@ from unde.store.remote import place
 
 def finish(
     index: Annotated[
-        Any, typer.Argument(parser=place, metavar="DIR", help="folder or URL of an index that was begun")
+        Any,
+        typer.Argument(
+            parser=place,
+            metavar="DIR",
+            help="folder or URL of an index that was begun",
+            autocompletion=completion.indexes,
+        ),
     ],
     target: Target = None,
     hf_model: HFModel = None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from unde import methods
+from unde.cli import completion
 from unde.errors import UndeError, unknown
 from unde.integrations.source import Source
 from unde.store.remote import place
@@ -43,12 +44,12 @@ def path_option(*names: str, help: str, metavar: str = "PATH", panel: str | None
     return typer.Option(*names, parser=path_of, metavar=metavar, help=help, rich_help_panel=panel)
 
 
-def place_option(*names: str, help: str) -> Any:
+def place_option(*names: str, help: str, complete: Callable[[str], list[str]] | None = None) -> Any:
     """A path or a URL: annotated with Any, as typer knows no unions."""
-    return typer.Option(*names, parser=place, metavar="PATH", help=help)
+    return typer.Option(*names, parser=place, metavar="PATH", help=help, autocompletion=complete)
 
 
-METHODS = listed([*methods.METHODS, *methods._SHORT])
+METHODS = listed(completion.METHODS)
 
 # --- what a command works on ----------------------------------------------------------------------------
 
@@ -56,7 +57,12 @@ Target = Annotated[
     str | None, typer.Argument(metavar="MODULE:FUNCTION", help="a function that returns an unde.Setup")
 ]
 IndexPath = Annotated[
-    Any, place_option("--index", help="folder or URL of the index; remembers what it was built from")
+    Any,
+    place_option(
+        "--index",
+        help="folder or URL of the index; remembers what it was built from",
+        complete=completion.indexes,
+    ),
 ]
 WeightsFile = Annotated[Any, place_option("--weights", help="weights from `unde learn`")]
 WeightsFiles = Annotated[
@@ -69,7 +75,8 @@ Device = Annotated[str | None, typer.Option(help="where the model runs: cpu, cud
 
 # --- how an index is built, or planned ------------------------------------------------------------------
 
-Method = Annotated[str, typer.Option(help=METHODS)]
+_COMPLETED = completion.one_of(*completion.METHODS)
+Method = Annotated[str, typer.Option(help=METHODS, autocompletion=_COMPLETED)]
 Projection = Annotated[
     str | None, typer.Option(help="kron(16), pca(16), sjlt(4096), dense(512) or none (default: kron(16))")
 ]
@@ -78,7 +85,8 @@ Exclude = Annotated[list[str] | None, typer.Option(help="regex of parameters to 
 # The memory budget decides how many examples are in a pass. Commands of 0.1 named a number; they still run.
 Unneeded = Annotated[int | None, typer.Option("--batch-size", hidden=True)]
 BatchSize = Annotated[int, typer.Option(help="examples in one pass; fewer need less memory")]
-StoreDtype = Annotated[str, typer.Option(help="float32, float16 or bfloat16")]
+DTYPES = ("float32", "float16", "bfloat16")
+StoreDtype = Annotated[str, typer.Option(help=listed(DTYPES), autocompletion=completion.one_of(*DTYPES))]
 Memory = Annotated[str, typer.Option(help="budget for what is computed at once, besides the model")]
 
 Checkpoints = Annotated[
@@ -128,7 +136,10 @@ Timeout = Annotated[
 
 # --- how an index is asked ------------------------------------------------------------------------------
 
-MethodOfIndex = Annotated[str | None, typer.Option("--method", help=f"{METHODS} (default: as built)")]
+MethodOfIndex = Annotated[
+    str | None,
+    typer.Option("--method", help=f"{METHODS} (default: as built)", autocompletion=_COMPLETED),
+]
 NoTrust = Annotated[
     bool,
     typer.Option(

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from unde import console
+from unde.cli.config import Config
 from unde.cli.options import (
     HF,
     Checkpoints,
@@ -96,6 +97,7 @@ def plan(
         ),
     ] = None,
     format: Annotated[str, typer.Option(help="table or json")] = "table",
+    config: Config = None,
 ) -> None:
     """Say what an index will need: features, disk, memory by stage, operations relative to training.
 

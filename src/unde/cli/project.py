@@ -60,7 +60,7 @@ class Project:
         else:
             settled = source.settled(index)
             self.name, self.setup = str(settled.model), settled.setup(learn, evaluate, query_field)
-            self.source = replace(settled, seq_len=self.setup.train_data.length)
+            self.source = replace(settled, seq_len=getattr(self.setup.train_data, "length", settled.seq_len))
         self.checkpoints, self.rates = source.checkpoints_of(self.setup.model, index)
         self.remembered = self.source or Source(target=target, checkpoints=source.checkpoints)
         self.device = device

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from unde import console
+from unde.cli.asked import asked_about
 from unde.cli.options import (
     Data,
     Device,
@@ -17,28 +18,59 @@ from unde.cli.options import (
     IndexPath,
     MethodOfIndex,
     NoTrust,
-    Queries,
     QueryField,
     SeqLen,
     Target,
     TextField,
     TrustRemoteCode,
     WeightsFiles,
+    listed,
     path_option,
     source_of,
 )
 from unde.cli.project import Project, kept_scores, remembered, weights_in
 from unde.data import Rows
-from unde.errors import UndeError
+from unde.errors import UndeError, unknown
+from unde.index.labels import RANKINGS, classifier
+from unde.report.classes import answers_to, class_names
 from unde.report.contributors import checked
 from unde.report.of_index import UNWEIGHTED, page_of
+from unde.report.of_labels import SUSPECTS, label_page
+from unde.report.page import Page
 from unde.store.remote import Place, place
+from unde.weights import Weights
+
+LABELS = "Wrong labels"
+MANY = 50_000  # training examples that are not compared with each other in a moment
 
 
 def report(
     index: IndexPath,
     target: Target = None,
-    queries: Queries = None,
+    query: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT|NUMBER|IMAGE",
+            help="just this query: a text, a number of the held-out queries from 0 on, or the file of an image; "
+            "repeatable",
+        ),
+    ] = None,
+    queries: Annotated[
+        Path | None,
+        path_option(
+            "--queries", metavar="PATH", help="texts to ask about, as in --data; a folder of saved samples"
+        ),
+    ] = None,
+    labels: Annotated[
+        bool, typer.Option("--labels", help="look for wrong labels among the training examples instead")
+    ] = False,
+    by: Annotated[
+        str, typer.Option(help=f"ranking of --labels: {listed(RANKINGS)}", rich_help_panel=LABELS)
+    ] = RANKINGS[0],
+    csv: Annotated[
+        Path | None,
+        path_option("--csv", metavar="FILE", help="the ranking of --labels of all examples", panel=LABELS),
+    ] = None,
     hf_model: HFModel = None,
     data: Data = None,
     text_field: TextField = None,
@@ -48,47 +80,123 @@ def report(
     out: Annotated[Path, path_option("--out", help="the page to write")] = Path("report.html"),
     weights: WeightsFiles = None,
     method: MethodOfIndex = None,
-    first: Annotated[int, typer.Option(help="how many of the queries to show")] = 12,
-    top: Annotated[int, typer.Option(help="training examples on each side")] = 5,
+    first: Annotated[
+        int | None,
+        typer.Option(min=1, help=f"how many queries to show (default: 12), or suspects ({SUSPECTS})"),
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, help="training examples on each side")] = 5,
     no_trust: NoTrust = False,
     device: Device = None,
 ) -> None:
     """Write one self-contained HTML page: queries, their proponents and opponents, the weights, and how far to trust.
+    With --labels: the training examples of a classifier whose labels are suspicious.
 
     Examples:
 
     `unde report --index runs/idx --queries eval.jsonl --weights weights.json --out report.html`
 
-    `unde report my_project.setup:make --index runs/idx --weights weights.json --out report.html`
+    `unde report my_project.setup:make --index runs/idx --weights weights.json --query 17`
 
     `unde report my_project.setup:make --index runs/idx --weights subject=w1.json --weights style=w2.json`
+
+    `unde report my_project.setup:make --index runs/idx --labels --csv suspects.csv`
     """
+    _check(labels, query, queries, csv, by)
     source = source_of(hf_model, data, text_field, seq_len, trust_remote_code)
     target = target or remembered(index, source)
-    project = Project(target, source, index=index, evaluate=queries, query_field=query_field, device=device)
-    files, setup = named_files(weights or ()), project.setup
-    everything = project.queries_apart("eval")
-    known = checked(
-        setup.contributors or {},
-        (len(everything), len(Rows(setup.train_data))),
-        "each of the setup's eval_queries and training examples",
-    )
-    shown = Rows([everything[q] for q in range(min(first, len(everything)))], everything.collate)
+    texts = (queries or query) if target is None else None
+    project = Project(target, source, index=index, evaluate=texts, query_field=query_field, device=device)
+    files, named = named_files(weights or ()), Path(project.name.partition(":")[0]).name
+    if labels:
+        page = _labels(project, index, files, named, by, csv, first or SUSPECTS, method)
+    else:
+        page = _queries(project, index, files, named, query or [], queries, first, top, method, not no_trust)
+    console.echo(f"Open {page.write(out).resolve()} in a browser.")
+
+
+def _queries(
+    project: Project,
+    index: Place,
+    files: Mapping[str, Place],
+    named: str,
+    query: Sequence[str],
+    queries: Path | None,
+    first: int | None,
+    top: int,
+    method: str | None,
+    trust: bool,
+) -> Page:
     opened = project.index(index)
-    scores = kept_scores(opened, shown, method)
-    page = page_of(
+    everything = asked_about(project, opened.method, query, queries, method)
+    asked = everything.first(first or (len(query) if query else 12))
+    setup = project.setup
+    answers = answers_to(setup, asked.rows)  # so that names of classes that do not fit are refused at once
+    known = {} if asked.held_out is None else setup.contributors or {}
+    if known:
+        of = (len(project.queries("eval")), len(Rows(setup.train_data)))
+        flags = checked(known, of, "each of the setup's eval_queries and training examples")
+        known = {name: some[list(asked.held_out or ())] for name, some in flags.items()}
+    scores = opened.score(asked.rows, method) if query else kept_scores(opened, asked.rows, method)
+    return page_of(
         opened,
         setup,
-        shown,
+        asked.rows,
         scores,
         {name: weights_in(file, scores) for name, file in files.items()},
-        title=f"What made {Path(project.name.partition(':')[0]).name} do that?",
+        title=f"What made {named} do that?",
         count=top,
-        names=project.names("eval"),
-        contributors={name: flags[: len(shown)] for name, flags in known.items()},
-        trust=not no_trust,
+        names=asked.names,
+        contributors=known,
+        trust=trust and not query,
+        answers=answers,
+        labelled=asked.labelled,
     )
-    console.echo(f"Open {page.write(out).resolve()} in a browser.")
+
+
+def _labels(
+    project: Project,
+    index: Place,
+    files: Mapping[str, Place],
+    named: str,
+    by: str,
+    csv: Path | None,
+    first: int,
+    method: str | None,
+) -> Page:
+    classifier(project.setup.task)  # refused before anything is computed
+    opened = project.index(index)
+    if by != "self-influence" and len(opened) > MANY:
+        console.note(
+            f"comparing {len(opened):,} training examples with each other, which can take long: "
+            "--by self-influence needs one pass over the index"
+        )
+    ways = {UNWEIGHTED: None, **{name: Weights.load(file) for name, file in files.items()}}
+    page, suspects = label_page(
+        opened,
+        project.setup,
+        ways,
+        title=f"Which labels of {named} look wrong?",
+        by=by,
+        count=first,
+        method=method,
+    )
+    if csv is not None:
+        suspects.to_csv(csv, class_names(project.setup, suspects.classes))
+        console.note(f"{len(suspects.order):,} examples, the most suspicious first, are in {csv}")
+    return page
+
+
+def _check(
+    labels: bool, query: Sequence[str] | None, queries: Path | None, csv: Path | None, by: str
+) -> None:
+    if by not in RANKINGS:
+        raise unknown("ranking of --labels", by, RANKINGS)
+    if labels and (query or queries):
+        raise UndeError(
+            "--labels looks at training examples: leave out --query and --queries, or --labels to ask about these"
+        )
+    if not labels and (csv is not None or by != RANKINGS[0]):
+        raise UndeError(f"--{'csv' if csv is not None else 'by'} goes with --labels: add it, or leave it out")
 
 
 def named_files(given: Sequence[str]) -> dict[str, Place]:

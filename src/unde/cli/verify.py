@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from unde import console
+from unde.cli import completion
 from unde.errors import UndeError
 from unde.evaluate.bank import verify as bank
 from unde.evaluate.bank.files import bank_of
@@ -26,6 +27,7 @@ def verify(
             metavar="INDEX|BANK|WEIGHTS",
             help="folder or URL of an index, or a file",
             show_default=False,
+            autocompletion=completion.indexes,
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="for another program")] = False,

@@ -10,16 +10,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from unde import console
 from unde.data import Rows
 from unde.demo.digits import CORRUPTED, Digits, accuracy, digits, train
 from unde.index import Index
+from unde.index.labels import wrong_labels
 from unde.recipe import Setup
-from unde.report import Card, Item, MislabelPanel, Page, RocCurve, Scored, Step, Table
+from unde.report import Card, MislabelPanel, Page, Step, Table, meaning
 from unde.report.html import count
+from unde.report.of_labels import label_panel
 from unde.report.panels import predictions, query_panels, trust_panel, uniform, weights_panel
+from unde.report.shown import Shown
 from unde.scores import GroupScores
 from unde.tasks import Classification
 from unde.version import __version__
@@ -29,7 +31,7 @@ Ways = dict[str, Weights | None]  # of scoring, by name
 
 SHOWN = 12  # queries on the page
 NAMES = {"tracin": "TracIn", "trak": "TRAK"}
-NORMALIZE_TOP = 10  # of self-influence, as the paper does for ResNets
+SUSPECTS = 40  # digits whose labels are doubted
 
 
 class Clock:
@@ -57,7 +59,10 @@ def run(out: Path, method: str = "trak", seed: int = 0) -> Path:
         with console.progress("training", 6, unit="epochs") as advance:
             model = train("resnet", *data.train, seed=seed, on_epoch=lambda _: advance(1))
         right = accuracy(model, *data.evaluate)
-    setup = Setup(model, Classification(), data.train, eval_queries=data.evaluate)
+    setup = Setup(
+        model, Classification(), data.train, eval_queries=data.evaluate, true_labels=data.true_labels
+    )
+    shown = Shown(setup)
     with clock.step("Build the index", "projected gradients of every training digit, layer by layer"):
         index = Index.build(
             model, setup.task, data.train, out / "index", method=method, batch_size=64, seed=seed
@@ -77,10 +82,11 @@ def run(out: Path, method: str = "trak", seed: int = 0) -> Path:
             scores,
             ways,
             which=_interesting(setup, queries),
-            item=lambda i: _item(data, i),
+            shown=shown,
         )
     with clock.step("Look for wrong labels", "self-influence, normalised by the top scores of each digit"):
-        labels = _mislabelled(index, ways, data)
+        rankings = {name: wrong_labels(index, w, progress=False) for name, w in ways.items()}
+        labels = label_panel(index, shown, rankings, ways, count=SUSPECTS, beside=False)
     page = Page(
         "Which training digits made it say that?",
         f"A ResNet trained on 4,000 handwritten digits, and {NAMES.get(method, method)} attributions"
@@ -96,6 +102,7 @@ def run(out: Path, method: str = "trak", seed: int = 0) -> Path:
         mislabelled=labels,
         tables=[_agreement(scores, ways, data)],
         steps=clock.steps,
+        meaning=meaning(index.method, setup.task),
         provenance=_provenance(method, seed, index),
     )
     return page.write(out / "report.html")
@@ -109,39 +116,6 @@ def _interesting(setup: Setup, queries: Rows) -> list[int]:
     firsts = [labels.index(digit) for digit in range(10) if digit in labels]
     chosen = wrong[: SHOWN // 3] + [q for q in firsts if q not in wrong[: SHOWN // 3]]
     return chosen[:SHOWN]
-
-
-def _item(data: Digits, i: int) -> Item:
-    x, y = data.train
-    return Item(i, label=int(y[i]), true_label=int(data.true_labels[i]), image=x[i])
-
-
-def _mislabelled(index: Index, ways: Ways, data: Digits) -> MislabelPanel:
-    wrong = data.mislabelled
-    found = {name: index.self_influence(w, normalize_top=NORMALIZE_TOP) for name, w in ways.items()}
-    name, ranking = list(found.items())[-1]
-    first = ranking.argsort(descending=True)[:40].tolist()
-    return MislabelPanel(
-        [Scored(_item(data, i), float(ranking[i])) for i in first],
-        [RocCurve.from_scores(way, scores, wrong) for way, scores in found.items()],
-        examples=len(wrong),
-        mislabelled=int(wrong.sum()),
-        ranked_by=f"{name} self-influence",
-        note=_unseen(data, ways[name], found),
-    )
-
-
-def _unseen(data: Digits, weights: Weights | None, found: dict[str, Tensor]) -> str:
-    """The areas without the digits that self-retrieval looked at, labels and all."""
-    if weights is None:
-        return ""
-    seen, wrong = set(weights.query_digests), data.mislabelled
-    free = torch.tensor([digest not in seen for digest in Rows(data.train).digests()])
-    areas = [f"{RocCurve.from_scores(way, s[free], wrong[free]).auc:.3f} {way}" for way, s in found.items()]
-    return (
-        f"Weights saw {int((~free).sum()):,} of these digits with their labels; among the other {int(free.sum()):,} "
-        f"the area under the curve is {' and '.join(areas)}."
-    )
 
 
 def _agreement(scores: GroupScores, ways: Ways, data: Digits) -> Table:
@@ -166,7 +140,11 @@ def _cards(data: Digits, labels: MislabelPanel, right: float, clock: Clock) -> l
     seconds = sum(step.seconds for step in clock.steps)
     return [
         Card("Held-out accuracy", f"{right:.1%}", "with one training label in ten wrong"),
-        Card("Wrong labels found", f"{labels.hits} of 40", "among the 40 most self-influential digits"),
+        Card(
+            "Wrong labels found",
+            f"{labels.hits} of {SUSPECTS}",
+            f"among the {SUSPECTS} most suspicious digits",
+        ),
         Card(
             "AUC of finding them",
             f"{last.auc:.3f}",

@@ -5,8 +5,10 @@ The initial noise of an image follows from its own seed, so that it does not dep
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from unde import console
+from unde.diffusion import saved
 from unde.errors import UndeError
 from unde.features.guard import untouched
 from unde.features.units import placement
@@ -41,8 +44,46 @@ class Samples:
         """Columns to hand to an index; with `journey` the trajectories too, for Journey-TRAK."""
         columns = {"latents": self.latents, **self.given}
         if journey:
+            if not self.trajectory.shape[1]:
+                raise UndeError(
+                    "these samples were saved without their trajectories, which Journey-TRAK follows: sample them "
+                    "again, and save them with journey=True"
+                )
             columns |= {"trajectory": self.trajectory, "timesteps": self.timesteps}
         return columns
+
+    def save(self, path: str | os.PathLike[str], journey: bool = True) -> None:
+        """Into a folder, to be asked about later: `Samples.load`, or `--queries FOLDER` on the command line.
+
+        `journey=False` leaves the trajectories out, which take most of the room and which Journey-TRAK alone needs.
+        """
+        kept = {"latents": self.latents, **{saved.GIVEN + name: t for name, t in self.given.items()}}
+        if journey and self.trajectory.shape[1]:
+            kept |= {"trajectory": self.trajectory, "timesteps": self.timesteps}
+        saved.write(Path(path).expanduser(), kept, {"seeds": self.seeds, "prompts": self.prompts})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Samples:
+        """What `save` has kept, bit for bit. Folders that are damaged or hold something else are refused."""
+        folder = Path(path).expanduser()
+        tensors, about = saved.read(folder)
+        seeds: Any = about.get("seeds")
+        prompts, latents = about.get("prompts"), tensors.get("latents")
+        given = {k.removeprefix(saved.GIVEN): t for k, t in tensors.items() if k.startswith(saved.GIVEN)}
+        if (
+            latents is None
+            or latents.dim() != 4
+            or not _list_of(int, seeds)
+            or not (prompts is None or _list_of(str, prompts))
+            or {len(some) for some in (seeds, prompts or seeds, *tensors.values())} != {len(latents)}
+        ):
+            raise UndeError(
+                f"the samples in {folder} are damaged (their parts do not fit): sample them again"
+            )
+        none = latents.new_empty(len(seeds), 0, *latents.shape[1:])
+        trajectory = tensors.get("trajectory", none)
+        timesteps = tensors.get("timesteps", torch.empty(len(seeds), 0, dtype=torch.long))
+        return cls(latents, trajectory, timesteps, seeds, given, prompts)
 
     @torch.no_grad()
     def images(self, vae: Any = None, batch_size: int = 16) -> Tensor:
@@ -127,6 +168,10 @@ def _predicted(
     out = model(torch.cat([x, x]), torch.cat([when, when]), **both)
     plain, guided = prediction(out, x.shape[1]).chunk(2)
     return plain + guidance * (guided - plain)
+
+
+def _list_of(kind: type, found: Any) -> bool:
+    return isinstance(found, list) and all(isinstance(one, kind) for one in found)
 
 
 def _noise(seed: int, shape: Sequence[int]) -> Tensor:

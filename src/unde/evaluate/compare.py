@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from unde.evaluate._arrays import Array
 from unde.evaluate.estimate import Estimate, paired
 from unde.evaluate.lds import lds
+from unde.scores.arrays import as_scores
 from unde.scores.roles import Learned, refuse_seen, refuse_training
 
 W = TypeVar("W", bound=Learned)
@@ -68,10 +69,17 @@ class Comparison:
 
 
 def compare(
-    scores: Scored[W], weights: W, masks: Array, utility: Array, *, bootstrap: int = 1000, seed: int = 0
+    scores: Scored[W] | Array,
+    weights: W,
+    masks: Array,
+    utility: Array,
+    *,
+    bootstrap: int = 1000,
+    seed: int = 0,
 ) -> Comparison:
     """LDS of the same scores without and with weights, on queries that the weights have never seen.
 
+    `scores` are those of an index, or of another library, as an array (Q, N, M) or `unde.scores.from_arrays`.
     `masks` (S, N) and `utility` (S, Q) are those of `lds`. Queries that the weights were learned on are
     refused, since on them the weights look better than they are, and so are training examples. The subsets
     are resampled `bootstrap` times, the same draws for both, so that the intervals also cover the noise of
@@ -91,9 +99,10 @@ def compare(
     >>> result.difference.mean > 0.2
     True
     """
-    refuse_training(scores)
-    checked = refuse_seen(scores.query_digests, weights)
+    found: Any = as_scores(scores)
+    refuse_training(found)
+    checked = refuse_seen(found.query_digests, weights) if isinstance(weights, Learned) else False
     unweighted, weighted = (
-        lds(scores.total(weights=w), masks, utility, bootstrap=bootstrap, seed=seed) for w in (None, weights)
+        lds(found.total(weights=w), masks, utility, bootstrap=bootstrap, seed=seed) for w in (None, weights)
     )
     return Comparison(unweighted, weighted, checked)

@@ -11,6 +11,8 @@ from scipy.special import stdtrit  # Student's t quantiles; scipy.stats is slow 
 
 from unde.errors import UndeError
 from unde.evaluate._arrays import numbers
+from unde.markup import Child
+from unde.notebook import facts, interval
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,6 +122,16 @@ class Estimate:
 
     def __repr__(self) -> str:
         return f"Estimate({self})"
+
+    def _repr_html_(self) -> str:
+        known = self.per_query[~np.isnan(self.per_query)]
+        half = self.ci95_total or self.ci95
+        low, high = min(known.min(), self.mean), max(known.max(), self.mean)
+        found: dict[str, Child] = {"mean": str(self)}
+        if not math.isnan(half):
+            found["95 % interval"] = interval(self.mean, half, float(low), float(high))
+        found["queries"] = f"{len(known):,}, from {low:.3g} to {high:.3g}"
+        return facts("Estimate", found)
 
     def __format__(self, spec: str) -> str:
         if not spec:

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Protocol, runtime_checkable
 
 import numpy as np
+from torch import Tensor
 
 from unde.errors import UndeError
 from unde.evaluate._arrays import Array, booleans, finite, numbers
 from unde.evaluate.estimate import Estimate, SubsetBootstrap
+from unde.scores.roles import refuse_training
 
 FEWEST_SUBSETS_TO_RESAMPLE = 8  # fewer, and a draw that repeats a single subset is no longer rare
 _BLOCK_BYTES = 64 * 2**20
 
 
-def lds(total_scores: Array, masks: Array, utility: Array, *, bootstrap: int = 0, seed: int = 0) -> Estimate:
+@runtime_checkable
+class Totalled(Protocol):
+    """Scores of an index, or `unde.scores.from_arrays`."""
+
+    def total(self) -> Tensor: ...
+
+
+def lds(
+    total_scores: Array | Totalled, masks: Array, utility: Array, *, bootstrap: int = 0, seed: int = 0
+) -> Estimate:
     """Spearman's ρ, for each query, between predicted and actual outcomes of retraining on subsets.
 
-    `total_scores` (Q, N) are the scores of N training examples for Q queries. Row s of `masks` (S, N) says
-    which examples the s-th retrained model saw, and row s of `utility` (S, Q) how well it did on each query:
-    higher is better, so pass −loss. The prediction for a subset is the sum of the scores of its examples.
+    `total_scores` (Q, N) are the scores of N training examples for Q queries, or scores that have them as their
+    `total()`, of which queries that are training examples are refused. Row s of `masks` (S, N) says which examples the
+    s-th retrained model saw, and row s of `utility` (S, Q) how well it did on each query: higher is better, so pass
+    −loss. The prediction for a subset is the sum of the scores of its examples.
 
     Ties have average ranks. Where ρ is not defined, what is missing decides. A utility that is the same for
     all subsets leaves nothing to predict, for any method: the query is undefined and left out (see
@@ -35,6 +48,9 @@ def lds(total_scores: Array, masks: Array, utility: Array, *, bootstrap: int = 0
     >>> lds(scores, masks, utility).per_query.round(3)
     array([1.   , 0.866])
     """
+    if isinstance(total_scores, Totalled):
+        refuse_training(total_scores)
+        total_scores = total_scores.total()
     total = numbers(total_scores, "total_scores", "(Q, N)")
     chosen = booleans(masks, "masks", "(S, N)")
     actual = numbers(utility, "utility", "(S, Q)").astype(np.float64)

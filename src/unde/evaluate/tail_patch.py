@@ -26,7 +26,11 @@ from unde.evaluate.estimate import Estimate
 from unde.execution import Executor, Job, ending, named, shown
 from unde.features.guard import untouched
 from unde.recipe import Recipe
+from unde.scores import Top
+from unde.scores.roles import refuse_shared, shared
+from unde.store.remote import Place, place
 from unde.store.scratch import Results
+from unde.store.scratch import scratch as scratch_in
 from unde.tasks import CausalLM, Task
 
 
@@ -58,7 +62,7 @@ def tail_patch(
     task: Task,
     train_data: Any,
     queries: Any,
-    top_indices: Array,
+    top_indices: Array | Top,
     *,
     optimizer: Factory,
     optimizer_state: Mapping[str, Any] | None = None,
@@ -68,13 +72,15 @@ def tail_patch(
     collate: Collate | None = None,
     executor: str | Executor = "serial",
     recipe: str | Recipe | None = None,
+    scratch: str | Place | None = None,
 ) -> TailPatch:
     """The change of each query's log-probability when the model takes one step on the query's proponents.
 
-    Row q of `top_indices` (Q, k) names the k training examples of query q: `scores.top(k).indices`, or
+    Row q of `top_indices` (Q, k) names the k training examples of query q: `scores.top(k)` or its indices, or
     `random_indices` for the random baseline. They form one batch, whose loss is the mean of `task.loss` (so a
     `CausalLM` should have the reduction of training); `micro_batch` of them run at a time, and their gradients
-    add up to those of the whole batch. The paper takes k as large as the batches of training, or 1.
+    add up to those of the whole batch. The paper takes k as large as the batches of training, or 1. Queries that are
+    training examples are refused: by what the index of a `scores.top(k)` knows, and where a proponent is the same.
 
     The step should be the one that training would have taken next. `optimizer` makes the optimizer from the
     list of trainable parameters (`torch.optim.AdamW`, or a function that also sets betas and weight decay);
@@ -89,14 +95,15 @@ def tail_patch(
     the model, memory is taken for its weights, gradients and optimizer state once more.
 
     With an `executor` such as "processes:4" queries are shared out to processes that make the model by the `recipe`,
-    as in `Index.build`; `optimizer` must then be a function that can be imported. What they find goes through the
-    folder for temporary files, which must be one that all of them see.
+    as in `Index.build`; `optimizer` must then be a function that can be imported. What they find goes through a folder
+    that all of them must see: `scratch`, such as that of the index, or else the one for temporary files.
 
     >>> from unde.tasks import Classification
     >>> _ = torch.manual_seed(0)
     >>> model, x, y = nn.Linear(3, 2), torch.randn(6, 3), torch.tensor([0, 1, 0, 1, 0, 1])
+    >>> near = (x[:2] + 0.1, y[:2])
     >>> result = tail_patch(
-    ...     model, Classification(), (x, y), (x[:2], y[:2]), [[0, 2], [1, 3]], optimizer=torch.optim.SGD, lr=0.1
+    ...     model, Classification(), (x, y), near, [[0, 2], [1, 3]], optimizer=torch.optim.SGD, lr=0.1
     ... )
     >>> bool((result.summed.per_query > 0).all())
     True
@@ -108,9 +115,12 @@ def tail_patch(
             f"max_grad_norm is {max_grad_norm}: expected a positive norm, or None for no clipping"
         )
     train, asked = (Rows(data, collate or own_collate(task.collate, data)) for data in (train_data, queries))
-    top = _checked(top_indices, len(asked), len(train))
+    top = _checked(
+        top_indices.indices if isinstance(top_indices, Top) else top_indices, len(asked), len(train)
+    )
     if not any(p.requires_grad for p in model.parameters()):
         raise UndeError("no parameter of the model requires grad: there is nothing that a step could change")
+    _refuse_trained_on(top_indices, model, asked, train, top)
     given = Given(model, task, train, recipe=Recipe(recipe) if isinstance(recipe, str) else recipe)
     patch = Patch(given, queries=asked, top=top, optimizer=optimizer, state=optimizer_state, lr=lr,
                   micro_batch=micro_batch, max_grad_norm=max_grad_norm)  # fmt: skip
@@ -120,14 +130,34 @@ def tail_patch(
     runs = named(executor)
     with (
         ending(executor, runs),
-        nullcontext() if runs.here else tempfile.TemporaryDirectory(prefix="unde-") as folder,
+        nullcontext() if runs.here else _folder(scratch) as folder,
     ):
-        patch.results.folder = None if folder is None else Path(folder)
+        patch.results.folder = folder
         for (q,) in shown(
             runs, patch_one, patch, jobs, "tail-patch", called="query {0[0]}".format, unit="queries"
         ):
             change[q], tokens[q] = patch.results.take((q,))["found"].tolist()
     return TailPatch(per_token=Estimate(100 * change / tokens), summed=Estimate(change))
+
+
+@contextmanager
+def _folder(scratch: str | Place | None) -> Generator[Place]:
+    """Where results are handed over, gone afterwards."""
+    if scratch is not None:
+        with scratch_in(place(scratch)) as made:
+            yield made
+        return
+    with tempfile.TemporaryDirectory(prefix="unde-") as temporary:
+        yield Path(temporary)
+
+
+def _refuse_trained_on(top: Any, model: nn.Module, asked: Rows, train: Rows, indices: np.ndarray) -> None:
+    """Raises if queries are training examples: a step on a query itself says nothing about its proponents."""
+    if isinstance(top, Top) and top.trained_on is not None:
+        refuse_shared(len(top.trained_on()), "queries", "the training data")
+    with untouched(model):  # reading may draw random numbers
+        found = shared(asked.digests(), train.digests(np.unique(indices).tolist()))
+    refuse_shared(len(found), "queries", "the training data")
 
 
 # --- one query ------------------------------------------------------------------------------------------

@@ -17,13 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unde.data import to_device
+from unde.data import map_tensors, to_device
 from unde.errors import UndeError
 from unde.features import fallback
+from unde.features.attach import attach
 from unde.features.factors import Factors
 from unde.features.guard import untouched
+from unde.features.later import Later, Pending
 from unde.features.layers import Rule
-from unde.features.layers.base import fold, outer
+from unde.features.layers.base import Call, fold, outer
 from unde.features.memory_format import channels_last
 from unde.features.meter import Meter
 from unde.features.units import Unit, placement
@@ -54,6 +56,7 @@ class Coverage:
 
     uses: list[Use] = field(default_factory=list)
     expanded: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    later: list[str] = field(default_factory=list)
     vmapped: list[str] = field(default_factory=list)
     looped: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)  # no gradient on the examples tried
@@ -94,7 +97,7 @@ class Collector:
     ) -> None:
         self.model, self.task, self.units, self.coverage, self.measure = model, task, units, coverage, measure
         self.factors, self.emit, self.many = factors, emit, many
-        self._mask: Tensor | None = None
+        self._mask: Tensor | Sequence[Tensor] | None = None
         self.device, self.dtype = placement(model)
         self.width = units[-1].stop if units and emit else 0
         self._by_name = {u.name: u for u in units}
@@ -110,9 +113,7 @@ class Collector:
             if self.many:
                 stack.enter_context(channels_last(self.model))
             for use in self.coverage.uses:
-                hook = partial(self._on_forward, use)
-                handle = use.module.register_forward_hook(hook, with_kwargs=True)
-                stack.callback(handle.remove)
+                stack.callback(attach(use, partial(self._on_forward, use)))
             self._stack = stack.pop_all()
         return self
 
@@ -163,18 +164,21 @@ class Collector:
         self._mask = self.task.mask(batch) if self.factors is not None else None
         shapes = self.coverage.expanded if self.emit else {}
         copies = fallback.expanded_copies(self.model, shapes, len(ids))
+        later = Later(self.model, self.coverage.later if self.emit else [], len(ids))
+        swapped = {**copies, **later.swapped}
         parameters = dict(self.model.named_parameters())
         watched = {n: parameters[n].requires_grad_(True) for n in self.coverage.unused if n in self._loose}
         try:
             if self._wrapped.beside:
-                values, kept = self._wrapped.values_and_beside(copies, batch, ids)
+                values, kept = self._wrapped.values_and_beside(swapped, batch, ids)
                 beside += kept
             else:
-                values = self._wrapped.values(copies, batch, ids)
+                values = self._wrapped.values(swapped, batch, ids)
             if values.requires_grad:
-                wanted = [self._anchor, *copies.values(), *watched.values()]
+                wanted = [self._anchor, *copies.values(), *watched.values(), *later.leaves]
                 grads = torch.autograd.grad(values.sum(), wanted, allow_unused=True)[1:]
-                for name, g in zip(copies, grads):
+                found = [*zip(copies, grads), *later.gradients(grads[len(copies) + len(watched) :])]
+                for name, g in found:
                     if g is not None:
                         unit = self._by_name[name]
                         features[:, unit.columns] += unit.projection(g.flatten(1)).to(self.dtype)
@@ -206,14 +210,20 @@ class Collector:
             return None
         if use.layout is None:
             raise _woken(f"module {use.name!r}")
-        x = (args[0] if args else next(iter(kwargs.values()))).detach()
+        if isinstance(output, Pending):
+            raise NotImplementedError(f"a parameter reaches module {use.name!r} before it meets an example")
+        if use.rule.whole:
+            x: Any = Call(_detached(args), _detached(dict(kwargs)), partial(arranged, use, self._batch))
+        else:
+            x = (args[0] if args else next(iter(kwargs.values()))).detach()
         # In-place operations on a view would lose its hook; nobody else holds the tensor behind this one.
         fresh = torch.ops.aten._unsafe_view(output, output.shape) if output._is_view() else output
         if not fresh.requires_grad:
             fresh = GraphStart.apply(fresh, self._anchor)
         if use.layout == SHARED:
-            x, fresh = share(x, self._batch, use.lone), share(fresh, self._batch, use.lone)
-        x = front(x, use, self._batch)
+            fresh = share(fresh, self._batch, use.lone)
+        if not use.rule.whole:
+            x = arranged(use, self._batch, x)
         with torch.no_grad():
             kept = use.rule.forward(x, fresh, self._batch)
         fresh.register_hook(partial(self._on_backward, use, kept))
@@ -234,7 +244,7 @@ class _Out:
     features: Tensor | None  # (B, D)
     batch: int
     factors: Factors | None
-    mask: Tensor | None
+    mask: Tensor | Sequence[Tensor] | None
 
     def add(self, parameter: str, feature: Tensor) -> None:
         if self.features is not None:
@@ -251,6 +261,15 @@ def share(x: Tensor, batch: int, lone: bool) -> Tensor:
     """(1, ...) with a lone axis for examples, or (...) without one → (B, ...), without copying."""
     x = x if lone and x.shape[0] == 1 else x.unsqueeze(0)
     return x.expand(batch, *x.shape[1:])
+
+
+def arranged(use: Use, batch: int, x: Tensor) -> Tensor:
+    """What a module got or gave, its examples in front."""
+    return front(share(x, batch, use.lone) if use.layout == SHARED else x, use, batch)
+
+
+def _detached(tree: Any) -> Any:
+    return map_tensors(tree, Tensor.detach)
 
 
 def front(x: Tensor, use: Use, batch: int) -> Tensor:

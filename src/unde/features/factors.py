@@ -45,13 +45,16 @@ class Factors:
             for name, pair in sizes.items()
         }
 
-    def add(self, name: str, left: Tensor, right: Tensor, mask: Tensor | None) -> None:
-        """Factors (B·n, T, ·) of one use of the parameter; `mask` (B, T) where positions may not count."""
+    def add(self, name: str, left: Tensor, right: Tensor, mask: Tensor | Sequence[Tensor] | None) -> None:
+        """Factors (B·n, T, ·) of one use of the parameter; `mask` (B, T) where positions may not count; several for
+        sequences of several lengths."""
+        masks = [] if mask is None else [mask] if isinstance(mask, Tensor) else mask
         for total, x in zip(self.sums.get(name, ()), (left, right)):
             if total is None:
                 continue
-            if mask is not None and mask.shape == x.shape[:2]:
-                x = x * mask.unsqueeze(-1)
+            fits = next((m for m in masks if m.shape == x.shape[:2]), None)
+            if fits is not None:
+                x = x * fits.unsqueeze(-1)
             rows = x.reshape(-1, x.shape[-1]).to(total.dtype)
             total.addmm_(rows.T, rows)
 

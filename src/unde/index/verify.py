@@ -17,7 +17,7 @@ from unde.store import layout
 from unde.store.files import PARTIAL
 from unde.store.living import told
 from unde.store.manifest import SCHEMA, Manifest
-from unde.store.reading import check_plain, read_json, signed
+from unde.store.reading import check_plain, checksum, read_bounded, read_json, signed
 from unde.store.remote import Place, Unreachable, there
 from unde.store.shards import ShardError, read_shard
 from unde.store.verified import DAMAGED, FOREIGN, MISSING, Verified
@@ -134,6 +134,22 @@ def _names(folder: Place, found: Verified, manifest: Manifest | None, changing: 
             except OSError as e:
                 found.report(folder / name, FOREIGN, e.strerror, layout.restored(name))
     _source(folder / layout.SOURCE, found)
+    _run(folder / layout.RUN, found)
+
+
+def _run(path: Place, found: Verified) -> None:
+    if not there(path, links=True) or path.is_symlink():
+        return
+    try:
+        text, _, noted = read_bounded(path).decode().rpartition(layout.CHECKSUM)
+        if noted != f"{checksum(text)}\n":
+            raise ValueError("its content does not match its checksum")
+    except Unreachable:
+        raise
+    except (OSError, ValueError) as e:
+        found.report(path, DAMAGED, e, layout.restored(layout.RUN))
+        return
+    found.found(path)
 
 
 def _source(path: Place, found: Verified) -> None:

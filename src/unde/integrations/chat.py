@@ -62,9 +62,8 @@ def conversation(record: Record, field: str, tokenizer: Any) -> Marked:
     for turn in (i for i, m in enumerate(messages) if m["role"] == ASSISTANT):
         start = _opening(record, render, messages[:turn], text)
         upto = render(messages[: turn + 1], False)
-        if not text.startswith(upto):
-            raise _rewrites(record)
-        spans.append((start, len(upto)))
+        stop = len(upto) if text.startswith(upto) else _closing(record, messages[turn], start, upto, text)
+        spans.append((start, stop))
     return _tokens(tokenizer, text, spans, special=False)
 
 
@@ -158,6 +157,17 @@ def _opening(
         return len(closed)
     # A header may promise what this answer does not have, such as room for thoughts: as far as they agree.
     return max(len(closed), _agreeing(render(before, True), text))
+
+
+def _closing(record: Record, message: dict[str, Any], start: int, alone: str, text: str) -> int:
+    """Where a turn ends that is written otherwise when it is the last one, with its thoughts for example: behind its
+    content, and what `alone` has behind that."""
+    said = message.get("content", "").strip()
+    at = text.find(said, start) if said and said in alone else -1
+    if at < 0:
+        raise _rewrites(record)
+    stop, end = at + len(said), alone[alone.rindex(said) + len(said) :]
+    return stop + len(end) if text.startswith(end, stop) else stop
 
 
 def _tokens(tokenizer: Any, text: str, spans: list[tuple[int, int]], special: bool) -> Marked:

@@ -134,14 +134,19 @@ class Source:
         trusted = {_TRUST: True} if self.trust_remote_code else {}
         return Recipe("unde.integrations.source:made", self.said | trusted)
 
-    def remember(self, index: Place) -> None:
-        """Keep this in the folder of an index, with paths that hold from any working folder."""
+    def lasting(self) -> dict[str, Any]:
+        """What is remembered, with paths that hold from any working folder."""
         settings: dict[str, Any] = asdict(self)
         del settings[_TRUST]
         for name in ("model", "data", "checkpoints"):
             if settings[name] is not None:
                 path = Path(settings[name]).expanduser()
                 settings[name] = str(path.absolute()) if path.exists() else settings[name]
+        return settings
+
+    def remember(self, index: Place) -> None:
+        """Keep this in the folder of an index."""
+        settings = self.lasting()
         if self.target is not None:
             settings["made_by"] = _made_by(self.target)
         settings["checksum"] = signature(settings)

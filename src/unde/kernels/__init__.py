@@ -1,6 +1,20 @@
 """Similarity kernels K: objects that are settled on sizes, fitted to features in rounds, and applied to rows."""
 
-from unde.kernels.base import Fitted, InMemory, Kernel, Needs, Part, Sizes, Source, fitting
+from unde.kernels.base import (
+    Fitted,
+    InMemory,
+    Kernel,
+    Moments,
+    Needs,
+    Part,
+    Round,
+    Settled,
+    Sizes,
+    Source,
+    chunks,
+    fitting,
+    read,
+)
 from unde.kernels.ekfac import EKFACKernel
 from unde.kernels.gram import Gram
 from unde.kernels.identity import Identity
@@ -12,9 +26,14 @@ __all__ = [
     "Identity",
     "InMemory",
     "Kernel",
+    "Moments",
     "Needs",
     "Part",
+    "Round",
+    "Settled",
     "Sizes",
     "Source",
+    "chunks",
     "fitting",
+    "read",
 ]

@@ -207,18 +207,19 @@ class Settled(Protocol):
     @property
     def blocks(self) -> Sequence[Sequence[slice]] | None:
         """Columns that K mixes among themselves; None: all of them."""
-        ...
+        return None
 
     @property
-    def rounds(self) -> Sequence[Round]: ...
+    def rounds(self) -> Sequence[Round]:
+        return ()
 
     def fit(self, moments: Moments, source: Source) -> Fitted: ...
 
-    def needs(self) -> Needs: ...
+    def needs(self) -> Needs:
+        return Needs()
 
     def check(self, memory: int) -> None:
         """Raises if the budget does not hold what fitting needs."""
-        ...
 
 
 class Kernel(Protocol):

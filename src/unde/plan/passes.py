@@ -214,7 +214,7 @@ class _Names(Factors):
         super().__init__({}, *placement(model))
         self.met: set[str] = set()
 
-    def add(self, name: str, left: Tensor, right: Tensor, mask: Tensor | None) -> None:
+    def add(self, name: str, left: Tensor, right: Tensor, mask: Any) -> None:
         self.met.add(name)
 
 

@@ -25,7 +25,7 @@ from unde.features.units import Unit, placement
 from unde.projection import Projection, Spec, feature_size
 from unde.tasks.base import Task
 from unde.tasks.cutting import recut
-from unde.tasks.language import _arguments
+from unde.tasks.tokens import arguments
 
 Batches = Callable[[int], Any]  # how many examples → a batch of them
 
@@ -82,7 +82,7 @@ def batches_like(example: Any) -> Batches:
 def tokens(model: nn.Module, length: int) -> dict[str, Any]:
     """A batch of one text, for a language model."""
     batch: dict[str, Any] = {"input_ids": torch.empty(1, length, dtype=torch.long, device="meta")}
-    if "transformers" in sys.modules and "past_key_values" in _arguments(model):
+    if "transformers" in sys.modules and "past_key_values" in arguments(model):
         from transformers import DynamicCache
 
         class Empty(DynamicCache):

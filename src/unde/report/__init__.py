@@ -12,7 +12,8 @@ makes them of scores and weights, and `of_index` a whole page of what an index s
 from unde.report.contributors import Mark
 from unde.report.heatmap import HeatmapPanel
 from unde.report.items import Item, Scored
-from unde.report.mislabel import MislabelPanel, RocCurve
+from unde.report.meaning import Meaning, meaning
+from unde.report.mislabel import MislabelPanel, RocCurve, Said
 from unde.report.page import Page
 from unde.report.queries import QueryPanel, Row
 from unde.report.tables import Card, Step, Table
@@ -24,15 +25,18 @@ __all__ = [
     "HeatmapPanel",
     "Item",
     "Mark",
+    "Meaning",
     "MislabelPanel",
     "Page",
     "QueryPanel",
     "RocCurve",
     "Row",
+    "Said",
     "Scored",
     "Step",
     "Table",
     "TrustCurve",
     "TrustPanel",
     "WeightsPanel",
+    "meaning",
 ]

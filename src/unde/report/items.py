@@ -230,7 +230,7 @@ def prompt_of(item: Item) -> Html | None:
     return el("span", {"class": "caption", "title": item.prompt, "dir": "auto"}, item.prompt)
 
 
-DIFFERS = mark("differs", "≠", "other label", "its label differs from the query's")
+DIFFERS = mark("differs", "≠", "other label", "its label is not the one asked about")
 MISLABELLED = mark("mislabelled", "!", "mislabelled", "its label is known to be wrong")
 
 
@@ -262,25 +262,28 @@ def example(
     largest: float,
     marks: Sequence[Html] = (),
     state: str = "",
+    facts: Html | None = None,
 ) -> Html:
-    """One example of a list, in the layout `kind`; `state` is an extra class for its frame."""
+    """One example of a list, in the layout `kind`; `state` is an extra class for its frame, `facts` stand in place of
+    its label."""
     item = scored.item
     signs = el("span", {"class": "marks"}, marks) if marks else None
-    label, value = [label_of(item), prompt_of(item)], score_of(scored, largest)
+    label, value = None if facts else [label_of(item), prompt_of(item)], score_of(scored, largest)
     if kind == "image":
+        name = el("span", {"class": "id"}, item.name) if facts else None
         return el(
             "li",
             {"class": f"example thumb {state}".strip()},
             el("span", {"class": "frame"}, picture(item, "training example"), signs),
-            el("span", {"class": "about"}, label, value),
+            el("div" if facts else "span", {"class": "about"}, name, label, value, facts),
         )
     name = el("span", {"class": "id"}, item.name)
     line = el("span", {"class": "about"}, name, el("span", {"class": "what"}, label, signs), value)
     if kind == "id":
-        return el("li", {"class": f"example plain {state}".strip()}, line)
+        return el("li", {"class": f"example plain {state}".strip()}, line, facts)
     if scored.tokens is not None:
         words: Html | None = shaded_passage(scored.tokens)
     else:
         words = passage(item.text) if item.text is not None else None
     body = [picture(item, "training example") if item.image is not None else None, words]
-    return el("li", {"class": f"example reading {state}".strip()}, line, body)
+    return el("li", {"class": f"example reading {state}".strip()}, line, body, facts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,9 +12,14 @@ from unde.data import to_numpy
 from unde.errors import UndeError
 from unde.evaluate import mislabel_auc
 from unde.report.html import Html, count, el, mark, number
-from unde.report.items import Scored, example, kind_of, largest_score
+from unde.report.items import Scored, example, kind_of, label_text, largest_score, same
 from unde.report.svg import Line, line_key, roc_plot
 
+NEIGHBOURS = (
+    "Below each one: the label it carries, what the model says, and the labels of the training examples nearest to it. "
+    "Proponents pull the model the same way, opponents the other way: where a label is wrong, opponents often carry "
+    "the right one. A rare or hard example is suspicious too, so look before you change a label."
+)
 HIT = mark("hit", "✓", "found", "the label is indeed wrong")
 MISS = mark("miss", "–", "label is right", "the label is not known to be wrong")
 
@@ -63,12 +69,40 @@ class RocCurve:
         return cls(name, misses[corner] / misses[-1], hits[corner] / hits[-1], mislabel_auc(values, wrong))
 
 
+@dataclass(frozen=True)
+class Said:
+    """What others say of an example: the model, and the training examples nearest to it, by the labels they carry.
+
+    >>> Said("dog", ["cat", "cat", "fox"], ["dog", "dog", "dog"]).against
+    '3 × dog'
+    """
+
+    predicted: int | str
+    proponents: Sequence[int | str] = ()  # that pull the model the same way, the strongest first
+    opponents: Sequence[int | str] = ()  # that pull against it
+
+    @property
+    def along(self) -> str:
+        return _tally(self.proponents)
+
+    @property
+    def against(self) -> str:
+        return _tally(self.opponents)
+
+
+def _tally(labels: Sequence[int | str]) -> str:
+    """Labels with how often each is there, the commonest first."""
+    counted = Counter(map(label_text, labels)).most_common()
+    return ", ".join(f"{n} × {label}" for label, n in counted)
+
+
 @dataclass(frozen=True, eq=False)
 class MislabelPanel:
     """The most suspicious training examples, most suspicious first, and the curves of the ranking.
 
     `mislabelled` is how many of the `examples` are known to be wrong; leave it None where the truth is not
-    known, and the wall shows suspects without a verdict. An example is a hit if its item is mislabelled.
+    known, and the wall shows suspects without a verdict. An example is a hit if its item is mislabelled. `said` is what
+    the model and its neighbours say of each of those found.
 
     >>> from unde.report import Item
     >>> panel = MislabelPanel([Scored(Item(4, label=3, true_label=8), 5.1)], examples=100, mislabelled=10)
@@ -82,6 +116,11 @@ class MislabelPanel:
     mislabelled: int | None = None
     ranked_by: str = "self-influence"
     note: str = ""
+    said: Sequence[Said] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.said) not in (0, len(self.found)):
+            raise UndeError(f"{len(self.said)} answers for {len(self.found)} suspects: expected one for each")
 
     @property
     def hits(self) -> int:
@@ -98,6 +137,7 @@ def mislabel_section(panel: MislabelPanel) -> Html:
         el("h2", {"id": "mislabelled-title"}, "Mislabelled examples" if known else "Suspected labels"),
         el("p", {"class": "lead"}, _in_words(panel)),
         el("p", {"class": "note"}, panel.note) if panel.note else None,
+        el("p", {"class": "lead"}, NEIGHBOURS) if panel.said else None,
         el("div", {"class": "detect"}, _curves(panel.curves), _wall(panel, known))
         if panel.curves
         else _wall(panel, known),
@@ -147,14 +187,42 @@ def _wall(panel: MislabelPanel, known: bool) -> Html | None:
     kind = kind_of(scored.item for scored in panel.found)
     largest = largest_score(panel.found)
     tiles = []
-    for scored in panel.found:
+    for position, scored in enumerate(panel.found):
         hit = scored.item.is_mislabelled
         marks = [HIT if hit else MISS] if known else []
-        tiles.append(example(scored, kind, largest, marks, ("hit" if hit else "miss") if known else ""))
+        state = ("hit" if hit else "miss") if known else ""
+        facts = _said(scored, panel.said[position]) if panel.said else None
+        tiles.append(example(scored, kind, largest, marks, state, facts))
     legend = el(
         "ul",
         {"class": "legend", "aria-label": "marks"},
         el("li", None, HIT, "wrong label found; given → true"),
         el("li", None, MISS, "false alarm: nothing wrong is known of it"),
     )
-    return el("div", None, legend if known else None, el("ol", {"class": f"examples wall as-{kind}"}, tiles))
+    cards = " cards-of" if panel.said else ""
+    return el(
+        "div", None, legend if known else None, el("ol", {"class": f"examples wall{cards} as-{kind}"}, tiles)
+    )
+
+
+def _said(scored: Scored, said: Said) -> Html:
+    """The labels in question, one below the other."""
+    item = scored.item
+    agrees = item.label is not None and same(item.label, said.predicted)
+    rows = [
+        ("given", None if item.label is None else label_text(item.label), ""),
+        ("predicted", label_text(said.predicted), "" if agrees else "other"),
+        ("proponents", said.along, ""),
+        ("opponents", said.against, ""),
+    ]
+    if item.true_label is not None and item.is_mislabelled:
+        rows.insert(1, ("really", label_text(item.true_label), ""))
+    return el(
+        "dl",
+        {"class": "facts said"},
+        [
+            el("div", {"class": kind or None}, el("dt", None, term), el("dd", {"dir": "auto"}, value))
+            for term, value, kind in rows
+            if value
+        ],
+    )

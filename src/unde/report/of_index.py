@@ -11,10 +11,13 @@ from unde import console
 from unde.data import Rows
 from unde.errors import UndeError
 from unde.index import Index
+from unde.index.labels import Answers
 from unde.index.self_retrieval import WeightNoise
 from unde.recipe import Setup
+from unde.report.meaning import meaning
 from unde.report.page import Page
 from unde.report.panels import Tokens, query_panels, trust_panel, weights_panels
+from unde.report.shown import Shown
 from unde.report.trust import TrustPanel
 from unde.scores import GroupScores
 from unde.version import __version__
@@ -35,15 +38,18 @@ def page_of(
     *,
     title: str,
     count: int = 5,
-    names: Sequence[str] | None = None,
+    names: Sequence[int | str] | None = None,
     contributors: Mapping[str, Any] | None = None,
     trust: bool = True,
+    answers: Answers | None = None,
+    labelled: bool = True,
 ) -> Page:
     """The `count` strongest proponents and opponents of each query: unweighted, and under each named set of weights.
 
     Tokens are shaded where the setup knows their text. `trust` adds how many training examples find themselves, which
     takes some hundred passes of the model. The rest is as in `query_panels`.
     """
+    shown = Shown(setup)
     ways: dict[str, Weights | None] = {UNWEIGHTED: None, **weights}
     count, shaded = min(count, scores.shape[1]), _has_tokens(setup)
     steps = 2 * count * len(ways) * len(queries)
@@ -58,6 +64,9 @@ def page_of(
             names=names,
             tokens=_tokens(index, setup, scores, advance) if shaded else None,
             contributors=contributors,
+            answers=answers,
+            labelled=labelled,
+            shown=shown,
         )
     return Page(
         title,
@@ -65,6 +74,8 @@ def page_of(
         queries=panels,
         weights=weights_panels(weights, scores.groups),
         trust=_trust(index, scores, weights) if trust else None,
+        meaning=meaning(scores.method, setup.task),
+        note=shown.what_is_missing,
         provenance={
             "unde": __version__,
             "index": str(index.folder),

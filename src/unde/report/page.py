@@ -10,7 +10,9 @@ from pathlib import Path
 from unde.errors import UndeError
 from unde.report.heatmap import HeatmapPanel, heatmaps_section
 from unde.report.html import Html, el
+from unde.report.meaning import Meaning
 from unde.report.mislabel import MislabelPanel, mislabel_section
+from unde.report.once import each_picture_once
 from unde.report.queries import QueryPanel, queries_section
 from unde.report.style import CSS
 from unde.report.tables import (
@@ -35,7 +37,8 @@ _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-ur
 class Page:
     """A report. Every part but the title may be left out; `write` makes one HTML file of it.
 
-    Several sets of weights over the same groups are a list, in which each has a name.
+    Several sets of weights over the same groups are a list, in which each has a name. `meaning` is what scores say, by
+    default what those of a loss do.
 
     >>> from unde.report import Item, Row, Scored
     >>> row = Row("unweighted", [Scored(Item(12, label="cat"), 0.8)], [Scored(Item(7, label="dog"), -0.3)])
@@ -55,6 +58,8 @@ class Page:
     tables: Sequence[Table] = ()
     steps: Sequence[Step] = ()
     provenance: Mapping[str, object] = field(default_factory=dict)
+    meaning: Meaning | None = None
+    note: str = ""
 
     def __post_init__(self) -> None:
         if len(self._weights) > 1:
@@ -94,10 +99,11 @@ class Page:
             el(
                 "main",
                 {"id": "main"},
-                _how_to_read(self.queries, bool(self._weights)) if len(self.queries) else None,
+                _how_to_read(self) if len(self.queries) else None,
                 [section for _, _, section in sections],
             ),
         )
+        body = each_picture_once(body)
         return f'<!doctype html>\n<html lang="en">\n{_head(self.title)}\n{body}\n</html>\n'
 
     def write(self, path: str | os.PathLike[str]) -> Path:
@@ -152,52 +158,59 @@ def _head(title: str) -> Html:
     )
 
 
-def _how_to_read(queries: Sequence[QueryPanel], weighted: bool) -> Html:
+def _how_to_read(page: Page) -> Html:
+    queries = page.queries
     rows = [row for panel in queries for row in panel.rows]
     generated = all(panel.query.prompt is not None for panel in queries)
+    told = page.meaning or (_OF_IMAGES if generated else _OF_LOSSES)
     asked = (
         "A query is an image that the model made from the prompt below it; beside it stand the training examples that "
         "mattered most to it. "
         if generated
-        else "A query is something the model was asked; beneath it stand the training examples that moved its answer "
+        else "A query is something the model was asked; beside it stand the training examples that moved its answer "
         "most. "
     )
     return el(
         "aside",
-        {"class": "reading-help", "aria-label": "how to read this page"},
-        el("h2", None, "How to read this page"),
+        {"class": "reading-help", "aria-labelledby": "reading-title"},
+        el("h2", {"id": "reading-title"}, "How to read this page"),
+        el("p", None, asked),
+        el("p", None, _signs(told, [row.signed for row in rows])),
         el(
             "p",
             None,
-            asked,
-            _signs(generated) if any(row.signed for row in rows) else None,
-            _squares() if not all(row.signed for row in rows) else None,
             "Each bar is a score relative to the largest one in its row; rows can have different units, so compare "
             "which examples are there and in what order, rather than the numbers.",
-            " A weighted row trusts some layers of the model more than others." if weighted else None,
+            " A weighted row trusts some layers of the model more than others." if page._weights else None,
+            f" {page.note}" if page.note else None,
         ),
     )
 
 
-def _signs(generated: bool) -> list[Html | str]:
-    # Methods for diffusion models need not differentiate the loss (D-TRAK does not), so less can be said there.
-    helps, hurts = (
-        ("by this method, training on it helped to make the image", "training on it worked against the image")
-        if generated
-        else ("training on it lowers the model’s loss on the query", "training on it raises that loss")
-    )
-    return [
-        "A ",
-        el("strong", {"class": "pro"}, "proponent ▲"),
-        f" has a positive score: {helps}. An ",
-        el("strong", {"class": "opp"}, "opponent ▼"),
-        f" has a negative score: {hurts}. ",
-    ]
+# Where nobody says which method it was. Those for diffusion models need not differentiate the loss.
+_OF_LOSSES = Meaning("training on it lowers the model’s loss on the query", "training on it raises that loss")
+_OF_IMAGES = Meaning(
+    "by this method, training on it helped to make the image", "training on it worked against the image"
+)
 
 
-def _squares() -> str:
-    return (
-        "Where not even the lowest score is negative, as with methods whose scores are squares, there are no "
-        "opponents: the highest scores are of examples that mattered, whichever way, the lowest of those that "
-        "hardly did. "
-    )
+def _signs(told: Meaning, signed: Sequence[bool]) -> list[Html | str]:
+    """What scores mean, by the method; where it has signs and the scores of some row do not, that is said too."""
+    note = f" {told.note}" if told.note else ""
+    if told.hurts is None:
+        return [el("strong", {"class": "high"}, "High scores ▲"), f": {told.helps}.{note}"]
+    words: list[Html | str] = []
+    if any(signed):
+        words += [
+            "A ",
+            el("strong", {"class": "pro"}, "proponent ▲"),
+            f" has a positive score: {told.helps}. An ",
+            el("strong", {"class": "opp"}, "opponent ▼"),
+            f" has a negative score: {told.hurts}.{note}",
+        ]
+    if not all(signed):
+        words.append(
+            " Where not even the lowest score is negative there are no opponents: the highest scores are of examples "
+            "that mattered, the lowest of those that hardly did."
+        )
+    return words

@@ -3,88 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
-from functools import cache
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from unde.data import Rows, to_device
-from unde.errors import UndeError, unknown
-from unde.features.guard import untouched
-from unde.features.units import placement
+from unde.data import Rows
+from unde.errors import UndeError
+from unde.index.labels import Answers
 from unde.index.self_retrieval import summary
 from unde.index.trust import Trust
 from unde.recipe import Setup
+from unde.report.classes import answers_to, named
 from unde.report.contributors import checked, marks_for
-from unde.report.items import Item, Scored
+from unde.report.items import Item, Scored, same
 from unde.report.queries import QueryPanel, Row
+from unde.report.shown import Shown
+from unde.report.shown import as_item as as_item
 from unde.report.trust import TrustCurve, TrustPanel
 from unde.report.weights import WeightsPanel
 from unde.scores import GroupScores, Top
-from unde.tasks import Classification
 from unde.weights import Weights
 
-Show = Callable[[Any], Any]
-_SHOWN = [f.name for f in fields(Item) if f.name != "id"]
 Tokens = Callable[[int, int, Weights | None], Sequence[float] | Tensor | None]  # of query, example, weights
-
-
-def as_item(example: Any, name: int | str, show: Show | None = None) -> Item:
-    """How an example is shown: by the user's `show`, or as the image or text that it plainly is.
-
-    >>> as_item({"text": "to be or not to be"}, 3).kind
-    'text'
-    """
-    shown = show(example) if show is not None else _guess(example)
-    if isinstance(shown, str):
-        return Item(name, text=shown)
-    if isinstance(shown, Mapping):
-        for key in shown:
-            if key not in _SHOWN:
-                raise unknown("key in what Setup.show returns", key, _SHOWN)
-        return Item(name, **shown)
-    if isinstance(shown, (Tensor, np.ndarray)):
-        return Item(name, image=shown)
-    return Item(name)
-
-
-def _guess(example: Any) -> Any:
-    if isinstance(example, Mapping) and isinstance(example.get("text"), str):
-        return {"text": example["text"], "label": _label(example.get("label"))}
-    if isinstance(example, (tuple, list)) and len(example) == 2:
-        image = example[0] if _is_image(example[0]) else None
-        return {"image": image, "label": _label(example[1])}
-    return example if _is_image(example) else None
-
-
-def _is_image(x: Any) -> bool:
-    if not isinstance(x, (Tensor, np.ndarray)) or x.ndim not in (2, 3):
-        return False
-    return x.ndim == 2 or x.shape[0] in (1, 3) or x.shape[-1] in (1, 3)
-
-
-def _label(y: Any) -> int | str | None:
-    if isinstance(y, (Tensor, np.ndarray, np.generic)):
-        return y.item() if getattr(y, "size", 1) == 1 or (isinstance(y, Tensor) and y.numel() == 1) else None
-    return y if isinstance(y, (int, str)) else None
 
 
 def predictions(setup: Setup, queries: Rows) -> list[int] | None:
     """The classes a classifier gives the queries; None for other tasks."""
-    if not isinstance(setup.task, Classification):
-        return None
-    device, _ = placement(setup.model)
-    with untouched(setup.model), torch.no_grad():
-        logits = [
-            setup.task.logits(
-                setup.model, to_device(queries.batch(range(a, min(a + 64, len(queries)))), device)
-            )
-            for a in range(0, len(queries), 64)
-        ]
-    return torch.cat(logits).argmax(1).tolist()
+    found = answers_to(setup, queries)
+    return None if found is None else found.predicted.tolist()
 
 
 def query_panels(
@@ -99,20 +48,27 @@ def query_panels(
     names: Sequence[int | str] | None = None,
     tokens: Tokens | None = None,
     contributors: Mapping[str, Any] | None = None,
+    answers: Answers | None = None,
+    labelled: bool = True,
+    shown: Shown | None = None,
 ) -> list[QueryPanel]:
     """Panels of some queries: a row for each named way of weighting, proponents and opponents in it.
 
     `names` are what the queries are called, by default their positions. With `tokens` and `setup.pieces`, the
     tokens of training examples are shaded by what they add to the score. `contributors` marks the training examples
-    that are known to have contributed to each of `queries`: (Q, N) bool for each name.
+    that are known to have contributed to each of `queries`: (Q, N) bool for each name. `answers` are the model's, if
+    they are at hand. Without `labelled`, the labels of queries are only what was asked about: nobody knows the true
+    ones.
     """
-    train = Rows(setup.train_data)
+    shown = shown or Shown(setup)
+    train = shown.train
     known = checked(contributors or {}, (len(queries), len(train)), "each query and training example")
     marks = marks_for(known)
+    told = answers or answers_to(setup, queries)
+    make = item or shown.example
 
-    @cache  # an example is on a page many times, and an image may have to be decoded
-    def make(i: int) -> Item:
-        return item(i) if item else as_item(train[i], i if setup.ids is None else setup.ids[i], setup.show)
+    def named_query(q: int) -> int | str:
+        return q if names is None else names[q]
 
     def scored(q: int, top: Top, w: Weights | None) -> list[Scored]:
         found = zip(top.indices[q].tolist(), top.values[q].tolist())
@@ -127,20 +83,47 @@ def query_panels(
         ]
 
     tops = {name: (scores.top(count, w), scores.top(count, w, largest=False)) for name, w in weights.items()}
-    predicted = predictions(setup, queries)
+    shown.prepare(
+        [
+            *(partial(shown.query, queries, q, named_query(q)) for q in which),
+            *(partial(make, i) for i in _in_order(tops, which)),
+        ]
+    )
     panels = []
     for q in which:
         rows = [
             Row(name, scored(q, best, weights[name]), scored(q, worst, weights[name]))
             for name, (best, worst) in tops.items()
         ]
-        answer = None if predicted is None else predicted[q]
-        panels.append(
-            QueryPanel(
-                as_item(queries[q], q if names is None else names[q], setup.show), rows, predicted=answer
-            )
-        )
+        query = shown.query(queries, q, named_query(q))
+        panels.append(_panel(query, rows, told, q, shown, labelled))
     return panels
+
+
+def _in_order(tops: Mapping[str, tuple[Top, Top]], which: Sequence[int]) -> list[int]:
+    """All training examples of a page, the first ones of every query and way before the second ones."""
+    columns = [top.indices[list(which)] for pair in tops.values() for top in pair]  # (q, k) each
+    return list(dict.fromkeys(torch.stack(columns).permute(2, 1, 0).flatten().tolist()))
+
+
+def _panel(
+    query: Item, rows: list[Row], told: Answers | None, q: int, shown: Shown, labelled: bool
+) -> QueryPanel:
+    """A query with what the model says. Right and wrong are told by class numbers, whatever labels are called."""
+    if told is None:
+        return QueryPanel(query, rows)
+    given, predicted = int(told.given[q]), int(told.predicted[q])
+    answer = named(predicted, shown.classes)
+    if not labelled:
+        return QueryPanel(
+            replace(query, label=None), rows, predicted=answer, asked=named(given, shown.classes)
+        )
+    if query.true_label is not None:  # the label of the query is one that somebody asks about
+        return QueryPanel(query, rows, predicted=answer)
+    right = given == predicted
+    if shown.classes is None and query.label is not None and not same(given, query.label):
+        answer = query.label if right else f"class {predicted}"  # `show` has names that nobody else knows
+    return QueryPanel(query, rows, predicted=answer, right=right)
 
 
 def _parts(

@@ -61,10 +61,14 @@ class Row:
 class QueryPanel:
     """A query, what the model made of it, and its rows, in the order they are read (unweighted first).
 
-    `query.label` is the true label; `predicted` is the model's answer, if it gives one.
+    Three labels are kept apart: the true one (`query.true_label`, or else `query.label`), the one that was
+    `predicted`, and the one `asked` about, whose loss was attributed: by default that of the query. `right` says
+    whether the prediction is the true label, where these are not to be compared as they are shown.
 
     >>> row = Row("weighted", [Scored(Item(3, label=7), 0.9)])
     >>> QueryPanel(Item("q0", label=7), [row], predicted=7).is_right
+    True
+    >>> QueryPanel(Item("q0", label="cat"), [row], predicted=7).is_right is None
     True
     """
 
@@ -72,6 +76,8 @@ class QueryPanel:
     rows: Sequence[Row]
     predicted: int | str | None = None
     note: str = ""
+    asked: int | str | None = None
+    right: bool | None = None
 
     def __post_init__(self) -> None:
         if not len(self.rows):
@@ -125,11 +131,24 @@ class QueryPanel:
         )
 
     @property
+    def true_label(self) -> int | str | None:
+        """What the query really is, if that is known."""
+        return self.query.label if self.query.true_label is None else self.query.true_label
+
+    @property
+    def asked_about(self) -> int | str | None:
+        """The label whose loss was attributed."""
+        return self.query.label if self.asked is None else self.asked
+
+    @property
     def is_right(self) -> bool | None:
-        """Whether the prediction equals the true label; None where one of them is not known."""
-        if self.predicted is None or self.query.label is None:
-            return None
-        return same(self.predicted, self.query.label)
+        """Whether the prediction equals the true label; None where one of them is not known, or one is a number and
+        the other a name."""
+        if self.right is not None or self.predicted is None or self.true_label is None:
+            return self.right
+        if same(self.predicted, self.true_label):
+            return True
+        return None if _is_number(self.predicted) != _is_number(self.true_label) else False
 
     @property
     def kind(self) -> str:
@@ -147,6 +166,10 @@ class QueryPanel:
             yield from row.opponents
 
 
+def _is_number(label: object) -> bool:
+    return label_text(label).lstrip("-").isdecimal()
+
+
 def queries_section(panels: Sequence[QueryPanel]) -> Html:
     """The section with all query panels, behind a strip of links to them."""
     marks = legend_of(m for panel in panels for scored in panel._scored() for m in scored.marks)
@@ -162,8 +185,8 @@ def queries_section(panels: Sequence[QueryPanel]) -> Html:
 
 def _legend(panels: Sequence[QueryPanel], marks: Sequence[Mark]) -> Html | None:
     entries: list[Html] = []
-    if any(_differs(scored.item, panel.query) for panel in panels for scored in panel._scored()):
-        entries.append(el("li", None, DIFFERS, "its label differs from the query’s"))
+    if any(_differs(scored.item, panel) for panel in panels for scored in panel._scored()):
+        entries.append(el("li", None, DIFFERS, "its label is not the one asked about"))
     if any(scored.item.is_mislabelled for panel in panels for scored in panel._scored()):
         entries.append(el("li", None, MISLABELLED, "its label is known to be wrong; given → true"))
     entries += [
@@ -194,8 +217,13 @@ def _verdict(panel: QueryPanel) -> Html | None:
 def _panel(panel: QueryPanel, position: int, marks: Sequence[Mark]) -> Html:
     query = panel.query
     facts = [
-        ("true label", label_text(query.label) if query.label is not None else None, None),
-        ("predicted", label_text(panel.predicted) if panel.predicted is not None else None, _verdict(panel)),
+        (term, label_text(label), sign)
+        for term, label, sign in (
+            ("true label", panel.true_label, None),
+            ("predicted", panel.predicted, _verdict(panel)),
+            ("asked about", panel.asked_about if panel.predicted is not None else None, None),
+        )
+        if label is not None
     ]
     return el(
         "article",
@@ -211,12 +239,11 @@ def _panel(panel: QueryPanel, position: int, marks: Sequence[Mark]) -> Html:
                 "dl",
                 {"class": "facts"},
                 [
-                    el("div", None, el("dt", None, term), el("dd", None, value, sign))
+                    el("div", None, el("dt", None, term), el("dd", {"dir": "auto"}, value, sign))
                     for term, value, sign in facts
-                    if value is not None
                 ],
             )
-            if any(value is not None for _, value, _ in facts)
+            if facts
             else None,
             el("p", {"class": "note"}, panel.note) if panel.note else None,
         ),
@@ -254,7 +281,7 @@ def _row(panel: QueryPanel, row: Row, first: Row | None, marks: Sequence[Mark]) 
             "div",
             {"class": "row-head"},
             el("h4", None, row.name),
-            el("p", {"class": "note"}, " · ".join(_remarks(panel.query, row, first, marks))),
+            el("p", {"class": "note"}, " · ".join(_remarks(panel, row, first, marks))),
         ),
         el(
             "div",
@@ -265,13 +292,13 @@ def _row(panel: QueryPanel, row: Row, first: Row | None, marks: Sequence[Mark]) 
     )
 
 
-def _remarks(query: Item, row: Row, first: Row | None, marks: Sequence[Mark]) -> Iterator[str]:
+def _remarks(panel: QueryPanel, row: Row, first: Row | None, marks: Sequence[Mark]) -> Iterator[str]:
     if row.note:
         yield row.note
     labelled = [scored for scored in row.proponents if scored.item.label is not None]
-    if query.label is not None and labelled:
-        agreeing = sum(same(scored.item.label, query.label) for scored in labelled)
-        yield f"{agreeing} of {count(len(labelled), 'proponent')} with the query’s label"
+    if panel.asked_about is not None and labelled:
+        agreeing = sum(same(scored.item.label, panel.asked_about) for scored in labelled)
+        yield f"{agreeing} of {count(len(labelled), 'proponent')} with the label asked about"
     if marks:
         found = [m for scored in row.proponents for m in scored.marks]
         amounts = ", ".join(f"{found.count(each)} {each.contribution}" for each in marks)
@@ -306,19 +333,20 @@ def _side(
         el(
             "ol",
             {"class": f"examples as-{panel.kind}"},
-            [example(scored, panel.kind, largest, _marks(scored, panel.query)) for scored in examples],
+            [example(scored, panel.kind, largest, _marks(scored, panel)) for scored in examples],
         ),
     )
 
 
-def _differs(item: Item, query: Item) -> bool:
-    return item.label is not None and query.label is not None and not same(item.label, query.label)
+def _differs(item: Item, panel: QueryPanel) -> bool:
+    asked = panel.asked_about
+    return item.label is not None and asked is not None and not same(item.label, asked)
 
 
-def _marks(scored: Scored, query: Item) -> list[Html]:
+def _marks(scored: Scored, panel: QueryPanel) -> list[Html]:
     item = scored.item
     return [
         *(each.html() for each in scored.marks),
-        *([DIFFERS] if _differs(item, query) else []),
+        *([DIFFERS] if _differs(item, panel) else []),
         *([MISLABELLED] if item.is_mislabelled else []),
     ]

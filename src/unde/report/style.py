@@ -211,6 +211,15 @@ _EXAMPLES = """
 .wall .miss .frame { outline: 2px dashed var(--muted); outline-offset: 2px; border-radius: 6px; }
 .wall.as-id, .wall.as-text { max-width: 48rem; margin-top: 1.5rem; }
 .wall .bar { --tone: var(--accent); }
+.wall.cards-of.as-image { grid-template-columns: repeat(auto-fill, minmax(min(100%, 17.5rem), 1fr)); gap: 1.6rem 2rem; }
+.cards-of .thumb { display: grid; grid-template-columns: 6rem minmax(0, 1fr); gap: 0 1rem; align-items: start; }
+.cards-of .thumb .about { padding-top: 0; align-content: start; font-size: 0.85rem; }
+.cards-of .thumb .value { display: flex; } .cards-of .thumb .bar { flex: 1; margin-top: 0; }
+.said { margin-top: 0.3rem; } .said > div { padding: 0.1rem 0; justify-content: flex-start; }
+.said dt { width: 5.6rem; font-size: inherit; } .said dd { flex: 1; font-weight: 400; overflow-wrap: anywhere; }
+.said > div:first-child dd, .said .other dd { font-weight: 620; } .said .other dd { color: var(--alarm); }
+.reading .said, .plain .said { font-size: 0.85rem; max-width: 40rem; }
+.pictures { position: absolute; }
 """
 
 _PLOTS = """

@@ -9,9 +9,9 @@ mix layers it acts there too, after the weights: ⟨K(w ⊙ g(q)), g(n)⟩, and 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import torch
@@ -20,9 +20,11 @@ from torch import Tensor
 from unde.errors import UndeError, unknown
 from unde.groups import Groups
 from unde.methods import Method, Sides
+from unde.notebook import facts, listed
 from unde.scores import budget
-from unde.scores.roles import Learned, refuse_seen
-from unde.scores.top import Best, Top
+from unde.scores.columns import cut, joined, mask, start_of
+from unde.scores.ranked import Ranked, WeightsLike
+from unde.scores.top import Best
 from unde.scores.train_side import TrainSide
 from unde.scores.within import Sizes, finite, refuse_lost
 
@@ -35,17 +37,8 @@ class Spread(Protocol):
     def top(self, scores: GroupScores, w: Tensor, k: int, largest: bool) -> Best: ...
 
 
-class Aligned(Protocol):
-    """Weights that know the groups they belong to."""
-
-    def aligned_to(self, groups: Sequence[str]) -> Tensor: ...
-
-
-WeightsLike = Aligned | Tensor | Sequence[float] | None
-
-
 @dataclass(frozen=True, repr=False, eq=False)
-class GroupScores:
+class GroupScores(Ranked):
     """Scores of Q queries against N training examples, resolved into M parameter groups."""
 
     train: TrainSide
@@ -57,6 +50,7 @@ class GroupScores:
     memory: int
     judging: Callable[[Groups], Any] | None = None  # self-retrieval of the same method, where it can be run
     spread: Spread | None = None  # who else may compute
+    query_ids: Sequence[Any] | None = None  # what the queries are called, if they have names
 
     def judge(self) -> Any:
         """What tells good weights from bad ones, or None without model and training data (`index.self_retrieval`)."""
@@ -78,6 +72,11 @@ class GroupScores:
         q, n = self.shape
         return f"GroupScores({self.method}, {q} queries × {n} examples × {len(self.partition)} groups)"
 
+    def _repr_html_(self) -> str:
+        q, n = self.shape
+        found = {"method": str(self.method), "queries": f"{q:,}", "training examples": f"{n:,}"}
+        return facts("Scores", found | {"groups": listed(self.groups)})
+
     # --- scores ----------------------------------------------------------------------------------------
 
     def total(self, weights: WeightsLike = None) -> Tensor:
@@ -91,16 +90,24 @@ class GroupScores:
             out[q, rows] = part
         return out
 
-    def top(self, k: int, weights: WeightsLike = None, largest: bool = True) -> Top:
-        """The k largest scores of each query (largest=False: the k smallest, opponents); only k are kept."""
-        skipped = self.train.skipped()
-        usable = self.train.examples - int(skipped.sum())
-        if not 1 <= k <= usable:
-            left_out = f" ({self.train.examples - usable} more were skipped)" if skipped.any() else ""
-            raise UndeError(f"top({k}) of {usable} training examples{left_out}: expected 1 ≤ k ≤ {usable}")
-        w = self.weights(weights)
-        best = self.best(w, k, largest) if self.spread is None else self.spread.top(self, w, k, largest)
-        return best.top(self.train.ids)
+    def best_examples(self, w: Tensor, k: int, largest: bool) -> Best:
+        return self.best(w, k, largest) if self.spread is None else self.spread.top(self, w, k, largest)
+
+    def picked(self, queries: Tensor) -> GroupScores:
+        digests = [self.query_digests[q] for q in queries.tolist()]
+        names = None if self.query_ids is None else [self.query_ids[q] for q in queries.tolist()]
+        return replace(self, queries=self.queries[:, queries], query_digests=digests, query_ids=names)
+
+    @property
+    def ids(self) -> Sequence[Any] | None:
+        return self.train.ids
+
+    def skipped(self) -> Tensor:
+        return self.train.skipped()
+
+    @property
+    def telling(self) -> Callable[[], list[int]]:
+        return partial(self.train.holding, self.query_digests)
 
     def by_group(self) -> Tensor:
         """(Q, N, M): the contributions of the groups, before `final`. For small problems: all in memory."""
@@ -201,7 +208,7 @@ class GroupScores:
         ) in self.train.blocks():  # once, so what many queries are multiplied with is made each time
             for run in taken:
                 scaled = whole if whole is not None else self._some(run).multiplied(w)
-                for q in _cut(run, budget.scores_at_once(rows.stop - rows.start, self.memory)):
+                for q in cut(run, budget.scores_at_once(rows.stop - rows.start, self.memory)):
                     own = slice(q.start - run.start, q.stop - run.start)
                     linear = sizes.see(q, _linear(scaled[:, own], blocks))
                     done = linear if self.method.linear else finite(self.finish(linear, w, q, rows), "scores")
@@ -251,21 +258,6 @@ class GroupScores:
 
     # --- inside -----------------------------------------------------------------------------------------
 
-    def weights(self, weights: WeightsLike) -> Tensor:
-        """(M,) from whatever names them; None is all ones. Weights that remember these queries are refused."""
-        m = len(self.partition)
-        if weights is None:
-            return torch.ones(m)
-        if isinstance(weights, Learned):
-            refuse_seen(self.query_digests, weights)
-        aligned = getattr(weights, "aligned_to", None)
-        values = torch.as_tensor(aligned(self.groups) if aligned else weights, dtype=torch.float32).cpu()
-        if values.shape != (m,):
-            raise UndeError(f"weights of shape {tuple(values.shape)} for {m} groups: expected ({m},)")
-        if not (values.isfinite() & (values >= 0)).all():
-            raise UndeError("weights must be finite numbers ≥ 0, one for each group")
-        return values
-
     def scaled(self, w: Tensor) -> Tensor:
         """Query features with η_c and the weight of its group on each column, (C, Q, D)."""
         column = torch.empty(self.queries.shape[2])
@@ -291,8 +283,8 @@ class GroupScores:
     def _mixed(self, checkpoint: int, q: Tensor) -> list[tuple[int, slice, Tensor]]:
         """K(1_j ⊙ g(q)), for as many groups j at once as share no block of K."""
         pieces = []
-        for mask, runs in self._passes:
-            made = self.train.on_queries(checkpoint, q if mask is None else q * mask)
+        for kept, runs in self._passes:
+            made = self.train.on_queries(checkpoint, q if kept is None else q * kept)
             pieces += [(j, c, made[:, c]) for j, c in runs]
         return pieces
 
@@ -317,13 +309,13 @@ class GroupScores:
                     reached.append([])
                 own[i] += [c for owner, c in inside if owner == j]
                 reached[i] += [(j, c) for c in block]
-        masks = [None] if len(own) == 1 else [_mask(c, self.queries.shape[2]) for c in own]
-        return [(mask, _joined(sorted(runs, key=_start))) for mask, runs in zip(masks, reached)]
+        masks = [None] if len(own) == 1 else [mask(c, self.queries.shape[2]) for c in own]
+        return [(made, joined(sorted(runs, key=start_of))) for made, runs in zip(masks, reached)]
 
     @cached_property
     def _runs(self) -> list[tuple[int, slice]]:
         """(group, columns), where neighbouring units of one group are one run."""
-        return _joined(zip(self.partition.of(self.train.units), self.train.columns))
+        return joined(zip(self.partition.of(self.train.units), self.train.columns))
 
     @property
     def query_blocks(self) -> list[slice]:
@@ -335,7 +327,7 @@ class GroupScores:
         step = budget.queries_at_once(each, self.train.mixes is not None, self.memory)
         if self.method.groupwise:
             step = max(1, self.memory // (64 * len(self.partition) * rows))
-        return list(_cut(slice(0, len(self)), step))
+        return list(cut(slice(0, len(self)), step))
 
     @cached_property
     def _query_squares(self) -> Tensor:
@@ -366,29 +358,3 @@ def _linear(scaled: Tensor, blocks: Sequence[Tensor]) -> Tensor:
     for q, block in zip(scaled[1:], blocks[1:]):
         out.addmm_(q, block.T)
     return out
-
-
-def _cut(queries: slice, step: int) -> Iterator[slice]:
-    return (slice(a, min(a + step, queries.stop)) for a in range(queries.start, queries.stop, step))
-
-
-def _start(run: tuple[int, slice]) -> int:
-    return run[1].start
-
-
-def _joined(runs: Iterable[tuple[int, slice]]) -> list[tuple[int, slice]]:
-    """Neighbouring columns of one group as one run."""
-    out: list[tuple[int, slice]] = []
-    for j, c in runs:
-        if out and out[-1][0] == j and out[-1][1].stop == c.start:
-            out[-1] = (j, slice(out[-1][1].start, c.stop))
-        else:
-            out.append((j, c))
-    return out
-
-
-def _mask(columns: Sequence[slice], width: int) -> Tensor:
-    mask = torch.zeros(width)
-    for c in columns:
-        mask[c] = 1
-    return mask

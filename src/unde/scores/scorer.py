@@ -15,7 +15,8 @@ from unde.errors import UndeError
 from unde.execution import SERIAL, Executor, Job, shown
 from unde.groups import Groups
 from unde.kernels import Kernel
-from unde.methods import Method
+from unde.methods import OWN, Method
+from unde.methods.own import check_travels
 from unde.scores.group_scores import GroupScores, WeightsLike
 from unde.scores.spread import Part, Spread, runs
 from unde.scores.train_side import TrainSide
@@ -46,6 +47,8 @@ class Scorer:
     def training(self, method: Method) -> Training:
         """The training side under the kernel of a method; the two used last are held on to."""
         kernel = method.kernel
+        if not self.executor.here and OWN in method.describe():
+            check_travels(method)
         made = self._training.pop(kernel, None) or Training(self.stored, kernel, self.executor)
         self._training = dict([*self._training.items(), (kernel, made)][-_HELD:])
         return made

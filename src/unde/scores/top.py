@@ -2,21 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from unde import notebook
+from unde.data import to_numpy
+from unde.errors import UndeError
+from unde.scores.table import Table
+from unde.store.remote import Place
 
-@dataclass(frozen=True)
+if TYPE_CHECKING:
+    import pandas as pd
+
+_SHOWN = 5  # queries, and examples of each, that a notebook shows
+
+
+@dataclass(frozen=True, repr=False, eq=False)
 class Top:
-    """The k best training examples of each query, best first; of equal scores the earlier example first."""
+    """The k best training examples of each query, best first; of equal scores the earlier example first.
 
-    indices: Tensor  # (Q, k)
+    >>> top = Top(torch.tensor([[4, 1]]), torch.tensor([[0.5, 0.25]]), [["row-4", "row-1"]])
+    >>> top
+    Top(1 query, 2 examples each: 'row-4' (+0.5), 'row-1' (+0.25))
+    >>> list(top.table().rows())[1]
+    {'query': 0, 'query_id': 0, 'rank': 2, 'index': 1, 'id': 'row-1', 'score': 0.25}
+    """
+
+    indices: Tensor  # (Q, k), numbers of documents where these were ranked
     values: Tensor  # (Q, k)
     ids: list[list[Any]]  # (Q, k), the user's ids if the index has them
+    query_ids: Sequence[Any] | None = None  # what the queries are called, if they have names
+    query_texts: Sequence[str | None] | None = None
+    texts: Sequence[Sequence[str | None]] | None = None  # (Q, k)
+    trained_on: Callable[[], list[int]] | None = None  # which of the queries are training examples, if known
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def table(self) -> Table:
+        """A row for each query and rank: query (its number), query_id, rank (from 1), index, id, score; and query_text
+        and text where they are known."""
+        queries, k = self.indices.shape
+        number, rank = np.repeat(np.arange(queries), k), np.tile(np.arange(1, k + 1), queries)
+        columns: dict[str, Sequence[Any] | np.ndarray] = {
+            "query": number,
+            "query_id": number if self.query_ids is None else _repeated(self.query_ids, k),
+            "rank": rank,
+            "index": to_numpy(self.indices).reshape(-1),
+            "id": [name for row in self.ids for name in row],
+            "score": to_numpy(self.values).reshape(-1),
+        }
+        if self.query_texts is not None:
+            columns["query_text"] = _repeated(self.query_texts, k)
+        if self.texts is not None:
+            columns["text"] = [text for row in self.texts for text in row]
+        return Table(columns)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The table as a DataFrame."""
+        return self.table().to_pandas()
+
+    def to_parquet(self, path: str | os.PathLike[str] | Place) -> None:
+        self.table().save(path, "parquet")
+
+    def to_csv(self, path: str | os.PathLike[str] | Place) -> None:
+        """What a spreadsheet would run as a formula gets an apostrophe in front."""
+        self.table().save(path, "csv")
+
+    def to_jsonl(self, path: str | os.PathLike[str] | Place) -> None:
+        self.table().save(path, "jsonl")
+
+    def __repr__(self) -> str:
+        queries, k = self.indices.shape
+        first = ", ".join(f"{i!r} ({v:+.3g})" for i, v in zip(self.ids[0][:3], self.values[0].tolist()))
+        more = ", …" if k > 3 or queries > 1 else ""
+        count = "1 query" if queries == 1 else f"{queries:,} queries"
+        return f"Top({count}, {k} example{'s' if k > 1 else ''} each: {first}{more})"
+
+    def _repr_html_(self) -> str:
+        queries, k = self.indices.shape
+        largest = float(self.values.abs().max())
+        rows = [
+            [
+                (q if self.query_ids is None else self.query_ids[q]) if rank == 0 else "",
+                rank + 1,
+                self.ids[q][rank],
+                notebook.bar(float(self.values[q, rank]), largest),
+                *([] if self.texts is None else [notebook.brief(self.texts[q][rank] or "")]),
+            ]
+            for q in range(min(_SHOWN, queries))
+            for rank in range(min(_SHOWN, k))
+        ]
+        shown = f"the first {_SHOWN} of each are shown" if max(queries, k) > _SHOWN else ""
+        head = ["query", "rank", "id", "score", *([] if self.texts is None else ["text"])]
+        return notebook.table(f"Top {k} of {queries:,} queries", head, rows, shown)
+
+
+def _repeated(values: Sequence[Any], times: int) -> list[Any]:
+    return [value for value in values for _ in range(times)]
 
 
 class Best:
@@ -62,3 +151,9 @@ def stable_top(values: Tensor, k: int, largest: bool) -> tuple[Tensor, Tensor]:
     at = at.sort(1).values
     best, order = values.gather(1, at).sort(stable=True, dim=1, descending=largest)
     return best, at.gather(1, order)
+
+
+def check_k(k: int, usable: int, left_out: int = 0, what: str = "training examples") -> None:
+    if not 1 <= k <= usable:
+        also = f" ({left_out} more were skipped)" if left_out else ""
+        raise UndeError(f"top({k}) of {usable} {what}{also}: expected 1 ≤ k ≤ {usable}")

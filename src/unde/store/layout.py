@@ -11,6 +11,7 @@ queries/                       features of queries that a command has computed
 scratch/                       what processes that work together hand to one another
 change.json                    a change that was begun: examples are being appended or removed
 source.json                    what the command line built it from
+run.toml                       the options of that command, with which another index is built just so
 log.jsonl                      how long builds took
 .lock                          held by who writes
 
@@ -31,7 +32,8 @@ from unde.store.remote import Place, Remote, Unreachable, there
 
 MANIFEST, IDS, MATRICES, PROBE = "manifest.json", "ids.json", "projection.safetensors", "probe.safetensors"
 SHARDS, FISHER, KERNELS, QUERIES, SCRATCH = "shards", "fisher", "kernels", "queries", "scratch"
-CHANGE, SOURCE, LOG, LOCK = "change.json", "source.json", "log.jsonl", ".lock"
+CHANGE, SOURCE, RUN, LOG, LOCK = "change.json", "source.json", "run.toml", "log.jsonl", ".lock"
+CHECKSUM = "# Checksum of the lines above: "  # the last line of RUN
 REMEMBERED = ("model", "data", "text_field", "seq_len", "target")  # in SOURCE, where it has no checksum
 
 
@@ -75,6 +77,7 @@ ENTRIES = (
         "name model and data to the next command",
         "unde build, unde append",
     ),
+    Entry(RUN, "the options it was built with", "the same `unde build` writes it anew", "unde build"),
     Entry(LOG, "how long builds took", "nothing is lost but the times", "build, append"),
     Entry(LOCK, "who is writing", "nothing, if nobody is", "whoever writes"),
 )
@@ -83,7 +86,7 @@ _VERSIONED = r"ids(-[1-9]\d{0,8})?\.json|probe(-[1-9]\d{0,8})?\.safetensors"
 _TENSORS = r"\w[\w.-]*\.safetensors"
 _FILES = re.compile(
     rf"({FISHER}/)?({'|'.join(map(re.escape, (MANIFEST, MATRICES, LOG)))}|{_VERSIONED}|{SHARDS}/c\d+-\d+\.safetensors)"
-    rf"|{re.escape(SOURCE)}|{KERNELS}/[0-9a-f]{{32}}/{_TENSORS}|{QUERIES}/{_TENSORS}",
+    rf"|{re.escape(SOURCE)}|{re.escape(RUN)}|{KERNELS}/[0-9a-f]{{32}}/{_TENSORS}|{QUERIES}/{_TENSORS}",
     re.ASCII,
 )
 

@@ -87,6 +87,10 @@ def signed(settings: dict[str, Any], unsigned: Collection[str]) -> bool:
     return True
 
 
+def checksum(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
 def signature(settings: dict[str, Any]) -> str:
     rest = {name: value for name, value in settings.items() if name != "checksum"}
-    return hashlib.blake2b(json.dumps(rest, sort_keys=True).encode(), digest_size=16).hexdigest()
+    return checksum(json.dumps(rest, sort_keys=True))

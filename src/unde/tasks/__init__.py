@@ -1,8 +1,21 @@
 """Tasks: per-example losses and measurements of a model on a batch."""
 
 from unde.tasks.base import Task
-from unde.tasks.classification import Classification
+from unde.tasks.classification import Classification, MultiLabel, TokenClassification
 from unde.tasks.diffusion import Diffusion
 from unde.tasks.language import CausalLM
+from unde.tasks.masked import MaskedLM
+from unde.tasks.regression import Regression
+from unde.tasks.seq2seq import Seq2SeqLM
 
-__all__ = ["CausalLM", "Classification", "Diffusion", "Task"]
+__all__ = [
+    "CausalLM",
+    "Classification",
+    "Diffusion",
+    "MaskedLM",
+    "MultiLabel",
+    "Regression",
+    "Seq2SeqLM",
+    "Task",
+    "TokenClassification",
+]

@@ -17,8 +17,8 @@ from unde.tasks.perturb import Noise, Perturbation
 class Task:
     """Subclass and define `loss`; override `measure` to differentiate something else, `collate` to batch otherwise.
 
-    Losses are (B,) tensors: entry b depends on example b alone. Two more are optional: `perturbations`, for weights
-    that are learned from perturbed examples, and `mask`, where batches are padded.
+    Losses are (B,) tensors: entry b depends on example b alone. Three more are optional: `perturbations`, for weights
+    that are learned from perturbed examples, `mask`, where batches are padded, and `check`, to refuse models.
 
     >>> class Regression(Task):
     ...     def loss(self, model, batch):
@@ -59,6 +59,12 @@ class Task:
         """
         return [Noise()]
 
-    def mask(self, batch: Any) -> Tensor | None:
-        """(B, T), True at positions that are real and not padding; None if all are."""
+    def mask(self, batch: Any) -> Tensor | Sequence[Tensor] | None:
+        """(B, T), True at positions that are real and not padding; None if all are.
+
+        Several where sequences of several lengths go through the model.
+        """
         return None
+
+    def check(self, model: nn.Module, batch: Any) -> None:
+        """Raises an UndeError where the loss of this model would mean nothing. Called before a build, on one batch."""

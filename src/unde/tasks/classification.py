@@ -1,81 +1,43 @@
-"""Cross-entropy classification, for plain modules and Hugging Face models alike."""
+"""Cross-entropy classification, for plain modules and Hugging Face models alike: one class, several, or one a token."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unde.errors import UndeError, unknown
-from unde.tasks import sampling
-from unde.tasks.base import Task
-from unde.tasks.perturb import Noise, Perturbation, Replace, special_tokens
+from unde.errors import UndeError
+from unde.tasks import fitting, sampling
+from unde.tasks.perturb import Perturbation
+from unde.tasks.prediction import Prediction, first, one_each
+from unde.tasks.replace import ReplaceInputs, special_tokens
+from unde.tasks.tokens import (
+    BadExample,
+    Predictions,
+    TokenTask,
+    check,
+    columns,
+    padding_ahead,
+    right_padded,
+    rolled,
+    run,
+    token_logits,
+)
 
 
-class Classification(Task):
-    """Batches are (inputs, labels), or a dict with "labels" whose other entries are the model's arguments.
+class Classification(Prediction):
+    """One class for each example. Batches are (inputs, labels), or a dict with "labels" whose other entries are the
+    model's arguments, as of Hugging Face; texts are padded and masked.
 
     >>> import torch
     >>> Classification().loss(nn.Linear(3, 2), (torch.zeros(5, 3), torch.zeros(5, dtype=torch.long))).shape
     torch.Size([5])
     """
 
-    def logits(self, model: nn.Module, batch: Any) -> Tensor:
-        inputs, _ = self.split(batch)
-        output = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
-        logits = getattr(output, "logits", output)
-        if not isinstance(logits, Tensor):
-            raise UndeError(
-                f"the model returned a {type(logits).__name__}: expected logits, a tensor of shape (B, classes), or an "
-                "output with .logits. Override Classification.logits to pick them out"
-            )
-        return logits
-
-    def split(self, batch: Any) -> tuple[Any, Tensor]:
-        if isinstance(batch, Mapping):
-            label = next((k for k in ("labels", "label") if k in batch), None)
-            if label is None:
-                raise UndeError(f"a classification batch needs 'labels': this one has {sorted(batch)}")
-            return {k: v for k, v in batch.items() if k != label}, batch[label]
-        if isinstance(batch, (tuple, list)) and len(batch) == 2:
-            return batch[0], batch[1]
-        raise UndeError(
-            f"a classification batch is (inputs, labels) or a dict with 'labels', got {type(batch).__name__}"
-            + (f" of length {len(batch)}" if isinstance(batch, (tuple, list)) else "")
-        )
-
-    def perturbations(self, model: nn.Module, examples: Sequence[Any]) -> list[Perturbation]:
-        """Noise on floating inputs; tokens replaced where the inputs are texts."""
-        if examples and isinstance(examples[0], Mapping) and "input_ids" in examples[0]:
-            return [Replace.of(examples, special_tokens(model))]
-        return [Noise()]
-
-    def mask(self, batch: Any) -> Tensor | None:
-        mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
-        return mask != 0 if mask is not None and mask.dim() == 2 else None
-
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        logits, labels = self._predictions(model, batch)
-        return F.cross_entropy(logits, labels, reduction="none")
-
-    def measure(
-        self, model: nn.Module, batch: Any, *, name: str = "loss", ids: Sequence[int] | None = None
-    ) -> Tensor:
-        """The "loss", or that of labels drawn from the model's own predictions: "sampled".
-
-        What is drawn depends on the example's id and the predictions alone.
-        """
-        if name == "loss":
-            return self.loss(model, batch)
-        if name == "sampled":
-            logits, _ = self._predictions(model, batch)
-            labels = sampling.draw(logits, sampling.uniforms(ids, 1)[:, 0])
-            return F.cross_entropy(logits, labels, reduction="none")
-        raise unknown(f"measure of {type(self).__name__}", name, ("loss", "sampled"))
-
-    def _predictions(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    def predicted(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         logits, labels = self.logits(model, batch), self.split(batch)[1]
         if not isinstance(labels, Tensor):
             some = next(iter(labels), None) if isinstance(labels, (list, tuple)) else labels
@@ -85,11 +47,91 @@ class Classification(Task):
             )
         if labels.is_floating_point():
             raise UndeError(
-                f"labels of type {labels.dtype}: expected class numbers. For others, subclass Task"
+                f"labels of type {labels.dtype}: expected class numbers. For several classes at once use "
+                "unde.tasks.MultiLabel, for real numbers unde.tasks.Regression, for others subclass Task"
             )
         if logits.dim() != 2 or labels.shape != logits.shape[:1]:
+            per_token = logits.dim() == 3 and labels.shape == logits.shape[:2]
             raise UndeError(
                 f"logits of shape {tuple(logits.shape)} for labels of shape {tuple(labels.shape)}: "
                 "expected (B, classes) and (B,)"
+                + (". For a class for each token use unde.tasks.TokenClassification" if per_token else "")
+            )
+        row = first((labels < 0) | (labels >= logits.shape[1]))
+        if row is not None:
+            raise BadExample(
+                row, f"has the label {int(labels[row])}: expected a class number, 0 to {logits.shape[1] - 1}"
             )
         return logits, labels.long()
+
+    def compared(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits, labels, reduction="none")
+
+    def drawn(self, logits: Tensor, ids: Sequence[int] | None) -> Tensor:
+        return sampling.draw(logits, sampling.uniforms(ids, 1)[:, 0])
+
+
+class MultiLabel(Prediction):
+    """Any number of classes for each example: labels are (B, classes) of 0 and 1, losses the mean over classes.
+
+    As `problem_type="multi_label_classification"` of transformers. Batches are those of `Classification`.
+    """
+
+    def predicted(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        logits, labels = self.logits(model, batch), self.split(batch)[1]
+        labels = one_each(labels, len(logits), "0 or 1 for each class")
+        if labels.shape != logits.shape or logits.dim() != 2:
+            raise UndeError(
+                f"logits of shape {tuple(logits.shape)} for labels of shape {tuple(labels.shape)}: expected (B, "
+                "classes) for both, 0 or 1 for each class. For one class of each example use unde.tasks.Classification"
+            )
+        row = first(((labels < 0) | (labels > 1) | labels.isnan()).any(1))
+        if row is not None:
+            raise BadExample(row, f"has the labels {labels[row].tolist()}: expected numbers from 0 to 1")
+        return logits, labels.to(logits.dtype)
+
+    def compared(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(1)
+
+    def drawn(self, logits: Tensor, ids: Sequence[int] | None) -> Tensor:
+        u = sampling.uniforms(ids, logits.shape[1]).to(logits.device)
+        return (u < logits.double().sigmoid()).to(logits.dtype)
+
+
+class TokenClassification(TokenTask):
+    """A class for each token, as in named entity recognition; the loss is over the tokens of a sequence that have one.
+
+    Batches are dicts of input_ids, labels (B, T), −100 where there is none, and optionally attention_mask, as
+    transformers' collator for token classification makes them. `reduction` is as in `CausalLM`.
+    """
+
+    def perturbations(self, model: nn.Module, examples: Sequence[Any]) -> list[Perturbation]:
+        """Tokens replaced by others of the training data; their classes stay, and so do tokens that have none."""
+        return [ReplaceInputs.of(examples, special_tokens(model))]
+
+    def check(self, model: nn.Module, batch: Any) -> None:
+        """Refuses language models, which give a number to every token that they know."""
+        fitting.no_vocabulary(self, model, self.predictions(model, batch).logits)
+
+    def predictions(self, model: nn.Module, batch: Any) -> Predictions:
+        ids, real = columns(batch, "TokenClassification")
+        if "labels" not in batch:
+            raise UndeError(
+                f"a batch of TokenClassification needs 'labels', a class for each token: this one has {sorted(batch)}"
+            )
+        target = batch["labels"].long()
+        inputs = {k: v for k, v in batch.items() if k not in ("labels", "special_tokens_mask")}
+        ahead = torch.zeros_like(ids[:, :1]) if real is None else padding_ahead(real)
+        classes = _classes(model)
+        left = check(model, inputs, target, real, ahead, "every label is -100", classes)
+        given = right_padded(model, inputs, real, left)
+        logits = token_logits(run(model, given), ids.shape)
+        if classes is None:
+            check(model, inputs, target, real, ahead, "every label is -100", logits.shape[-1])
+        return Predictions(logits, rolled(target, ahead), lambda x: rolled(x, -ahead))
+
+
+def _classes(model: nn.Module) -> int | None:
+    config = getattr(model, "config", None)
+    found = None if isinstance(config, Mapping) else getattr(config, "num_labels", None)
+    return found if isinstance(found, int) and found > 0 else None

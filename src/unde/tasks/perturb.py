@@ -7,7 +7,7 @@ compares like with like.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,7 +19,6 @@ from unde.errors import NotRetrievable, UndeError
 from unde.tasks.augment import DRAWS, brightness, contrast, crop_box, resized_crop, saturation, turned
 
 TARGETS = ("labels", "label", "targets", "target", "y")  # entries of a dict that are not inputs
-IGNORE = -100  # a label that carries no loss
 CORPUS = 256  # training examples whose tokens are drawn from
 
 
@@ -73,40 +72,6 @@ class Shift:
 
 
 @dataclass(frozen=True, eq=False)
-class Replace:
-    """Each token of `input_ids` replaced, with probability `strength`, by a token of the training data.
-
-    Special tokens, padding and tokens whose label is −100 (a prompt) stay. Labels follow.
-    """
-
-    pool: np.ndarray  # tokens of the training data
-    special: frozenset[int] = frozenset()
-    name: str = "replaced tokens"
-    least: float = 0.05
-    most: float = 0.5
-
-    @classmethod
-    def of(cls, examples: Sequence[Any], special: Collection[int] = ()) -> Replace:
-        """With the tokens of these examples, as often as they occur."""
-        tokens = np.concatenate([_tokens(e)[_free(e, special)] for e in examples] or [np.empty(0, np.int64)])
-        if len(tokens) == 0:
-            raise UndeError(
-                "no token of the training data can be replaced: all are special, padded or masked"
-            )
-        return cls(tokens, frozenset(special))
-
-    def __call__(self, example: Any, strength: float, random: np.random.Generator) -> Any:
-        ids, free = _tokens(example), _free(example, self.special)
-        chance, drawn = random.random(len(ids)), random.integers(len(self.pool), size=len(ids))
-        changed = np.where(free & (chance < strength), self.pool[drawn], ids)
-        made = {**example, "input_ids": _like(example["input_ids"], changed)}
-        if _per_token(example):
-            labels = np.asarray(example["labels"])
-            made["labels"] = _like(example["labels"], np.where(labels == ids, changed, labels))
-        return made
-
-
-@dataclass(frozen=True, eq=False)
 class Augment:
     """Images as a diffusion model is trained on, flipped, cropped and, if they have three channels, recoloured.
 
@@ -157,43 +122,6 @@ class Augment:
         """The same draws for every strength; the image is mirrored from the strength on that its draw says."""
         y = x.float().flip(-1) if u[0] < strength / 2 else x.float()
         return resized_crop(y, *crop_box(y.shape[-2], y.shape[-1], 1 - 0.75 * strength, u[1:5]))
-
-
-def special_tokens(model: Any) -> frozenset[int]:
-    """The ids that a model's config names: beginning, end, padding, separators, mask."""
-    names = ("bos", "eos", "pad", "cls", "sep", "mask", "unk", "decoder_start")
-    config = getattr(model, "config", None)
-    values = [getattr(config, f"{name}_token_id", None) for name in names]
-    flat = [v for value in values for v in (value if isinstance(value, (list, tuple)) else [value])]
-    return frozenset(v for v in flat if isinstance(v, int))
-
-
-def _tokens(example: Any) -> np.ndarray:
-    return np.asarray(example["input_ids"], dtype=np.int64)
-
-
-def _per_token(example: Any) -> bool:
-    """Whether there is a label for each token, and not one for the text."""
-    return "labels" in example and np.asarray(example["labels"]).shape == _tokens(example).shape
-
-
-def _free(example: Any, special: Collection[int]) -> np.ndarray:
-    """(T,) True where a token may be replaced."""
-    ids = _tokens(example)
-    free = ~np.isin(ids, list(special))
-    if _per_token(example):
-        free &= np.asarray(example["labels"]) != IGNORE
-    mask = example.get("attention_mask")
-    if mask is not None and np.asarray(mask).shape == ids.shape:
-        free &= np.asarray(mask) != 0
-    return free
-
-
-def _like(old: Any, new: np.ndarray) -> Any:
-    """`new` as the type that `old` has."""
-    if isinstance(old, Tensor):
-        return torch.from_numpy(new).to(old)
-    return new.astype(old.dtype) if isinstance(old, np.ndarray) else new.tolist()
 
 
 def _through(x: Tensor | np.ndarray, change: Callable[[Tensor], Tensor]) -> Tensor | np.ndarray:

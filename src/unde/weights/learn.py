@@ -11,6 +11,7 @@ from torch import Tensor
 
 from unde import console
 from unde.errors import NotRetrievable, UndeError
+from unde.scores.arrays import Array, as_scores
 from unde.scores.roles import refuse_training
 from unde.weights import retrieval
 from unde.weights.choose import choose
@@ -30,7 +31,7 @@ Positives = Sequence[int] | Tensor
 
 @overload
 def learn_weights(
-    scores: ResolvedScores,
+    scores: ResolvedScores | Array,
     k: int | str = ...,
     weight_decay: float | str = ...,
     loss: str = ...,
@@ -45,7 +46,7 @@ def learn_weights(
 
 @overload
 def learn_weights(
-    scores: Mapping[str, ResolvedScores],
+    scores: Mapping[str, ResolvedScores | Array],
     k: int | str = ...,
     weight_decay: float | str = ...,
     loss: str = ...,
@@ -59,7 +60,7 @@ def learn_weights(
 
 
 def learn_weights(
-    scores: ResolvedScores | Mapping[str, ResolvedScores],
+    scores: ResolvedScores | Array | Mapping[str, ResolvedScores | Array],
     k: int | str = AUTO,
     weight_decay: float | str = AUTO,
     loss: str = "top-k",
@@ -76,8 +77,9 @@ def learn_weights(
     examples over the norm of all its scores: signal over noise, with no labels and no retraining.
 
     scores: group-resolved scores of queries that are used for nothing else (`index.score(queries)`), or
-        {concept: scores}, which gives {concept: weights}. Training examples are refused as queries: to learn from
-        them there is `Index.learn_weights`.
+        {concept: scores}, which gives {concept: weights}; or those of another library, as an array (Q, N, M) or as
+        `unde.scores.from_arrays` names them. Training examples are refused as queries: to learn from them there is
+        `Index.learn_weights`.
     k: how many of the highest-scoring training examples of a query are taken for true.
     weight_decay: how strongly weights are pulled to the unweighted method; 0 leaves them free. Each solver
         says in its module what the number means for it.
@@ -94,11 +96,11 @@ def learn_weights(
     positives: for "supervised", the index of the one training example that is right for each query.
     noise: s of the robustness study: adds noise of s times each group's standard deviation.
 
-    >>> from unde.weights.source import TensorScores
+    >>> from unde.scores import from_arrays
     >>> generator = torch.Generator().manual_seed(0)
     >>> influence = torch.randn(20, 200, generator=generator).relu()**3
     >>> noise = torch.randn(20, 200, generator=generator)
-    >>> scores = TensorScores(torch.stack([influence, noise], dim=2), groups=["signal", "noise"])
+    >>> scores = from_arrays(torch.stack([influence, noise], dim=2), groups=["signal", "noise"])
     >>> learn_weights(scores, k=5, weight_decay=0.0).groups
     ['signal', 'noise']
     >>> learn_weights(scores, k=5, weight_decay=0.0).values[0] > 1.5
@@ -109,14 +111,31 @@ def learn_weights(
     if not isinstance(scores, Mapping):
         if isinstance(positives, Mapping):
             raise UndeError("positives are named by concept, scores are not: give both or neither by name")
-        return _for_one(scores, asked, k, weight_decay, positives)
+        return _for_one(_resolved(scores), asked, k, weight_decay, positives)
     if positives is not None and (not isinstance(positives, Mapping) or set(positives) != set(scores)):
         raise UndeError(f"positives must be named as the scores are, by concept: {', '.join(scores)}")
     named: Mapping[str, Any] = positives or {}
     return {
-        concept: _for_one(source, asked, k, weight_decay, named.get(concept), concept=True)
+        concept: _for_one(_resolved(source), asked, k, weight_decay, named.get(concept), concept=True)
         for concept, source in scores.items()
     }
+
+
+def _resolved(scores: Any) -> ResolvedScores:
+    """Scores that weights can be learned from, of whatever was given."""
+    found = as_scores(scores)
+    missing = [name for name in ("groups", "shape", "stream", "finish") if not hasattr(found, name)]
+    if missing:
+        raise UndeError(
+            f"weights are learned from scores, there is a {type(scores).__name__}: expected index.score(queries), an "
+            "array (queries, training examples, groups), or unde.scores.from_arrays of one"
+        )
+    if found is not scores and len(found.groups) == 1:
+        raise UndeError(
+            f"scores of shape {tuple(scores.shape)} have one group, so there is nothing to weigh: expected (queries, "
+            "training examples, groups), the part of each group by itself"
+        )
+    return found
 
 
 def _for_one(

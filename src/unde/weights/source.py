@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from unde.errors import UndeError
+from unde.scores.arrays import ArrayScores as TensorScores
+
+__all__ = ["Method", "ResolvedScores", "TensorScores"]
 
 
 class Method(Protocol):
@@ -48,51 +48,3 @@ class ResolvedScores(Protocol):
     def finish(self, linear: Tensor, weights: Tensor, queries: slice, train: slice) -> Tensor:
         """Weighted sums (q, n) → final scores (q, n), differentiable in the weights."""
         ...
-
-
-@dataclass(frozen=True)
-class Additive:
-    """A method whose scores are plain sums over groups."""
-
-    name: str = "additive"
-    linear: bool = True
-
-
-class TensorScores:
-    """Additive group-resolved scores held as one (Q, N, M) tensor, from this package or any other.
-
-    >>> import torch
-    >>> scores = TensorScores(torch.randn(8, 100, 3), groups=["embed", "block", "head"])
-    >>> scores.shape
-    (8, 100)
-    """
-
-    def __init__(self, values: Tensor, groups: Sequence[str], memory: int = 2**30) -> None:
-        if values.ndim != 3 or values.shape[2] != len(groups):
-            raise UndeError(
-                f"contributions have shape {tuple(values.shape)}: expected (queries, training examples, "
-                f"{len(groups)}), since {len(groups)} group names were given"
-            )
-        self.values = values.float()  # (Q, N, M)
-        self.groups = list(groups)
-        self.memory = memory
-        self.method: Method = Additive()
-        self.provenance: dict[str, Any] = {}
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.values.shape[0], self.values.shape[1]
-
-    @property
-    def query_digests(self) -> list[str]:
-        rows = self.values.cpu().contiguous().numpy()
-        return [hashlib.sha256(row.tobytes()).hexdigest()[:16] for row in rows]
-
-    def stream(self, queries: slice) -> Iterator[tuple[slice, Tensor]]:
-        yield slice(0, self.shape[1]), self.values[queries]
-
-    def contributions(self, queries: slice) -> Tensor:
-        return self.values[queries]
-
-    def finish(self, linear: Tensor, weights: Tensor, queries: slice, train: slice) -> Tensor:
-        return linear

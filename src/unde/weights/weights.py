@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from unde.errors import UndeError
+from unde.notebook import bars
 from unde.store.files import write_atomically
 from unde.store.reading import read_json
 from unde.store.remote import Place, Unreachable, place
@@ -169,6 +170,10 @@ class Weights:
         low, high = self.values.min().item(), self.values.max().item()
         largest = self.groups[int(self.values.argmax())]
         return f"Weights({len(self)} groups, from {low:.3g} to {high:.3g}, largest: {largest!r})"
+
+    def _repr_html_(self) -> str:
+        title = f"Weights of {len(self):,} groups" + (", uniform" if bool((self.values == 1).all()) else "")
+        return bars(title, dict(zip(self.groups, self.values.tolist())), "1 is the unweighted method")
 
 
 def _of_mean_one(values: Tensor) -> Tensor:

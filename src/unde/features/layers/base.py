@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,15 +23,27 @@ class Out(Protocol):
         """The gradient Σ_t left_t right_tᵀ by its factors (B·n, T, ·), both projected already if `factored`."""
 
 
+class Call(NamedTuple):
+    """A whole call of a module, and what brings the examples of its output to the front."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    arranged: Callable[[Tensor], Tensor]
+
+
 class Rule:
     """How one module's parameters get per-example features.
 
     `forward` sees the input and the output, and returns all that has to be kept (already projected where it can be);
     `backward` gets that and the gradient of the output, and hands features to `out`. Tensors come with the
-    batch in front: (B·n, ...), n > 1 where a model folds something into the batch.
+    batch in front: (B·n, ...), n > 1 where a model folds something into the batch. A `whole` rule gets the `Call` in
+    place of the input, as the module got it. Where a module does more than its layer, `inside` is the function of torch
+    that is the layer, called with the module's weight.
     """
 
     parameters: ClassVar[tuple[str, ...]] = ("weight", "bias")
+    whole: ClassVar[bool] = False
+    inside: ClassVar[Any] = None
 
     def __init__(self, module: Any, projections: Mapping[str, Projection]) -> None:
         self.module = module
@@ -42,7 +54,12 @@ class Rule:
         """Whether the rule holds for this module, given its options."""
         return True
 
-    def forward(self, x: Tensor, y: Tensor, batch: int) -> Any:
+    @classmethod
+    def names(cls, module: nn.Module) -> tuple[str, ...]:
+        """The parameters of a module that the rule is for."""
+        return cls.parameters
+
+    def forward(self, x: Any, y: Tensor, batch: int) -> Any:
         raise TypeError(f"{type(self).__name__} defines no forward")
 
     def backward(self, kept: Any, g: Tensor, batch: int, out: Out) -> None:
@@ -52,6 +69,7 @@ class Rule:
 R = TypeVar("R", bound=type[Rule])
 _RULES: dict[type, type[Rule]] = {}
 _LOOKALIKES: list[tuple[Callable[[nn.Module], bool], type[Rule]]] = []
+_LAST: list[tuple[Callable[[nn.Module], bool], type[Rule]]] = []
 
 
 def register(*types: type[nn.Module]) -> Callable[[R], R]:
@@ -62,24 +80,23 @@ def register(*types: type[nn.Module]) -> Callable[[R], R]:
     return add
 
 
-def register_where(test: Callable[[nn.Module], bool]) -> Callable[[R], R]:
-    """For classes of libraries that are not imported here: recognised by name and attributes."""
+def register_where(test: Callable[[nn.Module], bool], last: bool = False) -> Callable[[R], R]:
+    """For classes of libraries that are not imported here: recognised by name and attributes. The `last` are asked when
+    no other is the right one."""
 
     def add(rule: R) -> R:
-        _LOOKALIKES.append((test, rule))
+        (_LAST if last else _LOOKALIKES).append((test, rule))
         return rule
 
     return add
 
 
 def rule_for(module: nn.Module) -> type[Rule] | None:
-    """The rule for this module. A subclass with a forward of its own may compute something else: no rule."""
+    """The rule for this module. A subclass with a forward of its own may compute something else: not its rule."""
     known: type | None = next((cls for cls in type(module).__mro__ if cls in _RULES), None)
-    if known is not None:
-        rule = _RULES[known] if type(module).forward is getattr(known, "forward", None) else None
-    else:
-        rule = next((rule for test, rule in _LOOKALIKES if test(module)), None)
-    return rule if rule is not None and rule.covers(module) else None
+    if known is not None and type(module).forward is getattr(known, "forward", None):
+        return _RULES[known] if _RULES[known].covers(module) else None
+    return next((rule for test, rule in (*_LOOKALIKES, *_LAST) if test(module) and rule.covers(module)), None)
 
 
 def fold(x: Tensor, batch: int) -> Tensor:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unde.features.layers.base import Out, Rule, register
+from unde.features.layers.base import Out, Rule, register, register_where
 from unde.projection import Projection
 
 
@@ -31,6 +32,13 @@ class Embedding(Rule):
             out.outer("weight", p.row_matrix.T[ids], p.cols(g))
         else:
             out.add("weight", _rowwise(p, ids, g))
+
+
+@register_where(lambda m: isinstance(m, nn.Embedding))
+class InnerEmbedding(Embedding):
+    """One that does more than look up: the positions of OPT and BART, which count from two, or Gemma's scale."""
+
+    inside = staticmethod(F.embedding)
 
 
 def _rowwise(p: Projection, ids: Tensor, g: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unde.features.layers.base import Out, Rule, register, register_where
@@ -38,6 +39,11 @@ class Linear(Rule):
         out.outer("weight", g, x)
 
 
+def _holds_matrix(module: nn.Module) -> bool:
+    weight = module._parameters.get("weight")
+    return weight is not None and weight.dim() == 2
+
+
 def _is_conv1d(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
@@ -54,3 +60,10 @@ class TransposedLinear(Linear):
 
     def combine(self, out: Out, x: Tensor, g: Tensor) -> None:
         out.outer("weight", x, g)
+
+
+@register_where(_holds_matrix, last=True)
+class InnerLinear(Linear):
+    """A linear map inside a module that does more, as routers do, which choose experts by what it gives."""
+
+    inside = F.linear

@@ -61,6 +61,15 @@ class LibraryRMSNorm(RMSNorm):
         return F.rms_norm(x.float(), (x.shape[-1],), eps=eps)
 
 
+@register_where(lambda m: hasattr(m, "variance_epsilon") and [*m._parameters] == ["weight"])
+class ScaleNorm(LibraryRMSNorm):
+    """T5's, which it calls a LayerNorm: statistics in float32, the rest in the type of the input."""
+
+    def normalized(self, x: Tensor) -> Tensor:
+        square = x.float().square().mean(-1, keepdim=True)
+        return x * torch.rsqrt(square + self.module.variance_epsilon)
+
+
 class ChannelNorm(Affine):
     """Parameters along axis 1."""
 
@@ -126,3 +135,21 @@ class BatchNorm(ChannelNorm):
         p = self.projections.get("bias")
         if p is not None:
             out.add("bias", p(total))
+
+
+# --- norms with a forward of their own, which puts channels in front or an activation behind ----------------
+
+
+@register_where(lambda m: isinstance(m, nn.LayerNorm))
+class InnerLayerNorm(LayerNorm):
+    inside = staticmethod(F.layer_norm)
+
+
+@register_where(lambda m: isinstance(m, nn.GroupNorm))
+class InnerGroupNorm(GroupNorm):
+    inside = staticmethod(F.group_norm)
+
+
+@register_where(lambda m: isinstance(m, (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)))
+class InnerBatchNorm(BatchNorm):
+    inside = staticmethod(F.batch_norm)

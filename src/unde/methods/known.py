@@ -1,106 +1,21 @@
-"""Methods: named choices of measurement, projection, kernel K and final transform.
-
-    score(q, n; w) = final( Σ_c η_c Σ_j w_j ⟨ g_j(q), [K g(n)]_j ⟩ )
-
-TracIn has K = I (Eq. 1 of the paper), TRAK K = (ΦᵀΦ + λI)⁻¹ (Eq. 2), LoGRA its diagonal blocks layer by layer,
-EKFAC the eigenvalue-corrected Kronecker approximation of the Fisher matrix, inverted.
-"""
+"""The methods of unde: TracIn, TRAK, LoGRA, EKFAC, and D-TRAK, Journey-TRAK and DAS of diffusion models."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from unde.errors import UndeError, unknown
-from unde.kernels import EKFACKernel, Gram, Identity, Kernel
+from unde.kernels import EKFACKernel, Gram, Kernel
+from unde.methods.base import Method, Sides
 from unde.projection import TWO_SIDED, Spec
 
-PROJECTION = "kron(16)"
 LEAST = 1e-3  # of 1 − h in DAS
-
-
-@dataclass(frozen=True)
-class Sides:
-    """What `final` may ask about the Q queries and N training examples of a block."""
-
-    query_squares: Callable[[], Tensor]  # (Q, M) squared norms of the features of each group
-    train_squares: Callable[[], Tensor]  # (N, M)
-    leverage: Callable[[], Tensor]  # (N,) h = ⟨g(n), K g(n)⟩
-    beside: Callable[[], Tensor]  # (N, ·) what the method keeps beside features
-
-
-@dataclass(frozen=True)
-class Method:
-    """What every method names. Two methods fit one index if measure and projection agree.
-
-    Without a `projection` a method takes kron(16) where an index is built, and that of the index where one
-    is scored.
-    """
-
-    name: ClassVar[str] = ""
-    measure: ClassVar[str] = "loss"  # what the task is asked to differentiate
-    factors: ClassVar[bool] = False  # whether K needs the covariances of inputs and output gradients
-    beside: ClassVar[tuple[str, ...]] = ()  # measures whose values are kept beside the features
-    projection: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.projection is not None:
-            object.__setattr__(self, "projection", str(Spec.parse(self.projection)))
-
-    @property
-    def linear(self) -> bool:
-        """Whether `final` is the identity."""
-        return True
-
-    @property
-    def steps(self) -> int:
-        """Over how many steps of a trajectory features are kept apart; 1 for none."""
-        return 1
-
-    @property
-    def groupwise(self) -> bool:
-        """Whether `by_group` is not the identity: weighted totals are no single product then."""
-        return False
-
-    @property
-    def kernel(self) -> Kernel:
-        """K, the identity unless a method says otherwise."""
-        return Identity()
-
-    def final(self, linear: Tensor, sides: Sides, weights: Tensor) -> Tensor:
-        """(Q, N) scores, entry by entry from the linear part; differentiable in `weights` (M,)."""
-        return linear
-
-    def by_group(self, linear: Tensor, sides: Sides) -> Tensor:
-        """(Q, N, M) contributions of the groups, from their linear parts; weights act on what this gives."""
-        return linear
-
-    def check_query(self, example: Any) -> None:
-        """Raises if the method cannot be asked about queries like this one."""
-
-    def query(self, task: Any, example: Any, random: Any) -> Any:
-        """A training example, perturbed or not, as a query that this method can be asked about."""
-        return example
-
-    @property
-    def signed(self) -> Method:
-        """The method whose scores tell proponents from opponents, and are sums over groups if those are: what
-        self-retrieval learns on. Itself, unless `final` loses the sign."""
-        return self
-
-    @property
-    def probe(self) -> Method | None:
-        """Another measurement of the same examples that K is made of, which an index keeps beside its own."""
-        return None
-
-    def describe(self) -> dict[str, Any]:
-        """A JSON-able description that `parse` reads back."""
-        return {"name": self.name, **asdict(self)}
 
 
 @dataclass(frozen=True)
@@ -322,56 +237,3 @@ class Fisher(Method):
 
 
 METHODS: dict[str, type[Method]] = {m.name: m for m in (TracIn, TRAK, LoGRA, EKFAC, DTRAK, JourneyTRAK, DAS)}
-_SHORT = {"tracin-cosine": TracIn(cosine=True)}
-
-
-def parse(method: str | Method | dict[str, Any]) -> Method:
-    """A method from its short name, its description, or itself.
-
-    >>> parse("trak")
-    TRAK(projection=None, damping=0.1, relative=True, form='auto')
-    """
-    if isinstance(method, Method):
-        return method
-    if isinstance(method, dict):
-        fields = dict(method)
-        name = fields.pop("name", None)
-        known = METHODS | {Fisher.name: Fisher}
-        if not isinstance(name, str) or name not in known:
-            raise unknown("method", name, METHODS)
-        try:
-            if any(isinstance(value, (list, dict)) for value in fields.values()):
-                raise TypeError("expected numbers and names")
-            return known[name](**fields)
-        except TypeError as e:
-            raise UndeError(f"{name!r} cannot be made from {fields}: {e}") from None
-    if isinstance(method, str) and method in METHODS:
-        return METHODS[method]()
-    if isinstance(method, str) and method in _SHORT:
-        return _SHORT[method]
-    raise unknown("method", method, [*METHODS, *_SHORT])
-
-
-def for_building(method: str | Method) -> Method:
-    """The method to build an index for, with its projection settled."""
-    method = parse(method)
-    return method if method.projection else replace(method, projection=PROJECTION)
-
-
-def on_index(method: str | Method | None, built: Method) -> Method:
-    """The method to score with on an index built for `built`, whose projection it takes if it names none."""
-    if method is None:
-        return built
-    method = parse(method)
-    if method.projection is None:
-        method = replace(method, projection=built.projection)
-    if method.steps != built.steps:
-        raise UndeError(
-            f"{method} needs the features of {method.steps} steps, the index holds {built.steps}: build another index"
-        )
-    if (method.measure, method.projection) != (built.measure, built.projection):
-        raise UndeError(
-            f"{method} differentiates {method.measure!r} under {method.projection}, but the index holds "
-            f"{built.measure!r} under {built.projection}: build another index, or choose a method like it"
-        )
-    return method

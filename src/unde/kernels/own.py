@@ -1,0 +1,40 @@
+"""What a kernel is, in words that are equal for equal kernels: by these its files are found again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from unde.errors import UndeError
+from unde.tasks.reading import Reader, package, sealed
+
+
+def described(kernel: Any, method: str = "") -> str:
+    """Settings, and for a kernel of the user's own also its code, so that files made by another version are not used.
+
+    >>> from unde.kernels import Gram
+    >>> described(Gram(0.1))
+    "Gram(damping=0.1, relative=True, form='auto', blocks='full')"
+    """
+    kind = type(kernel)
+    if package(kind) == "unde":
+        return repr(kernel)
+    of = f" of the method {method}" if method else ""
+    missing = [name for name in ("on", "fisher") if not hasattr(kernel, name)]
+    if missing:
+        raise UndeError(
+            f"the kernel{of} is a {kind.__name__} without {' and '.join(missing)}: expected one of unde.kernels, or an "
+            "object that has what unde.kernels.Kernel names"
+        )
+    try:
+        hash(kernel)
+    except TypeError:
+        raise UndeError(
+            f"the kernel {kind.__name__}{of} cannot be hashed: write it as a @dataclass(frozen=True) of numbers and "
+            "names"
+        ) from None
+    return f"{kind.__module__}:{kind.__qualname__} {sealed(Reader().value(kernel, kind.__module__))}"
+
+
+def code_of(kernel: Any) -> str:
+    """What tells the moments of a kernel of the user's own from those of another; "" for those of unde."""
+    return "" if package(type(kernel)) == "unde" else f" {described(kernel)}"

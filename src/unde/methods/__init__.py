@@ -1,0 +1,47 @@
+"""Methods: named choices of measurement, projection, kernel K and final transform.
+
+    score(q, n; w) = final( Σ_c η_c Σ_j w_j ⟨ g_j(q), [K g(n)]_j ⟩ )
+
+TracIn has K = I (Eq. 1 of the paper), TRAK K = (ΦᵀΦ + λI)⁻¹ (Eq. 2), LoGRA its diagonal blocks layer by layer,
+EKFAC the eigenvalue-corrected Kronecker approximation of the Fisher matrix, inverted.
+"""
+
+from unde.methods.base import OWN, Method, Sides
+from unde.methods.elsewhere import Elsewhere
+from unde.methods.known import (
+    DAS,
+    DTRAK,
+    EKFAC,
+    LEAST,
+    METHODS,
+    TRAK,
+    Damped,
+    Fisher,
+    JourneyTRAK,
+    LoGRA,
+    TracIn,
+)
+from unde.methods.naming import _SHORT, PROJECTION, for_building, on_index, parse
+
+__all__ = [
+    "DAS",
+    "DTRAK",
+    "EKFAC",
+    "LEAST",
+    "METHODS",
+    "OWN",
+    "PROJECTION",
+    "TRAK",
+    "_SHORT",
+    "Damped",
+    "Elsewhere",
+    "Fisher",
+    "JourneyTRAK",
+    "LoGRA",
+    "Method",
+    "Sides",
+    "TracIn",
+    "for_building",
+    "on_index",
+    "parse",
+]

@@ -1,0 +1,114 @@
+"""Methods by their names and descriptions; which of them fit an index."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from unde.errors import UndeError, unknown
+from unde.methods import own as own_methods
+from unde.methods.base import OWN, Method
+from unde.methods.elsewhere import Elsewhere
+from unde.methods.known import METHODS, Fisher, TracIn
+from unde.recipe import imported
+
+PROJECTION = "kron(16)"
+_SHORT = {"tracin-cosine": TracIn(cosine=True)}
+
+
+def parse(method: str | Method | dict[str, Any]) -> Method:
+    """A method from its short name, its description, or itself; MODULE:NAME is one of your own, or its class.
+
+    >>> parse("trak")
+    TRAK(projection=None, damping=0.1, relative=True, form='auto')
+    """
+    if isinstance(method, Method):
+        return method
+    if isinstance(method, dict):
+        return _described(method)
+    if isinstance(method, str) and method in METHODS:
+        return METHODS[method]()
+    if isinstance(method, str) and method in _SHORT:
+        return _SHORT[method]
+    if isinstance(method, str) and ":" in method:
+        found = imported(method)
+        found = found() if isinstance(found, type) and issubclass(found, Method) else found
+        if not isinstance(found, Method):
+            raise UndeError(
+                f"{method} is a {type(found).__name__}: expected an unde.methods.Method, or a class of them"
+            )
+        return found
+    raise unknown("method", method, [*METHODS, *_SHORT])
+
+
+def _described(description: dict[str, Any]) -> Method:
+    fields = dict(description)
+    name, own = fields.pop("name", None), fields.pop(OWN, None)
+    kind: type[Method] | None
+    known = METHODS | {Fisher.name: Fisher}
+    if own is None:
+        if not isinstance(name, str) or name not in known:
+            raise unknown("method", name, METHODS)
+        kind = known[name]
+    else:
+        own_methods.check_recorded(name, own)
+        kind = own_methods.found(own["class"], Method)
+    try:
+        if any(isinstance(value, (list, dict)) for value in fields.values()):
+            raise TypeError("expected numbers and names")
+        if kind is None:
+            return Elsewhere(fields.get("projection"), description)
+        made = kind(**fields)
+    except TypeError as e:
+        raise UndeError(f"{name!r} cannot be made from {fields}: {e}") from None
+    if own is not None and made.describe().get(OWN) != own:
+        raise UndeError(
+            f"{own['class']} is not what it was when the index was built: it had measure {own['measure']!r}, beside "
+            f"{own['beside']} and {own['steps']} steps, now {made.measure!r}, {list(made.beside)} and {made.steps}. "
+            "Give the changed one another name, and build another index"
+        )
+    return made
+
+
+def for_building(method: str | Method) -> Method:
+    """The method to build an index for, with its projection settled."""
+    chosen = _with_projection(parse(method), PROJECTION)
+    if OWN in chosen.describe() and not isinstance(chosen, Elsewhere):
+        own_methods.check(chosen)
+        if _described(chosen.describe()) != chosen:
+            raise UndeError(
+                f"{chosen} does not come back from its description {chosen.describe()}: all that makes up a method of "
+                "your own must be in the fields of its dataclass"
+            )
+    return chosen
+
+
+def _with_projection(method: Method, projection: str | None) -> Method:
+    if method.projection:
+        return method
+    try:
+        return replace(method, projection=projection)
+    except TypeError as e:
+        raise UndeError(
+            f"{type(method).__name__} cannot be given a projection ({e}): write a method of your own as a "
+            "@dataclass(frozen=True) whose settings are fields"
+        ) from None
+
+
+def on_index(method: str | Method | None, built: Method) -> Method:
+    """The method to score with on an index built for `built`, whose projection it takes if it names none."""
+    if method is None:
+        return built
+    method = _with_projection(parse(method), built.projection)
+    if OWN in method.describe():
+        own_methods.check(method)
+    if method.steps != built.steps:
+        raise UndeError(
+            f"{method} needs the features of {method.steps} steps, the index holds {built.steps}: build another index"
+        )
+    if (method.measure, method.projection) != (built.measure, built.projection):
+        raise UndeError(
+            f"{method} differentiates {method.measure!r} under {method.projection}, but the index holds "
+            f"{built.measure!r} under {built.projection}: build another index, or choose a method like it"
+        )
+    return method

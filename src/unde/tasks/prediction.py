@@ -1,0 +1,151 @@
+"""Tasks with one prediction for each example: what their batches look like, and how texts among them are padded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unde.errors import UndeError, unknown
+from unde.tasks.base import Task
+from unde.tasks.perturb import Noise, Perturbation
+from unde.tasks.replace import ReplaceInputs, special_tokens
+from unde.tasks.tokens import (
+    BadExample,
+    arguments,
+    padded,
+    padding_ahead,
+    real_tokens,
+    right_padded,
+    rolled,
+    text_config,
+)
+
+
+class Prediction(Task):
+    """Batches are (inputs, labels), or a dict with "labels" whose other entries are the model's arguments.
+
+    Texts of different lengths, dicts with "input_ids", are padded and masked; padding may be on either side.
+    """
+
+    def logits(self, model: nn.Module, batch: Any) -> Tensor:
+        inputs, _ = self.split(batch)
+        if isinstance(inputs, Mapping) and isinstance(inputs.get("input_ids"), Tensor):
+            inputs = _right_padded(model, inputs)
+        output = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+        logits = getattr(output, "logits", output)
+        if not isinstance(logits, Tensor):
+            raise UndeError(
+                f"the model returned a {type(logits).__name__}: expected logits, a tensor of shape (B, classes), or an "
+                f"output with .logits. Override {type(self).__name__}.logits to pick them out"
+            )
+        return logits
+
+    def split(self, batch: Any) -> tuple[Any, Tensor]:
+        what = f"a batch of {type(self).__name__}"
+        if isinstance(batch, Mapping):
+            label = next((k for k in ("labels", "label") if k in batch), None)
+            if label is None:
+                raise UndeError(f"{what} needs 'labels': this one has {sorted(batch)}")
+            return {k: v for k, v in batch.items() if k != label}, batch[label]
+        if isinstance(batch, (tuple, list)) and len(batch) == 2:
+            return batch[0], batch[1]
+        raise UndeError(
+            f"{what} is (inputs, labels) or a dict with 'labels', got {type(batch).__name__}"
+            + (f" of length {len(batch)}" if isinstance(batch, (tuple, list)) else "")
+        )
+
+    def collate(self, examples: list[Any]) -> Any:
+        """Texts are padded on the right, and the padding masked."""
+        if examples and isinstance(examples[0], Mapping) and "input_ids" in examples[0]:
+            return padded(examples)
+        return super().collate(examples)
+
+    def perturbations(self, model: nn.Module, examples: Sequence[Any]) -> list[Perturbation]:
+        """Noise on floating inputs; tokens replaced where the inputs are texts."""
+        if examples and isinstance(examples[0], Mapping) and "input_ids" in examples[0]:
+            return [ReplaceInputs.of(examples, special_tokens(model))]
+        return [Noise()]
+
+    def mask(self, batch: Any) -> Any:
+        if not isinstance(batch, Mapping) or not isinstance(batch.get("attention_mask"), Tensor):
+            return None
+        real = real_tokens(batch)
+        return real if real is None or "input_ids" not in batch else rolled(real, padding_ahead(real))
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return self.compared(*self.predicted(model, batch))
+
+    def measure(
+        self, model: nn.Module, batch: Any, *, name: str = "loss", ids: Sequence[int] | None = None
+    ) -> Tensor:
+        """The "loss", or that of labels drawn from the model's own predictions: "sampled".
+
+        What is drawn depends on the example's id and the predictions alone.
+        """
+        try:
+            if name == "loss":
+                return self.loss(model, batch)
+            if name == "sampled":
+                logits, _ = self.predicted(model, batch)
+                return self.compared(logits, self.drawn(logits.detach(), ids))
+        except BadExample as e:
+            raise BadExample(e.row, e.what, ids) from None
+        raise unknown(f"measure of {type(self).__name__}", name, ("loss", "sampled"))
+
+    def predicted(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        """Logits and labels, checked."""
+        raise TypeError(f"{type(self).__name__} defines no predicted(model, batch)")
+
+    def compared(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """(B,) losses."""
+        raise TypeError(f"{type(self).__name__} defines no compared(logits, labels)")
+
+    def drawn(self, logits: Tensor, ids: Sequence[int] | None) -> Tensor:
+        """Labels drawn from predictions."""
+        raise TypeError(f"{type(self).__name__} defines no drawn(logits, ids)")
+
+
+def _right_padded(model: nn.Module, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    ids, real = inputs["input_ids"], real_tokens(inputs)
+    if ids.dim() != 2 or (real is not None and real.shape != ids.shape):
+        raise UndeError(
+            f"input_ids of shape {tuple(ids.shape)}"
+            + ("" if real is None else f" with an attention_mask of shape {tuple(real.shape)}")
+            + ": expected token numbers and their mask, (B, T) both"
+        )
+    config = text_config(model)
+    finds_the_end = "past_key_values" in arguments(model) and hasattr(config, "pad_token_id")
+    if finds_the_end and config.pad_token_id is None and len(ids) > 1:
+        raise UndeError(
+            f"{type(model).__name__} predicts from the last token of a text, and its config names no padding token to "
+            "tell it by: set model.config.pad_token_id, to that of the tokenizer or, if it has none, to its "
+            "eos_token_id"
+        )
+    return right_padded(model, {k: v for k, v in inputs.items() if k != "special_tokens_mask"}, real)
+
+
+def one_each(labels: Any, count: int, expected: str) -> Tensor:
+    """Labels as a tensor with one row for each example."""
+    if not isinstance(labels, Tensor):
+        some = next(iter(labels), None) if isinstance(labels, (list, tuple)) else labels
+        raise UndeError(f"labels such as {some!r}: expected {expected}")
+    if labels.dim() == 0 or len(labels) != count:
+        raise UndeError(
+            f"labels of shape {tuple(labels.shape)} for {count} examples: expected {expected}, for each of them"
+        )
+    return labels
+
+
+def first(wrong: Tensor) -> int | None:
+    """The first example of a (B,) tensor of flags; None if there is none, or nothing can be asked (torch.func.vmap)."""
+    try:
+        return int(wrong.nonzero()[0]) if bool(wrong.any()) else None
+    except RuntimeError:
+        return None
+
+
+def not_finite(labels: Tensor) -> int | None:
+    return first(~torch.isfinite(labels.flatten(1) if labels.dim() > 1 else labels[:, None]).all(1))

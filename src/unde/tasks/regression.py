@@ -1,0 +1,50 @@
+"""Squared errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unde.errors import UndeError
+from unde.tasks import sampling
+from unde.tasks.prediction import Prediction, not_finite, one_each
+from unde.tasks.tokens import BadExample
+
+
+class Regression(Prediction):
+    """Real numbers: labels are (B,) or (B, outputs), losses the mean of squared errors over the outputs.
+
+    Batches are those of `Classification`. As `problem_type="regression"` of transformers.
+
+    >>> import torch
+    >>> Regression().loss(nn.Identity(), (torch.tensor([[1.0], [2.0]]), torch.tensor([1.0, 5.0])))
+    tensor([0., 9.])
+    """
+
+    def predicted(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        found, labels = self.logits(model, batch), self.split(batch)[1]
+        labels = one_each(labels, len(found), "real numbers")
+        made, wanted = (
+            found.flatten(1) if found.dim() > 1 else found[:, None],
+            labels.reshape(len(labels), -1),
+        )
+        if made.shape != wanted.shape:
+            raise UndeError(
+                f"predictions of shape {tuple(found.shape)} for labels of shape {tuple(labels.shape)}: expected as "
+                "many numbers in each"
+            )
+        row = not_finite(wanted)
+        if row is not None:
+            raise BadExample(row, f"has the label {wanted[row].tolist()}: expected finite numbers")
+        return made, wanted.to(made.dtype)
+
+    def compared(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return (logits - labels).square().mean(1)
+
+    def drawn(self, logits: Tensor, ids: Sequence[int] | None) -> Tensor:
+        """A squared error is the −log p of a normal distribution with variance 1/2."""
+        u = sampling.uniforms(ids, logits.shape[1]).clamp(min=2.0**-54).to(logits.device)
+        return logits + (torch.special.ndtri(u) / 2**0.5).to(logits.dtype)

@@ -1,0 +1,347 @@
+"""What tasks on sequences of tokens share: batches that are padded, what they must hold, losses token by token."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from unde.errors import UndeError, unknown
+from unde.tasks import sampling
+from unde.tasks.base import Task
+
+IGNORE = -100  # a label that carries no loss, as in transformers
+_EXPECTED = "a text {} is a dict with 'input_ids' (and attention_mask, labels)"
+
+
+class BadExample(UndeError):
+    """One example of a batch that has no loss, or that the model cannot read."""
+
+    def __init__(self, row: int, what: str, ids: Sequence[int] | None = None) -> None:
+        who = f"example {row} of the batch" if ids is None else f"example {ids[row]} (row {row} of its batch)"
+        super().__init__(f"{who} {what}")
+        self.row, self.what = row, what
+
+
+class Predictions(NamedTuple):
+    """(B, T, classes) logits and the (B, T) classes that each is asked for, −100 where none is.
+
+    `placed` puts a (B, T) tensor of theirs where the tokens are in the batch.
+    """
+
+    logits: Tensor
+    target: Tensor
+    placed: Callable[[Tensor], Tensor]
+
+
+class TokenTask(Task):
+    """A cross-entropy for each token, added up or averaged over those of a sequence."""
+
+    def __init__(self, reduction: str = "mean") -> None:
+        if reduction not in ("mean", "sum"):
+            raise unknown("reduction", reduction, ("mean", "sum"))
+        self.reduction = reduction
+
+    def predictions(self, model: nn.Module, batch: Any) -> Predictions:
+        raise TypeError(f"{type(self).__name__} defines no predictions(model, batch)")
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return self.token_losses(model, batch).sum(1)
+
+    def token_losses(self, model: nn.Module, batch: Any) -> Tensor:
+        """(B, T): what predicting each token adds to the loss of its sequence; 0 where nothing is predicted."""
+        logits, target, placed = self.predictions(model, batch)
+        return placed(self._per_token(logits, target))
+
+    def measure(
+        self, model: nn.Module, batch: Any, *, name: str = "loss", ids: Sequence[int] | None = None
+    ) -> Tensor:
+        """The "loss", or that of labels drawn from the model's own predictions: "sampled".
+
+        What is drawn depends on the example's id and the predictions alone. In half precision these move a
+        little with the shape of the batch, and now and then a label with them.
+        """
+        try:
+            if name == "loss":
+                return self.loss(model, batch)
+            if name == "sampled":
+                logits, target, _ = self.predictions(model, batch)
+                return self._per_token(logits, _resampled(logits, target, ids)).sum(1)
+        except BadExample as e:
+            raise BadExample(e.row, e.what, ids) from None
+        raise unknown(f"measure of {type(self).__name__}", name, ("loss", "sampled"))
+
+    def mask(self, batch: Any) -> Any:
+        """As the model sees them: with padding on the right."""
+        real = real_tokens(batch)
+        return None if real is None else rolled(real, padding_ahead(real))
+
+    def collate(self, examples: list[Any]) -> Any:
+        """Pads on the right; the padding is masked and carries no loss."""
+        return padded(examples)
+
+    def _per_token(self, logits: Tensor, target: Tensor) -> Tensor:
+        if logits.dtype.itemsize < 4:
+            logits = logits.float()
+        losses = F.cross_entropy(
+            logits.flatten(0, 1), target.flatten(), ignore_index=IGNORE, reduction="none"
+        )
+        losses = losses.view(target.shape)
+        return losses if self.reduction == "sum" else losses / (target != IGNORE).sum(1, keepdim=True)
+
+
+def _resampled(logits: Tensor, target: Tensor, ids: Sequence[int] | None) -> Tensor:
+    """The targets replaced by draws. The kth of a sequence gets its kth number, wherever padding puts it."""
+    counts = target != IGNORE
+    rank = (counts.cumsum(1) - 1).clamp(min=0)
+    u = sampling.uniforms(ids, target.shape[1]).to(target.device).gather(1, rank)
+    where = counts.flatten().nonzero()[:, 0]
+    drawn = sampling.draw(logits.flatten(0, 1), u.flatten()[where], where)
+    return target.flatten().index_copy(0, where, drawn).view(target.shape)
+
+
+# --- examples to batches ---------------------------------------------------------------------------------
+
+
+def padded(examples: list[Any], packed: bool = False) -> dict[str, Tensor]:
+    """Columns of all examples, padded on the right; the padding is masked, and labels there are −100.
+
+    Columns of texts, which no model reads, are left out. Packed rows (with position_ids) get no mask that they did not
+    bring, but labels: with a mask transformers would overlook the borders of documents, and nothing looks at padding
+    on its right.
+    """
+    for i, e in enumerate(examples):
+        if not isinstance(e, Mapping) or "input_ids" not in e:
+            raise UndeError(_EXPECTED.format("example"))
+        if set(e) != set(examples[0]):
+            raise UndeError(
+                f"example {i} of a batch has {sorted(e)}, the first {sorted(examples[0])}: expected the same"
+            )
+    names = [k for k in examples[0] if not _texts(examples[0][k])]
+    columns = {k: [_tensor(k, e[k]) for e in examples] for k in names}
+    tokens = columns["input_ids"]
+    if len({len(x) for x in tokens}) > 1 and "attention_mask" not in columns:
+        if packed and "position_ids" in columns:
+            columns.setdefault("labels", tokens)
+        else:
+            columns["attention_mask"] = [torch.ones_like(x) for x in tokens]
+    fill = {"labels": IGNORE, "special_tokens_mask": 1}
+    return {k: _stacked(k, v, fill.get(k, 0)) for k, v in columns.items()}
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, (list, tuple)) and any(map(_texts, value[:1])))
+
+
+def _stacked(name: str, column: list[Tensor], fill: int) -> Tensor:
+    if len({x.dim() for x in column}) > 1:
+        shapes = sorted({tuple(x.shape) for x in column})
+        raise UndeError(
+            f"{name} of one batch with shapes {', '.join(map(str, shapes))}: expected a number for each example, or "
+            "one for each of its tokens"
+        )
+    if not column[0].dim():
+        return torch.stack(column)
+    return pad_sequence(column, batch_first=True, padding_value=fill)
+
+
+def _tensor(name: str, value: Any) -> Tensor:
+    try:
+        x = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise UndeError(
+            f"column {name!r} of an example holds no numbers ({type(value).__name__}), and every column goes to the "
+            "model: remove it from the data, or pass collate="
+        ) from None
+    return x if x.numel() else x.long()  # of an empty list torch cannot tell the type
+
+
+# --- what a batch holds ----------------------------------------------------------------------------------
+
+
+def real_tokens(batch: Any) -> Tensor | None:
+    """(B, T), True at tokens that are no padding; None if no mask says which."""
+    mask = batch.get("attention_mask")
+    return None if mask is None or mask.dim() != 2 else mask != 0
+
+
+def padding_ahead(real: Tensor) -> Tensor:
+    """(B, 1): the padding in front of the first real token."""
+    return (real.cumsum(1) == 0).sum(1, keepdim=True)
+
+
+def rolled(x: Tensor, places: Tensor) -> Tensor:
+    """Each row of (B, T) moved to the left by its number of places; what leaves comes in again on the right."""
+    length = x.shape[1]
+    return x.gather(1, (torch.arange(length, device=x.device) + places) % length)
+
+
+def columns(
+    batch: Any, task: str, like: Iterable[str] = ("labels", "attention_mask")
+) -> tuple[Tensor, Tensor | None]:
+    """Token ids and which of them are real (None: all), (B, T) each; the columns `like` must have their shape."""
+    if not isinstance(batch, Mapping) or "input_ids" not in batch:
+        raise UndeError(_EXPECTED.format("batch"))
+    for name in batch.keys() & {"input_ids", "attention_mask", "labels"}:
+        if not isinstance(batch[name], Tensor):
+            raise UndeError(
+                f"{name} of the batch is a {type(batch[name]).__name__}, not a tensor: a DataLoader of lists needs "
+                f"collate_fn={task}().collate; with a data set of Hugging Face, set_format('torch') does too"
+            )
+    ids, real = batch["input_ids"], real_tokens(batch)
+    if ids.dim() != 2 or ids.is_floating_point():
+        raise UndeError(
+            f"input_ids of shape {tuple(ids.shape)} and type {ids.dtype}: expected token numbers, (B, T)"
+        )
+    for name in like:
+        column = real if name == "attention_mask" else batch.get(name)
+        if column is not None and column.shape != ids.shape:
+            raise UndeError(
+                f"{name} of shape {tuple(column.shape)} for input_ids of shape {tuple(ids.shape)}: expected the same"
+            )
+    labels = batch.get("labels")
+    if labels is not None and labels.is_floating_point():
+        raise UndeError(
+            f"labels of type {labels.dtype}: expected numbers of tokens or classes, −100 for none"
+        )
+    return ids, real
+
+
+def like(x: Any, ids: Tensor) -> bool:
+    return isinstance(x, Tensor) and x.shape == ids.shape
+
+
+def token_logits(output: Any, shape: Sequence[int]) -> Tensor:
+    """The (B, T, classes) logits in what a model returned."""
+    logits = getattr(output, "logits", output)
+    if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != tuple(shape):
+        got = tuple(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+        raise UndeError(
+            f"the model returned {got} for tokens of shape {tuple(shape)}: expected logits, a tensor of "
+            "shape (B, T, vocabulary), or an output with .logits"
+        )
+    return logits
+
+
+# --- what a model reads ----------------------------------------------------------------------------------
+
+
+def inner(model: nn.Module) -> Any:
+    """The model inside adapters of PEFT, or the model itself."""
+    base: Any = getattr(model, "get_base_model", None)
+    return base() if callable(base) else model
+
+
+def arguments(model: nn.Module) -> Mapping[str, Any]:
+    """What the model's forward takes by name; for PEFT, that of the model inside."""
+    return inspect.signature(inner(model).forward).parameters
+
+
+def text_config(model: nn.Module) -> Any:
+    config: Any = getattr(model, "config", None)
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def limits(model: nn.Module) -> tuple[int, int]:
+    """How many tokens a Hugging Face model knows, and how many it reads at once; no limit where it names none."""
+    config = text_config(model)
+    found = (getattr(config, name, None) for name in ("vocab_size", "max_position_embeddings"))
+    vocabulary, context = (x if isinstance(x, int) and x > 0 else sys.maxsize for x in found)
+    return vocabulary, context
+
+
+def run(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
+    """The model on these columns, without a cache: it is for generation, and hides packed rows from transformers."""
+    quiet = {"use_cache": False} if "use_cache" in arguments(model) else {}
+    return model(**{**quiet, **inputs})
+
+
+def right_padded(
+    model: nn.Module, inputs: Mapping[str, Any], real: Tensor | None, moved: bool = True
+) -> dict[str, Any]:
+    """The columns with padding on the right alone, as the token that the model takes for padding.
+
+    So positions are counted from the first real token, and models that look for the last one by its number find it.
+    """
+    ids = inputs["input_ids"]
+    if real is None:
+        return dict(inputs)
+    ahead = padding_ahead(real)
+    pad = getattr(text_config(model), "pad_token_id", None)
+    given = (
+        {**inputs, "input_ids": ids.masked_fill(~real, pad)} if isinstance(pad, int) and pad >= 0 else inputs
+    )
+    return {k: rolled(v, ahead) if moved and like(v, ids) else v for k, v in given.items()}
+
+
+def check(
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    target: Tensor,
+    real: Tensor | None,
+    ahead: Tensor,
+    without: str,
+    classes: int | None = None,
+) -> bool:
+    """Refuses examples that have no loss or that the model cannot read; True if some are padded on the left.
+
+    `without` says why an example may have no target, `classes` how many there are if they are no tokens. Everything is
+    asked in one go: on a GPU each question waits for the device.
+    """
+    ids, positions = inputs["input_ids"].long(), inputs.get("position_ids")
+    length = ids.shape[1]
+    if length == 0:
+        raise BadExample(0, "has no token: leave it out")
+    vocabulary, context = limits(model)
+    classes = vocabulary if classes is None else classes
+    counts = target != IGNORE
+    empty = far = torch.zeros_like(ids[:, 0], dtype=torch.bool)
+    if real is not None:
+        empty = ~real.any(1)
+    if positions is not None and positions.dim() == 2:
+        far = (positions.amax(1) >= context).expand_as(far)
+    elif length > context:
+        long = far | True if real is None else real.sum(1) > context
+        far = long | ~long.any()  # or all of them, being padded so far
+    foreign = (ids < 0) | (ids >= vocabulary)
+    beyond = counts & ((target < 0) | (target >= classes))
+    flags = torch.stack([empty, foreign.any(1) | beyond.any(1), far, ~counts.any(1), ahead[:, 0] > 0])
+    try:
+        *bad, padded_left = flags.any(1).tolist()
+    except RuntimeError:  # under torch.func.vmap nothing can be asked: by then the batch was checked outside
+        return real is not None
+    if not any(bad):
+        return padded_left
+    fault = bad.index(True)
+    row = int(flags[fault].nonzero()[0])
+    if fault == 0:
+        what = "has no token: its attention mask is 0 everywhere. Leave it out"
+    elif fault == 1 and (foreign[row].any() or classes == vocabulary):
+        odd = int(ids[row][foreign[row]][0] if foreign[row].any() else target[row][beyond[row]][0])
+        what = (
+            f"holds token {odd}, but the model knows {vocabulary}: a tokenizer that does not fit the model. "
+            "Use the model's own; if tokens were added to it, call model.resize_token_embeddings before training"
+        )
+    elif fault == 1:
+        what = (
+            f"has the label {int(target[row][beyond[row]][0])}, but the model knows {classes} classes: expected 0 to "
+            f"{classes - 1}, or −100 for tokens that have none"
+        )
+    elif fault == 2:
+        own = length if real is None else int(real[row].sum())
+        if positions is not None:
+            what = f"holds position {int(positions.max())}, counted from 0"
+        else:
+            what = f"is {own} tokens long" if own > context else f"is padded to {length} tokens"
+        what += (
+            f", but the model reads {context} at most (max_position_embeddings of its config): truncate it"
+        )
+    else:
+        what = f"has no target, so no loss: {without}. Leave it out"
+    raise BadExample(row, what)

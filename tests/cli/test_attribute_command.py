@@ -1,0 +1,77 @@
+"""`unde attribute` for other programs: formats, files, queries and documents that were cut into pieces."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import run
+
+from unde import Index, UndeError
+from unde.recipe import Recipe
+
+
+def rows_in(file: str) -> list[dict]:
+    if file.endswith(".parquet"):
+        return pytest.importorskip("pyarrow.parquet").read_table(file).to_pylist()
+    text = Path(file).read_text()
+    if file.endswith(".csv"):
+        return list(csv.DictReader(io.StringIO(text)))
+    return json.loads(text) if file.endswith(".json") else [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "json", "jsonl", "parquet"])
+def test_a_file_holds_what_the_library_gives(built, suffix):
+    setup = Recipe(built).make()
+    index = Index.open("idx", model=setup.model, task=setup.task)
+    best = index.score(setup.eval_queries).top(3)
+    ask = ("attribute", built, "--index", "idx", "--top", 3)
+    assert run(*ask, "--out", f"top.{suffix}").strip() == f"top.{suffix}: 15 queries, 3 examples each"
+    rows = rows_in(f"top.{suffix}")
+    assert list(rows[0]) == ["query", "query_id", "rank", "index", "id", "score"]
+    assert [int(r["index"]) for r in rows] == best.indices.flatten().tolist()
+    assert [r["id"] for r in rows] == [f"row-{r['index']}" for r in rows]
+    np.testing.assert_allclose([float(r["score"]) for r in rows], best.values.flatten(), rtol=1e-6)
+    assert [int(r["query"]) for r in rows] == [q for q in range(15) for _ in range(3)]
+    before = Path(f"top.{suffix}").read_bytes()
+    with pytest.raises(UndeError, match=f"--out top.{suffix} is there already: --overwrite replaces it"):
+        run(*ask, "--out", f"top.{suffix}")
+    assert Path(f"top.{suffix}").read_bytes() == before
+    run("attribute", built, "--index", "idx", "--top", 1, "--out", f"top.{suffix}", "--overwrite")
+    assert len(rows_in(f"top.{suffix}")) == 15
+
+
+def test_lines_of_json_and_a_format_that_the_name_does_not_tell(built):
+    ask = ("attribute", built, "--index", "idx", "--top", 2)
+    lines = [json.loads(line) for line in run(*ask, "--format", "jsonl").splitlines()]
+    assert lines == json.loads(run(*ask, "--format", "json"))
+    run(*ask, "--format", "jsonl", "--out", "top.txt")
+    assert [json.loads(line) for line in Path("top.txt").read_text().splitlines()] == lines
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--format parquet", "say where it goes, --out top.parquet"),
+        ("--format tabel", "Did you mean 'table'"),
+        ("--out top.xlsx", r"cannot tell a format from .*top\.xlsx"),
+        ("--out none/top.csv", "no folder none for --out none/top.csv"),
+        ("--out idx", "--out idx is a folder"),
+        ("--out top.csv --format table", "--format table is for a terminal"),
+        ("--overwrite", "--overwrite without --out"),
+        ("--by documents", "Did you mean 'document'"),
+        ("--by document", r"do not say which document .*\(one is 'row-0'\)"),
+    ],
+)
+def test_mistakes_leave_no_file(built, options, said):
+    before = sorted(Path().iterdir())
+    with pytest.raises(UndeError, match=said):
+        run("attribute", built, "--index", "idx", *options.split())
+    assert sorted(Path().iterdir()) == before
+
+
+def test_a_device_is_no_file_to_replace(built):
+    with pytest.raises(UndeError, match=r"cannot write /dev/null \(it is a device\)"):
+        run("attribute", built, "--index", "idx", "--out", "/dev/null", "--format", "csv", "--overwrite")

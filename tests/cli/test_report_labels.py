@@ -1,0 +1,137 @@
+"""`unde report --labels` on a project of one's own: the page, the file, names that are hostile, and refusals."""
+
+import csv
+from pathlib import Path
+
+import pytest
+from commands import run
+
+from report_dom import parse, words
+from unde import Index, UndeError
+from unde.index.labels import neighbours, wrong_labels
+from unde.recipe import Recipe
+
+EVIL = "</dd><script>alert(1)</script>"
+MORE = f"""
+
+def named():
+    setup = make()
+    setup.classes = ["none", "one", "{EVIL}"]
+    return setup
+
+def known():
+    setup = named()
+    x, y = setup.train_data
+    setup.true_labels = y
+    wrong = y.clone()
+    wrong[[5, 17, 40]] = (y[[5, 17, 40]] + 1) % 3
+    setup.train_data = (x, wrong)
+    return setup
+
+def few():
+    setup = make()
+    setup.classes = ["one", "two"]
+    return setup
+
+class Squared(unde.Task):
+    def loss(self, model, batch):
+        return model(batch[0]).square().sum(1)
+
+def squared():
+    setup = make()
+    setup.task = Squared()
+    return setup
+"""
+
+
+@pytest.fixture
+def built(project):
+    with open(f"{project}.py", "a") as file:
+        file.write(MORE)
+    run("build", f"{project}:make", "--out", "idx", "--projection", "none", "--method", "tracin")
+    return project
+
+
+def opened(target, path="idx"):
+    setup = Recipe(target).make()
+    return Index.open(path, model=setup.model, task=setup.task, train_data=setup.train_data)
+
+
+def facts(card):
+    return {words(row.one("dt")): words(row.one("dd")) for row in card.all(".said div")}
+
+
+def test_a_page_of_suspects_and_a_file(built):
+    run(
+        "report",
+        f"{built}:named",
+        "--index",
+        "idx",
+        "--labels",
+        "--out",
+        "p.html",
+        "--csv",
+        "s.csv",
+        "--first",
+        7,
+    )
+    index = opened(f"{built}:make")
+    found, names = wrong_labels(index), ["none", "one", EVIL]
+    root = parse(Path("p.html").read_text())
+    cards = root.all("#mislabelled li.example")
+    first = found.order[:7].tolist()
+    assert [words(card.one(".id")) for card in cards] == [f"row-{i}" for i in first]
+    along, against = neighbours(index, first)
+    for i, card, pro, opp in zip(first, cards, along, against, strict=True):
+        told = facts(card)
+        assert told["given"] == names[found.given[i]] and told["predicted"] == names[found.predicted[i]]
+        for side, some in (("proponents", pro), ("opponents", opp)):
+            tally = dict(reversed(part.split(" × ")) for part in told[side].split(", "))
+            labels = [names[found.given[n]] for n in some]
+            assert tally == {label: str(labels.count(label)) for label in labels}
+    assert words(root.one("#mislabelled-title")) == "Suspected labels"
+    assert not root.all(".mark") and not root.all("script")
+    with open("s.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["id"] for row in rows] == [f"row-{i}" for i in found.order.tolist()]
+    assert [row["given"] for row in rows] == [names[y] for y in found.given[found.order]]
+
+
+def test_known_labels_give_an_area(built):
+    run("build", f"{built}:known", "--out", "wrong", "--projection", "none", "--method", "tracin")
+    run(
+        "report",
+        f"{built}:known",
+        "--index",
+        "wrong",
+        "--labels",
+        "--out",
+        "p.html",
+        "--by",
+        "self-influence",
+    )
+    root, setup = parse(Path("p.html").read_text()), Recipe(f"{built}:known").make()
+    found = wrong_labels(opened(f"{built}:known", "wrong"), by="self-influence")
+    area = f"{found.auc(setup.true_labels):.3f}"
+    assert words(root.one(".areas dd")) == area and area in words(root.one("dl.cards"))
+    assert "3 of 60 labels are wrong (5.0%)" in words(root.all("p.lead")[0])
+    wrong = [c for c in root.all("#mislabelled li.example") if "hit" in c.classes]
+    assert all("really" in facts(card) for card in wrong)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["squared", "--labels"], "this is Squared"),
+        (["few", "--labels"], "has 2 names, the model tells 3 classes apart"),
+        (["make", "--labels", "--query", 3], "--labels looks at training examples"),
+        (["make", "--csv", "s.csv"], "--csv goes with --labels"),
+        (["make", "--by", "opposition"], "--by goes with --labels"),
+        (["make", "--labels", "--by", "size"], "unknown ranking of --labels 'size'"),
+    ],
+)
+def test_refusals(built, arguments, says):
+    target, *rest = arguments
+    with pytest.raises(UndeError, match=says):
+        run("report", f"{built}:{target}", "--index", "idx", "--out", "p.html", *rest)
+    assert not Path("p.html").exists() and not Path("s.csv").exists()

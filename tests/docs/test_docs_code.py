@@ -1,0 +1,89 @@
+"""The code of every page runs, block by block in order, in an empty folder with what its readers have at hand."""
+
+import contextlib
+import gc
+import io
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from blocks import PAGES, ROOT, SHELL, blocks
+from shell import commands, run
+from worlds import WORLDS, World
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+
+
+def runs(block):
+    """Other commands than those of unde (pip, make, …) are only checked, in test_docs_commands."""
+    if block.not_run is not None:
+        return False
+    if block.language in SHELL:
+        return any(c.words[0] == "unde" for c in commands(block.code))
+    return block.language == "python" or block.file is not None
+
+
+WITH_CODE = [name for name, page in zip(NAMES, PAGES) if any(runs(b) for b in blocks(page))]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A current folder whose modules nobody else sees."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = set(sys.modules)
+    gc.collect()
+    gc.freeze()  # plans collect garbage again and again, which takes its time with all of these libraries loaded
+    yield tmp_path
+    gc.unfreeze()
+    for name in set(sys.modules) - before:
+        found = getattr(sys.modules[name], "__file__", None)
+        if (found and Path(found).is_relative_to(tmp_path)) or name == "my_project":
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("name", WITH_CODE)
+def test_code_of_a_page_runs(name, folder):
+    world = WORLDS.get(name, World())
+    page = [block for block in blocks(ROOT / name) if runs(block)]
+    written = "".join(block.code for block in page)
+    assert [text for text in world.smaller if text not in written] == [], "not on the page any more"
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        names = dict(world.make(), __name__="__page__")
+        for block in page:
+            code = block.code
+            for text, instead in world.smaller.items():
+                code = code.replace(text, instead)
+            if block.file is not None:
+                Path(block.file).parent.mkdir(parents=True, exist_ok=True)
+                Path(block.file).write_text(code)
+            elif block.language in SHELL:
+                for command in commands(code):
+                    if command.words[0] == "unde":
+                        run(command)
+            else:
+                # Tracebacks name the page and its line.
+                exec(compile("\n" * (block.line - 1) + code, str(block.page), "exec"), names)
+    if name == "README.md":
+        check_quickstart(said.getvalue())
+
+
+def check_quickstart(said):
+    """It does what the text says: proponents of a digit show that digit."""
+    [(digits, proponents)] = re.findall(r"digits (\[.*?\]) proponents (\[\[.*\]\])", said)
+    pairs = zip(json.loads(digits), json.loads(proponents))
+    agree = sum(p == digit for digit, row in pairs for p in row)
+    assert agree >= 15, f"{agree} of 25 proponents show their query's digit"
+
+
+def test_quickstart_is_short():
+    [code] = [b.code for b in blocks(ROOT / "README.md") if b.language == "python"]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 16
+
+
+def test_pages_that_tests_prepare_exist():
+    assert set(WORLDS) <= set(NAMES)

@@ -1,0 +1,235 @@
+"""What readers of a page have at hand, and a test has not: a project, a model, data. All of it small.
+
+`WORLDS` has, by page, what makes it in the current folder and which names it gives, and what is written smaller in the
+code of the page before it is run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PROJECT = """
+import torch, unde
+from sklearn.datasets import load_digits
+
+def make():
+    x, y = map(torch.as_tensor, load_digits(return_X_y=True))
+    x = x.float() / 16
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(64, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+        for _ in range(60):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x[:300]), y[:300]).backward()
+            optimizer.step()
+    return unde.Setup(model, unde.tasks.Classification(), (x[:300], y[:300]), learn_queries=(x[300:330], y[300:330]),
+                      eval_queries=(x[330:345], y[330:345]), show=lambda e: e[0].reshape(8, 8).numpy())
+"""
+LINES = [
+    f"The {what} of the {place} was {how} in the year {year}, and the Congress {did} it."
+    for year, what in enumerate(("harvest", "treaty", "army", "debt", "railroad", "school"), 1801)
+    for place in ("north", "west", "union", "south", "coast", "plains")
+    for how, did in (("good", "praised"), ("poor", "regretted"), ("late", "noted"), ("great", "lauded"))
+]
+
+
+@dataclass(frozen=True)
+class World:
+    make: Callable[[], Mapping[str, Any]] = dict
+    smaller: Mapping[str, str] = field(default_factory=dict)
+
+
+def project() -> dict[str, Any]:
+    """my_project/setup.py, and an index of it in runs/idx."""
+    Path("my_project").mkdir()
+    Path("my_project/setup.py").write_text(PROJECT)
+    return {}
+
+
+def indexed() -> dict[str, Any]:
+    """The same with an index that remembers it, opened, and all that belongs to it."""
+    from shell import Command, run
+
+    import unde
+    from unde.recipe import Recipe
+
+    project()
+    run(Command(["unde", "build", "my_project.setup:make", "--out", "runs/idx", "--method", "tracin"]))
+    s = Recipe("my_project.setup:make").make()
+    index = unde.Index.open("runs/idx", model=s.model, task=s.task, train_data=s.train_data)
+    given = {"model": s.model, "task": s.task, "train_data": s.train_data, "queries": s.eval_queries}
+    return {**given, "torch": torch, "unde": unde, "index": index}
+
+
+def language() -> dict[str, Any]:
+    """my-gpt2, train.jsonl, learn.jsonl and eval.jsonl."""
+    from hf_toy import tokenizer, write_jsonl
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        sizes = {"n_positions": 512, "n_embd": 8, "n_layer": 2, "n_head": 2}
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=300, bos_token_id=0, eos_token_id=0, **sizes))
+    model.save_pretrained("my-gpt2")
+    tokenizer().save_pretrained("my-gpt2")
+    write_jsonl(Path("train.jsonl"), LINES[:130])
+    write_jsonl(Path("learn.jsonl"), LINES[130:136])
+    write_jsonl(Path("eval.jsonl"), LINES[136:140])
+    return {}
+
+
+def chat() -> dict[str, Any]:
+    """An adapter on my-gpt2, chats.jsonl and asked.jsonl."""
+    from hf_toy import tokenizer
+    from peft import LoraConfig, get_peft_model
+    from transformers import GPT2LMHeadModel
+
+    language()
+    words = tokenizer()
+    words.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
+    words.save_pretrained("my-gpt2")
+    base = GPT2LMHeadModel.from_pretrained(Path("my-gpt2").absolute())
+    targets = LoraConfig(r=2, target_modules=["c_attn"], init_lora_weights=False, fan_in_fan_out=True)
+    get_peft_model(base, targets).save_pretrained("adapter")
+
+    def talk(line: str) -> dict[str, Any]:
+        return {
+            "messages": [
+                {"role": "user", "content": line[:20]},
+                {"role": "assistant", "content": line[20:]},
+            ]
+        }
+
+    json_lines("chats.jsonl", [talk(line) for line in LINES[:130]])
+    json_lines("asked.jsonl", [talk(line) for line in LINES[130:134]])
+    return {}
+
+
+def both() -> dict[str, Any]:
+    return {**project(), **language()}
+
+
+def weights() -> dict[str, Any]:
+    """And an index of a language model, in runs/lm."""
+    from shell import Command, run
+
+    language()
+    words = "unde build --hf-model my-gpt2 --data train.jsonl --method tracin --out runs/lm"
+    run(Command(words.split()))
+    return indexed()
+
+
+def stores() -> dict[str, Any]:
+    """Also a way to retrain, for a bank."""
+    given = indexed()
+    x, _ = given["train_data"]
+
+    def train(rows, seed):
+        return x[rows].mean()
+
+    def utility(model):
+        return {"eval": torch.arange(5.0) * model}
+
+    return {**given, "train": train, "utility": utility, "weights": given["index"].learn_weights()}
+
+
+def denoiser() -> dict[str, Any]:
+    from denoisers import ddpm
+    from torch import nn
+
+    class Denoiser(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 3, 3, padding=1)
+
+        def forward(self, sample, timestep):
+            return self.last(torch.tanh(self.first(sample)))
+
+    images = torch.rand(40, 3, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    return {"unet": Denoiser().eval(), "scheduler": ddpm(), "images": images}
+
+
+def pipeline() -> dict[str, Any]:
+    import sd_toy
+
+    Path("toy").mkdir()
+    sd_toy.save(Path("toy")).rename("my-model")
+    images = torch.rand(12, 3, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    return {"images": images, "prompts": ["a cat", "a dog"] * 6}
+
+
+def cifar() -> dict[str, Any]:
+    """cifar10.npz: real digits, blown up to 32 × 32 and in colour."""
+    import numpy as np
+    from sklearn.datasets import load_digits
+
+    pixels, y = load_digits(return_X_y=True)
+    x = np.kron(pixels.reshape(-1, 8, 8)[:, :, :, None] * 15, np.ones((1, 4, 4, 3))).astype("uint8")
+    np.savez("cifar10.npz", x_train=x[:500], y_train=y[:500], x_test=x[500:620], y_test=y[500:620])
+    return {}
+
+
+def pictures() -> dict[str, Any]:
+    import numpy as np
+
+    pipeline()
+    number = np.arange(60)
+    words = [["a cat", "a dog"], ["a sketch", "a print"], ["a beach", "a forest"]]
+    labels = {
+        name: np.where(number % 3 == i, number // 3 % 2, -1)
+        for i, name in enumerate(("subject", "style", "background"))
+    }
+    images = np.random.default_rng(0).integers(0, 255, (60, 3, 8, 8), "uint8")
+    prompts = [words[i % 3][i // 3 % 2] for i in number]
+    np.savez("pictures.npz", images=images, prompts=prompts, **labels)
+    return {}
+
+
+def configs() -> dict[str, Any]:
+    from transformers import AutoModelForCausalLM, GPT2Config
+
+    import unde
+    from unde.tasks import CausalLM
+
+    both()
+    config = GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=50)
+    names = {"AutoModelForCausalLM": AutoModelForCausalLM, "CausalLM": CausalLM, "config": config}
+    return {**names, "torch": torch, "unde": unde}
+
+
+def json_lines(path: str, rows: list[dict[str, Any]]) -> None:
+    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+WORLDS: dict[str, World] = {
+    "README.md": World(both),
+    "docs/weights.md": World(weights),
+    "docs/language-models.md": World(language),
+    "docs/object-stores.md": World(stores, {"s3://bucket": "memory://docs", "n_train=1000": "n_train=20"}),
+    "docs/diffusion.md": World(
+        denoiser,
+        {"(3, 32, 32)": "(3, 8, 8)", "range(200, 400)": "range(40, 50)", "range(200)": "range(40)",
+         "timesteps=50": "timesteps=3", "consecutive(128)": "consecutive(2)"},
+    ),
+    "docs/stable-diffusion.md": World(pipeline, 
+        {'.to("cuda")': "", "timesteps=50": "timesteps=2", "rank=128": "rank=2", "range(100)": "range(3)",
+         "range(100, 110)": "range(4, 6)", "consecutive(128)": "consecutive(4)"},
+    ),
+    "docs/tutorials/wrong-labels.md": World(cifar, {"range(30)": "range(3)"}),
+    "docs/tutorials/language-model.md": World(language),
+    "docs/tutorials/cluster.md": World(),
+    "docs/tutorials/chat-lora.md": World(chat),
+    "docs/tutorials/diffusion.md": World(
+        pictures, {"timesteps=20": "timesteps=2", "rank=16": "rank=2", "range(50)": "range(6)"}
+    ),
+    "docs/plan.md": World(configs, {"DIR_OR_FILE": "my-gpt2"}),
+    "docs/reliability.md": World(indexed),
+    "docs/scale.md": World(project),
+}  # fmt: skip

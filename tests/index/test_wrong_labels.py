@@ -1,0 +1,154 @@
+"""Looking for wrong labels: rankings against autograd, neighbours, what is written, and what is refused."""
+
+import csv
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from unde import Index, UndeError
+from unde.index.labels import RANKINGS, neighbours, wrong_labels
+from unde.methods import TracIn
+from unde.tasks import Classification, Task
+
+N, M = 40, 4  # examples, and how many the rankings sum over
+
+
+def data(n=N, seed=0):
+    x = torch.randn(n, 4, generator=torch.Generator().manual_seed(seed))
+    return x, (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """A small classifier, the labels it was trained on, four of which are wrong, and the right ones."""
+    x, true = data()
+    given = true.clone()
+    given[[3, 11, 20, 33]] = (true[[3, 11, 20, 33]] + 1) % 3
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 12), torch.nn.Tanh(), torch.nn.Linear(12, 3))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    for _ in range(25):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), given).backward()
+        optimizer.step()
+    return model, x, given, true
+
+
+@pytest.fixture
+def index(trained, tmp_path):
+    model, x, given, _ = trained
+    ids = [f"row-{i}" for i in range(N)]
+    return Index.build(
+        model, Classification(), (x, given), tmp_path / "idx", method=TracIn("none"), ids=ids, progress=False
+    )
+
+
+@pytest.fixture(scope="module")
+def products(trained):
+    """(N, N) inner products of gradients, one backward pass for each example."""
+    model, x, given, _ = trained
+    rows = []
+    for i in range(N):
+        loss = F.cross_entropy(model(x[i : i + 1]), given[i : i + 1])
+        grads = torch.autograd.grad(loss, list(model.parameters()))
+        rows.append(torch.cat([g.flatten() for g in grads]).double())
+    features = torch.stack(rows)
+    return features @ features.T
+
+
+def test_rankings_are_what_they_say(index, products):
+    own, sums = products.diagonal(), products.sort(1, descending=True).values
+    wanted = {
+        "self-influence": own,
+        "normalised": own / sums[:, :M].sum(1),
+        "opposition": -sums[:, -M:].sum(1),
+    }
+    assert set(wanted) == set(RANKINGS)
+    for by, scores in wanted.items():
+        found = wrong_labels(index, by=by, top=M)
+        torch.testing.assert_close(found.scores.double(), scores, rtol=1e-4, atol=1e-6)
+        assert found.order.tolist() == scores.argsort(descending=True).tolist()
+
+
+def test_answers_are_the_models(index, trained):
+    model, x, given, _ = trained
+    found = wrong_labels(index)
+    assert torch.equal(found.given, given) and torch.equal(found.predicted, model(x).argmax(1))
+    assert found.classes == 3 and list(found.ids[:2]) == ["row-0", "row-1"]
+
+
+def test_wrong_labels_come_first(index, trained):
+    true = trained[3]
+    for by in RANKINGS:
+        found = wrong_labels(index, by=by)
+        wrong, right = found.scores[found.given != true], found.scores[found.given == true]
+        pairs = (wrong[:, None] > right).double().mean()  # all pairs, one by one
+        assert found.auc(true) == pytest.approx(float(pairs)) and found.auc(true) > 0.7
+
+
+def test_neighbours_leave_out_the_example_itself(index, products):
+    where = [3, 0, 17]
+    along, against = neighbours(index, where, 5)
+    for i, some, others in zip(where, along, against, strict=True):
+        order = [n for n in products[i].argsort(descending=True).tolist() if n != i]
+        assert some == order[:5] and others == order[::-1][:5]
+    assert len(neighbours(index, [3], 500)[0][0]) == N - 1
+
+
+def test_the_file_lists_everybody(index, tmp_path):
+    found = wrong_labels(index)
+    found.to_csv(tmp_path / "plain.csv")
+    found.to_csv(tmp_path / "named.csv", ["=cat()", "dog", 'a "fox", red'])
+    with open(tmp_path / "plain.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["id", "index", "score", "given", "predicted"]
+    assert [int(row["index"]) for row in rows] == found.order.tolist()
+    assert [row["id"] for row in rows] == [f"row-{i}" for i in found.order.tolist()]
+    assert [float(row["score"]) for row in rows] == found.scores[found.order].tolist()
+    assert [int(row["given"]) for row in rows] == found.given[found.order].tolist()
+    with open(tmp_path / "named.csv", newline="") as file:
+        named = {row["given"] for row in csv.DictReader(file)}
+    assert named == {"'=cat()", "dog", 'a "fox", red'}  # no formula
+    with pytest.raises(UndeError, match="2 names of classes, the model tells 3 apart"):
+        found.to_csv(tmp_path / "few.csv", ["a", "b"])
+    assert not (tmp_path / "few.csv").exists()
+
+
+def test_examples_that_were_skipped_are_not_ranked(trained, tmp_path):
+    model, x, given, true = trained
+    x = x.clone()
+    x[7] = torch.nan
+    index = Index.build(
+        model, Classification(), (x, given), tmp_path / "idx", method=TracIn("none"), on_bad="skip"
+    )
+    for by in RANKINGS:
+        found = wrong_labels(index, by=by)
+        assert sorted(found.order.tolist()) == [i for i in range(N) if i != 7]
+        assert 0.7 < found.auc(true) <= 1
+    assert all(7 not in some for some in neighbours(index, [3], 500)[0])
+
+
+class Squared(Task):
+    def loss(self, model, batch):
+        return model(batch[0]).square().sum(1)
+
+
+def test_what_has_no_labels_is_refused(index, trained, tmp_path):
+    model, x, given, true = trained
+    other = Index.build(model, Squared(), (x, given), tmp_path / "other", method="tracin")
+    with pytest.raises(
+        UndeError, match=r"this is Squared. index.self_influence\(\) ranks the examples of any"
+    ):
+        wrong_labels(other)
+    alone = Index.open(index.folder)
+    with pytest.raises(UndeError, match="opened without its task"):
+        wrong_labels(alone)
+    half = Index.open(index.folder, model=model, task=Classification())
+    with pytest.raises(UndeError, match="needs the model and its training data"):
+        wrong_labels(half)
+    with pytest.raises(UndeError, match="unknown ranking of labels 'size'"):
+        wrong_labels(index, by="size")
+    for bad in (true[:3], true.float()):
+        with pytest.raises(UndeError, match="expected a class number for each of the 40"):
+            wrong_labels(index).auc(bad)

