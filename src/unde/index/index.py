@@ -165,8 +165,7 @@ class Index:
         folder, runs, model = place(path), named(executor, threads=threads), unwrapped(model)
         budget, chosen = parse_bytes(memory), methods.for_building(method)
         with making.on_device(model, device), ending(executor, runs):
-            put = None if device is None else str(device)
-            given = Given(model, task, rows, checkpoints, making.as_recipe(recipe), put)
+            given = Given(model, task, rows, checkpoints, making.as_recipe(recipe), making.plainly(device))
             checked(given, chosen, groups, exclude, second_moments)  # before a folder is made
             settling = partial(
                 settle,
@@ -294,9 +293,8 @@ class Index:
         rows = Rows(queries, own_collate(self._opened.collate, queries))
         kept = None if path is None else place(path)
         if kept is not None and there(kept):
-            found = QueryFeatures.load(
-                kept, self.manifest.lineage, (self.manifest.terms, self.manifest.width)
-            )
+            m = self.manifest
+            found = QueryFeatures.load(kept, m.lineage, (m.terms, m.width))
             if found.digests != rows.digests():
                 raise UndeError(
                     f"{path} holds the features of other queries: choose another path, or delete it"
@@ -389,15 +387,15 @@ class Index:
         perturb: Any = None,
     ) -> dict[str, Trust]:
         """The same for each named set of weights, all on the same copies; without any, of the unweighted method."""
-        chosen = methods.on_index(method, self.method)
-        return of_several(self._opened, weights, chosen, examples, seed, perturb)
+        return of_several(
+            self._opened, weights, methods.on_index(method, self.method), examples, seed, perturb
+        )
 
     def _retrieval(self, method: Method, groups: Groups) -> self_retrieval.Retrieval:
         """Self-retrieval as it is by default, under one method and partition; the one used last is held on to."""
         key = (method, tuple(groups.members.items()))
         if self._retrieved is None or self._retrieved[0] != key:
             self._retrieved = None  # its memory is free for the next
-            few = self_retrieval.EXAMPLES
-            made = self_retrieval.Retrieval.made(self._opened, method, None, few, 0, groups)
-            self._retrieved = (key, made)
+            few, made = self_retrieval.EXAMPLES, self_retrieval.Retrieval.made
+            self._retrieved = (key, made(self._opened, method, None, few, 0, groups))
         return self._retrieved[1]
