@@ -85,16 +85,28 @@ def language() -> dict[str, Any]:
     return {}
 
 
-def chat() -> dict[str, Any]:
-    """An adapter on my-gpt2, chats.jsonl and asked.jsonl."""
+def talking() -> None:
+    """my-gpt2 with a chat template."""
     from hf_toy import tokenizer
-    from peft import LoraConfig, get_peft_model
-    from transformers import GPT2LMHeadModel
 
     language()
     words = tokenizer()
     words.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
     words.save_pretrained("my-gpt2")
+
+
+def conversations() -> dict[str, Any]:
+    talking()
+    Path("my-gpt2").rename("model")
+    return {}
+
+
+def chat() -> dict[str, Any]:
+    """An adapter on my-gpt2, chats.jsonl and asked.jsonl."""
+    from peft import LoraConfig, get_peft_model
+    from transformers import GPT2LMHeadModel
+
+    talking()
     base = GPT2LMHeadModel.from_pretrained(Path("my-gpt2").absolute())
     targets = LoraConfig(r=2, target_modules=["c_attn"], init_lora_weights=False, fan_in_fan_out=True)
     get_peft_model(base, targets).save_pretrained("adapter")
@@ -192,6 +204,22 @@ def pictures() -> dict[str, Any]:
     return {}
 
 
+def living() -> dict[str, Any]:
+    """An index with ids, data that is new, and two indexes of parts."""
+    import unde
+
+    model, task = torch.nn.Linear(4, 3), unde.tasks.Classification()
+    x = torch.randn(120, 4, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(120) % 3
+    parts = {"idx": range(50), "monday": range(80, 100), "tuesday": range(100, 120)}
+    for name, rows in parts.items():
+        ids = [f"doc-{i}" for i in rows]
+        unde.Index.build(model, task, (x[list(rows)], y[list(rows)]), f"runs/{name}", ids=ids)
+    more = (x[50:60], y[50:60])
+    given = {"model": model, "task": task, "data": (x[:50], y[:50]), "some_data": more, "unde": unde}
+    return {**given, "more_data": more, "more_ids": [f"doc-{i}" for i in range(50, 60)]}
+
+
 def configs() -> dict[str, Any]:
     from transformers import AutoModelForCausalLM, GPT2Config
 
@@ -225,6 +253,8 @@ WORLDS: dict[str, World] = {
     "docs/tutorials/wrong-labels.md": World(cifar, {"range(30)": "range(3)"}),
     "docs/tutorials/language-model.md": World(language),
     "docs/tutorials/cluster.md": World(),
+    "docs/living-indexes.md": World(living),
+    "docs/data.md": World(conversations),
     "docs/tutorials/chat-lora.md": World(chat),
     "docs/tutorials/diffusion.md": World(
         pictures, {"timesteps=20": "timesteps=2", "rank=16": "rank=2", "range(50)": "range(6)"}

@@ -17,7 +17,7 @@ from unde.integrations.examples import Answers, causal_examples
 from unde.integrations.labelled import Labelled, classified, translations
 from unde.integrations.sequences import Sequences, pieces
 from unde.integrations.trainer import home_of, newest
-from unde.recipe import Setup
+from unde.recipe import Ask, Setup
 from unde.store.reading import read_json
 from unde.tasks import Classification
 from unde.tasks.tokens import text_config
@@ -119,6 +119,7 @@ def hf_setup(
         show=show,
         pieces=lambda example: pieces(tokenizer, example[said].tolist()),
         ids=train.ids,
+        ask=Ask(text=lambda text: asked([text])),
     )
 
 
