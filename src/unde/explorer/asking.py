@@ -15,11 +15,11 @@ from unde.data import Rows, to_device
 from unde.errors import UndeError
 from unde.explorer.catalogue import Catalogue, figure, raw_label, shown
 from unde.explorer.jobs import Job
-from unde.explorer.pictures import Likeness, decoded
-from unde.explorer.questions import Question, relabelled
+from unde.explorer.questions import Question
 from unde.features.guard import untouched
 from unde.features.units import placement
 from unde.index import Index
+from unde.integrations.pictures import Likeness, decoded, relabelled
 from unde.methods import JourneyTRAK, Method
 from unde.recipe import Setup
 from unde.report.items import Item
