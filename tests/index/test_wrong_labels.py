@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from unde import Index, UndeError
 from unde.index.labels import RANKINGS, neighbours, wrong_labels
 from unde.methods import TracIn
-from unde.tasks import Classification, Task
+from unde.tasks import Classification, Task, TokenClassification
 
 N, M = 40, 4  # examples, and how many the rankings sum over
 
@@ -132,6 +132,33 @@ def test_examples_that_were_skipped_are_not_ranked(trained, tmp_path):
 class Squared(Task):
     def loss(self, model, batch):
         return model(batch[0]).square().sum(1)
+
+
+class Tagger(torch.nn.Module):
+    """A class for each token."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = torch.nn.Embedding(9, 6), torch.nn.Linear(6, 3)
+
+    def forward(self, input_ids, attention_mask=None):
+        return self.head(self.embed(input_ids))
+
+
+def test_of_tokens_the_least_likely_one_is_told(tmp_path):
+    model, g = Tagger(), torch.Generator().manual_seed(0)
+    ids, labels = torch.randint(9, (10, 5), generator=g), torch.randint(3, (10, 5), generator=g)
+    labels[:, 0] = -100  # as special tokens have
+    task = TokenClassification()
+    rows = [{"input_ids": i, "labels": y} for i, y in zip(ids, labels)]
+    index = Index.build(model, task, rows, tmp_path / "idx", method=TracIn("none"), progress=False)
+    found = wrong_labels(index, by="self-influence")
+    for n in range(10):
+        logits = model(ids[n : n + 1])[0].detach().log_softmax(-1)
+        at = min(range(1, 5), key=lambda t: float(logits[t, labels[n, t]]))
+        assert int(found.given[n]) == int(labels[n, at])
+        assert int(found.predicted[n]) == int(logits[at].argmax())
 
 
 def test_what_has_no_labels_is_refused(index, trained, tmp_path):

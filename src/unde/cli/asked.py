@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from unde import methods
+from unde.cli.pictures import like_training, opened, relabelled
 from unde.cli.project import Project
 from unde.data import Rows
 from unde.diffusion import Samples
 from unde.errors import UndeError
 from unde.integrations.diffusers import query_columns
 from unde.methods import JourneyTRAK, Method
+from unde.report.classes import answers_to, collated
 from unde.tasks import Diffusion
 
 
@@ -87,6 +89,20 @@ def _positions_in(query: Sequence[str], count: int) -> list[int]:
 
 
 def _typed(project: Project, query: Sequence[str]) -> Asked:
-    raise UndeError(
-        f"--query {query[0]!r}: expected a number, which of the eval_queries of {project.name} to show"
-    )
+    """Images of files. Nobody knows their labels: what is asked about is what the model says."""
+    setup = project.setup
+    train = collated(setup, setup.train_data)
+    made = []
+    for text in query:
+        path = Path(text).expanduser()
+        if not path.is_file():
+            raise UndeError(
+                f"--query {text!r} is no file: expected the file of an image, or a number, which of the eval_queries "
+                f"of {project.name} to show. Texts go with --hf-model"
+            )
+        made.append(like_training(opened(path), path, setup.task, train))
+    rows = Rows(made, train.collate)
+    said = answers_to(setup, rows)
+    if said is not None:
+        rows = Rows([relabelled(e, int(y)) for e, y in zip(made, said.predicted, strict=True)], train.collate)
+    return Asked(rows, [Path(text).name for text in query], labelled=False)

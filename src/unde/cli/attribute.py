@@ -13,7 +13,8 @@ import typer
 from rich.markup import escape
 from torch import Tensor
 
-from unde import console
+from unde import console, methods
+from unde.cli.asked import use_samples
 from unde.cli.options import (
     HF,
     Data,
@@ -60,7 +61,10 @@ def attribute(
     ] = None,
     queries: Annotated[
         str | None,
-        typer.Option(help="a file of texts as in --data; with MODULE:FUNCTION: eval (the default) or learn"),
+        typer.Option(
+            help="a file of texts as in --data; with MODULE:FUNCTION: eval (the default), learn, or a folder of saved "
+            "samples"
+        ),
     ] = None,
     hf_model: HFModel = None,
     data: Data = None,
@@ -111,10 +115,13 @@ def attribute(
         raise UndeError('nothing to attribute: give --query "some text", or --queries FILE.jsonl')
     texts = query or (Path(queries) if queries and target is None else None)
     project = Project(target, source, index=index, evaluate=texts, query_field=query_field, device=device)
+    opened = project.index(index, named(engine, threads=threads, workers=workers))
     role = queries if queries and target is not None else "eval"
+    if target is not None and role not in ("eval", "learn") and Path(role).expanduser().is_dir():
+        use_samples(project, Path(role), methods.on_index(method, opened.method))
+        role = "eval"
     # Of texts that were typed nothing is learned and nothing measured: they may be training data.
     asked = project.queries(role) if query else project.queries_apart(role)
-    opened = project.index(index, named(engine, threads=threads, workers=workers))
     whole = None if by == "example" else documents(opened.ids or range(len(opened)))
     scores = opened.score(asked, method) if query else kept_scores(opened, asked, method)
     learned = None if weights is None else weights_in(weights, scores)

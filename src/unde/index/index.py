@@ -17,7 +17,7 @@ from unde.build.settle import checked, settle
 from unde.data import Collate, Rows, own_collate, parse_bytes
 from unde.errors import UndeError
 from unde.execution import Executor, ending, named
-from unde.groups import Groups
+from unde.groups import Groups, unwrapped
 from unde.index import living, making, merging, self_retrieval
 from unde.index.facts import index_facts
 from unde.index.opened import Opened
@@ -162,7 +162,7 @@ class Index:
         making.check_options(task, on_bad, batch_size, store_dtype)
         rows = Rows(train_data, collate or own_collate(task.collate, train_data))
         ids = making.ids_for(rows, ids)
-        folder, runs = place(path), named(executor, threads=threads)
+        folder, runs, model = place(path), named(executor, threads=threads), unwrapped(model)
         budget, chosen = parse_bytes(memory), methods.for_building(method)
         with making.on_device(model, device), ending(executor, runs):
             given = Given(model, task, rows, checkpoints, making.as_recipe(recipe), making.plainly(device))
@@ -228,7 +228,7 @@ class Index:
             raise UndeError(f"{runs} does a share of a build: ask an index with another executor")
         at = Opened(
             making.found(place(path), parse_bytes(memory), verify),
-            model=model,
+            model=None if model is None else unwrapped(model),
             task=task,
             checkpoints=checkpoints,
             collate=collate,
@@ -278,7 +278,7 @@ class Index:
 
         Options are those of `unde.plan.plan`: n_examples, seq_len, and most of `Index.build`.
         """
-        return plan.plan(model, task, example, **options)
+        return plan.plan(unwrapped(model), task, example, **options)
 
     # --- asking -----------------------------------------------------------------------------------------
 
@@ -291,9 +291,8 @@ class Index:
                 )
             return queries
         rows = Rows(queries, own_collate(self._opened.collate, queries))
-        kept = None if path is None else place(path)
+        kept, m = None if path is None else place(path), self.manifest
         if kept is not None and there(kept):
-            m = self.manifest
             found = QueryFeatures.load(kept, m.lineage, (m.terms, m.width))
             if found.digests != rows.digests():
                 raise UndeError(
@@ -337,8 +336,8 @@ class Index:
         that sum is not positive the example says nothing about itself and gets 0.
         """
         where = torch.arange(len(self)) if subset is None else torch.as_tensor(subset)
-        chosen = methods.on_index(method, self.method)
-        return self._opened.scorer.self_influence(chosen, weights, normalize_top, where)
+        scorer, chosen = self._opened.scorer, methods.on_index(method, self.method)
+        return scorer.self_influence(chosen, weights, normalize_top, where)
 
     def learn_weights(
         self,
@@ -374,9 +373,8 @@ class Index:
         perturb: Any = None,
     ) -> Trust:
         """How many training examples find themselves through a change, by its strength: see `unde.index.trust`."""
-        named = {} if weights is None else {"weighted": weights}
-        [told] = self.trust_of(named, method, examples, seed, perturb).values()
-        return told
+        given = {} if weights is None else {"weighted": weights}
+        return next(iter(self.trust_of(given, method, examples, seed, perturb).values()))
 
     def trust_of(
         self,

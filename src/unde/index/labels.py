@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unde import console, methods
@@ -30,8 +31,9 @@ from unde.scores import GroupScores, Top
 from unde.scores.group_scores import WeightsLike
 from unde.store.files import write_bytes
 from unde.store.remote import Place, place
-from unde.tasks import Classification
+from unde.tasks import Classification, TokenClassification
 from unde.tasks.base import Task
+from unde.tasks.tokens import IGNORE
 
 if TYPE_CHECKING:
     from unde.index.index import Index
@@ -123,13 +125,14 @@ def wrong_labels(
     return Suspects(scores, said.given, said.predicted, said.classes, ids, order[usable[order]], by)
 
 
-def classifier(task: Task | None) -> Classification:
+def classifier(task: Task | None) -> Classification | TokenClassification:
     """The task of an index, where it has labels to doubt."""
-    if isinstance(task, Classification):
+    if isinstance(task, (Classification, TokenClassification)):
         return task
     found = "an index that was opened without its task" if task is None else f"{type(task).__name__}"
     raise UndeError(
-        f"wrong labels are looked for where there are labels, under unde.tasks.Classification: this is {found}. "
+        "wrong labels are looked for where there are labels, under unde.tasks.Classification or TokenClassification: "
+        f"this is {found}. "
         "index.self_influence() ranks the examples of any task"
     )
 
@@ -143,25 +146,36 @@ class Answers:
     classes: int  # that the model tells apart
 
 
-def answers(model: nn.Module, task: Classification, rows: Rows, *, progress: bool = False) -> Answers:
-    """What a classifier says of some examples, and what they are labelled."""
+def answers(
+    model: nn.Module, task: Classification | TokenClassification, rows: Rows, *, progress: bool = False
+) -> Answers:
+    """What a classifier says of some examples, and what they are labelled; where every token has a label, of the token
+    of each example whose label the model finds least likely."""
     device, _ = placement(model)
     given, predicted, classes = [], [], 0
     bar = console.progress("predictions", len(rows), progress, unit="examples")
     with untouched(model), torch.no_grad(), bar as advance:
         for start in range(0, len(rows), _PASS):
             batch = to_device(rows.batch(range(start, min(start + _PASS, len(rows)))), device)
-            logits, labels = task.logits(model, batch), task.split(batch)[1]
-            if logits.dim() != 2 or labels.shape != logits.shape[:1]:
-                raise UndeError(
-                    f"logits of shape {tuple(logits.shape)} for labels of shape {tuple(labels.shape)}: expected one "
-                    "label for each example, (B, classes) and (B,)"
-                )
+            logits, labels = _asked(task, model, batch)
             given.append(labels.long().cpu())
             predicted.append(logits.argmax(1).cpu())
             classes = logits.shape[1]
             advance(len(labels))
     return Answers(torch.cat(given), torch.cat(predicted), classes)
+
+
+def _asked(task: Classification | TokenClassification, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    """(B, classes) logits and the (B,) labels they are compared with."""
+    if isinstance(task, Classification):
+        return task.predicted(model, batch)
+    logits, target, _ = task.predictions(model, batch)
+    losses = F.cross_entropy(
+        logits.flatten(0, 1).float(), target.flatten(), reduction="none", ignore_index=IGNORE
+    )
+    at = losses.view(target.shape).masked_fill(target == IGNORE, -1.0).argmax(1)
+    rows = torch.arange(len(at), device=at.device)
+    return logits[rows, at], target[rows, at]
 
 
 def neighbours(

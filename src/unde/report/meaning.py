@@ -22,6 +22,7 @@ class Meaning:
     helps: str
     hurts: str | None
     note: str = ""
+    images: bool = False  # whether queries are images that the model made
 
     @property
     def in_words(self) -> str:
@@ -43,11 +44,14 @@ def meaning(method: Method, task: Task | None = None) -> Meaning:
     'training on it lowers the model’s loss on the label asked about'
     """
     if isinstance(method, DAS):
-        return _das(method)
-    made = _loss(method, task) if method.measure == "loss" else _MEASURES.get(method.measure, _other(method))
+        made = _das(method)
+    elif method.measure == "loss":
+        made = _loss(method, task)
+    else:
+        made = _MEASURES.get(method.measure, _other(method))
     if isinstance(method, TracIn) and method.cosine:
-        return replace(made, note=f"{COSINE} {made.note}".strip())
-    return made
+        made = replace(made, note=f"{COSINE} {made.note}".strip())
+    return replace(made, images=isinstance(task, Diffusion))
 
 
 def _loss(method: Method, task: Task | None) -> Meaning:
@@ -97,9 +101,9 @@ _MEASURES = {
     "margin": _SURER,
     "output": _SURER,
     "square": Meaning(
-        "what changes the size of the noise predicted for this example changes that of the image the same way",
-        "it changes the other way",
-        "The size of the prediction is no loss: a proponent is akin to the image in what the model knows about both, "
-        "and a positive score does not say that training on it lowered a loss.",
+        "what makes the model predict more noise for it makes it predict more noise for the image too",
+        "it makes it predict less",
+        "The size of a prediction is no loss: a proponent is akin to the image in how the model sees both, and a "
+        "positive score does not say that training on it lowered a loss.",
     ),
 }

@@ -16,9 +16,9 @@ from unde.report.items import Scored, example, kind_of, label_text, largest_scor
 from unde.report.svg import Line, line_key, roc_plot
 
 NEIGHBOURS = (
-    "Below each one: the label it carries, what the model says, and the labels of the training examples nearest to it. "
-    "Proponents pull the model the same way, opponents the other way: where a label is wrong, opponents often carry "
-    "the right one. A rare or hard example is suspicious too, so look before you change a label."
+    "Beside each one: the label it carries, what the model says, and the labels of the training examples nearest to "
+    "it. Proponents pull the model the same way, opponents the other way: where a label is wrong, opponents often "
+    "carry the right one. A rare or hard example is suspicious too, so look before you change a label."
 )
 HIT = mark("hit", "✓", "found", "the label is indeed wrong")
 MISS = mark("miss", "–", "label is right", "the label is not known to be wrong")
@@ -73,8 +73,8 @@ class RocCurve:
 class Said:
     """What others say of an example: the model, and the training examples nearest to it, by the labels they carry.
 
-    >>> Said("dog", ["cat", "cat", "fox"], ["dog", "dog", "dog"]).against
-    '3 × dog'
+    >>> Said("dog", ["cat", "cat", "fox"], ["dog", "dog", "dog"]).along
+    'cat\\xa0×2, fox'
     """
 
     predicted: int | str
@@ -93,7 +93,7 @@ class Said:
 def _tally(labels: Sequence[int | str]) -> str:
     """Labels with how often each is there, the commonest first."""
     counted = Counter(map(label_text, labels)).most_common()
-    return ", ".join(f"{n} × {label}" for label, n in counted)
+    return ", ".join(label if n == 1 else f"{label}\u00a0×{n}" for label, n in counted)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +164,12 @@ def _curves(curves: Sequence[RocCurve]) -> Html:
     lines = [Line(curve.name, curve.false_positive_rate, curve.true_positive_rate) for curve in curves]
     in_words = ", ".join(f"{curve.name} {curve.auc:.3f}" for curve in curves)
     keys = [
-        el("div", None, el("dt", None, line_key(index), curve.name), el("dd", None, f"{curve.auc:.3f}"))
+        el(
+            "div",
+            None,
+            el("dt", None, line_key(index) if len(curves) > 1 else None, curve.name),
+            el("dd", None, f"{curve.auc:.3f}"),
+        )
         for index, curve in enumerate(curves)
     ]
     return el(

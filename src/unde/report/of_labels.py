@@ -18,12 +18,14 @@ from unde.report.mislabel import MislabelPanel, RocCurve, Said
 from unde.report.page import Page
 from unde.report.shown import Shown
 from unde.report.tables import Card
+from unde.tasks import TokenClassification
 from unde.version import __version__
 from unde.weights import Weights
 
 Ways = Mapping[str, Weights | None]  # of scoring, by name
 SUSPECTS = 48  # on a page
 NEIGHBOURS = 5  # on each side of a suspect
+TOKENS = "Labels are those of the token of each text whose label the model finds least likely."
 WORDS = {
     "normalised": "normalised self-influence, the share of an example’s score that no other example explains",
     "self-influence": "self-influence, how much the model had to bend for an example alone",
@@ -92,6 +94,7 @@ def label_panel(
     first = last.order[: max(count, 1)].tolist()
     wrong = None if shown.true is None else last.wrong(shown.true)
     told = wrong is not None and bool(wrong[last.order].any()) and not bool(wrong[last.order].all())
+    of_tokens = TOKENS if isinstance(shown.setup.task, TokenClassification) else ""
     weighing = f"{name}: " if len(rankings) > 1 else ""
     return MislabelPanel(
         [Scored(shown.example(i), float(last.scores[i])) for i in first],
@@ -99,7 +102,7 @@ def label_panel(
         examples=len(last.order),
         mislabelled=None if wrong is None else int(wrong[last.order].sum()),
         ranked_by=weighing + WORDS[last.ranking],
-        note=_unseen(shown.train, ways[name], rankings, wrong) if told and wrong is not None else "",
+        note=_unseen(shown.train, ways[name], rankings, wrong) if told and wrong is not None else of_tokens,
         said=_said(index, shown, last, first, ways[name], method) if beside else (),
     )
 

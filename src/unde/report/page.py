@@ -161,12 +161,13 @@ def _head(title: str) -> Html:
 def _how_to_read(page: Page) -> Html:
     queries = page.queries
     rows = [row for panel in queries for row in panel.rows]
-    generated = all(panel.query.prompt is not None for panel in queries)
-    told = page.meaning or (_OF_IMAGES if generated else _OF_LOSSES)
+    prompted = all(panel.query.prompt is not None for panel in queries)
+    told = page.meaning or (_OF_IMAGES if prompted else _OF_LOSSES)
+    source = " from the prompt below it" if prompted else ""
     asked = (
-        "A query is an image that the model made from the prompt below it; beside it stand the training examples that "
-        "mattered most to it. "
-        if generated
+        f"A query is an image that the model made{source}; beside it stand the training examples that mattered most to "
+        "it. "
+        if prompted or told.images
         else "A query is something the model was asked; beside it stand the training examples that moved its answer "
         "most. "
     )

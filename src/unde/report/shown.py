@@ -46,7 +46,8 @@ class Shown:
         self.setup = setup
         self.classes = class_names(setup) if classes is None else classes
         self.train = collated(setup, setup.train_data)
-        self.true = true_numbers(setup, self.classes, len(self.train))
+        known = isinstance(setup.task, Classification)  # one label for each example
+        self.true = true_numbers(setup, self.classes, len(self.train)) if known else None
         self.left_out = 0  # pictures that would have taken too long
         self._show = setup.show or (drawn_by(setup.task) if isinstance(setup.task, Diffusion) else None)
         self._seconds = seconds
@@ -135,9 +136,9 @@ def drawn_by(task: Diffusion) -> Show:
             if vae is not None:
                 with untouched(vae):
                     image = decoded(vae, latents[None])[0]
-            elif len(latents) in (1, 3):  # a model of pixels
-                image = latents
-        if not isinstance(image, Tensor):
+            else:
+                image = latents  # of a model of pixels
+        if not isinstance(image, Tensor) or image.dim() != 3 or len(image) not in (1, 3):
             return {"prompt": _prompt(example)}
         return {"image": (image.float() / 2 + 0.5).clamp(0, 1).cpu(), "prompt": _prompt(example)}
 

@@ -212,6 +212,7 @@ _EXAMPLES = """
 .wall.as-id, .wall.as-text { max-width: 48rem; margin-top: 1.5rem; }
 .wall .bar { --tone: var(--accent); }
 .wall.cards-of.as-image { grid-template-columns: repeat(auto-fill, minmax(min(100%, 17.5rem), 1fr)); gap: 1.6rem 2rem; }
+.wall.cards-of { margin-top: 2rem; } .legend + .wall.cards-of { margin-top: 0; }
 .cards-of .thumb { display: grid; grid-template-columns: 6rem minmax(0, 1fr); gap: 0 1rem; align-items: start; }
 .cards-of .thumb .about { padding-top: 0; align-content: start; font-size: 0.85rem; }
 .cards-of .thumb .value { display: flex; } .cards-of .thumb .bar { flex: 1; margin-top: 0; }

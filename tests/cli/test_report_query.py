@@ -1,0 +1,103 @@
+"""`unde report --query`: a page on one query, by its number or from the file of an image."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from commands import run
+
+from report_dom import parse, words
+from unde import Index, UndeError
+from unde.recipe import Recipe
+
+Image = pytest.importorskip("PIL.Image")
+
+PICTURES = """
+
+def pictures(low=0.0, high=1.0):
+    generator = torch.Generator().manual_seed(0)
+    x = low + (high - low) * torch.rand(40, 1, 4, 4, generator=generator)
+    y = (x.mean((1, 2, 3)) > (low + high) / 2).long()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 2))
+    return unde.Setup(model, unde.tasks.Classification(), (x[:30], y[:30]), eval_queries=(x[30:], y[30:]),
+                      classes=["dark", "light"])
+
+def normalised():
+    return pictures(-2.0, 2.5)
+"""
+
+
+@pytest.fixture
+def built(project):
+    with open(f"{project}.py", "a") as file:
+        file.write(PICTURES)
+    run("build", f"{project}:pictures", "--out", "idx", "--projection", "none", "--method", "tracin")
+    return f"{project}:pictures"
+
+
+def page(*arguments):
+    run("report", *arguments, "--index", "idx", "--out", "p.html")
+    return parse(Path("p.html").read_text())
+
+
+def shown(root):
+    """Training examples of each row, by the words of their pictures."""
+    words = [n.attributes.get("alt") or n.attributes.get("aria-label") for n in root.all(".rows .picture")]
+    return [int(re.search(r"#(\d+)", w)[1]) for w in words]
+
+
+def test_a_page_on_just_that_query(built):
+    root, setup = page(built, "--query", 7, "--top", 3), Recipe(built).make()
+    [article] = root.all("article")
+    assert words(article.one("h3")) == "Query #7"
+    x, y = setup.eval_queries
+    scores = Index.open("idx", model=setup.model, task=setup.task).score((x[7:8], y[7:8])).total()[0]
+    order = scores.argsort(descending=True).tolist()
+    assert shown(article) == order[:3] + order[::-1][:3]
+    assert [words(a.one("h3")) for a in page(built, "--query", 7, "--query", 2).all("article")] == [
+        "Query #7",
+        "Query #2",
+    ]
+
+
+def test_the_file_of_an_image_is_asked_about_as_the_model_sees_it(built):
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 4), dtype=np.uint8)
+    Image.fromarray(pixels).save("some.png")
+    root, setup = page(built, "--query", "some.png", "--top", 3), Recipe(built).make()
+    x = torch.from_numpy(pixels)[None, None] / 255
+    predicted = int(setup.model(x).argmax())
+    scores = (
+        Index.open("idx", model=setup.model, task=setup.task).score((x, torch.tensor([predicted]))).total()
+    )
+    assert shown(root.one("article")) == [
+        *scores[0].argsort(descending=True).tolist()[:3],
+        *scores[0].argsort().tolist()[:3],
+    ]
+    name = ["dark", "light"][predicted]
+    assert [words(f) for f in root.all(".facts div")] == [f"predicted{name}", f"asked about{name}"]
+    assert words(root.one("h3")) == "Query some.png"
+
+
+def test_refusals(built, project):
+    Path("text.png").write_text("no image")
+    for asked, says in (
+        ("99", "there are 10 queries, numbered from 0 to 9"),
+        ("a text", "is no file: expected the file of an image, or a number"),
+        ("text.png", "text.png is no image that can be read"),
+    ):
+        with pytest.raises(UndeError, match=says):
+            page(built, "--query", asked)
+    with pytest.raises(UndeError, match=r"brings its own queries, eval_queries. A folder of samples is for"):
+        page(built, "--queries", ".")
+    Image.new("L", (4, 4)).save("dark.png")
+    run("build", f"{project}:normalised", "--out", "other", "--projection", "none", "--method", "tracin")
+    with pytest.raises(UndeError, match=r"reach from -1.99 to 2.5, normalised in a way that is not known"):
+        run("report", f"{project}:normalised", "--index", "other", "--query", "dark.png", "--out", "p.html")
+    run("build", f"{project}:make", "--out", "rows", "--projection", "none", "--method", "tracin")
+    with pytest.raises(UndeError, match="training examples are not images"):
+        run("report", f"{project}:make", "--index", "rows", "--query", "dark.png", "--out", "p.html")
+    assert not Path("p.html").exists()
