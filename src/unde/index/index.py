@@ -291,9 +291,8 @@ class Index:
                 )
             return queries
         rows = Rows(queries, own_collate(self._opened.collate, queries))
-        kept = None if path is None else place(path)
+        kept, m = None if path is None else place(path), self.manifest
         if kept is not None and there(kept):
-            m = self.manifest
             found = QueryFeatures.load(kept, m.lineage, (m.terms, m.width))
             if found.digests != rows.digests():
                 raise UndeError(
@@ -337,8 +336,8 @@ class Index:
         that sum is not positive the example says nothing about itself and gets 0.
         """
         where = torch.arange(len(self)) if subset is None else torch.as_tensor(subset)
-        chosen = methods.on_index(method, self.method)
-        return self._opened.scorer.self_influence(chosen, weights, normalize_top, where)
+        scorer, chosen = self._opened.scorer, methods.on_index(method, self.method)
+        return scorer.self_influence(chosen, weights, normalize_top, where)
 
     def learn_weights(
         self,
@@ -374,9 +373,8 @@ class Index:
         perturb: Any = None,
     ) -> Trust:
         """How many training examples find themselves through a change, by its strength: see `unde.index.trust`."""
-        named = {} if weights is None else {"weighted": weights}
-        [told] = self.trust_of(named, method, examples, seed, perturb).values()
-        return told
+        given = {} if weights is None else {"weighted": weights}
+        return next(iter(self.trust_of(given, method, examples, seed, perturb).values()))
 
     def trust_of(
         self,
