@@ -22,6 +22,7 @@ LAYERS = (
     ("index",),
     ("integrations", "diffusion"),
     ("demo", "report", "bench"),
+    ("explorer",),
     ("cli",),
 )
 HEIGHT = {name: height for height, layer in enumerate(LAYERS) for name in layer}

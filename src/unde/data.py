@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, default_collate
 
 from unde.errors import UndeError
@@ -242,6 +243,13 @@ def tensors(batch: Any) -> list[Tensor]:
     return found
 
 
+def parts(value: Tensor) -> list[Tensor]:
+    """The tensors that a quantised one holds, its numbers and their scales; of a plain one itself."""
+    if not is_traceable_wrapper_subclass(value):
+        return [value]
+    return [part for name in value.__tensor_flatten__()[0] for part in parts(getattr(value, name))]
+
+
 def digest(example: Any) -> str:
     """A short content digest of one example, equal for equal content on every machine.
 
@@ -255,6 +263,8 @@ def digest(example: Any) -> str:
 
 def feed(update: Callable[[bytes], None], value: Any) -> None:
     """Each value with its type and length, so that no two different examples read alike."""
+    if isinstance(value, Tensor) and is_traceable_wrapper_subclass(value):
+        return feed(update, parts(value))
     if isinstance(value, Tensor):
         value = value.detach().cpu()
         if value.dtype.is_floating_point and value.dtype.itemsize < 4 and value.dtype != torch.float16:

@@ -11,8 +11,16 @@ from torch import nn
 from unde.errors import UndeError, unknown
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model that torch.compile was given, with the names of parameters that it has there; or the model itself."""
+    while isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+        model = inner
+    return model
+
+
 def trainable(model: nn.Module, exclude: Iterable[str] = ()) -> list[str]:
     """Names of the parameters to attribute to: those that require grad and match no regex of `exclude`."""
+    model = unwrapped(model)
     patterns = _compile(exclude)
     names = [n for n, p in model.named_parameters() if p.requires_grad]
     if not names:

@@ -22,6 +22,21 @@ from unde.errors import UndeError, unknown
 from unde.tasks.base import Task
 
 _SHOWN = 3  # lines of a user's own
+Advance = Callable[[int, int], None]  # steps done, of how many
+
+
+@dataclass(frozen=True)
+class Ask:
+    """How what people type or drop in the live page becomes queries; each function gives data as `eval_queries` are.
+
+    `text` reads a text, `picture` one of Pillow's with its prompt ("" for none), `prompt` generates an image of a
+    prompt and a seed, telling how far it is, with the trajectory on which it was sampled where that is asked for.
+    """
+
+    text: Callable[[str], Any] | None = None
+    picture: Callable[[Any, str], Any] | None = None
+    prompt: Callable[[str, int, bool, Advance], Any] | None = None
+    prompted: bool = True  # whether images are made from prompts, or from seeds alone
 
 
 @dataclass
@@ -37,7 +52,8 @@ class Setup:
     `classes` names the classes that a classifier tells apart, in the order of its outputs: a list, or {0: "cat", …} as
     in the config of a Hugging Face model, which is used by itself where nothing is given. `true_labels` says what the
     labels of the training data should be, one for each example, where that is known: it is used to tell how well wrong
-    labels are found.
+    labels are found. `ask` tells the live page how to read texts and to make images; pictures to ask about are made
+    like those of the training data without it.
 
     >>> Setup(nn.Linear(2, 2), Task(), [], classes={1: "dog", 0: "cat"}).classes
     ['cat', 'dog']
@@ -55,6 +71,7 @@ class Setup:
     contributors: Mapping[str, Any] | None = None
     classes: Sequence[str] | Mapping[int, str] | None = None
     true_labels: Sequence[int] | Sequence[str] | Any = None
+    ask: Ask = field(default_factory=Ask)
 
     def __post_init__(self) -> None:
         if self.classes is not None:

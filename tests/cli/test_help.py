@@ -13,7 +13,7 @@ from unde.cli.plan import plan
 
 COMMANDS = (
     *("demo", "plan", "build", "finish", "append", "remove", "merge"),
-    *("learn", "attribute", "evaluate", "report"),
+    *("learn", "attribute", "evaluate", "report", "serve"),
     *("verify", "push", "pull", "bench"),
 )
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unde.data import Rows, evenly, feed
+from unde.data import Rows, evenly, feed, parts
 from unde.errors import UndeError
 
 SAMPLED = 64  # examples whose content is compared before anything else is trusted
@@ -46,7 +46,8 @@ class Watch:
 
     def _look(self) -> list[tuple[str, int, int, bytes]]:
         tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
-        return [(name, t.data_ptr(), t._version, _some(t)) for name, t in tensors]
+        held = [(name, part) for name, t in tensors for part in parts(t)]
+        return [(name, t.data_ptr(), t._version, _some(t)) for name, t in held]
 
 
 def _some(t: Tensor) -> bytes:

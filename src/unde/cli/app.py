@@ -19,6 +19,7 @@ from unde.cli.learn import learn
 from unde.cli.plan import plan
 from unde.cli.push import pull, push
 from unde.cli.report import report
+from unde.cli.serve import serve
 from unde.cli.verify import verify
 from unde.errors import UndeError
 from unde.version import __version__
@@ -46,6 +47,7 @@ for command in (
     attribute,
     evaluate,
     report,
+    serve,
     verify,
     push,
     pull,

@@ -51,7 +51,7 @@ def asked_about(
             project.queries("eval") if typed else project.queries_apart("eval"), project.names("eval")
         )
         if typed:
-            return Asked(found.rows, [f"{query[0][:40]!r}"] if len(found.rows) == 1 else found.names)
+            return Asked(found.rows, ["your text"] if len(found.rows) == 1 else found.names)
     elif queries is not None:
         use_samples(project, queries, methods.on_index(method, built))
         found = Asked(project.queries_apart("eval"))

@@ -10,12 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_model, save_model
+from torch import nn
 
 from unde import console
 from unde.data import Rows
-from unde.demo.digits import CORRUPTED, Digits, accuracy, digits, train
+from unde.demo.digits import CORRUPTED, Digits, accuracy, digits, resnet, train
 from unde.index import Index
 from unde.index.labels import wrong_labels
+from unde.integrations.source import Source
 from unde.recipe import Setup
 from unde.report import Card, MislabelPanel, Page, Step, Table, meaning
 from unde.report.html import count
@@ -31,6 +34,17 @@ Ways = dict[str, Weights | None]  # of scoring, by name
 
 SHOWN = 12  # queries on the page
 NAMES = {"tracin": "TracIn", "trak": "TRAK"}
+MODEL = "model.safetensors"
+PROJECT = """\"\"\"What the demo was made of, for other commands: unde serve demo.project:make --index demo/index\"\"\"
+
+from pathlib import Path
+
+from unde.demo.run import project
+
+
+def make():
+    return project(Path(__file__).parent, seed={seed})
+"""
 SUSPECTS = 40  # digits whose labels are doubted
 
 
@@ -59,14 +73,13 @@ def run(out: Path, method: str = "trak", seed: int = 0) -> Path:
         with console.progress("training", 6, unit="epochs") as advance:
             model = train("resnet", *data.train, seed=seed, on_epoch=lambda _: advance(1))
         right = accuracy(model, *data.evaluate)
-    setup = Setup(
-        model, Classification(), data.train, eval_queries=data.evaluate, true_labels=data.true_labels
-    )
+    setup = _setup(model, data)
     shown = Shown(setup)
     with clock.step("Build the index", "projected gradients of every training digit, layer by layer"):
         index = Index.build(
             model, setup.task, data.train, out / "index", method=method, batch_size=64, seed=seed
         )
+    _remember(out, model, index, seed)
     with clock.step("Learn the weights", "so that training digits find themselves when they are perturbed"):
         weights = index.learn_weights(seed=seed)
         weights.save(out / "weights.json")
@@ -106,6 +119,32 @@ def run(out: Path, method: str = "trak", seed: int = 0) -> Path:
         provenance=_provenance(method, seed, index),
     )
     return page.write(out / "report.html")
+
+
+def project(folder: Path, seed: int) -> Setup:
+    """The model of an earlier demo and its digits, as a setup for other commands."""
+    model = resnet()
+    load_model(model, folder / MODEL)
+    return _setup(model.eval(), digits(CORRUPTED, seed))
+
+
+def _setup(model: nn.Module, data: Digits) -> Setup:
+    return Setup(
+        model,
+        Classification(),
+        data.train,
+        learn_queries=data.learn,
+        eval_queries=data.evaluate,
+        true_labels=data.true_labels,
+    )
+
+
+def _remember(out: Path, model: nn.Module, index: Index, seed: int) -> None:
+    """Files with which other commands find the demo: `unde serve --index demo/index`, from the same folder."""
+    save_model(model, str(out / MODEL))
+    (out / "project.py").write_text(PROJECT.format(seed=seed), encoding="utf-8")
+    if not out.is_absolute() and all(part.isidentifier() for part in out.parts):
+        Source(target=".".join([*out.parts, "project:make"])).remember(index.folder)
 
 
 def _interesting(setup: Setup, queries: Rows) -> list[int]:

@@ -6,7 +6,7 @@ The initial noise of an image follows from its own seed, so that it does not dep
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,12 +109,13 @@ def sample(
     batch_size: int = 16,
     apart_from: Samples | Sequence[Samples] = (),
     progress: bool = True,
+    on_step: Callable[[int, int], None] | None = None,
 ) -> Samples:
     """One image of `shape` (C, H, W) for each seed.
 
     `given` holds what the model is conditioned on, a row for each seed (such as "encoder_hidden_states");
     `unconditional` the same for no prompt, one row, which turns classifier-free guidance on. `apart_from` are samples
-    that serve another role: a seed that is among theirs is refused.
+    that serve another role: a seed that is among theirs is refused. `on_step` is called with the steps done and all.
     """
     from diffusers import DDIMScheduler
 
@@ -134,10 +135,14 @@ def sample(
             x = torch.stack([_noise(s, shape) for s in seeds[rows]]).to(device, dtype)
             here = {k: v[rows].to(device) for k, v in given.items()}
             path = []
-            for t in times:
+            for step, t in enumerate(times, 1):
                 path.append(x)
                 out = _predicted(model, x, t, here, unconditional, guidance)
                 x = sampler.step(out, t, x).prev_sample
+                if on_step is not None:
+                    on_step(
+                        start // batch_size * len(times) + step, -(-len(seeds) // batch_size) * len(times)
+                    )
             finals.append(x.float().cpu())
             paths.append(torch.stack(path, 1).float().cpu())
             advance(len(x))

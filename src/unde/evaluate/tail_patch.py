@@ -31,7 +31,8 @@ from unde.scores.roles import refuse_shared, shared
 from unde.store.remote import Place, place
 from unde.store.scratch import Results
 from unde.store.scratch import scratch as scratch_in
-from unde.tasks import CausalLM, Task
+from unde.tasks import Task
+from unde.tasks.tokens import TokenTask
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,7 +223,7 @@ def _measure(model: nn.Module, task: Task, query: Any) -> tuple[float, int]:
     total = _loss(model, _summing(task), query)
     if not math.isfinite(total):
         raise UndeError(f"the loss is {total} under the model as it is: leave that query out")
-    if not isinstance(task, CausalLM):
+    if not isinstance(task, TokenTask):
         return total, 1
     if total == 0:
         raise UndeError(
@@ -232,10 +233,10 @@ def _measure(model: nn.Module, task: Task, query: Any) -> tuple[float, int]:
 
 
 def _summing(task: Task) -> Task:
-    return _reducing(task, "sum") if isinstance(task, CausalLM) else task
+    return _reducing(task, "sum") if isinstance(task, TokenTask) else task
 
 
-def _reducing(task: CausalLM, reduction: str) -> CausalLM:
+def _reducing(task: TokenTask, reduction: str) -> TokenTask:
     """The same task, with another reduction over the tokens of a sequence."""
     changed = copy.copy(task)
     changed.reduction = reduction

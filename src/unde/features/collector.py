@@ -181,7 +181,7 @@ class Collector:
                 for name, g in found:
                     if g is not None:
                         unit = self._by_name[name]
-                        features[:, unit.columns] += unit.projection(g.flatten(1)).to(self.dtype)
+                        features[:, unit.columns] += unit.projection(g.flatten(1)).to(features)
                 for name, g in zip(watched, grads[len(copies) :]):
                     if g is not None:
                         raise _woken(f"parameter {name!r}")
@@ -201,7 +201,7 @@ class Collector:
     ) -> None:
         for name, g in by(self._wrapped, names, batch, ids).items():
             unit = self._by_name[name]
-            features[:, unit.columns] += unit.projection(g).to(self.dtype)
+            features[:, unit.columns] += unit.projection(g).to(features)
 
     def _on_forward(
         self, use: Use, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any
@@ -248,7 +248,8 @@ class _Out:
 
     def add(self, parameter: str, feature: Tensor) -> None:
         if self.features is not None:
-            self.features[:, self.use.units[parameter].columns].add_(feature)  # += would copy it back as well
+            column = self.features[:, self.use.units[parameter].columns]
+            column.add_(feature.to(column.device))  # += would copy it back as well
 
     def outer(self, parameter: str, left: Tensor, right: Tensor) -> None:
         if self.factors is not None:

@@ -151,7 +151,8 @@ class _Planner:
                     grads = torch.autograd.grad(out.sum(), wanted, allow_unused=True)
                     total = [a if b is None else b if a is None else a + b for a, b in zip(total, grads)]
                 reached |= {u.name for u, g in zip(self.units, total) if g is not None}
-                rows.append(torch.cat([_project(u, g) for u, g in zip(self.units, total)]))
+                each = (_project(u, g).to(self.device) for u, g in zip(self.units, total))
+                rows.append(torch.cat(list(each)))
                 values.append(value)
             for p in wanted:
                 p.requires_grad_(False)

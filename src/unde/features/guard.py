@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 @contextmanager
 def untouched(model: nn.Module) -> Generator[None]:
-    """Inside: eval mode and no parameter requires grad. After, whatever happened: all as before.
+    """Inside: eval mode, nothing compiled and no parameter requires grad. After, whatever happened: all as before.
 
     Restores train/eval mode of every module, requires_grad and .grad of every parameter, every buffer (the
     tensor itself and its content), and the Python, NumPy and torch (CPU and CUDA) generators.
@@ -27,6 +27,9 @@ def untouched(model: nn.Module) -> Generator[None]:
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     ends: list[Any] = []
     fastpath = torch.backends.mha.get_fastpath_enabled()
+    eager = getattr(torch.compiler, "set_stance", None)  # hooks are for the modules as they were written
+    stance = nullcontext() if eager is None else eager("force_eager")
+    stance.__enter__()
     try:
         torch.backends.mha.set_fastpath_enabled(False)  # it skips the modules whose hooks we need
         model.eval()
@@ -37,6 +40,7 @@ def untouched(model: nn.Module) -> Generator[None]:
                 ends.append(m.register_forward_hook(_end_of_graph))
         yield
     finally:
+        stance.__exit__(None, None, None)
         for handle in ends:
             handle.remove()
         torch.backends.mha.set_fastpath_enabled(fastpath)

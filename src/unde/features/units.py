@@ -44,7 +44,12 @@ def make_units(
             raise UndeError(
                 f"parameter {name!r} is {parameters[name].dtype}: only real floating point is covered"
             )
-        p = Projection(projection, name, shape, seed, given).to(device, dtype)
+        if parameters[name].is_meta and device.type != "meta":
+            raise UndeError(
+                f"parameter {name!r} is not in memory but offloaded: load the model with a device_map that keeps what "
+                "is attributed on a device, or name it in exclude=[regex]"
+            )
+        p = Projection(projection, name, shape, seed, given).to(parameters[name].device, dtype)
         units.append(Unit(name, shape, p, start, start + p.size))
         start += p.size
     return units

@@ -17,7 +17,7 @@ from unde.build.settle import checked, settle
 from unde.data import Collate, Rows, own_collate, parse_bytes
 from unde.errors import UndeError
 from unde.execution import Executor, ending, named
-from unde.groups import Groups
+from unde.groups import Groups, unwrapped
 from unde.index import living, making, merging, self_retrieval
 from unde.index.facts import index_facts
 from unde.index.opened import Opened
@@ -162,7 +162,7 @@ class Index:
         making.check_options(task, on_bad, batch_size, store_dtype)
         rows = Rows(train_data, collate or own_collate(task.collate, train_data))
         ids = making.ids_for(rows, ids)
-        folder, runs = place(path), named(executor, threads=threads)
+        folder, runs, model = place(path), named(executor, threads=threads), unwrapped(model)
         budget, chosen = parse_bytes(memory), methods.for_building(method)
         with making.on_device(model, device), ending(executor, runs):
             put = None if device is None else str(device)
@@ -229,7 +229,7 @@ class Index:
             raise UndeError(f"{runs} does a share of a build: ask an index with another executor")
         at = Opened(
             making.found(place(path), parse_bytes(memory), verify),
-            model=model,
+            model=None if model is None else unwrapped(model),
             task=task,
             checkpoints=checkpoints,
             collate=collate,
@@ -279,7 +279,7 @@ class Index:
 
         Options are those of `unde.plan.plan`: n_examples, seq_len, and most of `Index.build`.
         """
-        return plan.plan(model, task, example, **options)
+        return plan.plan(unwrapped(model), task, example, **options)
 
     # --- asking -----------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from unde.diffusion import Samples, sample
 from unde.diffusion.sample import GUIDANCE
 from unde.errors import UndeError
 from unde.features.guard import untouched
-from unde.recipe import Setup
+from unde.recipe import Advance, Ask, Setup
 from unde.tasks import Diffusion
 
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0")  # the attention projections
@@ -87,7 +87,27 @@ def diffusion_setup(
         eval_queries=asked(eval_queries),
         show=lambda example: _shown(pipeline, example),
         ids=ids,
+        ask=_ask(pipeline),
     )
+
+
+def _ask(pipeline: Any) -> Ask:
+    """How the live page asks: an image is encoded with its prompt, a prompt is generated first."""
+    reads = _reads_text(pipeline)
+
+    def picture(image: Any, prompt: str) -> dict[str, Any]:
+        height, width = (_factor(pipeline) * side for side in _latent_sides(pipeline, None))
+        resized = image if image.size == (width, height) else image.resize((width, height), resample=1)
+        given = _conditions(pipeline, [prompt], 1) if reads else {}
+        return {"latents": encode_images(pipeline, [resized], progress=False), **given}
+
+    def generated(prompt: str, seed: int, journey: bool, advance: Advance) -> dict[str, Any]:
+        prompts = prompt if reads else None
+        return query_columns(
+            sample_pipeline(pipeline, prompts, [seed], progress=False, on_step=advance), journey
+        )
+
+    return Ask(picture=picture, prompt=generated, prompted=reads)
 
 
 def query_columns(samples: Samples, journey: bool = False) -> dict[str, Any]:
@@ -107,11 +127,12 @@ def sample_pipeline(
     batch_size: int = ROWS,
     apart_from: Samples | Sequence[Samples] = (),
     progress: bool = True,
+    on_step: Advance | None = None,
 ) -> Samples:
     """One image for each seed: `steps` of DDIM with classifier-free guidance, none of it up to 1.
 
     `prompts` is one for each seed, or one for all; None for a pipeline without a text encoder. `size` is the side of
-    the image in pixels, by default what the UNet was made for. For `apart_from` see `unde.diffusion.sample`.
+    the image in pixels, by default what the UNet was made for. For the rest see `unde.diffusion.sample`.
     """
     unet, seeds = _unet(pipeline), list(seeds)
     given: dict[str, Tensor] = {}
@@ -138,6 +159,7 @@ def sample_pipeline(
         batch_size=batch_size,
         apart_from=apart_from,
         progress=progress,
+        on_step=on_step,
     )
 
 
@@ -303,14 +325,15 @@ def _pixels(images: Any, channels: int, multiple: int, batch_size: int) -> Itera
         x = torch.stack(_alike([_image(images[i], channels) for i in range(start, stop)], start, sides))
         _check_shape(x, channels, multiple)
         sides = tuple(x.shape[1:])
-        x = x / 127.5 - 1 if x.dtype == torch.uint8 else x.float()
+        floating = x.dtype != torch.uint8
+        x = x.float() if floating else x / 127.5 - 1
         low, high = float(x.min()), float(x.max())
         if not (low >= -1 and high <= 1):  # written so that NaN is caught too
             raise UndeError(
                 f"images {start} to {stop - 1} reach from {low:.4g} to {high:.4g}: expected [−1, 1], or uint8 from 0 "
                 "to 255"
             )
-        if start == 0 and low >= 0:
+        if start == 0 and low >= 0 and floating:
             raise UndeError(
                 f"images {start} to {stop - 1} reach from {low:.4g} to {high:.4g}, without a dark pixel in them: this "
                 "looks like [0, 1], expected [−1, 1] (2 * images − 1), or uint8 from 0 to 255"

@@ -15,7 +15,7 @@ from unde.errors import UndeError
 from unde.integrations import chat
 from unde.integrations.documents import Record, Texts, columns_of, field_of, read_records
 from unde.integrations.sequences import Sequences, cut
-from unde.tasks.language import IGNORE
+from unde.tasks.tokens import IGNORE
 
 MESSAGES, PROMPT, COMPLETION, TEXT = "messages", "prompt", "completion", "text"
 _BESIDE = {"id", "tools"}  # read wherever they are

@@ -11,13 +11,16 @@ from torch import nn
 
 from unde import console
 from unde.errors import UndeError
+from unde.integrations import kinds
 from unde.integrations.documents import Texts, check_file
 from unde.integrations.examples import Answers, causal_examples
+from unde.integrations.labelled import Labelled, classified, translations
 from unde.integrations.sequences import Sequences, pieces
 from unde.integrations.trainer import home_of, newest
-from unde.recipe import Setup
+from unde.recipe import Ask, Setup
 from unde.store.reading import read_json
-from unde.tasks import CausalLM
+from unde.tasks import Classification
+from unde.tasks.tokens import text_config
 
 SEQ_LEN = 512
 ModelLike = str | os.PathLike[str] | nn.Module
@@ -45,7 +48,10 @@ def hf_setup(
     tokenizer: Any = None,
     trust_remote_code: bool = False,
 ) -> Setup:
-    """Everything unde needs to know about a causal language model and its training texts.
+    """Everything unde needs to know about a language model and its training texts.
+
+    The task follows from the model: `CausalLM`, `MaskedLM`, `Seq2SeqLM` (records with `source` and `target`), or, for
+    classifiers of texts, `Classification` and its kin (records with `text` and `label`).
 
     `model` is a folder that `save_pretrained` wrote, the folder of a PEFT adapter, that of a run of Trainer (its newest
     checkpoint), a name on the hub, or a model that is loaded already, together with its `tokenizer`. `data` and the
@@ -71,31 +77,54 @@ def hf_setup(
             f"{name} has no trainable parameter, so there is no gradient to attribute with: load an adapter with "
             "is_trainable=True, or call requires_grad_() on what was trained"
         )
+    kind = kinds.kind_of_model(loaded)
+    kinds.refuse_tokens(kind, name)
+    task = kinds.task_for(kind, loaded, tokenizer)
     rows = _rows(loaded, tokenizer, name)
     length = _length(loaded, seq_len, name)
 
-    def asked(texts: Texts | None) -> Sequences | Answers | None:
+    def examples(
+        texts: Texts, text: str | None, target: str | None, option: str
+    ) -> Sequences | Answers | Labelled:
+        if kind is kinds.SEQ2SEQ:
+            return translations(texts, tokenizer, length, rows, text, target)
+        if kind is kinds.SEQUENCE:
+            classes = getattr(text_config(loaded), "label2id", None) or {}
+            real = not isinstance(task, Classification)
+            return classified(texts, tokenizer, length, rows, text, target, classes, real)
+        if kind is kinds.MASKED:
+            return Sequences(texts, tokenizer, length, rows, text or "text", option)
+        return causal_examples(texts, tokenizer, length, rows, text, target, option)
+
+    def asked(texts: Texts | None) -> Sequences | Answers | Labelled | None:
         if texts is None:
             return None
         typed = not isinstance(texts, (str, os.PathLike)) and all(isinstance(t, str) for t in texts)
         target, field = None if typed else target_field, query_field or text_field
-        return causal_examples(texts, tokenizer, length, rows, field, target, "--query-field")
+        return examples(texts, field, target, "--query-field")
 
-    train = causal_examples(data, tokenizer, length, rows, text_field, target_field)
+    train = examples(data, text_field, target_field, "--text-field")
+    said = "labels" if kind is kinds.SEQ2SEQ else "input_ids"  # the tokens that have a loss
+
+    def show(example: Any) -> str:
+        names = ("input_ids", "labels") if kind is kinds.SEQ2SEQ else ("input_ids",)
+        return " → ".join(tokenizer.decode(example[n].tolist(), skip_special_tokens=True) for n in names)
+
     return Setup(
         loaded,
-        CausalLM(),
+        task,
         train,
         learn_queries=asked(learn_queries),
         eval_queries=asked(eval_queries),
-        show=lambda example: tokenizer.decode(example["input_ids"].tolist(), skip_special_tokens=True),
-        pieces=lambda example: pieces(tokenizer, example["input_ids"].tolist()),
+        show=show,
+        pieces=lambda example: pieces(tokenizer, example[said].tolist()),
         ids=train.ids,
+        ask=Ask(text=lambda text: asked([text])),
     )
 
 
 def load_model(name: str, trust_remote_code: bool = False) -> nn.Module:
-    """A causal language model in float32, from a folder or the hub; an adapter with its base model."""
+    """A language model in float32, from a folder or the hub, as its config names it; an adapter with its base model."""
     transformers = _need("transformers")
     adapter = (Path(name) / _ADAPTER).exists()
     _check_folder(name, ("config.json", _ADAPTER), "model")
@@ -104,10 +133,12 @@ def load_model(name: str, trust_remote_code: bool = False) -> nn.Module:
     try:
         if adapter:
             _refuse_pickles(_base(name))
-            model = _need("peft").AutoPeftModelForCausalLM.from_pretrained(name, is_trainable=True, **safe)
+            kind, model = _adapted(name, safe)
             missing: list[str] = []
         else:
-            auto = transformers.AutoModelForCausalLM
+            config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+            kind = kinds.kind_of(config)
+            auto = getattr(transformers, f"AutoModelFor{kind.auto}")
             model, info = auto.from_pretrained(name, output_loading_info=True, **safe)
             missing = sorted(info["missing_keys"])
     except UndeError:
@@ -116,12 +147,24 @@ def load_model(name: str, trust_remote_code: bool = False) -> nn.Module:
         raise _cannot("model", name, e, trust_remote_code) from e
     if missing:
         raise UndeError(
-            f"{name} does not hold all weights of a causal language model: {missing[0]!r} is missing"
+            f"{name} does not hold all weights of a {kind.called}: {missing[0]!r} is missing"
             + (f" (and {len(missing) - 1} more)" if missing[1:] else "")
-            + ". Save it with AutoModelForCausalLM … save_pretrained"
+            + f". Save it with AutoModelFor{kind.auto} … save_pretrained"
         )
     model.config.use_cache = False  # keys and values of past tokens are for generating
     return model.float()  # half precision is very slow on a CPU, and loses small gradients anywhere
+
+
+def _adapted(name: str, safe: Mapping[str, Any]) -> tuple[kinds.Kind, Any]:
+    transformers, peft = _need("transformers"), _need("peft")
+    base, said = _base(name), read_json(Path(name) / _ADAPTER, follow=True).get("task_type")
+    config = transformers.AutoConfig.from_pretrained(base, trust_remote_code=safe["trust_remote_code"])
+    kind = kinds.kind_of_adapter(said, config)
+    auto = getattr(peft, f"AutoPeftModelFor{kind.auto}", None)
+    if auto is not None:
+        return kind, auto.from_pretrained(name, is_trainable=True, **safe)
+    whole = getattr(transformers, f"AutoModelFor{kind.auto}").from_pretrained(base, **safe)
+    return kind, peft.PeftModel.from_pretrained(whole, name, is_trainable=True)
 
 
 def _refuse_pickles(name: str) -> None:

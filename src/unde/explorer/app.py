@@ -1,0 +1,239 @@
+"""The addresses behind the page. Answers are JSON; what went wrong is one line in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from unde import console
+from unde.errors import UndeError
+from unde.explorer.catalogue import Catalogue, Unread
+from unde.explorer.jobs import Job
+from unde.explorer.marks import FORMATS
+from unde.explorer.page import page
+from unde.explorer.questions import Inquiry
+from unde.explorer.security import PICTURES, Guard, Refused
+from unde.explorer.session import Gone, Session
+from unde.report.style import CSS
+
+STATIC = Path(__file__).parent / "static"
+KINDS = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
+STEP = 0.25  # seconds that a request waits for a job before it says how far it is
+ENTRIES = 120  # examples in one answer
+
+
+def application(session: Session, token: str, host: str = "127.0.0.1") -> Starlette:
+    """The page of a session, behind its guard."""
+    return Starlette(
+        routes=_Addresses(session).routes(),
+        middleware=[Middleware(Guard, token=token, host=host)],
+        exception_handlers={UndeError: _bad, HTTPException: _http, Exception: _broken},
+    )
+
+
+class _Addresses:
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.files = {p.name: p.read_bytes() for p in STATIC.iterdir() if p.suffix in KINDS}
+        self.files["explorer.css"] = CSS.encode() + self.files["explorer.css"]
+
+    def routes(self) -> list[Route]:
+        get = {
+            "/": self.page,
+            "/static/{name}": self.static,
+            "/api/session": self.described,
+            "/api/line": self.line,
+            "/api/queries": self.queries,
+            "/api/example": self.example,
+            "/api/jobs/{id}": self.job,
+            "/api/marks": self.marks,
+            "/api/export": self.export,
+        }
+        post = {
+            PICTURES: self.picture,
+            "/api/ask": self.ask,
+            "/api/influenced": self.influenced,
+            "/api/shade": self.shade,
+            "/api/read": self.read,
+            "/api/rank": self.rank,
+            "/api/examples": self.examples,
+            "/api/find": self.find,
+            "/api/mark": self.mark,
+            "/api/jobs/{id}/cancel": self.cancel,
+        }
+        return [
+            *(Route(path, handler, methods=["GET"]) for path, handler in get.items()),
+            *(Route(path, handler, methods=["POST"]) for path, handler in post.items()),
+        ]
+
+    # --- the page ---------------------------------------------------------------------------------------
+
+    async def page(self, request: Request) -> Response:
+        return HTMLResponse(page(self.session.title, self.session.described()["examples"]))
+
+    async def static(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in self.files:
+            raise HTTPException(404, "no such file")
+        return Response(self.files[name], media_type=KINDS[Path(name).suffix])
+
+    async def described(self, request: Request) -> Response:
+        about = await run_in_threadpool(self.session.described)
+        return JSONResponse(about | {"queue": len(self.session.jobs)})
+
+    async def line(self, request: Request) -> Response:
+        return JSONResponse({"queue": len(self.session.jobs), "marks": self.session.marks.version})
+
+    # --- asking -----------------------------------------------------------------------------------------
+
+    async def picture(self, request: Request) -> Response:
+        content = await request.body()
+        return JSONResponse(await run_in_threadpool(self.session.asker.keep, content))
+
+    async def ask(self, request: Request) -> Response:
+        inquiry = Inquiry.read(await _said(request))
+        return self._queued(lambda job: self.session.ask(inquiry, job))
+
+    async def influenced(self, request: Request) -> Response:
+        said = await _said(request)
+        at = self.session.train.check(said.get("at"))
+        return self._queued(lambda job: self.session.influenced(at, said, job))
+
+    async def shade(self, request: Request) -> Response:
+        said = await _said(request)
+        return self._queued(lambda job: self.session.shade(said, job), quiet=True)
+
+    async def read(self, request: Request) -> Response:
+        said = await _said(request)
+        what, of = said.get("what"), self._catalogue(said)
+        if what not in ("texts", "labels"):
+            raise UndeError("read what? Expected texts or labels")
+        return self._queued(lambda job: of.read(what, job))
+
+    def _queued(self, work: Callable[[Job], Any], quiet: bool = False) -> Response:
+        job = self.session.jobs.submit(work, quiet)
+        return JSONResponse({"job": job.id}, 202)
+
+    async def job(self, request: Request) -> Response:
+        jobs = self.session.jobs
+        job = jobs.find(request.path_params["id"])
+        await run_in_threadpool(job.wait, STEP)
+        known = {"state": job.state, "ahead": jobs.ahead(job), "queue": len(jobs)}
+        if job.state == "done":
+            return JSONResponse(known | {"result": job.result})
+        if job.state == "failed":
+            return JSONResponse(known | {"error": job.error})
+        return JSONResponse(known | {"doing": job.doing, "done": job.done, "total": job.total})
+
+    async def cancel(self, request: Request) -> Response:
+        self.session.jobs.cancel(self.session.jobs.find(request.path_params["id"]))
+        return JSONResponse({})
+
+    # --- seeing -----------------------------------------------------------------------------------------
+
+    async def rank(self, request: Request) -> Response:
+        return JSONResponse(await run_in_threadpool(self.session.rank, await _said(request)))
+
+    def _catalogue(self, said: Mapping[str, Any]) -> Catalogue:
+        where = said.get("where", "train")
+        if where == "pool":
+            return self.session.answer(said.get("answer")).of
+        if where in self.session.roles:
+            return self.session.roles[where]
+        if where != "train":
+            raise UndeError(f"no examples called {str(where)[:40]!r}: expected train, eval, learn or pool")
+        return self.session.train
+
+    async def examples(self, request: Request) -> Response:
+        said = await _said(request)
+        of, wanted = self._catalogue(said), said.get("at")
+        if not isinstance(wanted, list) or len(wanted) > ENTRIES:
+            raise UndeError(f"which examples? Expected at most {ENTRIES} positions")
+        return JSONResponse(await run_in_threadpool(lambda: [of.entry(at) for at in wanted]))
+
+    async def queries(self, request: Request) -> Response:
+        where, start = request.query_params.get("role", "eval"), request.query_params.get("from", "0")
+        if where not in (*self.session.roles, "train"):
+            raise UndeError(f"this setup has no {where[:20]}_queries")
+        if not (start.isascii() and start.isdigit() and len(start) < 12):
+            raise UndeError(f"from {start[:20]!r}: expected a position")
+        of = self._catalogue({"where": where})
+        wanted = range(int(start), min(int(start) + 24, len(of)))
+        return JSONResponse(await run_in_threadpool(lambda: [of.entry(at) for at in wanted]))
+
+    async def example(self, request: Request) -> Response:
+        at = request.query_params.get("at", "")
+        train = self.session.train
+        number = train.check(int(at) if at.isascii() and at.isdigit() and len(at) < 12 else at)
+
+        def found() -> dict[str, Any]:
+            return train.entry(number) | {
+                "whole": train.whole(number),
+                "mark": self.session.marks.all().get(number),
+            }
+
+        return JSONResponse(await run_in_threadpool(found))
+
+    async def find(self, request: Request) -> Response:
+        name = (await _said(request)).get("name")
+        if not isinstance(name, str) or not name.strip():
+            raise UndeError("which training example? Give its id or its position")
+        return JSONResponse({"at": self.session.train.find(name)})
+
+    # --- marking ----------------------------------------------------------------------------------------
+
+    async def marks(self, request: Request) -> Response:
+        marks = self.session.marks
+        listed = await run_in_threadpool(marks.listed)
+        return JSONResponse({"version": marks.version, "marks": marks.all(), "listed": listed})
+
+    async def mark(self, request: Request) -> Response:
+        said = await _said(request)
+        self.session.marks.put(self.session.train.check(said.get("at")), said.get("mark"))
+        return JSONResponse({"version": self.session.marks.version})
+
+    async def export(self, request: Request) -> Response:
+        format = request.query_params.get("format", "csv")
+        text = await run_in_threadpool(self.session.marks.export, format)
+        return Response(text, media_type=FORMATS[format])
+
+
+async def _said(request: Request) -> dict[str, Any]:
+    """The JSON object of a request."""
+    try:
+        said = json.loads(await request.body())
+    except (ValueError, RecursionError):
+        raise UndeError("this is no JSON") from None
+    if not isinstance(said, dict):
+        raise UndeError("expected a JSON object")
+    return said
+
+
+async def _bad(request: Request, error: Exception) -> Response:
+    if isinstance(error, Unread):
+        return JSONResponse({"error": f"the {error} are not read yet", "read": str(error)}, 409)
+    if isinstance(error, Gone):
+        return JSONResponse({"error": str(error), "gone": True}, 410)
+    return JSONResponse({"error": str(error)}, 400)
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    return JSONResponse({"error": getattr(error, "detail", "") or "not found"}, status)
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    if isinstance(error, (Refused, ClientDisconnect)):
+        raise error
+    console.note(f"{request.url.path}: {type(error).__name__}: {error}")
+    return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 500)

@@ -1,0 +1,171 @@
+"""Pictures that people bring: decoded by Pillow, and made into what the training data show that the model sees."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unde.data import Rows, evenly, to_numpy
+from unde.errors import UndeError
+
+PIXELS = 50_000_000  # of a picture, at most: a small file can unfold into gigabytes
+LOOKED_AT = 64  # training examples that tell what pictures are like
+KEYS = ("pixel_values", "images", "image", "latents")
+
+
+def decoded(content: bytes) -> Any:
+    """A Pillow image in RGB, or a grey one, upright, on white where it was transparent."""
+    try:
+        from PIL import Image, ImageOps, UnidentifiedImageError
+    except ImportError:
+        raise UndeError("pictures are read by Pillow: pip install 'unde[serve]'") from None
+    if not content:
+        raise UndeError("the file is empty: expected a PNG or JPEG picture")
+    try:
+        found = Image.open(io.BytesIO(content), formats=("PNG", "JPEG"))
+    except UnidentifiedImageError:
+        raise UndeError("this file is no PNG or JPEG picture: convert it, or choose another") from None
+    except (OSError, ValueError, Image.DecompressionBombError) as e:
+        raise UndeError(f"this picture cannot be read ({e}): save it again as PNG or JPEG") from None
+    width, height = found.size
+    if width * height > PIXELS:
+        raise UndeError(f"a picture of {width} × {height}: expected at most {PIXELS // 10**6} million pixels")
+    try:
+        found.load()
+        found = ImageOps.exif_transpose(found)
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as e:
+        raise UndeError(f"this picture is damaged ({e}): save it again as PNG or JPEG") from None
+    if found.mode in ("RGBA", "LA", "PA") or "transparency" in found.info:
+        found = found.convert("RGBA")
+        ground = Image.new("RGBA", found.size, "white")
+        found = Image.alpha_composite(ground, found)
+    if found.mode.startswith("I"):  # 16 bits of grey
+        array = np.asarray(found, dtype=np.float64)
+        found = Image.fromarray(
+            (array / max(1.0, 65535.0 if array.max() > 255 else 255.0) * 255).astype(np.uint8)
+        )
+    return found if found.mode == "L" else found.convert("RGB")
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """What the pictures of the training data are like, so that another can be made alike."""
+
+    example: Any  # one of them, whose place the new picture takes
+    key: Any  # where in it: None (it is the picture), 0 or the name of a column
+    shape: tuple[int, ...] | None  # of all, if they have one
+    first: bool  # channels first
+    low: np.ndarray  # (C,): the range of each channel
+    high: np.ndarray
+
+    @classmethod
+    def of(cls, rows: Rows) -> Likeness | None:
+        """None where examples hold no picture, or more than a picture and a label."""
+        example = rows[0]
+        key = _place(example)
+        if key is _NOWHERE:
+            return None
+        some = [_at(rows[i], key) for i in evenly(len(rows), LOOKED_AT)]
+        if any(_channels(one) is None for one in some):
+            return None
+        shapes = {tuple(one.shape) for one in some}
+        first = _channels(some[0]) == "first"
+        flat = [_last(to_numpy(one), first).reshape(-1, _depth(some[0], first)) for one in some]
+        low, high = np.min([f.min(0) for f in flat], 0), np.max([f.max(0) for f in flat], 0)
+        return cls(example, key, shapes.pop() if len(shapes) == 1 else None, first, low, high)
+
+    @property
+    def sides(self) -> tuple[int, int] | None:
+        """(width, height) of all training pictures."""
+        if self.shape is None:
+            return None
+        height, width = self.shape[-2:] if self.first or len(self.shape) == 2 else self.shape[:2]
+        return width, height
+
+    def made(self, image: Any) -> tuple[Any, list[str]]:
+        """An example with the picture in it, and what was done to the picture."""
+        own, notes = _at(self.example, self.key), []
+        grey = _depth(own, self.first) == 1
+        image = image.convert("L" if grey else "RGB")
+        if self.sides is not None and image.size != self.sides:
+            notes.append(
+                f"The picture was resized from {image.size[0]} × {image.size[1]} to {self.sides[0]} × "
+                f"{self.sides[1]}, the size of the training pictures."
+            )
+            image = image.resize(self.sides, resample=1)  # Lanczos
+        array = np.asarray(image, dtype=np.float64) / 255
+        array, said = self._scaled(array[..., None] if array.ndim == 2 else array)
+        array = array[..., 0] if own.ndim == 2 else np.moveaxis(array, 2, 0) if self.first else array
+        if isinstance(own, Tensor):
+            made: Any = torch.from_numpy(np.ascontiguousarray(array)).to(own.dtype)
+        else:
+            made = np.ascontiguousarray(array).astype(own.dtype)
+        return _put(self.example, self.key, made), notes + said
+
+    def _scaled(self, array: np.ndarray) -> tuple[np.ndarray, list[str]]:
+        """From [0, 1] to the range of the training pictures."""
+        low, high = float(self.low.min()), float(self.high.max())
+        own = _at(self.example, self.key)
+        floating = own.is_floating_point() if isinstance(own, Tensor) else own.dtype.kind == "f"
+        if not floating or (low >= 0 and 1 < high <= 255):
+            return np.rint(array * 255), []
+        if low >= 0 and high <= 1:
+            return array, []
+        if low >= -1 and high <= 1:
+            return 2 * array - 1, []
+        # Normalised channel by channel: black and white are where the darkest and the brightest pixels are.
+        spread = self.low + array * (self.high - self.low)
+        return spread, [
+            f"Its values were brought to the range of the training pictures, {low:.3g} to {high:.3g}."
+        ]
+
+
+_NOWHERE = object()
+
+
+def _place(example: Any) -> Any:
+    if isinstance(example, (Tensor, np.ndarray)):
+        return None
+    if isinstance(example, (tuple, list)) and len(example) in (1, 2):
+        return 0
+    if isinstance(example, Mapping):
+        arrays = [k for k, v in example.items() if isinstance(v, (Tensor, np.ndarray)) and v.ndim > 0]
+        if len(arrays) == 1 and arrays[0] in KEYS:
+            return arrays[0]
+    return _NOWHERE
+
+
+def _at(example: Any, key: Any) -> Any:
+    return example if key is None else example[key]
+
+
+def _put(example: Any, key: Any, value: Any) -> Any:
+    if key is None:
+        return value
+    if isinstance(example, Mapping):
+        return {**example, key: value}
+    return type(example)([value, *example[1:]])
+
+
+def _channels(x: Any) -> str | None:
+    """Where channels are, as the report reads pictures; None if it is no picture."""
+    if not isinstance(x, (Tensor, np.ndarray)) or x.ndim not in (2, 3):
+        return None
+    if x.ndim == 2:
+        return "none"
+    first, last = x.shape[0] in (1, 3), x.shape[-1] in (1, 3)
+    return "first" if first and (isinstance(x, Tensor) or not last) else "last" if last else None
+
+
+def _depth(x: Any, first: bool) -> int:
+    return 1 if x.ndim == 2 else x.shape[0] if first else x.shape[-1]
+
+
+def _last(array: np.ndarray, first: bool) -> np.ndarray:
+    return array[..., None] if array.ndim == 2 else np.moveaxis(array, 0, 2) if first else array

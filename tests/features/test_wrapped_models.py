@@ -1,0 +1,110 @@
+"""Models as they are when training ends: compiled, dispatched over devices, adapters on a quantised base."""
+
+import copy
+
+import pytest
+import torch
+
+import models
+from cases import randomized
+from oracles import TOLERANCE, assert_features, collect, plan, slow_gradients, ways
+from unde import Groups, Index
+from unde.data import Rows
+from unde.methods import TracIn
+from unde.tasks import CausalLM
+from zoo import BY_NAME, make
+
+
+def broken_compiler(*_args):
+    raise AssertionError("nothing is compiled for features")
+
+
+def test_compiled_models_are_unwrapped(tmp_path):
+    """The same names, ways and bits as of the model that was compiled, and the compiler is never asked."""
+    model, task, rows = make(BY_NAME["gpt2-tied"], torch.float32)
+    compiled = torch.compile(model, backend=broken_compiler)
+    assert Groups.by_layer(compiled) == Groups.by_layer(model)
+    method = TracIn(projection="none")
+    found = []
+    for m, name in ((model, "plain"), (compiled, "compiled")):
+        index = Index.build(m, task, rows.data, tmp_path / name, method=method, progress=False)
+        assert index.manifest.unit_names == [n for n, _ in model.named_parameters()]
+        assert not index.manifest.settled.coverage[0]["looped"]
+        found.append(index.score(rows.data[:2]).total())
+    assert torch.equal(*found)
+    opened = Index.open(tmp_path / "plain", model=compiled, task=task)
+    assert torch.equal(opened.score(rows.data[:2]).total(), found[0])
+
+
+def test_compiled_parts_run_as_they_were_written():
+    model, task, rows = make(BY_NAME["llama"])
+    truth = slow_gradients(model, task, rows)
+    for layer in model.model.layers:
+        layer.compile(backend=broken_compiler)
+    units, coverage = plan(model, task, rows)
+    assert set(ways(units, coverage).values()) == {"hook"}
+    features = collect(model, task, rows, units, coverage, batch_size=5)
+    assert_features(features, truth, units, TOLERANCE[torch.float64])
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_dispatched_models(split):
+    """The hooks of accelerate replace forward on every module; features are those without them."""
+    accelerate = pytest.importorskip("accelerate")
+    model, task, rows = make(BY_NAME["llama"])
+    truth = slow_gradients(model, task, rows)
+    places = dict.fromkeys(["model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm"], "cpu")
+    places |= {"model.rotary_emb": "cpu", "lm_head": "cpu"}
+    accelerate.dispatch_model(model, places if split else {"": "cpu"}, main_device="cpu", force_hooks=True)
+    assert hasattr(model.lm_head if split else model, "_hf_hook")
+    units, coverage = plan(model, task, rows)
+    assert set(ways(units, coverage).values()) == {"hook"}
+    assert_features(
+        collect(model, task, rows, units, coverage, batch_size=5), truth, units, TOLERANCE[torch.float64]
+    )
+
+
+def quantised_llama():
+    """Adapters of rank 2 in float32 on int8 weights, and the same with the weights that int8 stands for."""
+    peft, quantization = pytest.importorskip("peft"), pytest.importorskip("torchao.quantization")
+    torch.manual_seed(0)
+    config = peft.LoraConfig(r=2, lora_alpha=3, target_modules=["q_proj", "v_proj", "down_proj"])
+    base = randomized(models.llama()).eval()
+    quantization.quantize_(base, quantization.Int8WeightOnlyConfig())
+    exact = randomized(models.llama()).eval()
+    exact.load_state_dict(
+        {
+            k: v.dequantize() if hasattr(v, "dequantize") and type(v) is not torch.Tensor else v
+            for k, v in base.state_dict().items()
+        }
+    )
+    torch.manual_seed(1)
+    exact = peft.get_peft_model(exact, config)
+    for n, p in exact.named_parameters():
+        if "lora_" in n:
+            torch.nn.init.normal_(p, std=0.2)
+    quantised = peft.get_peft_model(base, copy.deepcopy(config))
+    own = dict(exact.named_parameters())
+    with torch.no_grad():
+        for n, p in quantised.named_parameters():
+            if "lora_" in n:
+                p.copy_(own[n])
+    return quantised.eval(), exact.eval()
+
+
+def test_adapters_on_a_quantised_base(tmp_path):
+    quantised, exact = quantised_llama()
+    data = [{"input_ids": torch.randint(1, 23, (4 + i,))} for i in range(6)]
+    task = CausalLM()
+    rows = Rows(data, task.collate)
+    truth = {n: g for n, g in slow_gradients(exact, task, rows).items() if "lora_" in n}
+    units, coverage = plan(quantised, task, rows)
+    assert {u.name for u in units} == set(truth)
+    assert set(ways(units, coverage).values()) == {"hook"}
+    features = collect(quantised, task, rows, units, coverage, batch_size=4)
+    assert_features(features, truth, units, 1e-3)  # int8 products are rounded in another order
+    index = Index.build(
+        quantised, task, data, tmp_path / "i", method=TracIn(projection="none"), progress=False
+    )
+    g = torch.cat([truth[u.name].flatten(1) for u in units], 1)
+    torch.testing.assert_close(index.score(data[:2]).total(), g[:2] @ g.T, rtol=1e-2, atol=1e-4)
