@@ -178,8 +178,9 @@ def clear(folder: Place, now: Manifest, kernels: bool = True) -> None:
                 forget(path)
         if home != folder:
             write_bytes(home / layout.MANIFEST, of.text())
-    if kernels:  # they were fitted to other examples
+    if kernels:  # they were fitted to other examples, and another index was built with these options
         _drop(folder / layout.KERNELS)
+        forget(folder / layout.RUN)
     forget(folder / layout.CHANGE)
 
 
