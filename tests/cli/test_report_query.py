@@ -95,7 +95,9 @@ def test_refusals(built, project):
         page(built, "--queries", ".")
     Image.new("L", (4, 4)).save("dark.png")
     run("build", f"{project}:normalised", "--out", "other", "--projection", "none", "--method", "tracin")
-    said = invoke("report", f"{project}:normalised", "--index", "other", "--query", "dark.png", "--out", "q.html")
+    said = invoke(
+        "report", f"{project}:normalised", "--index", "other", "--query", "dark.png", "--out", "q.html"
+    )
     assert "brought to the range of the training pictures, -1.99 to 2.5" in " ".join(said.split())
     run("build", f"{project}:make", "--out", "rows", "--projection", "none", "--method", "tracin")
     with pytest.raises(UndeError, match="training examples are not images"):

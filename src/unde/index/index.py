@@ -283,7 +283,10 @@ class Index:
     # --- asking -----------------------------------------------------------------------------------------
 
     def features(self, queries: Any, path: str | Place | None = None) -> QueryFeatures:
-        """Features of queries, to be used instead of them. With `path` they are kept there and reused."""
+        """Features of queries, to be used instead of them. With `path` they are kept there and reused.
+
+        `a.mean()` asks about several queries as one, `a - b` about what sets one apart from the other.
+        """
         if isinstance(queries, QueryFeatures):
             if queries.index != self.manifest.lineage:
                 raise UndeError(
