@@ -81,7 +81,7 @@ def test_refused_by_a_build(tmp_path, name, place):
     data = [GOOD | {"input_ids": [1, 2, 3, i]} for i in range(9)]
     example, message = CASES[name]
     data[place] = example
-    with pytest.raises(UndeError, match=rf"example {place} \(row (0|{place}) of its batch\) {message}"):
+    with pytest.raises(UndeError, match=rf"^example {place} {message}"):
         Index.build(
             models.gpt2(), CausalLM(), data, tmp_path / "i", method="tracin", batch_size=4, progress=False
         )

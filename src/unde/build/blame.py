@@ -12,6 +12,7 @@ from unde.data import Rows, to_device
 from unde.errors import BadExample, UndeError
 from unde.features.units import placement
 from unde.tasks.base import Task
+from unde.tasks.tokens import Unreadable
 
 _FOREIGN = (RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError)
 
@@ -29,13 +30,17 @@ def blaming(
     it is left as it is. `what` they are called."""
     try:
         yield
-    except (UndeError, torch.OutOfMemoryError):
+    except torch.OutOfMemoryError:
         raise
     except _FOREIGN as error:
+        if isinstance(error, UndeError) and not isinstance(error, Unreadable):
+            raise
         for i in where():
             found = _alone(model, task, rows, i)
+            name = i if names is None else names[i]
+            if isinstance(found, Unreadable):
+                raise BadExample(f"{what} {name!r} {found.what}") from None
             if found is not None:
-                name = i if names is None else names[i]
                 raise BadExample(
                     f"the model cannot run on {what} {name!r} ({type(found).__name__}: {_first_line(found)}): look at "
                     "it, is it like the examples that the model was trained on, with a label that it knows?"

@@ -20,7 +20,7 @@ from unde.build.queries import BadQuery, QueryFeatures
 from unde.build.running import Running, unhooked
 from unde.build.stored import Stored
 from unde.data import Rows, evenly
-from unde.errors import BadExample, UndeError
+from unde.errors import UndeError
 from unde.execution import SERIAL, Executor, Job, shown
 from unde.features import Coverage, Unit, make_units, plan_coverage
 from unde.features.coverage import restored
@@ -29,7 +29,6 @@ from unde.recipe import Recipe
 from unde.store.layout import SCRATCH
 from unde.store.scratch import Results, scratch
 from unde.tasks.base import Task
-from unde.tasks.tokens import BadExample as Unreadable
 
 MANY = 8  # queries from which on it is worth while to put weights into another order
 Under = Callable[[nn.Module], AbstractContextManager[Any]]
@@ -187,8 +186,6 @@ def ask(asking: Asking, c: int, i: int) -> None:
     try:
         with blaming(at.model, at.task, asking.rows, lambda: asked, what="query"), unhooked(asking):
             [found] = asking.running(c).over(asking.rows.batches([asked]))
-    except Unreadable as e:
-        raise BadExample(f"query {asked[e.row]} {e.what}") from None
     except UndeError:
         raise
     except _FOREIGN as e:

@@ -26,7 +26,7 @@ from unde.features.layers import rule_for
 from unde.features.units import Unit, placement
 from unde.tasks.base import Task
 from unde.tasks.cutting import recut
-from unde.tasks.tokens import BadExample
+from unde.tasks.tokens import Unreadable
 
 # Structural mistakes give errors of order one; these only leave room for rounding in another batch shape.
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
@@ -41,7 +41,7 @@ def plan_coverage(
     """The cheapest correct way for each unit. Raises for what cannot be covered, by name, and for models that do not
     fit their task."""
     planner = _Planner(model, task, rows, units, measure)
-    with untouched(model), torch.no_grad(), suppress(BadExample):  # it is named when it is measured
+    with untouched(model), torch.no_grad(), suppress(Unreadable):  # it is named when it is measured
         task.check(model, planner.batch)
     return planner.run()
 

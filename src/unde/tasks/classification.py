@@ -16,9 +16,9 @@ from unde.tasks.perturb import Perturbation
 from unde.tasks.prediction import Prediction, first, one_each
 from unde.tasks.replace import ReplaceInputs, special_tokens
 from unde.tasks.tokens import (
-    BadExample,
     Predictions,
     TokenTask,
+    Unreadable,
     check,
     columns,
     padding_ahead,
@@ -60,7 +60,7 @@ class Classification(Prediction):
             )
         row = first((labels < 0) | (labels >= logits.shape[1]))
         if row is not None:
-            raise BadExample(
+            raise Unreadable(
                 row, f"has the label {int(labels[row])}: expected a class number, 0 to {logits.shape[1] - 1}"
             )
         return logits, labels.long()
@@ -88,7 +88,7 @@ class MultiLabel(Prediction):
             )
         row = first(((labels < 0) | (labels > 1) | labels.isnan()).any(1))
         if row is not None:
-            raise BadExample(row, f"has the labels {labels[row].tolist()}: expected numbers from 0 to 1")
+            raise Unreadable(row, f"has the labels {labels[row].tolist()}: expected numbers from 0 to 1")
         return logits, labels.to(logits.dtype)
 
     def compared(self, logits: Tensor, labels: Tensor) -> Tensor:

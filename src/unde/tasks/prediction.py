@@ -13,7 +13,7 @@ from unde.tasks.base import Task
 from unde.tasks.perturb import Noise, Perturbation
 from unde.tasks.replace import ReplaceInputs, special_tokens
 from unde.tasks.tokens import (
-    BadExample,
+    Unreadable,
     arguments,
     padded,
     padding_ahead,
@@ -91,8 +91,8 @@ class Prediction(Task):
             if name == "sampled":
                 logits, _ = self.predicted(model, batch)
                 return self.compared(logits, self.drawn(logits.detach(), ids))
-        except BadExample as e:
-            raise BadExample(e.row, e.what, ids) from None
+        except Unreadable as e:
+            raise Unreadable(e.row, e.what, ids) from None
         raise unknown(f"measure of {type(self).__name__}", name, ("loss", "sampled"))
 
     def predicted(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:

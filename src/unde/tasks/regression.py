@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from unde.errors import UndeError
 from unde.tasks import sampling
 from unde.tasks.prediction import Prediction, not_finite, one_each
-from unde.tasks.tokens import BadExample
+from unde.tasks.tokens import Unreadable
 
 
 class Regression(Prediction):
@@ -38,7 +38,7 @@ class Regression(Prediction):
             )
         row = not_finite(wanted)
         if row is not None:
-            raise BadExample(row, f"has the label {wanted[row].tolist()}: expected finite numbers")
+            raise Unreadable(row, f"has the label {wanted[row].tolist()}: expected finite numbers")
         return made, wanted.to(made.dtype)
 
     def compared(self, logits: Tensor, labels: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from unde.errors import UndeError, unknown
+from unde.errors import BadExample, UndeError, unknown
 from unde.tasks import sampling
 from unde.tasks.base import Task
 
@@ -20,8 +20,8 @@ IGNORE = -100  # a label that carries no loss, as in transformers
 _EXPECTED = "a text {} is a dict with 'input_ids' (and attention_mask, labels)"
 
 
-class BadExample(UndeError):
-    """One example of a batch that has no loss, or that the model cannot read."""
+class Unreadable(BadExample):
+    """An example of a batch that has no loss, or that the model cannot read, by its row."""
 
     def __init__(self, row: int, what: str, ids: Sequence[int] | None = None) -> None:
         who = f"example {row} of the batch" if ids is None else f"example {ids[row]} (row {row} of its batch)"
@@ -73,8 +73,8 @@ class TokenTask(Task):
             if name == "sampled":
                 logits, target, _ = self.predictions(model, batch)
                 return self._per_token(logits, _resampled(logits, target, ids)).sum(1)
-        except BadExample as e:
-            raise BadExample(e.row, e.what, ids) from None
+        except Unreadable as e:
+            raise Unreadable(e.row, e.what, ids) from None
         raise unknown(f"measure of {type(self).__name__}", name, ("loss", "sampled"))
 
     def mask(self, batch: Any) -> Any:
@@ -297,7 +297,7 @@ def check(
     ids, positions = inputs["input_ids"].long(), inputs.get("position_ids")
     length = ids.shape[1]
     if length == 0:
-        raise BadExample(0, "has no token: leave it out")
+        raise Unreadable(0, "has no token: leave it out")
     vocabulary, context = limits(model)
     classes = vocabulary if classes is None else classes
     counts = target != IGNORE
@@ -344,4 +344,4 @@ def check(
         )
     else:
         what = f"has no target, so no loss: {without}. Leave it out"
-    raise BadExample(row, what)
+    raise Unreadable(row, what)
