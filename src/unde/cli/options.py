@@ -49,7 +49,7 @@ def place_option(*names: str, help: str, complete: Callable[[str], list[str]] | 
     return typer.Option(*names, parser=place, metavar="PATH", help=help, autocompletion=complete)
 
 
-METHODS = listed(methods.NAMES)
+METHODS = f"{listed(methods.NAMES)}, or MODULE:NAME of your own"
 
 # --- what a command works on ----------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ MethodOfIndex = Annotated[
     str | None,
     typer.Option(
         "--method",
-        help=f"{METHODS}, or MODULE:NAME of your own (default: as built)",
+        help=f"{METHODS} (default: as built)",
         autocompletion=_COMPLETED,
     ),
 ]
