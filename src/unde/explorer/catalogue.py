@@ -17,7 +17,7 @@ from unde.explorer.jobs import Job
 from unde.recipe import Setup
 from unde.report.classes import class_names, named, true_numbers
 from unde.report.items import MISLABELLED, Item, Scored, example, kind_of, label_text, passage, picture
-from unde.report.shown import as_item, drawn_by
+from unde.report.shown import as_item, drawn_by, label_of
 from unde.tasks import Classification, Diffusion
 
 SAMPLED = 8  # examples that tell how all are laid out
@@ -83,7 +83,7 @@ class Catalogue:
         with self._lock:
             row = self.rows[at]
             item = shown(self.setup, row, self.name(at), self.classes)
-            if self._true is None or int(self._true[at]) == raw_label(row):
+            if self._true is None or int(self._true[at]) == label_of(row):
                 return item
             return replace(item, true_label=named(int(self._true[at]), self.classes), mislabelled=True)
 
@@ -116,7 +116,7 @@ class Catalogue:
     # --- what filters look at ---------------------------------------------------------------------------
 
     def label(self, at: int) -> str | None:
-        found = raw_label(self.rows[at])
+        found = label_of(self.rows[at])
         if found is None or self.setup.show is not None:
             found = self.item(at).label
         return None if found is None else label_text(named(found, self.classes))
@@ -189,14 +189,3 @@ def figure(item: Item, role: str) -> str:
         passage(item.text) if item.text is not None else "",
     ]
     return "".join(parts)
-
-
-def raw_label(row: Any) -> Any:
-    """The label of an example for classification; None if it has none."""
-    if isinstance(row, Mapping):
-        found = next((row[k] for k in ("labels", "label") if k in row), None)
-    else:
-        found = row[1] if isinstance(row, (tuple, list)) and len(row) == 2 else None
-    if isinstance(found, Tensor):
-        return found.item() if found.numel() == 1 else None
-    return found if isinstance(found, (int, str)) or hasattr(found, "item") else None
