@@ -368,7 +368,7 @@ def test_bad_labels_of_other_tasks():
             Classification(),
             linear,
             (x, torch.tensor([0, -1])),
-            "example 1 .*label -100: expected a class number",
+            "example 1 .*label -1: expected a class number",
         ),
         (Classification(), linear, (x, torch.tensor([2, 0])), "example 0 .*label 2"),
         (
