@@ -2,6 +2,7 @@
 
 import json
 import textwrap
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -35,8 +36,10 @@ def grown(project, tmp_path):
 
 
 def test_appended_and_remembered(grown):
+    assert Path("idx/run.toml").exists()
     out = run("append", f"{grown}:grown", "--index", "idx")
     assert out.strip() == "idx: 9 examples appended (60 were there already), 69 now"
+    assert not Path("idx/run.toml").exists()  # it would build another index
     assert Index.open("idx").ids[-1] == "row-68"
     with pytest.raises(UndeError, match="all 69 examples are in idx already"):
         run("append", "--index", "idx")

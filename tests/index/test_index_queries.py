@@ -1,11 +1,15 @@
 """Query features: computed once, kept, reused, and refused where they do not belong."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import toy
+import unde
 from unde import Index, UndeError
+from unde.build.queries import QueryFeatures
 from unde.methods import TRAK
 from unde.tasks import Classification
 
@@ -146,8 +150,8 @@ def test_a_loader_brings_its_own_collate(tmp_path):
             (torch.randn(4, 5, 5), torch.zeros(4, dtype=torch.long)),
             r"logits of shape \(4, 5, 3\) for labels of shape \(4,\)",
         ),
-        ((torch.randn(4, 5), torch.tensor([0, 1, 9, 2])), r"cannot run on query 2 \(IndexError: Target 9"),
-        ((torch.randn(4, 5),), "classification batch is"),
+        ((torch.randn(4, 5), torch.tensor([0, 1, 9, 2])), "query 2 has the label 9"),
+        ((torch.randn(4, 5),), "batch of Classification is"),
         ((torch.randn(4, 5), torch.zeros(3)), "columns of different lengths"),
         ([], "empty"),
         (7, "data of type int cannot be read by position"),
@@ -192,3 +196,36 @@ def test_scoring_leaves_the_model_as_it_was(tmp_path):
     with pytest.raises(UndeError):
         index.score((torch.randn(3, 9), torch.zeros(3, dtype=torch.long)))
     assert all(torch.equal(v, toy.net().state_dict()[k]) for k, v in model.state_dict().items())
+
+
+def test_sets_and_contrasts_of_queries(tmp_path):
+    """Gradients add up, so scores of additive methods do."""
+    index, (x, y) = toy.build(tmp_path / "i"), toy.data(9, seed=5)
+    scores = index.score((x, y)).total()
+    a, b = index.features((x[:5], y[:5])), index.features((x[5:], y[5:]))
+    torch.testing.assert_close(index.score(a.mean()).total(), scores[:5].mean(0, keepdim=True))
+    contrast = a.mean() - b.mean()
+    wanted = scores[:5].mean(0) - scores[5:].mean(0)
+    torch.testing.assert_close(index.score(contrast).total()[0], wanted, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(index.score(a - b.mean()).total()[2], scores[2] - scores[5:].mean(0))
+    contrast.save(tmp_path / "kept.safetensors")
+    m = index.manifest
+    kept = QueryFeatures.load(tmp_path / "kept.safetensors", m.lineage, (m.terms, m.width))
+    assert torch.equal(kept.features, contrast.features) and kept.digests == contrast.digests
+    with pytest.raises(UndeError, match=r"5 queries less 4: .* a.mean\(\) - b.mean\(\)"):
+        a - b
+    with pytest.raises(UndeError, match="two indexes"):
+        a - replace(b, index="another")
+
+
+def test_roles_hold_for_sets(tmp_path):
+    """Weights know each query of a set, and training examples are found in one."""
+    index, (x, y) = toy.build(tmp_path / "i"), toy.data(9, seed=5)
+    a, b = index.features((x[:5], y[:5])), index.features((x[5:], y[5:]))
+    weights = unde.learn_weights(index.score(b.mean() - a), k=3, weight_decay=0.1)
+    assert sorted(weights.query_digests)[0] in a.digests + b.digests
+    with pytest.raises(UndeError, match="learned on 1 of these 1 queries"):
+        index.score(a.mean()).total(weights)
+    train = index.features(tuple(c[:3] for c in toy.data(22)))
+    with pytest.raises(UndeError, match="1 of the queries are also in the training data"):
+        unde.learn_weights(index.score(train.mean() - a.mean()), k=3, weight_decay=0.1)

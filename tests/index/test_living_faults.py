@@ -247,3 +247,14 @@ def test_opening_while_it_changes(tmp_path, monkeypatch):
 
     monkeypatch.setattr(making, "check_shards", check)
     assert len(Index.open(index.folder)) == 23 and len(calls) == 2
+
+
+def test_a_mistake_leaves_what_was_begun(base):
+    """A wrong id is no reason to forget a change that was killed."""
+    place = shutil.copytree(base, base.parent / "mistake", dirs_exist_ok=True)
+    with killed_at(8):
+        append(place)
+    before = toy.content(place)
+    with pytest.raises(UndeError, match="not in the index"):
+        opened(place, ALL).remove(["nobody"])
+    assert toy.content(place) == before

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from unde.errors import BadExample, UndeError
+from unde.build.shards import GivenUp
+from unde.errors import UndeError
 from unde.store import layout
 from unde.store.cache import Cache
 from unde.store.files import clear_partial, create_bytes, write_bytes
@@ -111,13 +112,14 @@ def changing(folder: Place, before: Manifest, token_of: Callable[[str], str]) ->
             if token_of(now.living.history[-1]["before"]) == found["token"]:
                 yield Change(folder, before, found["token"], now)
                 return
-            found = None
         if now.id != before.id:
             raise _changed(folder, before)
+        change = Change(folder, before, token_of(before.id))
         try:
-            yield Change(folder, before, token_of(before.id))
-        except BadExample:  # the same again would not go better
-            _withdraw(folder, now)
+            yield change
+        except UndeError as e:
+            if not isinstance(e, (OSError, GivenUp)):  # else the same again goes on: there may be room then
+                _withdraw(change)
             raise
 
 
@@ -153,10 +155,13 @@ def ended(folder: Place) -> bool:
     return made
 
 
-def _withdraw(folder: Place, now: Manifest) -> None:
-    """Nothing stays of a change that cannot be made."""
+def _withdraw(change: Change) -> None:
+    """Nothing stays of a change that cannot be made; what another has begun does."""
     with contextlib.suppress(OSError):
-        clear(folder, now, kernels=False)
+        found = begun(change.folder)
+        ours = found is not None and found["token"] == change.token
+        if ours and Manifest.read(change.folder).id == change.before.id:
+            clear(change.folder, change.before, kernels=False)
 
 
 def clear(folder: Place, now: Manifest, kernels: bool = True) -> None:
@@ -173,8 +178,9 @@ def clear(folder: Place, now: Manifest, kernels: bool = True) -> None:
                 forget(path)
         if home != folder:
             write_bytes(home / layout.MANIFEST, of.text())
-    if kernels:  # they were fitted to other examples
+    if kernels:  # they were fitted to other examples, and another index was built with these options
         _drop(folder / layout.KERNELS)
+        forget(folder / layout.RUN)
     forget(folder / layout.CHANGE)
 
 

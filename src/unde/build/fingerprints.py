@@ -124,6 +124,15 @@ def to_digest(signed: int) -> str:
     return f"{signed % (1 << 64):016x}"
 
 
+def origins(digests: Iterable[str]) -> list[str]:
+    """The examples that queries stand for, one or, after `mean` and `-`, several each.
+
+    >>> origins(["a", "b+c"])
+    ['a', 'b', 'c']
+    """
+    return [part for digest in digests for part in digest.split("+")]
+
+
 def plain_ids(ids: Iterable[Any]) -> list[str | int | float]:
     """The user's ids as JSON keeps them: strings and numbers."""
     out = [i.item() if hasattr(i, "item") else i for i in ids]

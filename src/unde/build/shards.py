@@ -33,6 +33,10 @@ from unde.store.shards import WRITTEN, ShardError, file_bytes, read_shard, write
 BESIDE, BESIDE_OF_0_1 = "beside", "also"  # measures that the method keeps beside features
 
 
+class GivenUp(UndeError):
+    """Some shards failed again and again; the others are done, and the same call goes on with the rest."""
+
+
 def compute_shard(context: Context, c: int, s: int) -> None:
     """The features of shard s under checkpoint c, written to its file: the same bytes whoever computes them."""
     m, given = context.manifest, context.given
@@ -318,7 +322,7 @@ def _failed(context: Context, reasons: dict[Job, str]) -> UndeError:
     (c, s), reason = next(iter(reasons.items()))
     rows = context.manifest.shards[s]
     more = f" So did {len(reasons) - 1} more." if len(reasons) > 1 else ""
-    return UndeError(
+    return GivenUp(
         f"shard {s} (examples {rows.start} to {rows.stop - 1}, checkpoint {c}) failed again and again: {reason}\n"
         f"All others are done.{more} Mend what is wrong and run the same call again, it goes on where it stopped"
     )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from unde import methods
-from unde.build.fingerprints import to_signed
+from unde.build.fingerprints import origins, to_signed
 from unde.build.shards import BESIDE_OF_0_1
 from unde.errors import UndeError, unknown
 from unde.features.factors import gathered, split
@@ -104,9 +104,11 @@ class Stored:
 
     def holding(self, digests: Sequence[str]) -> list[int]:
         """Positions of the digests that are of training examples; "" is of none."""
-        known = [i for i, d in enumerate(digests) if d]
-        asked = torch.tensor([to_signed(digests[i]) for i in known], dtype=torch.int64)
-        return [known[i] for i in torch.isin(asked, self.values("digest")).nonzero()[:, 0].tolist()]
+        known = [(i, part) for i, d in enumerate(digests) for part in origins([d]) if part]
+        asked = torch.tensor([to_signed(part) for _, part in known], dtype=torch.int64)
+        return sorted(
+            {known[i][0] for i in torch.isin(asked, self.values("digest")).nonzero()[:, 0].tolist()}
+        )
 
     @cached_property
     def fisher(self) -> Stored:

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from unde import methods
-from unde.cli.pictures import like_training, opened, relabelled
+from unde import console, methods
 from unde.cli.project import Project
 from unde.data import Rows
 from unde.diffusion import Samples
 from unde.errors import UndeError
 from unde.integrations.diffusers import query_columns
+from unde.integrations.pictures import Likeness, decoded, relabelled
 from unde.methods import JourneyTRAK, Method
 from unde.report.classes import answers_to, collated
-from unde.tasks import Diffusion
+from unde.tasks import Classification, Diffusion
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def _typed(project: Project, query: Sequence[str]) -> Asked:
     """Images of files. Nobody knows their labels: what is asked about is what the model says."""
     setup = project.setup
     train = collated(setup, setup.train_data)
-    made = []
+    alike, made = Likeness.of(train), []
     for text in query:
         path = Path(text).expanduser()
         if not path.is_file():
@@ -100,7 +100,18 @@ def _typed(project: Project, query: Sequence[str]) -> Asked:
                 f"--query {text!r} is no file: expected the file of an image, or a number, which of the eval_queries "
                 f"of {project.name} to show. Texts go with --hf-model"
             )
-        made.append(like_training(opened(path), path, setup.task, train))
+        if alike is None:
+            raise UndeError(
+                f"--query {text}: training examples are not images (and a label), so it is not known how to read one. "
+                "Put the image into the eval_queries of the setup, and ask by its number"
+            )
+        try:
+            example, notes = alike.made(decoded(path.read_bytes()))
+        except UndeError as e:
+            raise UndeError(f"--query {text}: {e}") from None
+        for note in notes:
+            console.note(f"{text}: {note}")
+        made.append(relabelled(example, 0) if isinstance(setup.task, Classification) else example)
     rows = Rows(made, train.collate)
     said = answers_to(setup, rows)
     if said is not None:

@@ -15,11 +15,11 @@ from unde.data import Rows, to_device
 from unde.errors import UndeError
 from unde.explorer.catalogue import Catalogue, figure, raw_label, shown
 from unde.explorer.jobs import Job
-from unde.explorer.pictures import Likeness, decoded
-from unde.explorer.questions import Question, relabelled
+from unde.explorer.questions import Question
 from unde.features.guard import untouched
 from unde.features.units import placement
 from unde.index import Index
+from unde.integrations.pictures import Likeness, decoded, relabelled
 from unde.methods import JourneyTRAK, Method
 from unde.recipe import Setup
 from unde.report.items import Item
@@ -128,7 +128,7 @@ class Asker:
             digests = list(features.digests)
             if len(rows) > 1:
                 told.notes.append(f"It was cut into {len(rows)} parts: scores are of their mean.")
-            found = Asked(told, mean(features), digests, rows[0])
+            found = Asked(told, features.mean(), digests, rows[0])
             self._asked[key] = found
             while len(self._asked) > HELD:
                 self._asked.popitem(last=False)
@@ -235,15 +235,6 @@ class Asker:
         return replace(shown(self.setup, rows[0], called), label=None)
 
 
-def mean(features: QueryFeatures) -> QueryFeatures:
-    """Several queries as one."""
-    if len(features) == 1:
-        return features
-    return QueryFeatures(
-        features.index, features.features.mean(1, keepdim=True), features.loss.mean(1, keepdim=True), [""]
-    )
-
-
 def joined(some: Sequence[QueryFeatures]) -> QueryFeatures:
     """Several sets of queries as one."""
     return QueryFeatures(
@@ -257,8 +248,5 @@ def joined(some: Sequence[QueryFeatures]) -> QueryFeatures:
 def combined(plus: Sequence[Asked], minus: Sequence[Asked]) -> QueryFeatures:
     """The mean of some, less the mean of others."""
     first, rest = ([a.features for a in side if a.features is not None] for side in (plus, minus))
-    made = mean(joined(first))
-    if not rest:
-        return made
-    less = mean(joined(rest))
-    return QueryFeatures(made.index, made.features - less.features, made.loss - less.loss, [""])
+    made = joined(first).mean()
+    return made - joined(rest).mean() if rest else made

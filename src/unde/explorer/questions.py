@@ -8,9 +8,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from unde.errors import UndeError, unknown
 
 LONGEST = 100_000  # characters of a text
@@ -110,21 +107,3 @@ def read_method(said: Mapping[str, Any]) -> tuple[str | None, float | None]:
 
 def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def relabelled(example: Any, label: int) -> Any:
-    """The same example, asked about under another label."""
-
-    def like(own: Any) -> Any:
-        if isinstance(own, Tensor):
-            return torch.full_like(own, label)
-        return type(own)(label) if hasattr(own, "dtype") else label
-
-    if isinstance(example, Mapping):
-        key = next((k for k in ("labels", "label") if k in example), None)
-        if key is None:
-            raise UndeError("this example has no label that could be another one")
-        return {**example, key: like(example[key])}
-    if isinstance(example, (tuple, list)) and len(example) == 2:
-        return type(example)([example[0], like(example[1])])
-    raise UndeError("this example has no label that could be another one")

@@ -165,8 +165,7 @@ class Index:
         folder, runs, model = place(path), named(executor, threads=threads), unwrapped(model)
         budget, chosen = parse_bytes(memory), methods.for_building(method)
         with making.on_device(model, device), ending(executor, runs):
-            put = None if device is None else str(device)
-            given = Given(model, task, rows, checkpoints, making.as_recipe(recipe), put)
+            given = Given(model, task, rows, checkpoints, making.as_recipe(recipe), making.plainly(device))
             checked(given, chosen, groups, exclude, second_moments)  # before a folder is made
             settling = partial(
                 settle,
@@ -284,7 +283,10 @@ class Index:
     # --- asking -----------------------------------------------------------------------------------------
 
     def features(self, queries: Any, path: str | Place | None = None) -> QueryFeatures:
-        """Features of queries, to be used instead of them. With `path` they are kept there and reused."""
+        """Features of queries, to be used instead of them. With `path` they are kept there and reused.
+
+        `a.mean()` asks about several queries as one, `a - b` about what sets one apart from the other.
+        """
         if isinstance(queries, QueryFeatures):
             if queries.index != self.manifest.lineage:
                 raise UndeError(
@@ -292,11 +294,9 @@ class Index:
                 )
             return queries
         rows = Rows(queries, own_collate(self._opened.collate, queries))
-        kept = None if path is None else place(path)
+        kept, m = None if path is None else place(path), self.manifest
         if kept is not None and there(kept):
-            found = QueryFeatures.load(
-                kept, self.manifest.lineage, (self.manifest.terms, self.manifest.width)
-            )
+            found = QueryFeatures.load(kept, m.lineage, (m.terms, m.width))
             if found.digests != rows.digests():
                 raise UndeError(
                     f"{path} holds the features of other queries: choose another path, or delete it"
@@ -339,8 +339,8 @@ class Index:
         that sum is not positive the example says nothing about itself and gets 0.
         """
         where = torch.arange(len(self)) if subset is None else torch.as_tensor(subset)
-        chosen = methods.on_index(method, self.method)
-        return self._opened.scorer.self_influence(chosen, weights, normalize_top, where)
+        scorer, chosen = self._opened.scorer, methods.on_index(method, self.method)
+        return scorer.self_influence(chosen, weights, normalize_top, where)
 
     def learn_weights(
         self,
@@ -376,9 +376,8 @@ class Index:
         perturb: Any = None,
     ) -> Trust:
         """How many training examples find themselves through a change, by its strength: see `unde.index.trust`."""
-        named = {} if weights is None else {"weighted": weights}
-        [told] = self.trust_of(named, method, examples, seed, perturb).values()
-        return told
+        given = {} if weights is None else {"weighted": weights}
+        return next(iter(self.trust_of(given, method, examples, seed, perturb).values()))
 
     def trust_of(
         self,
@@ -389,15 +388,15 @@ class Index:
         perturb: Any = None,
     ) -> dict[str, Trust]:
         """The same for each named set of weights, all on the same copies; without any, of the unweighted method."""
-        chosen = methods.on_index(method, self.method)
-        return of_several(self._opened, weights, chosen, examples, seed, perturb)
+        return of_several(
+            self._opened, weights, methods.on_index(method, self.method), examples, seed, perturb
+        )
 
     def _retrieval(self, method: Method, groups: Groups) -> self_retrieval.Retrieval:
         """Self-retrieval as it is by default, under one method and partition; the one used last is held on to."""
         key = (method, tuple(groups.members.items()))
         if self._retrieved is None or self._retrieved[0] != key:
             self._retrieved = None  # its memory is free for the next
-            few = self_retrieval.EXAMPLES
-            made = self_retrieval.Retrieval.made(self._opened, method, None, few, 0, groups)
-            self._retrieved = (key, made)
+            few, made = self_retrieval.EXAMPLES, self_retrieval.Retrieval.made
+            self._retrieved = (key, made(self._opened, method, None, few, 0, groups))
         return self._retrieved[1]

@@ -213,6 +213,10 @@ def task_of(
     return changed_task(context, given), {}
 
 
+def plainly(device: str | torch.device | None) -> str | None:
+    return None if device is None else str(device)
+
+
 def as_recipe(recipe: str | Recipe | None) -> Recipe | None:
     return Recipe(recipe) if isinstance(recipe, str) else recipe
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from unde.build.fingerprints import origins
 from unde.errors import UndeError
 
 
@@ -23,11 +24,11 @@ class Learned(Protocol):
 def shared(digests: Sequence[str], others: Collection[str]) -> list[int]:
     """Positions of the queries that are among others, by content.
 
-    >>> shared(["a", "b", "", "a"], ["", "a"])
+    >>> shared(["a", "b", "", "c+a"], ["", "a"])
     [0, 3]
     """
-    known = set(others) - {""}  # made up inside, of no query in particular
-    return [position for position, digest in enumerate(digests) if digest in known]
+    known = set(origins(others)) - {""}  # made up inside, of no query in particular
+    return [position for position, digest in enumerate(digests) if not known.isdisjoint(origins([digest]))]
 
 
 def refuse_shared(count: int, asked: str, where: str) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from unde import console
+from unde.build.fingerprints import origins
 from unde.errors import NotRetrievable, UndeError
 from unde.scores.arrays import Array, as_scores
 from unde.scores.roles import refuse_training
@@ -205,10 +206,10 @@ def _confirmed(source: ResolvedScores, candidates: Sequence[Settings], judge: An
             "weights stay uniform, the unweighted method: self-retrieval confirms none of the candidates"
         )
         record = {"method": source.method.name, "scores": source.provenance, "loss": candidates[0].loss}
-        return Weights(torch.ones(data.groups), source.groups, list(source.query_digests), record | story)
+        return Weights(torch.ones(data.groups), source.groups, origins(source.query_digests), record | story)
     which = judged.index(best)
     record = _provenance(source, candidates[which], fits[which]) | story
-    return Weights(best.weights, source.groups, list(source.query_digests), record)
+    return Weights(best.weights, source.groups, origins(source.query_digests), record)
 
 
 def _held_out(source: ResolvedScores, asked: Settings, ks: Sequence[int], decays: Sequence[float]) -> Weights:
@@ -219,7 +220,7 @@ def _held_out(source: ResolvedScores, asked: Settings, ks: Sequence[int], decays
         return replace(weights, provenance=weights.provenance | {"held-out gain": choice.gain})
     console.note("weights stay uniform, the unweighted method: no candidate gains on held-out queries")
     record = {"method": source.method.name, "scores": source.provenance, "held-out gain": choice.gain}
-    return Weights(torch.ones(len(source.groups)), source.groups, list(source.query_digests), record)
+    return Weights(torch.ones(len(source.groups)), source.groups, origins(source.query_digests), record)
 
 
 def _learn(source: ResolvedScores, settings: Settings, positives: Positives | None) -> Weights:
@@ -229,7 +230,7 @@ def _learn(source: ResolvedScores, settings: Settings, positives: Positives | No
     everything = torch.arange(data.queries)
     result = fit(Problem(data, everything, settings.k, settings.loss, known), settings)
     return Weights(
-        result.weights, source.groups, list(source.query_digests), _provenance(source, settings, result)
+        result.weights, source.groups, origins(source.query_digests), _provenance(source, settings, result)
     )
 
 

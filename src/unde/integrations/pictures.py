@@ -20,11 +20,11 @@ KEYS = ("pixel_values", "images", "image", "latents")
 
 
 def decoded(content: bytes) -> Any:
-    """A Pillow image in RGB, or a grey one, upright, on white where it was transparent."""
+    """An image of Pillow in RGB, or a grey one, upright, on white where it was transparent."""
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError:
-        raise UndeError("pictures are read by Pillow: pip install 'unde[serve]'") from None
+        raise UndeError("pictures are read by Pillow: pip install pillow") from None
     if not content:
         raise UndeError("the file is empty: expected a PNG or JPEG picture")
     try:
@@ -124,6 +124,24 @@ class Likeness:
         return spread, [
             f"Its values were brought to the range of the training pictures, {low:.3g} to {high:.3g}."
         ]
+
+
+def relabelled(example: Any, label: int) -> Any:
+    """The same example, asked about under another label."""
+
+    def like(own: Any) -> Any:
+        if isinstance(own, Tensor):
+            return torch.full_like(own, label)
+        return type(own)(label) if hasattr(own, "dtype") else label
+
+    if isinstance(example, Mapping):
+        key = next((k for k in ("labels", "label") if k in example), None)
+        if key is None:
+            raise UndeError("this example has no label that could be another one")
+        return {**example, key: like(example[key])}
+    if isinstance(example, (tuple, list)) and len(example) == 2:
+        return type(example)([example[0], like(example[1])])
+    raise UndeError("this example has no label that could be another one")
 
 
 _NOWHERE = object()
