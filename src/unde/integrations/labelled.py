@@ -3,6 +3,7 @@ for each of them."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,8 +33,6 @@ class Labelled(Dataset):
     """Examples {"input_ids", "labels"}, called as their records are."""
 
     def __init__(self, examples: list[dict[str, Tensor]], ids: list[str]) -> None:
-        if not examples:
-            raise UndeError("the data hold no record: expected at least one")
         self.examples, self.ids = examples, ids
 
     def __len__(self) -> int:
@@ -71,6 +70,9 @@ class Reader:
             made.append({"input_ids": tokens, "labels": torch.as_tensor(labels)})
             ids.append(record.name)
             long += cut
+        if not made:
+            what = str(source) if isinstance(source, (str, os.PathLike)) else "the list"
+            raise UndeError(f"{what} holds no record: expected at least one")
         if long:
             console.note(
                 f"{console.counted(long, 'record')} longer than {self.length} tokens, cut off there (--seq-len)"
