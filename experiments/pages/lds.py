@@ -118,13 +118,12 @@ def lds_table(book: Book, banks: Sequence[str], printed_in: Mapping[str, paper.W
     )
     rows: list[list[str]] = []
     for method in methods:
+        first = len(rows)
         for where, numbers in printed_in.items():
             if method in numbers:
                 plain, weighted = numbers[method]
                 gain = number(weighted[0] - plain[0], sign=True)
-                rows.append(
-                    [f"**{method}**", f"paper: {where}", printed(plain), printed(weighted), gain, "", ""]
-                )
+                rows.append(["", f"paper: {where}", printed(plain), printed(weighted), gain, "", ""])
         for bank, there in found.items():
             row = (there or {"methods": {}})["methods"].get(method)
             name = BANKS[bank].name
@@ -140,6 +139,7 @@ def lds_table(book: Book, banks: Sequence[str], printed_in: Mapping[str, paper.W
                 gain = shown(got["difference"], sign=True) + chief[rule].get((bank, method), "")
                 cells += [shown(got["estimate"]), gain]
             rows.append(cells)
+        rows[first][0] = f"**{method}**"
     for bank, there in found.items():
         for title, estimate in (there or {"baselines": {}})["baselines"].items():
             rows.append([f"**{title}**", BANKS[bank].name, shown(estimate), "", "", "", ""])

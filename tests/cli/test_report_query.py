@@ -28,6 +28,13 @@ def pictures(low=0.0, high=1.0):
 
 def normalised():
     return pictures(-2.0, 2.5)
+
+def asked():
+    setup = pictures()
+    x, y = setup.eval_queries
+    one = lambda i: (x[i : i + 1], y[i : i + 1])
+    setup.ask = unde.recipe.Ask(text=lambda text: one(int(text.split()[1])), picture=lambda p, _: one(p.size[0]))
+    return setup
 """
 
 
@@ -103,3 +110,13 @@ def test_refusals(built, project):
     with pytest.raises(UndeError, match="training examples are not images"):
         run("report", f"{project}:make", "--index", "rows", "--query", "dark.png", "--out", "p.html")
     assert not Path("p.html").exists()
+
+
+def test_a_setup_says_how_to_read_texts_and_images(built, project):
+    numbered = shown(page(built, "--query", 3, "--top", 3))
+    assert shown(page(f"{project}:asked", "--query", "number 3", "--top", 3)) == numbered
+    Image.new("L", (3, 1)).save("three.png")
+    assert shown(page(f"{project}:asked", "--query", "three.png", "--top", 3)) == numbered
+    assert numbered != shown(page(built, "--query", 4, "--top", 3))
+    with pytest.raises(UndeError, match="'number 3' is no file"):
+        page(f"{project}:asked", "--query", "number 3", "--query", "three.png")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from unde import console, methods
 from unde.cli.project import Project
@@ -89,31 +90,51 @@ def _positions_in(query: Sequence[str], count: int) -> list[int]:
 
 
 def _typed(project: Project, query: Sequence[str]) -> Asked:
-    """Images of files. Nobody knows their labels: what is asked about is what the model says."""
+    """Texts, and images of files, as the setup reads them. Nobody knows labels of images: what is asked about is what
+    the model says."""
     setup = project.setup
     train = collated(setup, setup.train_data)
-    alike, made = Likeness.of(train), []
-    for text in query:
-        path = Path(text).expanduser()
-        if not path.is_file():
-            raise UndeError(
-                f"--query {text!r} is no file: expected the file of an image, or a number, which of the eval_queries "
-                f"of {project.name} to show. Texts go with --hf-model"
-            )
-        if alike is None:
-            raise UndeError(
-                f"--query {text}: training examples are not images (and a label), so it is not known how to read one. "
-                "Put the image into the eval_queries of the setup, and ask by its number"
-            )
-        try:
-            example, notes = alike.made(decoded(path.read_bytes()))
-        except UndeError as e:
-            raise UndeError(f"--query {text}: {e}") from None
-        for note in notes:
-            console.note(f"{text}: {note}")
-        made.append(relabelled(example, 0) if isinstance(setup.task, Classification) else example)
+    files = [Path(text).expanduser() for text in query]
+    pictured = [path.is_file() for path in files]
+    if not all(pictured) and (setup.ask.text is None or any(pictured)):
+        raise UndeError(
+            f"--query {query[pictured.index(False)]!r} is no file: expected the file of an image, or a number, which "
+            f"of the eval_queries of {project.name} to show. Texts go with --hf-model, or Setup(ask=Ask(text=...))"
+        )
+    if setup.ask.text is not None and not any(pictured):
+        made = [row for text in query for row in _rows(setup.ask.text(text))]
+        one_each = len(made) == len(query)
+        names = ["your text"] if len(made) == 1 else list(query) if one_each else None
+        return Asked(Rows(made, train.collate), names, labelled=False)
+    alike = None if setup.ask.picture is not None else Likeness.of(train)
+    made = [_pictured(project, text, path, alike) for text, path in zip(query, files)]
     rows = Rows(made, train.collate)
-    said = answers_to(setup, rows)
+    said = answers_to(setup, rows) if setup.ask.picture is None else None
     if said is not None:
         rows = Rows([relabelled(e, int(y)) for e, y in zip(made, said.predicted, strict=True)], train.collate)
-    return Asked(rows, [Path(text).name for text in query], labelled=False)
+    return Asked(rows, [path.name for path in files], labelled=False)
+
+
+def _pictured(project: Project, text: str, path: Path, alike: Likeness | None) -> Any:
+    """One example of the image in a file."""
+    setup = project.setup
+    try:
+        image = decoded(path.read_bytes())
+        if setup.ask.picture is not None:
+            return _rows(setup.ask.picture(image, ""))[0]
+        if alike is None:
+            raise UndeError(
+                "training examples are not images (and a label), so it is not known how to read one. Put the image "
+                "into the eval_queries of the setup, and ask by its number, or give Setup(ask=Ask(picture=...))"
+            )
+        example, notes = alike.made(image)
+    except UndeError as e:
+        raise UndeError(f"--query {text}: {e}") from None
+    for note in notes:
+        console.note(f"{text}: {note}")
+    return relabelled(example, 0) if isinstance(setup.task, Classification) else example
+
+
+def _rows(data: Any) -> list[Any]:
+    rows = Rows(data)
+    return [rows[i] for i in range(len(rows))]

@@ -138,7 +138,11 @@ Timeout = Annotated[
 
 MethodOfIndex = Annotated[
     str | None,
-    typer.Option("--method", help=f"{METHODS} (default: as built)", autocompletion=_COMPLETED),
+    typer.Option(
+        "--method",
+        help=f"{METHODS}, or MODULE:NAME of your own (default: as built)",
+        autocompletion=_COMPLETED,
+    ),
 ]
 NoTrust = Annotated[
     bool,
