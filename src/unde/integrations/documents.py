@@ -83,11 +83,11 @@ def read_records(source: Texts, columns: Sequence[str]) -> Iterator[Record]:
         yield Record(name, where, dict(record))
 
 
-def field_of(record: Record, field: str, option: str) -> Any:
+def field_of(record: Record, field: str, option: str, what: str = "the text") -> Any:
     if field not in record.fields:
         there = ", ".join(repr(k) for k in record.fields) or "no field at all"
         raise UndeError(
-            f"{record.where}: no field {field!r}, there is {there}. Say which field holds the text ({option})"
+            f"{record.where}: no field {field!r}, there is {there}. Say which field holds {what} ({option})"
         )
     return record.fields[field]
 

@@ -148,7 +148,7 @@ def _marked(
         if target is None:
             yield record, chat.conversation(record, text, tokenizer)
         else:
-            field_of(record, target, "--target-field")
+            field_of(record, target, "--target-field", "the target")
             yield record, chat.completion(record, (text, target), tokenizer)
 
 
