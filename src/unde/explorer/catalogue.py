@@ -23,6 +23,7 @@ from unde.tasks import Classification, Diffusion
 SAMPLED = 8  # examples that tell how all are laid out
 HELD = 4096  # rendered examples
 TOLD = 500  # examples between two words about how far it is
+_SHOWING = threading.RLock()  # what shows an example may run a model, the same one for all catalogues
 
 
 class Unread(UndeError):
@@ -43,7 +44,6 @@ class Catalogue:
         self.rows, self.setup, self.names, self.questions = rows, setup, names, questions
         self.classes = class_names(setup)
         self._true: Any = None
-        self._lock = threading.Lock()  # what shows an example may run a model of its own
         self._texts: list[str] | None = None
         self._labels: list[str] | None = None
         self.item = lru_cache(256)(self._item)
@@ -80,7 +80,7 @@ class Catalogue:
         )
 
     def _item(self, at: int) -> Item:
-        with self._lock:
+        with _SHOWING:
             row = self.rows[at]
             item = shown(self.setup, row, self.name(at), self.classes)
             if self._true is None or int(self._true[at]) == label_of(row):
@@ -178,7 +178,8 @@ class Catalogue:
 def shown(setup: Setup, row: Any, name: int | str, classes: Sequence[str] | None = None) -> Item:
     """How an example is shown, with the name of its class where classes have names."""
     show = setup.show or (drawn_by(setup.task) if isinstance(setup.task, Diffusion) else None)
-    return as_item(row, name, show, classes)
+    with _SHOWING:
+        return as_item(row, name, show, classes)
 
 
 def figure(item: Item, role: str) -> str:
