@@ -232,3 +232,17 @@ def test_a_file_where_a_text_is_wanted(tmp_path):
 
 def test_causal_models_stay_what_they_were(tmp_path):
     assert isinstance(hf_setup(save(tmp_path), LINES).task, CausalLM)
+
+
+def test_classifiers_that_predict_from_the_last_token():
+    """Its place is told by the token for padding: the tokenizer's, where the config names none."""
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
+    small = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaForSequenceClassification(LlamaConfig(vocab_size=56, **small)).eval()
+    assert model.config.pad_token_id is None
+    data = [{"text": "a b c", "label": 0}, {"text": "d", "label": 1}]
+    setup = hf_setup(model, data, tokenizer=words())
+    examples = list(setup.train_data)
+    alone = torch.cat([setup.task.loss(model, setup.task.collate([e])) for e in examples])
+    torch.testing.assert_close(setup.task.loss(model, setup.task.collate(examples)), alone)
