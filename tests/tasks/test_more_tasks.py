@@ -377,8 +377,8 @@ def test_bad_labels_of_other_tasks():
         (
             Classification(),
             linear,
-            (x, torch.tensor([0, -100])),
-            "example 1 .*label -100: expected a class number",
+            (x, torch.tensor([0, -1])),
+            "example 1 .*label -1: expected a class number",
         ),
         (Classification(), linear, (x, torch.tensor([2, 0])), "example 0 .*label 2"),
         (
@@ -394,8 +394,8 @@ def test_bad_labels_of_other_tasks():
     ):
         with pytest.raises(UndeError, match=message):
             task.loss(model, batch)
-    with pytest.raises(UndeError, match=r"example 31 \(row 1 of its batch\) has the label -100"):
-        Classification().measure(linear, (x, torch.tensor([0, -100])), ids=[30, 31])
+    with pytest.raises(UndeError, match=r"example 31 \(row 1 of its batch\) has the label -1"):
+        Classification().measure(linear, (x, torch.tensor([0, -1])), ids=[30, 31])
 
 
 def test_batches_of_collators_of_transformers():

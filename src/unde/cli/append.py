@@ -78,7 +78,7 @@ def append(
         recipe=project.recipe,
         device=device,
     )
-    rows = Rows(setup.train_data, setup.collate or setup.task.collate)
+    rows = setup.rows(setup.train_data)
     known = opened.holds(rows)
     if known.all() and ended(index):  # by the same command, which was killed when all but its end was done
         console.echo(f"{index}: {len(opened):,} examples now")

@@ -33,7 +33,6 @@ from unde.cli.options import (
     source_of,
 )
 from unde.cli.project import Project
-from unde.data import Rows
 from unde.errors import UndeError
 from unde.features.run import largest
 from unde.index import Index
@@ -167,5 +166,5 @@ def _of_config(
 def _of_data(project: Project, examples: int | None) -> dict[str, Any]:
     """The example that a build settles its passes by, and how many there are."""
     setup = project.setup
-    rows = Rows(setup.train_data, setup.collate or setup.task.collate)
+    rows = setup.rows(setup.train_data)
     return {"example": rows.batch([largest(rows)]), "n_examples": len(rows) if examples is None else examples}

@@ -79,7 +79,7 @@ class _Addresses:
     # --- the page ---------------------------------------------------------------------------------------
 
     async def page(self, request: Request) -> Response:
-        return HTMLResponse(page(self.session.title, self.session.described()["examples"]))
+        return HTMLResponse(page(self.session.title, len(self.session.index)))
 
     async def static(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -148,7 +148,7 @@ class _Addresses:
         where = said.get("where", "train")
         if where == "pool":
             return self.session.answer(said.get("answer")).of
-        if where in self.session.roles:
+        if isinstance(where, str) and where in self.session.roles:
             return self.session.roles[where]
         if where != "train":
             raise UndeError(f"no examples called {str(where)[:40]!r}: expected train, eval, learn or pool")
@@ -188,7 +188,7 @@ class _Addresses:
         name = (await _said(request)).get("name")
         if not isinstance(name, str) or not name.strip():
             raise UndeError("which training example? Give its id or its position")
-        return JSONResponse({"at": self.session.train.find(name)})
+        return JSONResponse({"at": await run_in_threadpool(self.session.train.find, name)})
 
     # --- marking ----------------------------------------------------------------------------------------
 

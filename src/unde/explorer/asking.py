@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -62,6 +63,8 @@ class Asked:
     features: QueryFeatures | None
     digests: list[str]
     example: Any  # the first of its rows
+    key: str = ""
+    journey: bool = False  # whether it is followed along its trajectory
 
 
 class Asker:
@@ -75,6 +78,7 @@ class Asker:
         self.classes = self._classes()
         self._asked: OrderedDict[str, Asked] = OrderedDict()
         self._pictures: OrderedDict[str, Any] = OrderedDict()
+        self._lock = threading.Lock()
 
     def ways(self) -> dict[str, Any]:
         """What can be asked about, and how much of it there is."""
@@ -109,16 +113,18 @@ class Asker:
         """A picture that was sent, for questions about it."""
         image = decoded(content)
         digest = hashlib.blake2b(content, digest_size=12).hexdigest()
-        self._pictures[digest] = image
-        self._pictures.move_to_end(digest)
-        while len(self._pictures) > PICTURES:
-            self._pictures.popitem(last=False)
+        with self._lock:  # several may be sent at once
+            self._pictures[digest] = image
+            self._pictures.move_to_end(digest)
+            while len(self._pictures) > PICTURES:
+                self._pictures.popitem(last=False)
         return {"picture": digest, "width": image.size[0], "height": image.size[1]}
 
     def asked(self, question: Question, method: Method, job: Job) -> Asked:
         """The features of a question. Of a text in several parts, their mean."""
         journey = isinstance(method, JourneyTRAK)
-        key = f"{question.key} {journey and question.kind == 'prompt'}"
+        followed = journey and question.kind == "prompt"
+        key = f"{question.key} {followed}"
         found = self._asked.get(key)
         if found is None:
             rows, notes = self._rows(question, journey, job)
@@ -128,7 +134,7 @@ class Asker:
             digests = list(features.digests)
             if len(rows) > 1:
                 told.notes.append(f"It was cut into {len(rows)} parts: scores are of their mean.")
-            found = Asked(told, features.mean(), digests, rows[0])
+            found = Asked(told, features.mean(), digests, rows[0], key, followed)
             self._asked[key] = found
             while len(self._asked) > HELD:
                 self._asked.popitem(last=False)
@@ -136,10 +142,14 @@ class Asker:
         method.check_query(found.example)
         return found
 
-    def recent(self) -> list[Asked]:
-        """Texts, pictures and prompts that were asked about, in their order."""
-        typed = ("text", "picture", "prompt")
-        return [a for a in self._asked.values() if (a.told.question or {}).get("kind") in typed]
+    def recent(self, method: Method) -> list[Asked]:
+        """Texts, pictures and prompts that were asked about as the method asks, in their order."""
+        typed, journey = ("text", "picture", "prompt"), isinstance(method, JourneyTRAK)
+        return [
+            a
+            for a in self._asked.values()
+            if (a.told.question or {}).get("kind") in typed and a.journey == journey
+        ]
 
     def example(self, at: int) -> Told:
         """A training example, as what is asked about."""

@@ -25,11 +25,11 @@ class Marks:
         self._of: dict[int, str] = {}
         self._lock = threading.Lock()
 
-    def put(self, at: int, kind: str | None) -> None:
-        """Mark a training example, or take its mark away."""
+    def put(self, at: int, kind: Any) -> None:
+        """Mark a training example, or take its mark away (None)."""
         self.train.check(at)
-        if kind is not None and kind not in KINDS:
-            raise unknown("mark", kind, KINDS)
+        if kind is not None and kind not in tuple(KINDS):
+            raise unknown("mark", str(kind)[:40], KINDS)
         with self._lock:
             if kind is None:
                 self._of.pop(at, None)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unde.data import Rows, own_collate
+from unde.data import Rows
 from unde.errors import UndeError
 from unde.index.labels import Answers, answers
 from unde.recipe import Setup
@@ -66,11 +66,6 @@ def named(label: Any, classes: Sequence[str] | None) -> Any:
         label = label.item()
     is_number = isinstance(label, int) and not isinstance(label, bool)
     return classes[label] if classes is not None and is_number and 0 <= label < len(classes) else label
-
-
-def collated(setup: Setup, data: Any) -> Rows:
-    """Data of a setup as its task reads it."""
-    return Rows(data, setup.collate or own_collate(setup.task.collate, data))
 
 
 def answers_to(setup: Setup, rows: Rows) -> Answers | None:

@@ -15,7 +15,7 @@ from unde.data import Rows
 from unde.errors import UndeError, unknown
 from unde.features.guard import untouched
 from unde.recipe import Setup
-from unde.report.classes import class_names, collated, named, true_numbers
+from unde.report.classes import class_names, named, true_numbers
 from unde.report.html import count
 from unde.report.items import MAX_SIDE, Item
 from unde.report.pixels import to_pixels
@@ -45,12 +45,12 @@ class Shown:
     def __init__(self, setup: Setup, classes: Sequence[str] | None = None, seconds: float = SECONDS) -> None:
         self.setup = setup
         self.classes = class_names(setup) if classes is None else classes
-        self.train = collated(setup, setup.train_data)
+        self.train = setup.rows(setup.train_data)
         known = isinstance(setup.task, Classification)  # one label for each example
         self.true = true_numbers(setup, self.classes, len(self.train)) if known else None
         self.left_out = 0  # pictures that would have taken too long
         self._show = setup.show or (drawn_by(setup.task) if isinstance(setup.task, Diffusion) else None)
-        self._seconds = seconds
+        self._seconds, self._late = seconds, False
         self._made: dict[tuple[str, int], Item] = {}
 
     def example(self, i: int) -> Item:
@@ -82,8 +82,6 @@ class Shown:
         if self.left_out:
             console.note(f"{self.what_is_missing} Ask about fewer queries (--first) or show fewer (--top).")
 
-    _late = False
-
     @property
     def what_is_missing(self) -> str:
         """A sentence about pictures that are not there; nothing if all are."""
@@ -99,9 +97,8 @@ class Shown:
             return Item(name, prompt=_prompt(example))
         item = as_item(example, name, self._show, self.classes)
         if isinstance(self.setup.task, Diffusion) and item.image is not None:
-            item = replace(
-                item, image=to_pixels(item.image, MAX_SIDE)
-            )  # a page of whole ones fills the memory
+            # A page of whole ones fills the memory.
+            item = replace(item, image=to_pixels(item.image, MAX_SIDE))
         if item.label is None:
             item = replace(item, label=named(self._label(rows, i), self.classes))
         return item
