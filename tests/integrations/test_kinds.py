@@ -201,8 +201,8 @@ def test_queries_without_a_target_ask_what_the_model_says(capsys):
     assert "without 'label': asked about what the model itself says" in capsys.readouterr().err
     given = hf_setup(model, data, tokenizer=words(), eval_queries=[{"text": text, "label": 3}])
     assert given.eval_queries[0]["labels"].item() == 3
+    asked = {"eval_queries": [{"text": text}], "query_field": "review"}
     with pytest.raises(UndeError, match=r"no field 'review'.*--query-field"):
-        asked = {"eval_queries": [{"text": text}], "query_field": "review"}
         hf_setup(model, data, tokenizer=words(), **asked)
     with pytest.raises(UndeError, match=r"no field 'label'.*the label \(--target-field\)"):
         hf_setup(model, [{"text": "b c"}], tokenizer=words())
