@@ -269,6 +269,16 @@ def test_marks_are_kept_and_exported(texts):
     assert "no example is marked" in texts.get("/api/export?format=csv")["error"]
 
 
+def test_halves_of_characters_are_told_and_exported(texts, monkeypatch):
+    monkeypatch.setattr(texts.session.train, "text", lambda at: "half of a \ud83d face")
+    assert texts.web.post("/api/mark", json={"at": 1, "mark": "remove"}).status_code == 200
+    assert texts.get("/api/marks")["listed"][0]["text"] == "half of a \ud83d face"
+    for format in ("csv", "jsonl"):
+        found = texts.web.get(f"/api/export?format={format}")
+        assert found.status_code == 200 and b"half of a" in found.content
+    texts.post("/api/mark", {"at": 1, "mark": None})
+
+
 def test_classes_have_names_and_wrong_labels_a_sign(tmp_path):
     setup = pages.classification()
     true = setup.train_data[1].clone()

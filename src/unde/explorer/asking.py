@@ -14,7 +14,7 @@ import torch
 from unde.build.queries import QueryFeatures
 from unde.data import Rows, to_device
 from unde.errors import UndeError
-from unde.explorer.catalogue import Catalogue, figure, raw_label, shown
+from unde.explorer.catalogue import Catalogue, figure, shown
 from unde.explorer.jobs import Job
 from unde.explorer.questions import Question
 from unde.features.guard import untouched
@@ -25,6 +25,7 @@ from unde.methods import JourneyTRAK, Method
 from unde.recipe import Setup
 from unde.report.items import Item
 from unde.report.panels import predictions
+from unde.report.shown import label_of
 from unde.tasks import Classification
 
 HELD = 128  # questions whose features are held
@@ -154,7 +155,8 @@ class Asker:
     def example(self, at: int) -> Told:
         """A training example, as what is asked about."""
         item = self.train.item(at)
-        own = raw_label(self.train.rows[at]) if self.classifies else None
+        own = label_of(self.train.rows[at])
+        own = int(own) if self.classifies and own is not None else None
         return Told(f"training example {item.name}", figure(item, "training example"), own=own)
 
     def _rows(self, question: Question, journey: bool, job: Job) -> tuple[Rows, list[str]]:
@@ -225,7 +227,7 @@ class Asker:
             raise UndeError(f"unknown label {question.label}: expected 0 to {len(self.classes) - 1}")
         found = predictions(self.setup, rows)
         told.predicted = None if found is None else found[0]
-        own = raw_label(rows[0]) if question.kind != "picture" else None
+        own = label_of(rows[0]) if question.kind != "picture" else None
         told.own = None if own is None else int(own)
         told.label = next(x for x in (question.label, told.own, told.predicted, 0) if x is not None)
         if told.label != own:

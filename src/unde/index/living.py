@@ -1,4 +1,4 @@
-"""Indexes that live: examples are appended and removed, and indexes merged, without computing the rest again.
+"""Indexes that live: examples are appended and removed without computing the rest again.
 
 Features stay as they are stored. What depends on all examples together, kernels, K g(n) and leverages, is fitted anew
 from stored features when it is next asked for. pca directions stay those of the examples that the index was built on.

@@ -38,6 +38,11 @@ class Document:
     where: str
 
 
+def called(source: Texts) -> str:
+    """What messages call it."""
+    return str(source) if isinstance(source, (str, os.PathLike)) else "the list"
+
+
 def read_documents(
     source: Texts, text_field: str = "text", option: str = "--text-field"
 ) -> Iterator[Document]:

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Dataset
 
 from unde.errors import UndeError
-from unde.integrations.documents import Document, Texts, read_documents
+from unde.integrations.documents import Document, Texts, called, read_documents
 
 _AT_ONCE = 1000  # documents given to the tokenizer together
 Parts = tuple[
@@ -39,8 +39,7 @@ class Sequences(Dataset):
         framed: bool = False,
     ) -> None:
         """`rows` is how many tokens the model knows; the rest as in `read_documents`."""
-        if length < _SHORTEST:
-            raise UndeError(f"sequences of {length} tokens: expected at least {_SHORTEST} (--seq-len)")
+        check_length(length)
         self.length, self.ids = length, list[str]()
         tokens, lengths = [], []
         documents = read_documents(source, text_field, option)
@@ -60,8 +59,7 @@ class Sequences(Dataset):
                 lengths.append(len(whole))
                 self.ids.append(f"{document.name}:{part}")
         if not tokens:
-            what = "the list" if isinstance(source, (list, tuple)) else str(source)
-            raise UndeError(f"{what} holds no text: expected at least one")
+            raise UndeError(f"{called(source)} holds no text: expected at least one")
         self.tokens = np.concatenate(tokens)
         self.stops = np.cumsum(lengths)
 
@@ -122,9 +120,19 @@ def _check(document: Document, tokens: list[int], rows: int, least: int) -> None
             f"{document.where}: {document.text[:20]!r} is {len(tokens)} token long, expected at least {least}: there "
             "is nothing to predict. Leave such texts out"
         )
+    check_known(document.where, tokens, rows)
+
+
+def check_length(length: int) -> None:
+    if length < _SHORTEST:
+        raise UndeError(f"sequences of {length} tokens: expected at least {_SHORTEST} (--seq-len)")
+
+
+def check_known(where: str, tokens: list[int], rows: int) -> None:
+    """Raises unless a model of so many `rows`, one for each token, knows the tokens of a text."""
     if max(tokens) >= rows:
         raise UndeError(
-            f"{document.where}: the tokenizer gives token {max(tokens)}, the model knows 0 to {rows - 1}. "
+            f"{where}: the tokenizer gives token {max(tokens)}, the model knows 0 to {rows - 1}. "
             "The tokenizer is not the model's"
         )
 

@@ -1,4 +1,5 @@
-"""The names of classes: given by the user, by a data set of Hugging Face, or by the config of a model."""
+"""Classes: what they are called (by the user, a data set of Hugging Face, or the config of a model), what the model says of
+examples, and what their labels should be."""
 
 from __future__ import annotations
 

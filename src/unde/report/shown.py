@@ -16,7 +16,6 @@ from unde.errors import UndeError, unknown
 from unde.features.guard import untouched
 from unde.recipe import Setup
 from unde.report.classes import class_names, named, true_numbers
-from unde.report.html import count
 from unde.report.items import MAX_SIDE, Item
 from unde.report.pixels import to_pixels
 from unde.tasks import Classification, Diffusion
@@ -87,9 +86,8 @@ class Shown:
         """A sentence about pictures that are not there; nothing if all are."""
         if not self.left_out:
             return ""
-        return (
-            f"{count(self.left_out, 'picture')} could not be drawn within {console.duration(self._seconds)}."
-        )
+        missing, within = console.counted(self.left_out, "picture"), console.duration(self._seconds)
+        return f"{missing} could not be drawn within {within}."
 
     def _item(self, rows: Rows, i: int, name: int | str) -> Item:
         example = rows[i]
@@ -165,15 +163,14 @@ def _guess(example: Any) -> Any:
         return _guess_of_columns(example)
     if isinstance(example, (tuple, list)) and len(example) == 2:
         image = example[0] if _is_image(example[0]) else None
-        return {"image": image, "label": _label(example[1])}
+        return {"image": image, "label": label_of(example)}
     return example if _is_image(example) else None
 
 
 def _guess_of_columns(example: Mapping[str, Any]) -> dict[str, Any]:
     text = next((t for key in ("text", "sentence") if isinstance(t := example.get(key), str)), None)
     image = next((x for key in ("image", "pixel_values") if _is_image(x := example.get(key))), None)
-    label = next((example[key] for key in ("labels", "label") if key in example), None)
-    return {"text": text, "image": image, "label": _label(label)}
+    return {"text": text, "image": image, "label": label_of(example)}
 
 
 def _is_pillow(x: Any) -> bool:
@@ -188,7 +185,16 @@ def _is_image(x: Any) -> bool:
     return x.ndim == 2 or x.shape[0] in (1, 3) or x.shape[-1] in (1, 3)
 
 
-def _label(y: Any) -> int | str | None:
+def label_of(example: Any) -> int | str | None:
+    """The one label that an example plainly carries; None if it has none, or several.
+
+    >>> label_of(("a picture", np.int64(3))), label_of({"label": "cat"}), label_of({"text": "to be"})
+    (3, 'cat', None)
+    """
+    if isinstance(example, Mapping):
+        y = next((example[key] for key in ("labels", "label") if key in example), None)
+    else:
+        y = example[1] if isinstance(example, (tuple, list)) and len(example) == 2 else None
     if isinstance(y, (Tensor, np.ndarray, np.generic)):
-        return y.item() if getattr(y, "size", 1) == 1 or (isinstance(y, Tensor) and y.numel() == 1) else None
+        return y.item() if (y.numel() if isinstance(y, Tensor) else y.size) == 1 else None
     return y if isinstance(y, (int, str)) else None
