@@ -409,8 +409,8 @@ def test_texts_are_appended_and_removed(prepared, tmp_path, monkeypatch):
         return [json.loads(line)["score"] for line in out.splitlines()]
 
     assert scores("a", "--data", "all.jsonl") == scores("b") == pytest.approx(scores("c"), rel=1e-5)
-    with pytest.raises(UndeError, match="give each record of new.jsonl a field id"):
-        write_jsonl(tmp_path / "new.jsonl", LEARN, "body")
+    write_jsonl(tmp_path / "new.jsonl", LEARN, "body")
+    with pytest.raises(UndeError, match=r"give each record of new\.jsonl a field id"):
         run("append", "--index", "a", "--data", "new.jsonl")
     run("remove", "--index", "a", "--ids", ",".join(map(str, a.ids[-count:])))
     assert Index.open("a").ids == Index.open(prepared / "idx").ids

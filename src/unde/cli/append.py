@@ -91,7 +91,8 @@ def append(
     new = (~known).nonzero()[:, 0]
     ids = None
     if opened.ids is not None and setup.ids is not None:
-        ids = _apart([setup.ids[i] for i in new.tolist()], opened.ids, project.source and project.source.data)
+        file = None if project.source is None else project.source.data
+        ids = _apart([setup.ids[i] for i in new.tolist()], opened.ids, file)
     with opened:
         opened.append(Rows(Picked(rows, new), rows.collate), ids=ids)
     try:
