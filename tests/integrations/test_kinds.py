@@ -201,6 +201,9 @@ def test_queries_without_a_target_ask_what_the_model_says(capsys):
     assert "without 'label': asked about what the model itself says" in capsys.readouterr().err
     given = hf_setup(model, data, tokenizer=words(), eval_queries=[{"text": text, "label": 3}])
     assert given.eval_queries[0]["labels"].item() == 3
+    asked = {"eval_queries": [{"text": text}], "query_field": "review"}
+    with pytest.raises(UndeError, match=r"no field 'review'.*--query-field"):
+        hf_setup(model, data, tokenizer=words(), **asked)
     with pytest.raises(UndeError, match=r"no field 'label'.*the label \(--target-field\)"):
         hf_setup(model, [{"text": "b c"}], tokenizer=words())
 
@@ -232,3 +235,17 @@ def test_a_file_where_a_text_is_wanted(tmp_path):
 
 def test_causal_models_stay_what_they_were(tmp_path):
     assert isinstance(hf_setup(save(tmp_path), LINES).task, CausalLM)
+
+
+def test_classifiers_that_predict_from_the_last_token():
+    """Its place is told by the token for padding: the tokenizer's, where the config names none."""
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
+    small = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaForSequenceClassification(LlamaConfig(vocab_size=56, **small)).eval()
+    assert model.config.pad_token_id is None
+    data = [{"text": "a b c", "label": 0}, {"text": "d", "label": 1}]
+    setup = hf_setup(model, data, tokenizer=words())
+    examples = list(setup.train_data)
+    alone = torch.cat([setup.task.loss(model, setup.task.collate([e])) for e in examples])
+    torch.testing.assert_close(setup.task.loss(model, setup.task.collate(examples)), alone)

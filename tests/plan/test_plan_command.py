@@ -62,10 +62,9 @@ def test_a_config(config):
     [
         (encoder("Bert", "MaskedLM"), 8),
         (encoder("Bert", "SequenceClassification", num_labels=5), 8),
-        (encoder("Bert", "TokenClassification", num_labels=5), 8),
         (t5(num_layers=1), 9),  # a multiple of the examples that are tried elsewhere
     ],
-    ids=["masked", "sequence", "token", "t5"],
+    ids=["masked", "sequence", "t5"],
 )
 def test_configs_of_other_kinds(tmp_path, build, length):
     model = build()

@@ -55,6 +55,7 @@ class Reader:
         if length < _SHORTEST:
             raise UndeError(f"sequences of {length} tokens: expected at least {_SHORTEST} (--seq-len)")
         self.tokenizer, self.length, self.rows, self.says = tokenizer, length, rows, says
+        self.option = "--text-field" if says is None else "--query-field"
 
     def examples(
         self, source: Texts, fields: tuple[str, str], read: Callable[[Record], tuple[list[int], Any, bool]]
@@ -107,7 +108,7 @@ def translations(source: Texts, reader: Reader, text: str | None, target: str | 
     text, target = fields = _fields(source, text, target, PAIRS)
 
     def read(record: Record) -> tuple[list[int], Any, bool]:
-        words = text_of(field_of(record, text, "--text-field"), record.where, repr(text))
+        words = text_of(field_of(record, text, reader.option), record.where, repr(text))
         found, long = reader.encoded(record, text=words)
         if reader.unsaid(record, target):
             return found["input_ids"], reader.says, long
@@ -131,7 +132,7 @@ def classified(
     text, label = fields = _fields(source, text, label, CLASSES)
 
     def read(record: Record) -> tuple[list[int], Any, bool]:
-        words = text_of(field_of(record, text, "--text-field"), record.where, repr(text))
+        words = text_of(field_of(record, text, reader.option), record.where, repr(text))
         found, long = reader.encoded(record, text=words)
         if reader.unsaid(record, label):
             return found["input_ids"], reader.says, long
@@ -158,7 +159,7 @@ def tagged(
         return lambda tokens: says(tokens).masked_fill(others, IGNORE)
 
     def read(record: Record) -> tuple[list[int], Any, bool]:
-        words = field_of(record, text, "--text-field", "the words")
+        words = field_of(record, text, reader.option, "the words")
         if isinstance(words, str) and reader.says is not None:  # typed: what are words, the tokenizer knows
             found, long = reader.encoded(record, text=words)
             return found["input_ids"], spoken(found), long

@@ -81,6 +81,9 @@ def hf_setup(
             "is_trainable=True, or call requires_grad_() on what was trained"
         )
     kind = kinds.kind_of_model(loaded)
+    config = text_config(loaded)
+    if kind is kinds.SEQUENCE and getattr(config, "pad_token_id", 0) is None:
+        config.pad_token_id = tokenizer.pad_token_id  # by which it tells where a text ends
     task = kinds.task_for(kind, loaded, tokenizer)
     rows = _rows(loaded, tokenizer, name)
     length = _length(loaded, seq_len, name)

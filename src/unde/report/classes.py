@@ -1,4 +1,4 @@
-"""Classes: what they are called (by the user, a data set of Hugging Face, or the config of a model), what a model
+"""Classes: what they are called (by the user, a data set of Hugging Face, or the config of a model), what the model
 says of examples, and what their labels should be."""
 
 from __future__ import annotations
