@@ -18,7 +18,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx_copybutton",
     "docstrings",  # in _site: Markdown of docstrings, and the command line
-    "commands",
+    "command_pages",
 ]
 exclude_patterns = ["_site"]
 nitpicky = True

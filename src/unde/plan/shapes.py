@@ -175,8 +175,9 @@ class ShapePlanner(_Planner):
 
 
 def _unlike(batch: Any) -> int:
-    """How many examples to try: no divisor of any of their axes, so that none is taken for that of the examples."""
-    axes = {n for t in tree_leaves(batch) if isinstance(t, Tensor) for n in t.shape[1:]}
+    """How many examples to try: no divisor of a length of tokens, so that none is taken for the number of examples."""
+    whole = (t for t in tree_leaves(batch) if isinstance(t, Tensor) and not t.is_floating_point())
+    axes = {n for t in whole for n in t.shape[1:]}
     counts = (EXAMPLES, 5, 7, 11, 13, 17, 19, 23)
     return next((n for n in counts if all(axis % n for axis in axes)), EXAMPLES)
 
