@@ -89,8 +89,8 @@ def measure(setup: Setup, rank: int = 16, batch_size: int = 32, runs: int = 15, 
 
     Plain and frozen passes have `batch_size` examples, as in training.
     """
-    data, collate = Rows(setup.train_data), setup.collate or setup.task.collate
-    rows = Rows([data[i % len(data)] for i in range(batches * batch_size)], collate)
+    data = setup.rows(setup.train_data)
+    rows = Rows([data[i % len(data)] for i in range(batches * batch_size)], data.collate)
     seconds: dict[str, list[float]] = {"plain": [], "frozen": [], "build": [], "planning": []}
     with console.progress("timing", runs + 1, unit="runs") as advance:
         for _ in range(runs + 1):

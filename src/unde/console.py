@@ -230,10 +230,11 @@ def duration(seconds: float, exact: bool = False) -> str:
 def counted(count: int, what: str) -> str:
     """A number of things.
 
-    >>> counted(1, "shard"), counted(1200, "example")
-    ('1 shard', '1,200 examples')
+    >>> counted(1, "shard"), counted(1200, "example"), counted(3, "query")
+    ('1 shard', '1,200 examples', '3 queries')
     """
-    return f"{count:,} {what}{'s' * (count != 1)}"
+    several = f"{what[:-1]}ies" if what.endswith("y") else f"{what}s"
+    return f"{count:,} {what if count == 1 else several}"
 
 
 def size(count: float) -> str:

@@ -80,13 +80,3 @@ def score(value: float) -> str:
 def _typeset(written: str) -> str:
     written = re.sub(r"e([+-])0*(\d)", lambda found: f"e{found[1].replace('+', '')}{found[2]}", written)
     return written.rstrip(".").replace("-", "−")
-
-
-def count(amount: int, noun: str) -> str:
-    """An amount with its noun.
-
-    >>> count(1, "query"), count(3, "query"), count(1200, "example")
-    ('1 query', '3 queries', '1,200 examples')
-    """
-    plural = noun[:-1] + "ies" if noun.endswith("y") else noun + "s"
-    return f"{amount:,} {noun if amount == 1 else plural}"

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from unde.data import Collate
+from unde.data import Collate, Rows, own_collate
 from unde.errors import UndeError, unknown
 from unde.tasks.base import Task
 
@@ -76,6 +76,11 @@ class Setup:
     def __post_init__(self) -> None:
         if self.classes is not None:
             self.classes = _class_names(self.classes)
+
+    def rows(self, data: Any) -> Rows:
+        """Training data or queries as rows, with the collate function that they are put into batches by: the setup's,
+        that of the data, as a DataLoader may have one, or the task's."""
+        return Rows(data, self.collate or own_collate(self.task.collate, data))
 
 
 def _class_names(given: Any) -> list[str]:

@@ -40,7 +40,7 @@ def killing(count, done, seed=0):
         while len(killed) < count and not stop.wait(0.02):
             if len(done()) <= before:
                 continue
-            stop.wait(chance.uniform(0, 0.5))
+            stop.wait(chance.uniform(0, 0.2))
             found = [worker for server in psutil.Process().children() for worker in server.children()]
             if found:
                 os.kill(chance.choice(found).pid, signal.SIGKILL)

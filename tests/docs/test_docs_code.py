@@ -18,12 +18,17 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
+def runnable(command):
+    """`serve` does not end by itself, and `demo` has a test of its own."""
+    return command.words[0] == "unde" and command.words[1] not in ("serve", "demo")
+
+
 def runs(block):
     """Other commands than those of unde (pip, make, …) are only checked, in test_docs_commands."""
     if block.not_run is not None:
         return False
     if block.language in SHELL:
-        return any(c.words[0] == "unde" for c in commands(block.code))
+        return any(map(runnable, commands(block.code)))
     return block.language == "python" or block.file is not None
 
 
@@ -64,7 +69,7 @@ def test_code_of_a_page_runs(name, folder):
                 Path(block.file).write_text(code)
             elif block.language in SHELL:
                 for command in commands(code):
-                    if command.words[0] == "unde" and (command.words[1] != "plan" or name in PLANS):
+                    if runnable(command) and (command.words[1] != "plan" or name in PLANS):
                         run(command)
             else:
                 # Tracebacks name the page and its line.

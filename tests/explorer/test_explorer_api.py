@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import pages
 from unde import Index, Setup, tasks
@@ -268,6 +269,16 @@ def test_marks_are_kept_and_exported(texts):
     assert "no example is marked" in texts.get("/api/export?format=csv")["error"]
 
 
+def test_halves_of_characters_are_told_and_exported(texts, monkeypatch):
+    monkeypatch.setattr(texts.session.train, "text", lambda at: "half of a \ud83d face")
+    assert texts.web.post("/api/mark", json={"at": 1, "mark": "remove"}).status_code == 200
+    assert texts.get("/api/marks")["listed"][0]["text"] == "half of a \ud83d face"
+    for format in ("csv", "jsonl"):
+        found = texts.web.get(f"/api/export?format={format}")
+        assert found.status_code == 200 and b"half of a" in found.content
+    texts.post("/api/mark", {"at": 1, "mark": None})
+
+
 def test_classes_have_names_and_wrong_labels_a_sign(tmp_path):
     setup = pages.classification()
     true = setup.train_data[1].clone()
@@ -290,6 +301,68 @@ def test_only_so_many_answers_are_held(tmp_path, monkeypatch):
     assert session.rank({"answer": told[-1]["answer"]})["rows"]
     with pytest.raises(Exception, match="not held any more"):
         session.rank({"answer": told[0]["answer"]})
+
+
+def test_loaders_put_batches_together_themselves(tmp_path):
+    setup = pages.classification()
+    x, y = setup.train_data
+
+    def doubled(examples):
+        return torch.stack([2 * image for image, _ in examples]), torch.stack(
+            [label for _, label in examples]
+        )
+
+    given = list(zip(x, y))
+    setup.train_data, setup.learn_queries = DataLoader(given[:30], collate_fn=doubled), None
+    setup.eval_queries, setup.ids = DataLoader(given[30:], collate_fn=doubled), None
+    session = pages.session(setup, tmp_path / "idx", TracIn(projection="none"))
+    told = session.ask(pages_inquiry({"kind": "eval", "at": 3}), quiet_job())
+    row = session.rank({"answer": told["answer"], "count": 30})["rows"][0]
+    found = {one["at"]: one["value"] for one in [*row["high"], *row["low"]]}
+
+    def gradient(i):
+        loss = nn.functional.cross_entropy(setup.model(2 * x[i : i + 1]), y[i : i + 1])
+        parts = torch.autograd.grad(loss, list(setup.model.parameters()))
+        return torch.cat([part.flatten() for part in parts])
+
+    alike = {i: float(gradient(33) @ gradient(i)) for i in range(30)}
+    assert found == pytest.approx(alike, rel=1e-3, abs=1e-5)
+
+
+def test_small_answers_are_held_in_numbers(tmp_path, monkeypatch):
+    session = pages.session(pages.classification(), tmp_path / "idx", TRAK(projection="none"))
+    monkeypatch.setattr("unde.explorer.session.MOST", 3)
+    told = [session.ask(pages_inquiry({"kind": "eval", "at": i}), quiet_job()) for i in range(5)]
+    for one in told[2:]:
+        assert session.rank({"answer": one["answer"]})["rows"]
+    for one in told[:2]:
+        with pytest.raises(Exception, match="not held any more"):
+            session.rank({"answer": one["answer"]})
+
+
+def test_what_sliders_shade_is_not_held_for_ever(texts, monkeypatch):
+    session = texts.session
+    monkeypatch.setattr("unde.explorer.session.SHADES", 3)
+    answer = texts.ask({"kind": "text", "text": "The state of the union is strong and free."})
+    held = session.answer(answer["answer"]).shades
+    for step in range(6):
+        values = [1 + step / 10] * len(session.sliders.names)
+        said = {"answer": answer["answer"], "at": [0, 1], "values": values}
+        assert set(texts.job("/api/shade", said)["passages"]) == {"0", "1"}
+        assert len(held) <= 3 + 2
+
+
+def test_questions_that_take_the_place_of_others_are_looked_at(texts, monkeypatch):
+    monkeypatch.setattr("unde.explorer.asking.HELD", 1)
+    ranked = []
+    for asked in ("The people are free and strong, said one.", "The state is strong, said the other."):
+        texts.ask({"kind": "text", "text": asked})
+        answer = texts.job("/api/influenced", {"at": 1})
+        last = answer["count"] - 1
+        sent = {"where": "pool", "answer": answer["answer"], "at": [last]}
+        assert texts.post("/api/examples", sent)[0]["question"]["text"] == asked
+        ranked.append(answer["answer"])
+    assert len(set(ranked)) == 2
 
 
 def test_weights_that_saw_the_query_say_so(tmp_path):

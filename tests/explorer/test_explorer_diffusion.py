@@ -19,7 +19,7 @@ from unde.integrations.diffusers import (
     query_columns,
     sample_pipeline,
 )
-from unde.methods import DTRAK
+from unde.methods import DTRAK, JourneyTRAK
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +81,8 @@ def test_what_is_generated_is_influenced_too(session):
     assert "asked in this session" in told["notes"][0]
     entry = session.answer(told["answer"]).of.entry(0)
     assert entry["question"]["kind"] in ("prompt", "picture")
+    assert session.asker.recent(session.index.method)
+    assert not session.asker.recent(JourneyTRAK())  # whose features are of a trajectory
 
 
 def test_prompts_can_be_searched(session):

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import sys
 import threading
 
 import pytest
@@ -111,8 +112,10 @@ BAD = {
         {"plus": [{"kind": "prompt", "seed": -1}]},
     ],
     "/api/rank": [{}, {"answer": 3}, {"answer": "x"}],
-    "/api/mark": [{"at": -1, "mark": "label"}, {"at": 10**9, "mark": "label"}, {"at": True, "mark": "label"}],
-    "/api/examples": [{}, {"at": [0] * 500}, {"at": [0.5]}, {"at": [0], "where": "pool"}, {"at": [0], "where": "x"}],
+    "/api/mark": [{"at": -1, "mark": "label"}, {"at": 10**9, "mark": "label"}, {"at": True, "mark": "label"},
+        {"at": 0, "mark": ["label"]}, {"at": 0, "mark": "x" * 999}],
+    "/api/examples": [{}, {"at": [0] * 500}, {"at": [0.5]}, {"at": [0], "where": "pool"}, {"at": [0], "where": "x"},
+        {"at": [0], "where": ["eval"]}],
     "/api/find": [{}, {"name": ""}, {"name": "img-99"}, {"name": "9" * 99}],
     "/api/influenced": [{}, {"at": "3"}], "/api/read": [{}, {"what": "all"}],
 }  # fmt: skip
@@ -184,15 +187,17 @@ def test_one_at_a_time_in_a_line():
     jobs.cancel(later[1])
     assert later[1].state == "cancelled" and jobs.ahead(later[2]) == 2
     broken = jobs.submit(lambda job: 1 / 0)
+    gone = jobs.submit(lambda job: sys.exit("over"))
     stopped = jobs.submit(lambda job: [job.tell("on", i) for i in range(10**9)])
     go.set()
-    for job in (first, later[0], later[2], broken):
+    for job in (first, later[0], later[2], broken, gone):
         job.wait(5)
     jobs.cancel(stopped)
     stopped.wait(5)
     quiet.wait(5)
     assert order == [0, 2, "shades"] and stopped.state == "cancelled"
     assert broken.state == "failed" and "ZeroDivisionError" in broken.error
+    assert gone.state == "failed" and "SystemExit" in gone.error
 
 
 def test_a_line_has_an_end():

@@ -236,11 +236,6 @@ GENERAL = {
         floats(6),
         {"a.weight", "a.bias"},
     ),
-    "subclass-with-its-own-forward": (
-        lambda: Net(lambda s, x: s.a(x).tanh(), a=Doubled(6, 7)),
-        floats(6),
-        {"a.weight", "a.bias"},
-    ),
     "weight-norm": (
         weight_normed,
         floats(6),
@@ -248,7 +243,6 @@ GENERAL = {
     ),
     "generated-weight": (generated_weight, floats(6), {"a.weight", "a.bias"}),
     "low-rank": (low_rank, floats(6), {"down", "up"}),
-    "positions-cut-to-length": (positions_cut_to_length, floats(4, 6), {"positions"}),
     "embedding-by-frequency": (
         lambda: Net(lambda s, x: s.a(x), a=nn.Embedding(6, 5, scale_grad_by_freq=True)),
         ids(6, 4),
@@ -295,6 +289,21 @@ def test_general(name, projection):
     found, _ = check(build, data, projection)
     assert {n for n, way in found.items() if way in ("expanded", "vmap", "loop")} >= general
     assert "unused" not in found.values()
+
+
+@pytest.mark.parametrize("projection", ["none", "kron(2)", "sjlt(5)"])
+@pytest.mark.parametrize(
+    ("build", "data"),
+    [
+        (lambda: Net(lambda s, x: s.a(x).tanh(), a=Doubled(6, 7)), floats(6)),
+        (positions_cut_to_length, floats(4, 6)),
+    ],
+    ids=["subclass-with-its-own-forward", "positions-cut-to-length"],
+)
+def test_seen_through(build, data, projection):
+    """What differs from the plain layer is elementwise, or a cut: no example needs a pass of its own."""
+    found, _ = check(build, data, projection)
+    assert not {"expanded", "vmap", "loop", "unused"} & set(found.values())
 
 
 def test_a_module_that_cannot_be_hooked_leaves_the_others_hooked():

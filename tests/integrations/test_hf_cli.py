@@ -385,3 +385,32 @@ def test_a_conversation_from_build_to_answer(project, tmp_path):
         index.score(here.eval_queries).top(3).values.flatten().tolist(), rel=1e-5
     )
     assert {r["id"] for r in rows} == {"Peace?:1", "Trade?:1", "Roads?:1"}
+
+
+def test_texts_are_appended_and_removed(prepared, tmp_path, monkeypatch):
+    """A file of new texts, numbered from 0 as the first was, or the file that has grown: the same index."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").symlink_to(prepared / "model")
+    write_jsonl(tmp_path / "old.jsonl", LINES, "body")
+    write_jsonl(tmp_path / "new.jsonl", EVAL, "body")
+    write_jsonl(tmp_path / "all.jsonl", [*LINES, *EVAL], "body")
+    options = ("--hf-model", "model", "--text-field", "body", "--seq-len", 24, "--projection", "none")
+    for data, folder in (("old.jsonl", "a"), ("old.jsonl", "b"), ("all.jsonl", "c")):
+        run("build", *options, "--data", data, "--method", "tracin", "--out", folder)
+    run("append", "--index", "a", "--data", "new.jsonl")
+    run("append", "--index", "b", "--data", "all.jsonl")
+    a, b, c = (Index.open(f) for f in "abc")
+    count = len(c) - len(Index.open(prepared / "idx"))
+    assert count >= 2 and all(str(i).startswith("new.jsonl:") for i in a.ids[-count:])
+    assert b.ids == c.ids
+
+    def scores(index, *more):
+        out = run("attribute", "--index", index, "--query", LEARN[0], "--format", "jsonl", "--top", 5, *more)
+        return [json.loads(line)["score"] for line in out.splitlines()]
+
+    assert scores("a", "--data", "all.jsonl") == scores("b") == pytest.approx(scores("c"), rel=1e-5)
+    write_jsonl(tmp_path / "new.jsonl", LEARN, "body")
+    with pytest.raises(UndeError, match=r"give each record of new\.jsonl a field id"):
+        run("append", "--index", "a", "--data", "new.jsonl")
+    run("remove", "--index", "a", "--ids", ",".join(map(str, a.ids[-count:])))
+    assert Index.open("a").ids == Index.open(prepared / "idx").ids

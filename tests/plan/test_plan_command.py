@@ -13,6 +13,7 @@ from unde import Setup, UndeError
 from unde.cli.plan import plan
 from unde.recipe import Recipe
 from unde.tasks import Classification
+from zoo import encoder, t5
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SIZES = {"n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 32, "vocab_size": 50}
@@ -54,6 +55,27 @@ def test_a_config(config):
     assert re.search(r"^training pass \(forward and backward\) +1\.000 ", table, re.MULTILINE)
     assert "weight learning on 7 queries" in table
     assert "note:" not in table
+
+
+@pytest.mark.parametrize(
+    ("build", "length"),
+    [
+        (encoder("Bert", "MaskedLM"), 8),
+        (encoder("Bert", "SequenceClassification", num_labels=5), 8),
+        (t5(num_layers=1), 9),  # a multiple of the examples that are tried elsewhere
+    ],
+    ids=["masked", "sequence", "t5"],
+)
+def test_configs_of_other_kinds(tmp_path, build, length):
+    model = build()
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(tmp_path)
+    given = ["--hf-config", tmp_path, "--examples", 5, "--method", "tracin"]
+    told = json.loads(run(*given, "--seq-len", length, "--format", "json"))
+    assert told["model"] == type(model).__name__
+    assert told["totals"]["parameters"] == sum(p.numel() for p in model.parameters())
+    with pytest.raises(UndeError, match="expected at least 2"):
+        run(*given, "--seq-len", 1)
 
 
 def setup():
@@ -99,11 +121,11 @@ def test_a_kernel_beyond_the_budget_is_said(monkeypatch):
         (["--hf-config", "CONFIG", "--format", "xml"], "unknown format 'xml'"),
         (
             ["--hf-config", "OTHER", "--examples", 5, "--seq-len", 4],
-            "no causal language model can be made from",
+            "no language model can be made from",
         ),
         (
             ["--hf-config", "BROKEN", "--examples", 5, "--seq-len", 4],
-            "no causal language model can be made from",
+            "no language model can be made from",
         ),
     ],
 )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from report_dom import parse, words
 
+from report_dom import parse, words
 from unde import UndeError
 from unde.report import Item, Mark, Page, QueryPanel, Row, Scored
 from unde.report.contributors import checked, marks_for

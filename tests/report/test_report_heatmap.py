@@ -9,9 +9,9 @@ import re
 import numpy as np
 import pytest
 import torch
-from report_dom import parse, words
 from test_report_page import contrast, luminance
 
+from report_dom import parse, words
 from unde import UndeError
 from unde.report import HeatmapPanel, Page
 from unde.report.heatmap import heatmaps_section

@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from report_dom import parse
 
+from report_dom import parse
 from unde import UndeError
 from unde.report import Item, Scored
 from unde.report.html import el, number, score, text

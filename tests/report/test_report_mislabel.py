@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from report_dom import parse, words
 
+from report_dom import parse, words
 from unde import UndeError
 from unde.report import Item, MislabelPanel, RocCurve, Scored
 from unde.report.mislabel import mislabel_section

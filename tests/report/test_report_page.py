@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from report_dom import parse, words
 
+from report_dom import parse, words
 from unde import UndeError
 from unde.report import (
     Card,

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_dom import Node, parse
 
+from report_dom import Node, parse
 from unde import UndeError
 from unde.report.svg import Bar, Line, bar_plot, line_plot, roc_plot, ticks
 

@@ -7,9 +7,9 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_dom import parse, words
 from test_report_page import contrast
 
+from report_dom import parse, words
 from unde import UndeError
 from unde.report import Item, QueryPanel, Row, Scored
 from unde.report.items import example, shaded_passage

@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
-from report_dom import Node, parse, words
 
+from report_dom import Node, parse, words
 from unde import UndeError, Weights
 from unde.index.trust import Curve, Trust, wilson
 from unde.report import Page, TrustCurve, TrustPanel

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from report_dom import parse, words
 
+from report_dom import parse, words
 from unde import UndeError
 from unde.report import Page, WeightsPanel
 from unde.report.svg import Bar, bar_plot

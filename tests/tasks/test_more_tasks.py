@@ -152,6 +152,16 @@ def test_an_index_of_texts_that_are_hidden_here(tmp_path):
     torch.testing.assert_close(index.score([data[6]]).total()[0], expected, rtol=1e-3, atol=1e-5)
 
 
+def test_self_retrieval_of_texts_that_are_hidden_here(tmp_path):
+    """Copies bring the labels that their originals get when they are measured."""
+    model, task = made(encoder("Bert", "MaskedLM")), MaskedLM(mask_token_id=MASK, special_tokens=SPECIAL)
+    data = [example(8 + i % 4, i) for i in range(130)]
+    method = TracIn(projection="kron(2)")
+    index = Index.build(model, task, data, tmp_path / "i", method=method, progress=False)
+    found = index.learn_weights()
+    assert len(found.values) == len(index.groups)
+
+
 # --- perturbed copies ------------------------------------------------------------------------------------
 
 
@@ -367,8 +377,8 @@ def test_bad_labels_of_other_tasks():
         (
             Classification(),
             linear,
-            (x, torch.tensor([0, -100])),
-            "example 1 .*label -100: expected a class number",
+            (x, torch.tensor([0, -1])),
+            "example 1 .*label -1: expected a class number",
         ),
         (Classification(), linear, (x, torch.tensor([2, 0])), "example 0 .*label 2"),
         (
@@ -384,8 +394,8 @@ def test_bad_labels_of_other_tasks():
     ):
         with pytest.raises(UndeError, match=message):
             task.loss(model, batch)
-    with pytest.raises(UndeError, match=r"example 31 \(row 1 of its batch\) has the label -100"):
-        Classification().measure(linear, (x, torch.tensor([0, -100])), ids=[30, 31])
+    with pytest.raises(UndeError, match=r"example 31 \(row 1 of its batch\) has the label -1"):
+        Classification().measure(linear, (x, torch.tensor([0, -1])), ids=[30, 31])
 
 
 def test_batches_of_collators_of_transformers():

@@ -16,7 +16,7 @@ from unde.build.carried import Carried, Elsewhere, cannot_travel
 from unde.build.checkpoints import Checkpoint, fingerprints
 from unde.build.fingerprints import data_fingerprint
 from unde.build.running import Running
-from unde.data import Rows, own_collate
+from unde.data import Rows
 from unde.errors import UndeError
 from unde.execution import Job
 from unde.features import Coverage, Unit, make_units, plan_coverage
@@ -76,8 +76,7 @@ def made(
 ) -> Given:
     """As it was given elsewhere."""
     setup = _setup(pickle.dumps((recipe, device)))
-    rows = Rows(setup.train_data, setup.collate or own_collate(setup.task.collate, setup.train_data))
-    return Given(setup.model, setup.task, rows, checkpoints, recipe, device)
+    return Given(setup.model, setup.task, setup.rows(setup.train_data), checkpoints, recipe, device)
 
 
 @lru_cache(maxsize=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -78,7 +79,7 @@ def append(
         recipe=project.recipe,
         device=device,
     )
-    rows = Rows(setup.train_data, setup.collate or setup.task.collate)
+    rows = setup.rows(setup.train_data)
     known = opened.holds(rows)
     if known.all() and ended(index):  # by the same command, which was killed when all but its end was done
         console.echo(f"{index}: {len(opened):,} examples now")
@@ -88,7 +89,10 @@ def append(
             f"all {len(rows):,} examples are in {index} already: give the training data with what is new"
         )
     new = (~known).nonzero()[:, 0]
-    ids = None if opened.ids is None or setup.ids is None else [setup.ids[i] for i in new.tolist()]
+    ids = None
+    if opened.ids is not None and setup.ids is not None:
+        file = None if project.source is None else project.source.data
+        ids = _apart([setup.ids[i] for i in new.tolist()], opened.ids, file)
     with opened:
         opened.append(Rows(Picked(rows, new), rows.collate), ids=ids)
     try:
@@ -101,6 +105,19 @@ def append(
         )
     skipped = f" ({int(known.sum()):,} were there already)" if known.any() else ""
     console.echo(f"{index}: {len(new):,} examples appended{skipped}, {len(opened):,} now")
+
+
+def _apart(ids: list[Any], there: Sequence[Any], data: str | None) -> list[Any]:
+    """Lines of another file are numbered from 0 as those of the first were: then its name stands before the numbers."""
+    if data is None or set(there).isdisjoint(ids):
+        return ids
+    named = [f"{Path(data).name}:{i}" for i in ids]
+    if not set(there).isdisjoint(named):
+        raise UndeError(
+            f"examples called {named[0]!r} and so on are in the index already: give each record of {data} a field id"
+        )
+    console.note(f"their ids begin with the name of the file, since others are taken: {named[0]}")
+    return named
 
 
 def remove(

@@ -15,7 +15,7 @@ from unde.errors import UndeError
 from unde.integrations.diffusers import query_columns
 from unde.integrations.pictures import Likeness, decoded, relabelled
 from unde.methods import JourneyTRAK, Method
-from unde.report.classes import answers_to, collated
+from unde.report.classes import answers_to
 from unde.tasks import Classification, Diffusion
 
 
@@ -93,7 +93,7 @@ def _typed(project: Project, query: Sequence[str]) -> Asked:
     """Texts, and images of files, as the setup reads them. Nobody knows labels of images: what is asked about is what
     the model says."""
     setup = project.setup
-    train = collated(setup, setup.train_data)
+    train = setup.rows(setup.train_data)
     files = [Path(text).expanduser() for text in query]
     pictured = [path.is_file() for path in files]
     if not all(pictured) and (setup.ask.text is None or any(pictured)):

@@ -42,7 +42,7 @@ from unde.execution import named
 from unde.integrations.examples import Answers
 from unde.integrations.sequences import Sequences
 from unde.recipe import Setup
-from unde.report.panels import as_item
+from unde.report.shown import as_item
 from unde.scores import Pieces, Top, documents
 from unde.scores.table import FORMATS, format_of
 from unde.scores.table import check_format as check_library

@@ -6,12 +6,10 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from unde import methods
 from unde.store.layout import MANIFEST
 
 _DEEP = 3  # folders below what was typed
 _MOST = 500  # folders that are looked at
-METHODS = [*methods.METHODS, *methods._SHORT]
 
 
 def one_of(*names: str) -> Callable[[str], list[str]]:

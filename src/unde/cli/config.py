@@ -55,10 +55,10 @@ def _read(path: Path, context: typer.Context) -> dict[str, Any]:
         raise UndeError(f"cannot read {path} ({e.strerror or e})") from None
     except ValueError as e:  # what is no TOML, and what is no UTF-8
         raise UndeError(f"{path} is not TOML: {e}") from None
-    own, known = _keys(context.command), _keys(context.command)
+    own = known = _keys(context.command)
     commands: Mapping[str, Any] = getattr(context.find_root().command, "commands", {})
     if "build" in commands:
-        known = _keys(commands["build"]) | known  # those of a build that say nothing to a plan
+        known = _keys(commands["build"]) | own  # those of a build that say nothing to a plan
     out = {}
     for key, value in found.items():
         name = key.replace("_", "-")

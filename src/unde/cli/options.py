@@ -50,7 +50,7 @@ def place_option(*names: str, help: str, complete: Callable[[str], list[str]] | 
     return typer.Option(*names, parser=place, metavar="PATH", help=help, autocompletion=complete)
 
 
-METHODS = listed(completion.METHODS)
+METHODS = f"{listed(methods.NAMES)}, or MODULE:NAME of your own"
 
 # --- what a command works on ----------------------------------------------------------------------------
 
@@ -76,7 +76,7 @@ Device = Annotated[str | None, typer.Option(help="where the model runs: cpu, cud
 
 # --- how an index is built, or planned ------------------------------------------------------------------
 
-_COMPLETED = completion.one_of(*completion.METHODS)
+_COMPLETED = completion.one_of(*methods.NAMES)
 Method = Annotated[str, typer.Option(help=METHODS, autocompletion=_COMPLETED)]
 Projection = Annotated[
     str | None, typer.Option(help="kron(16), pca(16), sjlt(4096), dense(512) or none (default: kron(16))")
@@ -141,7 +141,7 @@ MethodOfIndex = Annotated[
     str | None,
     typer.Option(
         "--method",
-        help=f"{METHODS}, or MODULE:NAME of your own (default: as built)",
+        help=f"{METHODS} (default: as built)",
         autocompletion=_COMPLETED,
     ),
 ]

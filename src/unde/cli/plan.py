@@ -33,12 +33,10 @@ from unde.cli.options import (
     source_of,
 )
 from unde.cli.project import Project
-from unde.data import Rows
 from unde.errors import UndeError
 from unde.features.run import largest
 from unde.index import Index
-from unde.integrations.config import model_of_config
-from unde.tasks import CausalLM
+from unde.integrations.config import planned
 
 WORKERS = "Several workers"
 
@@ -124,8 +122,7 @@ def plan(
             "--hf-config with the config of a Hugging Face language model"
         )
     if hf_config is not None:
-        model, task = _of_config(hf_config, examples, seq_len, trust_remote_code), CausalLM()
-        shape = {"n_examples": examples, "seq_len": seq_len}
+        model, task, shape = _of_config(hf_config, examples, seq_len, trust_remote_code)
         if folder is not None:
             raise UndeError(f"--checkpoints {folder}: with --hf-config give a number")
     else:
@@ -155,15 +152,19 @@ def plan(
     console.echo(json.dumps(made.as_dict(), indent=1) if format == "json" else str(made))
 
 
-def _of_config(config: Path, examples: int | None, seq_len: int | None, trust_remote_code: bool) -> Any:
+def _of_config(
+    config: Path, examples: int | None, seq_len: int | None, trust_remote_code: bool
+) -> tuple[Any, Any, dict[str, Any]]:
     for name, value in (("--examples", examples), ("--seq-len", seq_len)):
         if value is None:
             raise UndeError(f"{name} is missing: a config does not say how much data there will be")
-    return model_of_config(config, trust_remote_code)
+    assert seq_len is not None
+    model, task, shape = planned(config, seq_len, trust_remote_code)
+    return model, task, shape | {"n_examples": examples}
 
 
 def _of_data(project: Project, examples: int | None) -> dict[str, Any]:
     """The example that a build settles its passes by, and how many there are."""
     setup = project.setup
-    rows = Rows(setup.train_data, setup.collate or setup.task.collate)
+    rows = setup.rows(setup.train_data)
     return {"example": rows.batch([largest(rows)]), "n_examples": len(rows) if examples is None else examples}

@@ -104,7 +104,7 @@ class Project:
             raise UndeError(f"no queries: give texts that are not in the training data and not used {other}")
         if data is None:
             raise UndeError(f"{self.name} gives no {role}_queries: set Setup(..., {role}_queries=...)")
-        return Rows(data, self.setup.collate or self.setup.task.collate)
+        return self.setup.rows(data)
 
     def queries_apart(self, role: str) -> Rows:
         """The same, after checking that the roles share no example."""

@@ -21,7 +21,6 @@ from unde.index.labels import wrong_labels
 from unde.integrations.source import Source
 from unde.recipe import Setup
 from unde.report import Card, MislabelPanel, Page, Step, Table, meaning
-from unde.report.html import count
 from unde.report.of_labels import label_panel
 from unde.report.panels import predictions, query_panels, trust_panel, uniform, weights_panel
 from unde.report.shown import Shown
@@ -191,7 +190,11 @@ def _cards(data: Digits, labels: MislabelPanel, right: float, clock: Clock) -> l
             if last is not first
             else "without weights, which stay uniform here",
         ),
-        Card("All of this took", f"{seconds:.0f} s", f"on {count(torch.get_num_threads(), 'CPU thread')}"),
+        Card(
+            "All of this took",
+            f"{seconds:.0f} s",
+            f"on {console.counted(torch.get_num_threads(), 'CPU thread')}",
+        ),
     ]
 
 

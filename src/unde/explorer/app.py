@@ -79,7 +79,7 @@ class _Addresses:
     # --- the page ---------------------------------------------------------------------------------------
 
     async def page(self, request: Request) -> Response:
-        return HTMLResponse(page(self.session.title, self.session.described()["examples"]))
+        return HTMLResponse(page(self.session.title, len(self.session.index)))
 
     async def static(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -89,16 +89,16 @@ class _Addresses:
 
     async def described(self, request: Request) -> Response:
         about = await run_in_threadpool(self.session.described)
-        return JSONResponse(about | {"queue": len(self.session.jobs)})
+        return Json(about | {"queue": len(self.session.jobs)})
 
     async def line(self, request: Request) -> Response:
-        return JSONResponse({"queue": len(self.session.jobs), "marks": self.session.marks.version})
+        return Json({"queue": len(self.session.jobs), "marks": self.session.marks.version})
 
     # --- asking -----------------------------------------------------------------------------------------
 
     async def picture(self, request: Request) -> Response:
         content = await request.body()
-        return JSONResponse(await run_in_threadpool(self.session.asker.keep, content))
+        return Json(await run_in_threadpool(self.session.asker.keep, content))
 
     async def ask(self, request: Request) -> Response:
         inquiry = Inquiry.read(await _said(request))
@@ -122,7 +122,7 @@ class _Addresses:
 
     def _queued(self, work: Callable[[Job], Any], quiet: bool = False) -> Response:
         job = self.session.jobs.submit(work, quiet)
-        return JSONResponse({"job": job.id}, 202)
+        return Json({"job": job.id}, 202)
 
     async def job(self, request: Request) -> Response:
         jobs = self.session.jobs
@@ -130,25 +130,25 @@ class _Addresses:
         await run_in_threadpool(job.wait, STEP)
         known = {"state": job.state, "ahead": jobs.ahead(job), "queue": len(jobs)}
         if job.state == "done":
-            return JSONResponse(known | {"result": job.result})
+            return Json(known | {"result": job.result})
         if job.state == "failed":
-            return JSONResponse(known | {"error": job.error})
-        return JSONResponse(known | {"doing": job.doing, "done": job.done, "total": job.total})
+            return Json(known | {"error": job.error})
+        return Json(known | {"doing": job.doing, "done": job.done, "total": job.total})
 
     async def cancel(self, request: Request) -> Response:
         self.session.jobs.cancel(self.session.jobs.find(request.path_params["id"]))
-        return JSONResponse({})
+        return Json({})
 
     # --- seeing -----------------------------------------------------------------------------------------
 
     async def rank(self, request: Request) -> Response:
-        return JSONResponse(await run_in_threadpool(self.session.rank, await _said(request)))
+        return Json(await run_in_threadpool(self.session.rank, await _said(request)))
 
     def _catalogue(self, said: Mapping[str, Any]) -> Catalogue:
         where = said.get("where", "train")
         if where == "pool":
             return self.session.answer(said.get("answer")).of
-        if where in self.session.roles:
+        if isinstance(where, str) and where in self.session.roles:
             return self.session.roles[where]
         if where != "train":
             raise UndeError(f"no examples called {str(where)[:40]!r}: expected train, eval, learn or pool")
@@ -159,7 +159,7 @@ class _Addresses:
         of, wanted = self._catalogue(said), said.get("at")
         if not isinstance(wanted, list) or len(wanted) > ENTRIES:
             raise UndeError(f"which examples? Expected at most {ENTRIES} positions")
-        return JSONResponse(await run_in_threadpool(lambda: [of.entry(at) for at in wanted]))
+        return Json(await run_in_threadpool(lambda: [of.entry(at) for at in wanted]))
 
     async def queries(self, request: Request) -> Response:
         where, start = request.query_params.get("role", "eval"), request.query_params.get("from", "0")
@@ -169,7 +169,7 @@ class _Addresses:
             raise UndeError(f"from {start[:20]!r}: expected a position")
         of = self._catalogue({"where": where})
         wanted = range(int(start), min(int(start) + 24, len(of)))
-        return JSONResponse(await run_in_threadpool(lambda: [of.entry(at) for at in wanted]))
+        return Json(await run_in_threadpool(lambda: [of.entry(at) for at in wanted]))
 
     async def example(self, request: Request) -> Response:
         at = request.query_params.get("at", "")
@@ -182,30 +182,37 @@ class _Addresses:
                 "mark": self.session.marks.all().get(number),
             }
 
-        return JSONResponse(await run_in_threadpool(found))
+        return Json(await run_in_threadpool(found))
 
     async def find(self, request: Request) -> Response:
         name = (await _said(request)).get("name")
         if not isinstance(name, str) or not name.strip():
             raise UndeError("which training example? Give its id or its position")
-        return JSONResponse({"at": self.session.train.find(name)})
+        return Json({"at": await run_in_threadpool(self.session.train.find, name)})
 
     # --- marking ----------------------------------------------------------------------------------------
 
     async def marks(self, request: Request) -> Response:
         marks = self.session.marks
         listed = await run_in_threadpool(marks.listed)
-        return JSONResponse({"version": marks.version, "marks": marks.all(), "listed": listed})
+        return Json({"version": marks.version, "marks": marks.all(), "listed": listed})
 
     async def mark(self, request: Request) -> Response:
         said = await _said(request)
         self.session.marks.put(self.session.train.check(said.get("at")), said.get("mark"))
-        return JSONResponse({"version": self.session.marks.version})
+        return Json({"version": self.session.marks.version})
 
     async def export(self, request: Request) -> Response:
         format = request.query_params.get("format", "csv")
         text = await run_in_threadpool(self.session.marks.export, format)
         return Response(text, media_type=FORMATS[format])
+
+
+class Json(JSONResponse):
+    """In ASCII: a text may hold half of a character, which is no UTF-8."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
 
 
 async def _said(request: Request) -> dict[str, Any]:
@@ -221,19 +228,19 @@ async def _said(request: Request) -> dict[str, Any]:
 
 async def _bad(request: Request, error: Exception) -> Response:
     if isinstance(error, Unread):
-        return JSONResponse({"error": f"the {error} are not read yet", "read": str(error)}, 409)
+        return Json({"error": f"the {error} are not read yet", "read": str(error)}, 409)
     if isinstance(error, Gone):
-        return JSONResponse({"error": str(error), "gone": True}, 410)
-    return JSONResponse({"error": str(error)}, 400)
+        return Json({"error": str(error), "gone": True}, 410)
+    return Json({"error": str(error)}, 400)
 
 
 async def _http(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    return JSONResponse({"error": getattr(error, "detail", "") or "not found"}, status)
+    return Json({"error": getattr(error, "detail", "") or "not found"}, status)
 
 
 async def _broken(request: Request, error: Exception) -> Response:
     if isinstance(error, (Refused, ClientDisconnect)):
         raise error
     console.note(f"{request.url.path}: {type(error).__name__}: {error}")
-    return JSONResponse({"error": f"{type(error).__name__}: {error}"}, 500)
+    return Json({"error": f"{type(error).__name__}: {error}"}, 500)

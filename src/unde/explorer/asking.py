@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ import torch
 from unde.build.queries import QueryFeatures
 from unde.data import Rows, to_device
 from unde.errors import UndeError
-from unde.explorer.catalogue import Catalogue, figure, raw_label, shown
+from unde.explorer.catalogue import Catalogue, figure, shown
 from unde.explorer.jobs import Job
 from unde.explorer.questions import Question
 from unde.features.guard import untouched
@@ -24,6 +25,7 @@ from unde.methods import JourneyTRAK, Method
 from unde.recipe import Setup
 from unde.report.items import Item
 from unde.report.panels import predictions
+from unde.report.shown import label_of
 from unde.tasks import Classification
 
 HELD = 128  # questions whose features are held
@@ -62,6 +64,8 @@ class Asked:
     features: QueryFeatures | None
     digests: list[str]
     example: Any  # the first of its rows
+    key: str = ""
+    journey: bool = False  # whether it is followed along its trajectory
 
 
 class Asker:
@@ -75,6 +79,7 @@ class Asker:
         self.classes = self._classes()
         self._asked: OrderedDict[str, Asked] = OrderedDict()
         self._pictures: OrderedDict[str, Any] = OrderedDict()
+        self._lock = threading.Lock()
 
     def ways(self) -> dict[str, Any]:
         """What can be asked about, and how much of it there is."""
@@ -109,16 +114,18 @@ class Asker:
         """A picture that was sent, for questions about it."""
         image = decoded(content)
         digest = hashlib.blake2b(content, digest_size=12).hexdigest()
-        self._pictures[digest] = image
-        self._pictures.move_to_end(digest)
-        while len(self._pictures) > PICTURES:
-            self._pictures.popitem(last=False)
+        with self._lock:  # several may be sent at once
+            self._pictures[digest] = image
+            self._pictures.move_to_end(digest)
+            while len(self._pictures) > PICTURES:
+                self._pictures.popitem(last=False)
         return {"picture": digest, "width": image.size[0], "height": image.size[1]}
 
     def asked(self, question: Question, method: Method, job: Job) -> Asked:
         """The features of a question. Of a text in several parts, their mean."""
         journey = isinstance(method, JourneyTRAK)
-        key = f"{question.key} {journey and question.kind == 'prompt'}"
+        followed = journey and question.kind == "prompt"
+        key = f"{question.key} {followed}"
         found = self._asked.get(key)
         if found is None:
             rows, notes = self._rows(question, journey, job)
@@ -128,7 +135,7 @@ class Asker:
             digests = list(features.digests)
             if len(rows) > 1:
                 told.notes.append(f"It was cut into {len(rows)} parts: scores are of their mean.")
-            found = Asked(told, features.mean(), digests, rows[0])
+            found = Asked(told, features.mean(), digests, rows[0], key, followed)
             self._asked[key] = found
             while len(self._asked) > HELD:
                 self._asked.popitem(last=False)
@@ -136,15 +143,20 @@ class Asker:
         method.check_query(found.example)
         return found
 
-    def recent(self) -> list[Asked]:
-        """Texts, pictures and prompts that were asked about, in their order."""
-        typed = ("text", "picture", "prompt")
-        return [a for a in self._asked.values() if (a.told.question or {}).get("kind") in typed]
+    def recent(self, method: Method) -> list[Asked]:
+        """Texts, pictures and prompts that were asked about as the method asks, in their order."""
+        typed, journey = ("text", "picture", "prompt"), isinstance(method, JourneyTRAK)
+        return [
+            a
+            for a in self._asked.values()
+            if (a.told.question or {}).get("kind") in typed and a.journey == journey
+        ]
 
     def example(self, at: int) -> Told:
         """A training example, as what is asked about."""
         item = self.train.item(at)
-        own = raw_label(self.train.rows[at]) if self.classifies else None
+        own = label_of(self.train.rows[at])
+        own = int(own) if self.classifies and own is not None else None
         return Told(f"training example {item.name}", figure(item, "training example"), own=own)
 
     def _rows(self, question: Question, journey: bool, job: Job) -> tuple[Rows, list[str]]:
@@ -215,7 +227,7 @@ class Asker:
             raise UndeError(f"unknown label {question.label}: expected 0 to {len(self.classes) - 1}")
         found = predictions(self.setup, rows)
         told.predicted = None if found is None else found[0]
-        own = raw_label(rows[0]) if question.kind != "picture" else None
+        own = label_of(rows[0]) if question.kind != "picture" else None
         told.own = None if own is None else int(own)
         told.label = next(x for x in (question.label, told.own, told.predicted, 0) if x is not None)
         if told.label != own:

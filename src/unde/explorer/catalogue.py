@@ -17,12 +17,13 @@ from unde.explorer.jobs import Job
 from unde.recipe import Setup
 from unde.report.classes import class_names, named, true_numbers
 from unde.report.items import MISLABELLED, Item, Scored, example, kind_of, label_text, passage, picture
-from unde.report.shown import as_item, drawn_by
+from unde.report.shown import as_item, drawn_by, label_of
 from unde.tasks import Classification, Diffusion
 
 SAMPLED = 8  # examples that tell how all are laid out
 HELD = 4096  # rendered examples
 TOLD = 500  # examples between two words about how far it is
+_SHOWING = threading.RLock()  # what shows an example may run a model, the same one for all catalogues
 
 
 class Unread(UndeError):
@@ -43,7 +44,6 @@ class Catalogue:
         self.rows, self.setup, self.names, self.questions = rows, setup, names, questions
         self.classes = class_names(setup)
         self._true: Any = None
-        self._lock = threading.Lock()  # what shows an example may run a model of its own
         self._texts: list[str] | None = None
         self._labels: list[str] | None = None
         self.item = lru_cache(256)(self._item)
@@ -80,10 +80,10 @@ class Catalogue:
         )
 
     def _item(self, at: int) -> Item:
-        with self._lock:
+        with _SHOWING:
             row = self.rows[at]
             item = shown(self.setup, row, self.name(at), self.classes)
-            if self._true is None or int(self._true[at]) == raw_label(row):
+            if self._true is None or int(self._true[at]) == label_of(row):
                 return item
             return replace(item, true_label=named(int(self._true[at]), self.classes), mislabelled=True)
 
@@ -116,7 +116,7 @@ class Catalogue:
     # --- what filters look at ---------------------------------------------------------------------------
 
     def label(self, at: int) -> str | None:
-        found = raw_label(self.rows[at])
+        found = label_of(self.rows[at])
         if found is None or self.setup.show is not None:
             found = self.item(at).label
         return None if found is None else label_text(named(found, self.classes))
@@ -178,7 +178,8 @@ class Catalogue:
 def shown(setup: Setup, row: Any, name: int | str, classes: Sequence[str] | None = None) -> Item:
     """How an example is shown, with the name of its class where classes have names."""
     show = setup.show or (drawn_by(setup.task) if isinstance(setup.task, Diffusion) else None)
-    return as_item(row, name, show, classes)
+    with _SHOWING:
+        return as_item(row, name, show, classes)
 
 
 def figure(item: Item, role: str) -> str:
@@ -189,14 +190,3 @@ def figure(item: Item, role: str) -> str:
         passage(item.text) if item.text is not None else "",
     ]
     return "".join(parts)
-
-
-def raw_label(row: Any) -> Any:
-    """The label of an example for classification; None if it has none."""
-    if isinstance(row, Mapping):
-        found = next((row[k] for k in ("labels", "label") if k in row), None)
-    else:
-        found = row[1] if isinstance(row, (tuple, list)) and len(row) == 2 else None
-    if isinstance(found, Tensor):
-        return found.item() if found.numel() == 1 else None
-    return found if isinstance(found, (int, str)) or hasattr(found, "item") else None

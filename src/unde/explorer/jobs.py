@@ -119,8 +119,9 @@ class Jobs:
             except UndeError as e:
                 job.settle("failed", error=str(e))
             except (
-                Exception
-            ) as e:  # whatever a model does to a question: the next one is answered all the same
+                Exception,
+                SystemExit,
+            ) as e:  # whatever a model does: the next question is answered all the same
                 console.line(traceback.format_exc())
                 job.settle("failed", error=f"{type(e).__name__}: {e} (the terminal has the whole of it)")
             finally:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import threading
 from typing import Any
 
-from unde import console
 from unde.errors import UndeError, unknown
 from unde.explorer.catalogue import Catalogue
+from unde.scores.table import Table
 
 KINDS = {"label": "wrong label", "duplicate": "duplicate", "remove": "remove"}
 COLUMNS = ["index", "id", "mark", "label", "text"]
@@ -25,11 +22,11 @@ class Marks:
         self._of: dict[int, str] = {}
         self._lock = threading.Lock()
 
-    def put(self, at: int, kind: str | None) -> None:
-        """Mark a training example, or take its mark away."""
+    def put(self, at: int, kind: Any) -> None:
+        """Mark a training example, or take its mark away (None)."""
         self.train.check(at)
-        if kind is not None and kind not in KINDS:
-            raise unknown("mark", kind, KINDS)
+        if kind is not None and kind not in tuple(KINDS):
+            raise unknown("mark", str(kind)[:40], KINDS)
         with self._lock:
             if kind is None:
                 self._of.pop(at, None)
@@ -49,17 +46,11 @@ class Marks:
             rows.append(dict(zip(COLUMNS, (at, name, KINDS[kind], label, text))))
         return rows
 
-    def export(self, format: str) -> str:
+    def export(self, format: str) -> bytes:
         """The list as CSV or as JSON lines."""
         if format not in FORMATS:
             raise unknown("format", format, FORMATS)
         rows = self.listed()
         if not rows:
             raise UndeError("no example is marked: open one and say what is wrong with it")
-        if format == "jsonl":
-            return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        out = io.StringIO()
-        writer = csv.DictWriter(out, COLUMNS)
-        writer.writeheader()
-        writer.writerows({name: console.cell(value) for name, value in row.items()} for row in rows)
-        return out.getvalue()
+        return Table({name: [row[name] for row in rows] for name in COLUMNS}).content(format)

@@ -27,14 +27,13 @@ class Pool:
         self.asker = asker
         self._kept: tuple[list[str], QueryFeatures] | None = None  # of the queries that do not change
 
-    @property
-    def size(self) -> int:
-        """Grows with every question of one's own."""
-        return len(self.asker.recent())
+    def key(self, method: Method) -> list[str]:
+        """What it is made of, beside the queries that do not change."""
+        return [asked.key for asked in self.asker.recent(method)]
 
     def made(self, method: Method, job: Job) -> tuple[Catalogue, QueryFeatures, str]:
         """What is ranked, its features, and what it is in words."""
-        asker, own = self.asker, self.asker.recent()
+        asker, own = self.asker, self.asker.recent(method)
         rows: list[Any] = []
         names: list[str] = []
         questions: list[dict[str, Any]] = []

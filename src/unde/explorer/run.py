@@ -12,8 +12,6 @@ from unde.errors import UndeError
 from unde.explorer.security import EVERYWHERE, LOOPBACK
 from unde.explorer.session import Session
 
-PORT = 8765
-
 
 def check_extra() -> None:
     """Before a model is loaded in vain."""

@@ -15,6 +15,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+EVERYWHERE = ("0.0.0.0", "::", "")
 SMALL, LARGE = 2**18, 2**24  # bytes of a request: of any, and of one that carries a picture
 PICTURES = "/api/picture"
 OPEN = ("/static/",)  # code that is the same for everybody
@@ -49,6 +50,10 @@ class Guard:
 
     def __init__(self, app: App, token: str, host: str = "127.0.0.1") -> None:
         self.app, self.token, self.host = app, token, host
+        names = {*LOOPBACK, _bracketed(host)}
+        if host in EVERYWHERE:  # asked for once: looking a name up can take seconds
+            names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
+        self._names = names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -93,14 +98,11 @@ class Guard:
     def _known(self, here: str, scope: Scope) -> bool:
         """Whether a Host header names this server. Its port is not asked for: an SSH tunnel has one of its own."""
         name = here.lower() if here.endswith("]") or ":" not in here else here.lower().rpartition(":")[0]
-        names = {*LOOPBACK, _bracketed(self.host)}
+        names = set(self._names)
         if self.host in EVERYWHERE:
             bound = scope.get("server") or ("", None)  # the address at which the request came in
-            names |= {_bracketed(str(bound[0])), socket.gethostname().lower(), socket.getfqdn().lower()}
+            names.add(_bracketed(str(bound[0])))
         return name in names - {_bracketed(address) for address in EVERYWHERE}
-
-
-EVERYWHERE = ("0.0.0.0", "::", "")
 
 
 def _bracketed(host: str) -> str:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from unde import methods
-from unde.data import Rows
 from unde.errors import UndeError, unknown
 from unde.explorer.asking import Asked, Asker, combined
 from unde.explorer.catalogue import Catalogue
@@ -27,7 +26,7 @@ from unde.index import Index
 from unde.methods import Damped, Method
 from unde.recipe import Setup
 from unde.report.html import score
-from unde.report.items import Scored, shaded_passage
+from unde.report.items import shaded_passage
 from unde.scores import GroupScores
 from unde.scores.roles import shared
 from unde.store.manifest import Manifest
@@ -38,7 +37,8 @@ from unde.weights import Weights
 UNWEIGHTED, YOURS = "unweighted", "your weights"
 COUNT = 50  # examples on a side, at most
 SHADED = 24  # passages that one job shades
-FEWEST = 2  # answers that are held however large they are
+FEWEST, MOST = 2, 64  # answers that are held: however large they are, and however small
+SHADES = 2000  # shaded passages of one answer: every place of a slider gives others
 
 
 class Gone(UndeError):
@@ -78,9 +78,8 @@ class Session:
         names: Mapping[str, Sequence[Any]] | None = None,
     ) -> None:
         self.index, self.setup, self.title = index, setup, title
-        collate = setup.collate or setup.task.collate
         rows = setup.train_data if index.train_data is None else index.train_data
-        self.train = Catalogue(Rows(rows, collate), setup, setup.ids if index.ids is None else index.ids)
+        self.train = Catalogue(setup.rows(rows), setup, setup.ids if index.ids is None else index.ids)
         if len(self.train) != len(index):
             raise UndeError(
                 f"{len(self.train)} training examples for an index of {len(index)}: give what it was made from"
@@ -88,7 +87,7 @@ class Session:
         self.train.know()
         given = {"eval": setup.eval_queries, "learn": setup.learn_queries}
         self.roles = {
-            role: Catalogue(Rows(data, collate), setup, (names or {}).get(role))
+            role: Catalogue(setup.rows(data), setup, (names or {}).get(role))
             for role, data in given.items()
             if data is not None
         }
@@ -189,7 +188,7 @@ class Session:
         method, at = self.method(name, damping), self.train.check(at)
         if bool(self.index.skipped[at]):
             raise UndeError(f"training example {at} has NaN gradients and was left out of the index")
-        key = hashlib.blake2b(f"{at} {method} {self.pool.size}".encode(), digest_size=12).hexdigest()
+        key = hashlib.blake2b(f"{at} {method} {self.pool.key(method)}".encode(), digest_size=12).hexdigest()
         known = self._held(key)
         if known is None:
             self.unchanged()
@@ -243,13 +242,14 @@ class Session:
 
     def _hold(self, answer: Answer) -> None:
         """The answers asked for last, as many as half of the budget holds."""
+        budget = self.index.memory // 2
         with self._lock:
-            self._answers[answer.id] = answer
-            while (
-                len(self._answers) > FEWEST
-                and sum(a.held.nbytes for a in self._answers.values()) > self.index.memory // 2
+            held = self._answers
+            held[answer.id] = answer
+            while len(held) > FEWEST and (
+                len(held) > MOST or sum(a.held.nbytes for a in held.values()) > budget
             ):
-                self._answers.popitem(last=False)
+                held.popitem(last=False)
 
     def answer(self, key: Any) -> Answer:
         found = self._held(key) if isinstance(key, str) else None
@@ -322,7 +322,9 @@ class Session:
         if not isinstance(wanted, list) or not 0 < len(wanted) <= SHADED:
             raise UndeError(f"which passages? Expected 1 to {SHADED} positions")
         _, w = self.weighing(said)
-        found, made, key, total = {}, None, w.numpy().tobytes(), answer.held.total(w)
+        found, made, key = {}, None, w.numpy().tobytes()
+        if len(answer.shades) > SHADES:
+            answer.shades.clear()
         for done, at in enumerate(map(self.train.check, wanted)):
             job.tell("shading tokens", done, len(wanted))
             if (key, at) not in answer.shades:
@@ -335,8 +337,7 @@ class Session:
                         f"Setup.pieces gives {len(pieces)} pieces for training example {at}, which has {len(values)} "
                         "tokens: expected one for each"
                     )
-                made_of = Scored(self.train.item(at), float(total[at]), list(zip(pieces, map(float, values))))
-                answer.shades[key, at] = shaded_passage(made_of.tokens or ())
+                answer.shades[key, at] = shaded_passage(list(zip(pieces, map(float, values))))
             found[at] = answer.shades[key, at]
         return {"passages": found}
 
@@ -353,7 +354,7 @@ def _methods(index: Index) -> dict[str, Method]:
     """The methods that what is stored permits, the index's own first."""
     built = index.method
     found = {_called(built): built}
-    for name in (*methods.METHODS, *methods._SHORT):
+    for name in methods.NAMES:
         if name in found:
             continue
         try:

@@ -358,11 +358,8 @@ class Index:
         `weights.provenance` tells what was found. Costs as much as 600 queries, and `examples` more, at most.
         """
         chosen = methods.on_index(method, self.method)
-        if (perturb, examples, seed) == (
-            None,
-            self_retrieval.EXAMPLES,
-            0,
-        ):  # what also judges weights from queries
+        usual = (None, self_retrieval.EXAMPLES, 0)  # what also judges weights from queries
+        if (perturb, examples, seed) == usual:
             return self._retrieval(chosen, self.groups).weights()
         self._retrieved = None  # its memory is free for this one
         return self_retrieval.Retrieval.made(self._opened, chosen, perturb, examples, seed).weights()
@@ -388,9 +385,8 @@ class Index:
         perturb: Any = None,
     ) -> dict[str, Trust]:
         """The same for each named set of weights, all on the same copies; without any, of the unweighted method."""
-        return of_several(
-            self._opened, weights, methods.on_index(method, self.method), examples, seed, perturb
-        )
+        chosen = methods.on_index(method, self.method)
+        return of_several(self._opened, weights, chosen, examples, seed, perturb)
 
     def _retrieval(self, method: Method, groups: Groups) -> self_retrieval.Retrieval:
         """Self-retrieval as it is by default, under one method and partition; the one used last is held on to."""

@@ -10,8 +10,6 @@ Three rankings, each a number for every training example i, high where its label
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,8 +27,8 @@ from unde.features.units import placement
 from unde.methods import Method
 from unde.scores import GroupScores, Top
 from unde.scores.group_scores import WeightsLike
-from unde.store.files import write_bytes
-from unde.store.remote import Place, place
+from unde.scores.table import Table
+from unde.store.remote import Place
 from unde.tasks import Classification, TokenClassification
 from unde.tasks.base import Task
 from unde.tasks.tokens import IGNORE
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
 
 RANKINGS = ("normalised", "self-influence", "opposition")
 TOP = 10  # m, as in the paper for ResNets
-COLUMNS = ("id", "index", "score", "given", "predicted")
 _PASS = 64  # examples
 
 
@@ -77,14 +74,15 @@ class Suspects:
             raise UndeError(
                 f"{len(names)} names of classes, the model tells {self.classes} apart: expected one each"
             )
-        out = io.StringIO(newline="")
-        writer = csv.writer(out)
-        writer.writerow(COLUMNS)
-        for i in self.order.tolist():
-            given, said = int(self.given[i]), int(self.predicted[i])
-            row = [self.ids[i], i, float(self.scores[i]), names[given], names[said]]
-            writer.writerow([console.cell(value) for value in row])
-        write_bytes(place(path), out.getvalue().encode("utf-8", "backslashreplace"))
+        order = self.order.tolist()
+        table = {
+            "id": [self.ids[i] for i in order],
+            "index": order,
+            "score": self.scores[self.order].tolist(),
+            "given": [names[c] for c in self.given[self.order].tolist()],
+            "predicted": [names[c] for c in self.predicted[self.order].tolist()],
+        }
+        Table(table).save(path, "csv")
 
 
 def wrong_labels(

@@ -1,4 +1,4 @@
-"""Indexes that live: examples are appended and removed, and indexes merged, without computing the rest again.
+"""Indexes that live: examples are appended and removed without computing the rest again.
 
 Features stay as they are stored. What depends on all examples together, kernels, K g(n) and leverages, is fitted anew
 from stored features when it is next asked for. pca directions stay those of the examples that the index was built on.
@@ -75,7 +75,10 @@ def removed(at: Opened, ids: Sequence[Any] | None, indices: Sequence[int] | None
         raise UndeError("say which examples to remove: ids, or indices, one of the two")
     which = plain_ids(_listed(ids if ids is not None else indices))
     by_id = ids is not None and at.ids is not None
-    token_of = lambda before: token(before, REMOVE, by_id, sorted(map(str, which)))  # noqa: E731
+
+    def token_of(before: str) -> str:
+        return token(before, REMOVE, by_id, sorted(map(str, which)))
+
     with changing(at.stored.folder, m, token_of) as change:
         rows = at.rows
         if change.from_here(m):

@@ -38,6 +38,11 @@ class Document:
     where: str
 
 
+def called(source: Texts) -> str:
+    """What messages call it."""
+    return str(source) if isinstance(source, (str, os.PathLike)) else "the list"
+
+
 def read_documents(
     source: Texts, text_field: str = "text", option: str = "--text-field"
 ) -> Iterator[Document]:
@@ -78,11 +83,11 @@ def read_records(source: Texts, columns: Sequence[str]) -> Iterator[Record]:
         yield Record(name, where, dict(record))
 
 
-def field_of(record: Record, field: str, option: str) -> Any:
+def field_of(record: Record, field: str, option: str, what: str = "the text") -> Any:
     if field not in record.fields:
         there = ", ".join(repr(k) for k in record.fields) or "no field at all"
         raise UndeError(
-            f"{record.where}: no field {field!r}, there is {there}. Say which field holds the text ({option})"
+            f"{record.where}: no field {field!r}, there is {there}. Say which field holds {what} ({option})"
         )
     return record.fields[field]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,8 +12,8 @@ from torch.utils.data import Dataset
 from unde import console
 from unde.errors import UndeError
 from unde.integrations import chat
-from unde.integrations.documents import Record, Texts, columns_of, field_of, read_records
-from unde.integrations.sequences import Sequences, cut
+from unde.integrations.documents import Record, Texts, called, columns_of, field_of, read_records
+from unde.integrations.sequences import Sequences, check_known, check_length, cut
 from unde.tasks.tokens import IGNORE
 
 MESSAGES, PROMPT, COMPLETION, TEXT = "messages", "prompt", "completion", "text"
@@ -68,10 +67,6 @@ def fields_of(source: Texts, text_field: str | None, target_field: str | None) -
     return found[0] if found else (TEXT, None)
 
 
-def called(source: Texts) -> str:
-    return str(source) if isinstance(source, (str, os.PathLike)) else "the list"
-
-
 def tell_ignored(source: Texts, used: set[str | None]) -> None:
     """Say once which columns are left alone."""
     ignored = [repr(name) for name in columns_of(source) if name not in used | _BESIDE]
@@ -106,8 +101,7 @@ class Answers(Dataset):
         target: str | None = None,
         option: str = "--text-field",
     ) -> None:
-        if length < 3:
-            raise UndeError(f"sequences of {length} tokens: expected at least 3 (--seq-len)")
+        check_length(length)
         self.length, self.ids = length, list[str]()
         tokens, counts, lengths, long, dropped = [], [], [], 0, 0
         for record, (found, said) in _marked(source, tokenizer, text, target, option):
@@ -154,7 +148,7 @@ def _marked(
         if target is None:
             yield record, chat.conversation(record, text, tokenizer)
         else:
-            field_of(record, target, "--target-field")
+            field_of(record, target, "--target-field", "the target")
             yield record, chat.completion(record, (text, target), tokenizer)
 
 
@@ -164,11 +158,7 @@ def _check(record: Record, tokens: list[int], counts: list[bool], rows: int) -> 
             f"{record.where}: no token carries loss: the answer is empty, or the chat template leaves it out. Leave "
             "such records out"
         )
-    if max(tokens) >= rows:
-        raise UndeError(
-            f"{record.where}: the tokenizer gives token {max(tokens)}, the model knows 0 to {rows - 1}. "
-            "The tokenizer is not the model's"
-        )
+    check_known(record.where, tokens, rows)
 
 
 def _tell(source: Texts, tokenizer: Any, target: str | None, length: int, long: int, dropped: int) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from unde.errors import UndeError
 from unde.tasks import (
     CausalLM,
     Classification,
@@ -96,17 +95,9 @@ def kind_of_model(model: nn.Module) -> Kind:
 def task_for(kind: Kind, model: nn.Module, tokenizer: Any) -> Task:
     """The task that such a model was trained on."""
     if kind is MASKED:
-        return MaskedLM(tokenizer)
+        return MaskedLM(tokenizer)  # without one, for batches that bring labels
     if kind is SEQUENCE:
         problem = getattr(getattr(model, "config", None), "problem_type", None)
         tasks = {"regression": Regression, "multi_label_classification": MultiLabel}
         return tasks.get(problem, Classification)()
     return {CAUSAL: CausalLM, SEQ2SEQ: Seq2SeqLM, TOKEN: TokenClassification}[kind]()
-
-
-def refuse_tokens(kind: Kind, name: str) -> None:
-    if kind is TOKEN:
-        raise UndeError(
-            f"{name} is a {kind.called}, and a file of texts has no class for each of them: load its data in Python, "
-            "as dicts with input_ids and labels, and use unde.tasks.TokenClassification (docs/tasks.md)"
-        )

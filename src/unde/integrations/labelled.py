@@ -1,66 +1,127 @@
-"""Records with two fields as examples: a source text and its target text, or a text and its class."""
+"""Records with two fields as examples: a source text and its target text, a text and its class, or words and a class
+for each of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from unde import console
 from unde.errors import UndeError
 from unde.integrations.documents import Record, Texts, columns_of, field_of, read_records, text_of
+from unde.tasks.tokens import IGNORE
 
 PAIRS = (("source", "target"), ("prompt", "completion"), ("text", "target"), ("input", "output"))
 CLASSES = (("text", "label"), ("text", "labels"), ("sentence", "label"))
+TAGS = (
+    ("tokens", "ner_tags"),
+    ("tokens", "tags"),
+    ("tokens", "labels"),
+    ("words", "tags"),
+    ("words", "labels"),
+)
+_OPTION = "--target-field"
+_SHORTEST = 3  # tokens: one between those that begin and end a text
 
 
 class Labelled(Dataset):
     """Examples {"input_ids", "labels"}, called as their records are."""
 
-    def __init__(self, examples: list[dict[str, torch.Tensor]], ids: list[str]) -> None:
-        if not examples:
-            raise UndeError("the data hold no record: expected at least one")
+    def __init__(self, examples: list[dict[str, Tensor]], ids: list[str]) -> None:
         self.examples, self.ids = examples, ids
 
     def __len__(self) -> int:
         return len(self.examples)
 
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
         return self.examples[index]
 
 
-def translations(
-    source: Texts, tokenizer: Any, length: int, rows: int, text: str | None, target: str | None
-) -> Labelled:
-    """Sources and targets, each of `length` tokens at most: what is longer is cut off, as in training."""
-    text, target = _fields(source, text, target, PAIRS)
-    examples, ids, long = [], [], 0
-    for record in read_records(source, (text, target)):
-        words = text_of(field_of(record, text, "--text-field"), record.where, text)
-        answer = text_of(field_of(record, target, "--target-field"), record.where, target)
-        found = [tokenizer(words)["input_ids"], tokenizer(text_target=answer)["input_ids"]]
-        long += any(len(x) > length for x in found)
-        examples.append(
-            {
-                n: torch.tensor(_checked(record, x[:length], rows))
-                for n, x in zip(("input_ids", "labels"), found)
-            }
-        )
-        ids.append(record.name)
-    if long:
-        console.note(
-            f"{console.counted(long, 'record')} longer than {length} tokens, cut off there (--seq-len)"
-        )
-    return Labelled(examples, ids)
+class Reader:
+    """Texts as tokens: at most `length` of them, cut off as in training, with the tokens that end a text.
+
+    `rows` is how many tokens the model knows. `says` gives the labels that the model itself has for the tokens of a
+    text; with it, records need no target.
+    """
+
+    def __init__(
+        self, tokenizer: Any, length: int, rows: int, says: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        if length < _SHORTEST:
+            raise UndeError(f"sequences of {length} tokens: expected at least {_SHORTEST} (--seq-len)")
+        self.tokenizer, self.length, self.rows, self.says = tokenizer, length, rows, says
+        self.option = "--text-field" if says is None else "--query-field"
+
+    def examples(
+        self, source: Texts, fields: tuple[str, str], read: Callable[[Record], tuple[list[int], Any, bool]]
+    ) -> Labelled:
+        """One for each record; `read` gives its tokens, its labels or a function from tokens to what the model says,
+        and whether something was cut off."""
+        made, ids, long, unsaid = [], [], 0, 0
+        for record in read_records(source, fields):
+            tokens, labels, cut = read(record)
+            tokens = torch.tensor(tokens)
+            if callable(labels):
+                labels, unsaid = labels(tokens), unsaid + 1
+            made.append({"input_ids": tokens, "labels": torch.as_tensor(labels)})
+            ids.append(record.name)
+            long += cut
+        if not made:
+            what = str(source) if isinstance(source, (str, os.PathLike)) else "the list"
+            raise UndeError(f"{what} holds no record: expected at least one")
+        if long:
+            console.note(
+                f"{console.counted(long, 'record')} longer than {self.length} tokens, cut off there (--seq-len)"
+            )
+        if unsaid:
+            console.note(f"without {fields[1]!r}: asked about what the model itself says")
+        return Labelled(made, ids)
+
+    def unsaid(self, record: Record, field: str) -> bool:
+        """Whether there is no target, and need not be one."""
+        return self.says is not None and record.fields.get(field) in (None, "")
+
+    def encoded(self, record: Record, **given: Any) -> tuple[Any, bool]:
+        """What the tokenizer makes of a text, and whether it was cut off."""
+        found = self.tokenizer(**given, verbose=False)
+        long = len(found["input_ids"]) > self.length
+        if long:
+            found = self.tokenizer(**given, truncation=True, max_length=self.length, verbose=False)
+        tokens = found["input_ids"]
+        if not tokens:
+            raise UndeError(f"{record.where}: no token at all. Leave such records out")
+        if max(tokens) >= self.rows:
+            raise UndeError(
+                f"{record.where}: the tokenizer gives token {max(tokens)}, the model knows 0 to {self.rows - 1}. "
+                "The tokenizer is not the model's"
+            )
+        return found, long
+
+
+def translations(source: Texts, reader: Reader, text: str | None, target: str | None) -> Labelled:
+    """Sources and targets."""
+    text, target = fields = _fields(source, text, target, PAIRS)
+
+    def read(record: Record) -> tuple[list[int], Any, bool]:
+        words = text_of(field_of(record, text, reader.option), record.where, repr(text))
+        found, long = reader.encoded(record, text=words)
+        if reader.unsaid(record, target):
+            return found["input_ids"], reader.says, long
+        wanted = field_of(record, target, _OPTION, "the target")
+        said, longer = reader.encoded(record, text_target=text_of(wanted, record.where, repr(target)))
+        return found["input_ids"], said["input_ids"], long or longer
+
+    return reader.examples(source, fields, read)
 
 
 def classified(
     source: Texts,
-    tokenizer: Any,
-    length: int,
-    rows: int,
+    reader: Reader,
     text: str | None,
     label: str | None,
     classes: Mapping[Any, Any],
@@ -68,40 +129,95 @@ def classified(
 ) -> Labelled:
     """Texts with a class, by its number or by the name that the model's config has for it (`classes`), or with a real
     number."""
-    text, label = _fields(source, text, label, CLASSES)
-    examples, ids, long = [], [], 0
-    for record in read_records(source, (text, label)):
-        words = text_of(field_of(record, text, "--text-field"), record.where, text)
-        found = tokenizer(words)["input_ids"]
-        long += len(found) > length
-        value = _number(record, field_of(record, label, "--target-field"), classes, real)
-        tokens = torch.tensor(_checked(record, found[:length], rows))
-        examples.append({"input_ids": tokens, "labels": torch.tensor(value)})
-        ids.append(record.name)
-    if long:
-        console.note(
-            f"{console.counted(long, 'record')} longer than {length} tokens, cut off there (--seq-len)"
+    text, label = fields = _fields(source, text, label, CLASSES)
+
+    def read(record: Record) -> tuple[list[int], Any, bool]:
+        words = text_of(field_of(record, text, reader.option), record.where, repr(text))
+        found, long = reader.encoded(record, text=words)
+        if reader.unsaid(record, label):
+            return found["input_ids"], reader.says, long
+        wanted = field_of(record, label, _OPTION, "the label")
+        return found["input_ids"], _number(record, wanted, classes, real), long
+
+    return reader.examples(source, fields, read)
+
+
+def tagged(
+    source: Texts, reader: Reader, text: str | None, tags: str | None, classes: Mapping[Any, Any]
+) -> Labelled:
+    """Lists of words with a class for each: the first token of a word has it, and the others have none."""
+    text, tags = fields = _fields(source, text, tags, TAGS)
+    if not reader.tokenizer.is_fast:
+        raise UndeError(
+            f"{type(reader.tokenizer).__name__} does not tell which token belongs to which word: save a fast tokenizer "
+            "beside the model, or load the data in Python, as dicts with input_ids and labels"
         )
-    return Labelled(examples, ids)
+
+    def spoken(found: Any) -> Callable[[Tensor], Tensor]:
+        assert reader.says is not None
+        says, others = reader.says, torch.tensor([w is None for w in _first_of_each(found.word_ids())])
+        return lambda tokens: says(tokens).masked_fill(others, IGNORE)
+
+    def read(record: Record) -> tuple[list[int], Any, bool]:
+        words = field_of(record, text, reader.option, "the words")
+        if isinstance(words, str) and reader.says is not None:  # typed: what are words, the tokenizer knows
+            found, long = reader.encoded(record, text=words)
+            return found["input_ids"], spoken(found), long
+        words = [text_of(w, record.where, f"word {i}") for i, w in enumerate(_list(record, words, text), 1)]
+        try:
+            found, long = reader.encoded(record, text=words, is_split_into_words=True)
+        except (AssertionError, ValueError) as e:
+            if isinstance(e, UndeError):
+                raise
+            raise UndeError(
+                f"the tokenizer takes no lists of words ({e}): load it with add_prefix_space=True "
+                "and save it again"
+            ) from None
+        if reader.unsaid(record, tags):
+            return found["input_ids"], spoken(found), long
+        wanted = _list(record, field_of(record, tags, _OPTION, "the classes of words"), tags)
+        if len(wanted) != len(words):
+            raise UndeError(
+                f"{record.where}: {len(words)} words and {len(wanted)} in {tags!r}: expected one for each"
+            )
+        numbers = [v if v == IGNORE else _number(record, v, classes, False) for v in wanted]
+        labels = [IGNORE if word is None else numbers[word] for word in _first_of_each(found.word_ids())]
+        if all(label == IGNORE for label in labels):
+            raise UndeError(f"{record.where}: no word has a class. Leave such records out")
+        return found["input_ids"], labels, long
+
+    return reader.examples(source, fields, read)
+
+
+def _first_of_each(words: Sequence[int | None]) -> Iterator[int | None]:
+    """The word of each token that is its first; None for the others and for special tokens."""
+    before = None
+    for word in words:
+        yield None if word == before else word
+        before = word
+
+
+def _list(record: Record, value: Any, field: str) -> list[Any]:
+    if not isinstance(value, list) or not value:
+        what = "an empty list" if value == [] else type(value).__name__
+        raise UndeError(
+            f"{record.where}: {field!r} is {what}, expected a list with one entry for each word (.jsonl and .parquet "
+            "can hold lists, .csv cannot)"
+        )
+    return value
 
 
 def _fields(
     source: Texts, text: str | None, target: str | None, known: Sequence[tuple[str, str]]
 ) -> tuple[str, str]:
+    """Those that were said, or else the first pair that is there, or of which one is there."""
     there = columns_of(source)
-    found = next(((a, b) for a, b in known if a in there and b in there), known[0])
+    whole = next(((a, b) for a, b in known if a in there and b in there), None)
+    half = next(((a, b) for a, b in known if a in there), known[0])
+    found = whole or half
+    if text is not None and whole is None:  # the target that goes with a text of another name
+        found = next(((a, b) for a, b in known if b in there), found)
     return text or found[0], target or found[1]
-
-
-def _checked(record: Record, tokens: list[int], rows: int) -> list[int]:
-    if not tokens:
-        raise UndeError(f"{record.where}: no token at all. Leave such records out")
-    if max(tokens) >= rows:
-        raise UndeError(
-            f"{record.where}: the tokenizer gives token {max(tokens)}, the model knows 0 to {rows - 1}. "
-            "The tokenizer is not the model's"
-        )
-    return tokens
 
 
 def _number(record: Record, value: Any, classes: Mapping[Any, Any], real: bool) -> Any:

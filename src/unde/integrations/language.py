@@ -12,9 +12,10 @@ from torch import nn
 from unde import console
 from unde.errors import UndeError
 from unde.integrations import kinds
-from unde.integrations.documents import Texts, check_file
+from unde.integrations.documents import SUFFIXES, Texts, check_file
 from unde.integrations.examples import Answers, causal_examples
-from unde.integrations.labelled import Labelled, classified, translations
+from unde.integrations.labelled import Labelled, Reader, classified, tagged, translations
+from unde.integrations.said import said_by
 from unde.integrations.sequences import Sequences, pieces
 from unde.integrations.trainer import home_of, newest
 from unde.recipe import Ask, Setup
@@ -50,8 +51,10 @@ def hf_setup(
 ) -> Setup:
     """Everything unde needs to know about a language model and its training texts.
 
-    The task follows from the model: `CausalLM`, `MaskedLM`, `Seq2SeqLM` (records with `source` and `target`), or, for
-    classifiers of texts, `Classification` and its kin (records with `text` and `label`).
+    The task follows from the model: `CausalLM`, `MaskedLM`, `Seq2SeqLM` (records with `source` and `target`), for
+    classifiers of texts `Classification` and its kin (records with `text` and `label`), and for those of tokens
+    `TokenClassification` (lists of `tokens` and `ner_tags`). Queries of the last three may come without a target: they
+    ask about what the model itself says.
 
     `model` is a folder that `save_pretrained` wrote, the folder of a PEFT adapter, that of a run of Trainer (its newest
     checkpoint), a name on the hub, or a model that is loaded already, together with its `tokenizer`. `data` and the
@@ -78,30 +81,38 @@ def hf_setup(
             "is_trainable=True, or call requires_grad_() on what was trained"
         )
     kind = kinds.kind_of_model(loaded)
-    kinds.refuse_tokens(kind, name)
+    config = text_config(loaded)
+    if kind is kinds.SEQUENCE and getattr(config, "pad_token_id", 0) is None:
+        config.pad_token_id = tokenizer.pad_token_id  # by which it tells where a text ends
     task = kinds.task_for(kind, loaded, tokenizer)
     rows = _rows(loaded, tokenizer, name)
     length = _length(loaded, seq_len, name)
 
+    classes = getattr(text_config(loaded), "label2id", None) or {}
+    says = said_by(loaded, task, length)
+
     def examples(
-        texts: Texts, text: str | None, target: str | None, option: str
+        texts: Texts, text: str | None, target: str | None, option: str, asked: bool = False
     ) -> Sequences | Answers | Labelled:
-        if kind is kinds.SEQ2SEQ:
-            return translations(texts, tokenizer, length, rows, text, target)
-        if kind is kinds.SEQUENCE:
-            classes = getattr(text_config(loaded), "label2id", None) or {}
-            real = not isinstance(task, Classification)
-            return classified(texts, tokenizer, length, rows, text, target, classes, real)
         if kind is kinds.MASKED:
-            return Sequences(texts, tokenizer, length, rows, text or "text", option)
-        return causal_examples(texts, tokenizer, length, rows, text, target, option)
+            return Sequences(texts, tokenizer, length, rows, text or "text", option, framed=True)
+        if kind is kinds.CAUSAL:
+            return causal_examples(texts, tokenizer, length, rows, text, target, option)
+        reader = Reader(tokenizer, length, rows, says if asked else None)
+        if kind is kinds.SEQ2SEQ:
+            return translations(texts, reader, text, target)
+        if kind is kinds.TOKEN:
+            return tagged(texts, reader, text, target, classes)
+        return classified(texts, reader, text, target, classes, not isinstance(task, Classification))
 
     def asked(texts: Texts | None) -> Sequences | Answers | Labelled | None:
         if texts is None:
             return None
         typed = not isinstance(texts, (str, os.PathLike)) and all(isinstance(t, str) for t in texts)
+        if typed:
+            _refuse_files(texts)
         target, field = None if typed else target_field, query_field or text_field
-        return examples(texts, field, target, "--query-field")
+        return examples(texts, field, target, "--query-field", asked=True)
 
     train = examples(data, text_field, target_field, "--text-field")
     said = "labels" if kind is kinds.SEQ2SEQ else "input_ids"  # the tokens that have a loss
@@ -121,6 +132,15 @@ def hf_setup(
         ids=train.ids,
         ask=Ask(text=lambda text: asked([text])),
     )
+
+
+def _refuse_files(texts: Any) -> None:
+    """A file that was given where a text is wanted."""
+    named = next((t for t in texts if t.endswith(SUFFIXES) and Path(t).expanduser().is_file()), None)
+    if named is not None:
+        raise UndeError(
+            f"the query {named!r} is a file, and a text was expected: ask what is in it with --queries {named}"
+        )
 
 
 def load_model(name: str, trust_remote_code: bool = False) -> nn.Module:

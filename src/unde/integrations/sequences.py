@@ -11,9 +11,12 @@ import torch
 from torch.utils.data import Dataset
 
 from unde.errors import UndeError
-from unde.integrations.documents import Document, Texts, read_documents
+from unde.integrations.documents import Document, Texts, called, read_documents
 
 _AT_ONCE = 1000  # documents given to the tokenizer together
+Parts = tuple[
+    list[int], list[int], list[int]
+]  # what the tokenizer puts before a text, the text, what it puts behind
 _SHORTEST = 3  # tokens; with two, a part of one token, with nothing to predict, could not be avoided
 
 
@@ -21,7 +24,8 @@ class Sequences(Dataset):
     """Consecutive sequences of at most `length` tokens, each an example {"input_ids"} with the id "document:part".
 
     Parts count from 1; the last ones may be shorter (see `cut`). Only the first part of a document begins with
-    what the tokenizer puts at the start of a text.
+    what the tokenizer puts at the start of a text; if they are `framed`, every part is begun and ended as a text is,
+    with the [CLS] and [SEP] of BERT for example.
     """
 
     def __init__(
@@ -32,21 +36,30 @@ class Sequences(Dataset):
         rows: int,
         text_field: str = "text",
         option: str = "--text-field",
+        framed: bool = False,
     ) -> None:
         """`rows` is how many tokens the model knows; the rest as in `read_documents`."""
-        if length < _SHORTEST:
-            raise UndeError(f"sequences of {length} tokens: expected at least {_SHORTEST} (--seq-len)")
+        check_length(length)
         self.length, self.ids = length, list[str]()
         tokens, lengths = [], []
-        for document, found in _tokenized(read_documents(source, text_field, option), tokenizer):
-            _check(document, found, rows)
-            cuts = cut(len(found), length)
-            tokens.append(np.asarray(found, dtype=np.int32))
-            lengths += cuts
-            self.ids += [f"{document.name}:{part}" for part in range(1, len(cuts) + 1)]
+        documents = read_documents(source, text_field, option)
+        for document, (before, found, behind) in _tokenized(documents, tokenizer, framed):
+            _check(document, found, rows, 1 if framed else 2)
+            room = length - len(before) - len(behind)
+            if room < 1:
+                raise UndeError(
+                    f"sequences of {length} tokens have no room beside the {length - room} that begin and end each: "
+                    "expected more (--seq-len)"
+                )
+            start = 0
+            for part, size in enumerate(cut(len(found), room), 1):
+                whole = [*before, *found[start : start + size], *behind]
+                start += size
+                tokens.append(np.asarray(whole, dtype=np.int32))
+                lengths.append(len(whole))
+                self.ids.append(f"{document.name}:{part}")
         if not tokens:
-            what = "the list" if isinstance(source, (list, tuple)) else str(source)
-            raise UndeError(f"{what} holds no text: expected at least one")
+            raise UndeError(f"{called(source)} holds no text: expected at least one")
         self.tokens = np.concatenate(tokens)
         self.stops = np.cumsum(lengths)
 
@@ -77,21 +90,49 @@ def cut(count: int, length: int) -> list[int]:
     return parts
 
 
-def _tokenized(documents: Iterator[Document], tokenizer: Any) -> Iterator[tuple[Document, list[int]]]:
+def _tokenized(
+    documents: Iterator[Document], tokenizer: Any, framed: bool
+) -> Iterator[tuple[Document, Parts]]:
     while some := list(islice(documents, _AT_ONCE)):
-        found = tokenizer([d.text for d in some], return_attention_mask=False, verbose=False)["input_ids"]
-        yield from zip(some, found)
+        how = {"return_attention_mask": False, "verbose": False}
+        texts = [d.text for d in some]
+        found = tokenizer(texts, **how)["input_ids"]
+        if framed:
+            bare = tokenizer(texts, add_special_tokens=False, **how)["input_ids"]
+            yield from zip(some, map(_parted, some, found, bare))
+        else:
+            yield from ((document, ([], tokens, [])) for document, tokens in zip(some, found))
 
 
-def _check(document: Document, tokens: list[int], rows: int) -> None:
-    if len(tokens) < 2:
+def _parted(document: Document, tokens: list[int], bare: list[int]) -> Parts:
+    ahead = next((i for i in range(len(tokens) - len(bare) + 1) if tokens[i : i + len(bare)] == bare), None)
+    if ahead is None:
         raise UndeError(
-            f"{document.where}: {document.text[:20]!r} is {len(tokens)} token long, expected at least 2: there "
+            f"{document.where}: the tokenizer reads the text otherwise when nothing is put around it, so it cannot be "
+            "cut into parts"
+        )
+    return tokens[:ahead], bare, tokens[ahead + len(bare) :]
+
+
+def _check(document: Document, tokens: list[int], rows: int, least: int) -> None:
+    if len(tokens) < least:
+        raise UndeError(
+            f"{document.where}: {document.text[:20]!r} is {len(tokens)} token long, expected at least {least}: there "
             "is nothing to predict. Leave such texts out"
         )
+    check_known(document.where, tokens, rows)
+
+
+def check_length(length: int) -> None:
+    if length < _SHORTEST:
+        raise UndeError(f"sequences of {length} tokens: expected at least {_SHORTEST} (--seq-len)")
+
+
+def check_known(where: str, tokens: list[int], rows: int) -> None:
+    """Raises unless a model of so many `rows`, one for each token, knows the tokens of a text."""
     if max(tokens) >= rows:
         raise UndeError(
-            f"{document.where}: the tokenizer gives token {max(tokens)}, the model knows 0 to {rows - 1}. "
+            f"{where}: the tokenizer gives token {max(tokens)}, the model knows 0 to {rows - 1}. "
             "The tokenizer is not the model's"
         )
 

@@ -21,7 +21,7 @@ from unde.methods.known import (
     LoGRA,
     TracIn,
 )
-from unde.methods.naming import _SHORT, PROJECTION, for_building, on_index, parse
+from unde.methods.naming import NAMES, PROJECTION, for_building, on_index, parse
 
 __all__ = [
     "DAS",
@@ -29,10 +29,10 @@ __all__ = [
     "EKFAC",
     "LEAST",
     "METHODS",
+    "NAMES",
     "OWN",
     "PROJECTION",
     "TRAK",
-    "_SHORT",
     "Damped",
     "Elsewhere",
     "Fisher",

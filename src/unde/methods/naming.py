@@ -14,6 +14,7 @@ from unde.recipe import imported
 
 PROJECTION = "kron(16)"
 _SHORT = {"tracin-cosine": TracIn(cosine=True)}
+NAMES = (*METHODS, *_SHORT)  # that `parse` knows
 
 
 def parse(method: str | Method | dict[str, Any]) -> Method:
@@ -38,7 +39,7 @@ def parse(method: str | Method | dict[str, Any]) -> Method:
                 f"{method} is a {type(found).__name__}: expected an unde.methods.Method, or a class of them"
             )
         return found
-    raise unknown("method", method, [*METHODS, *_SHORT])
+    raise unknown("method", method, NAMES)
 
 
 def _described(description: dict[str, Any]) -> Method:

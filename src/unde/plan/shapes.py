@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from unde.data import map_tensors
 from unde.errors import UndeError
@@ -146,8 +147,10 @@ class ShapePlanner(_Planner):
         self.model, self.units, self.measure = model, units, measure
         self.task = recut(task, task.cutting.brief())
         self.device, _ = placement(model)
-        self.ids = list(range(EXAMPLES))
-        self.batch, self.singles = batches(EXAMPLES), [batches(1)] * 2  # a third would be like the second
+        one = batches(1)
+        count = _unlike(one)
+        self.ids = list(range(count))
+        self.batch, self.singles = batches(count), [one] * 2  # a third would be like the second
         self.coverage = Coverage(uses=_find_uses(model, units))
 
     def _autograd(self) -> tuple[Tensor, set[str]]:
@@ -169,6 +172,13 @@ class ShapePlanner(_Planner):
                 return None
             raise
         return []
+
+
+def _unlike(batch: Any) -> int:
+    """How many examples to try: no divisor of any of their axes, so that none is taken for that of the examples."""
+    axes = {n for t in tree_leaves(batch) if isinstance(t, Tensor) for n in t.shape[1:]}
+    counts = (EXAMPLES, 5, 7, 11, 13, 17, 19, 23)
+    return next((n for n in counts if all(axis % n for axis in axes)), EXAMPLES)
 
 
 class _Zeros(TorchDispatchMode):

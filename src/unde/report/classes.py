@@ -1,4 +1,5 @@
-"""The names of classes: given by the user, by a data set of Hugging Face, or by the config of a model."""
+"""Classes: what they are called (by the user, a data set of Hugging Face, or the config of a model), what the model
+says of examples, and what their labels should be."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unde.data import Rows, own_collate
+from unde.data import Rows
 from unde.errors import UndeError
 from unde.index.labels import Answers, answers
 from unde.recipe import Setup
@@ -66,11 +67,6 @@ def named(label: Any, classes: Sequence[str] | None) -> Any:
         label = label.item()
     is_number = isinstance(label, int) and not isinstance(label, bool)
     return classes[label] if classes is not None and is_number and 0 <= label < len(classes) else label
-
-
-def collated(setup: Setup, data: Any) -> Rows:
-    """Data of a setup as its task reads it."""
-    return Rows(data, setup.collate or own_collate(setup.task.collate, data))
 
 
 def answers_to(setup: Setup, rows: Rows) -> Answers | None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from unde.markup import Attribute, Child, Html, count, el, join, number, score, text
+from unde.markup import Attribute, Child, Html, el, join, number, score, text
 
-__all__ = ["Attribute", "Child", "Html", "count", "el", "join", "mark", "number", "score", "text"]
+__all__ = ["Attribute", "Child", "Html", "el", "join", "mark", "number", "score", "text"]
 
 
 def mark(kind: str, sign: str, word: str, meaning: str) -> Html:

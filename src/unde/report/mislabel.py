@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from unde.console import counted
 from unde.data import to_numpy
 from unde.errors import UndeError
 from unde.evaluate import mislabel_auc
-from unde.report.html import Html, count, el, mark, number
+from unde.report.html import Html, el, mark, number
 from unde.report.items import Scored, example, kind_of, label_text, largest_score, same
 from unde.report.svg import Line, line_key, roc_plot
 
@@ -151,7 +152,7 @@ def _in_words(panel: MislabelPanel) -> str:
     if panel.examples:
         share = panel.mislabelled / panel.examples
         text += (
-            f" {panel.mislabelled:,} of {count(panel.examples, 'label')} are wrong ({share:.1%}); "
+            f" {panel.mislabelled:,} of {counted(panel.examples, 'label')} are wrong ({share:.1%}); "
             f"of the first {len(panel.found)}, {panel.hits} are, where chance would give "
             f"{number(share * len(panel.found), 2)}."
         )

@@ -21,7 +21,6 @@ from unde.report.contributors import checked, marks_for
 from unde.report.items import Item, Scored, same
 from unde.report.queries import QueryPanel, Row
 from unde.report.shown import Shown
-from unde.report.shown import as_item as as_item
 from unde.report.trust import TrustCurve, TrustPanel
 from unde.report.weights import WeightsPanel
 from unde.scores import GroupScores, Top

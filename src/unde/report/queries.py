@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from unde.console import counted
 from unde.data import to_numpy
 from unde.errors import UndeError
 from unde.report.contributors import Mark, checked, legend_of, marks_for
-from unde.report.html import Html, count, el, mark
+from unde.report.html import Html, el, mark
 from unde.report.items import (
     DIFFERS,
     MISLABELLED,
@@ -298,7 +299,7 @@ def _remarks(panel: QueryPanel, row: Row, first: Row | None, marks: Sequence[Mar
     labelled = [scored for scored in row.proponents if scored.item.label is not None]
     if panel.asked_about is not None and labelled:
         agreeing = sum(same(scored.item.label, panel.asked_about) for scored in labelled)
-        yield f"{agreeing} of {count(len(labelled), 'proponent')} with the label asked about"
+        yield f"{agreeing} of {counted(len(labelled), 'proponent')} with the label asked about"
     if marks:
         found = [m for scored in row.proponents for m in scored.marks]
         amounts = ", ".join(f"{found.count(each)} {each.contribution}" for each in marks)
@@ -306,7 +307,7 @@ def _remarks(panel: QueryPanel, row: Row, first: Row | None, marks: Sequence[Mar
     if first is not None:
         high, low = ("proponent", "opponent") if row.signed else ("high score", "low score")
         new = [
-            count(_new(here, there), noun)
+            counted(_new(here, there), noun)
             for noun, here, there in (
                 (high, row.proponents, first.proponents),
                 (low, row.opponents, first.opponents),

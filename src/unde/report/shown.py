@@ -15,8 +15,7 @@ from unde.data import Rows
 from unde.errors import UndeError, unknown
 from unde.features.guard import untouched
 from unde.recipe import Setup
-from unde.report.classes import class_names, collated, named, true_numbers
-from unde.report.html import count
+from unde.report.classes import class_names, named, true_numbers
 from unde.report.items import MAX_SIDE, Item
 from unde.report.pixels import to_pixels
 from unde.tasks import Classification, Diffusion
@@ -45,12 +44,12 @@ class Shown:
     def __init__(self, setup: Setup, classes: Sequence[str] | None = None, seconds: float = SECONDS) -> None:
         self.setup = setup
         self.classes = class_names(setup) if classes is None else classes
-        self.train = collated(setup, setup.train_data)
+        self.train = setup.rows(setup.train_data)
         known = isinstance(setup.task, Classification)  # one label for each example
         self.true = true_numbers(setup, self.classes, len(self.train)) if known else None
         self.left_out = 0  # pictures that would have taken too long
         self._show = setup.show or (drawn_by(setup.task) if isinstance(setup.task, Diffusion) else None)
-        self._seconds = seconds
+        self._seconds, self._late = seconds, False
         self._made: dict[tuple[str, int], Item] = {}
 
     def example(self, i: int) -> Item:
@@ -82,16 +81,13 @@ class Shown:
         if self.left_out:
             console.note(f"{self.what_is_missing} Ask about fewer queries (--first) or show fewer (--top).")
 
-    _late = False
-
     @property
     def what_is_missing(self) -> str:
         """A sentence about pictures that are not there; nothing if all are."""
         if not self.left_out:
             return ""
-        return (
-            f"{count(self.left_out, 'picture')} could not be drawn within {console.duration(self._seconds)}."
-        )
+        missing, within = console.counted(self.left_out, "picture"), console.duration(self._seconds)
+        return f"{missing} could not be drawn within {within}."
 
     def _item(self, rows: Rows, i: int, name: int | str) -> Item:
         example = rows[i]
@@ -99,9 +95,8 @@ class Shown:
             return Item(name, prompt=_prompt(example))
         item = as_item(example, name, self._show, self.classes)
         if isinstance(self.setup.task, Diffusion) and item.image is not None:
-            item = replace(
-                item, image=to_pixels(item.image, MAX_SIDE)
-            )  # a page of whole ones fills the memory
+            # A page of whole ones fills the memory.
+            item = replace(item, image=to_pixels(item.image, MAX_SIDE))
         if item.label is None:
             item = replace(item, label=named(self._label(rows, i), self.classes))
         return item
@@ -168,15 +163,14 @@ def _guess(example: Any) -> Any:
         return _guess_of_columns(example)
     if isinstance(example, (tuple, list)) and len(example) == 2:
         image = example[0] if _is_image(example[0]) else None
-        return {"image": image, "label": _label(example[1])}
+        return {"image": image, "label": label_of(example)}
     return example if _is_image(example) else None
 
 
 def _guess_of_columns(example: Mapping[str, Any]) -> dict[str, Any]:
     text = next((t for key in ("text", "sentence") if isinstance(t := example.get(key), str)), None)
     image = next((x for key in ("image", "pixel_values") if _is_image(x := example.get(key))), None)
-    label = next((example[key] for key in ("labels", "label") if key in example), None)
-    return {"text": text, "image": image, "label": _label(label)}
+    return {"text": text, "image": image, "label": label_of(example)}
 
 
 def _is_pillow(x: Any) -> bool:
@@ -191,7 +185,16 @@ def _is_image(x: Any) -> bool:
     return x.ndim == 2 or x.shape[0] in (1, 3) or x.shape[-1] in (1, 3)
 
 
-def _label(y: Any) -> int | str | None:
+def label_of(example: Any) -> int | str | None:
+    """The one label that an example plainly carries; None if it has none, or several.
+
+    >>> label_of(("a picture", np.int64(3))), label_of({"label": "cat"}), label_of({"text": "to be"})
+    (3, 'cat', None)
+    """
+    if isinstance(example, Mapping):
+        y = next((example[key] for key in ("labels", "label") if key in example), None)
+    else:
+        y = example[1] if isinstance(example, (tuple, list)) and len(example) == 2 else None
     if isinstance(y, (Tensor, np.ndarray, np.generic)):
-        return y.item() if getattr(y, "size", 1) == 1 or (isinstance(y, Tensor) and y.numel() == 1) else None
+        return y.item() if (y.numel() if isinstance(y, Tensor) else y.size) == 1 else None
     return y if isinstance(y, (int, str)) else None

@@ -7,9 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from unde.console import duration
+from unde.console import counted, duration
 from unde.errors import UndeError
-from unde.report.html import Html, count, el, number
+from unde.report.html import Html, el, number
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ def steps_section(steps: Sequence[Step]) -> Html:
         "section",
         {"id": "steps", "aria-labelledby": "steps-title"},
         el("h2", {"id": "steps-title"}, "What was run"),
-        el("p", {"class": "lead"}, f"{count(len(steps), 'step')} in {duration(total, exact=True)}."),
+        el("p", {"class": "lead"}, f"{counted(len(steps), 'step')} in {duration(total, exact=True)}."),
         el("ol", {"class": "steps"}, lines),
     )
 

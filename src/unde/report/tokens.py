@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 
-from unde.report.html import Html, count, el, join, score
+from unde.console import counted
+from unde.report.html import Html, el, join, score
 
 LEVELS = 5  # shades on each side; a token below a tenth of the strongest has none
 
@@ -22,7 +23,7 @@ class Span:
 
     def html(self) -> Html:
         side = "plus" if self.value > 0 else "minus"
-        together = f" ({count(self.tokens, 'token')} together)" if self.tokens > 1 else ""
+        together = f" ({counted(self.tokens, 'token')} together)" if self.tokens > 1 else ""
         word = (
             self.text.lstrip() or self.text
         )  # the space before a word belongs to its token, but not to its shade

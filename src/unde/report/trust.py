@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from unde.console import counted
 from unde.errors import UndeError
-from unde.report.html import Html, count, el, number
+from unde.report.html import Html, el, number
 from unde.report.svg import Line, line_key, line_plot
 from unde.report.tables import Table, result_table
 
@@ -144,7 +145,7 @@ def _table(curve: TrustCurve) -> Html:
     ]
     return result_table(
         Table(
-            f"In %, {count(curve.examples, 'example')}",
+            f"In %, {counted(curve.examples, 'example')}",
             ["strength", *curve.shares],
             rows,
             note="With 95 % intervals (Wilson). Strengths are the same for all methods.",

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from unde.console import counted
 from unde.errors import UndeError
-from unde.report.html import Html, count, el
+from unde.report.html import Html, el
 from unde.report.svg import bar_plot, block_tones
 from unde.report.weights import (
     MEANING,
@@ -56,7 +57,7 @@ def weight_sets_section(panels: Sequence[WeightsPanel]) -> Html:
         el(
             "p",
             {"class": "lead"},
-            f"{MEANING} {len(panels)} sets over the same {count(len(panels[0].groups), 'group')}, {order}. {scale}",
+            f"{MEANING} {len(panels)} sets over the same {counted(len(panels[0].groups), 'group')}, {order}. {scale}",
         ),
         _key(panels[0].blocks) if panels[0].blocks else None,
         el("div", {"class": "sets"}, [_set(panel, shared) for panel in panels]),
@@ -95,7 +96,7 @@ def _set(panel: WeightsPanel, highest: float | None) -> Html:
             {"class": "scroll", "tabindex": "0", "role": "region", "aria-label": f"plot of {panel.name}"},
             bar_plot(
                 bars(panel, order),
-                title=f"Bar plot of the weights {panel.name} of {count(len(values), 'group')}",
+                title=f"Bar plot of the weights {panel.name} of {counted(len(values), 'group')}",
                 reference=1.0,
                 reference_label="uniform",
                 highest=highest,
@@ -154,7 +155,7 @@ def _everything(panels: Sequence[WeightsPanel]) -> Html:
     return el(
         "details",
         {"class": "fold"},
-        el("summary", None, f"All {count(len(rows), 'group')} under each set"),
+        el("summary", None, f"All {counted(len(rows), 'group')} under each set"),
         el(
             "div",
             {"class": "scroll"},

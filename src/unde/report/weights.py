@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from unde.console import counted
 from unde.data import to_numpy
 from unde.errors import UndeError
-from unde.report.html import Html, count, el, number
+from unde.report.html import Html, el, number
 from unde.report.svg import Bar, Line, bar_plot, block_tones, line_plot
 from unde.unet import flow, stages
 
@@ -148,7 +149,7 @@ def weights_section(panel: WeightsPanel) -> Html:
             {"class": "scroll", "tabindex": "0", "role": "region", "aria-label": "plot of all weights"},
             bar_plot(
                 bars(panel, order),
-                title=f"Bar plot of the weights of {count(len(values), 'group')} {places}",
+                title=f"Bar plot of the weights of {counted(len(values), 'group')} {places}",
                 reference=1.0,
                 reference_label="uniform",
             ),
@@ -158,7 +159,7 @@ def weights_section(panel: WeightsPanel) -> Html:
         el(
             "details",
             {"class": "fold"},
-            el("summary", None, f"All {count(len(values), 'group')} {places}"),
+            el("summary", None, f"All {counted(len(values), 'group')} {places}"),
             _table(panel, np.arange(len(values))),
         )
         if len(values) > _TOP
@@ -175,10 +176,10 @@ def in_words(values: np.ndarray) -> str:
     ordered, total = np.sort(values)[::-1], values.sum()
     half = int(np.searchsorted(np.cumsum(ordered), total / 2)) + 1
     words = (
-        f"{number(values.min())} to {number(values.max())}: {above} of {count(len(values), 'group')} lie above 1, "
+        f"{number(values.min())} to {number(values.max())}: {above} of {counted(len(values), 'group')} lie above 1, "
         f"and half of the total is in the largest {half}."
     )
-    return words + (f" Below 0.01, and so hardly counting: {count(silent, 'group')}." if silent else "")
+    return words + (f" Below 0.01, and so hardly counting: {counted(silent, 'group')}." if silent else "")
 
 
 def bars(panel: WeightsPanel, order: np.ndarray) -> list[Bar]:

@@ -28,6 +28,8 @@ from unde.tasks.tokens import (
     token_logits,
 )
 
+LEFT_OUT = -100  # a label that cross-entropy leaves out
+
 
 class Classification(Prediction):
     """One class for each example. Batches are (inputs, labels), or a dict with "labels" whose other entries are the
@@ -58,7 +60,7 @@ class Classification(Prediction):
                 "expected (B, classes) and (B,)"
                 + (". For a class for each token use unde.tasks.TokenClassification" if per_token else "")
             )
-        row = first((labels < 0) | (labels >= logits.shape[1]))
+        row = first(((labels < 0) & (labels != LEFT_OUT)) | (labels >= logits.shape[1]))
         if row is not None:
             raise Unreadable(
                 row, f"has the label {int(labels[row])}: expected a class number, 0 to {logits.shape[1] - 1}"

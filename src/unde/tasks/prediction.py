@@ -121,8 +121,8 @@ def _right_padded(model: nn.Module, inputs: Mapping[str, Any]) -> Mapping[str, A
     if finds_the_end and config.pad_token_id is None and len(ids) > 1:
         raise UndeError(
             f"{type(model).__name__} predicts from the last token of a text, and its config names no padding token to "
-            "tell it by: set model.config.pad_token_id, to that of the tokenizer or, if it has none, to its "
-            "eos_token_id"
+            "tell it by: set model.config.pad_token_id (pad_token_id in its config.json), to that of the "
+            "tokenizer or, if it has none, to its eos_token_id"
         )
     return right_padded(model, {k: v for k, v in inputs.items() if k != "special_tokens_mask"}, real)
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from unde.errors import UndeError
+from unde.tasks.tokens import IGNORE
 
-IGNORE = -100  # a label that carries no loss
 _NONE = np.empty(0, np.int64)
 R = TypeVar("R", bound="Replace")
 
