@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import unde
 from unde import Index
-from unde.build.kernels import Training
 from unde.build.stored import Stored
+from unde.build.training import Training
 from unde.tasks import Classification, Task
 
 FEATURES, HIDDEN, CLASSES = 5, 6, 3

@@ -1,4 +1,4 @@
-"""Features stored in half precision: a kernel that would make scores of their rounding is refused."""
+"""Features stored in less than float32: a kernel that would make scores of their rounding is refused."""
 
 import re
 
@@ -41,7 +41,7 @@ def trained(examples):
 
 @pytest.fixture(scope="module", params=KINDS)
 def case(request, tmp_path_factory):
-    """Three indexes of the same features, and queries."""
+    """Indexes of the same features, and queries."""
     method = KINDS[request.param]
     model, (x, y), queries = trained(600)
     if request.param == "dual":  # many dimensions: only examples that are nearly alike are dependent there
@@ -57,7 +57,7 @@ def case(request, tmp_path_factory):
             store_dtype=dtype,
             progress=False,
         )
-        for dtype in ("float32", "float16", "bfloat16")
+        for dtype in ("float32", "float16", "bfloat16", "int8")
     }
     return method, built, built["float32"].features(queries).features
 
@@ -77,7 +77,7 @@ def with_damping(method, damping):
     return type(method)(**vars(method) | {"damping": damping})
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
 def test_what_is_not_refused_can_be_relied_on(case, dtype):
     """At every damping scores are those of float32, or refused; and refused only where they are not."""
     method, built, features = case
@@ -93,16 +93,16 @@ def test_what_is_not_refused_can_be_relied_on(case, dtype):
         except UndeError as e:
             refused[damping] = str(e)
     assert agreements[0.1] > 0.995  # the default
-    assert agreements[1e-2] > 0.99
+    assert dtype == "int8" or agreements[1e-2] > 0.99
     assert min(agreements.values()) > 0.96
-    assert max(refused) < 2e-3
+    assert max(refused) < (2e-2 if dtype == "int8" else 2e-3)
     assert {0.0, 1e-9} <= set(refused)
     for damping, said in refused.items():
         assert damping == 0 or re.search(r"at least [\d.e-]+, or build with store_dtype='float32'", said)
 
 
 @pytest.mark.parametrize("relative", [True, False])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
 def test_the_damping_that_is_named_will_do(case, dtype, relative):
     method, built, features = case
     asked = type(method)(**vars(method) | {"damping": 1e-9 if relative else 1e-30, "relative": relative})

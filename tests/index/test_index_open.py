@@ -20,7 +20,7 @@ def refused(said, index, **given):
 
 
 @pytest.mark.parametrize("method", ["tracin", "tracin-cosine", "trak"])
-@pytest.mark.parametrize("store_dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("store_dtype", ["float32", "float16", "bfloat16", "int8"])
 def test_opened_scores_are_the_built_ones(tmp_path, method, store_dtype):
     built = toy.build(tmp_path / "i", method=method, store_dtype=store_dtype)
     opened = Index.open(tmp_path / "i", model=toy.net(), task=Classification())

@@ -25,7 +25,7 @@ def on_disk(index) -> int:
     return sum(p.stat().st_size for p in toy.shard_files(index))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
 @pytest.mark.parametrize("checkpoints", [1, 2])
 def test_bytes_are_predicted(tmp_path, capsys, dtype, checkpoints):
     model = nn.Sequential(nn.Linear(5, 40), nn.Tanh(), nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 3))
@@ -49,7 +49,7 @@ def test_bytes_are_predicted_for_tiny_shards(tmp_path):
     assert plan.index_bytes(index.manifest) == pytest.approx(on_disk(index), rel=0.05)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
 def test_bytes_are_predicted_to_the_byte_but_for_headers(tmp_path, dtype):
     index = toy.build(tmp_path / "i", 600, store_dtype=dtype, shard_passes=200)
     assert plan.index_bytes(index.manifest) == pytest.approx(on_disk(index), rel=0.002)

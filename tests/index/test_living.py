@@ -166,7 +166,7 @@ def test_checkpoints(tmp_path):
     assert_close(index, toy.build(tmp_path / "w", train_data=some(left), **options))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
 def test_half_precision(tmp_path, dtype):
     options = {"method": TRAK(projection="kron(3)"), "store_dtype": dtype}
     index = toy.build(tmp_path / "i", train_data=part(0, 24), **options)

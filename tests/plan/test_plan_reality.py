@@ -106,9 +106,9 @@ def test_an_index_of_every_model(case, tmp_path):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("store_dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("store_dtype", ["float32", "bfloat16", "int8"])
 def test_an_index_for_every_method(method, store_dtype, tmp_path):
-    if store_dtype == "bfloat16" and method.name not in ("tracin", "trak"):
+    if store_dtype != "float32" and method.name not in ("tracin", "trak"):
         pytest.skip("bytes of a half are halves under every method")
     with toy.cut(16, 2):
         index = built(MLP, tmp_path, method, store_dtype=store_dtype)
@@ -278,7 +278,7 @@ class Chooses(torch.nn.Linear):
         ({"n_examples": 0}, "n_examples 0: expected at least 1"),
         ({"queries": -1}, "queries -1: expected at least 1"),
         ({"batch_size": 0}, "batch_size 0: expected at least 1"),
-        ({"store_dtype": "int8"}, "unknown store_dtype 'int8'"),
+        ({"store_dtype": "int4"}, "unknown store_dtype 'int4'"),
         ({"example": None}, "expected one of two things to plan with"),
         ({"seq_len": 8}, "expected one of two things to plan with"),
         ({"example": None, "seq_len": 1}, "at least 2 tokens"),

@@ -34,71 +34,10 @@ from unde.store.locks import locked
 from unde.store.manifest import Manifest
 from unde.store.remote import Place
 from unde.store.shards import WRITTEN, ShardError, file_bytes, read_again, read_shard, sound, write_shard
-from unde.store.steady import Held, Hold, Watch, copied
+from unde.store.steady import Watch, copied
 
 VERSION = 2  # raise when kernels come out differently: files of another version are not read
-KEPT = 4  # blocks stay in memory if all of them take at most this fraction of the budget, 1 in 4
 MOMENTS = "moments.safetensors"
-
-
-class Training:
-    """The training side under a kernel, block by block, and K for what it is multiplied with.
-
-    Where K is block-diagonal it acts on the query side, and blocks are the features as they are stored; else blocks
-    are K g(n).
-    """
-
-    def __init__(self, stored: Stored, kernel: Kernel, executor: Executor = SERIAL) -> None:
-        m = stored.manifest
-        self.cuts = m.shards
-        self._kernels = [KernelFiles(stored, kernel, c, executor) for c in range(m.terms)]
-        self.mixes = self._kernels[0].settled.blocks
-        if self.mixes is None:
-            for k in self._kernels:
-                k.make_rows()
-        else:
-            for k in self._kernels:
-                k.fitted()
-        self._keep = kept(m, stored.memory)
-        self._kept: dict[int, list[Tensor]] = {}
-        self._stored = stored
-
-    def block(self, s: int) -> list[Tensor]:
-        """The rows `cuts[s]`, (n, D) for each checkpoint."""
-        leases = (
-            [Hold(path) for _, path in self._files(s)] if self._keep else []
-        )  # before files are looked at
-        if s in self._kept and not any(watch.changed(path) for watch, path in self._files(s)):
-            return Held(self._kept[s], leases)
-        lease = not leases
-        parts = (
-            self._stored.blocks(s, lease)
-            if self.mixes is not None
-            else [k.rows(s, lease) for k in self._kernels]
-        )
-        if not self._keep:
-            return parts
-        self._kept[s] = parts
-        return Held(parts, leases)
-
-    def _files(self, s: int) -> list[tuple[Watch, Place]]:
-        """What the blocks of shard s are mapped from for as long as they are kept; nothing where they are not."""
-        if not _handed_on(self._stored.manifest):
-            return []
-        if self.mixes is None:
-            return [(k.watch, k.path(s)) for k in self._kernels]
-        return [
-            (self._stored.watch, self._stored.manifest.shard(self._stored.folder, c, s))
-            for c in range(len(self._kernels))
-        ]
-
-    def on_queries(self, checkpoint: int, rows: Tensor) -> Tensor:
-        """What is multiplied with blocks, of query features (n, D)."""
-        return rows if self.mixes is None else self._kernels[checkpoint].fitted().apply(rows)
-
-    def transformed(self, checkpoint: int, rows: Tensor) -> Tensor:
-        """K applied to features (n, D)."""
-        return self._kernels[checkpoint].fitted().apply(rows)
 
 
 class KernelFiles:
@@ -129,25 +68,38 @@ class KernelFiles:
         """Of K g(n) of shard s."""
         return self._rows.shard(s)
 
-    def rows(self, s: int, lease: bool = True) -> Tensor:
-        """K g(n) of shard s."""
+    def packed(self, s: int, lease: bool = True) -> dict[str, Tensor]:
+        """K g(n) of shard s, as it is stored."""
         try:
             shard = read_again(self.path(s), self._rows.owner, self.watch, lease)
+            self.stored.check(self.path(s), shard, s)
         except ShardError as e:
             again = ShardError(f"{e}. Open the index again, which makes K g(n) anew")
             raise self.stored.changed() or again from None
-        return self.stored.codec.unpack(shard, self.stored.manifest.columns)
+        return shard
+
+    def rows(self, s: int, lease: bool = True) -> Tensor:
+        """K g(n) of shard s."""
+        return self.stored.codec.unpack(self.packed(s, lease), self.stored.manifest.columns)
 
     def make_rows(self) -> None:
         """All K g(n), unless they are there."""
         count = len(self.stored.manifest.shards)
-        if not all(sound(self._rows.shard(s), self._rows.owner) for s in range(count)):
+        if not all(self._sound(s) for s in range(count)):
             self._rows.written(lambda: self._write_rows(count))
             self._fitted = None  # as large as all that is stored, and not needed any more
         self.watch.note(self._rows.shard(s) for s in range(count))
 
+    def _sound(self, s: int) -> bool:
+        """Whether K g(n) of shard s is there, and can be unpacked."""
+        try:
+            self.stored.check(self.path(s), read_shard(self.path(s), self._rows.owner), s)
+        except ShardError:
+            return False
+        return True
+
     def _write_rows(self, count: int) -> None:
-        todo = {s for s in range(count) if not sound(self._rows.shard(s), self._rows.owner)}
+        todo = {s for s in range(count) if not self._sound(s)}
         if not todo:
             return  # another process was at it
         joined = self.source.sizes.joined()
@@ -302,9 +254,10 @@ def _packed(m: Manifest) -> list[tuple[int, int, int]]:
     """Of the shards of each length: bytes of new tensors that packing makes, of a file, and how many they are."""
     found = []
     for rows, count in Counter(r.stop - r.start for r in m.shards).items():
-        features = torch.empty(rows, m.width, device="meta")
-        packed = codec(m.store_dtype).pack(features, m.columns)
-        new = sum(t.nbytes for t in packed.values() if t is not features)
+        stored = codec(m.store_dtype)
+        kinds = stored.layout(rows, m.columns)
+        packed = {name: torch.empty(shape, dtype=t, device="meta") for name, (shape, t) in kinds.items()}
+        new = 0 if stored.mapped else stored.nbytes(rows, m.columns)
         found.append((new, file_bytes(packed, f"{0:06d}.safetensors"), count))
     return found
 
@@ -317,23 +270,12 @@ def block_bytes(m: Manifest) -> int:
 def reading(m: Manifest, precision: torch.dtype) -> int:
     """Bytes beside the features of a shard while it is read: what else is mapped from its file."""
     stored = content(m, min(m.examples, m.settled.shard_size), precision)
-    return _bytes(stored) - (block_bytes(m) if _handed_on(m) else 0)
+    return _bytes(stored) - (block_bytes(m) if handed_on(m) else 0)
 
 
-def _handed_on(m: Manifest) -> bool:
+def handed_on(m: Manifest) -> bool:
     """Whether blocks are features as they are mapped."""
-    return codec(m.store_dtype).nbytes(1, m.columns) == 4 * m.width
-
-
-def in_memory(m: Manifest, memory: int) -> int:
-    """Bytes of the blocks that scores are made with: all if they are kept, else one beside the one before."""
-    whole = 4 * m.examples * m.width * m.terms
-    return whole if kept(m, memory) else min(whole, 2 * m.terms * block_bytes(m))
-
-
-def kept(m: Manifest, memory: int) -> bool:
-    """Whether blocks stay in memory once they were read."""
-    return 4 * m.examples * m.width * m.terms <= memory // KEPT
+    return codec(m.store_dtype).mapped
 
 
 def _bytes(tensors: Mapping[str, Tensor]) -> int:

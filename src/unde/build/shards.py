@@ -28,7 +28,7 @@ from unde.store.codec import codec
 from unde.store.files import append_line, clear_partial
 from unde.store.manifest import Manifest
 from unde.store.remote import Place, Remote, there
-from unde.store.shards import WRITTEN, ShardError, file_bytes, read_shard, write_shard
+from unde.store.shards import WRITTEN, ShardError, damaged, file_bytes, read_shard, write_shard
 
 BESIDE, BESIDE_OF_0_1 = "beside", "also"  # measures that the method keeps beside features
 
@@ -72,7 +72,8 @@ def content(m: Manifest, rows: int, precision: torch.dtype) -> dict[str, Tensor]
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    found = codec(m.store_dtype).pack(empty(rows, m.width), m.columns) | {
+    packed = codec(m.store_dtype).layout(rows, m.columns)
+    found = {name: empty(*shape, dtype=dtype) for name, (shape, dtype) in packed.items()} | {
         "squares": empty(rows, len(m.units)),
         "loss": empty(rows),
         "skipped": empty(rows, dtype=torch.uint8),
@@ -105,6 +106,9 @@ class Shapes:
             self._check(path, s, read_shard(path, owner, False))
         tensors = read_shard(path, owner, verify)
         self._check(path, s, tensors)
+        rows = self.m.shards[s]
+        with damaged(path):
+            codec(self.m.store_dtype).check(tensors, rows.stop - rows.start, self.m.columns)
         return tensors
 
     def has(self, path: Place) -> bool:
@@ -154,7 +158,8 @@ def writing(m: Manifest, precision: torch.dtype) -> int:
     """Bytes while the passes of a shard are joined, packed and written."""
     tensors, features = content(m, _rows(m), precision), 4 * _rows(m) * m.width
     joined = features if _rows(m) > m.settled.pass_size else 0
-    packed = 0 if tensors["features"].nbytes == features else tensors["features"].nbytes
+    stored = codec(m.store_dtype)
+    packed = 0 if stored.mapped else stored.nbytes(_rows(m), m.columns)
     passes = waiting(m, precision) + 4 * min(_rows(m), m.settled.pass_size) * m.width
     column = 4 * _rows(m) * max(u["size"] for u in m.units)  # packed, or squared, one after the other
     covariances = tensors["factors"].nbytes if m.factors else 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,7 +21,7 @@ from unde.store import layout
 from unde.store.codec import codec
 from unde.store.manifest import Manifest, with_method
 from unde.store.remote import Place, there
-from unde.store.shards import ShardError, read_again
+from unde.store.shards import ShardError, damaged, read_again
 from unde.store.steady import Watch
 
 
@@ -61,9 +61,20 @@ class Stored:
         what = "" if now.living is None else f" ({now.living.told})"
         return ShardError(f"{self.folder} has changed since it was opened{what}: open it again")
 
+    def packed(self, checkpoint: int, s: int, lease: bool = True) -> dict[str, Tensor]:
+        """Shard s, looked at whether it can be unpacked."""
+        shard = self.shard(checkpoint, s, lease)
+        self.check(self.manifest.shard(self.folder, checkpoint, s), shard, s)
+        return shard
+
+    def check(self, path: Place, shard: Mapping[str, Tensor], s: int) -> None:
+        rows = self.manifest.shards[s]
+        with damaged(path):
+            self.codec.check(shard, rows.stop - rows.start, self.manifest.columns)
+
     def block(self, checkpoint: int, s: int, lease: bool = True) -> Tensor:
         """(n, D) float32 features of shard s."""
-        return self.codec.unpack(self.shard(checkpoint, s, lease), self.manifest.columns)
+        return self.codec.unpack(self.packed(checkpoint, s, lease), self.manifest.columns)
 
     def blocks(self, s: int, lease: bool = True) -> list[Tensor]:
         """The features of shard s under each checkpoint."""

@@ -13,6 +13,7 @@ from unde import methods
 from unde.cli import completion
 from unde.errors import UndeError, unknown
 from unde.integrations.source import Source
+from unde.store.codec import CODECS
 from unde.store.remote import place
 
 HF = "Hugging Face language models (instead of MODULE:FUNCTION)"
@@ -85,7 +86,7 @@ Exclude = Annotated[list[str] | None, typer.Option(help="regex of parameters to 
 # The memory budget decides how many examples are in a pass. Commands of 0.1 named a number; they still run.
 Unneeded = Annotated[int | None, typer.Option("--batch-size", hidden=True)]
 BatchSize = Annotated[int, typer.Option(help="examples in one pass; fewer need less memory")]
-DTYPES = ("float32", "float16", "bfloat16")
+DTYPES = tuple(CODECS)
 StoreDtype = Annotated[str, typer.Option(help=listed(DTYPES), autocompletion=completion.one_of(*DTYPES))]
 Memory = Annotated[str, typer.Option(help="budget for what is computed at once, besides the model")]
 

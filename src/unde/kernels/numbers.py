@@ -58,7 +58,7 @@ def check_rounding(
         return
     least = diagonal / (_NOISE / (rounding**2 * _SPREAD) - 1)
     raise UndeError(
-        f"at λ = {lam:.3g} the rounding of the features, which are stored in half precision, would be "
+        f"at λ = {lam:.3g} the rounding of the features, which are not stored in float32, would be "
         f"{min(1.0, math.sqrt(share)):.0%} of what the kernel sees: raise the damping to at least "
         f"{_up(least if unit is None else least / unit)}, or build with store_dtype='float32'"
     )

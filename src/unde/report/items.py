@@ -88,8 +88,8 @@ class Scored:
             tokens = [(str(piece), float(value)) for piece, value in self.tokens]
             object.__setattr__(self, "tokens", tokens)
             total, size = math.fsum(v for _, v in tokens), math.fsum(abs(v) for _, v in tokens)
-            # Not exactly: features kept in half precision lose a little.
-            if not abs(total - self.score) <= 0.01 * max(size, abs(self.score)):
+            # Not exactly: features that are not kept in float32 lose a little, in int8 a few per cent.
+            if not abs(total - self.score) <= 0.05 * max(size, abs(self.score)):
                 raise UndeError(
                     f"the tokens of example {self.item.id!r} add up to {total:.6g}, its score is {self.score:.6g}: "
                     "expected contributions that sum to the score"

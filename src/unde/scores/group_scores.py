@@ -146,7 +146,7 @@ class GroupScores(Ranked):
         pieces, (_, count, _) = self._pieces(queries), self.queries[:, queries].shape
         m, sizes = len(self.partition), Sizes(count)
         step = budget.rows_at_once(count, m, self.spare)
-        for rows, blocks in self.train.blocks():
+        for rows, blocks in self.train.parts():
             for start in range(rows.start, rows.stop, step):
                 stop = min(start + step, rows.stop)
                 here = slice(start - rows.start, stop - rows.start)
@@ -202,10 +202,8 @@ class GroupScores(Ranked):
         sizes, whole = seen or Sizes(len(self)), None
         if len(self.query_blocks) == 1:
             whole = self.multiplied(w)
-        for (
-            rows,
-            blocks,
-        ) in self.train.blocks():  # once, so what many queries are multiplied with is made each time
+        # Once, so what many queries are multiplied with is made each time: then there should be few of them.
+        for rows, blocks in self.train.blocks() if whole is None else self.train.parts():
             for run in taken:
                 scaled = whole if whole is not None else self._some(run).multiplied(w)
                 for q in cut(run, budget.scores_at_once(rows.stop - rows.start, self.memory)):

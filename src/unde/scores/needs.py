@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from unde.build.kernels import block_bytes, in_memory, kept, reading
+from unde.build.kernels import block_bytes, reading
+from unde.build.training import in_memory, kept
 from unde.groups import Groups
 from unde.methods import Method
 from unde.scores import budget

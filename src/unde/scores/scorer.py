@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unde.build.kernels import Training
 from unde.build.stored import Stored
+from unde.build.training import Training
 from unde.errors import UndeError
 from unde.execution import SERIAL, Executor, Job, shown
 from unde.groups import Groups
@@ -69,6 +69,7 @@ class Scorer:
             checkpoint_weights=m.checkpoint_weights,
             cuts=training.cuts,
             block=training.block,
+            runs=training.runs,
             squares=lambda: self.stored.squares,
             leverage=lambda: self.leverage(method),
             beside=lambda: self.stored.values("beside"),

@@ -41,7 +41,16 @@ class TrainSide:
     on_queries: Callable[[int, Tensor], Tensor] = _as_is  # K of a checkpoint on (n, D), where blocks are g(n)
     mixes: Sequence[Sequence[slice]] | None = None  # columns that `on_queries` mixes among themselves
     some: range | None = None  # the blocks that are looked at; None: all
+    runs: Callable[[int], Iterator[tuple[slice, list[Tensor]]]] | None = None  # a block in smaller ones
     holding: Callable[[Sequence[str]], list[int]] = _none  # which of some digests are of training examples
 
     def blocks(self) -> Iterator[tuple[slice, list[Tensor]]]:
         return ((self.cuts[s], self.block(s)) for s in self.some or range(len(self.cuts)))
+
+    def parts(self) -> Iterator[tuple[slice, list[Tensor]]]:
+        """The same rows, in as small blocks as are read fast."""
+        if self.runs is None:
+            yield from self.blocks()
+            return
+        for s in self.some or range(len(self.cuts)):
+            yield from self.runs(s)

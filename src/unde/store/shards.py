@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,15 @@ _TYPES = {  # as they are called in a file, in the order that they have there
 
 class ShardError(UndeError):
     """A shard that is missing, damaged, or belongs to another index."""
+
+
+@contextmanager
+def damaged(path: Place) -> Generator[None]:
+    """What cannot be right about the tensors of a shard, a ValueError, as that of its file."""
+    try:
+        yield
+    except ValueError as e:
+        raise ShardError(f"shard {path} is damaged: {e}") from None
 
 
 def write_shard(path: Place, owner: str, tensors: Mapping[str, Tensor], place: str | None = None) -> None:

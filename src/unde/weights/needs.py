@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from unde.build.kernels import block_bytes, in_memory, reading
+from unde.build.kernels import block_bytes, reading
+from unde.build.training import in_memory
 from unde.groups import Groups
 from unde.scores import budget
 from unde.scores import needs as scoring

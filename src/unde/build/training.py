@@ -1,0 +1,125 @@
+"""The training side under a kernel, as scores are made with it: block by block, or in runs of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from unde.build.kernels import KernelFiles, block_bytes, handed_on
+from unde.build.stored import Stored
+from unde.execution import SERIAL, Executor
+from unde.kernels import Kernel
+from unde.store.manifest import Manifest
+from unde.store.remote import Place
+from unde.store.steady import Held, Hold, Watch
+
+KEPT = 4  # blocks stay in memory if all of them take at most this fraction of the budget, 1 in 4
+UNPACKED = 4 * 2**20  # bytes of features that are unpacked together
+_FEWEST = 64  # rows: products with fewer are slow
+
+
+class Training:
+    """The training side under a kernel, block by block, and K for what it is multiplied with.
+
+    Where K is block-diagonal it acts on the query side, and blocks are the features as they are stored; else blocks
+    are K g(n).
+    """
+
+    def __init__(self, stored: Stored, kernel: Kernel, executor: Executor = SERIAL) -> None:
+        m = stored.manifest
+        self.cuts = m.shards
+        self._kernels = [KernelFiles(stored, kernel, c, executor) for c in range(m.terms)]
+        self.mixes = self._kernels[0].settled.blocks
+        if self.mixes is None:
+            for k in self._kernels:
+                k.make_rows()
+        else:
+            for k in self._kernels:
+                k.fitted()
+        self._keep = kept(m, stored.memory)
+        self._kept: dict[int, list[Tensor]] = {}
+        self._stored = stored
+
+    def block(self, s: int) -> list[Tensor]:
+        """The rows `cuts[s]`, (n, D) for each checkpoint."""
+        leases = (
+            [Hold(path) for _, path in self._files(s)] if self._keep else []
+        )  # before files are looked at
+        if s in self._kept and not any(watch.changed(path) for watch, path in self._files(s)):
+            return Held(self._kept[s], leases)
+        lease = not leases
+        parts = (
+            self._stored.blocks(s, lease)
+            if self.mixes is not None
+            else [k.rows(s, lease) for k in self._kernels]
+        )
+        if not self._keep:
+            return parts
+        self._kept[s] = parts
+        return Held(parts, leases)
+
+    def runs(self, s: int) -> Iterator[tuple[slice, list[Tensor]]]:
+        """The same in runs of rows that stay in the processor's cache from unpacking to the product: to write all that
+        a shard unpacks to, and to read it again, takes longer than to read it in float32."""
+        m, rows = self._stored.manifest, self.cuts[s]
+        count, step = rows.stop - rows.start, at_once(m)
+        if count <= step:
+            yield rows, self.block(s)
+            return
+        parts: list[Tensor] | None = None
+        packed: list[dict[str, Tensor]] = []
+        if self._keep:
+            parts = self.block(s)
+        elif self.mixes is None:
+            packed = [k.packed(s) for k in self._kernels]
+        else:
+            packed = [self._stored.packed(c, s) for c in range(m.terms)]
+        unpack, names = self._stored.codec.unpack, self._stored.codec.layout(1, m.columns)
+        for start in range(0, count, step):
+            here = slice(start, min(start + step, count))
+            made = (
+                [unpack({name: shard[name][here] for name in names}, m.columns) for shard in packed]
+                if parts is None
+                else [part[here] for part in parts]
+            )
+            yield slice(rows.start + here.start, rows.start + here.stop), made
+
+    def _files(self, s: int) -> list[tuple[Watch, Place]]:
+        """What the blocks of shard s are mapped from for as long as they are kept; nothing where they are not."""
+        if not handed_on(self._stored.manifest):
+            return []
+        if self.mixes is None:
+            return [(k.watch, k.path(s)) for k in self._kernels]
+        return [
+            (self._stored.watch, self._stored.manifest.shard(self._stored.folder, c, s))
+            for c in range(len(self._kernels))
+        ]
+
+    def on_queries(self, checkpoint: int, rows: Tensor) -> Tensor:
+        """What is multiplied with blocks, of query features (n, D)."""
+        return rows if self.mixes is None else self._kernels[checkpoint].fitted().apply(rows)
+
+    def transformed(self, checkpoint: int, rows: Tensor) -> Tensor:
+        """K applied to features (n, D)."""
+        return self._kernels[checkpoint].fitted().apply(rows)
+
+
+def at_once(m: Manifest) -> int:
+    """Rows of a shard that are unpacked together when scores are made; all of them where there is nothing to unpack.
+    By the width alone, and aligned as a whole shard is, so that scores do not depend on who makes them, or in how much
+    memory."""
+    most = min(m.examples, m.settled.shard_size)
+    return most if handed_on(m) else min(most, max(_FEWEST, UNPACKED // (4 * m.width) // 16 * 16))
+
+
+def in_memory(m: Manifest, memory: int) -> int:
+    """Bytes of the blocks that scores are made with: all if they are kept, else one beside the one before, or less
+    where they are unpacked in runs."""
+    whole = 4 * m.examples * m.width * m.terms
+    return whole if kept(m, memory) else min(whole, 2 * m.terms * block_bytes(m))
+
+
+def kept(m: Manifest, memory: int) -> bool:
+    """Whether blocks stay in memory once they were read."""
+    return 4 * m.examples * m.width * m.terms <= memory // KEPT

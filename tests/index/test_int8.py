@@ -1,0 +1,194 @@
+"""Features stored as whole numbers from -127 to 127 with a scale for each example and parameter."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+import toy
+from unde import UndeError, methods
+from unde.build import training
+from unde.store.codec import CODECS
+from unde.store.shards import ShardError, read_shard, write_shard
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+INT8 = CODECS["int8"]
+COLUMNS = [slice(0, 3), slice(3, 4), slice(4, 22), slice(22, 40)]
+QUERIES = toy.data(4, seed=3)
+
+
+def wild(n=60):
+    """Rows and parameters of all sizes that float32 has, zeros among them."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(n, 40, generator=g)
+    for c in COLUMNS:
+        x[:, c] *= torch.exp2(torch.randint(-140, 124, (n, 1), generator=g))
+    x[3] = 0.0
+    x[4, COLUMNS[2]] = 0.0
+    x[5, :4] = torch.tensor([3.4028234663852886e38, -3.4e38, 1e-45, -1e-42])
+    return x
+
+
+def decoded(numbers, scale, columns):
+    """By NumPy, in float64."""
+    sizes = [c.stop - c.start for c in columns]
+    return numbers.astype(np.float64) * np.repeat(scale.astype(np.float64), sizes, axis=1)
+
+
+def test_each_entry_is_off_by_half_a_scale_at_most():
+    x = wild()
+    packed = INT8.pack(x, COLUMNS)
+    back, scale = INT8.unpack(packed, COLUMNS), packed["scale"].double().numpy()
+    assert np.array_equal(back.double().numpy(), decoded(packed["features"].numpy(), scale, COLUMNS))
+    largest = np.stack([x[:, c].abs().amax(1).double().numpy() for c in COLUMNS], 1)
+    seen = largest > 2.0**-127  # half the smallest scale
+    assert (scale[seen] >= np.maximum(largest / 127 * (1 - 2.0**-16), 2.0**-126)[seen]).all()
+    assert (scale[seen] <= np.maximum(largest / 127 * (1 + 2.0**-15), 2.0**-126)[seen]).all()
+    assert not scale[~seen].any()
+    for u, c in enumerate(COLUMNS):
+        off = (back[:, c].double() - x[:, c].double()).abs().numpy()
+        assert (off <= 0.5 * (1 + 2.0**-15) * np.maximum(scale[:, u : u + 1], 2.0**-126)).all()
+        assert off[largest[:, u] > 1e-30].max(1).mean() > 0  # it is not float32
+    assert torch.equal(back[3], torch.zeros(40)) and not scale[3].any()
+    assert torch.equal(back[4, COLUMNS[2]], torch.zeros(18))
+    assert sum(t.nbytes for t in packed.values()) == INT8.nbytes(60, COLUMNS) == 60 * (40 + 4 * 4)
+
+
+def test_packed_again_it_is_the_same():
+    packed = INT8.pack(wild(), COLUMNS)
+    again = INT8.pack(INT8.unpack(packed, COLUMNS), COLUMNS)
+    assert all(torch.equal(again[name], t) for name, t in packed.items())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_is_refused(value):
+    x = wild()
+    x[7, 21] = value
+    with pytest.raises(UndeError, match=r"stored as int8 are NaN or infinite \(row 7 of 60\)"):
+        INT8.pack(x, COLUMNS)
+
+
+def on_disk(index) -> np.ndarray:
+    """(N, D) as the files have them."""
+    files = [load_file(path) for path in toy.shard_files(index)]
+    return np.concatenate([decoded(f["features"], f["scale"], index.manifest.columns) for f in files])
+
+
+@pytest.mark.parametrize("memory", ["2GB", "20kB"])
+def test_scores_are_those_of_what_is_stored(tmp_path, memory, monkeypatch):
+    """Contributions, totals and self-influence of TracIn, whole shards and in runs of 16 rows."""
+    index = toy.build(tmp_path / "i", 50, method="tracin", store_dtype="int8", shard_passes=10)
+    n, asked = on_disk(index), index.features(QUERIES).features[0].double().numpy()
+    truth = toy.gradients(toy.net(), index.task, toy.data(50)).numpy()
+    assert 1e-4 < np.linalg.norm(n - truth) / np.linalg.norm(truth) < 0.01
+    for unpacked in (training.UNPACKED, 17 * 4 * index.manifest.width):
+        monkeypatch.setattr(training, "UNPACKED", unpacked)
+        monkeypatch.setattr(training, "_FEWEST", 1)
+        scores = toy.reopen(index, memory=memory).score(QUERIES)
+        want = np.stack([asked[:, c] @ n[:, c].T for c in (slice(0, 36), slice(36, 57))], 2)
+        assert scores.by_group().numpy() == pytest.approx(want, rel=1e-5, abs=1e-6)
+        total = scores.total([0.3, 1.7])
+        assert total.numpy() == pytest.approx(want @ [0.3, 1.7], rel=1e-5, abs=1e-6)
+        best = scores.top(5, [0.3, 1.7])
+        assert torch.equal(best.values, total.gather(1, best.indices))
+        assert torch.equal(best.values, total.sort(1, descending=True).values[:, :5])
+    own = index.self_influence().numpy()
+    assert own == pytest.approx((n * n).sum(1), rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("method", ["tracin", "trak"])
+def test_runs_of_rows_do_not_depend_on_memory(tmp_path, dtype, method, monkeypatch):
+    index = toy.build(tmp_path / "i", 100, method=method, store_dtype=dtype, shard_passes=10)
+    monkeypatch.setattr(training, "UNPACKED", 17 * 4 * index.manifest.width)
+    monkeypatch.setattr(training, "_FEWEST", 1)
+    assert training.at_once(index.manifest) == 16 < index.manifest.shards[0].stop
+    little, much = toy.reopen(index, memory="60kB"), toy.reopen(index, memory="2GB")
+    assert not training.kept(index.manifest, little.memory) and training.kept(index.manifest, much.memory)
+    asked = much.features(QUERIES)
+    assert torch.equal(little.score(asked).total(), much.score(asked).total())
+
+
+def test_kernels_are_those_of_what_is_stored(tmp_path):
+    """(ΦᵀΦ + λI)⁻¹ of the unpacked features, in float64; K g(n) is int8 too, and adds half a scale of its own."""
+    method = methods.TRAK(damping=0.5, projection="none")
+    index = toy.build(tmp_path / "i", method=method, store_dtype="int8")
+    phi = on_disk(index)
+    gram = phi.T @ phi
+    lam = 0.5 * np.trace(gram) / len(gram)
+    want = phi @ np.linalg.inv(gram + lam * np.eye(len(gram)))
+    got = toy.training(index, method)
+    found = torch.cat([got.block(s)[0] for s in range(len(got.cuts))]).double().numpy()
+    for c in index.manifest.columns:
+        half = np.abs(want[:, c]).max(1, keepdims=True) / 254
+        assert (np.abs(found[:, c] - want[:, c]) <= 1.01 * half).all()
+
+
+# --- hostile files: whole by their checksum, wrong by their content ----------------------------------------
+
+
+def spoilt(path, **changed):
+    """The same file with other tensors, and a checksum that fits them."""
+
+    with safe_open(path, framework="pt") as f:
+        owner = json.loads(f.metadata()["unde"])["index"]
+    tensors = {name: t.clone() for name, t in read_shard(path, owner).items()}
+    write_shard(path, owner, {**tensors, **{name: make(tensors[name]) for name, make in changed.items()}})
+
+
+def with_entry(value):
+    def make(t):
+        t[1, 2] = value
+        return t
+
+    return make
+
+
+HOSTILE = {
+    "NaN": (with_entry(float("nan")), r"'scale' of row 1, parameter 2 is nan, expected a finite number"),
+    "infinite": (with_entry(float("inf")), r"'scale' of row 1, parameter 2 is inf"),
+    "too large": (with_entry(3e38), r"'scale' of row 1, parameter 2 is"),
+    "negative": (with_entry(-1.0), r"'scale' of row 1, parameter 2 is -1\.0"),
+    "shape": (lambda t: t[:, :1], r"'scale' of shape|'scale' is float32 of shape"),
+    "type": (
+        lambda t: t.double(),
+        r"'scale' is float64 of shape \(8, 4\), expected float32 of shape \(8, 4\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_scales_that_cannot_be_right(tmp_path, what):
+    make, said = HOSTILE[what]
+    index = toy.build(tmp_path / "i", method="tracin", store_dtype="int8")
+    asked = index.features(QUERIES)
+    spoilt(toy.shard_files(index)[0], scale=make)
+    assert "is damaged" in str(index.verify())
+    with pytest.raises(ShardError, match=r"c00-000000.safetensors is damaged: .*(" + said + ")"):
+        index.score(asked).total()
+
+
+def test_numbers_of_another_type(tmp_path):
+    index = toy.build(tmp_path / "i", method="tracin", store_dtype="int8")
+    asked = index.features(QUERIES)
+    spoilt(toy.shard_files(index)[0], features=lambda t: t.float())
+    with pytest.raises(ShardError, match=r"'features' is float32 of shape .* expected int8"):
+        index.score(asked).total()
+
+
+def test_hostile_rows_of_a_kernel_are_made_anew(tmp_path):
+    index = toy.build(tmp_path / "i", method="trak", store_dtype="int8")
+    asked = index.features(QUERIES)
+    want = index.score(asked).total()
+    path = next((index.folder / "kernels").rglob("000000.safetensors"))
+    spoilt(path, scale=with_entry(float("nan")))
+    assert torch.equal(toy.reopen(index).score(asked).total(), want)
+
+
+def test_unknown_precision(tmp_path):
+    with pytest.raises(UndeError, match=r"unknown store_dtype 'int4'.*Did you mean 'int8'"):
+        toy.build(tmp_path / "i", store_dtype="int4")
