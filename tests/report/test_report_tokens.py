@@ -104,3 +104,10 @@ def test_text_is_legible_on_every_shade(scheme):
                 parts = zip(bytes.fromhex(colours[tone][1:]), bytes.fromhex(colours[ground][1:]))
                 mixed = "#" + bytes(round(share * a + (1 - share) * b) for a, b in parts).hex()
                 assert contrast(colours["ink"], mixed) >= 4.5, (tone, ground, share)
+
+
+def test_how_much_tokens_may_miss_their_score():
+    tokens = [("a", 0.5), ("b", 0.53)]
+    with pytest.raises(UndeError, match=r"add up to 1\.03"):
+        Scored(Item(7), 1.0, tokens=tokens)
+    assert Scored(Item(7), 1.0, tokens=tokens, slack=0.05).tokens == tokens

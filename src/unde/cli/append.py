@@ -69,16 +69,7 @@ def append(
     source = source_of(hf_model, data, text_field, seq_len, trust_remote_code, target_field, checkpoints)
     project = Project(target or remembered(index, source), source, index=index, device=device)
     setup = project.setup
-    opened = Index.open(
-        index,
-        model=setup.model,
-        task=setup.task,
-        checkpoints=project.checkpoints,
-        collate=setup.collate,
-        executor=named(engine, threads=threads, workers=workers),
-        recipe=project.recipe,
-        device=device,
-    )
+    opened = project.index(index, named(engine, threads=threads, workers=workers), whole=False)
     rows = setup.rows(setup.train_data)
     known = opened.holds(rows)
     if known.all() and ended(index):  # by the same command, which was killed when all but its end was done

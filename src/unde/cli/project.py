@@ -72,13 +72,14 @@ class Project:
         """How another process makes the same setup."""
         return Recipe(self.name) if self.source is None else self.source.recipe
 
-    def index(self, path: Place, executor: Executor = SERIAL) -> Index:
+    def index(self, path: Place, executor: Executor = SERIAL, whole: bool = True) -> Index:
+        """Opened on the training data, unless these are not, or not yet, the `whole` of the index."""
         s = self.setup
         made = Index.open(
             path,
             model=s.model,
             task=s.task,
-            train_data=s.train_data,
+            train_data=s.train_data if whole else None,
             checkpoints=self.checkpoints,
             collate=s.collate,
             executor=executor,
@@ -86,8 +87,8 @@ class Project:
             device=self.device,
         )
         if (
-            made.manifest.living is not None
-        ):  # examples as they are numbered there, whatever else the data holds
+            whole and made.manifest.living is not None
+        ):  # numbered as they are there, whatever else the data holds
             s.train_data, s.ids = made.train_data, made.ids
         return made
 

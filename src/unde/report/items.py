@@ -64,8 +64,8 @@ class Item:
 class Scored:
     """An example with its score. Positive = proponent.
 
-    `tokens` are the pieces of its text with what each adds to the score; shown instead of the text. `marks` say
-    what it is known to have contributed to the query.
+    `tokens` are the pieces of its text with what each adds to the score, up to a share of `slack`; shown instead of the
+    text. `marks` say what it is known to have contributed to the query.
 
     >>> Scored(Item(17, label=3), 0.25).score
     0.25
@@ -77,6 +77,7 @@ class Scored:
     score: float
     tokens: Sequence[tuple[str, float]] | None = None
     marks: Sequence[Mark] = ()
+    slack: float = 0.01  # features kept in half precision lose a little
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "score", float(self.score))
@@ -88,8 +89,7 @@ class Scored:
             tokens = [(str(piece), float(value)) for piece, value in self.tokens]
             object.__setattr__(self, "tokens", tokens)
             total, size = math.fsum(v for _, v in tokens), math.fsum(abs(v) for _, v in tokens)
-            # Not exactly: features that are not kept in float32 lose a little, in int8 a few per cent.
-            if not abs(total - self.score) <= 0.05 * max(size, abs(self.score)):
+            if not abs(total - self.score) <= self.slack * max(size, abs(self.score)):
                 raise UndeError(
                     f"the tokens of example {self.item.id!r} add up to {total:.6g}, its score is {self.score:.6g}: "
                     "expected contributions that sum to the score"

@@ -20,6 +20,7 @@ from unde.report.panels import Tokens, query_panels, trust_panel, weights_panels
 from unde.report.shown import Shown
 from unde.report.trust import TrustPanel
 from unde.scores import GroupScores
+from unde.store.codec import codec
 from unde.version import __version__
 from unde.weights import Weights
 
@@ -63,6 +64,7 @@ def page_of(
             count=count,
             names=names,
             tokens=_tokens(index, setup, scores, advance) if shaded else None,
+            slack=max(0.01, 3 * codec(index.manifest.store_dtype).rounding),
             contributors=contributors,
             answers=answers,
             labelled=labelled,

@@ -46,6 +46,7 @@ def query_panels(
     item: Callable[[int], Item] | None = None,
     names: Sequence[int | str] | None = None,
     tokens: Tokens | None = None,
+    slack: float = 0.01,
     contributors: Mapping[str, Any] | None = None,
     answers: Answers | None = None,
     labelled: bool = True,
@@ -54,8 +55,8 @@ def query_panels(
     """Panels of some queries: a row for each named way of weighting, proponents and opponents in it.
 
     `names` are what the queries are called, by default their positions. With `tokens` and `setup.pieces`, the
-    tokens of training examples are shaded by what they add to the score. `contributors` marks the training examples
-    that are known to have contributed to each of `queries`: (Q, N) bool for each name. `answers` are the model's, if
+    tokens of training examples are shaded by what they add to the score, up to a share of `slack`. `contributors` marks
+    the training examples that are known to have contributed to each of `queries`: (Q, N) bool for each name. `answers` are the model's, if
     they are at hand. Without `labelled`, the labels of queries are only what was asked about: nobody knows the true
     ones.
     """
@@ -77,6 +78,7 @@ def query_panels(
                 v,
                 _parts(setup, train, tokens, q, i, w),
                 [marks[name] for name, flags in known.items() if flags[q, i]],
+                slack,
             )
             for i, v in found
         ]
