@@ -55,10 +55,10 @@ def query_panels(
     """Panels of some queries: a row for each named way of weighting, proponents and opponents in it.
 
     `names` are what the queries are called, by default their positions. With `tokens` and `setup.pieces`, the
-    tokens of training examples are shaded by what they add to the score, up to a share of `slack`. `contributors` marks
-    the training examples that are known to have contributed to each of `queries`: (Q, N) bool for each name. `answers` are the model's, if
-    they are at hand. Without `labelled`, the labels of queries are only what was asked about: nobody knows the true
-    ones.
+    tokens of training examples are shaded by what they add to the score, up to a share of `slack`. `contributors`
+    marks the training examples that are known to have contributed to each of `queries`: (Q, N) bool for each
+    name. `answers` are the model's, if they are at hand. Without `labelled`, the labels of queries are only what
+    was asked about: nobody knows the true ones.
     """
     shown = shown or Shown(setup)
     train = shown.train
