@@ -332,7 +332,8 @@ def growth(found: Results) -> str:
                 cost = f"{e['seconds'][0]:.3g} to {e['seconds'][-1]:.3g} s"
             where = f"{AXES[axis]}" if number == 0 else ""
             rows.append([where, curve, f"{first:,} to {last:,}", exponent.replace("-", "−"), cost])
-    return table(["against", "cost of", "sizes", "exponent", "from, to"], rows)
+    made = table(["against", "cost of", "sizes", "exponent", "from, to"], rows)
+    return f"{made}\n\n![Cost against size on logarithmic axes](growth.svg)"
 
 
 def language(found: Results) -> str:

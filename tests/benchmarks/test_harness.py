@@ -10,11 +10,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from benchmarks.cases import Case
 from benchmarks.compare import Change, Estimate, compare, ratios
 from benchmarks.machine import machine, same_processor
 from benchmarks.peers import host, worker
 from scipy import stats
+from torch import nn
 
 from benchmarks import __main__ as command
 from benchmarks import growth, registry, rounds, speed_figure, speed_page
