@@ -62,7 +62,7 @@ def run(names: list[str], quick: bool, resume: bool) -> int:
 
 
 def _fresh(result: dict[str, Any] | None) -> bool:
-    if result is None:
+    if result is None or "took" not in result["provenance"]:
         return False
     made = calendar.timegm(time.strptime(result["provenance"]["begun"], "%Y-%m-%d %H:%M"))
     return time.time() - made < FRESH and same_processor(result["provenance"]["machine"], machine())

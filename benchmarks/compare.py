@@ -52,8 +52,9 @@ class Change:
 def ratios(found: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Estimate]]:
     """All that may be compared in a result, by where it is."""
     if isinstance(found, dict):
-        if "ratio" in found and "interval95" in found:
-            low, high = found["interval95"]
+        spread = found.get("interval95") or found.get("range")
+        if "ratio" in found and spread:
+            low, high = spread
             yield ", ".join(path), Estimate(found["ratio"], low, high, found.get("better") == "higher")
         for key, value in found.items():
             if key not in SKIPPED:

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from benchmarks.cases import CASES, SEED, Case, rows_of
+from benchmarks.machine import machine as machine
 from benchmarks.peaks import peaks
 from benchmarks.peers import PEERS
 from benchmarks.peers.host import Peer, start
@@ -58,18 +59,20 @@ def measure(name: str, quick: bool = False, peers: bool = True, rounds: int | No
         told: dict[str, dict[str, Any]] = {}
         alive: dict[str, Peer] = {}
         errors: dict[str, str] = {}
-        if peers and not quick:
-            for peer in PEERS:
-                try:
-                    found = start(peer, torch.get_num_threads())
-                    stack.callback(found.close)
-                    told[peer] = found.ask("load", case=name, seed=SEED)
-                    alive[peer] = found
-                except Failed as e:
-                    errors[peer] = str(e)
-                    continue
-                for rank in RANKS:
-                    runs[f"{peer} {rank}"] = _of_peer(found, rank, case.examples, told[peer])
+        for peer in PEERS if peers and not quick else ():  # they load beside one another
+            try:
+                alive[peer] = start(peer, torch.get_num_threads())
+                stack.callback(alive[peer].close)
+            except Failed as e:
+                errors[peer] = str(e)
+        for peer, found in alive.items():
+            try:
+                told[peer] = found.ask("load", case=name, seed=SEED)
+            except Failed as e:
+                errors[peer] = str(e)
+                continue
+            for rank in RANKS:
+                runs[f"{peer} {rank}"] = _of_peer(found, rank, case.examples, told[peer])
         seconds, failed = interleaved(
             runs, rounds, SEED, tell=lambda line: print(f"{name}: {line}", flush=True)
         )

@@ -19,6 +19,7 @@ from experiments.pages.book import table
 from benchmarks import registry, speed_figure
 from benchmarks.cases import CASES
 from benchmarks.features import GOALS, MORE_MEMORY
+from benchmarks.other_tables import NAMES, section
 from benchmarks.peers import PEERS
 
 ROOT = Path(__file__).parent.parent
@@ -29,7 +30,6 @@ TEMPLATE, PAGE, FIGURE = (
 )
 OTHERS = (ROOT / "README.md", ROOT / "docs" / "language-models.md", ROOT / "docs" / "diffusion.md")
 IMAGES_AND_TEXT, DIFFUSION = ("resnet", "vit", "gpt2", "llama"), ("ddpm", "text", "lora")
-NAMES = {"resnet": "ResNet-18", "vit": "ViT", "gpt2": "GPT-2", "llama": "Llama"}
 _PLACE = re.compile(r"\{\{ (\w+) \}\}")
 _MARKED = re.compile(r"^(<!-- bench: (?P<name>\w+) -->\n).*?^(<!-- end -->)", re.S | re.M)
 Found = dict[str, Any]
@@ -378,17 +378,9 @@ def diffusion(found: Results) -> str:
 
 
 def others(found: Results) -> str:
-    """Of benchmarks that have a page of their own: each file says how its result is shown (`page`)."""
-    import importlib
-
-    parts = []
-    for name in registry.benchmarks():
-        if name.startswith("features.") or name in ("language", "queries", "growth") or name not in found:
-            continue
-        shown = getattr(importlib.import_module(f"benchmarks.{name}"), "page", None)
-        if shown is not None:
-            parts.append(shown(found[name]["found"]).strip())
-    return "\n\n".join(parts)
+    own = ("features", "language", "queries", "growth")
+    names = [name for name in registry.benchmarks() if name in found and name.partition(".")[0] not in own]
+    return "\n\n".join(filter(None, (section(name, found[name]["found"]) for name in names)))
 
 
 def _listed(words: list[str]) -> str:

@@ -16,10 +16,12 @@ def run(given: Given) -> dict[str, Any]:
 
     from datasets import Dataset
 
-    begun = time.perf_counter()
     model = given.setup.model
     if "input_ids" not in given.rows[0]:
         return _own_loop(given)
+    begun = time.perf_counter()
+    model.requires_grad_(False)  # as its own builds do
+    model.get_input_embeddings().requires_grad_(True)
     tokens = [given.rows[i]["input_ids"].tolist() for i in range(given.examples)]
     data = Dataset.from_dict({"input_ids": tokens, "length": list(map(len, tokens))})
     processor = GradientProcessor(projection_dim=given.rank)
