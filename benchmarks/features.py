@@ -141,9 +141,9 @@ def _told(case: Case, seconds: Seconds, settled: dict[int, Any]) -> dict[str, An
             "overhead of plain of its pass size": estimate((build - frozen) / same),
             "goal": GOALS[rank],
             "planning": seconds_of(seconds[f"build {rank}, planning"]),
-            "seconds": [round(x, 4) for x in build],
+            "seconds": [round(x, 6) for x in build],
         }
-    result["plain_seconds"] = [round(x, 4) for x in plain]
+    result["plain_seconds"] = [round(x, 6) for x in plain]
     return result
 
 

@@ -19,7 +19,7 @@ from scipy import stats
 from torch import nn
 
 from benchmarks import __main__ as command
-from benchmarks import growth, registry, rounds, speed_figure, speed_page
+from benchmarks import features, growth, registry, rounds, speed_figure, speed_page
 from unde import Setup
 from unde.bench import median_interval
 from unde.tasks import Classification
@@ -243,6 +243,50 @@ def test_a_peer_answers_and_its_errors_are_one_line(monkeypatch):
         peer.ask("run", rank=64, examples=20)
     assert peer.ask("run", rank=16, examples=20)["numbers"] == 256  # it goes on
     peer.close()
+
+
+def test_features_and_peers_of_the_same_rounds(monkeypatch, one_thread):
+    monkeypatch.setitem(features.CASES, "toy", Case("toy", "a toy", toy, 8, 2, 1))
+    monkeypatch.setattr(features, "PEERS", {"twice": "", "broken": "", "absent": ""})
+    monkeypatch.setattr(features, "peak_memory", lambda name: {"plain": 1})
+    monkeypatch.setattr(features, "_small", lambda setup, rows, peers: sorted(peers))
+    asked = []
+
+    class Fake:
+        def __init__(self, name):
+            self.name = name
+
+        def ask(self, do, **given):
+            asked.append((self.name, do))
+            if do == "load":
+                return {"note": "n", "version": "1"}
+            if self.name == "broken":
+                raise rounds.Failed("TypeError: no")
+            return {"seconds": 2.0, "planning": 1.0, "numbers": given["rank"] ** 2}
+
+        def close(self):
+            asked.append((self.name, "close"))
+
+    def start(name, threads):
+        if name == "absent":
+            raise rounds.Failed("no environment: offline")
+        return Fake(name)
+
+    monkeypatch.setattr(features, "start", start)
+    found = features.measure("toy", rounds=3)
+    assert found["peers"]["broken"] == {"error": "TypeError: no"}
+    assert found["peers"]["absent"] == {"error": "no environment: offline"}
+    peer = found["peers"]["twice"]
+    assert peer["numbers"] == {"16": 256, "64": 4096} and peer["16"]["planning"]["seconds"] == 1.0
+    assert peer["16"]["ratio"] == pytest.approx(np.median(2.0 / np.array(found["plain_seconds"])), rel=0.01)
+    ours = found["ranks"]["64"]
+    assert ours["build"]["ratio"] == pytest.approx(
+        np.median(np.array(ours["seconds"]) / found["plain_seconds"]), rel=0.1
+    )
+    assert ours["pass_size"] == 16 and found["small"] == ["twice"]
+    assert asked.count(("twice", "run")) == 8 and {("twice", "close"), ("broken", "close")} <= set(asked)
+    assert asked.count(("broken", "run")) == 2  # once at each rank
+    json.dumps(found)
 
 
 def test_a_peer_that_ends_or_does_not_answer_has_failed():
