@@ -23,6 +23,8 @@ def run(given: Given) -> dict[str, Any]:
     refuse_diffusion(given)
 
     class Text(AbstractModelOutput):
+        def __init__(self) -> None: ...
+
         @staticmethod
         def get_output(model: Any, weights: Any, buffers: Any, ids: Any, _: Any) -> Any:
             out = torch.func.functional_call(model, (weights, buffers), ids.unsqueeze(0)).logits[0, :-1]
