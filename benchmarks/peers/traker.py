@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.peers.given import Given, Logits, refuse_diffusion
 
-NOTE = "all parameters, but only rank numbers an example, on disk"
+NOTE = "all parameters, but only rank numbers an example, on disk; timed on one batch"
 
 
 def run(given: Given) -> dict[str, Any]:
