@@ -35,7 +35,7 @@ from unde.tasks import Classification
 QUERIES = 64
 AXES = {
     "examples": (1_000, 2_000, 4_000, 8_000, 16_000),
-    "groups": (1, 4, 16, 64, 256),
+    "groups": (4, 16, 64, 256),
     "rank": (4, 8, 16, 32, 64),
     "tokens": (32, 64, 128, 256, 512),
     "width": (64, 128, 256, 512),
