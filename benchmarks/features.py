@@ -15,7 +15,6 @@ import json
 import math
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -24,8 +23,8 @@ import torch
 from benchmarks.cases import CASES, SEED, Case, rows_of
 from benchmarks.machine import machine as machine
 from benchmarks.peaks import peaks
-from benchmarks.peers import PEERS
-from benchmarks.peers.host import Peer, start
+from benchmarks.peers import PEERS, pool
+from benchmarks.peers.host import Peer
 from benchmarks.rounds import Failed, Run, Seconds, estimate, interleaved, ratio, seconds_of
 from unde import Setup, bench
 from unde.data import Rows
@@ -56,35 +55,26 @@ def measure(name: str, quick: bool = False, peers: bool = True, rounds: int | No
             runs[f"{kind} {at.pass_size}/{at.rows}"] = lambda run=run, at=at: bench.passes(
                 setup, rows, run, at.pass_size, at.rows
             )
-    with ExitStack() as stack:
-        told: dict[str, dict[str, Any]] = {}
-        alive: dict[str, Peer] = {}
-        errors: dict[str, str] = {}
-        for peer in PEERS if peers and not quick else ():  # they load beside one another
-            try:
-                alive[peer] = start(peer, torch.get_num_threads())
-                stack.callback(alive[peer].close)
-            except Failed as e:
-                errors[peer] = str(e)
-        for peer, found in alive.items():
-            try:
-                told[peer] = found.ask("load", case=name, seed=SEED)
-            except Failed as e:
-                errors[peer] = str(e)
-                continue
-            for rank in RANKS:
-                runs[f"{peer} {rank}"] = _of_peer(found, rank, case, told[peer])
-        seconds, failed = interleaved(
-            runs, rounds, SEED, tell=lambda line: print(f"{name}: {line}", flush=True)
-        )
-        errors |= {peer: failed[f"{peer} {RANKS[0]}"] for peer in told if f"{peer} {RANKS[0]}" in failed}
-        result = _told(case, seconds, settled)
-        if told or errors:
-            result["peers"] = _of_peers(seconds, told, errors)
-        if not quick:
-            able = {peer: alive[peer] for peer in alive if peer not in errors and peer not in SELDOM}
-            result["small"] = _small(setup, small, able)
+    told: dict[str, dict[str, Any]] = {}
+    errors: dict[str, str] = {}
+    alive = {} if quick or not peers else pool.start(PEERS, torch.get_num_threads(), errors)
+    for peer, found in alive.items():
+        try:
+            told[peer] = found.ask("load", case=name, seed=SEED)
+        except Failed as e:
+            errors[peer] = str(e)
+            continue
+        for rank in RANKS:
+            runs[f"{peer} {rank}"] = _of_peer(found, rank, case, told[peer])
+    tell = (lambda line: None) if quick else lambda line: print(f"{name}: {line}", flush=True)
+    seconds, failed = interleaved(runs, rounds, SEED, tell=tell)
+    errors |= {peer: failed[f"{peer} {RANKS[0]}"] for peer in told if f"{peer} {RANKS[0]}" in failed}
+    result = _told(case, seconds, settled)
+    if told or errors:
+        result["peers"] = _of_peers(seconds, told, errors)
     if not quick:
+        able = {peer: alive[peer] for peer in alive if peer not in errors and peer not in SELDOM}
+        result["small"] = _small(setup, small, able)
         result["peak_bytes"] = peak_memory(name)
     return result
 

@@ -49,6 +49,7 @@ def interleaved(
             if told is None:
                 told = time.perf_counter() - begun
             if number < warm:
+                tell(f"{name}: ready after {time.perf_counter() - begun:.1f} s")
                 continue
             parts = told if isinstance(told, Mapping) else {"": told}
             for part, value in parts.items():

@@ -30,13 +30,14 @@ class Peer:
 
     def __init__(self, name: str, process: Process, patience: float = PATIENCE) -> None:
         self.name, self.process, self.patience = name, process, patience
-        self._left = b""
+        self._left, self.ended = b"", False
 
     def ask(self, do: str, **given: Any) -> dict[str, Any]:
         try:
             self.process.stdin.write((json.dumps({"do": do, **given}) + "\n").encode())
             self.process.stdin.flush()
         except (BrokenPipeError, ValueError):
+            self.close()
             raise Failed("its process ended") from None
         answer = json.loads(self._line(self.process.stdout))
         if "error" in answer:
@@ -52,12 +53,16 @@ class Peer:
                     raise Failed(f"no answer within {self.patience:.0f} s")
                 more = os.read(stream.fileno(), 2**16)
                 if not more:
+                    self.close()
                     raise Failed("its process ended")
                 self._left += more
         line, _, self._left = self._left.partition(b"\n")
         return line
 
     def close(self) -> None:
+        if self.ended:
+            return
+        self.ended = True
         self.process.kill()
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout):

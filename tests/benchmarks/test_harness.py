@@ -14,7 +14,7 @@ import torch
 from benchmarks.cases import Case
 from benchmarks.compare import Change, Estimate, compare, ratios
 from benchmarks.machine import machine, same_processor
-from benchmarks.peers import host, worker
+from benchmarks.peers import host, pool, worker
 from scipy import stats
 from torch import nn
 
@@ -254,7 +254,7 @@ def test_features_and_peers_of_the_same_rounds(monkeypatch, one_thread):
 
     class Fake:
         def __init__(self, name):
-            self.name = name
+            self.name, self.ended = name, False
 
         def ask(self, do, **given):
             asked.append((self.name, do))
@@ -272,7 +272,8 @@ def test_features_and_peers_of_the_same_rounds(monkeypatch, one_thread):
             raise rounds.Failed("no environment: offline")
         return Fake(name)
 
-    monkeypatch.setattr(features, "start", start)
+    monkeypatch.setattr(host, "start", start)
+    monkeypatch.setattr(pool, "_alive", {})
     found = features.measure("toy", rounds=3)
     assert found["peers"]["broken"] == {"error": "TypeError: no"}
     assert found["peers"]["absent"] == {"error": "no environment: offline"}
@@ -284,7 +285,9 @@ def test_features_and_peers_of_the_same_rounds(monkeypatch, one_thread):
         np.median(np.array(ours["seconds"]) / found["plain_seconds"]), rel=0.1
     )
     assert ours["pass_size"] == 16 and found["small"] == ["twice"]
-    assert asked.count(("twice", "run")) == 8 and {("twice", "close"), ("broken", "close")} <= set(asked)
+    assert asked.count(("twice", "run")) == 8 and list(pool._alive) == ["twice", "broken"]
+    pool.close()
+    assert {("twice", "close"), ("broken", "close")} <= set(asked) and not pool._alive
     assert asked.count(("broken", "run")) == 2  # once at each rank
     json.dumps(found)
 
@@ -298,6 +301,9 @@ def test_a_peer_that_ends_or_does_not_answer_has_failed():
     with pytest.raises(rounds.Failed, match="no answer within 0 s"):
         slow.ask("load", case="resnet")
     late.set()
+    assert ends.ended and slow.ended
+    with pytest.raises(rounds.Failed, match="its process ended"):
+        slow.ask("load", case="resnet")
 
 
 def test_long_errors_are_cut():
