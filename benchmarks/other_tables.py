@@ -80,7 +80,101 @@ def _seconds(value: float) -> str:
     return f"{value:.2f} s" if value >= 1 else f"{1e3 * value:.0f} ms"
 
 
-SECTIONS: dict[str, Callable[[Found], str]] = {"fixed": fixed, "scoring": scoring}
+def weights(found: Found) -> str:
+    rows = []
+    for e in found.get("solvers", ()):
+        shape = " × ".join(f"{n:,}" for n in e["shape"])
+        solver, other = e["fixed-point"], e["adamw"]
+        rows += [
+            [
+                f"fixed point, {shape}, k = {e['k']}",
+                f"{solver['seconds']:.1f} s",
+                _size(solver["bytes_beside_contributions"]),
+                f"{e['times_faster']:.1f} times as fast, objective {e['objective_ratio']:.4f} of the other's",
+            ],
+            [
+                "Algorithm 1 as it is written",
+                f"{other['seconds']:.1f} s",
+                _size(other["bytes_beside_contributions"]),
+                "",
+            ],
+        ]
+    if e := found.get("candidates"):
+        what = f"all {e['candidates']} candidates of k and decay"
+        rows.append([what, f"{e['seconds']:.1f} s", _size(e["bytes_beside_contributions"]), ""])
+    if e := found.get("streamed"):
+        budget = f"within {_size(e['memory'])}"
+        for key, name in (("fixed-point", "fixed point"), ("adamw", "an epoch of Algorithm 1")):
+            rows.append(
+                [f"{name}, in blocks {budget}", f"{e[key]['seconds']:.1f} s", _size(e[key]["bytes"]), ""]
+            )
+    if e := found.get("self_retrieval"):
+        what = (
+            f"self-retrieval, {e['examples']:,} examples, {e['groups']} groups, within {_size(e['memory'])}"
+        )
+        rows.append([what, f"{e['seconds']:.1f} s", _size(e["bytes"]), ""])
+    return (
+        "## Learning weights\n\nGroup scores (queries × examples × groups) are at hand; bytes are those beside them.\n\n"
+        + table(["", "time", "memory", ""], rows)
+    )
+
+
+def banks(found: Found) -> str:
+    rows = []
+    for row in found["rows"]:
+        ways = {way: e for way, e in row["ways"].items() if "ms" in e}
+        best = max(ways, key=lambda way: ways[way]["times_plain"])
+        plain = next(iter(ways.values()))
+        rows.append(
+            [
+                row["case"],
+                f"{plain['ms']:.2f} ms",
+                f"{ways[best]['ms']:.2f} ms",
+                best,
+                f"{ways[best]['times_plain']:.2f}",
+                row.get("chosen", ""),
+            ]
+        )
+    head = [
+        "",
+        "a step of a model, plain loop",
+        "fastest way",
+        "which is",
+        "times as fast",
+        "what a bank takes",
+    ]
+    return (
+        "## Retraining banks\n\nTraining many small models on random halves of the data "
+        "(`python -m benchmarks run banks` prints all ways):\n\n" + table(head, rows)
+    )
+
+
+def storage(found: Found) -> str:
+    kinds = list(found["stores"]["float32"]["score"])
+    rows = [
+        [store, f"{e['bytes']:,.0f}", f"{e['times smaller']:.1f}", f"{e['build']:.2f}"]
+        + [f"{e['score'][kind]:.2f}" for kind in kinds]
+        for store, e in found["stores"].items()
+    ]
+    head = ["", "bytes an example", "times smaller", "build", *(f"scores: {kind}" for kind in kinds)]
+    return (
+        f"## Smaller stores\n\n{found['examples']:,} digits, {found['width']:,} features; times relative to float32, "
+        "scores of so many queries from the page cache or the disk. What smaller stores do to scores is in [from a "
+        "laptop to a cluster](scale.md).\n\n" + table(head, rows)
+    )
+
+
+def _size(count: float) -> str:
+    return f"{count / 2**20:,.0f} MiB"
+
+
+SECTIONS: dict[str, Callable[[Found], str]] = {
+    "fixed": fixed,
+    "storage": storage,
+    "scoring": scoring,
+    "weights": weights,
+    "banks": banks,
+}
 
 
 def section(name: str, found: Found) -> str:

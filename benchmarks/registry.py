@@ -76,10 +76,10 @@ def run(benchmark: Benchmark, quick: bool = False) -> dict[str, Any]:
 
 
 def keep(benchmark: Benchmark, result: dict[str, Any]) -> None:
-    """Whole or not at all."""
+    """Whole or not at all: what was found, and where it is from beside it."""
     benchmark.stored.parent.mkdir(exist_ok=True)
     part = benchmark.stored.with_suffix(".part")
-    part.write_text(json.dumps(result, indent=1) + "\n")
+    part.write_text(json.dumps({"provenance": result["provenance"], **result["found"]}, indent=1) + "\n")
     os.replace(part, benchmark.stored)
 
 
@@ -87,17 +87,15 @@ def load(name: str) -> dict[str, Any] | None:
     path = RESULTS / f"{name}.json"
     if not path.exists():
         return None
-    result = json.loads(path.read_text())
-    if "found" in result:
-        return result
-    about = {
-        "machine": result.get("machine"),
-        "versions": {"torch": result.get("torch", "")},
-        "begun": "earlier",
-    }
-    return (
-        {"provenance": about, "found": result} if about["machine"] else None
-    )  # kept by the benchmark itself
+    found = json.loads(path.read_text())
+    about = found.pop("provenance", None)
+    if about is None and "machine" in found:  # kept by the benchmark itself
+        about = {
+            "machine": found["machine"],
+            "versions": {"torch": found.get("torch", "")},
+            "begun": "earlier",
+        }
+    return None if about is None else {"provenance": about, "found": found}
 
 
 def _of_case(name: str) -> Callable[[bool], dict[str, Any]]:
