@@ -114,7 +114,7 @@ def weights(found: Found) -> str:
         )
         rows.append([what, f"{e['seconds']:.1f} s", _size(e["bytes"]), ""])
     return (
-        "## Learning weights\n\nGroup scores (queries × examples × groups) are at hand; bytes are those beside them.\n\n"
+        "## Learning weights\n\nFrom group scores (queries × examples × groups) in memory; bytes are beside them.\n\n"
         + table(["", "time", "memory", ""], rows)
     )
 

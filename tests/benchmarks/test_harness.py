@@ -19,7 +19,7 @@ from scipy import stats
 from torch import nn
 
 from benchmarks import __main__ as command
-from benchmarks import features, growth, registry, rounds, speed_figure, speed_page
+from benchmarks import features, growth, other_tables, registry, rounds, speed_figure, speed_page
 from unde import Setup
 from unde.bench import median_interval
 from unde.tasks import Classification
@@ -422,3 +422,43 @@ def test_the_figure_is_drawn_to_scale():
 def test_change_of_nothing_is_no_change():
     same = Estimate(0.5, 0.4, 0.6)
     assert "is as it was" in str(Change("a", same, same))
+
+
+SOLVER = {"seconds": 2.0, "bytes_beside_contributions": 3 * 2**20}
+OTHERS = {
+    "fixed": (
+        {"goals": {"gpt2": 0.3}, "rows": [{
+            "case": "gpt2", "rank": 16, "query": {"ratio": 1.2, "first_ratio": 4.5},
+            "now": {"intercept": 0.25, "interval95": [0.2, 0.3], "first_build": 1.1}}]},
+        "| GPT-2, rank 16 | 0.25 s [0.20, 0.30] | 0.3 s | 1.10 s | 1.20 | 4.50 |",
+    ),
+    "scoring": (
+        {"queries": 1000, "examples": 50000, "features": 4096,
+         "totals": {"totals": {"ratio": 1.05, "range": [1.0, 1.1], "seconds": 2.5}},
+         "stores": [{"store": "int8", "queries": 1, "from": "disk", "ratio": 0.4, "seconds": 0.05}]},
+        "| int8, 1 queries, from the disk | float32 | 0.40 | 50 ms |",
+    ),
+    "weights": (
+        {"solvers": [{"k": 10, "shape": [5, 6000, 7], "fixed-point": SOLVER, "adamw": SOLVER | {"seconds": 30.0},
+                      "times_faster": 15.0, "objective_ratio": 1.001}]},
+        "| fixed point, 5 × 6,000 × 7, k = 10 | 2.0 s | 3 MiB | 15.0 times as fast, objective 1.0010 of the other's |",
+    ),
+    "banks": (
+        {"rows": [{"case": "mlp", "chosen": "stacks of 8", "ways": {
+            "loop": {"ms": 4.0, "times_plain": 1.0}, "stacks": {"ms": 1.0, "times_plain": 4.0}, "x": {"error": "no"}}}]},
+        "| mlp | 4.00 ms | 1.00 ms | stacks | 4.00 | stacks of 8 |",
+    ),
+    "storage": (
+        {"examples": 2000, "width": 99, "stores": {
+            name: {"bytes": size, "times smaller": 400 / size, "build": 1.1, "score": {"1, disk": size / 400}}
+            for name, size in (("float32", 400), ("int8", 100))}},
+        "| int8 | 100 | 4.0 | 1.10 | 0.25 |",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_sections_of_other_benchmarks(name):
+    found, row = OTHERS[name]
+    made = other_tables.section(name, found)
+    assert made.startswith("## ") and row in made.splitlines()
