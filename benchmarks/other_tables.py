@@ -12,6 +12,47 @@ Found = dict[str, Any]
 NAMES = {"resnet": "ResNet-18", "vit": "ViT", "gpt2": "GPT-2", "llama": "Llama"}
 
 
+def told(e: Found, digits: int = 2) -> str:
+    """
+    >>> told({"ratio": 0.631, "interval95": [0.62, 0.652]})
+    '0.63 [0.62, 0.65]'
+    """
+    low, high = e["interval95"]
+    return f"{e.get('ratio', e.get('seconds')):.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]".replace(
+        "-", "−"
+    )
+
+
+def mib(count: float) -> str:
+    return f"{count / 2**20:,.0f} MiB".replace("-", "−")
+
+
+def languages(cases: dict[str, Found]) -> str:
+    keys = list(dict.fromkeys(key for case in cases.values() for key in case["passes"]))
+    head, rows = [""], [["plain pass"]]
+    for name, case in cases.items():
+        head += [f"{NAMES[name]}, 6 layers, 256 wide", "peak"]
+        rows[0] += ["1", mib(case["peak_bytes"]["plain"]) if "peak_bytes" in case else ""]
+    for key in keys:
+        row = [_METHOD.get(key) or _pass_name(key)]
+        for case in cases.values():
+            row += [told(case["passes"][key]) if key in case["passes"] else "–", ""]
+            if key in case.get("peak_bytes", {}):
+                row[-1] = mib(case["peak_bytes"][key])
+        rows.append(row)
+    return table(head, rows)
+
+
+_METHOD = {"frozen": "frozen pass without features", "EKFAC none": "EKFAC, unprojected"}
+
+
+def _pass_name(key: str) -> str:
+    if key.endswith("second pass"):
+        return "its second pass"
+    method, _, rank = key.partition(" ")
+    return f"{method}, rank {rank}"
+
+
 def fixed(found: Found) -> str:
     rows = []
     for r in found["rows"]:
@@ -89,30 +130,28 @@ def weights(found: Found) -> str:
             [
                 f"fixed point, {shape}, k = {e['k']}",
                 f"{solver['seconds']:.1f} s",
-                _size(solver["bytes_beside_contributions"]),
+                mib(solver["bytes_beside_contributions"]),
                 f"{e['times_faster']:.1f} times as fast, objective {e['objective_ratio']:.4f} of the other's",
             ],
             [
                 "Algorithm 1 as it is written",
                 f"{other['seconds']:.1f} s",
-                _size(other["bytes_beside_contributions"]),
+                mib(other["bytes_beside_contributions"]),
                 "",
             ],
         ]
     if e := found.get("candidates"):
         what = f"all {e['candidates']} candidates of k and decay"
-        rows.append([what, f"{e['seconds']:.1f} s", _size(e["bytes_beside_contributions"]), ""])
+        rows.append([what, f"{e['seconds']:.1f} s", mib(e["bytes_beside_contributions"]), ""])
     if e := found.get("streamed"):
-        budget = f"within {_size(e['memory'])}"
+        budget = f"within {mib(e['memory'])}"
         for key, name in (("fixed-point", "fixed point"), ("adamw", "an epoch of Algorithm 1")):
             rows.append(
-                [f"{name}, in blocks {budget}", f"{e[key]['seconds']:.1f} s", _size(e[key]["bytes"]), ""]
+                [f"{name}, in blocks {budget}", f"{e[key]['seconds']:.1f} s", mib(e[key]["bytes"]), ""]
             )
     if e := found.get("self_retrieval"):
-        what = (
-            f"self-retrieval, {e['examples']:,} examples, {e['groups']} groups, within {_size(e['memory'])}"
-        )
-        rows.append([what, f"{e['seconds']:.1f} s", _size(e["bytes"]), ""])
+        what = f"self-retrieval, {e['examples']:,} examples, {e['groups']} groups, within {mib(e['memory'])}"
+        rows.append([what, f"{e['seconds']:.1f} s", mib(e["bytes"]), ""])
     return (
         "## Learning weights\n\nFrom group scores (queries × examples × groups) in memory; bytes are beside them.\n\n"
         + table(["", "time", "memory", ""], rows)
@@ -162,10 +201,6 @@ def storage(found: Found) -> str:
         "scores of so many queries from the page cache or the disk. What smaller stores do to scores is in [from a "
         "laptop to a cluster](scale.md).\n\n" + table(head, rows)
     )
-
-
-def _size(count: float) -> str:
-    return f"{count / 2**20:,.0f} MiB"
 
 
 SECTIONS: dict[str, Callable[[Found], str]] = {

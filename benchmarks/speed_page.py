@@ -19,7 +19,7 @@ from experiments.pages.book import table
 from benchmarks import registry, speed_figure
 from benchmarks.cases import CASES
 from benchmarks.features import GOALS, MORE_MEMORY
-from benchmarks.other_tables import NAMES, section
+from benchmarks.other_tables import NAMES, languages, mib, section, told
 from benchmarks.peers import PEERS
 
 ROOT = Path(__file__).parent.parent
@@ -61,21 +61,6 @@ def page(template: str, found: Results) -> str:
 
 def filled(text: str, found: Results) -> str:
     return _MARKED.sub(lambda match: f"{match[1]}{PARTS[match['name']](found)}\n{match[3]}", text)
-
-
-def told(e: Found, digits: int = 2) -> str:
-    """
-    >>> told({"ratio": 0.631, "interval95": [0.62, 0.652]})
-    '0.63 [0.62, 0.65]'
-    """
-    low, high = e["interval95"]
-    return f"{e.get('ratio', e.get('seconds')):.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]".replace(
-        "-", "−"
-    )
-
-
-def mib(count: float) -> str:
-    return f"{count / 2**20:,.0f} MiB".replace("-", "−")
 
 
 def missing(name: str) -> str:
@@ -337,32 +322,7 @@ def growth(found: Results) -> str:
 
 
 def language(found: Results) -> str:
-    if "language" not in found:
-        return missing("language")
-    cases = found["language"]["found"]
-    keys = list(dict.fromkeys(key for case in cases.values() for key in case["passes"]))
-    head, rows = [""], [["plain pass"]]
-    for name, case in cases.items():
-        head += [f"{NAMES[name]}, 6 layers, 256 wide", "peak"]
-        rows[0] += ["1", mib(case["peak_bytes"]["plain"]) if "peak_bytes" in case else ""]
-    for key in keys:
-        row = [_METHOD.get(key) or _pass_name(key)]
-        for case in cases.values():
-            row += [told(case["passes"][key]) if key in case["passes"] else "–", ""]
-            if key in case.get("peak_bytes", {}):
-                row[-1] = mib(case["peak_bytes"][key])
-        rows.append(row)
-    return table(head, rows)
-
-
-_METHOD = {"frozen": "frozen pass without features", "EKFAC none": "EKFAC, unprojected"}
-
-
-def _pass_name(key: str) -> str:
-    if key.endswith("second pass"):
-        return "its second pass"
-    method, _, rank = key.partition(" ")
-    return f"{method}, rank {rank}"
+    return languages(found["language"]["found"]) if "language" in found else missing("language")
 
 
 def diffusion(found: Results) -> str:
