@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-TONES = ("#3f83c4", "#d9822b", "#4f9e68", "#c2577a")
+TONES = ("#3f83c4", "#d9822b", "#4f9e68", "#c2577a", "#8a6fc0", "#9a8c3c")
 GREY, FAINT = "#808890", "#80889055"
 WIDE, HIGH, LEFT, TOP, COLUMNS = 232.0, 150.0, 52.0, 40.0, 3
 TITLES = {
@@ -21,12 +21,15 @@ TITLES = {
 
 
 def drawn(found: Mapping[str, Mapping[str, Any]]) -> str:
+    names = dict.fromkeys(name for curves in found.values() for name, e in curves.items() if "seconds" in e)
+    tones = {name: TONES[i % len(TONES)] for i, name in enumerate(names)}
     parts = [
         panel(
             TITLES.get(axis, axis),
             {name: (e["sizes"], e["seconds"]) for name, e in curves.items() if "seconds" in e},
             LEFT + (WIDE + LEFT + 10) * (number % COLUMNS),
             TOP + (HIGH + 112) * (number // COLUMNS),
+            tones,
         )
         for number, (axis, curves) in enumerate(found.items())
     ]
@@ -38,7 +41,11 @@ def drawn(found: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def panel(
-    title: str, curves: Mapping[str, tuple[Sequence[float], Sequence[float]]], left: float, top: float
+    title: str,
+    curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    left: float,
+    top: float,
+    tones: Mapping[str, str],
 ) -> str:
     xs = [math.log10(x) for sizes, _ in curves.values() for x in sizes]
     ys = [math.log10(max(y, 1e-6)) for _, values in curves.values() for y in values]
@@ -65,7 +72,7 @@ def panel(
         ]
     parts.append(_line(left, top + HIGH, left + WIDE, top + HIGH, GREY))
     for number, (name, (sizes, values)) in enumerate(curves.items()):
-        tone = TONES[number % len(TONES)]
+        tone = tones[name]
         points = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in zip(sizes, values))
         parts.append(f'<polyline points="{points}" fill="none" stroke="{tone}" stroke-width="2"/>')
         parts += [
