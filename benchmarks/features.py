@@ -134,6 +134,7 @@ def _told(case: Case, seconds: Seconds, settled: dict[int, Any]) -> dict[str, An
             "overhead of plain of its pass size": estimate((build - frozen) / same),
             "goal": GOALS[rank],
             "planning": seconds_of(seconds[f"build {rank}, planning"]),
+            "planning to plain": ratio(seconds[f"build {rank}, planning"], plain),
             "seconds": [round(x, 6) for x in build],
         }
     result["plain_seconds"] = [round(x, 6) for x in plain]
