@@ -105,7 +105,7 @@ class Training:
 
     def batches(self, indices: np.ndarray, seed: int) -> Iterator[Any]:
         """What the model of this seed sees, step after step."""
-        generator, rows = torch.Generator().manual_seed(seed), torch.from_numpy(indices)
+        generator, rows = torch.Generator().manual_seed(seed), torch.as_tensor(np.asarray(indices))
         for at in self.positions(len(indices), generator):
             batch = self._batch(rows[at])
             yield batch if self.prepare is None else self.prepare(batch, generator)

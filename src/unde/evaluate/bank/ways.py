@@ -25,7 +25,7 @@ from unde.evaluate.bank.stacked import Stack, Unstackable
 
 Which = Sequence[tuple[np.ndarray, int]]
 SIZES = (8, 32)  # of stacks that are tried, the next if the one before has won
-STEPS = 4  # of a trial, the first of which is not timed
+STEPS = 6  # of a trial, the first of which is not timed
 WORTH = 20  # a trial may take one part in so many of all steps
 CLEARLY = 0.9  # of the time of the best way so far
 SAME = 1e-3  # relative error of losses and gradients: rounding is well below, another batch or model above
