@@ -31,12 +31,12 @@ from torch import Tensor, nn
 from benchmarks.features import machine
 from unde.evaluate import Training
 from unde.evaluate.bank.loop import Learner
-from unde.evaluate.bank.stacked import Stack, Unstackable
+from unde.evaluate.bank.stacked import Stack, Unstackable, stacked_batches
 from unde.evaluate.bank.ways import settled
 
 RESULTS = Path(__file__).parent / "results" / "banks.json"
 N, STACKED, MODELS, ROUNDS = 512, 8, 64, 7
-SECONDS = 0.25  # of a turn of a way
+SECONDS = 0.15  # of a turn of a way
 
 # name → processes at the same time, threads of each, how a model is trained
 WAYS: dict[str, tuple[int, int, str]] = {
@@ -138,7 +138,7 @@ def stepping(training: Training, how: str) -> tuple[Callable[[], None], int]:
     if "stacked" in how:
         size = 32 if how.endswith("32") else STACKED
         stack = Stack(training, which(size))
-        stack.batches = [_endless(training, *one) for one in which(size)]
+        stack.batches = endless(partial(stacked_batches, training, which(size)))
         if how.startswith("compiled"):
             stack._one = torch.compile(stack._one, dynamic=False)
 
@@ -154,7 +154,7 @@ def stepping(training: Training, how: str) -> tuple[Callable[[], None], int]:
         learner.optimizer = training.optimizer(list(learner.parameters))
     if how == "compiled":
         learner.model = torch.compile(learner.model, dynamic=False)
-    batches = _endless(training, indices, seed)
+    batches = endless(partial(training.batches, indices, seed))
 
     def step() -> None:
         learner.backward(next(batches))
@@ -163,10 +163,10 @@ def stepping(training: Training, how: str) -> tuple[Callable[[], None], int]:
     return step, 1
 
 
-def _endless(training: Training, indices: np.ndarray, seed: int) -> Iterator[Any]:
+def endless(batches: Callable[[], Iterator[Any]]) -> Iterator[Any]:
     """Half of N examples are whole batches, so that all steps have one shape."""
     while True:
-        yield from training.batches(indices, seed)
+        yield from batches()
 
 
 def serve(connection: Connection, case: str) -> None:

@@ -103,11 +103,16 @@ class Training:
         for _ in range(self.epochs):
             yield from torch.randperm(count, generator=generator).split(self.batch_size)
 
+    def rows(self, indices: np.ndarray, generator: torch.Generator) -> Iterator[Tensor]:
+        """Which examples each step takes."""
+        rows = torch.as_tensor(np.asarray(indices))
+        yield from (rows[at] for at in self.positions(len(rows), generator))
+
     def batches(self, indices: np.ndarray, seed: int) -> Iterator[Any]:
         """What the model of this seed sees, step after step."""
-        generator, rows = torch.Generator().manual_seed(seed), torch.as_tensor(np.asarray(indices))
-        for at in self.positions(len(indices), generator):
-            batch = self._batch(rows[at])
+        generator = torch.Generator().manual_seed(seed)
+        for rows in self.rows(indices, generator):
+            batch = self.read(rows)
             yield batch if self.prepare is None else self.prepare(batch, generator)
 
     def mean_loss(self, model: nn.Module, batch: Any) -> Tensor:
@@ -127,17 +132,21 @@ class Training:
     def _rows(self) -> Rows:
         return Rows(self._data, self.collate)
 
-    def _batch(self, rows: Tensor) -> Any:
-        """Columns of tensors are read at once; other data example by example."""
+    @cached_property
+    def columns(self) -> bool:
+        """Whether data are tensors, a tuple or a dict of them."""
         data = self._data
-        if self.collate is None:
-            if isinstance(data, Tensor):
-                return data[rows]
-            if type(data) is tuple and all(isinstance(v, Tensor) for v in data):
-                return tuple(v[rows] for v in data)
-            if isinstance(data, Mapping) and all(isinstance(v, Tensor) for v in data.values()):
-                return {name: v[rows] for name, v in data.items()}
-        return self._rows.batch(rows.tolist())
+        held = data.values() if isinstance(data, Mapping) else data if type(data) is tuple else [data]
+        return self.collate is None and all(isinstance(v, Tensor) for v in held)
+
+    def read(self, rows: Tensor) -> Any:
+        """Columns at once, whatever the shape of `rows`; other data example by example."""
+        data = self._data
+        if not self.columns:
+            return self._rows.batch(rows.tolist())
+        if isinstance(data, Mapping):
+            return {name: v[rows] for name, v in data.items()}
+        return tuple(v[rows] for v in data) if isinstance(data, tuple) else data[rows]
 
     def settings(self) -> dict[str, Any]:
         """What tells it from others: all but its data, as far as it is given."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,7 @@ class Stack:
         for _, seed in which:
             with own_luck(seed):
                 self.models.append(training.initial(seed))
-        self.batches = [training.batches(indices, seed) for indices, seed in which]
+        self.batches = stacked_batches(training, which)
         first = self.models[0]
         one = training.optimizer([p for p in first.parameters() if p.requires_grad])
         if not elementwise(one):
@@ -87,7 +87,7 @@ class Stack:
     def backward(self) -> Tensor:
         """(S,) losses of the next batches; gradients are then those of the stacked parameters."""
         try:
-            batches = _stacked([next(batches) for batches in self.batches])
+            batches = next(self.batches)
             self.optimizer.zero_grad()
             losses = vmap(self._one, in_dims=(0, 0, 0), randomness="error")(
                 self.trained, self.buffers, batches
@@ -125,6 +125,16 @@ def train_stacked(training: Training, which: Sequence[tuple[np.ndarray, int]]) -
         stack.backward()
         stack.advance()
     return stack.finished()
+
+
+def stacked_batches(training: Training, which: Sequence[tuple[np.ndarray, int]]) -> Iterator[Any]:
+    """The batches of all models, step after step."""
+    if training.prepare is None and training.columns:  # read at once
+        rows = [training.rows(indices, torch.Generator().manual_seed(seed)) for indices, seed in which]
+        yield from (training.read(_stacked(list(at))) for at in zip(*rows, strict=True))
+    else:
+        of_each = [training.batches(indices, seed) for indices, seed in which]
+        yield from (_stacked(list(batches)) for batches in zip(*of_each, strict=True))
 
 
 def clip_each(gradients: Sequence[Tensor], norm: float) -> None:

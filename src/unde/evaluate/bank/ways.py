@@ -24,7 +24,7 @@ from unde.evaluate.bank.luck import own_luck
 from unde.evaluate.bank.stacked import Stack, Unstackable
 
 Which = Sequence[tuple[np.ndarray, int]]
-SIZES = (8, 32)  # of stacks that are tried, the next if the one before has won
+SIZES = (8, 32, 128)  # of stacks that are tried, the next if the one before has won
 STEPS = 6  # of a trial, the first of which is not timed
 WORTH = 20  # a trial may take one part in so many of all steps
 CLEARLY = 0.9  # of the time of the best way so far
