@@ -13,9 +13,11 @@ import experiments.shared.pictures as pictures
 from experiments.datasets import Attributes
 from experiments.datasets import robots as draw
 from experiments.shared.denoising import seeds
+from experiments.shared.denoising import training as described
 from experiments.shared.models import load_half, load_into, save_half, trainable
 from experiments.shared.places import MODELS
 from unde.diffusion import Samples
+from unde.evaluate import Training
 
 N = 600
 QUERIES = 100  # generated pictures for LDS, for each role
@@ -43,6 +45,20 @@ def train(rows: np.ndarray | None = None, seed: int = 0) -> UNet2DConditionModel
     chosen = torch.arange(N) if rows is None else torch.from_numpy(rows)
     x, told = (v[chosen] for v in columns().values())
     return pictures.finetuned(x, told, steps=STEPS * len(chosen) * 2 // N, seed=seed, lr=LR)
+
+
+def training() -> Training:
+    """Of a bank: on half of the pictures."""
+    return described(_initial, _training_pictures, steps=STEPS, lr=LR, nothing=pictures.nothing())
+
+
+def _initial(seed: int) -> UNet2DConditionModel:
+    return pictures.with_lora()
+
+
+def _training_pictures() -> dict[str, Tensor]:
+    given = columns()
+    return {"x": given["latents"], "conditions": given["encoder_hidden_states"]}
 
 
 @cache
