@@ -159,11 +159,12 @@ class Index:
         themselves, by the `recipe`: a function that returns the same `Setup`, as "my_project.setup:make". Models of
         transformers and diffusers need none.
         """
-        making.check_options(task, on_bad, batch_size, store_dtype)
+        chosen = methods.for_building(method)
+        making.check_options(task, chosen, on_bad, batch_size, store_dtype)
         rows = Rows(train_data, collate or own_collate(task.collate, train_data))
         ids = making.ids_for(rows, ids)
         folder, runs, model = place(path), named(executor, threads=threads), unwrapped(model)
-        budget, chosen = parse_bytes(memory), methods.for_building(method)
+        budget = parse_bytes(memory)
         with making.on_device(model, device), ending(executor, runs):
             given = Given(model, task, rows, checkpoints, making.as_recipe(recipe), making.plainly(device))
             checked(given, chosen, groups, exclude, second_moments)  # before a folder is made
