@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from unde import methods, plan
 from unde.build.checkpoints import Checkpoint
+from unde.build.checks import read_ids
 from unde.build.context import Given
 from unde.build.queries import QueryFeatures
 from unde.build.settle import checked, settle
@@ -272,6 +274,17 @@ class Index:
         """
         merging.merged([i.folder if isinstance(i, Index) else place(i) for i in indexes], place(path))
         return cls.open(path)
+
+    def repack(self, path: str | Place, store_dtype: str) -> Index:
+        """A new index in `path` of the same examples, stored in another way: `store_dtype` as in `build`. Nothing is
+        computed again, and this one stays as it is. The new one is opened with all that this one was.
+
+        >>> small = index.repack("runs/small", "int8")  # doctest: +SKIP
+        """
+        self._opened.check_finished()
+        merging.repacked(self.folder, place(path), store_dtype)
+        found = making.found(place(path), self.memory, verify=False)
+        return Index(replace(self._opened, stored=found, ids=read_ids(found.folder, found.manifest)))
 
     @staticmethod
     def plan(model: nn.Module, task: Task, example: Any = None, **options: Any) -> Plan:

@@ -1,0 +1,153 @@
+"""What smaller stores cost, over all banks and one by one."""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import Any
+
+from experiments.pages.book import NONE, Book, Section, made_by, number, paragraphs, table
+from experiments.pages.measured import BANKS
+from experiments.pages.verdicts import count
+
+USUAL = "float32"
+
+
+def _found(book: Book) -> dict[str, dict[str, Any]]:
+    each = {bank: book.get(f"storage_{bank}") for bank in BANKS}
+    return {bank: result for bank, result in each.items() if result is not None}
+
+
+def _names(found: dict[str, dict[str, Any]]) -> list[str]:
+    return list(next(iter(found.values()))["stores"])
+
+
+def _cells(found: dict[str, dict[str, Any]], store: str, form: str = "") -> dict[str, list[dict[str, Any]]]:
+    """{bank: what was found for its methods}: as they are, or with kernels from singular vectors."""
+    out = {}
+    for bank, result in found.items():
+        rows = result["stores"][store]["methods"].items()
+        out[bank] = [row for name, row in rows if _form(name) == form]
+    return {bank: rows for bank, rows in out.items() if rows}
+
+
+def _form(name: str) -> str:
+    """
+    >>> _form("TRAK svd(256)"), _form("TRAK")
+    ('svd(256)', '')
+    """
+    return name.partition(" ")[2]
+
+
+def _pooled(cells: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """Difference of LDS with its interval, the worst cell, the error of scores, the ten best that stay, Recall."""
+    measured = {bank: [r for r in rows if "refused" not in r] for bank, rows in cells.items()}
+    measured = {bank: rows for bank, rows in measured.items() if rows}
+    every = [row for rows in measured.values() for row in rows]
+    if not every:
+        return [NONE] * 5
+    c = count({bank: [r["difference"] for r in rows] for bank, rows in measured.items()})
+    worst = min(r["difference"]["mean"] for r in every)
+    refused = sum(len(rows) for rows in cells.values()) - len(every)
+    return [
+        f"{number(100 * c.pooled, sign=True)} ± {100 * c.ci95:.2f}"
+        + (f" ({refused} of {refused + len(every)} refused)" if refused else ""),
+        number(100 * worst, sign=True),
+        f"{100 * fmean(r['error'] for r in every):.2g} %",
+        f"{100 * fmean(r['shared'] for r in every):.1f} %",
+        number(100 * fmean(r["recall"] for r in every if "recall" in r), 1),
+    ]
+
+
+def _smaller(found: dict[str, dict[str, Any]], store: str) -> list[float]:
+    """How many times, for each bank."""
+    return [r["stores"][USUAL]["bytes"] / r["stores"][store]["bytes"] for r in found.values()]
+
+
+def storage_table(book: Book) -> str:
+    """All stores, over all banks and methods."""
+    found = _found(book)
+    if not found:
+        return book.missing([f"storage_{bank}" for bank in BANKS])
+    rows = []
+    for store in _names(found):
+        times = _smaller(found, store)
+        size = f"{fmean(times):.1f} ({min(times):.1f} to {max(times):.1f})"
+        rows.append([f"`{store}`", size if store != USUAL else "1", *_pooled(_cells(found, store))])
+    head = [
+        "",
+        "times smaller",
+        "difference of LDS, points",
+        "worst cell",
+        "error of scores",
+        "ten best shared",
+        "Recall@10, %",
+    ]
+    return table(head, rows)
+
+
+def kernel_table(book: Book) -> str:
+    """TRAK and its kin with kernels from singular vectors."""
+    found = _found(book)
+    if not found:
+        return book.missing([f"storage_{bank}" for bank in BANKS])
+    rows = []
+    for store in _names(found):
+        forms = sorted(
+            {
+                _form(name)
+                for result in found.values()
+                for name in result["stores"][store]["methods"]
+                if _form(name)
+            },
+            key=lambda form: (len(form), form),
+        )
+        rows += [[f"`{store}`", f"`{form}`", *_pooled(_cells(found, store, form))[:3]] for form in forms]
+    head = ["features in", "kernel", "difference of LDS, points", "worst cell", "error of scores"]
+    return table(head, rows)
+
+
+def storage(book: Book) -> str:
+    found = _found(book)
+    asked = [f"storage_{bank}" for bank in BANKS]
+    if not found:
+        return book.missing(asked)
+    cells = []
+    for bank, result in found.items():
+        stores = {s: r["methods"] for s, r in result["stores"].items()}
+        for method in (name for name in stores[USUAL] if not _form(name)):
+            of = [
+                NONE if "refused" in rows[method] else _shown(rows[method])
+                for store, rows in stores.items()
+                if store != USUAL
+            ]
+            cells.append([f"{BANKS[bank].name}, {method}", *of])
+    words = (
+        "Features of every bank, repacked from float32. Differences of LDS to float32 are paired by query, in points, "
+        "with the 95 % interval over queries and subsets; pooled over all methods of all banks, methods of a bank "
+        "being taken as one. The error is relative to the norm of a query's scores (median over queries, mean over "
+        "cells). Recall@10 is over banks whose contributors are known."
+    )
+    kernels = (
+        'TRAK and its kin with a kernel from t singular vectors of the features, `form="svd(t)"`, in place of an '
+        "inverse of D × D or N × N; against float32 and the exact kernel:"
+    )
+    head = ["", *(f"`{s}`" for s in _names(found) if s != USUAL)]
+    return paragraphs(
+        words,
+        storage_table(book),
+        kernels,
+        kernel_table(book),
+        "Cell by cell, the difference of LDS and in brackets the error of scores:",
+        table(head, cells),
+        book.missing(asked),
+        made_by("storage"),
+    )
+
+
+def _shown(row: dict[str, Any]) -> str:
+    d = row["difference"]
+    half = d["ci95"] if d["ci95_total"] is None else d["ci95_total"]
+    return f"{number(100 * d['mean'], sign=True)} ± {100 * half:.2f} [{100 * row['error']:.2g} %]"
+
+
+SECTIONS = [Section("Smaller stores", "", ("storage",), storage)]
