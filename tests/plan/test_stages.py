@@ -162,7 +162,7 @@ def test_moments_are_those_that_are_kept(blocks):
 
 
 @pytest.mark.parametrize("memory", ["2GB", "6MB", "300kB"])
-@pytest.mark.parametrize("store_dtype", ["float32", "float16", "int8"])
+@pytest.mark.parametrize("store_dtype", ["float32", "float16", "int8", "factored(1)"])
 @pytest.mark.parametrize(
     "method", [methods.TracIn(projection="kron(16)"), methods.LoGRA(projection="kron(16)")]
 )
@@ -206,7 +206,9 @@ def test_scoring_of_denoisers(method, memory, tmp_path):
     assert sum(planned.values()) == pytest.approx(meter.peak, rel=0.1)
 
 
-@pytest.mark.parametrize("store_dtype", ["float32", "float16", "bfloat16", "int8"])
+@pytest.mark.parametrize(
+    "store_dtype", ["float32", "float16", "bfloat16", "int8", "int4", "factored(1)", "factored(4)"]
+)
 @pytest.mark.parametrize(
     "method", [methods.TracIn(projection="kron(16)"), methods.EKFAC(projection="kron(16)")]
 )

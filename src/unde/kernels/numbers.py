@@ -15,8 +15,8 @@ from unde.errors import UndeError
 
 _LEAST, _MOST = 2.0**-100, 2.0**100  # largest entries of a matrix that may be worked with in float32
 _NOISE = 0.003  # share of rounding that is put up with in what a kernel sees, in squares: 5 % of its size
-# Whoever stores in four bits has more than that from the start, and ranks with it. Then it may grow so many times, to 60 %
-# of the size of what a kernel sees: where it was let grow to that, rankings stayed as good (docs/scale.md).
+# Whoever stores in four bits has more than that from the start, and ranks with it. Then it may grow so many times, to
+# 60 % of the size of what a kernel sees: on the banks of docs/scale.md rankings stayed as good.
 _GROWN = 25
 # The square of a rounding error that is spread evenly, in units of the largest one, on average over the digits.
 _SPREAD = 1 / 6
