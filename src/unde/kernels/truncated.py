@@ -90,8 +90,8 @@ class Truncated:
             phi = phi.to(self.precision)
             along = numbers.product(phi, basis)
             span += numbers.product(phi.to(along.dtype).T, along)
-            diagonal += phi.double().square().sum(0)
-            del phi  # before the next is read
+            diagonal += torch.linalg.vecdot(phi, phi, dim=0)
+            del phi, along  # before the next is read
         return {"basis": span, "diagonal": diagonal}
 
     def _drawn(self) -> Tensor:
@@ -144,33 +144,25 @@ class Truncated:
         )
 
     def needs(self) -> Needs:
-        n, d, t, tried, jobs = (
-            self.sizes.examples,
-            self.sizes.width,
-            self.kept,
-            self.tried,
-            len(self.sizes.runs()),
-        )
-        item, rows = self.precision.itemsize, self.sizes.most
-        whole, small = 8 * d * (tried + 1), 8 * tried * tried
-        phi = max(self.sizes.read(), (4 + (item if item == 8 else 0)) * rows * d)
-        wide = item * d * tried
-        # What is drawn or read, its copy, the sum, and what is added to it; squares of the rows.
-        job = 8 * d * tried + wide + whole + phi + max(item * rows * tried + 2 * wide, 8 * rows * d)
-        solved = 4 * 8 * d * tried
-        once, again = 4 * n * d * tried, 2 * n * d * tried + 2 * n * tried * tried
-        made = 3 * 8 * d * tried + item * d * t
-        applied = (4 + 2 * item) * rows * d + 2 * item * rows * t
-        spans = [Reduction(f"span{i}", jobs, once, n, jobs * whole, 4 * d * tried**2) for i in range(PASSES)]
+        n, d, rows, jobs = self.sizes.examples, self.sizes.width, self.sizes.most, len(self.sizes.runs())
+        t, tried, item = self.kept, self.tried, self.precision.itemsize
+        whole, small, wide = 8 * d * (tried + 1), 8 * tried * tried, 8 * d * tried
+        read = max(self.sizes.read(), 12 * rows * d if item == 8 else 0)
+        multiplied = item * (
+            rows * d + rows * tried + max(d * tried, rows * d)
+        )  # the rows, their products, squares
+        job = 2 * whole + (wide // 2 if item == 4 else 0) + max(read, multiplied)
+        merged = whole + max(pending(jobs, whole, wide), whole + 2 * wide + small)
+        once, again, solved = 4 * n * d * tried, 2 * n * tried * (d + tried), 4 * d * tried**2
+        # In float64: what is read, its copy, the result, and that rounded; else the rows and the result.
+        taken = (12 if item == 8 else 4) * rows * d
+        applied = taken + max(item * rows * (t + d), 12 * rows * d if item == 8 else 0)
+        spans = [Reduction(f"span{i}", jobs, once, n, jobs * whole, solved) for i in range(PASSES)]
         return Needs(
-            matrices=solved + whole,
-            held=item * d * t,
-            gather=Work(
-                max(job, pending(jobs, whole, 8 * d * tried), solved + whole),
-                PASSES * (once + 4 * d * tried**2) + again,
-                (PASSES + 1) * n,
-            ),
-            fit=Work(whole + small + made, 10 * tried**3 + 4 * d * tried * t),
+            matrices=whole + max(pending(jobs, whole, wide), whole + 2 * wide + small),
+            held=item * (d + 1) * t,
+            gather=Work(max(job, merged), PASSES * (once + solved) + again, (PASSES + 1) * n),
+            fit=Work(whole + 2 * small + 24 * d * t, 9 * tried**3 + 2 * d * tried * t),
             train=Work(max(self.sizes.read(), applied), 4 * n * d * t, n),
             apply=Work(applied, 4 * n * d * t),
             moments={
@@ -195,8 +187,8 @@ class _Fitted:
 
     def apply(self, rows: Tensor) -> Tensor:
         a = rows.to(self.leading.dtype)
-        left = a - ((a @ self.leading) * self.share) @ self.leading.T
-        return numbers.rounded(left / self.lam, rows.dtype)
+        left = torch.addmm(a, (a @ self.leading).mul_(self.share), self.leading.T, alpha=-1)
+        return numbers.rounded(left.div_(self.lam), rows.dtype)
 
     def train(self, blocks: Sequence[int]) -> Tensor:
         return self.apply(read(self.source, blocks))
