@@ -1,12 +1,13 @@
-"""(ΦᵀΦ + λI)⁻¹ without a matrix of D × D or N × N: by Woodbury, from the leading singular vectors of Φ.
+"""(ΦᵀΦ + λI)⁻¹ without a matrix of D × D or N × N: by Woodbury's identity, from the leading singular vectors of Φ.
 
-With ΦᵀΦ ≈ V S² Vᵀ, V (D, t) orthonormal,
+With the leading s² and V (D, t) of ΦᵀΦ, and the mean τ of its other eigenvalues in their place,
 
-    K = (I − V diag(s² / (s² + λ)) Vᵀ) / λ
+    ΦᵀΦ ≈ V diag(s²) Vᵀ + τ (I − V Vᵀ)        K = (I − V diag((s² − τ) / (s² + λ)) Vᵀ) / (λ + τ)
 
-which is exact where t is the rank of Φ. Directions beyond the first t count as if nothing varied along them: the error
-of K is at most s²_{t+1} / (λ (s²_{t+1} + λ)) in norm. V is found by subspace iteration in passes over the
-stored blocks: Q ← orth(Φᵀ Φ Q) from random directions, some more than t, then the eigenvectors of Qᵀ ΦᵀΦ Q.
+which is exact where t is the rank of Φ (then τ = 0). Else K is off by |1 / (s² + λ) − 1 / (τ + λ)| at most, in norm,
+over the other s². Without τ, as LoRIF has it, what varies little would weigh 1 / λ, which is much where λ is small. V
+is found by subspace iteration in passes over the stored blocks: Q ← orth(Φᵀ Φ Q) from random directions, some more
+than t, then the eigenvectors of Qᵀ ΦᵀΦ Q.
 
 K acts on the query side, ⟨K(w ⊙ g(q)), g(n)⟩, and K g(n) is not stored. Contributions of groups are sums as always,
 C_j = ⟨K(1_j ⊙ g(q)), g(n)⟩, but K mixes all columns: M groups take M products.
@@ -129,16 +130,17 @@ class Truncated:
             )
         values, vectors = torch.linalg.eigh(moments["small"])
         values, vectors = values[-self.kept :].clamp(min=0), vectors[:, -self.kept :]
-        share = values / (values + lam)
+        others = min(self.sizes.examples, self.sizes.width) - self.kept
+        left = max(0.0, trace - float(values.sum())) / others if others else 0.0  # τ
+        share = (values - left) / (values + lam)
         leading = moments["basis"] @ vectors  # V
-        self._check(moments["diagonal"], leading, share, lam, trace)
-        return _Fitted(source, leading.to(self.precision), share.to(self.precision), lam)
+        self._check(moments["diagonal"], leading, share, lam, left)
+        return _Fitted(source, leading.to(self.precision), share.to(self.precision), lam + left)
 
-    def _check(self, diagonal: Tensor, leading: Tensor, share: Tensor, lam: float, trace: float) -> None:
+    def _check(self, diagonal: Tensor, leading: Tensor, share: Tensor, lam: float, left: float) -> None:
         """Whether rounding of what is stored would decide."""
-        inverse = 1 - torch.linalg.vecdot(leading * share, leading)  # λ K_jj
-        explained = ((diagonal + lam) * inverse / lam).mean()
-        mean = trace / self.sizes.width
+        inverse = (1 - torch.linalg.vecdot(leading * share, leading)) / (lam + left)  # K_jj
+        explained, mean = ((diagonal + lam) * inverse).mean(), float(diagonal.mean())
         numbers.check_rounding(
             float(explained), self.sizes.rounding, lam, mean, mean if self.relative else None
         )
@@ -151,7 +153,8 @@ class Truncated:
         multiplied = item * (
             rows * d + rows * tried + max(d * tried, rows * d)
         )  # the rows, their products, squares
-        job = 2 * whole + (wide // 2 if item == 4 else 0) + max(read, multiplied)
+        held = 3 if jobs > 1 else 2  # moments before, as they are and read from a file, and the sum
+        job = held * whole + (wide // 2 if item == 4 else 0) + max(read, multiplied)
         merged = whole + max(pending(jobs, whole, wide), whole + 2 * wide + small)
         once, again, solved = 4 * n * d * tried, 2 * n * tried * (d + tried), 4 * d * tried**2
         # In float64: what is read, its copy, the result, and that rounded; else the rows and the result.
@@ -182,13 +185,13 @@ class Truncated:
 class _Fitted:
     source: Source
     leading: Tensor  # V (D, t)
-    share: Tensor  # s² / (s² + λ), (t,)
-    lam: float
+    share: Tensor  # (s² − τ) / (s² + λ), (t,)
+    rest: float  # λ + τ
 
     def apply(self, rows: Tensor) -> Tensor:
         a = rows.to(self.leading.dtype)
         left = torch.addmm(a, (a @ self.leading).mul_(self.share), self.leading.T, alpha=-1)
-        return numbers.rounded(left.div_(self.lam), rows.dtype)
+        return numbers.rounded(left.div_(self.rest), rows.dtype)
 
     def train(self, blocks: Sequence[int]) -> Tensor:
         return self.apply(read(self.source, blocks))
