@@ -18,7 +18,9 @@ def _found(book: Book) -> dict[str, dict[str, Any]]:
 
 
 def _names(found: dict[str, dict[str, Any]]) -> list[str]:
-    return list(next(iter(found.values()))["stores"])
+    """The larger ones first."""
+    stores = next(iter(found.values()))["stores"]
+    return sorted(stores, key=lambda store: -stores[store]["bytes"])
 
 
 def _cells(found: dict[str, dict[str, Any]], store: str, form: str = "") -> dict[str, list[dict[str, Any]]]:
@@ -111,16 +113,12 @@ def storage(book: Book) -> str:
     asked = [f"storage_{bank}" for bank in BANKS]
     if not found:
         return book.missing(asked)
+    names = [store for store in _names(found) if store != USUAL]
     cells = []
     for bank, result in found.items():
         stores = {s: r["methods"] for s, r in result["stores"].items()}
         for method in (name for name in stores[USUAL] if not _form(name)):
-            of = [
-                NONE if "refused" in rows[method] else _shown(rows[method])
-                for store, rows in stores.items()
-                if store != USUAL
-            ]
-            cells.append([f"{BANKS[bank].name}, {method}", *of])
+            cells.append([f"{BANKS[bank].name}, {method}", *(_shown(stores[s][method]) for s in names)])
     words = (
         "Features of every bank, repacked from float32. Differences of LDS to float32 are paired by query, in points, "
         "with the 95 % interval over queries and subsets; pooled over all methods of all banks, methods of a bank "
@@ -131,7 +129,7 @@ def storage(book: Book) -> str:
         'TRAK and its kin with a kernel from t singular vectors of the features, `form="svd(t)"`, in place of an '
         "inverse of D × D or N × N; against float32 and the exact kernel:"
     )
-    head = ["", *(f"`{s}`" for s in _names(found) if s != USUAL)]
+    head = ["", *(f"`{s}`" for s in names)]
     return paragraphs(
         words,
         storage_table(book),
@@ -145,6 +143,8 @@ def storage(book: Book) -> str:
 
 
 def _shown(row: dict[str, Any]) -> str:
+    if "refused" in row:
+        return "refused"
     d = row["difference"]
     half = d["ci95"] if d["ci95_total"] is None else d["ci95_total"]
     return f"{number(100 * d['mean'], sign=True)} ± {100 * half:.2f} [{100 * row['error']:.2g} %]"
