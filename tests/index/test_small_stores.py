@@ -151,6 +151,7 @@ def test_a_repacked_index_lives_on(tmp_path):
 def test_what_cannot_be_repacked(tmp_path):
     index = toy.build(tmp_path / "i", method=TracIn(projection="sjlt(8)"))
     small = index.repack(tmp_path / "k", "int8")
+    assert small.repack(tmp_path / "l", "int4").manifest.store_dtype == "int4"
     for source, path, dtype, said in (
         (index, "x", "float32", r"is stored in float32 already: name another store_dtype"),
         (index, "x", "int3", "unknown store_dtype 'int3'"),

@@ -46,7 +46,8 @@ def repacked(source: Place, target: Place, store_dtype: str) -> None:
         raise UndeError(
             f"{source} is stored in {store_dtype} already: name another store_dtype, or copy the folder"
         )
-    if m.codec.rounding and m.codec.rounding >= replace(m, store_dtype=store_dtype).codec.rounding:
+    sizes = [of.codec.nbytes(1, of.columns) for of in (m, replace(m, store_dtype=store_dtype))]
+    if m.codec.rounding and sizes[1] >= sizes[0]:
         raise UndeError(
             f"{source} is stored in {m.store_dtype}: in {store_dtype} it would take more and be no more exact. Build "
             "it anew, or repack the index that it came from"
