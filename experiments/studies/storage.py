@@ -27,6 +27,7 @@ from experiments.shared.places import RUNS
 from experiments.shared.sweep import EVERY_BANK, needed
 from unde import Index, UndeError
 from unde.evaluate import Bank, Estimate, lds, paired, recall_at_k
+from unde.index import QueryFeatures
 from unde.methods import TRAK, Method
 
 PAPER = ""
@@ -55,14 +56,14 @@ def run(variant: str | None) -> dict[str, Any]:
                     continue
                 measure = method.measure
                 if measure not in held:
-                    given = cell.index_for(method)
+                    given = judge.index(method)
                     held[measure] = given if store == USUAL else given.repack(Path(folder, measure), store)
                 m = held[measure].manifest
                 row["bytes"][measure] = m.codec.nbytes(1, m.columns)
                 found = row["methods"][f"{name}{form}"] = judge(name, held[measure], method)
                 path.write_text(json.dumps(stores))
                 print(variant, store, f"{name}{form}", _brief(found), flush=True)
-    m = cell.index.manifest
+    m = judge.index(next(iter(cell.methods.values()))).manifest
     made = {s: row | {"bytes": float(np.mean([*row["bytes"].values()]))} for s, row in stores.items()}
     return {"stores": made, "examples": m.examples, "width": m.width}
 
@@ -84,10 +85,25 @@ class _Judge:
         self.relevant = _relevant(cell)
         self.truth: dict[str, tuple[Tensor, Estimate]] = {}
 
+    def index(self, method: Method) -> Index:
+        """In float32, as it is there, without its model; made where it is not."""
+        folder = RUNS / self.cell.name / method.measure / "index"
+        if not folder.exists():
+            return self.cell.index_for(method)
+        return Index.open(folder, memory="4GB", verify=False)
+
+    def features(self, method: Method) -> QueryFeatures:
+        """Of the evaluation queries."""
+        path, m = self.cell.features_path(method, "eval"), self.index(method).manifest
+        if not path.exists():
+            return self.cell.features(method, "eval")
+        return QueryFeatures.load(path, m.lineage, (m.terms, m.width))
+
     def __call__(self, name: str, index: Index, method: Method) -> dict[str, Any]:
-        features = self.cell.features(self.cell.methods[name], "eval")
+        usual = self.cell.methods[name]
+        features = self.features(usual)
         if name not in self.truth:
-            exact = self.cell.eval_scores(name).total()
+            exact = self.index(usual).score(features, usual).total()
             self.truth[name] = exact, _lds(exact, self.bank)
         try:
             total = index.score(features, method).total()
