@@ -19,15 +19,15 @@ def _found(book: Book) -> dict[str, dict[str, Any]]:
 
 def _names(found: dict[str, dict[str, Any]]) -> list[str]:
     """The larger ones first."""
-    stores = next(iter(found.values()))["stores"]
-    return sorted(stores, key=lambda store: -stores[store]["bytes"])
+    names = dict.fromkeys(store for result in found.values() for store in result["stores"])
+    return sorted(names, key=lambda store: fmean(_smaller(found, store)))
 
 
 def _cells(found: dict[str, dict[str, Any]], store: str, form: str = "") -> dict[str, list[dict[str, Any]]]:
     """{bank: what was found for its methods}: as they are, or with kernels from singular vectors."""
     out = {}
     for bank, result in found.items():
-        rows = result["stores"][store]["methods"].items()
+        rows = result["stores"].get(store, {"methods": {}})["methods"].items()
         out[bank] = [row for name, row in rows if _form(name) == form]
     return {bank: rows for bank, rows in out.items() if rows}
 
@@ -41,28 +41,31 @@ def _form(name: str) -> str:
 
 
 def _pooled(cells: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """Difference of LDS with its interval, the worst cell, the error of scores, the ten best that stay, Recall."""
+    """Cells, difference of LDS with its interval, the worst one, error of scores, the ten best that stay, Recall."""
     measured = {bank: [r for r in rows if "refused" not in r] for bank, rows in cells.items()}
     measured = {bank: rows for bank, rows in measured.items() if rows}
     every = [row for rows in measured.values() for row in rows]
     if not every:
-        return [NONE] * 5
+        return [NONE] * 6
     c = count({bank: [r["difference"] for r in rows] for bank, rows in measured.items()})
     worst = min(r["difference"]["mean"] for r in every)
     refused = sum(len(rows) for rows in cells.values()) - len(every)
+    known = [r["recall"] for r in every if "recall" in r]
     return [
+        f"{len(every)} in {len(measured)} banks",
         f"{number(100 * c.pooled, sign=True)} ± {100 * c.ci95:.2f}"
         + (f" ({refused} of {refused + len(every)} refused)" if refused else ""),
         number(100 * worst, sign=True),
         f"{100 * fmean(r['error'] for r in every):.2g} %",
         f"{100 * fmean(r['shared'] for r in every):.1f} %",
-        number(100 * fmean(r["recall"] for r in every if "recall" in r), 1),
+        number(100 * fmean(known), 1) if known else NONE,
     ]
 
 
 def _smaller(found: dict[str, dict[str, Any]], store: str) -> list[float]:
-    """How many times, for each bank."""
-    return [r["stores"][USUAL]["bytes"] / r["stores"][store]["bytes"] for r in found.values()]
+    """How many times, for each bank where it was measured."""
+    stores = [r["stores"] for r in found.values() if store in r["stores"]]
+    return [of[USUAL]["bytes"] / of[store]["bytes"] for of in stores]
 
 
 def storage_table(book: Book) -> str:
@@ -78,6 +81,7 @@ def storage_table(book: Book) -> str:
     head = [
         "",
         "times smaller",
+        "cells",
         "difference of LDS, points",
         "worst cell",
         "error of scores",
@@ -98,13 +102,13 @@ def kernel_table(book: Book) -> str:
             {
                 _form(name)
                 for result in found.values()
-                for name in result["stores"][store]["methods"]
+                for name in result["stores"].get(store, {"methods": {}})["methods"]
                 if _form(name)
             },
             key=lambda form: (len(form), form),
         )
-        rows += [[f"`{store}`", f"`{form}`", *_pooled(_cells(found, store, form))[:3]] for form in forms]
-    head = ["features in", "kernel", "difference of LDS, points", "worst cell", "error of scores"]
+        rows += [[f"`{store}`", f"`{form}`", *_pooled(_cells(found, store, form))[:4]] for form in forms]
+    head = ["features in", "kernel", "cells", "difference of LDS, points", "worst cell", "error of scores"]
     return table(head, rows)
 
 
@@ -118,7 +122,9 @@ def storage(book: Book) -> str:
     for bank, result in found.items():
         stores = {s: r["methods"] for s, r in result["stores"].items()}
         for method in (name for name in stores[USUAL] if not _form(name)):
-            cells.append([f"{BANKS[bank].name}, {method}", *(_shown(stores[s][method]) for s in names)])
+            cells.append(
+                [f"{BANKS[bank].name}, {method}", *(_shown(stores.get(s, {}).get(method)) for s in names)]
+            )
     words = (
         "Features of every bank, repacked from float32. Differences of LDS to float32 are paired by query, in points, "
         "with the 95 % interval over queries and subsets; pooled over all methods of all banks, methods of a bank "
@@ -142,7 +148,9 @@ def storage(book: Book) -> str:
     )
 
 
-def _shown(row: dict[str, Any]) -> str:
+def _shown(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return NONE
     if "refused" in row:
         return "refused"
     d = row["difference"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,17 +41,21 @@ DRAWS = 200  # of retrained models: there are many estimates, and their interval
 
 
 def run(variant: str | None) -> dict[str, Any]:
-    """Row by row; what an interrupted run has found is not computed again."""
     assert variant is not None
+    return measured(variant, (USUAL, *STORES))
+
+
+def measured(variant: str, stores: Sequence[str], forms: bool = True) -> dict[str, Any]:
+    """What is known of a bank, row by row: what an interrupted run has found is not computed again."""
     cell = cells.get(variant)
     path = RUNS / f"storage-{variant}.json"
-    stores: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     judge = _Judge(cell)
-    for store in (USUAL, *STORES):
-        row = stores.setdefault(store, {"bytes": {}, "methods": {}})
+    for store in stores:
+        row = found.setdefault(store, {"bytes": {}, "methods": {}})
         with tempfile.TemporaryDirectory(prefix="storage-") as folder:
             held: dict[str, Index] = {}
-            for name, form, method in _asked(cell, store):
+            for name, form, method in _asked(cell, store, forms):
                 if f"{name}{form}" in row["methods"]:
                     continue
                 measure = method.measure
@@ -60,19 +64,19 @@ def run(variant: str | None) -> dict[str, Any]:
                     held[measure] = given if store == USUAL else given.repack(Path(folder, measure), store)
                 m = held[measure].manifest
                 row["bytes"][measure] = m.codec.nbytes(1, m.columns)
-                found = row["methods"][f"{name}{form}"] = judge(name, held[measure], method)
-                path.write_text(json.dumps(stores))
-                print(variant, store, f"{name}{form}", _brief(found), flush=True)
+                made = row["methods"][f"{name}{form}"] = judge(name, held[measure], method)
+                path.write_text(json.dumps(found))
+                print(variant, store, f"{name}{form}", _brief(made), flush=True)
     m = judge.index(next(iter(cell.methods.values()))).manifest
-    made = {s: row | {"bytes": float(np.mean([*row["bytes"].values()]))} for s, row in stores.items()}
-    return {"stores": made, "examples": m.examples, "width": m.width}
+    rows = {s: r | {"bytes": float(np.mean([*r["bytes"].values()]))} for s, r in found.items()}
+    return {"stores": rows, "examples": m.examples, "width": m.width}
 
 
-def _asked(cell: Cell, store: str) -> Iterator[tuple[str, str, Method]]:
+def _asked(cell: Cell, store: str, forms: bool) -> Iterator[tuple[str, str, Method]]:
     """Every method, and with a kernel from singular vectors where that is tried."""
     for name, method in cell.methods.items():
         yield name, "", method
-        if isinstance(method, TRAK):
+        if isinstance(method, TRAK) and forms:
             for form in FORMS.get(store, ()):
                 yield name, f" {form}", replace(method, form=form)
 

@@ -38,15 +38,16 @@ def test_pooled_over_banks(tmp_path):
     found = cells(storage_table(book(tmp_path)))
     assert list(found) == ["float32", "int8", "int4"]  # the larger first
     half = (2 * (2 * 0.1 / 4) ** 2) ** 0.5
-    assert found["int8"][:3] == ["4.0 (4.0 to 4.0)", f"+0.10 ± {half:.2f}", "−0.30"]
-    assert found["int8"][3:] == ["2 %", "90.0 %", "50.0"]
+    assert found["int8"][:3] == ["4.0 (4.0 to 4.0)", "4 in 2 banks", f"+0.10 ± {half:.2f}"]
+    assert found["int8"][3:] == ["−0.30", "2 %", "90.0 %", "50.0"]
+    assert found["int8"][4:] == ["2 %", "90.0 %", "50.0"]
     assert found["int4"][0] == "8.0 (8.0 to 8.0)"
-    assert found["int4"][1] == "+0.15 ± 0.07 (2 of 4 refused)"
+    assert found["int4"][2] == "+0.15 ± 0.07 (2 of 4 refused)"
 
 
 def test_kernels_have_a_table_of_their_own(tmp_path):
     assert kernel_table(book(tmp_path)).splitlines()[2:] == [
-        "| `float32` | `svd(256)` | +0.15 ± 0.07 | +0.10 | 2 % |"
+        "| `float32` | `svd(256)` | 2 in 2 banks | +0.15 ± 0.07 | +0.10 | 2 % |"
     ]
 
 
