@@ -1,12 +1,25 @@
 """Shared by all tests; being here also lets those in subfolders import `cases`, `models` and `oracles`."""
 
+import gc
 import os
+import sys
 
 import pytest
 import torch
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # there is a process for each core: more threads would wait for one another
+
+_modules = 0  # that were there when garbage was collected last
+
+
+def pytest_runtest_setup():
+    """What libraries bring stays: garbage is not looked for among it, as plans do again and again."""
+    global _modules
+    if len(sys.modules) > _modules + 100:
+        gc.collect()
+        gc.freeze()
+        _modules = len(sys.modules)
 
 
 @pytest.fixture(scope="module")
@@ -16,6 +29,15 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_disk():
+    """No power is cut here, and nobody waits for the disk: test_layout.py has what is synced, and when. Processes that
+    tests start do wait for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
