@@ -3,12 +3,22 @@
 import gc
 import os
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # there is a process for each core: more threads would wait for one another
+
+# They take longest: begun first, none of them keeps one core waiting at the end.
+LONG = ["build/test_on_ray.py", "docs/test_docs_code.py", "build/test_build_processes.py", "index/test_index_kill.py"]
+
+
+def pytest_collection_modifyitems(items):
+    rank = {Path(__file__).parent / name: number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: rank.get(item.path, len(LONG)))
+
 
 _modules = 0  # that were there when garbage was collected last
 

@@ -161,14 +161,16 @@ def test_moments_are_those_that_are_kept(blocks):
     }
 
 
-@pytest.mark.parametrize("memory", ["2GB", "6MB", "300kB"])
 @pytest.mark.parametrize("store_dtype", ["float32", "float16", "int8"])
 @pytest.mark.parametrize(
-    "method", [methods.TracIn(projection="kron(16)"), methods.LoGRA(projection="kron(16)")]
+    ("method", "memory"),
+    [
+        *((methods.TracIn(projection="kron(16)"), memory) for memory in ("2GB", "6MB", "300kB")),
+        (methods.LoGRA(projection="kron(16)"), "2GB"),
+    ],
 )
 def test_scoring_and_learning(method, memory, store_dtype, tmp_path):
-    index = build(tmp_path, method, "2GB", store_dtype)
-    index = toy.reopen(index, memory=memory if method.name == "tracin" else "2GB")
+    index = toy.reopen(build(tmp_path, method, "2GB", store_dtype), memory=memory)
     queries, found = index.features(data(QUERIES)), costs(index, method)
     given = (toy.training(index, method).mixes, found.held, QUERIES, index.memory)
     learn = partial(learn_weights, k=3, weight_decay=0.1)  # as asked for: nothing is judged
