@@ -12,7 +12,12 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # there is a process for each core: more threads would wait for one another
 
 # They take longest: begun first, none of them keeps one core waiting at the end.
-LONG = ["build/test_on_ray.py", "docs/test_docs_code.py", "build/test_build_processes.py", "index/test_index_kill.py"]
+LONG = [
+    "build/test_on_ray.py",
+    "docs/test_docs_code.py",
+    "build/test_build_processes.py",
+    "index/test_index_kill.py",
+]
 
 
 def pytest_collection_modifyitems(items):
