@@ -141,7 +141,7 @@ def test_workers_that_are_killed(tmp_path, three, whole):
     killer = threading.Thread(target=kill)
     killer.start()
     try:
-        toy.build(tmp_path / "i", **CUT, executor=three, recipe="projects:slow")
+        toy.build(tmp_path / "i", **CUT, executor=three, recipe="projects:slower")
     finally:
         stop.set()
         killer.join()
@@ -158,7 +158,7 @@ def test_a_node_that_is_lost_during_a_build(tmp_path, nodes, three, whole):
         nodes.remove()
 
     thread = meanwhile(lose, lambda: written(tmp_path / "i") >= 4)
-    toy.build(tmp_path / "i", **CUT, executor=three, recipe="projects:slow")
+    toy.build(tmp_path / "i", **CUT, executor=three, recipe="projects:slower")
     thread.join()
     assert 4 <= len(before) < 30 and len(nodes.nodes) == 2
     assert toy.content(tmp_path / "i") == whole
@@ -166,7 +166,7 @@ def test_a_node_that_is_lost_during_a_build(tmp_path, nodes, three, whole):
 
 
 def test_a_node_that_is_lost_during_a_bank(tmp_path, nodes, three):
-    options = {"train": projects.mean_of, "utility": projects.closeness, "n_train": 20, "subsets": 12}
+    options = {"train": projects.mean_of, "utility": projects.closeness, "n_train": 20, "subsets": 20}
     serial = Bank.run(tmp_path / "serial.npz", **options)
     parts = tmp_path / "bank.npz.parts"
     thread = meanwhile(nodes.remove, lambda: len(list(parts.glob("model-*"))) >= 2)
