@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -28,7 +29,8 @@ def untouched(model: nn.Module) -> Generator[None]:
     ends: list[Any] = []
     fastpath = torch.backends.mha.get_fastpath_enabled()
     eager = getattr(torch.compiler, "set_stance", None)  # hooks are for the modules as they were written
-    stance = nullcontext() if eager is None else eager("force_eager")
+    compiles = "torch._dynamo" in sys.modules  # whoever compiles has imported it, which takes a second
+    stance = nullcontext() if eager is None or not compiles else eager("force_eager")
     stance.__enter__()
     try:
         torch.backends.mha.set_fastpath_enabled(False)  # it skips the modules whose hooks we need
