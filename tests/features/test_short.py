@@ -37,10 +37,7 @@ class Reads(nn.Module):
         self.seen.append(tuple(input_ids.shape))
         long = input_ids.shape[1] > SHORT
         x = x.cumsum(1) / torch.arange(1, x.shape[1] + 1).view(-1, 1)
-        if long and self.long == "turned":
-            x = self.mix(x.transpose(0, 1)).transpose(0, 1)
-        else:
-            x = self.mix(x)
+        x = self.mix(x.transpose(0, 1)).transpose(0, 1) if long and self.long == "turned" else self.mix(x)
         x = torch.tanh(x)
         if long and self.long == "mixed":
             x = x + x.mean(0, keepdim=True)
