@@ -14,7 +14,7 @@ from unde.build.checkpoints import loaded
 from unde.build.compare import task_differences
 from unde.build.context import Context, checkpoint_of, step_of
 from unde.data import evenly, to_device
-from unde.features.coverage import TOLERANCE, Tried
+from unde.features.coverage import TOLERANCE, Tried, decide
 from unde.features.run import FeaturePass, resized
 from unde.store import layout
 from unde.store.files import append_line
@@ -54,7 +54,16 @@ def probed(context: Context, where: list[int]) -> Tensor:
     return features.float().cpu()
 
 
-def write_probe(context: Context, tried: Tried | None = None) -> None:
+def restore_probe(context: Context) -> None:
+    """The very same, found in the way of the first."""
+    given = context.given
+    with loaded(given.model, checkpoint_of(given.checkpoints, 0)):
+        what = context.measurement
+        _, tried = decide(given.model, given.task, given.rows, what.units, what.measure)
+    write_probe(context, tried if context.method.steps == 1 else None)
+
+
+def write_probe(context: Context, tried: Tried | None) -> None:
     """Of what was `tried` already, if it was."""
     if tried is None:
         where = evenly(len(context.given.rows), PROBED)

@@ -17,7 +17,7 @@ from unde.build.checkpoints import loaded, settled_weights
 from unde.build.compare import refused_for
 from unde.build.context import Context, Given, checkpoint_of, step_of
 from unde.build.fingerprints import ids_fingerprint
-from unde.build.probe import PROBED, changed_task, probe_of, write_probe
+from unde.build.probe import PROBED, changed_task, probe_of, restore_probe, write_probe
 from unde.data import evenly
 from unde.errors import UndeError
 from unde.execution import SERIAL, Executor
@@ -188,7 +188,7 @@ def _gone_on(
         )
     (folder / layout.SHARDS).mkdir(exist_ok=True)
     if there.schema == SCHEMA and not sound(probe_of(folder, there), there.id):
-        write_probe(context)
+        restore_probe(context)
     write_ids(folder, ids, there.generation)
     return context
 
