@@ -22,7 +22,8 @@ from unde.data import evenly
 from unde.errors import UndeError
 from unde.execution import SERIAL, Executor
 from unde.features import Coverage, Unit, make_units, moments
-from unde.features.coverage import EXAMPLES, Tried, decide, recorded
+from unde.features.coverage import EXAMPLES, Tried, decide
+from unde.features.record import recorded
 from unde.features.run import largest, threads
 from unde.features.run import settle as settle_passes
 from unde.groups import Groups, trainable

@@ -1,6 +1,6 @@
 """Which way each parameter goes, decided on a few real examples and checked against autograd.
 
-Three examples are run one by one with ordinary autograd, and as one batch through the collector. A module
+Two or three examples are run one by one with ordinary autograd, and three as one batch through the collector. A module
 whose features disagree is tried with another layout, then its parameters are handed to the general ways.
 So a wrong guess about somebody's model costs time, never correctness.
 
@@ -24,9 +24,9 @@ from unde.errors import UndeError
 from unde.features import fallback
 from unde.features.collector import Collector, Coverage, Use
 from unde.features.guard import as_it_was, untouched
-from unde.features.layers import rule_for
 from unde.features.layouts import FAILURES, first_guess, next_layouts
 from unde.features.meter import Cost, Meter
+from unde.features.record import find_uses, recorded
 from unde.features.run import largest
 from unde.features.units import Unit, placement
 from unde.tasks.base import Task
@@ -36,7 +36,7 @@ from unde.tasks.tokens import Unreadable
 # Structural mistakes give errors of order one; these only leave room for rounding in another batch shape.
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
 EXAMPLES = 3
-_GENERAL = ("later", "vmapped", "looped", "unused")
+REFERENCES = 2  # of them that are run alone, if they reach every parameter
 
 
 @dataclass(frozen=True)
@@ -106,42 +106,6 @@ def _by_short(cut: Planner) -> Coverage | None:
     return found if not (found.later or found.vmapped or found.looped or found.unused) else None
 
 
-def recorded(coverage: Coverage) -> dict[str, Any]:
-    """A coverage as plain values, which `restored` reads back."""
-    uses = {
-        use.name: {
-            "layout": use.layout,
-            "lone": use.lone,
-            "units": {k: u.name for k, u in use.units.items()},
-        }
-        for use in coverage.uses
-    }
-    expanded = {name: list(shape) for name, shape in coverage.expanded.items()}
-    general = {name: getattr(coverage, name) for name in _GENERAL}
-    return {"uses": uses, "expanded": expanded, **general}
-
-
-def restored(record: dict[str, Any], model: nn.Module, units: Sequence[Unit]) -> Coverage:
-    """The coverage that was decided for a model, on the model that is here."""
-    found = {use.name: use for use in _find_uses(model, units)}
-    missing = [name for name in record["uses"] if name not in found]
-    if missing:
-        raise UndeError(
-            f"module {missing[0]!r} of the model is of another kind than when its index was begun: features would be "
-            "computed in another way. Use the same versions of the model's code, or build another index"
-        )
-    uses = []
-    for name, noted in record["uses"].items():
-        use = found[name]
-        use.layout, use.lone = noted["layout"], noted["lone"]
-        use.units = {k: u for k, u in use.units.items() if noted["units"].get(k) == u.name}
-        use.rule.projections = {k: u.projection for k, u in use.units.items()}
-        uses.append(use)
-    expanded = {name: tuple(shape) for name, shape in record["expanded"].items()}
-    general = {name: list(record.get(name, ())) for name in _GENERAL}
-    return Coverage(uses=uses, expanded=expanded, **general)
-
-
 class Planner:
     """Tries examples as one batch and one by one; `singles` may be fewer, those of the first. Passes of the batch are
     `metered` on demand."""
@@ -161,7 +125,7 @@ class Planner:
         self.ids, self.batch, self.singles = ids, batch, singles
         self.device, _ = placement(model)
         self.tolerance = TOLERANCE[next(model.parameters()).dtype]
-        self.coverage = Coverage(uses=_find_uses(model, units))
+        self.coverage = Coverage(uses=find_uses(model, units))
         self.tried: Tried | None = None
         self._agreed: dict[str, Any] | None = None  # the coverage that all units agreed under
 
@@ -176,7 +140,7 @@ class Planner:
         if late and self._dropped() - late:
             # With a bias that is differentiated by, torch takes another kernel for attention. In half precision the
             # two round differently, so what disagreed without it is asked again.
-            uses = [use for use in _find_uses(self.model, self.units) if not late & _names(use)]
+            uses = [use for use in find_uses(self.model, self.units) if not late & _names(use)]
             self.coverage = Coverage(uses=uses, later=self.coverage.later)
             loose = self._settled()
         if loose:
@@ -216,11 +180,11 @@ class Planner:
 
     def _dropped(self) -> set[str]:
         """Parameters that have a rule which was not right for them."""
-        known = {name for use in _find_uses(self.model, self.units) for name in _names(use)}
+        known = {name for use in find_uses(self.model, self.units) for name in _names(use)}
         return (known & self.reached) - {name for use in self.coverage.uses for name in _names(use)}
 
     def _autograd(self) -> tuple[Tensor, set[str]]:
-        """The (B, D) features of the examples run one by one, and the parameters that got a gradient."""
+        """The features of the first examples run one by one, and the parameters that got a gradient."""
         parameters = dict(self.model.named_parameters())
         wanted = [parameters[u.name] for u in self.units]
         rows: list[Tensor] = []
@@ -243,6 +207,9 @@ class Planner:
                 each = (_project(u, g).to(self.device) for u, g in zip(self.units, total))
                 rows.append(torch.cat(list(each)))
                 values.append(value)
+                known = sum(bool(row.isfinite().all()) for row in rows)
+                if known == REFERENCES and len(reached) == len(self.units):
+                    break  # another would tell no more
         finally:
             for p in wanted:
                 p.requires_grad_(False)
@@ -272,7 +239,8 @@ class Planner:
         return torch.stack([self._values(part, self.ids).detach() for part in passes]).sum(0)
 
     def _check_independent(self, together: Tensor) -> None:
-        a, b = self.values, together.double().cpu()
+        a = self.values
+        b = together[: len(a)].double().cpu()
         if not self._close(a, b):
             worst = int((a - b).abs().nan_to_num().argmax())
             raise UndeError(
@@ -411,20 +379,6 @@ def _project(unit: Unit, gradient: Tensor | None) -> Tensor:
 def _like(unit: Unit) -> dict[str, Any]:
     p = unit.projection
     return {"device": p.device, "dtype": p.dtype}
-
-
-def _find_uses(model: nn.Module, units: Sequence[Unit]) -> list[Use]:
-    """Every module with a rule that holds an attributed parameter. Tied parameters are found in all of them."""
-    parameters = dict(model.named_parameters())
-    unit_of = {id(parameters[u.name]): u for u in units}
-    uses = []
-    for name, module in model.named_modules():
-        own = {k: unit_of[id(p)] for k, p in module._parameters.items() if p is not None and id(p) in unit_of}
-        rule = rule_for(module) if own else None
-        if rule is not None:
-            own = {k: u for k, u in own.items() if k in rule.names(module)}
-            uses.append(Use(name, module, rule(module, {k: u.projection for k, u in own.items()}), own))
-    return [use for use in uses if use.units]
 
 
 def _names(use: Use) -> set[str]:

@@ -21,8 +21,9 @@ from torch.utils._pytree import tree_leaves
 from unde.data import map_tensors
 from unde.errors import UndeError
 from unde.features.collector import Collector, Coverage
-from unde.features.coverage import EXAMPLES, Planner, recorded
+from unde.features.coverage import EXAMPLES, Planner
 from unde.features.layouts import FAILURES
+from unde.features.record import recorded
 from unde.features.units import Unit, placement
 from unde.projection import Projection, Spec, feature_size
 from unde.tasks.base import Task

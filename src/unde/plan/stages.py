@@ -12,8 +12,8 @@ from unde import projection
 from unde.build import kernels, settle, shards
 from unde.build.checkpoints import settled_weights
 from unde.errors import UndeError
-from unde.features.coverage import recorded
 from unde.features.directions import SAMPLE
+from unde.features.record import recorded
 from unde.groups import Groups
 from unde.kernels import Sizes
 from unde.kernels.base import Settled as SettledKernel
