@@ -20,8 +20,8 @@ from unde.data import Rows
 from unde.errors import UndeError
 from unde.execution import Job
 from unde.features import Coverage, Unit, make_units, plan_coverage
-from unde.features.coverage import restored
 from unde.features.factors import gathered
+from unde.features.record import restored
 from unde.features.run import Batch, FeaturePass, Measurement, cuts, resized
 from unde.methods import Method
 from unde.recipe import Recipe, Setup
