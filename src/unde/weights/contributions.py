@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,11 +10,13 @@ from torch import Tensor
 
 from unde import console
 from unde.errors import UndeError
+from unde.weights.from_features import FromFeatures
 from unde.weights.noise import Noise, spread
 from unde.weights.source import ResolvedScores
 
 KEPT = 2  # contributions stay in memory if they take at most this fraction of the budget, 1 in 2
 SPANS = 4  # what is held for the queries of a span takes at most this fraction
+_NEAR = 2**26  # bytes of kept contributions that are read twice in a row, so that the second time they are near
 Blocks = Iterable[tuple[slice, Tensor]]
 
 
@@ -58,6 +60,12 @@ class Contributions:
             self._noise = Noise(noise * spread(block for _, blocks in passes for _, block in blocks), seed)
         if keeps(self.queries, self.examples, self.groups, self.memory):
             self._kept = self.load(slice(0, self.queries))
+        self._features = FromFeatures.of(source) if self._kept is None and self._noise is None else None
+
+    @property
+    def picks_queries(self) -> bool:
+        """Whether some of the queries cost no more than their share."""
+        return self._kept is not None or self._features is not None
 
     def sweep(self, label: str, wanted: Tensor, query_bytes: int) -> Iterator[tuple[Span, Blocks]]:
         """One pass over the sorted `wanted` queries: spans of them, each with its (q, n, M) blocks.
@@ -67,6 +75,52 @@ class Contributions:
         with console.progress(label, self.queries * self.examples, unit="scores") as advance:
             for span in self._spans(wanted, query_bytes):
                 yield span, self._blocks(span.queries, advance)
+
+    def spans(self, label: str, wanted: Tensor, query_bytes: int) -> Iterator[Span]:
+        """One pass over the sorted `wanted` queries for who reads a span by `scores` and `pulled`."""
+        if self._kept is not None:
+            query_bytes = max(query_bytes, self.memory * self.query_bytes // (SPANS * _NEAR))
+        elif self._features is not None:
+            query_bytes += self._features.query_bytes
+        with console.progress(label, len(wanted), unit="queries") as advance:
+            for span in self._spans(wanted, query_bytes):
+                yield span
+                advance(len(span.wanted))
+
+    def scores(self, span: Span, weights: Sequence[Tensor]) -> list[Tensor]:
+        """Final scores of the wanted queries of a span, (q, N) for each of the weights (M,)."""
+        which = span.wanted + span.queries.start
+        if self._features is not None:
+            return [self._features.scores(which, w) for w in weights]
+        finish, found = self.source.finish, [torch.empty(len(which), self.examples) for _ in weights]
+        if self._kept is not None and self.linear:
+            for w, out in zip(weights, found):
+                for row, query in zip(out, which.tolist()):
+                    torch.mv(self._kept[query], w.to(row), out=row)
+            return found
+        for train, c in self._blocks(span.queries):
+            for w, out in zip(weights, found):
+                w = w.to(c)
+                out[:, train] = finish(c @ w, w, span.queries, train).cpu()[span.wanted]
+        return found
+
+    def pulled(self, span: Span, pull: Tensor, picks: Tensor) -> tuple[Tensor, Tensor]:
+        """Σ_n pull[q, n] C_q[n], (q, M), of pulls (q, N), and the contributions of the picked examples, (q, r, M)."""
+        which = span.wanted + span.queries.start
+        if self._features is not None:
+            return self._features.pulled(which, pull, picks)
+        sums = torch.zeros(len(which), self.groups)
+        if self._kept is not None:
+            for row, out, query in zip(pull, sums, which.tolist()):
+                torch.mv(self._kept[query].T, row, out=out)
+            return sums, self._kept[which[:, None], picks]
+        rows = torch.empty(*picks.shape, self.groups)
+        for train, block in self._blocks(span.queries):
+            c = block.cpu()[span.wanted]  # (q, n, M)
+            sums += torch.bmm(pull[:, None, train], c)[:, 0]
+            query, place = ((picks >= train.start) & (picks < train.stop)).nonzero(as_tuple=True)
+            rows[query, place] = c[query, picks[query, place] - train.start]
+        return sums, rows
 
     def each(self, wanted: Tensor) -> Iterator[tuple[int, Blocks]]:
         """The wanted queries one by one, each with (n, M) blocks that can be read repeatedly."""
