@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -16,7 +17,9 @@ from unde.weights.source import ResolvedScores
 
 KEPT = 2  # contributions stay in memory if they take at most this fraction of the budget, 1 in 2
 SPANS = 4  # what is held for the queries of a span takes at most this fraction
-_NEAR = 2**26  # bytes of kept contributions that are read twice in a row, so that the second time they are near
+_NEAR = (
+    2**26
+)  # bytes of kept contributions that are read twice in a row, so that the second time they are near
 Blocks = Iterable[tuple[slice, Tensor]]
 
 
@@ -94,9 +97,9 @@ class Contributions:
             return [self._features.scores(which, w) for w in weights]
         finish, found = self.source.finish, [torch.empty(len(which), self.examples) for _ in weights]
         if self._kept is not None and self.linear:
-            for w, out in zip(weights, found):
-                for row, query in zip(out, which.tolist()):
-                    torch.mv(self._kept[query], w.to(row), out=row)
+            for part, rows in self._runs(span):
+                for w, out in zip(weights, found):
+                    torch.mv(part.flatten(0, 1), w.to(part), out=out[rows].view(-1))
             return found
         for train, c in self._blocks(span.queries):
             for w, out in zip(weights, found):
@@ -111,8 +114,8 @@ class Contributions:
             return self._features.pulled(which, pull, picks)
         sums = torch.zeros(len(which), self.groups)
         if self._kept is not None:
-            for row, out, query in zip(pull, sums, which.tolist()):
-                torch.mv(self._kept[query].T, row, out=out)
+            for part, rows in self._runs(span):
+                torch.bmm(pull[rows, None], part, out=sums[rows, None])
             return sums, self._kept[which[:, None], picks]
         rows = torch.empty(*picks.shape, self.groups)
         for train, block in self._blocks(span.queries):
@@ -142,13 +145,21 @@ class Contributions:
 
     def _spans(self, wanted: Tensor, query_bytes: int) -> Iterator[Span]:
         # At least one training example of every query in the span must fit, whatever the caller holds.
-        step = together(query_bytes, self.groups, self.memory)
+        step, wanted = together(query_bytes, self.groups, self.memory), wanted.contiguous()
         for start in range(0, self.queries, step):
             low, high = torch.searchsorted(wanted, torch.tensor([start, start + step])).tolist()
             if low < high:
                 part = wanted[low:high]
                 first, last = int(part[0]), int(part[-1])
                 yield Span(slice(first, last + 1), part - first, slice(low, high))
+
+    def _runs(self, span: Span) -> Iterator[tuple[Tensor, slice]]:
+        """Kept contributions of wanted queries that follow one another, with their places in the span."""
+        assert self._kept is not None
+        ends = (span.wanted.diff() != 1).nonzero()[:, 0].add(1).tolist()
+        for start, stop in pairwise([0, *ends, len(span.wanted)]):
+            first = span.queries.start + int(span.wanted[start])
+            yield self._kept[first : first + stop - start], slice(start, stop)
 
     def _blocks(
         self, queries: slice, advance: Callable[[int], None] | None = None

@@ -97,8 +97,7 @@ def _by_grams(problem: Problem, weight_decay: float, grams: Grams | None, w: Arr
 
 
 class Grams:
-    """G_q = C_qᵀ C_q of every query, made when they are needed; kept if they fit in an eighth of the memory budget, else
-    made anew each time."""
+    """G_q = C_qᵀ C_q of every query, when needed; kept if they fit in an eighth of the budget, else made anew."""
 
     def __init__(self, data: Contributions, queries: Tensor) -> None:
         self._data, self._queries = data, queries

@@ -1,7 +1,7 @@
 """Weighted scores and their slopes straight from features, where contributions are too many to be kept.
 
 A contribution is a product of features, C_q[n, j] = Σ_c η_c ⟨g_j(q), g_j(n)⟩ over the columns of group j, with K on one
-side. So scores at some weights are one matrix product with weighted g(q), and sums Σ_n p_n C_q[n, j] are the products of
+side. So scores at some weights are one matrix product with weighted g(q), and sums Σ_n p_n C_q[n, j] are products of
 g(q) with Σ_n p_n g(n), added up by group: neither needs the M numbers of each pair.
 """
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from unde.weights.contributions import Span
 from unde.weights.objective import SIDES
 from unde.weights.problem import Problem
 
@@ -19,8 +22,8 @@ Array = NDArray[np.float64]
 class Draw:
     """Which contributions of each query are looked at one by one.
 
-    Of those that may be selected, every `stride`-th by rank, from the first to about the 2k-th; as many `ends` of either
-    end as make up much of the norm; and the same random ones each time, which stand for all between.
+    Of those that may be selected, every `stride`-th by rank, from the first to about the 2k-th; some at the ends of the
+    ranking, which make up much of the norm; and the same random ones each time, which stand for all between.
     """
 
     stride: int
@@ -35,42 +38,67 @@ class Draw:
 
 
 @dataclass(frozen=True)
-class Look:
-    """The objective of each query at some weights, exactly, and rows of contributions over the norm of its scores.
+class Rows:
+    """Contributions of some training examples over the norm of a query's scores.
 
-    The rows are those of each side (`ranks` each, or the one positive), then of both ends, then random ones.
+    Those of each side (`ranks` each, or the one positive), then of the ends, then random ones.
     """
 
-    rho: Array  # (Q',)
-    slope: Array  # (M,) of the mean of rho
-    rows: Tensor  # (Q', r, M)
+    values: Tensor  # (Q', r, M)
     between: Tensor  # (Q', s) bool: the random ones that lie between what the other rows stand for
     rest: int  # how many training examples do
-    unweighted: Array | None = None  # (Q',) rho of uniform weights, if asked for
 
 
-def look(problem: Problem, weights: Array, draw: Draw, unweighted: bool = False) -> Look:
-    """One pass over the contributions, which are read twice."""
-    data, queries = problem.data, len(problem.queries)
-    rho, plain, slope = np.zeros(queries), np.zeros(queries), torch.zeros(data.groups, dtype=torch.float64)
-    rows, between, rest = [], [], 0
-    asked = [torch.from_numpy(weights).float()] + [torch.ones(data.groups)] * unweighted
-    # Scores, pulls and picked rows of a span.
-    each = 24 * data.examples + 8 * (4 * draw.ranks + draw.random.shape[1]) * data.groups
-    for span in data.spans("looking", problem.queries, each):
-        found = [_Scored(problem, span.places, s, draw) for s in data.scores(span, asked)]
-        now = found[0]
-        picks = torch.cat([*now.chosen, *now.ends, draw.random[span.places]], dim=1)
-        sums, contributions = data.pulled(span, now.pull(), picks)
-        rho[span.places] = now.rho.numpy()
-        plain[span.places] = found[-1].rho.numpy()
-        slope += (sums.double() / now.unit).sum(0)
-        size = now.unit * torch.where(now.norm > 0, now.norm, 1.0)[:, None]  # (q, 1)
-        rows.append(contributions.div_(size[:, :, None].float()))
-        between.append(now.between(draw.random[span.places]))
-        rest = now.rest
-    mean = (slope / queries).numpy()
-    return Look(rho, mean, torch.cat(rows), torch.cat(between), rest, plain if unweighted else None)
+class Look:
+    """The objective of each query at some weights, exactly; its slope and rows, as costly again, when asked for."""
+
+    def __init__(self, problem: Problem, weights: Array, draw: Draw, unweighted: bool = False) -> None:
+        self.weights, self._problem, self._draw = weights, problem, draw
+        data, queries = problem.data, len(problem.queries)
+        self.rho = np.zeros(queries)
+        self.unweighted = np.zeros(queries) if unweighted else None  # (Q',) of uniform weights
+        # Scores stay for the slope if they fit.
+        self._kept: dict[int, _Scored] | None = (
+            {} if 8 * queries * data.examples <= data.memory // 16 else None
+        )
+        uniform = [torch.ones(data.groups)] * unweighted
+        for span in self._spans("looking"):
+            first, *others = data.scores(span, [self._asked, *uniform])
+            scored = _Scored(problem, span.places, first, draw)
+            self.rho[span.places] = scored.rho
+            if self._kept is not None:
+                self._kept[span.places.start] = scored
+            if self.unweighted is not None:
+                self.unweighted[span.places] = _Scored(problem, span.places, others[0], draw).rho
+
+    @property
+    def _asked(self) -> Tensor:
+        return torch.from_numpy(self.weights).float()
+
+    def _spans(self, label: str) -> Iterator[Span]:
+        data, draw = self._problem.data, self._draw
+        rows = 2 * (draw.ranks + draw.ends) + draw.random.shape[1]
+        return data.spans(label, self._problem.queries, 24 * data.examples + 8 * rows * data.groups)
+
+    @cached_property
+    def told(self) -> tuple[Array, Rows]:
+        """The slope of the mean objective, (M,), and rows."""
+        data, slope = self._problem.data, torch.zeros(self._problem.data.groups, dtype=torch.float64)
+        values, between, rest = [], [], 0
+        for span in self._spans("looking closer"):
+            now = None if self._kept is None else self._kept.pop(span.places.start)
+            if now is None:
+                now = _Scored(self._problem, span.places, data.scores(span, [self._asked])[0], self._draw)
+            random = self._draw.random[span.places]
+            picks = torch.cat([*now.chosen, *now.ends, random], dim=1)
+            sums, contributions = data.pulled(span, now.pull(), picks)
+            slope += (sums.double() / now.unit).sum(0)
+            size = now.unit * torch.where(now.norm > 0, now.norm, 1.0)[:, None]  # (q, 1)
+            values.append(contributions.div_(size[:, :, None].float()))
+            between.append(now.between(random))
+            rest = now.rest
+        mean = (slope / len(self.rho)).numpy()
+        return mean, Rows(torch.cat(values), torch.cat(between), rest)
 
 
 class _Scored:
@@ -96,12 +124,15 @@ class _Scored:
         self.ends = [ends[side] for side in (1, -1) if side not in sides]
         self._high, self._low = (scores.gather(1, ends[side][:, -1:]) for side in (1, -1))
         self.rest = scores.shape[1] - sum(covered.values())
-        numerator = torch.stack([side * scores.gather(1, rows).double().mean(1) for side, rows in self._selected])
-        self.rho = numerator.sum(0) * self._inverse
+        numerator = torch.stack(
+            [side * scores.gather(1, rows).double().mean(1) for side, rows in self._selected]
+        )
+        self._rho = numerator.sum(0) * self._inverse
+        self.rho = self._rho.numpy()
 
     def pull(self) -> Tensor:
         """(q, N): Σ_n pull[n] C[n] is the slope of rho, but for the unit."""
-        pull = self.scores * (-self.rho * self._inverse**2).float()[:, None]
+        pull = self.scores * (-self._rho * self._inverse**2).float()[:, None]
         for side, rows in self._selected:
             share = (side / self._share * self._inverse).float()[:, None]
             pull.scatter_add_(1, rows, share.expand(-1, rows.shape[1]))

@@ -4,16 +4,16 @@ A look (`looks`) gives the objective and its slope at w exactly. How it goes on 
 is made of some rows of every C_q: those at the ends of the ranking, which may be selected and which make up much of the
 norm, as they are; and random ones, which stand for all between. In the model
 
-    ρ_q(x) = ( ρ_q(w) + top(x) − top(w) ) · ‖R_q w‖ / ‖R_q x‖,
+    ρ_q(x) = ρ_q(w) + top(x) / ‖R_q x‖ − top(w) / ‖R_q w‖,
 
 top the mean of the k highest among the rows that may be selected, R_q all rows, each weighed by the root of how many it
-stands for. So values are exact at w, rows are selected anew as x moves, and a slope δ·x is added that makes the model's
-slope at w the exact one. The model is climbed by the fixed-point iteration, with H from the same rows, and the next look
-is at its top.
+stands for, with ‖R_q w‖ set to its true value. So values are exact at w, and rows are selected anew as x moves. A slope
+δ·x / ‖R x‖ is added that makes the slope of the model at w the exact one. The model is climbed by the fixed-point
+iteration, with H from the same rows, and the next look is at its top.
 
-Where the model is right about the way up, it need not be right about much: the error of a look is that of the last one
-times the relative error of H. Two or three looks are usual. A look that is lower than the last is taken back half
-way; when the way that is left is less than a ten-thousandth of the objective, or no way leads up, this ends.
+Such a model need not be good: the error after a look is the one before times the relative error of H. Two or three
+looks are usual. A look that is lower than the last is taken back half way. When the way up that is left is less than a
+ten-thousandth of the objective, this ends.
 """
 
 from __future__ import annotations
@@ -25,23 +25,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unde.weights.looks import Draw, Look, look
+from unde.weights.looks import Draw, Look
 from unde.weights.objective import SIDES
 from unde.weights.problem import Problem, nothing_to_learn
 from unde.weights.quadratic import nonnegative_minimum, units
 
 Array = NDArray[np.float64]
 
-_WORTH = 3e10  # multiplications in the matrices G_q from which on a sample pays
+_WORTH, _GROUPS = 3e10, 64  # multiplications in the matrices G_q, and groups, from which on a sample pays
 _SHARES = (2, 1, 3)  # of the rows of a query: what may be selected, ends, and random ones
 _ROWS = 200  # for each group, of all queries together
 _SHARE = 16  # rows of a query that are a share, at least
 _LOOKS = 12  # at most
 _LEFT = 1e-4  # of the objective: a way up that is shorter is left
+_SOON = 50  # a model that was right about a step of so many times that is believed that it was the last
 _PART = 8  # a start is found on one query in so many, and rows take at most this fraction of the budget
 _FEWEST = 48  # queries to find a start on
 _INNER = 8  # steps on one model at most
 _PROXIMAL = 1e-7
+_ROUNDING = 1e-24  # groups whose squares are smaller than this next to others' hold nothing but rounding
 _LENGTHS = (0.25, 0.5, 1.0)
 _LONGER = (1.5, 2.0, 3.0, 4.0)
 
@@ -63,7 +65,7 @@ def pays(problem: Problem) -> bool:
     rows = 2 * (draw.ranks + draw.ends) + draw.random.shape[1]
     return (
         queries * data.examples * data.groups**2 >= _WORTH
-        and data.groups >= 64
+        and data.groups >= _GROUPS
         and data.examples >= 4 * max(rows, 2 * draw.reach)
         and queries * rows * data.groups * 4 <= data.memory // _PART
     )
@@ -72,39 +74,43 @@ def pays(problem: Problem) -> bool:
 def climb(problem: Problem, weight_decay: float) -> Climb:
     """Weights by looks and models; the first start is found on some of the queries alone."""
     start, queries = np.ones(problem.data.groups), problem.queries
-    if problem.data.picks_queries and len(queries) >= _PART // 2 * _FEWEST:
+    if problem.data.picks_queries and len(queries) >= 4 * _FEWEST:
         step = min(_PART, len(queries) // _FEWEST)
         some = replace(problem, queries=queries[::step])
-        start = _climb(some, weight_decay, start, _ROWS // 4, looks=3, left=10 * _LEFT).weights
+        start = _climb(some, weight_decay, start, _ROWS // 4, looks=3, short=10 * _LEFT).weights
     return _climb(problem, weight_decay, start, _ROWS, _LOOKS, _LEFT)
 
 
-def _climb(problem: Problem, weight_decay: float, w: Array, rows: int, looks: int, left: float) -> Climb:
+def _climb(problem: Problem, weight_decay: float, w: Array, rows: int, looks: int, short: float) -> Climb:
     draw = _draw(problem, rows)
-    now = look(problem, w, draw, unweighted=True)
-    unweighted = now.rho if now.unweighted is None else now.unweighted
-    scale = float(np.abs(unweighted).mean())
+    now = Look(problem, w, draw, unweighted=True)
+    assert now.unweighted is not None
+    unweighted, scale = now.unweighted, float(np.abs(now.unweighted).mean())
     if scale == 0:
         raise nothing_to_learn()
     goal = Goal(scale, weight_decay)
     value, curve, model = goal.value(now.rho, w), [float(now.rho.mean())], None
     while len(curve) < looks:
-        if model is not None and model.way_left(now, w) < left * abs(value):
-            return Climb(w, unweighted, curve, True)
-        model = Model(problem, goal, draw, now, w)
+        left = short * abs(value)
+        if model is not None and model.way_left(now) < left:
+            return Climb(now.weights, unweighted, curve, True)
+        model = Model(problem, goal, draw, now)
         target, rise = model.top()
-        if rise < left * abs(value):
-            return Climb(w, unweighted, curve, True)
+        if rise < left:
+            return Climb(now.weights, unweighted, curve, True)
         for _ in range(3):
-            found = look(problem, target, draw)
+            found = Look(problem, target, draw)
             if (reached := goal.value(found.rho, target)) >= value:
                 break
-            target = (w + target) / 2
+            target = (now.weights + target) / 2
         else:
-            return Climb(w, unweighted, curve, False)
-        now, w, value = found, target, reached
+            return Climb(now.weights, unweighted, curve, False)
+        as_foretold = abs(reached - value - rise) < left and rise < _SOON * left
+        now, value = found, reached
         curve.append(float(now.rho.mean()))
-    return Climb(w, unweighted, curve, False)
+        if as_foretold:
+            return Climb(now.weights, unweighted, curve, True)
+    return Climb(now.weights, unweighted, curve, False)
 
 
 def _draw(problem: Problem, rows: int) -> Draw:
@@ -128,7 +134,7 @@ class Goal:
         return float(rho.mean()) / self.scale - self.penalty(w)
 
     def penalty(self, w: Array) -> float:
-        return self.weight_decay / 2 * (float(w @ w) / len(w) - 1)  # mean(w) is 1
+        return self.weight_decay / 2 * (float(w @ w) / len(w) / float(w.mean()) ** 2 - 1)
 
     def pull(self, w: Array) -> Array:
         """The slope of −λ′/2 · V for any scale of w, at one of mean 1."""
@@ -138,53 +144,55 @@ class Goal:
 class Model:
     """J near w, of some rows."""
 
-    def __init__(self, problem: Problem, goal: Goal, draw: Draw, now: Look, w: Array) -> None:
-        self.goal, self.rho, self.start, self.rows = goal, torch.from_numpy(now.rho), w, now.rows
+    def __init__(self, problem: Problem, goal: Goal, draw: Draw, now: Look) -> None:
+        slope, rows = now.told
+        self.goal, self.start, self.rows = goal, now.weights, rows.values
         sides = SIDES[problem.loss] or (1,)
         width = 1 if problem.loss == "supervised" else draw.ranks
         self._sides = [(side, slice(i * width, (i + 1) * width)) for i, side in enumerate(sides)]
         self._top = 1 if problem.loss == "supervised" else max(1, round(problem.k / draw.stride))
-        drawn = now.between.shape[1]
-        counts = torch.ones(now.rows.shape[:2], dtype=torch.float64)  # (Q', r)
+        drawn = rows.between.shape[1]
+        counts = torch.ones(self.rows.shape[:2], dtype=torch.float64)  # (Q', r)
         counts[:, : width * len(sides)] = 0 if problem.loss == "supervised" else draw.stride
-        counts[:, -drawn:] = now.between * (now.rest / now.between.sum(1, keepdim=True).clamp(min=1))
+        counts[:, -drawn:] = rows.between * (rows.rest / rows.between.sum(1, keepdim=True).clamp(min=1))
         self.counts = counts
-        self.here = self._scores(w)  # (Q', r)
+        self.here = self._scores(self.start)  # (Q', r)
         squares = (counts * self.here**2).sum(1)  # (Q',)
         self._size = torch.where(squares > 0, 1 / squares, 0.0)  # makes norms 1 at w
-        self._before = self._tops(self.here)[0]
-        self._delta = np.zeros(len(w))
-        self._delta = now.slope / goal.scale - self._slope(self.here)
-        self._h: Array | None = None
+        self._delta = np.zeros(len(slope))
+        self._delta = slope / goal.scale - self._slope(self.start, self.here)
+        self._h = self._curvature(self.here)
 
     def top(self) -> tuple[Array, float]:
         """Weights of mean 1 at the top of the model, and how much higher it is than at the start."""
         w, scores = self.start, self.here
         begun = value = self._value(w, scores)
         for turn in range(_INNER):
-            if turn < 2:
+            if turn == 1:
                 self._h = self._curvature(scores)
-            slope = self._slope(scores) + self.goal.pull(w)
+            slope = self._slope(w, scores) + self.goal.pull(w)
             step = self._minimum(slope, w) - w
             along = self._scores(step)
             length, reached = self._longest(w, scores, step, along, value)
             if length == 0:
                 break
-            w, scores, rise = np.maximum(w + length * step, 0), scores + length * along, reached - value
-            value = reached
+            w = np.maximum(w + length * step, 0)
+            w, scores = w / w.mean(), (scores + length * along) / w.mean()
+            value, rise = reached, reached - value
             if rise < _LEFT / 10:
                 break
-        return w / w.mean(), value - begun
+        return w, value - begun
 
-    def way_left(self, now: Look, w: Array) -> float:
-        """How much higher the top is than `w`, as the H of this model and the slope of another look tell."""
-        slope = now.slope / self.goal.scale + self.goal.pull(w)
+    def way_left(self, now: Look) -> float:
+        """How much higher the top is than another look, as its slope and the H of this model tell."""
+        w = now.weights
+        slope = now.told[0] / self.goal.scale + self.goal.pull(w)
         return float(slope @ (self._minimum(slope, w) - w)) / 2
 
     def _minimum(self, slope: Array, w: Array) -> Array:
-        assert self._h is not None
+        slope = np.where(np.diag(self._h) > 0, slope, 0.0)
         target = nonnegative_minimum(self._h, slope + self._h @ w, w, units(self._h), _PROXIMAL)
-        return target / target.mean() if target.any() else w
+        return target if target.any() else w
 
     def _longest(
         self, w: Array, scores: Tensor, step: Array, along: Tensor, value: float
@@ -224,22 +232,34 @@ class Model:
         return total, [(side, t.indices + start) for side, t, start in found]
 
     def _parts(self, scores: Tensor) -> tuple[Tensor, Tensor, list[tuple[int, Tensor]]]:
+        """top(x) / ‖R x‖, 1 / ‖R x‖, and the selected rows."""
         tops, which = self._tops(scores)
         squares = (self.counts * scores**2).sum(1) * self._size
         inverse = torch.where(squares > 0, squares.rsqrt(), 0.0)
-        return (self.rho + tops - self._before) * inverse, inverse, which
+        return tops * inverse, inverse, which
 
     def _value(self, w: Array, scores: Tensor) -> float:
+        """J but for a constant, whatever the scale of w."""
         rho = self._parts(scores)[0]
-        return float(rho.mean()) / self.goal.scale + float(self._delta @ w) - self.goal.penalty(w)
+        added = float(self._delta @ w) / self._size_of(scores)
+        return float(rho.mean()) / self.goal.scale + added - self.goal.penalty(w)
 
-    def _slope(self, scores: Tensor) -> Array:
+    def _size_of(self, scores: Tensor) -> float:
+        """1 at the start, and in proportion to the scale of w: the slope that is added has none either."""
+        return (
+            float((self.counts * scores**2).sum(1) @ self._size / max(1, int((self._size > 0).sum()))) ** 0.5
+        )
+
+    def _slope(self, w: Array, scores: Tensor) -> Array:
         rho, inverse, which = self._parts(scores)
-        pull = self.counts * scores * (-rho * inverse**2 * self._size)[:, None]
+        size, live = self._size_of(scores), max(1, int((self._size > 0).sum()))
+        share = 1 / (len(rho) * self.goal.scale)
+        added = float(self._delta @ w) / (size**3 * live)
+        pull = self.counts * scores * (-(rho * inverse**2 * share + added) * self._size)[:, None]
         for side, rows in which:
-            pull.scatter_add_(1, rows, (side / self._top * inverse)[:, None].expand(-1, self._top))
-        mean = (pull / (len(rho) * self.goal.scale)).float().view(-1)
-        return (mean @ self.rows.view(-1, self.rows.shape[2])).double().numpy() + self._delta
+            pull.scatter_add_(1, rows, (side / self._top * inverse * share)[:, None].expand(-1, self._top))
+        flat = self.rows.view(-1, self.rows.shape[2])
+        return (pull.float().view(-1) @ flat).double().numpy() + self._delta / size
 
     def _curvature(self, scores: Tensor) -> Array:
         """H of `fixed_point` from the rows."""
@@ -251,5 +271,8 @@ class Model:
             total.addmm_((rows * f).T, rows)
         h = total.double().numpy()
         h = (h + h.T) / 2
+        size = np.diag(h)
+        rounding = size < _ROUNDING * size.max(initial=0.0)
+        h[rounding], h[:, rounding] = 0.0, 0.0
         h[np.diag_indices(len(h))] += self.goal.weight_decay / len(h)
         return h
