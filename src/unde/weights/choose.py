@@ -133,9 +133,9 @@ def _weights(data: Contributions, queries: Tensor, candidates: Sequence[Settings
 
 def _judge(data: Contributions, queries: Tensor, weights: Tensor, k: int) -> Tensor:
     """Sums over queries of normalised mean scores: of the weights' own top k, of the unweighted: (2,)."""
-    total, uniform = torch.zeros(2), torch.ones(data.groups)
+    total = torch.zeros(2)
     for span in data.spans("judging", queries, 24 * data.examples):
-        scores, unweighted = (normalised(s) for s in data.scores(span, [weights, uniform]))  # (q, N)
+        scores, unweighted = normalised(data.scores(span, [weights])[0]), data.unweighted(span)  # (q, N)
         total[0] += scores.topk(k).values.mean(1).sum()
         total[1] += scores.gather(1, unweighted.topk(k).indices).mean(1).sum()
     return total

@@ -58,6 +58,9 @@ class Contributions:
         self.query_bytes = 4 * self.examples * self.groups
         self._noise: Noise | None = None
         self._kept: Tensor | None = None
+        self._plain: tuple[Tensor, Tensor] | None = (
+            None  # unweighted scores, and of which queries they are known
+        )
         if noise > 0:
             passes = self.sweep("measuring the contributions", torch.arange(self.queries), 0)
             self._noise = Noise(noise * spread(block for _, blocks in passes for _, block in blocks), seed)
@@ -106,6 +109,21 @@ class Contributions:
                 w = w.to(c)
                 out[:, train] = finish(c @ w, w, span.queries, train).cpu()[span.wanted]
         return found
+
+    def unweighted(self, span: Span) -> Tensor:
+        """Final scores of uniform weights, (q, N), which are asked for again and again: they stay if they are small."""
+        which, uniform = span.wanted + span.queries.start, torch.ones(self.groups)
+        if 4 * self.queries * self.examples > self.memory // 32:
+            return self.scores(span, [uniform])[0]
+        if self._plain is None:
+            self._plain = (
+                torch.empty(self.queries, self.examples),
+                torch.zeros(self.queries, dtype=torch.bool),
+            )
+        scores, known = self._plain
+        if not known[which].all():
+            scores[which], known[which] = self.scores(span, [uniform])[0], True
+        return scores[which]
 
     def pulled(self, span: Span, pull: Tensor, picks: Tensor) -> tuple[Tensor, Tensor]:
         """Σ_n pull[q, n] C_q[n], (q, M), of pulls (q, N), and the contributions of the picked examples, (q, r, M)."""

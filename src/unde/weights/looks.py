@@ -61,15 +61,13 @@ class Look:
         self._kept: dict[int, _Scored] | None = (
             {} if 8 * queries * data.examples <= data.memory // 16 else None
         )
-        uniform = [torch.ones(data.groups)] * unweighted
         for span in self._spans("looking"):
-            first, *others = data.scores(span, [self._asked, *uniform])
-            scored = _Scored(problem, span.places, first, draw)
+            scored = _Scored(problem, span.places, data.scores(span, [self._asked])[0], draw)
             self.rho[span.places] = scored.rho
             if self._kept is not None:
                 self._kept[span.places.start] = scored
             if self.unweighted is not None:
-                self.unweighted[span.places] = _Scored(problem, span.places, others[0], draw).rho
+                self.unweighted[span.places] = _Scored(problem, span.places, data.unweighted(span), draw).rho
 
     @property
     def _asked(self) -> Tensor:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -66,7 +67,11 @@ class Copies:
 
     def objective(self, weights: Tensor | None = None) -> Tensor:
         """(Q,): the score of the original over the norm of all."""
-        return self._problem.values(self._weights(weights)).double()
+        return self._unweighted if weights is None else self._problem.values(weights).double()
+
+    @cached_property
+    def _unweighted(self) -> Tensor:
+        return self._problem.values(torch.ones(self._data.groups)).double()
 
     def learned(self, weight_decay: float, seed: int = 0) -> Tensor:
         """(M,) weights that maximise the mean objective."""

@@ -66,7 +66,7 @@ def pays(problem: Problem) -> bool:
     return (
         queries * data.examples * data.groups**2 >= _WORTH
         and data.groups >= _GROUPS
-        and data.examples >= 4 * max(rows, 2 * draw.reach)
+        and data.examples >= 4 * max(rows, draw.reach)
         and queries * rows * data.groups * 4 <= data.memory // _PART
     )
 
