@@ -38,7 +38,7 @@ from unde.weights.problem import Problem
 from unde.weights.settings import EPOCHS, LEARNING_RATE
 
 RESULTS = Path(__file__).parent / "results" / "weights.json"
-SIZES = {"full": (500, 5_000, 256), "quick": (100, 2_000, 96)}
+SIZES = {"full": (500, 5_000, 256), "quick": (100, 2_000, 128)}
 COPIES = {"full": (100_000, 256), "quick": (5_000, 64)}
 GB = 2**30
 
@@ -207,20 +207,20 @@ def _status(field: str) -> int:
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(field))
 
 
-def measure(quick: bool = False, given: Path | None = None) -> dict[str, Any]:
-    """Plain JSON. `given` is a file of contributions (Q, N, M), `.npy`, in place of the synthetic ones."""
+def measure(quick: bool = False, only: str | None = None, given: Path | None = None) -> dict[str, Any]:
+    """Plain JSON, of all parts or one. `given` is a `.npy` file of contributions (Q, N, M) in place of made ones."""
     size = "quick" if quick else "full"
-    values = contributions(*SIZES[size]) if given is None else torch.from_numpy(np.load(given)).float()
-    made: dict[str, Any] = {
-        "machine": machine(),
-        "torch": torch.__version__,
-        "contributions": "synthetic" if given is None else given.stem,
-        "solvers": solvers(values, (10,) if quick else (10, 50), turns=1 if quick else 3),
-        "candidates": candidates(values),
-        "streamed": streamed(values, 2**26 if quick else 2**29),
-    }
-    del values
-    if given is None:
+    made: dict[str, Any] = {"machine": machine(), "torch": torch.__version__}
+    made["contributions"] = "synthetic" if given is None else given.stem
+    if only != "self_retrieval":
+        values = contributions(*SIZES[size]) if given is None else torch.from_numpy(np.load(given)).float()
+        parts: dict[str, Callable[[], Any]] = {
+            "solvers": lambda: solvers(values, (10,) if quick else (10, 50), turns=1 if quick else 3),
+            "candidates": lambda: candidates(values),
+            "streamed": lambda: streamed(values, 2**26 if quick else 2**29),
+        }
+        made |= {name: run() for name, run in parts.items() if only in (None, name)}
+    if only in (None, "self_retrieval") and given is None:
         made["self_retrieval"] = self_retrieval(*COPIES[size], 2**28 if quick else 2 * GB)
     return made
 
@@ -230,13 +230,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="a small case, in seconds")
+    parser.add_argument("--only", choices=["solvers", "candidates", "streamed", "self_retrieval"])
     parser.add_argument("--contributions", type=Path, help="a .npy file (queries, examples, groups) instead")
     options = parser.parse_args()
-    found = measure(options.quick, options.contributions)
+    found = measure(options.quick, options.only, options.contributions)
     print(json.dumps(found, indent=1))
     if not options.quick and options.contributions is None:
+        there = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
         RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+        RESULTS.write_text(json.dumps(there | found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from unde.weights.quadratic import nonnegative_minimum, units
 
 Array = NDArray[np.float64]
 
-_WORTH, _GROUPS = 3e10, 64  # multiplications in the matrices G_q, and groups, from which on a sample pays
+_WORTH, _GROUPS = 2e9, 64  # multiplications in the matrices G_q, and groups, from which on a sample pays
 _SHARES = (2, 1, 3)  # of the rows of a query: what may be selected, ends, and random ones
 _ROWS = 200  # for each group, of all queries together
 _SHARE = 16  # rows of a query that are a share, at least
@@ -42,6 +42,7 @@ _SOON = 50  # a model that was right about a step of so many times that is belie
 _PART = 8  # a start is found on one query in so many, and rows take at most this fraction of the budget
 _FEWEST = 48  # queries to find a start on
 _INNER = 8  # steps on one model at most
+_FAR = 0.03  # a rise after which H is made anew
 _PROXIMAL = 1e-7
 _ROUNDING = 1e-24  # groups whose squares are smaller than this next to others' hold nothing but rounding
 _LENGTHS = (0.25, 0.5, 1.0)
@@ -167,8 +168,9 @@ class Model:
         """Weights of mean 1 at the top of the model, and how much higher it is than at the start."""
         w, scores = self.start, self.here
         begun = value = self._value(w, scores)
-        for turn in range(_INNER):
-            if turn == 1:
+        rise = 0.0
+        for _ in range(_INNER):
+            if rise > _FAR:
                 self._h = self._curvature(scores)
             slope = self._slope(w, scores) + self.goal.pull(w)
             step = self._minimum(slope, w) - w
