@@ -100,7 +100,7 @@ def test_reaches_what_the_exact_solver_reaches(values, always, loss, weight_deca
 
 def fixed_point_exactly(problem, weight_decay):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampled, "pays", lambda problem: False)
+        patch.setattr(sampled, "pays", lambda *_: False)
         return fixed_point(problem, weight_decay)
 
 
@@ -134,7 +134,7 @@ def test_fixed_point_takes_it_where_it_pays_and_goes_on_where_it_got_stuck(value
 
 
 def test_small_problems_are_solved_exactly(values):
-    assert not sampled.pays(problem_of(values))
+    assert not sampled.pays(problem_of(values), kept=True)
 
 
 def test_unit_of_the_scores_does_not_matter(values, always):

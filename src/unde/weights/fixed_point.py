@@ -63,7 +63,8 @@ def fixed_point(problem: Problem, weight_decay: float, grams: Grams | None = Non
 
     `grams` are those of the problem's queries, if they are at hand from another problem.
     """
-    if (grams is None or not grams.made) and sampled.pays(problem):
+    grams = grams or Grams(problem.data, problem.queries)
+    if not grams.made and sampled.pays(problem, grams.fit):
         climbed = sampled.climb(problem, weight_decay)
         if climbed.converged:
             mean = float(climbed.unweighted.mean())
@@ -72,8 +73,7 @@ def fixed_point(problem: Problem, weight_decay: float, grams: Grams | None = Non
     return _by_grams(problem, weight_decay, grams, np.ones(problem.data.groups))
 
 
-def _by_grams(problem: Problem, weight_decay: float, grams: Grams | None, w: Array) -> Fit:
-    grams = grams or Grams(problem.data, problem.queries)
+def _by_grams(problem: Problem, weight_decay: float, grams: Grams, w: Array) -> Fit:
     ones = np.ones(len(w))
     chosen, mean = select(problem, torch.from_numpy(ones))
     rho, _ = _ratios(mean.numpy(), ones, grams.apply(ones))
@@ -102,7 +102,7 @@ class Grams:
     def __init__(self, data: Contributions, queries: Tensor) -> None:
         self._data, self._queries = data, queries
         self._bytes = 16 * data.groups**2  # for each query, in float64 and twice over
-        self._fits = len(queries) * self._bytes <= data.memory // 4
+        self.fit = len(queries) * self._bytes <= data.memory // 4
         self._kept: list[tuple[slice, Array]] | None = None
 
     @property
@@ -121,7 +121,7 @@ class Grams:
         return total
 
     def _all(self) -> Iterable[tuple[slice, Array]]:
-        if self._fits and self._kept is None:
+        if self.fit and self._kept is None:
             self._kept = list(self._parts())
         return self._parts() if self._kept is None else self._kept
 

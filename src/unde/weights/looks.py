@@ -32,6 +32,11 @@ class Draw:
     random: Tensor  # (Q', s) training examples
 
     @property
+    def rows(self) -> int:
+        """Of each query, at most."""
+        return 2 * (self.ranks + self.ends) + self.random.shape[1]
+
+    @property
     def reach(self) -> int:
         """Ranks that the selectable ones stand for."""
         return self.stride * self.ranks
@@ -74,15 +79,15 @@ class Look:
         return torch.from_numpy(self.weights).float()
 
     def _spans(self, label: str) -> Iterator[Span]:
-        data, draw = self._problem.data, self._draw
-        rows = 2 * (draw.ranks + draw.ends) + draw.random.shape[1]
-        return data.spans(label, self._problem.queries, 24 * data.examples + 8 * rows * data.groups)
+        data = self._problem.data
+        each = 24 * data.examples + 8 * self._draw.rows * data.groups
+        return data.spans(label, self._problem.queries, each)
 
     @cached_property
     def told(self) -> tuple[Array, Rows]:
         """The slope of the mean objective, (M,), and rows."""
         data, slope = self._problem.data, torch.zeros(self._problem.data.groups, dtype=torch.float64)
-        values, between, rest = [], [], 0
+        values, between, rest = torch.empty(0), [], 0
         for span in self._spans("looking closer"):
             now = None if self._kept is None else self._kept.pop(span.places.start)
             if now is None:
@@ -92,11 +97,13 @@ class Look:
             sums, contributions = data.pulled(span, now.pull(), picks)
             slope += (sums.double() / now.unit).sum(0)
             size = now.unit * torch.where(now.norm > 0, now.norm, 1.0)[:, None]  # (q, 1)
-            values.append(contributions.div_(size[:, :, None].float()))
+            if not len(values):
+                values = torch.empty(len(self.rho), picks.shape[1], data.groups)
+            torch.div(contributions, size[:, :, None].float(), out=values[span.places])
             between.append(now.between(random))
             rest = now.rest
         mean = (slope / len(self.rho)).numpy()
-        return mean, Rows(torch.cat(values), torch.cat(between), rest)
+        return mean, Rows(values, torch.cat(between), rest)
 
 
 class _Scored:

@@ -35,7 +35,7 @@ Array = NDArray[np.float64]
 _WORTH, _GROUPS = 2e9, 64  # multiplications in the matrices G_q, and groups, from which on a sample pays
 _SHARES = (2, 1, 3)  # of the rows of a query: what may be selected, ends, and random ones
 _ROWS = 200  # for each group, of all queries together
-_SHARE = 16  # rows of a query that are a share, at least
+_SHARE, _FEW = 16, 4  # rows of a query that are a share: at least, and where memory is short
 _LOOKS = 12  # at most
 _LEFT = 1e-4  # of the objective: a way up that is shorter is left
 _SOON = 50  # a model that was right about a step of so many times that is believed that it was the last
@@ -59,17 +59,13 @@ class Climb:
     converged: bool
 
 
-def pays(problem: Problem) -> bool:
-    """Whether a sample is much smaller than the whole and the matrices G_q are costly."""
+def pays(problem: Problem, kept: bool) -> bool:
+    """Whether a sample is much smaller than the whole and fits, and the matrices G_q are costly, or not `kept`."""
     data, queries = problem.data, len(problem.queries)
+    if data.groups < _GROUPS or (kept and queries * data.examples * data.groups**2 < _WORTH):
+        return False
     draw = _draw(problem, _ROWS)
-    rows = 2 * (draw.ranks + draw.ends) + draw.random.shape[1]
-    return (
-        queries * data.examples * data.groups**2 >= _WORTH
-        and data.groups >= _GROUPS
-        and data.examples >= 4 * max(rows, draw.reach)
-        and queries * rows * data.groups * 4 <= data.memory // _PART
-    )
+    return draw.ends >= _FEW and data.examples >= 4 * max(draw.rows, draw.reach)
 
 
 def climb(problem: Problem, weight_decay: float) -> Climb:
@@ -118,8 +114,13 @@ def _draw(problem: Problem, rows: int) -> Draw:
     """About `rows` for each group, the same for the same shape."""
     queries, data = len(problem.queries), problem.data
     share = max(_SHARE, rows * data.groups // (sum(_SHARES) * queries))
+    sides = max(1, len(SIDES[problem.loss]))
+    each = (
+        4 * data.groups * (sides * _SHARES[0] + 2 * _SHARES[1] + _SHARES[2])
+    )  # bytes of a share of each kind
+    share = min(share, data.memory // (_PART * queries * each))
     ranks, ends, drawn = (share * s for s in _SHARES)
-    stride = 1 if problem.loss == "supervised" else -(-2 * problem.k // ranks)
+    stride = 1 if problem.loss == "supervised" else -(-2 * problem.k // max(1, ranks))
     generator = torch.Generator().manual_seed(0)
     return Draw(stride, ranks, ends, torch.randint(data.examples, (queries, drawn), generator=generator))
 
