@@ -116,7 +116,7 @@ def test_many_selected_are_told_by_some_of_them(values, always, k):
 
 def test_streamed_weights_are_those_in_memory(values, always):
     whole = sampled.climb(problem_of(values), 0.1)
-    tight = problem_of(values, memory=400_000, rows=111)
+    tight = problem_of(values, memory=1_500_000, rows=111)
     assert not tight.data.picks_queries
     np.testing.assert_allclose(sampled.climb(tight, 0.1).weights, whole.weights, rtol=1e-3, atol=1e-4)
 
