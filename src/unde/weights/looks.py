@@ -61,18 +61,22 @@ class Look:
         self.weights, self._problem, self._draw = weights, problem, draw
         data, queries = problem.data, len(problem.queries)
         self.rho = np.zeros(queries)
-        self.unweighted = np.zeros(queries) if unweighted else None  # (Q',) of uniform weights
+        self.unweighted = np.zeros(queries)  # (Q',) of uniform weights, if asked for
         # Scores stay for the slope if they fit.
         self._kept: dict[int, _Scored] | None = (
             {} if 8 * queries * data.examples <= data.memory // 16 else None
         )
+        uniform = bool((weights == 1).all())
         for span in self._spans("looking"):
             scored = _Scored(problem, span.places, data.scores(span, [self._asked])[0], draw)
             self.rho[span.places] = scored.rho
             if self._kept is not None:
                 self._kept[span.places.start] = scored
-            if self.unweighted is not None:
+            if unweighted and not uniform:
                 self.unweighted[span.places] = _Scored(problem, span.places, data.unweighted(span), draw).rho
+
+        if uniform:
+            self.unweighted = self.rho
 
     @property
     def _asked(self) -> Tensor:

@@ -69,26 +69,16 @@ def pays(problem: Problem, kept: bool) -> bool:
 
 
 def climb(problem: Problem, weight_decay: float) -> Climb:
-    """Weights by looks and models; the first start is found on some of the queries alone."""
-    start, queries = np.ones(problem.data.groups), problem.queries
-    if problem.data.picks_queries and len(queries) >= 4 * _FEWEST:
-        step = min(_PART, len(queries) // _FEWEST)
-        some = replace(problem, queries=queries[::step])
-        start = _climb(some, weight_decay, start, _ROWS // 4, looks=3, short=10 * _LEFT).weights
-    return _climb(problem, weight_decay, start, _ROWS, _LOOKS, _LEFT)
-
-
-def _climb(problem: Problem, weight_decay: float, w: Array, rows: int, looks: int, short: float) -> Climb:
-    draw = _draw(problem, rows)
+    """Weights by looks and models, from a start that some of the queries told."""
+    w, draw = _start(problem, weight_decay), _draw(problem, _ROWS)
     now = Look(problem, w, draw, unweighted=True)
-    assert now.unweighted is not None
     unweighted, scale = now.unweighted, float(np.abs(now.unweighted).mean())
     if scale == 0:
         raise nothing_to_learn()
     goal = Goal(scale, weight_decay)
     value, curve, model = goal.value(now.rho, w), [float(now.rho.mean())], None
-    while len(curve) < looks:
-        left = short * abs(value)
+    while len(curve) < _LOOKS:
+        left = _LEFT * abs(value)
         if model is not None and model.way_left(now) < left:
             return Climb(now.weights, unweighted, curve, True)
         model = Model(problem, goal, draw, now)
@@ -108,6 +98,22 @@ def _climb(problem: Problem, weight_decay: float, w: Array, rows: int, looks: in
         if as_foretold:
             return Climb(now.weights, unweighted, curve, True)
     return Climb(now.weights, unweighted, curve, False)
+
+
+def _start(problem: Problem, weight_decay: float) -> Array:
+    """Two models of one query in eight; uniform weights where these cost as much as all queries."""
+    w, queries = np.ones(problem.data.groups), problem.queries
+    if not problem.data.picks_queries or len(queries) < 4 * _FEWEST:
+        return w
+    some = replace(problem, queries=queries[:: min(_PART, len(queries) // _FEWEST)])
+    draw = _draw(some, _ROWS // 4)
+    now = Look(some, w, draw)
+    goal = Goal(float(np.abs(now.rho).mean()), weight_decay)
+    if goal.scale == 0:
+        return w
+    w, _ = Model(some, goal, draw, now).top()
+    w, _ = Model(some, goal, draw, Look(some, w, draw)).top()
+    return w
 
 
 def _draw(problem: Problem, rows: int) -> Draw:
