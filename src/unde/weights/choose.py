@@ -135,7 +135,8 @@ def _judge(data: Contributions, queries: Tensor, weights: Tensor, k: int) -> Ten
     """Sums over queries of normalised mean scores: of the weights' own top k, of the unweighted: (2,)."""
     total = torch.zeros(2)
     for span in data.spans("judging", queries, 24 * data.examples):
-        scores, unweighted = normalised(data.scores(span, [weights])[0]), data.unweighted(span)  # (q, N)
+        unweighted, scores = data.unweighted(span, [weights])  # (q, N)
+        scores = normalised(scores)
         total[0] += scores.topk(k).values.mean(1).sum()
         total[1] += scores.gather(1, unweighted.topk(k).indices).mean(1).sum()
     return total

@@ -98,32 +98,40 @@ class Contributions:
         which = span.wanted + span.queries.start
         if self._features is not None:
             return [self._features.scores(which, w) for w in weights]
-        finish, found = self.source.finish, [torch.empty(len(which), self.examples) for _ in weights]
         if self._kept is not None and self.linear:
-            for part, rows in self._runs(span):
-                for w, out in zip(weights, found):
-                    torch.mv(part.flatten(0, 1), w.to(part), out=out[rows].view(-1))
-            return found
+            asked = torch.stack(
+                [w.to(self._kept) for w in weights]
+            )  # all at once: contributions are read once
+            parts = [
+                (asked @ c.flatten(0, 1).T).view(len(asked), -1, self.examples) for c, _ in self._runs(span)
+            ]
+            return list(torch.cat(parts, dim=1))
+        finish, found = self.source.finish, [torch.empty(len(which), self.examples) for _ in weights]
         for train, c in self._blocks(span.queries):
             for w, out in zip(weights, found):
                 w = w.to(c)
                 out[:, train] = finish(c @ w, w, span.queries, train).cpu()[span.wanted]
         return found
 
-    def unweighted(self, span: Span) -> Tensor:
-        """Final scores of uniform weights, (q, N), which are asked for again and again: they stay if they are small."""
+    def unweighted(self, span: Span, weights: Sequence[Tensor] = ()) -> list[Tensor]:
+        """Final scores of uniform weights, (q, N), and of other ones.
+
+        Those of uniform weights are asked for again and again: they stay if they are small.
+        """
         which, uniform = span.wanted + span.queries.start, torch.ones(self.groups)
         if 4 * self.queries * self.examples > self.memory // 32:
-            return self.scores(span, [uniform])[0]
+            return self.scores(span, [uniform, *weights])
         if self._plain is None:
             self._plain = (
                 torch.empty(self.queries, self.examples),
                 torch.zeros(self.queries, dtype=torch.bool),
             )
-        scores, known = self._plain
-        if not known[which].all():
-            scores[which], known[which] = self.scores(span, [uniform])[0], True
-        return scores[which]
+        plain, known = self._plain
+        if known[which].all():
+            return [plain[which], *(self.scores(span, weights) if weights else ())]
+        found = self.scores(span, [uniform, *weights])
+        plain[which], known[which] = found[0], True
+        return found
 
     def pulled(self, span: Span, pull: Tensor, picks: Tensor) -> tuple[Tensor, Tensor]:
         """Σ_n pull[q, n] C_q[n], (q, M), of pulls (q, N), and the contributions of the picked examples, (q, r, M)."""

@@ -68,13 +68,17 @@ class Look:
         )
         uniform = bool((weights == 1).all())
         for span in self._spans("looking"):
-            scored = _Scored(problem, span.places, data.scores(span, [self._asked])[0], draw)
+            if uniform:
+                (scores,) = data.unweighted(span)
+            elif unweighted:
+                plain, scores = data.unweighted(span, [self._asked])
+                self.unweighted[span.places] = _Scored(problem, span.places, plain, draw).rho
+            else:
+                (scores,) = data.scores(span, [self._asked])
+            scored = _Scored(problem, span.places, scores, draw)
             self.rho[span.places] = scored.rho
             if self._kept is not None:
                 self._kept[span.places.start] = scored
-            if unweighted and not uniform:
-                self.unweighted[span.places] = _Scored(problem, span.places, data.unweighted(span), draw).rho
-
         if uniform:
             self.unweighted = self.rho
 
@@ -116,7 +120,8 @@ class _Scored:
     def __init__(self, problem: Problem, places: slice, scores: Tensor, draw: Draw) -> None:
         unit = scores.abs().amax(1, keepdim=True)  # (q, 1)
         unit = torch.where(unit > 0, unit, 1.0)
-        self.scores, self.unit = scores.div_(unit), unit.double()
+        scores = scores / unit
+        self.scores, self.unit = scores, unit.double()
         self.norm = torch.linalg.vector_norm(scores, dim=1, dtype=torch.float64)  # (q,)
         self._inverse = torch.where(self.norm > 0, 1 / self.norm, 0.0)
         positives = problem.positives_of(places)
