@@ -215,7 +215,7 @@ def measure(quick: bool = False, only: str | None = None, given: Path | None = N
     if only != "self_retrieval":
         values = contributions(*SIZES[size]) if given is None else torch.from_numpy(np.load(given)).float()
         parts: dict[str, Callable[[], Any]] = {
-            "solvers": lambda: solvers(values, (10,) if quick else (10, 50), turns=1 if quick else 3),
+            "solvers": lambda: solvers(values, (10,), turns=1 if quick else 3),
             "candidates": lambda: candidates(values),
             "streamed": lambda: streamed(values, 2**26 if quick else 2**29),
         }

@@ -28,7 +28,8 @@ cannot lower F either, since the k largest scores are those with the largest mea
 selections, so this ends, at a point that satisfies the first-order conditions of the true objective; the
 code also stops when a new selection has raised J by less than a millionth.
 
-Where the matrices G_q would cost many passes, `sampled` climbs J by a few, and this only goes on where that got stuck.
+Where the matrices G_q would cost many passes, `sampled` climbs J by a few, and this only goes on where that got stuck;
+where they do not even fit in memory, it does not.
 """
 
 from __future__ import annotations
@@ -66,9 +67,9 @@ def fixed_point(problem: Problem, weight_decay: float, grams: Grams | None = Non
     grams = grams or Grams(problem.data, problem.queries)
     if not grams.made and sampled.pays(problem, grams.fit):
         climbed = sampled.climb(problem, weight_decay)
-        if climbed.converged:
+        if climbed.converged or not grams.fit:
             mean = float(climbed.unweighted.mean())
-            return Fit(torch.from_numpy(climbed.weights), mean, climbed.curve, converged=True)
+            return Fit(torch.from_numpy(climbed.weights), mean, climbed.curve, climbed.converged)
         return _by_grams(problem, weight_decay, grams, climbed.weights)
     return _by_grams(problem, weight_decay, grams, np.ones(problem.data.groups))
 
