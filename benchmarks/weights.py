@@ -99,7 +99,7 @@ def solvers(values: Tensor, ks: tuple[int, ...], turns: int) -> list[dict[str, A
 
 
 def default(values: Tensor) -> dict[str, Any]:
-    """`learn_weights(scores)` as it is, of scores that no model can judge: 5 % of the examples, near uniform weights."""
+    """`learn_weights(scores)` as it is, of scores that no model can judge: k is 5 % of the examples."""
     scores = from_arrays(values, memory=16 * GB)
     seconds, weights, beside = measured(lambda: learn_weights(scores))
     return {"seconds": seconds, "bytes_beside_contributions": beside, "k": weights.provenance["k"]}
