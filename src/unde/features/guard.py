@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -19,9 +20,7 @@ def untouched(model: nn.Module) -> Generator[None]:
     Restores train/eval mode of every module, requires_grad and .grad of every parameter, every buffer (the
     tensor itself and its content), and the Python, NumPy and torch (CPU and CUDA) generators.
     """
-    modules = list(
-        model.modules()
-    )  # walked once: in a model of many small modules the walk is most of the time
+    modules = list(model.modules())  # walked once: of many small modules the walk is most of the time
     modes = [(m, m.training) for m in modules]
     held = _once(p for m in modules for p in m._parameters.values())
     parameters = [(p, p.requires_grad, p.grad) for p in held]
@@ -33,7 +32,8 @@ def untouched(model: nn.Module) -> Generator[None]:
     ends: list[Any] = []
     fastpath = torch.backends.mha.get_fastpath_enabled()
     eager = getattr(torch.compiler, "set_stance", None)  # hooks are for the modules as they were written
-    stance = nullcontext() if eager is None else eager("force_eager")
+    compiles = "torch._dynamo" in sys.modules  # whoever compiles has imported it, which takes a second
+    stance = nullcontext() if eager is None or not compiles else eager("force_eager")
     stance.__enter__()
     try:
         torch.backends.mha.set_fastpath_enabled(False)  # it skips the modules whose hooks we need

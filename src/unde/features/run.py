@@ -103,11 +103,19 @@ class FeaturePass:
     def __exit__(self, *exc: Any) -> None:
         self._stack.__exit__(*exc)
 
-    def over(self, batches: Iterable[Batch]) -> Iterator[Found]:
-        """Batch after batch, each as one pass."""
+    def over(self, batches: Iterable[Batch], out: Tensor | None = None) -> Iterator[Found]:
+        """Batch after batch, each as one pass; features in the rows of `out` one after the other, if it is given."""
+        collect, at = self.collect, 0
         for where, batch, digests in batches:
-            features, values = self.collect(to_device(batch, self.collect.device), list(where))
-            beside = self.collect.beside.float().cpu()
+            rows = None if out is None else out[at : at + len(where)]
+            at += len(where)
+            direct = rows is not None and (rows.device, rows.dtype) == (collect.device, collect.dtype)
+            features, values = collect(
+                to_device(batch, collect.device), list(where), rows if direct else None
+            )
+            if rows is not None and not direct:
+                features = rows.copy_(features)
+            beside = collect.beside.float().cpu()
             yield Found(where, features.float().cpu(), values.float().cpu(), beside, digests)
 
 
