@@ -117,10 +117,16 @@ class Worker:
         env = dict(os.environ)
         if source is not None:
             env["PYTHONPATH"] = os.pathsep.join([source, env.get("PYTHONPATH", "")])
-        command = [sys.executable, __file__, "--worker"]
+        command = [sys.executable, "-m", "benchmarks.fixed", "--worker"]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
-            command, env=env, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
+            command,
+            env=env,
+            cwd=Path(__file__).parents[1],
+            stdin=pipe,
+            stdout=pipe,
+            stderr=subprocess.DEVNULL,
+            text=True,
         )
 
     def __call__(self, case: str, rank: int, n: int, queries: int = 0) -> dict[str, float]:
