@@ -133,13 +133,10 @@ def _weights(data: Contributions, queries: Tensor, candidates: Sequence[Settings
 
 def _judge(data: Contributions, queries: Tensor, weights: Tensor, k: int) -> Tensor:
     """Sums over queries of normalised mean scores: of the weights' own top k, of the unweighted: (2,)."""
-    finish, total = data.source.finish, torch.zeros(2)
-    for span, blocks in data.sweep("judging", queries, 16 * data.examples):
-        parts = []
-        for train, c in blocks:
-            both = (weights.to(c), torch.ones_like(weights).to(c))
-            parts.append(torch.stack([finish(c @ w, w, span.queries, train) for w in both]))
-        scores, unweighted = normalised(torch.cat(parts, dim=2).cpu()[:, span.wanted])  # (q, N)
+    total = torch.zeros(2)
+    for span in data.spans("judging", queries, 24 * data.examples):
+        unweighted, scores = data.unweighted(span, [weights])  # (q, N)
+        scores = normalised(scores)
         total[0] += scores.topk(k).values.mean(1).sum()
         total[1] += scores.gather(1, unweighted.topk(k).indices).mean(1).sum()
     return total

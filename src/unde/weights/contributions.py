@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from unde import console
 from unde.errors import UndeError
+from unde.weights.from_features import FromFeatures
 from unde.weights.noise import Noise, spread
 from unde.weights.source import ResolvedScores
 
 KEPT = 2  # contributions stay in memory if they take at most this fraction of the budget, 1 in 2
 SPANS = 4  # what is held for the queries of a span takes at most this fraction
+_NEAR = (
+    2**26
+)  # bytes of kept contributions that are read twice in a row, so that the second time they are near
 Blocks = Iterable[tuple[slice, Tensor]]
 
 
@@ -53,11 +58,20 @@ class Contributions:
         self.query_bytes = 4 * self.examples * self.groups
         self._noise: Noise | None = None
         self._kept: Tensor | None = None
+        self._plain: tuple[Tensor, Tensor] | None = (
+            None  # unweighted scores, and of which queries they are known
+        )
         if noise > 0:
             passes = self.sweep("measuring the contributions", torch.arange(self.queries), 0)
             self._noise = Noise(noise * spread(block for _, blocks in passes for _, block in blocks), seed)
         if keeps(self.queries, self.examples, self.groups, self.memory):
             self._kept = self.load(slice(0, self.queries))
+        self._features = FromFeatures.of(source) if self._kept is None and self._noise is None else None
+
+    @property
+    def picks_queries(self) -> bool:
+        """Whether some of the queries cost no more than their share."""
+        return self._kept is not None or self._features is not None
 
     def sweep(self, label: str, wanted: Tensor, query_bytes: int) -> Iterator[tuple[Span, Blocks]]:
         """One pass over the sorted `wanted` queries: spans of them, each with its (q, n, M) blocks.
@@ -67,6 +81,75 @@ class Contributions:
         with console.progress(label, self.queries * self.examples, unit="scores") as advance:
             for span in self._spans(wanted, query_bytes):
                 yield span, self._blocks(span.queries, advance)
+
+    def spans(self, label: str, wanted: Tensor, query_bytes: int) -> Iterator[Span]:
+        """One pass over the sorted `wanted` queries for who reads a span by `scores` and `pulled`."""
+        if self._kept is not None:
+            query_bytes = max(query_bytes, self.memory * self.query_bytes // (SPANS * _NEAR))
+        elif self._features is not None:
+            query_bytes += self._features.query_bytes
+        with console.progress(label, len(wanted), unit="queries") as advance:
+            for span in self._spans(wanted, query_bytes):
+                yield span
+                advance(len(span.wanted))
+
+    def scores(self, span: Span, weights: Sequence[Tensor]) -> list[Tensor]:
+        """Final scores of the wanted queries of a span, (q, N) for each of the weights (M,)."""
+        which = span.wanted + span.queries.start
+        if self._features is not None:
+            return [self._features.scores(which, w) for w in weights]
+        if self._kept is not None and self.linear:
+            asked = torch.stack(
+                [w.to(self._kept) for w in weights]
+            )  # all at once: contributions are read once
+            parts = [
+                (asked @ c.flatten(0, 1).T).view(len(asked), -1, self.examples) for c, _ in self._runs(span)
+            ]
+            return list(torch.cat(parts, dim=1))
+        finish, found = self.source.finish, [torch.empty(len(which), self.examples) for _ in weights]
+        for train, c in self._blocks(span.queries):
+            for w, out in zip(weights, found):
+                w = w.to(c)
+                out[:, train] = finish(c @ w, w, span.queries, train).cpu()[span.wanted]
+        return found
+
+    def unweighted(self, span: Span, weights: Sequence[Tensor] = ()) -> list[Tensor]:
+        """Final scores of uniform weights, (q, N), and of other ones.
+
+        Those of uniform weights are asked for again and again: they stay if they are small.
+        """
+        which, uniform = span.wanted + span.queries.start, torch.ones(self.groups)
+        if 4 * self.queries * self.examples > self.memory // 32:
+            return self.scores(span, [uniform, *weights])
+        if self._plain is None:
+            self._plain = (
+                torch.empty(self.queries, self.examples),
+                torch.zeros(self.queries, dtype=torch.bool),
+            )
+        plain, known = self._plain
+        if known[which].all():
+            return [plain[which], *(self.scores(span, weights) if weights else ())]
+        found = self.scores(span, [uniform, *weights])
+        plain[which], known[which] = found[0], True
+        return found
+
+    def pulled(self, span: Span, pull: Tensor, picks: Tensor) -> tuple[Tensor, Tensor]:
+        """Σ_n pull[q, n] C_q[n], (q, M), of pulls (q, N), and the contributions of the picked examples, (q, r, M)."""
+        which = span.wanted + span.queries.start
+        if self._features is not None:
+            return self._features.pulled(which, pull, picks)
+        sums = torch.zeros(len(which), self.groups)
+        if self._kept is not None:
+            for part, rows in self._runs(span):
+                torch.bmm(pull[rows, None], part, out=sums[rows, None])
+            return sums, self._kept[which[:, None], picks]
+        rows = torch.empty(*picks.shape, self.groups)
+        for train, block in self._blocks(span.queries):
+            c = block.cpu()[span.wanted]  # (q, n, M)
+            sums += torch.bmm(pull[:, None, train], c)[:, 0]
+            query, place = ((picks >= train.start) & (picks < train.stop)).nonzero(as_tuple=True)
+            rows[query, place] = c[query, picks[query, place] - train.start]
+        return sums, rows
 
     def each(self, wanted: Tensor) -> Iterator[tuple[int, Blocks]]:
         """The wanted queries one by one, each with (n, M) blocks that can be read repeatedly."""
@@ -88,13 +171,21 @@ class Contributions:
 
     def _spans(self, wanted: Tensor, query_bytes: int) -> Iterator[Span]:
         # At least one training example of every query in the span must fit, whatever the caller holds.
-        step = together(query_bytes, self.groups, self.memory)
+        step, wanted = together(query_bytes, self.groups, self.memory), wanted.contiguous()
         for start in range(0, self.queries, step):
             low, high = torch.searchsorted(wanted, torch.tensor([start, start + step])).tolist()
             if low < high:
                 part = wanted[low:high]
                 first, last = int(part[0]), int(part[-1])
                 yield Span(slice(first, last + 1), part - first, slice(low, high))
+
+    def _runs(self, span: Span) -> Iterator[tuple[Tensor, slice]]:
+        """Kept contributions of wanted queries that follow one another, with their places in the span."""
+        assert self._kept is not None
+        ends = (span.wanted.diff() != 1).nonzero()[:, 0].add(1).tolist()
+        for start, stop in pairwise([0, *ends, len(span.wanted)]):
+            first = span.queries.start + int(span.wanted[start])
+            yield self._kept[first : first + stop - start], slice(start, stop)
 
     def _blocks(
         self, queries: slice, advance: Callable[[int], None] | None = None

@@ -27,23 +27,27 @@ to its minimiser is a direction of ascent; a line search takes as much of it as 
 cannot lower F either, since the k largest scores are those with the largest mean. There are finitely many
 selections, so this ends, at a point that satisfies the first-order conditions of the true objective; the
 code also stops when a new selection has raised J by less than a millionth.
+
+Where the matrices G_q would cost many passes, `sampled` climbs J by a few, and this only goes on where that got stuck;
+where they do not even fit in memory, it does not.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.linalg import cholesky, solve_triangular
-from scipy.optimize import brentq, nnls
+from scipy.optimize import brentq
 from torch import Tensor
 
+from unde.weights import sampled
 from unde.weights.contributions import Contributions
 from unde.weights.problem import Fit, Problem, nothing_to_learn
+from unde.weights.quadratic import nonnegative_minimum, units
 from unde.weights.selection import select
 
 Array = NDArray[np.float64]
@@ -60,14 +64,26 @@ def fixed_point(problem: Problem, weight_decay: float, grams: Grams | None = Non
 
     `grams` are those of the problem's queries, if they are at hand from another problem.
     """
-    w = np.ones(problem.data.groups)
     grams = grams or Grams(problem.data, problem.queries)
-    chosen, mean = select(problem, torch.from_numpy(w))
-    rho, _ = _ratios(mean.numpy(), w, grams.apply(w))
+    if not grams.made and sampled.pays(problem, grams.fit):
+        climbed = sampled.climb(problem, weight_decay)
+        if climbed.converged or not grams.fit:
+            mean = float(climbed.unweighted.mean())
+            return Fit(torch.from_numpy(climbed.weights), mean, climbed.curve, climbed.converged)
+        return _by_grams(problem, weight_decay, grams, climbed.weights)
+    return _by_grams(problem, weight_decay, grams, np.ones(problem.data.groups))
+
+
+def _by_grams(problem: Problem, weight_decay: float, grams: Grams, w: Array) -> Fit:
+    ones = np.ones(len(w))
+    chosen, mean = select(problem, torch.from_numpy(ones))
+    rho, _ = _ratios(mean.numpy(), ones, grams.apply(ones))
     if not rho.any():
         raise nothing_to_learn()
     unweighted = float(rho.mean())
     goal = _Goal(grams, scale=float(np.abs(rho).mean()), weight_decay=weight_decay)
+    if not np.array_equal(w, ones):
+        chosen, mean = select(problem, torch.from_numpy(w))
     curve: list[float] = []
     best = -math.inf
     for _ in range(_PASSES):
@@ -82,24 +98,33 @@ def fixed_point(problem: Problem, weight_decay: float, grams: Grams | None = Non
 
 
 class Grams:
-    """G_q = C_qᵀ C_q of every query, kept if they fit in an eighth of the memory budget, else made anew each time."""
+    """G_q = C_qᵀ C_q of every query, when needed; kept if they fit in an eighth of the budget, else made anew."""
 
     def __init__(self, data: Contributions, queries: Tensor) -> None:
         self._data, self._queries = data, queries
         self._bytes = 16 * data.groups**2  # for each query, in float64 and twice over
-        fits = len(queries) * self._bytes <= data.memory // 4
-        self._kept = list(self._parts()) if fits else None
+        self.fit = len(queries) * self._bytes <= data.memory // 4
+        self._kept: list[tuple[slice, Array]] | None = None
+
+    @property
+    def made(self) -> bool:
+        return self._kept is not None
 
     def apply(self, vector: Array) -> Array:
         """G_q v for each query: (Q', M)."""
-        return np.concatenate([gram @ vector for _, gram in self._kept or self._parts()])
+        return np.concatenate([gram @ vector for _, gram in self._all()])
 
     def combine(self, factors: Array) -> Array:
         """Σ_q f_q G_q: (M, M)."""
         total = np.zeros((self._data.groups, self._data.groups))
-        for places, gram in self._kept or self._parts():
+        for places, gram in self._all():
             total += np.tensordot(factors[places], gram, 1)
         return total
+
+    def _all(self) -> Iterable[tuple[slice, Array]]:
+        if self.fit and self._kept is None:
+            self._kept = list(self._parts())
+        return self._parts() if self._kept is None else self._kept
 
     def _parts(self) -> Iterator[tuple[slice, Array]]:
         """Queries' places with their (q, M, M) matrices, in float64: squares lose half the digits."""
@@ -129,12 +154,11 @@ class _Goal:
         gw = self.grams.apply(w)  # (Q', M)
         for _ in range(_STEPS):
             h, b = self._model(a, w, gw)
-            unit = np.sqrt(np.diag(h))
-            unit[unit == 0] = 1.0  # groups without contributions
+            unit = units(h)
             slope = b - h @ w
             if _residual(slope / unit, w * unit) <= _SLOPE:
                 return w, self._value(a, w, gw), True
-            target = _nonnegative_minimum(h, b, w, unit)
+            target = nonnegative_minimum(h, b, w, unit, _PROXIMAL)
             step = target / target.mean() - w
             w, gw = self._line_search(a, w, gw, step, float(slope @ step))
         return w, self._value(a, w, gw), False
@@ -183,15 +207,3 @@ def _ratios(a: Array, w: Array, gw: Array) -> tuple[Array, Array]:
 def _residual(slope: Array, w: Array) -> float:
     """How far a unit step up the slope moves w ≥ 0: zero just where the first-order conditions hold."""
     return float(np.abs(np.maximum(w + slope, 0) - w).max())
-
-
-def _nonnegative_minimum(h: Array, b: Array, w: Array, unit: Array) -> Array:
-    """argmin over x ≥ 0 of ½ xᵀHx − b·x, with a faint pull to w.
-
-    Groups' contributions differ by orders of magnitude; in x·unit, H has a unit diagonal.
-    """
-    scaled = h / unit[:, None] / unit
-    scaled[np.diag_indices(len(w))] += _PROXIMAL
-    factor = cholesky(scaled, lower=True)
-    right = solve_triangular(factor, b / unit + _PROXIMAL * w * unit, lower=True)
-    return nnls(factor.T, right)[0] / unit

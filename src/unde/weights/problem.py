@@ -25,10 +25,8 @@ class Problem:
     def values(self, weights: Tensor) -> Tensor:
         """The objective of each of the queries at `weights`: (Q',)."""
         data, values = self.data, torch.empty(len(self.queries))
-        finish = data.source.finish
-        for span, blocks in data.sweep("scoring", self.queries, 16 * data.examples):
-            parts = [finish(c @ weights.to(c), weights.to(c), span.queries, train) for train, c in blocks]
-            scores = torch.cat(parts, dim=1).cpu()[span.wanted]  # (q, N)
+        for span in data.spans("scoring", self.queries, 16 * data.examples):
+            (scores,) = data.scores(span, [weights])  # (q, N)
             values[span.places] = objective(scores, self.k, self.loss, self.positives_of(span.places))
         return values
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -55,22 +56,22 @@ class Copies:
 
     def found(self, weights: Tensor | None = None) -> Tensor:
         """(Q,) bool: whether the original scores higher than all that is not equal to it."""
-        w, finish = self._weights(weights), self.scores.finish
-        own, best = torch.empty(self._data.queries), torch.full((self._data.queries,), -math.inf)
-        for span, blocks in self._data.sweep("finding", self._problem.queries, 12 * self._data.examples):
-            rows = self.originals[span.places]
-            for train, c in blocks:
-                scores = finish(c @ w.to(c), w.to(c), span.queries, train).cpu()[span.wanted]  # (q, n)
-                here = (rows >= train.start) & (rows < train.stop)
-                own[span.places][here] = scores[here, rows[here] - train.start]
-                twins = self.content[rows].unsqueeze(1) == self.content[train]
-                others = scores.masked_fill(twins, -math.inf).amax(1)
-                best[span.places] = torch.maximum(best[span.places], others)
-        return own > best
+        data, found = self._data, torch.empty(self._data.queries, dtype=torch.bool)
+        for span in data.spans("finding", self._problem.queries, 24 * data.examples):
+            (scores,) = data.scores(span, [self._weights(weights)])  # (q, N)
+            rows = self.originals[span.places][:, None]
+            own = scores.gather(1, rows)[:, 0]
+            twins = self.content[rows] == self.content
+            found[span.places] = own > scores.masked_fill_(twins, -math.inf).amax(1)
+        return found
 
     def objective(self, weights: Tensor | None = None) -> Tensor:
         """(Q,): the score of the original over the norm of all."""
-        return self._problem.values(self._weights(weights)).double()
+        return self._unweighted if weights is None else self._problem.values(weights).double()
+
+    @cached_property
+    def _unweighted(self) -> Tensor:
+        return self._problem.values(torch.ones(self._data.groups)).double()
 
     def learned(self, weight_decay: float, seed: int = 0) -> Tensor:
         """(M,) weights that maximise the mean objective."""

@@ -1,0 +1,254 @@
+"""Seconds and bytes of weight learning: the fixed-point solver beside Algorithm 1 as it is written, and self-retrieval.
+
+    python -m benchmarks.weights            # prints, writes benchmarks/results/weights.json
+    python -m benchmarks.weights --quick
+
+Contributions of 500 queries, 5,000 training examples and 256 groups are in memory (2.6 GB); Algorithm 1 takes its 10
+epochs of one step for each query. Both solvers maximise the same objective, without decay, whose exact value at both
+results is told; times are medians of turns. `candidates` is what `learn_weights(scores)` of an index waits for beside
+self-retrieval: every k and weight decay that "auto" tries. `streamed` is the same problem, read in blocks within a
+budget of 512 MB. Self-retrieval finds its strength, learns, judges and reports among 100,000 training examples of 256
+groups, of 8 features each, within 2 GB; copies are features with noise, so that no model is run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.features import machine
+from unde import learn_weights
+from unde.groups import Groups
+from unde.methods import TracIn
+from unde.scores import GroupScores, from_arrays
+from unde.scores.train_side import TrainSide
+from unde.weights import retrieval
+from unde.weights.adamw import adamw
+from unde.weights.contributions import Contributions
+from unde.weights.fixed_point import Grams, fixed_point
+from unde.weights.problem import Problem
+from unde.weights.settings import EPOCHS, LEARNING_RATE
+
+RESULTS = Path(__file__).parent / "results" / "weights.json"
+SIZES = {"full": (500, 5_000, 256), "quick": (100, 2_000, 128)}
+COPIES = {"full": (100_000, 256), "quick": (5_000, 64)}
+GB = 2**30
+
+
+def contributions(queries: int, examples: int, groups: int, seed: int = 0) -> Tensor:
+    """(Q, N, M): one example in fifty has influence; groups differ in strength and size and share some noise."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    strength, size = torch.rand(groups, generator=generator) ** 3, normal(groups).exp()
+    run = examples + 8 * queries  # noise of the next query is that of this one, shifted by 8
+    noise = normal(run, groups) + 0.3 * normal(run, 8) @ normal(8, groups)
+    made = torch.empty(queries, examples, groups)
+    for q, part in enumerate(made):
+        part.copy_(noise[8 * q : 8 * q + examples])
+        hit = torch.randperm(examples, generator=generator)[: max(1, examples // 50)]
+        influence = 3 * normal(len(hit), 1).abs() ** 1.5
+        part[hit] += influence * strength * (1 + 0.3 * normal(len(hit), groups))
+        part *= size
+    return made
+
+
+def solvers(values: Tensor, ks: tuple[int, ...], turns: int) -> list[dict[str, Any]]:
+    """Both, in turns, with the exact objective at what they found, as a multiple of the unweighted one."""
+    names = [str(j) for j in range(values.shape[2])]
+    data = Contributions(from_arrays(values, groups=names, memory=16 * GB))
+    rows = []
+    for k in ks:
+        problem = Problem(data, torch.arange(len(values)), k, "top-k")
+        unweighted = float(problem.values(torch.ones(data.groups)).mean())
+        runs: dict[str, Callable[[], Any]] = {
+            "fixed-point": lambda p=problem: fixed_point(p, 0.0),
+            "adamw": lambda p=problem: adamw(p, 0.0, EPOCHS, LEARNING_RATE, 0),
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in runs}
+        told: dict[str, Any] = {}
+        for _ in range(turns):
+            for name, run in runs.items():
+                taken, fit, beside = measured(run)
+                seconds[name].append(taken)
+                reached = float(problem.values(fit.weights.float()).mean()) / unweighted
+                told[name] = {"objective": reached, "bytes_beside_contributions": beside}
+                if name == "fixed-point":
+                    told[name] |= {"looks": len(fit.curve), "converged": fit.converged}
+        both: dict[str, dict[str, Any]] = {
+            name: {"seconds": median(seconds[name]), "all_seconds": seconds[name], **told[name]}
+            for name in runs
+        }
+        ratio = both["adamw"]["seconds"] / both["fixed-point"]["seconds"]
+        relative = both["fixed-point"]["objective"] / both["adamw"]["objective"]
+        rows.append(
+            {"k": k, "shape": list(values.shape), **both, "times_faster": ratio, "objective_ratio": relative}
+        )
+    return rows
+
+
+def default(values: Tensor) -> dict[str, Any]:
+    """`learn_weights(scores)` as it is, of scores that no model can judge: k is 5 % of the examples."""
+    scores = from_arrays(values, memory=16 * GB)
+    seconds, weights, beside = measured(lambda: learn_weights(scores))
+    return {"seconds": seconds, "bytes_beside_contributions": beside, "k": weights.provenance["k"]}
+
+
+def candidates(values: Tensor) -> dict[str, Any]:
+    """All that "auto" tries."""
+    examples = values.shape[1]
+    data = Contributions(from_arrays(values, memory=16 * GB))
+    asked = [(k, decay) for k in (3, 10, examples // 100, examples // 20) for decay in (0.1, 1.0)]
+    everything = torch.arange(len(values))
+
+    def run() -> list[bool | None]:
+        grams = Grams(data, everything)
+        return [
+            fixed_point(Problem(data, everything, k, "top-k"), decay, grams).converged for k, decay in asked
+        ]
+
+    seconds, converged, beside = measured(run)
+    return {
+        "candidates": len(asked),
+        "seconds": seconds,
+        "bytes_beside_contributions": beside,
+        "converged": sum(bool(c) for c in converged),
+    }
+
+
+def streamed(values: Tensor, memory: int) -> dict[str, Any]:
+    """The fixed point and an epoch of Algorithm 1 within `memory`, of contributions that do not fit."""
+    made = {"memory": memory}
+    for name in ("fixed-point", "adamw"):
+
+        def run(name: str = name) -> None:
+            data = Contributions(from_arrays(values, memory=memory))
+            problem = Problem(data, torch.arange(len(values)), 10, "top-k")
+            _ = (
+                fixed_point(problem, 0.1)
+                if name == "fixed-point"
+                else adamw(problem, 0.0, 1, LEARNING_RATE, 0)
+            )
+
+        seconds, _, beside = measured(run)
+        made[name] = {"seconds": seconds, "bytes": beside}
+    return made
+
+
+def self_retrieval(examples: int, groups: int, memory: int, width: int = 8) -> dict[str, Any]:
+    """What `index.learn_weights()` does once copies have features: search, learning, judging, reporting."""
+    generator = torch.Generator().manual_seed(0)
+    spread = (4 * torch.rand(groups, generator=generator) ** 3).repeat_interleave(width)
+    features = torch.randn(examples, groups * width, generator=generator)
+    content, drawn = torch.arange(examples), torch.randperm(examples, generator=generator)
+    parts = drawn[:608].split([48, 200, 260, 100])
+
+    def copies(which: Tensor, noise: float) -> retrieval.Copies:
+        random = torch.randn(len(which), groups * width, generator=generator)
+        asked = features[which] + 20 * noise * spread * random
+        return retrieval.Copies(_scores(features, asked, groups, width, memory // 4), which, content)
+
+    def run() -> dict[str, Any]:
+        search, learn, judging, report = parts
+        found = retrieval.search(lambda s: float(copies(search, s).found().float().mean()), 0.05, 1.0)
+        half = len(judging) // 2
+        trial = retrieval.Trial(
+            "noise", found, copies(judging[:half], found.strength), copies(judging[half:], 0.05)
+        )
+        judged = retrieval.judge(retrieval.candidates({"noise": copies(learn, found.strength)}), [trial])
+        best = retrieval.best(judged)
+        told = copies(report, found.strength)
+        after = None if best is None else best.weights
+        shares = [float(told.found(w).float().mean()) for w in (None, after)]
+        return {"strength": found.strength, "found": shares, "refused": best is None}
+
+    seconds, told, beside = measured(run)
+    return {
+        "examples": examples,
+        "groups": groups,
+        "seconds": seconds,
+        "memory": memory,
+        "bytes": beside,
+        **told,
+    }
+
+
+def _scores(train: Tensor, queries: Tensor, groups: int, width: int, memory: int) -> GroupScores:
+    cuts = [slice(a, min(a + 2048, len(train))) for a in range(0, len(train), 2048)]
+    units = [f"p{j}" for j in range(groups)]
+    side = TrainSide(
+        examples=len(train),
+        units=units,
+        columns=[slice(j * width, (j + 1) * width) for j in range(groups)],
+        checkpoint_weights=[1.0],
+        cuts=cuts,
+        block=lambda s: [train[cuts[s]]],
+        squares=lambda: train.square().sum(1, keepdim=True),
+        skipped=lambda: torch.zeros(len(train), dtype=torch.bool),
+        ids=None,
+    )
+    names = Groups({unit: (unit,) for unit in units})
+    return GroupScores(side, queries[None], TracIn(), names, [""] * len(queries), {}, memory)
+
+
+def measured(run: Callable[[], Any]) -> tuple[float, Any, int]:
+    """Seconds, what came out, and the most bytes at once beyond those before, as Linux tells them."""
+    Path("/proc/self/clear_refs").write_text("5")
+    before, begun = _status("VmRSS"), time.perf_counter()
+    result = run()
+    return time.perf_counter() - begun, result, max(0, _status("VmHWM") - before)
+
+
+def _status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(field))
+
+
+def measure(quick: bool = False, only: str | None = None, given: Path | None = None) -> dict[str, Any]:
+    """Plain JSON, of all parts or one. `given` is a `.npy` file of contributions (Q, N, M) in place of made ones."""
+    size = "quick" if quick else "full"
+    made: dict[str, Any] = {"machine": machine(), "torch": torch.__version__}
+    made["contributions"] = "synthetic" if given is None else given.stem
+    if only != "self_retrieval":
+        values = contributions(*SIZES[size]) if given is None else torch.from_numpy(np.load(given)).float()
+        parts: dict[str, Callable[[], Any]] = {
+            "solvers": lambda: solvers(values, (10,), turns=1 if quick else 3),
+            "default": lambda: default(values),
+            "candidates": lambda: candidates(values),
+            "streamed": lambda: streamed(values, 2**26 if quick else 2**29),
+        }
+        made |= {name: run() for name, run in parts.items() if only in (None, name)}
+    if only in (None, "self_retrieval") and given is None:
+        made["self_retrieval"] = self_retrieval(*COPIES[size], 2**28 if quick else 2 * GB)
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="a small case, in seconds")
+    parser.add_argument("--only", choices=["solvers", "default", "candidates", "streamed", "self_retrieval"])
+    parser.add_argument("--contributions", type=Path, help="a .npy file (queries, examples, groups) instead")
+    options = parser.parse_args()
+    found = measure(options.quick, options.only, options.contributions)
+    print(json.dumps(found, indent=1))
+    if not options.quick and options.contributions is None:
+        there = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps(there | found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

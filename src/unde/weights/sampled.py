@@ -1,0 +1,287 @@
+"""The fixed-point solver on a sample, for problems whose matrices G_q = C_qᵀ C_q would cost many passes over the data.
+
+A look (`looks`) gives the objective and its slope at w exactly. How it goes on from there is told by a model of it that
+is made of some rows of every C_q: those at the ends of the ranking, which may be selected and which make up much of the
+norm, as they are; and random ones, which stand for all between. In the model
+
+    ρ_q(x) = ρ_q(w) + top(x) / ‖R_q x‖ − top(w) / ‖R_q w‖,
+
+top the mean of the k highest among the rows that may be selected, R_q all rows, each weighed by the root of how many it
+stands for, with ‖R_q w‖ set to its true value. So values are exact at w, and rows are selected anew as x moves. A slope
+δ·x / ‖R x‖ is added that makes the slope of the model at w the exact one. The model is climbed by the fixed-point
+iteration, with H from the same rows, and the next look is at its top.
+
+Such a model need not be good: the error after a look is the one before times the relative error of H. Two or three
+looks are usual. A look that is lower than the last is taken back half way. When the way up that is left is less than a
+ten-thousandth of the objective, this ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from unde.weights.looks import Draw, Look
+from unde.weights.objective import SIDES
+from unde.weights.problem import Problem, nothing_to_learn
+from unde.weights.quadratic import nonnegative_minimum, units
+
+Array = NDArray[np.float64]
+
+_WORTH, _GROUPS = 2e9, 64  # multiplications in the matrices G_q, and groups, from which on a sample pays
+_SHARES = (2, 1, 3)  # of the rows of a query: what may be selected, ends, and random ones
+_ROWS = 200  # for each group, of all queries together
+_SHARE, _FEW = 16, 4  # rows of a query that are a share: at least, and where memory is short
+_LOOKS = 20  # at most
+_LEFT = 1e-4  # of the objective: a way up that is shorter is left
+_SOON = 50  # a model that was right about a step of so many times that is believed that it was the last
+_PART = 8  # a start is found on one query in so many, and rows take at most this fraction of the budget
+_FEWEST = 48  # queries to find a start on
+_INNER = 8  # steps on one model at most
+_FAR = 0.03  # a rise after which H is made anew
+_PROXIMAL = 1e-7
+_ROUNDING = 1e-24  # groups whose squares are smaller than this next to others' hold nothing but rounding
+_LENGTHS = (0.25, 0.5, 1.0)
+_LONGER = (1.5, 2.0, 3.0, 4.0)
+
+
+@dataclass(frozen=True)
+class Climb:
+    """Where it ended, the objective of each look, and whether there is no way up."""
+
+    weights: Array
+    unweighted: Array  # (Q',)
+    curve: list[float]
+    converged: bool
+
+
+def pays(problem: Problem, kept: bool) -> bool:
+    """Whether a sample is much smaller than the whole and fits, and the matrices G_q are costly, or not `kept`."""
+    data, queries = problem.data, len(problem.queries)
+    if data.groups < _GROUPS or (kept and queries * data.examples * data.groups**2 < _WORTH):
+        return False
+    draw = _draw(problem, _ROWS)
+    return draw.ends >= _FEW and data.examples >= 4 * max(draw.rows, draw.reach)
+
+
+def climb(problem: Problem, weight_decay: float) -> Climb:
+    """Weights by looks and models, from a start that some of the queries told."""
+    w, draw = _start(problem, weight_decay), _draw(problem, _ROWS)
+    now = Look(problem, w, draw, unweighted=True)
+    unweighted, scale = now.unweighted, float(np.abs(now.unweighted).mean())
+    if scale == 0:
+        raise nothing_to_learn()
+    goal = Goal(scale, weight_decay)
+    value, curve, model = goal.value(now.rho, w), [float(now.rho.mean())], None
+    while len(curve) < _LOOKS:
+        left = _LEFT * abs(value)
+        if model is not None and model.way_left(now) < left:
+            return Climb(now.weights, unweighted, curve, True)
+        model = Model(problem, goal, draw, now)
+        target, rise = model.top()
+        if rise < left:
+            return Climb(now.weights, unweighted, curve, True)
+        for _ in range(3):
+            found = Look(problem, target, draw)
+            if (reached := goal.value(found.rho, target)) >= value:
+                break
+            target = (now.weights + target) / 2
+        else:
+            return Climb(now.weights, unweighted, curve, False)
+        as_foretold = abs(reached - value - rise) < left and rise < _SOON * left
+        now, value = found, reached
+        curve.append(float(now.rho.mean()))
+        if as_foretold:
+            return Climb(now.weights, unweighted, curve, True)
+    return Climb(now.weights, unweighted, curve, False)
+
+
+def _start(problem: Problem, weight_decay: float) -> Array:
+    """Two models of one query in eight; uniform weights where these cost as much as all queries."""
+    w, queries = np.ones(problem.data.groups), problem.queries
+    if not problem.data.picks_queries or len(queries) < 4 * _FEWEST:
+        return w
+    some = replace(problem, queries=queries[:: min(_PART, len(queries) // _FEWEST)])
+    draw = _draw(some, _ROWS // 4)
+    now = Look(some, w, draw)
+    goal = Goal(float(np.abs(now.rho).mean()), weight_decay)
+    if goal.scale == 0:
+        return w
+    w, _ = Model(some, goal, draw, now).top()
+    w, _ = Model(some, goal, draw, Look(some, w, draw)).top()
+    return w
+
+
+def _draw(problem: Problem, rows: int) -> Draw:
+    """About `rows` for each group, the same for the same shape."""
+    queries, data = len(problem.queries), problem.data
+    share = max(_SHARE, rows * data.groups // (sum(_SHARES) * queries))
+    sides = max(1, len(SIDES[problem.loss]))
+    each = (
+        4 * data.groups * (sides * _SHARES[0] + 2 * _SHARES[1] + _SHARES[2])
+    )  # bytes of a share of each kind
+    share = min(share, data.memory // (_PART * queries * each))
+    ranks, ends, drawn = (share * s for s in _SHARES)
+    stride = 1 if problem.loss == "supervised" else -(-2 * problem.k // max(1, ranks))
+    generator = torch.Generator().manual_seed(0)
+    return Draw(stride, ranks, ends, torch.randint(data.examples, (queries, drawn), generator=generator))
+
+
+@dataclass(frozen=True)
+class Goal:
+    """J of `fixed_point`: F / F₁ − λ′/2 · V."""
+
+    scale: float  # F₁
+    weight_decay: float
+
+    def value(self, rho: Array, w: Array) -> float:
+        return float(rho.mean()) / self.scale - self.penalty(w)
+
+    def penalty(self, w: Array) -> float:
+        return self.weight_decay / 2 * (float(w @ w) / len(w) / float(w.mean()) ** 2 - 1)
+
+    def pull(self, w: Array) -> Array:
+        """The slope of −λ′/2 · V for any scale of w, at one of mean 1."""
+        return self.weight_decay / len(w) * (float(w @ w) / len(w) - w)
+
+
+class Model:
+    """J near w, of some rows."""
+
+    def __init__(self, problem: Problem, goal: Goal, draw: Draw, now: Look) -> None:
+        slope, rows = now.told
+        self.goal, self.start, self.rows = goal, now.weights, rows.values
+        sides = SIDES[problem.loss] or (1,)
+        width = 1 if problem.loss == "supervised" else draw.ranks
+        self._sides = [(side, slice(i * width, (i + 1) * width)) for i, side in enumerate(sides)]
+        self._top = 1 if problem.loss == "supervised" else max(1, round(problem.k / draw.stride))
+        drawn = rows.between.shape[1]
+        counts = torch.ones(self.rows.shape[:2], dtype=torch.float64)  # (Q', r)
+        counts[:, : width * len(sides)] = 0 if problem.loss == "supervised" else draw.stride
+        counts[:, -drawn:] = rows.between * (rows.rest / rows.between.sum(1, keepdim=True).clamp(min=1))
+        self.counts = counts
+        self.here = self._scores(self.start)  # (Q', r)
+        squares = (counts * self.here**2).sum(1)  # (Q',)
+        self._size = torch.where(squares > 0, 1 / squares, 0.0)  # makes norms 1 at w
+        self._delta = np.zeros(len(slope))
+        self._delta = slope / goal.scale - self._slope(self.start, self.here)
+        self._h = self._curvature(self.here)
+
+    def top(self) -> tuple[Array, float]:
+        """Weights of mean 1 at the top of the model, and how much higher it is than at the start."""
+        w, scores = self.start, self.here
+        begun = value = self._value(w, scores)
+        rise = 0.0
+        for _ in range(_INNER):
+            if rise > _FAR:
+                self._h = self._curvature(scores)
+            slope = self._slope(w, scores) + self.goal.pull(w)
+            step = self._minimum(slope, w) - w
+            along = self._scores(step)
+            length, reached = self._longest(w, scores, step, along, value)
+            if length == 0:
+                break
+            w = np.maximum(w + length * step, 0)
+            w, scores = w / w.mean(), (scores + length * along) / w.mean()
+            value, rise = reached, reached - value
+            if rise < _LEFT / 10:
+                break
+        return w, value - begun
+
+    def way_left(self, now: Look) -> float:
+        """How much higher the top is than another look, as its slope and the H of this model tell."""
+        w = now.weights
+        slope = now.told[0] / self.goal.scale + self.goal.pull(w)
+        return float(slope @ (self._minimum(slope, w) - w)) / 2
+
+    def _minimum(self, slope: Array, w: Array) -> Array:
+        slope = np.where(np.diag(self._h) > 0, slope, 0.0)
+        target = nonnegative_minimum(self._h, slope + self._h @ w, w, units(self._h), _PROXIMAL)
+        return target if target.any() else w
+
+    def _longest(
+        self, w: Array, scores: Tensor, step: Array, along: Tensor, value: float
+    ) -> tuple[float, float]:
+        """How far to go along the step, and the value there; selections change on the way, so tops are tried out."""
+        found = (0.0, value)
+
+        def tried(length: float) -> bool:
+            nonlocal found
+            reached = self._value(w + length * step, scores + length * along)
+            higher = reached > found[1]
+            found = (length, reached) if higher else found
+            return higher
+
+        for length in _LENGTHS:
+            tried(length)
+        if found[0] == 1:
+            falling = step < 0
+            most = float((w[falling] / -step[falling]).min(initial=np.inf))
+            for length in _LONGER:
+                if length > most or not tried(length):
+                    break
+        elif found[0] == 0:
+            for length in (0.1, 0.03, 0.01):
+                if tried(length):
+                    break
+        return found
+
+    def _scores(self, w: Array) -> Tensor:
+        flat = self.rows.view(-1, self.rows.shape[2]) @ torch.from_numpy(w).float()
+        return flat.view(self.rows.shape[:2]).double()
+
+    def _tops(self, scores: Tensor) -> tuple[Tensor, list[tuple[int, Tensor]]]:
+        """Means of the highest on each side, added up, (Q',); and which rows these are."""
+        found = [(side, (side * scores[:, c]).topk(self._top, dim=1), c.start) for side, c in self._sides]
+        total = torch.stack([t.values.mean(1) for _, t, _ in found]).sum(0)
+        return total, [(side, t.indices + start) for side, t, start in found]
+
+    def _parts(self, scores: Tensor) -> tuple[Tensor, Tensor, list[tuple[int, Tensor]]]:
+        """top(x) / ‖R x‖, 1 / ‖R x‖, and the selected rows."""
+        tops, which = self._tops(scores)
+        squares = (self.counts * scores**2).sum(1) * self._size
+        inverse = torch.where(squares > 0, squares.rsqrt(), 0.0)
+        return tops * inverse, inverse, which
+
+    def _value(self, w: Array, scores: Tensor) -> float:
+        """J but for a constant, whatever the scale of w."""
+        rho = self._parts(scores)[0]
+        added = float(self._delta @ w) / self._size_of(scores)
+        return float(rho.mean()) / self.goal.scale + added - self.goal.penalty(w)
+
+    def _size_of(self, scores: Tensor) -> float:
+        """1 at the start, and in proportion to the scale of w: the slope that is added has none either."""
+        return (
+            float((self.counts * scores**2).sum(1) @ self._size / max(1, int((self._size > 0).sum()))) ** 0.5
+        )
+
+    def _slope(self, w: Array, scores: Tensor) -> Array:
+        rho, inverse, which = self._parts(scores)
+        size, live = self._size_of(scores), max(1, int((self._size > 0).sum()))
+        share = 1 / (len(rho) * self.goal.scale)
+        added = float(self._delta @ w) / (size**3 * live)
+        pull = self.counts * scores * (-(rho * inverse**2 * share + added) * self._size)[:, None]
+        for side, rows in which:
+            pull.scatter_add_(1, rows, (side / self._top * inverse * share)[:, None].expand(-1, self._top))
+        flat = self.rows.view(-1, self.rows.shape[2])
+        return (pull.float().view(-1) @ flat).double().numpy() + self._delta / size
+
+    def _curvature(self, scores: Tensor) -> Array:
+        """H of `fixed_point` from the rows."""
+        rho, inverse, _ = self._parts(scores)
+        factors = self.counts * (rho.abs() * inverse**2 * self._size / (len(rho) * self.goal.scale))[:, None]
+        flat, factors = self.rows.view(-1, self.rows.shape[2]), factors.float().view(-1, 1)
+        total = torch.zeros(flat.shape[1], flat.shape[1])
+        for rows, f in zip(flat.split(4096), factors.split(4096)):
+            total.addmm_((rows * f).T, rows)
+        h = total.double().numpy()
+        h = (h + h.T) / 2
+        size = np.diag(h)
+        rounding = size < _ROUNDING * size.max(initial=0.0)
+        h[rounding], h[:, rounding] = 0.0, 0.0
+        h[np.diag_indices(len(h))] += self.goal.weight_decay / len(h)
+        return h

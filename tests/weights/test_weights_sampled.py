@@ -1,0 +1,179 @@
+"""The solver on a sample against the exact one and against what is true of its parts."""
+
+import numpy as np
+import pytest
+import torch
+from weights_fakes import FakeScores, random_scores
+
+from unde.errors import UndeError
+from unde.weights import sampled
+from unde.weights.contributions import Contributions
+from unde.weights.fixed_point import fixed_point
+from unde.weights.looks import Draw, Look
+from unde.weights.objective import objective
+from unde.weights.problem import Problem
+from unde.weights.quadratic import nonnegative_minimum, units
+
+LOSSES = ["top-k", "supervised", "bottom-k", "top-k-bottom-k"]
+QUERIES, EXAMPLES, GROUPS = 24, 700, 12
+POSITIVES = torch.arange(QUERIES) * 7 % EXAMPLES
+UNIFORM = np.ones(GROUPS)
+
+
+@pytest.fixture(scope="module")
+def values():
+    return random_scores(QUERIES, EXAMPLES, GROUPS)
+
+
+@pytest.fixture
+def always(monkeypatch):
+    """As if every problem were large."""
+    monkeypatch.setattr(sampled, "_WORTH", 0)
+    monkeypatch.setattr(sampled, "_GROUPS", 1)
+    monkeypatch.setattr(sampled, "_ROWS", 40)
+
+
+def problem_of(values, loss="top-k", k=5, **options) -> Problem:
+    positives = POSITIVES if loss == "supervised" else None
+    return Problem(
+        Contributions(FakeScores(values, **options)), torch.arange(len(values)), k, loss, positives
+    )
+
+
+def reached(values, w, loss="top-k", k=5, weight_decay=0.0) -> float:
+    """J from the scores, in float64."""
+    w = torch.as_tensor(w).double()
+
+    def each(weights):
+        return objective(values.double() @ weights, k, loss, POSITIVES)
+
+    variation = w.var(correction=0) / w.mean() ** 2
+    return float(each(w).mean() / each(torch.ones_like(w)).abs().mean() - weight_decay / 2 * variation)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("options", [{}, {"memory": 300_000, "rows": 111}])
+def test_a_look_gives_the_value_and_slope_that_autograd_gives(values, loss, options):
+    problem = problem_of(values, loss, **options)
+    w = np.linspace(0.2, 2.0, GROUPS)
+    random = torch.randint(EXAMPLES, (QUERIES, 9), generator=torch.Generator().manual_seed(1))
+    now = Look(problem, w, Draw(1, 16, 8, random), unweighted=True)
+    x = torch.from_numpy(w).requires_grad_()
+    each = objective(values.double() @ x, 5, loss, POSITIVES)
+    (slope,) = torch.autograd.grad(each.mean(), x)
+    np.testing.assert_allclose(now.rho, each.detach().numpy(), rtol=1e-5)
+    plain = objective(values.double().sum(2), 5, loss, POSITIVES)
+    np.testing.assert_allclose(now.unweighted, plain.numpy(), rtol=1e-5, atol=1e-8)
+    np.testing.assert_allclose(now.told[0], slope.numpy(), rtol=1e-4, atol=1e-7)
+
+
+def test_rows_are_those_at_the_ends_and_the_random_ones(values):
+    w = np.linspace(0.2, 2.0, GROUPS)
+    random = torch.randint(EXAMPLES, (QUERIES, 9), generator=torch.Generator().manual_seed(1))
+    _, rows = Look(problem_of(values, k=20), w, Draw(3, 14, 8, random)).told
+    scores = values @ torch.from_numpy(w).float()
+    order = scores.argsort(1, descending=True)
+    picks = torch.cat([order[:, 1:42:3], order.flip(1)[:, :8], random], dim=1)
+    wanted = values.take_along_dim(picks[..., None], 1) / scores.norm(dim=1)[:, None, None]
+    torch.testing.assert_close(rows.values, wanted)
+    rank = order.argsort(1).gather(1, random)
+    assert torch.equal(rows.between, (rank >= 42) & (rank < EXAMPLES - 8))
+    assert rows.rest == EXAMPLES - 50
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("weight_decay", [0.0, 0.03])
+def test_reaches_what_the_exact_solver_reaches(values, always, loss, weight_decay):
+    exact = fixed_point_exactly(problem_of(values, loss), weight_decay)
+    found = sampled.climb(problem_of(values, loss), weight_decay)
+    assert found.converged
+    best, got = (reached(values, w, loss, 5, weight_decay) for w in (exact.weights, found.weights))
+    assert best > reached(values, UNIFORM, loss) + 0.005
+    assert got > best - 1e-3
+    assert found.weights.mean() == pytest.approx(1)
+    assert found.curve[-1] == pytest.approx(
+        float(objective(values @ torch.from_numpy(found.weights).float(), 5, loss, POSITIVES).mean()),
+        rel=1e-5,
+    )
+
+
+def fixed_point_exactly(problem, weight_decay):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampled, "pays", lambda *_: False)
+        return fixed_point(problem, weight_decay)
+
+
+@pytest.mark.parametrize("k", [30, 60])
+def test_many_selected_are_told_by_some_of_them(values, always, k):
+    assert sampled._draw(problem_of(values, k=k), 40).stride > 1
+    exact = fixed_point_exactly(problem_of(values, k=k), 0.1)
+    found = sampled.climb(problem_of(values, k=k), 0.1)
+    assert reached(values, found.weights, k=k, weight_decay=0.1) > (
+        reached(values, exact.weights, k=k, weight_decay=0.1) - 1e-3
+    )
+
+
+def test_streamed_weights_are_those_in_memory(values, always):
+    whole = sampled.climb(problem_of(values), 0.1)
+    tight = problem_of(values, memory=1_500_000, rows=111)
+    assert not tight.data.picks_queries
+    np.testing.assert_allclose(sampled.climb(tight, 0.1).weights, whole.weights, rtol=1e-3, atol=1e-4)
+
+
+def test_fixed_point_takes_it_where_it_pays_and_goes_on_where_it_got_stuck(values, always, monkeypatch):
+    exact = fixed_point_exactly(problem_of(values), 0.1)
+    assert fixed_point(problem_of(values), 0.1).curve == sampled.climb(problem_of(values), 0.1).curve
+    stuck = sampled.Climb(np.linspace(0.1, 1.9, GROUPS), np.ones(QUERIES), [0.5], False)
+    monkeypatch.setattr(sampled, "climb", lambda *_: stuck)
+    after = fixed_point(problem_of(values), 0.1)
+    assert reached(values, after.weights, weight_decay=0.1) == pytest.approx(
+        reached(values, exact.weights, weight_decay=0.1), abs=2e-3
+    )
+    assert after.unweighted == pytest.approx(exact.unweighted)
+
+
+def test_small_problems_are_solved_exactly(values):
+    assert not sampled.pays(problem_of(values), kept=True)
+
+
+def test_unit_of_the_scores_does_not_matter(values, always):
+    plain, tiny = (sampled.climb(problem_of(unit * values), 0.1).weights for unit in (1.0, 1e-30))
+    np.testing.assert_allclose(tiny, plain, rtol=1e-3, atol=1e-4)
+
+
+def test_dead_groups_and_queries_change_nothing(values, always):
+    plain = sampled.climb(problem_of(values), 0.1)
+    noise = 1e-16 * torch.randn(QUERIES, EXAMPLES, 1, generator=torch.Generator().manual_seed(0))
+    more = torch.cat([values, torch.zeros(QUERIES, EXAMPLES, 1), noise], dim=2)
+    more = torch.cat([more, torch.zeros(2, EXAMPLES, GROUPS + 2)])
+    found = sampled.climb(problem_of(more), 0.0)
+    assert np.isfinite(found.weights).all()
+    assert found.weights[GROUPS + 1] < 10  # of rounding alone
+    assert reached(values, found.weights[:GROUPS]) > reached(values, plain.weights) - 1e-3
+
+
+def test_all_zero_contributions_are_refused(always):
+    with pytest.raises(UndeError, match="all contributions are zero"):
+        sampled.climb(problem_of(torch.zeros(20, 700, 3)), 0.1)
+
+
+def test_a_model_that_is_wrong_is_taken_back(values, always, monkeypatch):
+    """Whatever the model says, no look is kept that is lower than the one before."""
+    alone = GROUPS * np.eye(GROUPS)
+    worst = min(alone, key=lambda w: reached(values, w))
+    monkeypatch.setattr(sampled.Model, "top", lambda self: (worst, 1.0))
+    found = sampled.climb(problem_of(values), 0.0)
+    assert not found.converged
+    assert found.curve == sorted(found.curve)
+    assert reached(values, found.weights) >= 1 > reached(values, worst)
+
+
+def test_quadratic_minimum_is_that_of_scipy():
+    from scipy.optimize import nnls
+
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        a, right = random.standard_normal((30, 9)), random.standard_normal(30)
+        h, b = a.T @ a, a.T @ right
+        found = nonnegative_minimum(h, b, np.maximum(random.standard_normal(9), 0), units(h), 1e-12)
+        np.testing.assert_allclose(found, nnls(a, right)[0], atol=1e-8)
