@@ -73,7 +73,11 @@ def attributed() -> UNet2DConditionModel:
 @cache
 def queries(role: str) -> Samples:
     """For LDS, "learn" and "eval": random combinations of all categories, as in the paper."""
+    return pictures.generate(attributed(), [data().prompt(**row) for row in asked(role)], role)
+
+
+def asked(role: str) -> list[dict[str, int]]:
+    """The categories that each query names."""
     random = np.random.default_rng(seeds(role, 1)[0])
     sizes = {a: len(names) for a, names in data().categories.items()}
-    rows = [{a: int(random.integers(size)) for a, size in sizes.items()} for _ in range(QUERIES)]
-    return pictures.generate(attributed(), [data().prompt(**row) for row in rows], role)
+    return [{a: int(random.integers(size)) for a, size in sizes.items()} for _ in range(QUERIES)]
