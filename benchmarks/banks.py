@@ -5,7 +5,7 @@
 
 The trainings are those of the studies (experiments/shared), on random data of the same shape; `linear` and `mlp` are
 models that are smaller still. Milliseconds are those of a step of one model: where two processes train at the same
-time, half of what each takes. All ways take turns; shown is the median over rounds with the range of its middle half.
+time, half of what each takes. All ways take turns; shown is the median over rounds with its 95 % interval.
 Ratios are those of the quickest turns: whatever else a machine does only ever adds, and most to two threads that wait
 for each other.
 Ways that compile say apart how long that took.
@@ -30,7 +30,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.features import machine
+from benchmarks.machine import machine
+from unde.bench import median_interval
 from unde.evaluate import Training
 from unde.evaluate.bank.loop import Learner
 from unde.evaluate.bank.stacked import Stack, Unstackable, stacked_batches
@@ -239,8 +240,12 @@ def measure_case(case: str, ways: list[str], rounds: int) -> dict[str, Any]:
     for worker in workers:
         worker.join()
     for way, taken in times.items():
-        low, middle, high = statistics.quantiles(taken, n=4)
-        found[way] = {**found.get(way, {}), "ms": middle, "ci": [low, high], "best_ms": min(taken)}
+        found[way] = {
+            **found.get(way, {}),
+            "ms": statistics.median(taken),
+            "ci": list(median_interval(taken)),
+            "best_ms": min(taken),
+        }
     plain = found[PLAIN]["best_ms"]
     for row in found.values():
         if "ms" in row:
