@@ -1,170 +1,211 @@
-"""Speed and memory of the feature pass, as ratios to a plain training pass measured in the same run.
+"""Speed and memory of the feature pass, as ratios to a plain training pass of the same round, beside other libraries.
 
-    python benchmarks/features.py                   # prints the table, writes benchmarks/results/features.json
-    python benchmarks/features.py --case resnet --rank 16 --runs 5
+    python -m benchmarks run features               # all models; or features.gpt2
+    python -m benchmarks.features gpt2 --rounds 5   # prints what was found, keeps nothing
 
-Cases: ResNet-18 (transformers) on 32 × 32 images in batches of 32; a GPT-2 of 6 layers, 256 wide, on 256
-tokens in batches of 8; UNets of diffusers on 16 × 16 images in batches of 8, each at 10 timesteps: unconditional
-(ddpm), with text (text), and the latter frozen but for LoRA of rank 16 (lora), whose plain pass is that of LoRA
-training. Peak memory is the high-water mark of a process of its own for each pass.
+In every round, in an order of its own: the plain pass in batches as in training and in passes of the size that the
+build settles, the frozen pass of that size, builds at ranks 16 and 64 (writing included; planning, which is paid once,
+apart), and the peers. Peak memory is the high-water mark of a process of its own for each pass.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import subprocess
-import sys
-from pathlib import Path
+import math
+import time
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import torch
 
+from benchmarks.cases import CASES, SEED, Case, rows_of
+from benchmarks.machine import machine as machine
+from benchmarks.peaks import peaks
+from benchmarks.peers import PEERS, pool
+from benchmarks.peers.host import Peer
+from benchmarks.rounds import Failed, Run, Seconds, estimate, interleaved, ratio, seconds_of
 from unde import Setup, bench
 from unde.data import Rows
 from unde.features import floor
+from unde.features import run as passes
 from unde.methods import TracIn
-from unde.tasks import CausalLM, Classification, Diffusion
 
-RESULTS = Path(__file__).parent / "results" / "features.json"
-BATCH = {"resnet": 32, "gpt2": 8, "ddpm": 8, "text": 8, "lora": 8}
-BATCHES = {"resnet": 12, "gpt2": 2, "ddpm": 2, "text": 2, "lora": 2}  # of one run
-TIMESTEPS = 10
+RANKS = (16, 64)
+SMALL = 32  # examples of a small build
+GOALS = {16: 0.10, 64: 0.25}  # overhead over the frozen floor, of a plain pass
+MORE_MEMORY = 64 * 2**20  # bytes beyond the plain pass at the same batch
+SELDOM = {"traker": 2, "kronfluence": 3}  # run in so many rounds at most: they take many times as long
+ONE_BATCH = ("traker",)  # timed on one batch; all of its batches take the same
 
 
-def resnet() -> Setup:
-    from transformers import ResNetConfig, ResNetForImageClassification
+def measure(name: str, quick: bool = False, peers: bool = True, rounds: int | None = None) -> dict[str, Any]:
+    case = CASES[name]
+    rounds = rounds or (6 if quick else case.rounds)
+    setup = case.setup()
+    rows, small = rows_of(setup, case.examples), rows_of(setup, SMALL)
+    settled: dict[int, Any] = {}
+    runs: dict[str, Run] = {"plain": lambda: bench.passes(setup, rows, floor.plain, case.batch)}
+    for rank in RANKS:
+        build_once(setup, rows, rank, settled)  # tells the size of its passes
+        at = settled[rank]
+        runs[f"build {rank}"] = lambda rank=rank: build_once(setup, rows, rank, settled)
+        for kind, run in (("plain", floor.plain), ("frozen", floor.frozen)):
+            runs[f"{kind} {at.pass_size}/{at.rows}"] = lambda run=run, at=at: bench.passes(
+                setup, rows, run, at.pass_size, at.rows
+            )
+    told: dict[str, dict[str, Any]] = {}
+    errors: dict[str, str] = {}
+    alive = {} if quick or not peers else pool.start(PEERS, torch.get_num_threads(), errors)
+    for peer, found in alive.items():
+        try:
+            told[peer] = found.ask("load", case=name, seed=SEED)
+        except Failed as e:
+            errors[peer] = str(e)
+            continue
+        for rank in RANKS:
+            runs[f"{peer} {rank}"] = _of_peer(found, rank, case, told[peer])
+    tell = (lambda line: None) if quick else lambda line: print(f"{name}: {line}", flush=True)
+    seconds, failed = interleaved(runs, rounds, SEED, tell=tell)
+    errors |= {peer: failed[f"{peer} {RANKS[0]}"] for peer in told if f"{peer} {RANKS[0]}" in failed}
+    result = _told(case, seconds, settled)
+    if told or errors:
+        result["peers"] = _of_peers(seconds, told, errors)
+    if not quick:
+        able = {peer: alive[peer] for peer in alive if peer not in errors and peer not in SELDOM}
+        result["small"] = _small(setup, small, able)
+        result["peak_bytes"] = peak_memory(name)
+    return result
 
-    config = ResNetConfig(
-        depths=[2, 2, 2, 2], hidden_sizes=[64, 128, 256, 512], layer_type="basic", num_labels=10
+
+def build_once(setup: Setup, rows: Rows, rank: int, settled: dict[int, Any]) -> dict[str, float]:
+    begun = time.perf_counter()
+    took = bench.build(
+        setup,
+        rows,
+        TracIn(projection=f"kron({rank})"),
+        lambda index: settled.update({rank: index.manifest.settled}),
     )
-    data = (torch.randn(128, 3, 32, 32), torch.randint(0, 10, (128,)))
-    return Setup(ResNetForImageClassification(config), Classification(), data)
+    return {"": took, "planning": time.perf_counter() - begun - took}
 
 
-def gpt2() -> Setup:
-    from transformers import GPT2Config, GPT2LMHeadModel
+def _of_peer(peer: Peer, rank: int, case: Case, told: dict[str, Any]) -> Run:
+    """A run of a peer; those that take long do not run in every round."""
+    batch, examples = case.batch, case.examples
+    times = [1 + SELDOM.get(peer.name, 10**6)]  # the first warms up
 
-    config = GPT2Config(
-        n_layer=6, n_embd=256, n_head=8, n_positions=256, vocab_size=8192, bos_token_id=0, eos_token_id=0
-    )
-    data = {"input_ids": torch.randint(0, 8192, (32, 256))}
-    return Setup(GPT2LMHeadModel(config), CausalLM(), data)
+    def run() -> dict[str, float]:
+        if times[0] == 0:
+            return {"": math.nan, "planning": math.nan}
+        times[0] -= 1
+        asked = batch if peer.name in ONE_BATCH else examples
+        answer = peer.ask("run", rank=rank, examples=asked)
+        told.setdefault("numbers", {})[str(rank)] = answer["numbers"]
+        return {"": answer["seconds"] * examples / asked, "planning": answer["planning"]}
 
-
-def ddpm() -> Setup:
-    from diffusers import DDPMScheduler, UNet2DModel
-
-    unet = UNet2DModel(
-        sample_size=16,
-        layers_per_block=1,
-        block_out_channels=(64, 128, 128),
-        down_block_types=("DownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D"),
-        up_block_types=("AttnUpBlock2D", "AttnUpBlock2D", "UpBlock2D"),
-    )
-    return Setup(unet, Diffusion(DDPMScheduler(), TIMESTEPS), torch.randn(16, 3, 16, 16))
+    return run
 
 
-def text() -> Setup:
-    from diffusers import DDPMScheduler, UNet2DConditionModel
+def _told(case: Case, seconds: Seconds, settled: dict[int, Any]) -> dict[str, Any]:
+    plain = np.array(seconds["plain"])
+    result: dict[str, Any] = {
+        "case": case.name,
+        "batch": case.batch,
+        "examples": case.examples,
+        "rounds": len(plain),
+        "plain": seconds_of(plain),
+        "ranks": {},
+    }
+    for rank in RANKS:
+        at = settled[rank]
+        key = f"{at.pass_size}/{at.rows}"
+        build, frozen, same = (
+            np.array(seconds[n]) for n in (f"build {rank}", f"frozen {key}", f"plain {key}")
+        )
+        result["ranks"][str(rank)] = {
+            "pass_size": at.pass_size,
+            "rows": at.rows,
+            "build": ratio(build, plain),
+            "build to plain of its pass size": ratio(build, same),
+            "frozen": ratio(frozen, plain),
+            "plain of its pass size": ratio(same, plain),
+            "overhead": estimate((build - frozen) / plain),
+            "overhead of plain of its pass size": estimate((build - frozen) / same),
+            "goal": GOALS[rank],
+            "planning": seconds_of(seconds[f"build {rank}, planning"]),
+            "planning to plain": ratio(seconds[f"build {rank}, planning"], plain),
+            "seconds": [round(x, 6) for x in build],
+        }
+    result["plain_seconds"] = [round(x, 6) for x in plain]
+    return result
 
-    unet = UNet2DConditionModel(
-        sample_size=16,
-        layers_per_block=1,
-        block_out_channels=(64, 128, 128),
-        down_block_types=("CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D"),
-        cross_attention_dim=256,
-    )
-    data = {"latents": torch.randn(16, 4, 16, 16), "encoder_hidden_states": torch.randn(16, 20, 256)}
-    return Setup(unet, Diffusion(DDPMScheduler(), TIMESTEPS), data)
+
+def _of_peers(seconds: Seconds, told: dict[str, Any], errors: dict[str, str]) -> dict[str, Any]:
+    plain, result = np.array(seconds["plain"]), {}
+    for peer in PEERS:
+        if peer in errors:
+            result[peer] = {"error": errors[peer]}
+            continue
+        entry = dict(told[peer])
+        for rank in RANKS:
+            if f"{peer} {rank}" not in seconds:
+                continue
+            took, ours = np.array(seconds[f"{peer} {rank}"]), np.array(seconds[f"build {rank}"])
+            entry[str(rank)] = {
+                **ratio(took, plain),
+                "to ours": ratio(took, ours),
+                "planning": seconds_of(seconds[f"{peer} {rank}, planning"]),
+                "rounds": int(np.isfinite(took).sum()),
+            }
+        result[peer] = entry
+    return result
 
 
-def lora() -> Setup:
-    from unde.integrations.diffusers import add_lora
-
-    setup = text()
-    for p in add_lora(setup.model, rank=16):
-        torch.nn.init.normal_(p, std=0.02)  # as if trained: fresh LoRA has gradients of zero
-    return setup
-
-
-CASES = {"resnet": resnet, "gpt2": gpt2, "ddpm": ddpm, "text": text, "lora": lora}
+def _small(setup: Setup, rows: Rows, peers: dict[str, Peer]) -> dict[str, Any]:
+    """Seconds of whole builds of a few examples at the smaller rank, planning included."""
+    few: dict[str, Run] = {"ours": lambda: sum(build_once(setup, rows, RANKS[0], {}).values())}
+    few |= {name: _whole(peer) for name, peer in peers.items()}
+    seconds, _ = interleaved(few, 6, SEED)
+    return {"examples": SMALL, "rank": RANKS[0], **{name: seconds_of(s) for name, s in seconds.items()}}
 
 
-def peak_memory(case: str, what: str, rank: int) -> int:
-    """Bytes that one pass adds to the peak of a fresh process."""
-    command = [sys.executable, __file__, "--case", case, "--rank", str(rank), "--peak", what]
-    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+def _whole(peer: Peer) -> Callable[[], float]:
+    def run() -> float:
+        answer = peer.ask("run", rank=RANKS[0], examples=SMALL)
+        return answer["seconds"] + answer["planning"]
+
+    return run
 
 
-def print_peak(case: str, what: str, rank: int) -> None:
-    setup = CASES[case]()
-    rows, size = Rows(setup.train_data, setup.task.collate), BATCH[case]
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of the imports
-    before = _status("VmRSS")
+def peak_memory(case: str) -> dict[str, int]:
+    """Bytes that one pass adds to the peak of a process."""
+    jobs = [("plain", 16), ("build", 16), ("build", 64), ("build at batch", 16), ("build at batch", 64)]
+    found = peaks([("benchmarks.features:one_pass", case, *job) for job in jobs])
+    return {what if what == "plain" else f"{what}, rank {rank}": n for (what, rank), n in zip(jobs, found)}
+
+
+def one_pass(name: str, what: str, rank: int) -> Callable[[], float]:
+    case = CASES[name]
+    setup = case.setup()
+    rows = rows_of(setup, case.examples)
+    bench.passes(setup, rows_of(setup, 1), floor.frozen, 1)  # libraries are loaded
     if what == "plain":
-        cuts = (range(start, start + size) for start in range(0, len(rows), size))
-        floor.plain(setup.model, setup.task, map(rows.batch, cuts))
-    else:
-        bench.build(setup, rows, TracIn(projection=f"kron({rank})"))
-    print(_status("VmHWM") - before)
-
-
-def _status(field: str) -> int:
-    """Bytes, as Linux tells them: VmRSS is what is held now, VmHWM the most since the peak was forgotten."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(field))
+        return lambda: bench.passes(setup, rows, floor.plain, case.batch)
+    if what == "build at batch":  # its passes as large as those of training
+        passes.LEAST = passes.MOST = case.batch
+    return lambda: bench.build(setup, rows, TracIn(projection=f"kron({rank})"))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--case", choices=list(CASES))
-    parser.add_argument("--rank", type=int)
-    parser.add_argument("--runs", type=int, default=15)
-    parser.add_argument("--peak", choices=["plain", "build"], help=argparse.SUPPRESS)
+    parser.add_argument("case", choices=list(CASES))
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--quick", action="store_true", help="few rounds, without peers")
     options = parser.parse_args()
-    torch.manual_seed(0)
-    if options.peak:
-        print_peak(options.case, options.peak, options.rank)
-        return
-    rows = []
-    for case in [options.case] if options.case else CASES:
-        for rank in [options.rank] if options.rank else (16, 64):
-            cost = bench.measure(CASES[case](), rank, BATCH[case], options.runs, BATCHES[case])
-            memory = {what: peak_memory(case, what, rank) for what in ("plain", "build")}
-            rows.append({"case": case, "rank": rank, **cost.as_dict(), "peak_bytes": memory})
-            print(f"{case} rank {rank}: {cost}")
-            print(
-                f"  peak memory {memory['build'] / 2**20:.0f} MiB, plain {memory['plain'] / 2**20:.0f} MiB",
-                flush=True,
-            )
-    keep(rows)
-
-
-def machine() -> dict[str, object]:
-    """What was measured on: ratios differ between processors."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return {
-        "processor": next(named, platform.machine()),
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        "cpus": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-    }
-
-
-def keep(rows: list[dict]) -> None:
-    """Write the rows into the results file, in place of earlier ones of the same case and rank."""
-    there = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
-    named = {(r["case"], r["rank"]): r for r in [*there, *rows]}
-    result = {"machine": machine(), "torch": torch.__version__, "rows": [named[key] for key in sorted(named)]}
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(measure(options.case, options.quick, rounds=options.rounds), indent=1))
 
 
 if __name__ == "__main__":

@@ -1,51 +1,30 @@
-"""Speed and memory of LoGRA and EKFAC on language models, as ratios to a plain training pass of the same run.
+"""Speed and memory of LoGRA and EKFAC on language models, as ratios to a plain training pass of the same round.
 
-    python benchmarks/language.py                        # prints the table, writes benchmarks/results/language.json
-    python benchmarks/language.py --case llama --runs 5
+    python -m benchmarks run language
+    python -m benchmarks.language --quick
 
-Cases: a GPT-2 of 6 layers, 256 wide, and a Llama of 6 layers, 256 wide, on 256 tokens in batches of 8. Timed in
-turn, over and over: the plain pass, the frozen pass, the builds (writing included, planning not), and the second
-pass of EKFAC, which reads stored features and not the model. "none" is EKFAC without projection.
-Peak memory is the high-water mark of a process of its own for each pass.
+The GPT-2 and the Llama of benchmarks/cases.py. Timed in turns: the plain pass, the frozen pass, the builds (writing
+included, planning not), and the second pass of EKFAC, which reads stored features and not the model. "none" is EKFAC
+without projection. Peak memory is that of a process of its own for each pass.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import torch
-
-from features import BATCH, _status, gpt2, machine
+from benchmarks.cases import CASES, SEED, rows_of
+from benchmarks.peaks import peaks
+from benchmarks.rounds import Run, interleaved, ratio, seconds_of
 from unde import Index, Setup, bench
 from unde.data import Rows
 from unde.features import floor
 from unde.methods import EKFAC, LoGRA, Method
-from unde.tasks import CausalLM
 
-RESULTS = Path(__file__).parent / "results" / "language.json"
-SIZE, BATCHES = BATCH["gpt2"], 2
-
-
-def llama() -> Setup:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=8192, hidden_size=256, intermediate_size=704, num_hidden_layers=6, num_attention_heads=8,
-        num_key_value_heads=4, max_position_embeddings=256, bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
-    data = {"input_ids": torch.randint(0, 8192, (32, 256))}
-    return Setup(LlamaForCausalLM(config), CausalLM(), data)
-
-
-CASES = {"gpt2": gpt2, "llama": llama}
+NAMES = ("gpt2", "llama")
 METHODS: dict[str, Method] = {
     "LoGRA 16": LoGRA(projection="kron(16)"),
     "EKFAC 16": EKFAC(projection="kron(16)"),
@@ -53,100 +32,75 @@ METHODS: dict[str, Method] = {
     "EKFAC 64": EKFAC(projection="kron(64)"),
     "EKFAC none": EKFAC(projection="none"),
 }
+ROUNDS = 7
+SECOND = "second pass"
 
 
-def second_pass(method: Method, index: Index) -> None:
-    """Bases and corrected eigenvalues; the kernel itself is applied to queries."""
-    index._opened.scorer.training(method)
+def measure(quick: bool = False) -> dict[str, Any]:
+    return {name: one(name, quick) for name in NAMES}
 
 
-def batches(rows: Rows) -> Iterator[Any]:
-    return (rows.batch(range(a, a + SIZE)) for a in range(0, len(rows), SIZE))
+def one(name: str, quick: bool) -> dict[str, Any]:
+    case = CASES[name]
+    setup = case.setup()
+    rows = rows_of(setup, case.examples)
+    methods = {m: METHODS[m] for m in list(METHODS)[:2]} if quick else METHODS
+    settled: list[Any] = []
+    bench.build(setup, rows, METHODS["LoGRA 16"], lambda index: settled.append(index.manifest.settled))
+    size = settled[0].pass_size
+    runs: dict[str, Run] = {
+        "plain": lambda: bench.passes(setup, rows, floor.plain, case.batch),
+        "frozen": lambda: bench.passes(setup, rows, floor.frozen, size),
+        **{m: _build(setup, rows, method) for m, method in methods.items()},
+    }
+    tell = (lambda line: None) if quick else lambda line: print(f"language, {name}: {line}", flush=True)
+    seconds, _ = interleaved(runs, 3 if quick else ROUNDS, SEED, tell=tell)
+    passes = {key: ratio(took, seconds["plain"]) for key, took in seconds.items() if key != "plain"}
+    found = {
+        "plain": seconds_of(seconds["plain"]),
+        "examples": case.examples,
+        "pass_size": size,
+        "passes": passes,
+    }
+    if not quick:
+        jobs = ["plain", *methods]
+        told = peaks([("benchmarks.language:one_pass", name, job) for job in jobs])
+        found["peak_bytes"] = dict(zip(jobs, told))
+    return found
 
 
-def run(setup: Setup, rows: Rows, seconds: dict[str, list[float]]) -> None:
-    """Every pass once."""
-    for name, other in (("plain", floor.plain), ("frozen", floor.frozen)):
-        begun = time.perf_counter()
-        other(setup.model, setup.task, batches(rows))
-        seconds.setdefault(name, []).append(time.perf_counter() - begun)
-    for name, method in METHODS.items():
-        fitting: list[float] = []
+def _build(setup: Setup, rows: Rows, method: Method) -> Run:
+    def run() -> dict[str, float]:
+        second: list[float] = []
 
-        def use(index: Index, method: Method = method, fitting: list[float] = fitting) -> None:
-            if isinstance(method, EKFAC):
+        def use(index: Index) -> None:
+            if isinstance(method, EKFAC):  # bases and corrected eigenvalues; the kernel is applied to queries
                 begun = time.perf_counter()
-                second_pass(method, index)
-                fitting.append(time.perf_counter() - begun)
+                index._opened.scorer.training(method)
+                second.append(time.perf_counter() - begun)
 
-        seconds.setdefault(name, []).append(bench.build(setup, rows, method, use, memory="8GB"))
-        if fitting:
-            seconds.setdefault(f"{name}, second pass", []).append(fitting[0])
+        took = bench.build(setup, rows, method, use, memory="8GB")
+        return {"": took, SECOND: second[0]} if second else {"": took}
 
-
-def peak_memory(case: str, what: str) -> int:
-    """Bytes that one pass adds to the peak of a fresh process."""
-    command = [sys.executable, __file__, "--case", case, "--peak", what]
-    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return run
 
 
-def print_peak(case: str, what: str) -> None:
-    setup = CASES[case]()
-    rows = Rows(setup.train_data, setup.task.collate)
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of the imports
-    before = _status("VmRSS")
+def one_pass(name: str, what: str) -> Callable[[], float]:
+    case = CASES[name]
+    setup = case.setup()
+    rows = rows_of(setup, case.examples)
+    bench.passes(setup, rows_of(setup, 1), floor.frozen, 1)  # libraries are loaded
     if what == "plain":
-        floor.plain(setup.model, setup.task, batches(rows))
-    else:
-        bench.build(setup, rows, METHODS[what])
-    print(_status("VmHWM") - before)
-
-
-def interval(ratios: np.ndarray) -> tuple[float, float]:
-    """A 95 % interval of the median, by bootstrap over the runs."""
-    medians = np.median(np.random.default_rng(0).choice(ratios, (2000, len(ratios))), axis=1)
-    return float(np.quantile(medians, 0.025)), float(np.quantile(medians, 0.975))
+        return lambda: bench.passes(setup, rows, floor.plain, case.batch)
+    return lambda: bench.build(setup, rows, METHODS[what])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--case", choices=list(CASES))
-    parser.add_argument("--runs", type=int, default=11)
-    parser.add_argument("--peak", choices=["plain", *METHODS], help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    torch.manual_seed(0)
-    if options.peak:
-        print_peak(options.case, options.peak)
-        return
-    results: dict[str, Any] = json.loads(RESULTS.read_text())["cases"] if RESULTS.exists() else {}
-    for case in [options.case] if options.case else CASES:
-        setup, seconds = CASES[case](), {}
-        rows = Rows(setup.train_data, setup.task.collate)
-        rows = Rows([rows[i] for i in range(BATCHES * SIZE)], setup.task.collate)
-        for _ in range(options.runs + 1):
-            run(setup, rows, seconds)
-        plain = np.array(seconds["plain"][1:])  # the first run warms up
-        results[case] = {"plain_seconds": float(np.median(plain)), "runs": options.runs, "passes": {}}
-        print(f"{case}: {BATCHES * SIZE} sequences of 256 tokens, {options.runs} interleaved runs")
-        peaks = {what: peak_memory(case, what) for what in ("plain", *METHODS)}
-        for name, spent in seconds.items():
-            ratios = np.array(spent[1:]) / plain
-            low, high = interval(ratios)
-            entry = {
-                "ratio": round(float(np.median(ratios)), 3),
-                "interval95": [round(low, 3), round(high, 3)],
-            }
-            if name in peaks:
-                entry["peak_bytes"] = peaks[name]
-            results[case]["passes"][name] = entry
-            memory = f"{peaks[name] / 2**20:6.0f} MiB" if name in peaks else ""
-            print(f"  {name:28}{entry['ratio']:6.2f}  [{low:.2f}, {high:.2f}]  {memory}", flush=True)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(
-        json.dumps({"machine": machine(), "torch": torch.__version__, "cases": results}, indent=1) + "\n"
-    )
+    parser.add_argument("--quick", action="store_true")
+    print(json.dumps(measure(parser.parse_args().quick), indent=1))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Plans against the memory that processes really took: what Linux says a stage added to its process at most.
 
-    python benchmarks/plan_check.py                 # prints planned and measured peaks, writes results/plan_check.json
+    python -m benchmarks.plan_check               # prints planned and measured peaks, writes results/plan_check.json
 
-The models are two of benchmarks/features.py; training takes as many examples at a time as a pass of features. Every
+The models are two of benchmarks/cases.py; training takes as many examples at a time as a pass of features. Every
 stage runs in fresh processes that have used torch, so that libraries are loaded, but have no model yet: one in which
 freed memory goes back to the system at once, and one with the usual allocator of Linux, which keeps and scatters some
 of it. The work space inside kernels is in what is measured, and not in what is planned.
@@ -20,7 +20,8 @@ from pathlib import Path
 
 import torch
 
-from features import CASES, _status
+from benchmarks.cases import CASES
+from benchmarks.machine import status as _status
 from unde import Index, methods
 from unde.data import Rows
 from unde.plan import Plan, plan
@@ -34,7 +35,7 @@ METHOD = methods.LoGRA(projection="kron(24)")
 
 
 def plan_of(case: str) -> Plan:
-    setup = CASES[case]()
+    setup = CASES[case].setup()
     example = Rows(setup.train_data, setup.task.collate).batch([0])
     return plan(setup.model, setup.task, example, n_examples=EXAMPLES[case], method=METHOD)
 
@@ -46,18 +47,18 @@ def planned(case: str) -> dict[str, int]:
 
 
 def data(case: str) -> Rows:
-    setup = CASES[case]()
+    setup = CASES[case].setup()
     rows = Rows(setup.train_data, setup.task.collate)
     return Rows([rows[i % len(rows)] for i in range(EXAMPLES[case])], setup.task.collate)
 
 
 def build(case: str, folder: str) -> Index:
-    setup = CASES[case]()
+    setup = CASES[case].setup()
     return Index.build(setup.model, setup.task, data(case), folder, method=METHOD, progress=False)
 
 
 def train(case: str, size: int) -> None:
-    setup, rows = CASES[case](), data(case)
+    setup, rows = CASES[case].setup(), data(case)
     optimizer = torch.optim.Adam(setup.model.parameters())
     setup.model.eval()  # as plans do: no masks of dropout
     for start in (0, size, 0):
@@ -123,7 +124,7 @@ def in_a_process(case: str, stage: str, environment: dict[str, str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         if stage == "kernel":
             build(case, f"{folder}/index")
-        command = [sys.executable, __file__, "--measure", case, stage, f"{folder}/index"]
+        command = [sys.executable, "-m", "benchmarks.plan_check", "--measure", case, stage, f"{folder}/index"]
         done = subprocess.run(
             command, check=True, capture_output=True, text=True, env=os.environ | environment
         )

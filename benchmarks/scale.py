@@ -34,7 +34,8 @@ import torch
 
 from benchmarks import scale_page
 from benchmarks.digits import make, prepare
-from benchmarks.features import _status, machine
+from benchmarks.machine import machine
+from benchmarks.machine import status as _status
 from benchmarks.scale_plan import planned
 from unde import Index
 from unde.recipe import Recipe

@@ -42,7 +42,7 @@ LLAMA_3_8B = {
     "max_position_embeddings": 8192,
     "rope_theta": 500000,
 }
-SMALL = {  # that of benchmarks/language.py
+SMALL = {  # that of benchmarks/cases.py
     "hidden_size": 256,
     "intermediate_size": 704,
     "num_hidden_layers": 6,
@@ -64,7 +64,7 @@ def llama(sizes: dict[str, int]) -> nn.Module:
 def reached() -> dict[str, float]:
     """How fast a pass of features works through its operations, beside a plain pass, as measured on the small model."""
     plan = Index.plan(llama(SMALL).float(), CausalLM(), n_examples=16, seq_len=256, method=METHOD)
-    found = json.loads(LANGUAGE.read_text())["cases"]["llama"]["passes"]["EKFAC 16"]["ratio"]
+    found = json.loads(LANGUAGE.read_text())["llama"]["passes"]["EKFAC 16"]["ratio"]
     return {"operations": plan.ratio("features"), "seconds": found, "reached": plan.ratio("features") / found}
 
 

@@ -1,6 +1,6 @@
-"""What a smaller store costs and saves: bytes, time to build and to score, and how far scores are off those of float32.
+"""What the precisions of `store_dtype` cost: bytes of an example, time to build and to score, error of scores.
 
-    python -m benchmarks.storage                # prints the tables
+    python -m benchmarks.storage                    # 20,000 digits; about three minutes
     python -m benchmarks.storage --examples 4000 --runs 3
 
 The network and the digits of benchmarks/digits.py. Indexes of one precision after the other are built, and scored, in
@@ -26,6 +26,7 @@ from benchmarks import digits
 from unde import Index, methods
 from unde.store.codec import CODECS
 
+STORES = (*CODECS, "factored(1)", "factored(4)")
 METHODS = {
     "tracin": methods.TracIn(projection="kron(48)"),
     "logra": methods.LoGRA(projection="kron(48)"),
@@ -33,6 +34,27 @@ METHODS = {
     "trak": methods.TRAK(projection="kron(32)"),
 }
 MEMORY = "32MB"  # for scoring: blocks are not kept
+
+
+def measure(quick: bool = False) -> dict[str, Any]:
+    """{"examples", "width", "stores": {store: {"bytes", "times smaller", "build", "score": {…}, "errors": {…}}}}; times
+    are ratios to float32."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with tempfile.TemporaryDirectory() as temporary:
+            return _measured(Path(temporary), 2000 if quick else 20_000, 1 if quick else 3, quick)
+    finally:
+        torch.set_num_threads(before)
+
+
+def _measured(folder: Path, examples: int, runs: int, quick: bool = False) -> dict[str, Any]:
+    digits.prepare(folder)
+    found = speed(digits.make(str(folder), examples), folder / "speed", runs)
+    small = digits.make(str(folder), min(examples, 1000 if quick else 4000))
+    for store, of in errors(small, folder / "errors").items():
+        found["stores"][store]["errors"] = of
+    return found
 
 
 def timed(run: Callable[[], Any]) -> float:
@@ -49,19 +71,16 @@ def dropped(folder: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def sizes(made: dict[str, Index]) -> dict[str, float]:
-    each = {}
-    for dtype, index in made.items():
-        m = index.manifest
-        each[dtype] = sum(p.stat().st_size for p in (index.folder / "shards").iterdir()) / m.examples
-    return each
+def size(index: Index) -> float:
+    """Bytes of an example, all files of shards."""
+    return sum(p.stat().st_size for p in (index.folder / "shards").iterdir()) / index.manifest.examples
 
 
-def speed(setup: Any, folder: Path, runs: int) -> None:
-    builds: dict[str, list[float]] = {dtype: [] for dtype in CODECS}
+def speed(setup: Any, folder: Path, runs: int) -> dict[str, Any]:
+    builds: dict[str, list[float]] = {dtype: [] for dtype in STORES}
     made: dict[str, Index] = {}
     for run in range(runs):
-        for dtype in CODECS:
+        for dtype in STORES:
             begun = time.perf_counter()
             made[dtype] = built(setup, folder / f"{run}-{dtype}", "tracin", dtype)
             builds[dtype].append(time.perf_counter() - begun)
@@ -80,17 +99,28 @@ def speed(setup: Any, folder: Path, runs: int) -> None:
                     if cold:
                         dropped(index.folder)
                     times.setdefault((dtype, queries, cold), []).append(timed(scores.total))
-    width = made["float32"].manifest.width
-    print(f"{len(setup.train_data)} examples, {width} features; times are medians, as ratios to float32\n")
-    print("| | bytes an example | build | score 1, cached | from disk | score 100, cached | from disk |")
-    print("|---|---|---|---|---|---|---|")
-    for dtype, each in sizes(made).items():
-        ratios = [np.median(np.array(builds[dtype]) / builds["float32"])]
-        for queries in (1, digits.QUERIES):
-            for cold in (False, True):
-                ratio = np.array(times[dtype, queries, cold]) / times["float32", queries, cold]
-                ratios.append(np.median(ratio))
-        print(f"| {dtype} | {each:,.0f} | " + " | ".join(f"{r:.2f}" for r in ratios) + " |")
+    m = made["float32"].manifest
+    stores = {}
+    for dtype, index in made.items():
+        score = {
+            f"{queries}, {'disk' if cold else 'cache'}": _ratio(
+                times[dtype, queries, cold], times["float32", queries, cold]
+            )
+            for queries in asked
+            for cold in (False, True)
+        }
+        stores[dtype] = {
+            "bytes": size(index),
+            "times smaller": size(made["float32"]) / size(index),
+            "build": _ratio(builds[dtype], builds["float32"]),
+            "score": score,
+        }
+    return {"examples": m.examples, "width": m.width, "stores": stores}
+
+
+def _ratio(times: list[float], to: list[float]) -> float:
+    """The median over turns."""
+    return float(np.median(np.array(times) / to))
 
 
 def built(setup: Any, folder: Path, method: str, dtype: str) -> Index:
@@ -105,26 +135,46 @@ def built(setup: Any, folder: Path, method: str, dtype: str) -> Index:
     )
 
 
-def errors(setup: Any, folder: Path) -> None:
-    print(
-        "\n| | method | error of scores, relative to their size | Spearman, mean and least | top 10 shared |"
-    )
-    print("|---|---|---|---|---|")
+def errors(setup: Any, folder: Path) -> dict[str, dict[str, dict[str, float]]]:
+    """{store: {method: error of scores, rank correlation, share of the ten best}}, against float32."""
+    out: dict[str, dict[str, dict[str, float]]] = {dtype: {} for dtype in STORES}
     for method in METHODS:
-        true = None
-        for dtype in CODECS:
-            scores = built(setup, folder / f"{method}-{dtype}", method, dtype).score(setup.eval_queries)
-            found = scores.total().double()
-            if true is None:
-                true = found
-                continue
-            off = float(((found - true).norm(dim=1) / true.norm(dim=1)).median())
-            ranks = [spearmanr(a, b).statistic for a, b in zip(found, true)]
+        given = built(setup, folder / method, method, "float32")
+        asked = given.features(setup.eval_queries)
+        true = given.score(asked).total().double()
+        for dtype in STORES[1:]:
+            found = given.repack(folder / f"{method}-{dtype}", dtype).score(asked).total().double()
+            ranks = [float(spearmanr(a, b).statistic) for a, b in zip(found, true)]
             best = zip(found.topk(10).indices.tolist(), true.topk(10).indices.tolist())
-            shared = np.mean([len(set(a) & set(b)) / 10 for a, b in best])
-            print(
-                f"| {dtype} | {method} | {off:.2g} | {np.mean(ranks):.5f}, {min(ranks):.5f} | {shared:.1%} |"
-            )
+            out[dtype][method] = {
+                "error": float(((found - true).norm(dim=1) / true.norm(dim=1)).median()),
+                "spearman": float(np.mean(ranks)),
+                "least spearman": min(ranks),
+                "shared": float(np.mean([len(set(a) & set(b)) / 10 for a, b in best])),
+            }
+    return out
+
+
+def shown(found: dict[str, Any]) -> str:
+    """Two tables."""
+    kinds = list(found["stores"]["float32"]["score"])
+    lines = [
+        f"{found['examples']} examples, {found['width']} features; times are medians, as ratios to float32\n",
+        "| | bytes an example | build | " + " | ".join(f"score {kind}" for kind in kinds) + " |",
+        "|---" * (3 + len(kinds)) + "|",
+    ]
+    for store, of in found["stores"].items():
+        ratios = [of["build"], *of["score"].values()]
+        lines.append(f"| {store} | {of['bytes']:,.0f} | " + " | ".join(f"{r:.2f}" for r in ratios) + " |")
+    lines += [
+        "\n| | method | error of scores, relative to their size | Spearman, mean and least | top 10 shared |",
+        "|---|---|---|---|---|",
+    ]
+    for store, of in found["stores"].items():
+        for method, e in of["errors"].items():
+            ranks = f"{e['spearman']:.5f}, {e['least spearman']:.5f}"
+            lines.append(f"| {store} | {method} | {e['error']:.2g} | {ranks} | {e['shared']:.1%} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -134,10 +184,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        digits.prepare(folder)
-        speed(digits.make(temporary, given.examples), folder / "speed", given.runs)
-        errors(digits.make(temporary, min(given.examples, 4000)), folder / "errors")
+        print(shown(_measured(Path(temporary), given.examples, given.runs)))
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     page.add_argument("--check", action="store_true", help="write nothing; fail if a page is out of date")
     bank = command("bank", make_bank, "retrain the models of a bank, or go on with it")
     bank.add_argument("name", metavar="NAME")
-    bank.add_argument("--processes", type=int, default=1, help="models that are trained at the same time")
+    bank.add_argument("--processes", type=int, help="models that are trained at the same time; one a core")
     bank.add_argument("--yes", action="store_true", help="do not ask")
     return parser
 

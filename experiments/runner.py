@@ -184,7 +184,7 @@ def run(study: Study, result: str, variant: str | None, *, again: bool, yes: boo
     store(result, found, time.monotonic() - start)
 
 
-def make_bank(name: str, *, yes: bool, wanted_by: str = "", processes: int = 1) -> None:
+def make_bank(name: str, *, yes: bool, wanted_by: str = "", processes: int | None = None) -> None:
     """Retrains what is missing of a bank; asks first, unless `yes`."""
     from experiments.shared import banks
 

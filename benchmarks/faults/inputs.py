@@ -82,7 +82,7 @@ BAD_OPTIONS: dict[str, list[Any]] = {
     "method": ["", "trac", "TRAK ", 3, None, {"name": "trak", "damp": 1}, [], "das(1)"],
     "groups": ["", "layers", "consecutive(0)", "consecutive(999)", "consecutive(-1)", {"a": "["}, {"a": "^nothing$"},
                {"a": ".", "b": "."}, Groups({"x": ("nope",)}), {}],
-    "batch_size": [0, -1], "num_workers": [-1], "store_dtype": ["", "float64", "int4", None],
+    "batch_size": [0, -1], "num_workers": [-1], "store_dtype": ["", "float64", "int3", None],
     "memory": ["", "lots", "-2GB", 0, -5, "2 giga"], "on_bad": ["", "ignore", None],
     "ids": [[1, 2], [object()] * len(Y), ["a\ud800"] * len(Y), [None] * len(Y)],
     "exclude": [["["], ["nothing like this"], [".*"], "weight"], "checkpoints": [[], ["a.bin"], ["none.safetensors"],

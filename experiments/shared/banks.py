@@ -9,6 +9,7 @@ are in experiments/banks/NAME.npz.parts; the same command goes on from them.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,8 +55,8 @@ MADE_BY: dict[str, tuple[str, tuple[Any, ...]]] = {
 }
 
 
-def make(name: str, processes: int = 1) -> Bank:
-    """Trains what is missing of a bank."""
+def make(name: str, processes: int | None = None) -> Bank:
+    """Trains what is missing of a bank, one model for each core at the same time unless said otherwise."""
     module, arguments = MADE_BY[name]
     r: Recipe = importlib.import_module(f"experiments.shared.{module}").recipe(*arguments)
     return Bank.run(
@@ -66,7 +67,7 @@ def make(name: str, processes: int = 1) -> Bank:
         subsets=r.subsets,
         stratify=r.stratify,
         name=r.name,
-        processes=processes,
+        processes=processes or os.cpu_count() or 1,
     )
 
 

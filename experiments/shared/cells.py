@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -63,8 +64,12 @@ class Cell:
 
     def features(self, method: Method, role: str) -> QueryFeatures:
         asked = f"{role}{' journey' * isinstance(method, JourneyTRAK)}"
-        path = RUNS / self.name / method.measure / f"{asked.replace(' ', '-')}.safetensors"
-        return self.index_for(method).features(self.queries(asked), path)
+        return self.index_for(method).features(self.queries(asked), self.features_path(method, role))
+
+    def features_path(self, method: Method, role: str) -> Path:
+        """Where they are kept."""
+        journey = "-journey" * isinstance(method, JourneyTRAK)
+        return RUNS / self.name / method.measure / f"{role}{journey}.safetensors"
 
     def scores(self, method: Method, role: str) -> GroupScores:
         return self.index_for(method).score(self.features(method, role), method)

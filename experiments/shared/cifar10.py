@@ -124,7 +124,7 @@ def train(architecture: str, x: Tensor, y: Tensor, seed: int = 0) -> nn.Module:
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps)
     for _ in range(epochs):
         for batch in torch.randperm(len(y), generator=generator).split(BATCH):
-            loss = F.cross_entropy(model(_moved(x[batch], generator)).logits, y[batch])
+            loss = F.cross_entropy(model(moved(x[batch], generator)).logits, y[batch])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -132,7 +132,7 @@ def train(architecture: str, x: Tensor, y: Tensor, seed: int = 0) -> nn.Module:
     return model.eval()
 
 
-def _moved(x: Tensor, generator: torch.Generator) -> Tensor:
+def moved(x: Tensor, generator: torch.Generator) -> Tensor:
     """Each image mirrored or not, and shifted by up to 2 pixels."""
     mirrored = torch.rand(len(x), generator=generator) < 0.5
     x = torch.where(mirrored[:, None, None, None], x.flip(-1), x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -10,13 +11,41 @@ from torch import Tensor, nn
 
 from experiments.shared import cifar10
 from experiments.shared.banks import Recipe
+from experiments.shared.classification_bank import cross_entropy, one_cycle
+from unde.evaluate import Training
 from unde.tasks import Classification
 
 
+def training(architecture: str, data: cifar10.Pair | Callable[[], cifar10.Pair]) -> Training:
+    """As `cifar10.train`: AdamW under a one-cycle schedule on mirrored and shifted images."""
+    _, epochs, lr, decay = cifar10.RECIPES[architecture]
+    return Training(
+        model=partial(_initial, architecture),
+        data=data,
+        loss=cross_entropy,
+        optimizer=partial(torch.optim.AdamW, lr=lr, weight_decay=decay),
+        schedule=partial(one_cycle, lr),
+        prepare=_moved,
+        epochs=epochs,
+        batch_size=cifar10.BATCH,
+    )
+
+
+def _initial(architecture: str, seed: int) -> nn.Module:
+    return cifar10.initial(architecture)
+
+
+def _moved(batch: cifar10.Pair, generator: torch.Generator) -> cifar10.Pair:
+    return cifar10.moved(batch[0], generator), batch[1]
+
+
+def train_images() -> cifar10.Pair:
+    return cifar10.images().train
+
+
 def train_on(indices: np.ndarray, seed: int, *, architecture: str, again: int) -> nn.Module:
-    x, y = cifar10.images().train
-    which = torch.from_numpy(indices)
-    return cifar10.train(architecture, x[which], y[which], seed=seed + again)
+    """With other seeds."""
+    return training(architecture, train_images)(indices, seed + again)
 
 
 @torch.no_grad()
@@ -36,7 +65,9 @@ def recipe(architecture: str, again: int = 0) -> Recipe:
     name = f"{architecture} on half of 4,000 CIFAR-10 images" + (f", other seeds {again}" if again else "")
     return Recipe(
         name=name,
-        train=partial(train_on, architecture=architecture, again=again),
+        train=partial(train_on, architecture=architecture, again=again)
+        if again
+        else training(architecture, train_images),
         utility=utility,
         n_train=4000,
         subsets=16 if again else 64,

@@ -13,9 +13,11 @@ from diffusers import UNet2DModel
 from torch import Tensor
 
 from experiments.shared.denoising import fit, scheduler, seeds
+from experiments.shared.denoising import training as described
 from experiments.shared.models import load_half, load_into, save_half, trainable
 from experiments.shared.places import MODELS
 from unde.diffusion import Samples, sample
+from unde.evaluate import Training
 
 N = 2000  # half of them of each class
 QUERIES = 200  # generated images for each role
@@ -64,6 +66,19 @@ def train(rows: np.ndarray | None = None, seed: int = 0) -> UNet2DModel:
     x = images() if rows is None else images()[torch.from_numpy(rows)]
     fit(model := unet(), x, steps=STEPS * len(x) * 2 // N, seed=seed, lr=LR, batch_size=BATCH)
     return model
+
+
+def training() -> Training:
+    """Of a bank: on half of the images."""
+    return described(_initial, _training_images, steps=STEPS, lr=LR, batch_size=BATCH)
+
+
+def _initial(seed: int) -> UNet2DModel:
+    return unet()
+
+
+def _training_images() -> dict[str, Tensor]:
+    return {"x": images()}
 
 
 @cache

@@ -2,23 +2,60 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from experiments.shared.banks import Recipe
-from unde.demo.digits import digits, train
+from unde.demo.digits import RECIPES, digits
+from unde.evaluate import Training
 from unde.tasks import Classification
+
+Pair = tuple[Tensor, Tensor]
 
 SUBSETS = {"resnet": 100, "vit": 64}  # 100 in the paper
 
 
+def training(architecture: str, data: Pair | Callable[[], Pair]) -> Training:
+    """As `unde.demo.digits.train`: AdamW and a one-cycle schedule, all drawn from the seed."""
+    make, epochs, lr, decay = RECIPES[architecture]
+    return Training(
+        model=partial(_initial, make),
+        data=data,
+        loss=cross_entropy,
+        optimizer=partial(torch.optim.AdamW, lr=lr, weight_decay=decay),
+        schedule=partial(one_cycle, lr),
+        epochs=epochs,
+        batch_size=64,
+    )
+
+
+def _initial(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return make()
+
+
+def cross_entropy(model: nn.Module, batch: Pair) -> Tensor:
+    return F.cross_entropy(model(batch[0]).logits, batch[1])
+
+
+def one_cycle(lr: float, optimizer: Optimizer, steps: int) -> LRScheduler:
+    return OneCycleLR(optimizer, lr, total_steps=steps)
+
+
+def train_images() -> Pair:
+    return digits().train
+
+
 def train_on(indices: np.ndarray, seed: int, *, architecture: str, again: int) -> nn.Module:
-    x, y = digits().train
-    which = torch.from_numpy(indices)
-    return train(architecture, x[which], y[which], seed=seed + again)
+    """With other seeds."""
+    return training(architecture, train_images)(indices, seed + again)
 
 
 @torch.no_grad()
@@ -32,7 +69,9 @@ def recipe(architecture: str, again: int = 0) -> Recipe:
     """`again` makes other seeds, initial weights included, for the same subsets."""
     return Recipe(
         name=f"{architecture} on half of 4,000 MNIST digits" + (f", other seeds {again}" if again else ""),
-        train=partial(train_on, architecture=architecture, again=again),
+        train=partial(train_on, architecture=architecture, again=again)
+        if again
+        else training(architecture, train_images),
         utility=utility,
         n_train=4000,
         subsets=16 if again else SUBSETS[architecture],

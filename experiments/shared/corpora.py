@@ -9,17 +9,20 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from experiments.shared.data import folder
+from unde.evaluate import Training
 from unde.tasks import CausalLM
 
 LENGTH = 64  # tokens of a sequence
@@ -93,19 +96,50 @@ def train(
     """AdamW under a cosine schedule with 5 % warm-up, order of the data from `seed`."""
     optimizer = adamw(model.parameters(), lr)
     steps = epochs * -(-len(tokens) // batch_size)
-    warmup = max(1, steps // 20)
     task, order, step = CausalLM(), torch.Generator().manual_seed(seed), 0
     model.train()
     for _ in range(epochs):
         for batch in torch.randperm(len(tokens), generator=order).split(batch_size):
-            shape = min(1.0, (step + 1) / warmup) * 0.5 * (1 + np.cos(np.pi * step / steps))
-            optimizer.param_groups[0]["lr"] = lr * float(shape)
+            optimizer.param_groups[0]["lr"] = lr * warm_then_cosine(steps, step)
             optimizer.zero_grad()
             task.loss(model, {"input_ids": tokens[batch]}).mean().backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             step += 1
     return model.eval(), optimizer
+
+
+def training(
+    model: Callable[[int], nn.Module],
+    tokens: Tensor | Callable[[], Tensor],
+    *,
+    epochs: int,
+    batch_size: int = BATCH,
+    lr: float = PEAK_LR,
+) -> Training:
+    """As `train`, for a bank."""
+    return Training(
+        model=model,
+        data=tokens,
+        loss=_loss,
+        optimizer=partial(adamw, lr=lr),
+        schedule=_schedule,
+        clip=1.0,
+        epochs=epochs,
+        batch_size=batch_size,
+    )
+
+
+def _loss(model: nn.Module, tokens: Tensor) -> Tensor:
+    return CausalLM().loss(model, {"input_ids": tokens})
+
+
+def _schedule(optimizer: torch.optim.Optimizer, steps: int) -> LambdaLR:
+    return LambdaLR(optimizer, partial(warm_then_cosine, steps))
+
+
+def warm_then_cosine(steps: int, step: int) -> float:
+    return float(min(1.0, (step + 1) / max(1, steps // 20)) * 0.5 * (1 + np.cos(np.pi * step / steps)))
 
 
 @torch.no_grad()

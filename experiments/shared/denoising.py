@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 
+import numpy as np
 import torch
 from diffusers import DDPMScheduler
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
+from unde.evaluate import Training
 from unde.tasks import Diffusion
 
 TIMESTEPS = 1000
@@ -39,33 +43,67 @@ def fit(
     The timesteps of a batch are drawn one from each of as many equal parts of the schedule, which makes the loss of a
     batch less noisy. A tenth of the `conditions` (N, tokens, width) are replaced by `nothing`, for guidance.
     """
-    alphas, random = scheduler().alphas_cumprod, torch.Generator().manual_seed(seed)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=1e-6, fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: _warm_then_cosine(i, steps))
-    model.train()
-    for rows in _batches(len(images), batch_size, steps, random):
-        x, part = images[rows], TIMESTEPS / len(rows)
-        t = (torch.arange(len(rows)) * part + torch.rand(len(rows), generator=random) * part).long()
-        noise = torch.randn(x.shape, generator=random)
-        a = alphas[t].view(-1, 1, 1, 1)
-        given = {}
-        if conditions is not None:
-            drop = torch.rand(len(rows), generator=random) < 0.1
-            given["encoder_hidden_states"] = torch.where(drop.view(-1, 1, 1), nothing, conditions[rows])
-        optimizer.zero_grad()
-        predicted = model(a.sqrt() * x + (1 - a).sqrt() * noise, t, **given).sample
-        (predicted - (a.sqrt() * noise - (1 - a).sqrt() * x)).square().mean().backward()
-        optimizer.step()
-        schedule.step()
-    return model.eval()
+    columns = {"x": images} | ({} if conditions is None else {"conditions": conditions})
+    return training(lambda seed: model, columns, steps=steps, lr=lr, batch_size=batch_size, nothing=nothing)(
+        np.arange(len(images)), seed
+    )
 
 
-def _warm_then_cosine(step: int, steps: int) -> float:
+def training(
+    model: Callable[[int], nn.Module],
+    data: dict[str, Tensor] | Callable[[], dict[str, Tensor]],
+    *,
+    steps: int,
+    lr: float,
+    batch_size: int = 16,
+    nothing: Tensor | None = None,
+) -> Training:
+    """As `fit`, described for a bank. `data` has the images as "x", and "conditions" if there are any."""
+    return Training(
+        model=model,
+        data=data,
+        loss=simple_loss,
+        optimizer=partial(torch.optim.AdamW, lr=lr, weight_decay=1e-6),
+        schedule=_schedule,
+        prepare=partial(noised, nothing=nothing),
+        order=partial(_batches, batch_size, steps),
+    )
+
+
+def noised(
+    batch: dict[str, Tensor], random: torch.Generator, *, nothing: Tensor | None = None
+) -> dict[str, Tensor]:
+    x, count = batch["x"], len(batch["x"])
+    part = TIMESTEPS / count
+    t = (torch.arange(count) * part + torch.rand(count, generator=random) * part).long()
+    noise = torch.randn(x.shape, generator=random)
+    a = _alphas()[t].view(-1, 1, 1, 1)
+    made = {"x": a.sqrt() * x + (1 - a).sqrt() * noise, "t": t}
+    if "conditions" in batch:
+        drop = torch.rand(count, generator=random) < 0.1
+        made["conditions"] = torch.where(drop.view(-1, 1, 1), nothing, batch["conditions"])
+    return made | {"v": a.sqrt() * noise - (1 - a).sqrt() * x}
+
+
+@cache
+def _alphas() -> Tensor:
+    return scheduler().alphas_cumprod
+
+
+def simple_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    given = {"encoder_hidden_states": batch["conditions"]} if "conditions" in batch else {}
+    return (model(batch["x"], batch["t"], **given).sample - batch["v"]).square().mean()
+
+
+def _schedule(optimizer: torch.optim.Optimizer, steps: int) -> LambdaLR:
+    return LambdaLR(optimizer, partial(_warm_then_cosine, steps))
+
+
+def _warm_then_cosine(steps: int, step: int) -> float:
     return min(1.0, 10 * (step + 1) / steps) * 0.5 * (1 + math.cos(math.pi * step / steps))
 
 
-def _batches(count: int, size: int, steps: int, random: torch.Generator) -> list[Tensor]:
+def _batches(size: int, steps: int, count: int, random: torch.Generator) -> list[Tensor]:
     """Rows of each step: whole epochs in random order, one after the other."""
     epochs = math.ceil(steps * size / count)
     line = torch.cat([torch.randperm(count, generator=random) for _ in range(epochs)])

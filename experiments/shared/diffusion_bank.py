@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
 from torch import Tensor, nn
 
 from experiments.shared.banks import Recipe
@@ -20,10 +19,6 @@ from experiments.shared.diffusion import STUDIES
 SUBSETS = 64
 TIMESTEPS = {"cifar2": 50, "robots": 10}
 MANY, BOTH = 50, 32  # where fewer are used: how many queries are judged at many too
-
-
-def train_on(indices: np.ndarray, seed: int, *, study: str) -> nn.Module:
-    return STUDIES[study].train(indices, seed)
 
 
 def utility(model: nn.Module, *, study: str) -> dict[str, Tensor]:
@@ -37,7 +32,7 @@ def utility(model: nn.Module, *, study: str) -> dict[str, Tensor]:
 def recipe(study: str) -> Recipe:
     return Recipe(
         name=f"denoisers on half of {STUDIES[study].N:,} images of {study}",
-        train=partial(train_on, study=study),
+        train=STUDIES[study].training(),
         utility=partial(utility, study=study),
         n_train=STUDIES[study].N,
         subsets=SUBSETS,

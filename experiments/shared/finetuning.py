@@ -23,6 +23,7 @@ from experiments.shared.corpora import (
     log_likelihood,
     make_tokenizer,
     train,
+    training,
 )
 from experiments.shared.models import load_half, load_into, save_half, trainable
 from experiments.shared.places import MODELS
@@ -73,6 +74,14 @@ def attributed() -> nn.Module:
     return load_into(gpt2(VOCABULARY), load_half(path))
 
 
+def _initial(seed: int) -> nn.Module:
+    return pretrained()
+
+
+def train_tokens() -> Tensor:
+    return corpus()[1].train
+
+
 def train_on(indices: np.ndarray, seed: int, *, again: int) -> nn.Module:
     return finetuned(corpus()[1].train[torch.from_numpy(indices)], seed + again)
 
@@ -84,4 +93,6 @@ def utility(model: nn.Module) -> dict[str, Tensor]:
 
 def recipe(again: int = 0) -> Recipe:
     name = "GPT-2-like, pretrained, on half of 1,500 sequences" + (f", other seeds {again}" if again else "")
-    return Recipe(name, partial(train_on, again=again), utility, SIZES[0], 16 if again else 64)
+    if again:
+        return Recipe(name, partial(train_on, again=again), utility, SIZES[0], 16)
+    return Recipe(name, training(_initial, train_tokens, **FINETUNING), utility, SIZES[0], 64)

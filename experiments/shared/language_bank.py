@@ -7,19 +7,20 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
 from experiments.shared.banks import Recipe
-from experiments.shared.corpora import EPOCHS, SIZES, VOCABULARY, corpus, gpt2, log_likelihood, train
+from experiments.shared.corpora import EPOCHS, SIZES, VOCABULARY, corpus, gpt2, log_likelihood, training
 
 SUBSETS = 64
 
 
-def train_on(indices: np.ndarray, seed: int, *, name: str) -> nn.Module:
-    tokens = corpus(name).train[torch.from_numpy(indices)]
-    return train(gpt2(VOCABULARY[name]), tokens, epochs=EPOCHS[name], seed=seed)[0]
+def initial(seed: int, *, vocabulary: int) -> nn.Module:
+    return gpt2(vocabulary)
+
+
+def train_tokens(name: str) -> Tensor:
+    return corpus(name).train
 
 
 def utility(model: nn.Module, *, name: str) -> dict[str, Tensor]:
@@ -31,7 +32,9 @@ def utility(model: nn.Module, *, name: str) -> dict[str, Tensor]:
 def recipe(name: str) -> Recipe:
     return Recipe(
         name=f"GPT-2-like on half of {SIZES[name][0]:,} sequences of {name}",
-        train=partial(train_on, name=name),
+        train=training(
+            partial(initial, vocabulary=VOCABULARY[name]), partial(train_tokens, name), epochs=EPOCHS[name]
+        ),
         utility=partial(utility, name=name),
         n_train=SIZES[name][0],
         subsets=SUBSETS,

@@ -13,9 +13,11 @@ import experiments.shared.pictures as pictures
 from experiments.datasets import Attributes
 from experiments.datasets import robots as draw
 from experiments.shared.denoising import seeds
+from experiments.shared.denoising import training as described
 from experiments.shared.models import load_half, load_into, save_half, trainable
 from experiments.shared.places import MODELS
 from unde.diffusion import Samples
+from unde.evaluate import Training
 
 N = 600
 QUERIES = 100  # generated pictures for LDS, for each role
@@ -45,6 +47,20 @@ def train(rows: np.ndarray | None = None, seed: int = 0) -> UNet2DConditionModel
     return pictures.finetuned(x, told, steps=STEPS * len(chosen) * 2 // N, seed=seed, lr=LR)
 
 
+def training() -> Training:
+    """Of a bank: on half of the pictures."""
+    return described(_initial, _training_pictures, steps=STEPS, lr=LR, nothing=pictures.nothing())
+
+
+def _initial(seed: int) -> UNet2DConditionModel:
+    return pictures.with_lora()
+
+
+def _training_pictures() -> dict[str, Tensor]:
+    given = columns()
+    return {"x": given["latents"], "conditions": given["encoder_hidden_states"]}
+
+
 @cache
 def attributed() -> UNet2DConditionModel:
     """Fine-tuned on all pictures once; the adapter is kept in models/."""
@@ -57,7 +73,11 @@ def attributed() -> UNet2DConditionModel:
 @cache
 def queries(role: str) -> Samples:
     """For LDS, "learn" and "eval": random combinations of all categories, as in the paper."""
+    return pictures.generate(attributed(), [data().prompt(**row) for row in asked(role)], role)
+
+
+def asked(role: str) -> list[dict[str, int]]:
+    """The categories that each query names."""
     random = np.random.default_rng(seeds(role, 1)[0])
     sizes = {a: len(names) for a, names in data().categories.items()}
-    rows = [{a: int(random.integers(size)) for a, size in sizes.items()} for _ in range(QUERIES)]
-    return pictures.generate(attributed(), [data().prompt(**row) for row in rows], role)
+    return [{a: int(random.integers(size)) for a, size in sizes.items()} for _ in range(QUERIES)]

@@ -239,6 +239,7 @@ def json_lines(path: str, rows: list[dict[str, Any]]) -> None:
 WORLDS: dict[str, World] = {
     "README.md": World(both),
     "docs/weights.md": World(weights),
+    "docs/banks.md": World(smaller={"subsets=64": "subsets=6", "epochs=20": "epochs=3"}),
     "docs/language-models.md": World(language),
     "docs/object-stores.md": World(stores, {"s3://bucket": "memory://docs", "n_train=1000": "n_train=20"}),
     "docs/diffusion.md": World(

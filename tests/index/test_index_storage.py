@@ -15,7 +15,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 COLUMNS = [slice(0, 3), slice(3, 4), slice(4, 40)]
 ROUNDING = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a unit in the last place
-OF_NORM = ROUNDING | {"int8": 30**0.5 / 254}  # half a 127th of the largest of 30 entries, in each
+OF_NORM = ROUNDING | {
+    "int8": 30**0.5 / 254,  # half a 127th of the largest of 30 entries, in each
+    "int4": 30**0.5 / 14 * (1 + 2.0**-7),
+}
 
 
 def through(dtype, x, columns=COLUMNS):

@@ -190,5 +190,5 @@ def test_hostile_rows_of_a_kernel_are_made_anew(tmp_path):
 
 
 def test_unknown_precision(tmp_path):
-    with pytest.raises(UndeError, match=r"unknown store_dtype 'int4'.*Did you mean 'int8'"):
-        toy.build(tmp_path / "i", store_dtype="int4")
+    with pytest.raises(UndeError, match=r"unknown store_dtype 'int3'.*Did you mean 'int"):
+        toy.build(tmp_path / "i", store_dtype="int3")

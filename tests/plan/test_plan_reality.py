@@ -278,7 +278,7 @@ class Chooses(torch.nn.Linear):
         ({"n_examples": 0}, "n_examples 0: expected at least 1"),
         ({"queries": -1}, "queries -1: expected at least 1"),
         ({"batch_size": 0}, "batch_size 0: expected at least 1"),
-        ({"store_dtype": "int4"}, "unknown store_dtype 'int4'"),
+        ({"store_dtype": "int3"}, "unknown store_dtype 'int3'"),
         ({"example": None}, "expected one of two things to plan with"),
         ({"seq_len": 8}, "expected one of two things to plan with"),
         ({"example": None, "seq_len": 1}, "at least 2 tokens"),

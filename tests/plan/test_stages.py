@@ -14,6 +14,7 @@ from unde.build import kernels, shards
 from unde.build.context import Context, Given
 from unde.features.meter import Meter
 from unde.kernels.base import InMemory, Part, moments_of
+from unde.kernels.truncated import Truncated
 from unde.scores import needs as scoring
 from unde.tasks import Classification
 from unde.weights.needs import learning
@@ -60,7 +61,11 @@ def costs(index, method) -> kernels.Costs:
 
 def decomposed(index, method) -> int:
     """torch has no formula for matrix factors: d³ operations for an inverse, 9 d³ for eigenvectors."""
-    needs = method.kernel.on(kernels.sizes_of(index.manifest, F32)).needs()
+    settled = method.kernel.on(kernels.sizes_of(index.manifest, F32))
+    needs = settled.needs()
+    if isinstance(settled, Truncated):
+        seen = 2 * settled.sizes.width * settled.tried * settled.kept  # V
+        return needs.fit.flops - seen + sum(r.finish for r in needs.rounds)
     if method.name != "ekfac":
         return needs.fit.flops * index.manifest.terms
     squares = [t for name, t in needs.moments.items() if not name.startswith("values")]
@@ -80,6 +85,9 @@ ILL = {"relative": False, "damping": 1e-3}  # all in float64
         (methods.TRAK(projection="kron(32)"), {"examples": 256, "store_dtype": "float32"}),
         (methods.TRAK(projection="kron(32)"), {"examples": 1024}),
         (methods.TRAK(projection="kron(32)", **ILL), {"examples": 1024}),
+        (methods.TRAK(projection="kron(16)", form="svd(64)"), {}),
+        (methods.TRAK(projection="kron(16)", form="svd(64)", **ILL), {}),
+        (methods.TRAK(projection="kron(16)", form="svd(700)", **ILL), {"store_dtype": "float32"}),
         (methods.LoGRA(projection="kron(24)"), {}),
         (methods.LoGRA(projection="kron(24)", **ILL), {"store_dtype": "float32"}),
         (methods.EKFAC(projection="kron(16)"), {}),
@@ -135,6 +143,7 @@ def test_kernels_of_the_steps_of_a_trajectory(form, tmp_path, tensors_alone):
     "method",
     [
         methods.TRAK(projection="kron(16)"),
+        methods.TRAK(projection="kron(16)", form="svd(64)"),
         methods.LoGRA(projection="kron(16)"),
         methods.EKFAC(projection="kron(16)"),
     ],
@@ -162,7 +171,7 @@ def test_moments_are_those_that_are_kept(blocks):
 
 
 @pytest.mark.parametrize("memory", ["2GB", "6MB", "300kB"])
-@pytest.mark.parametrize("store_dtype", ["float32", "float16", "int8"])
+@pytest.mark.parametrize("store_dtype", ["float32", "float16", "int8", "factored(1)"])
 @pytest.mark.parametrize(
     "method", [methods.TracIn(projection="kron(16)"), methods.LoGRA(projection="kron(16)")]
 )
@@ -206,7 +215,9 @@ def test_scoring_of_denoisers(method, memory, tmp_path):
     assert sum(planned.values()) == pytest.approx(meter.peak, rel=0.1)
 
 
-@pytest.mark.parametrize("store_dtype", ["float32", "float16", "bfloat16", "int8"])
+@pytest.mark.parametrize(
+    "store_dtype", ["float32", "float16", "bfloat16", "int8", "int4", "factored(1)", "factored(4)"]
+)
 @pytest.mark.parametrize(
     "method", [methods.TracIn(projection="kron(16)"), methods.EKFAC(projection="kron(16)")]
 )

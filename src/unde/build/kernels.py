@@ -28,7 +28,6 @@ from unde.kernels import Fitted, Kernel, Sizes
 from unde.kernels.base import Moments, Round, Settled, Work, reduced
 from unde.kernels.own import code_of, described
 from unde.store import layout
-from unde.store.codec import codec
 from unde.store.files import clear_partial
 from unde.store.locks import locked
 from unde.store.manifest import Manifest
@@ -254,7 +253,7 @@ def _packed(m: Manifest) -> list[tuple[int, int, int]]:
     """Of the shards of each length: bytes of new tensors that packing makes, of a file, and how many they are."""
     found = []
     for rows, count in Counter(r.stop - r.start for r in m.shards).items():
-        stored = codec(m.store_dtype)
+        stored = m.codec
         kinds = stored.layout(rows, m.columns)
         packed = {name: torch.empty(shape, dtype=t, device="meta") for name, (shape, t) in kinds.items()}
         new = 0 if stored.mapped else stored.nbytes(rows, m.columns)
@@ -275,7 +274,7 @@ def reading(m: Manifest, precision: torch.dtype) -> int:
 
 def handed_on(m: Manifest) -> bool:
     """Whether blocks are features as they are mapped."""
-    return codec(m.store_dtype).mapped
+    return m.codec.mapped
 
 
 def _bytes(tensors: Mapping[str, Tensor]) -> int:

@@ -53,11 +53,13 @@ def written(
     history: list[Entry],
     ids: Sequence[Any] | None,
     fisher: Manifest | None,
+    packed: Manifest | None = None,
 ) -> Manifest:
-    """All that belongs to the new state of `origin` beside its shards, but for the manifest, which is returned."""
-    of = origin.manifest
+    """All that belongs to the new state of `origin` beside its shards, but for the manifest, which is returned; where
+    features are stored in another way, as `packed` says."""
+    of = origin.manifest if packed is None else packed
     living = Living(
-        origin=of.lineage,
+        origin=origin.manifest.lineage,
         built=of.examples if of.living is None else of.living.built,
         generation=of.generation + 1,
         pieces=repack.pieces(plan),

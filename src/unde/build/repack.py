@@ -1,4 +1,4 @@
-"""Shards made of rows of other shards: what is stored is moved, nothing is computed again.
+"""Shards made of rows of other shards: what is stored is moved, or packed anew, and nothing is computed again.
 
 A plan is a list of shards in their order, each of which takes rows of one or several that are there. One that takes
 all rows of a single shard in the same folder stays the file that it is. All that a shard holds is kept by row, but for
@@ -144,8 +144,14 @@ def pieces(plan: Sequence[Planned]) -> list[Piece]:
     return [Piece(p.owner, p.first, p.rows, runs(torch.cat(drawn))) for p, drawn in found]
 
 
-def write(plan: Sequence[Planned], folder: Place, terms: int, again: Again | None = None) -> None:
-    """The files that are not there yet, one shard in memory at a time."""
+def write(
+    plan: Sequence[Planned],
+    folder: Place,
+    terms: int,
+    again: Again | None = None,
+    packed: Manifest | None = None,
+) -> None:
+    """The files that are not there yet, one shard in memory at a time; with features as those of `packed` are."""
     new = [(c, shard) for c in range(terms) for shard in plan if not shard.stays]
     if not new:
         return
@@ -154,7 +160,10 @@ def write(plan: Sequence[Planned], folder: Place, terms: int, again: Again | Non
         for c, shard in new:
             path = layout.shard(folder, c, shard.number)
             if not sound(path, shard.owner):
-                write_shard(path, shard.owner, _made(shard, c, again))
+                made = _made(shard, c, again)
+                if packed is not None:
+                    made = _packed_anew(made, shard.takes[0].origin.manifest, packed)
+                write_shard(path, shard.owner, made)
             advance(1)
 
 
@@ -164,6 +173,14 @@ def _made(shard: Planned, c: int, again: Again | None) -> dict[str, Tensor]:
     if FACTORS in parts[0]:
         whole[FACTORS] = torch.stack([part[FACTORS] for part in parts]).sum(0)
     return whole
+
+
+def _packed_anew(shard: dict[str, Tensor], before: Manifest, after: Manifest) -> dict[str, Tensor]:
+    """The same rows under another codec."""
+    stored = before.codec.layout(1, before.columns)
+    features = before.codec.unpack({name: shard[name] for name in stored}, before.columns)
+    beside = {name: t for name, t in shard.items() if name not in stored}
+    return beside | after.codec.pack(features, after.columns)
 
 
 def _taken(take: Take, c: int, again: Again | None) -> dict[str, Tensor]:

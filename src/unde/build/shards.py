@@ -24,7 +24,6 @@ from unde.execution import SERIAL, Executor, Job, JobsFailed
 from unde.features.factors import gathered
 from unde.features.run import Batch, FeaturePass, Found, threads
 from unde.store import layout
-from unde.store.codec import codec
 from unde.store.files import append_line, clear_partial
 from unde.store.manifest import Manifest
 from unde.store.remote import Place, Remote, there
@@ -62,7 +61,7 @@ def _computed(context: Context, c: int, s: int) -> dict[str, Tensor]:
         whole = _joined(parts)
         features = whole.pop("features")
         whole["squares"] = torch.stack([features[:, x].square().sum(1) for x in m.columns], 1)
-        return whole | codec(m.store_dtype).pack(features, m.columns)
+        return whole | m.codec.pack(features, m.columns)
 
 
 def content(m: Manifest, rows: int, precision: torch.dtype) -> dict[str, Tensor]:
@@ -72,7 +71,7 @@ def content(m: Manifest, rows: int, precision: torch.dtype) -> dict[str, Tensor]
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    packed = codec(m.store_dtype).layout(rows, m.columns)
+    packed = m.codec.layout(rows, m.columns)
     found = {name: empty(*shape, dtype=dtype) for name, (shape, dtype) in packed.items()} | {
         "squares": empty(rows, len(m.units)),
         "loss": empty(rows),
@@ -108,7 +107,7 @@ class Shapes:
         self._check(path, s, tensors)
         rows = self.m.shards[s]
         with damaged(path):
-            codec(self.m.store_dtype).check(tensors, rows.stop - rows.start, self.m.columns)
+            self.m.codec.check(tensors, rows.stop - rows.start, self.m.columns)
         return tensors
 
     def has(self, path: Place) -> bool:
@@ -137,7 +136,7 @@ class Shapes:
 
 def on_disk(m: Manifest, precision: torch.dtype) -> dict[str, int]:
     """Bytes of all shards, by what is in them."""
-    features = m.terms * codec(m.store_dtype).nbytes(m.examples, m.columns)
+    features = m.terms * m.codec.nbytes(m.examples, m.columns)
     whole = covariances = 0
     for rows, count in Counter(r.stop - r.start for r in m.shards).items():
         tensors = content(m, rows, precision)
@@ -158,7 +157,7 @@ def writing(m: Manifest, precision: torch.dtype) -> int:
     """Bytes while the passes of a shard are joined, packed and written."""
     tensors, features = content(m, _rows(m), precision), 4 * _rows(m) * m.width
     joined = features if _rows(m) > m.settled.pass_size else 0
-    stored = codec(m.store_dtype)
+    stored = m.codec
     packed = 0 if stored.mapped else stored.nbytes(_rows(m), m.columns)
     passes = waiting(m, precision) + 4 * min(_rows(m), m.settled.pass_size) * m.width
     column = 4 * _rows(m) * max(u["size"] for u in m.units)  # packed, or squared, one after the other

@@ -18,7 +18,6 @@ from unde.features.factors import gathered, split
 from unde.kernels import Part, Sizes
 from unde.methods import Method
 from unde.store import layout
-from unde.store.codec import codec
 from unde.store.manifest import Manifest, with_method
 from unde.store.remote import Place, there
 from unde.store.shards import ShardError, damaged, read_again
@@ -31,7 +30,7 @@ class Stored:
     def __init__(self, folder: Place, manifest: Manifest, memory: int) -> None:
         self.folder, self.manifest, self.memory = folder, manifest, memory
         self.method: Method = methods.parse(manifest.method)
-        self.codec = codec(manifest.store_dtype)
+        self.codec = manifest.codec
         self.watch = Watch()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -163,7 +162,8 @@ class FeatureSource:
         m = self.stored.manifest
         sides = gathered(m.units, str(self.stored.method.projection)) if m.factors else {}
         parts = [Part(name, c, sides.get(name)) for name, c in zip(m.unit_names, m.columns)]
-        return Sizes(tuple(parts), tuple(m.shards), rounding=self.stored.codec.rounding)
+        stored = self.stored.codec
+        return Sizes(tuple(parts), tuple(m.shards), rounding=stored.rounding, lossy=stored.lossy)
 
     def block(self, s: int) -> Tensor:
         if self.checkpoint is None:

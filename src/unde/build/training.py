@@ -8,6 +8,7 @@ from torch import Tensor
 
 from unde.build.kernels import KernelFiles, block_bytes, handed_on
 from unde.build.stored import Stored
+from unde.errors import UndeError
 from unde.execution import SERIAL, Executor
 from unde.kernels import Kernel
 from unde.store.manifest import Manifest
@@ -34,6 +35,11 @@ class Training:
         self.cuts = m.shards
         self._kernels = [KernelFiles(stored, kernel, c, executor) for c in range(m.terms)]
         self.mixes = self._kernels[0].settled.blocks
+        if self.mixes is None and stored.codec.lossy:
+            raise UndeError(
+                f"{stored.folder} is stored as {m.store_dtype}, in which K g(n) cannot be: {kernel} has to act on the "
+                "query side (its `blocks`), or build with store_dtype='int8'"
+            )
         if self.mixes is None:
             for k in self._kernels:
                 k.make_rows()

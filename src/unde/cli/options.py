@@ -13,7 +13,7 @@ from unde import methods
 from unde.cli import completion
 from unde.errors import UndeError, unknown
 from unde.integrations.source import Source
-from unde.store.codec import CODECS
+from unde.store.factored import NAMES as CODECS
 from unde.store.remote import place
 
 HF = "Hugging Face language models (instead of MODULE:FUNCTION)"

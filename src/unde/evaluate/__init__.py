@@ -1,6 +1,6 @@
 """How good is an attribution? Metrics, the baselines to beat, and the bank of retrained models that LDS needs."""
 
-from unde.evaluate.bank import Bank
+from unde.evaluate.bank import Bank, Training
 from unde.evaluate.baselines import bm25, random_indices, representation_distance, representation_similarity
 from unde.evaluate.compare import Comparison, compare
 from unde.evaluate.estimate import Estimate, paired
@@ -24,6 +24,7 @@ __all__ = [
     "FineGrained",
     "Heatmap",
     "TailPatch",
+    "Training",
     "bm25",
     "compare",
     "fine_grained",

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
 
 from unde.errors import UndeError
 
@@ -117,3 +117,38 @@ def explained(optimizer: Optimizer) -> Generator[None]:
             f"{type(optimizer).__name__} cannot take a step ({type(e).__name__}: {e}): expected an optimizer whose "
             "step() needs no argument, and an optimizer_state that this kind of optimizer has saved"
         ) from e
+
+
+# Each number of a parameter is stepped by itself, so parameters of several models may lie in one tensor.
+_ELEMENTWISE = (SGD, Adam, AdamW, Adamax, NAdam, RAdam, RMSprop, Adagrad, Adadelta)
+_FUSED = (SGD, Adam, AdamW, Adagrad)
+
+
+def elementwise(optimizer: Optimizer) -> bool:
+    """Whether it is known to step each number by itself, as subclasses are not."""
+    return type(optimizer) in _ELEMENTWISE
+
+
+def quickened(optimizer: Optimizer) -> Optimizer:
+    """The same in one kernel for all parameters, if torch has one and its maker has not said which to take."""
+    groups = optimizer.param_groups
+    free = all(
+        group.get("fused") is None
+        and group.get("foreach") is None
+        and not group.get("differentiable")
+        and not group.get("capturable")
+        for group in groups
+    )
+    plain = all(p.is_floating_point() for group in groups for p in group["params"])
+    if type(optimizer) not in _FUSED or optimizer.state or not free or not plain:
+        return optimizer
+    return of_others(optimizer, lambda p: p, fused=True)
+
+
+def of_others(optimizer: Optimizer, other: Callable[[Any], Any], **changes: Any) -> Optimizer:
+    """An optimizer of the same kind and settings for other parameters, group by group."""
+    groups = [
+        {**group, "params": [other(p) for p in group["params"]], **changes}
+        for group in optimizer.param_groups
+    ]
+    return type(optimizer)(groups)  # ty: ignore[missing-argument]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from unde import methods, plan
 from unde.build.checkpoints import Checkpoint
+from unde.build.checks import read_ids
 from unde.build.context import Given
 from unde.build.queries import QueryFeatures
 from unde.build.settle import checked, settle
@@ -161,11 +162,12 @@ class Index:
         themselves, by the `recipe`: a function that returns the same `Setup`, as "my_project.setup:make". Models of
         transformers and diffusers need none.
         """
-        making.check_options(task, on_bad, batch_size, store_dtype)
+        chosen = methods.for_building(method)
+        making.check_options(task, chosen, on_bad, batch_size, store_dtype)
         rows = Rows(train_data, collate or own_collate(task.collate, train_data))
         ids = making.ids_for(rows, ids)
         folder, runs, model = place(path), named(executor, threads=threads), unwrapped(model)
-        budget, chosen = parse_bytes(memory), methods.for_building(method)
+        budget = parse_bytes(memory)
         with making.on_device(model, device), ending(executor, runs):
             given = Given(model, task, rows, checkpoints, making.as_recipe(recipe), making.plainly(device))
             checked(given, chosen, groups, exclude, second_moments)  # before a folder is made
@@ -273,6 +275,17 @@ class Index:
         """
         merging.merged([i.folder if isinstance(i, Index) else place(i) for i in indexes], place(path))
         return cls.open(path)
+
+    def repack(self, path: str | Place, store_dtype: str) -> Index:
+        """A new index in `path` of the same examples, stored in another way: `store_dtype` as in `build`. Nothing is
+        computed again, and this one stays as it is. The new one is opened with all that this one was.
+
+        >>> small = index.repack("runs/small", "int8")  # doctest: +SKIP
+        """
+        self._opened.check_finished()
+        merging.repacked(self.folder, place(path), store_dtype)
+        found = making.found(place(path), self.memory, verify=False)
+        return Index(replace(self._opened, stored=found, ids=read_ids(found.folder, found.manifest)))
 
     @staticmethod
     def plan(model: nn.Module, task: Task, example: Any = None, **options: Any) -> Plan:

@@ -29,8 +29,7 @@ from unde.groups import Groups, trainable
 from unde.index.opened import Opened
 from unde.methods import Method
 from unde.recipe import Recipe
-from unde.store import layout
-from unde.store.codec import codec
+from unde.store import factored, layout
 from unde.store.files import clear_partial
 from unde.store.locks import locked
 from unde.store.manifest import Manifest
@@ -106,12 +105,12 @@ def opened(contexts: list[Context], memory: int, ids: list[Any] | None, executor
     )
 
 
-def check_options(task: Task, on_bad: str, batch_size: int | None, store_dtype: str) -> None:
+def check_options(task: Task, method: Method, on_bad: str, batch_size: int | None, store_dtype: str) -> None:
     if on_bad not in ("error", "skip"):
         raise unknown("on_bad", on_bad, ("error", "skip"))
     if batch_size is not None and batch_size < 1:
         raise UndeError(f"batch_size {batch_size}: expected at least 1")
-    codec(store_dtype)  # one of those there are
+    factored.check(store_dtype, str(method.projection))
     if not isinstance(task, Task):
         raise UndeError(
             f"the task is a {type(task).__name__}: expected one of unde.tasks, or a Task of your own"

@@ -1,4 +1,4 @@
-"""One index from several that were measured alike."""
+"""One index from several that were measured alike, or from one, in another precision."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from unde.build.renewed import written
 from unde.build.repack import Origin
 from unde.build.stored import Stored
 from unde.errors import UndeError
-from unde.store import layout
+from unde.store import factored, layout
 from unde.store.files import clear_partial, create_bytes, write_bytes
-from unde.store.living import MERGE
+from unde.store.living import MERGE, REPACK
 from unde.store.locks import locked
 from unde.store.manifest import SCHEMA, Manifest
 from unde.store.remote import Place, there
@@ -33,21 +33,48 @@ def merged(sources: Sequence[Place], target: Place) -> None:
         raise UndeError(f"{len(sources)} index to merge: expected two or more")
     found = [Origin(folder, _finished(folder)) for folder in sources]
     _check_alike(found)
-    ids = _ids(found)
     made = token(MERGE, [origin.manifest.id for origin in found])
+    _made(found, target, made, {"what": MERGE}, None)
+
+
+def repacked(source: Place, target: Place, store_dtype: str) -> None:
+    """All examples of an index as a new one, whose features are stored in another way."""
+    origin = Origin(source, _finished(source))
+    m = origin.manifest
+    factored.check(store_dtype, str(m.method["projection"]))
+    if store_dtype == m.store_dtype:
+        raise UndeError(
+            f"{source} is stored in {store_dtype} already: name another store_dtype, or copy the folder"
+        )
+    sizes = [of.codec.nbytes(1, of.columns) for of in (m, replace(m, store_dtype=store_dtype))]
+    if m.codec.rounding and sizes[1] >= sizes[0]:
+        raise UndeError(
+            f"{source} is stored in {m.store_dtype}: in {store_dtype} it would take more and be no more exact. Build "
+            "it anew, or repack the index that it came from"
+        )
+    made = token(REPACK, m.id, store_dtype)
+    _made([origin], target, made, {"what": REPACK, "dtype": m.store_dtype}, store_dtype)
+
+
+def _made(
+    found: Sequence[Origin], target: Place, made: str, entry: dict[str, Any], store_dtype: str | None
+) -> None:
+    """The new index, unless this very one is there."""
+    ids = _ids(found)
     if there(target / layout.MANIFEST):
         now = Manifest.read(target)
         if now.living is not None and now.living.history[-1].get("token") == made:
             return
-        raise UndeError(f"{target} holds an index already: choose an empty or new folder for the merged one")
+        raise UndeError(f"{target} holds an index already: choose an empty or new folder for the new one")
     layout.prepare(target)
-    with locked(target, doing="merging"):
+    with locked(target, doing="merging" if store_dtype is None else "repacking"):
         clear_partial(target)
         clear_partial(target / layout.SHARDS)
-        history = [{"what": MERGE, "from": [_told(o) for o in found], "on": today(), "token": made}]
-        fisher = _fisher(found, target, made, history, ids)
+        history = [entry | {"from": [_told(o) for o in found], "on": today(), "token": made}]
+        fisher = _fisher(found, target, made, history, ids, store_dtype)
         _copy_matrices(found[0], target)
-        create_bytes(target / layout.MANIFEST, _written(found, target, made, history, ids, fisher).text())
+        after = _written(found, target, made, history, ids, fisher, store_dtype)
+        create_bytes(target / layout.MANIFEST, after.text())
 
 
 def _finished(folder: Place) -> Manifest:
@@ -114,14 +141,22 @@ def _written(
     history: list[dict[str, Any]],
     ids: list[Any] | None,
     fisher: Manifest | None,
+    store_dtype: str | None,
 ) -> Manifest:
     plan = repack.numbered([p for origin in found for p in repack.all_of(origin)], home, made, 0)
-    repack.write(plan, home, found[0].manifest.terms)
-    return written(home, found[0], plan, history, ids, fisher)
+    first = found[0]
+    packed = None if store_dtype is None else replace(first.manifest, store_dtype=store_dtype, noted="")
+    repack.write(plan, home, first.manifest.terms, packed=packed)
+    return written(home, first, plan, history, ids, fisher, packed)
 
 
 def _fisher(
-    found: Sequence[Origin], target: Place, made: str, history: list[dict[str, Any]], ids: list[Any] | None
+    found: Sequence[Origin],
+    target: Place,
+    made: str,
+    history: list[dict[str, Any]],
+    ids: list[Any] | None,
+    store_dtype: str | None,
 ) -> Manifest | None:
     """The gradients with sampled labels, where the method has them."""
     if methods.parse(found[0].manifest.method).probe is None:
@@ -131,7 +166,8 @@ def _fisher(
         check_shards(one.folder, one.manifest, verify=False)
     home = target / layout.FISHER
     home.mkdir(parents=True, exist_ok=True)
-    after = _written([Origin(s.folder, s.manifest) for s in inside], home, made, history, ids, None)
+    origins = [Origin(s.folder, s.manifest) for s in inside]
+    after = _written(origins, home, made, history, ids, None, store_dtype)
     write_bytes(home / layout.MANIFEST, after.text())
     return after
 

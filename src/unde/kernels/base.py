@@ -53,6 +53,7 @@ class Sizes:
     dtype: torch.dtype = torch.float32
     beside: int = 0  # bytes that a source takes beside a block while it reads it, where that is known
     rounding: float = 0.0  # of an entry as it is stored, relative and at most; 0 for float32
+    lossy: bool = False  # whether K g(n) cannot be stored as features are: K acts on the query side then
 
     @property
     def examples(self) -> int:

@@ -49,9 +49,9 @@ class _Full(ABC):
     sizes: Sizes
 
     @property
-    def blocks(self) -> None:
-        """All columns are mixed."""
-        return None
+    def blocks(self) -> Sequence[Sequence[slice]] | None:
+        """All columns are mixed: of what is stored, unless K g(n) cannot be."""
+        return [[slice(0, self.sizes.width)]] if self.sizes.lossy else None
 
     @property
     @abstractmethod

@@ -1,17 +1,22 @@
-"""The empirical kernel, K = (ΦᵀΦ + λI)⁻¹ (Eq. 2): whole, in the smaller of two forms, or layer by layer."""
+"""The empirical kernel, K = (ΦᵀΦ + λI)⁻¹ (Eq. 2): whole, in the smaller of two forms, from leading singular vectors, or
+layer by layer."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
+from unde.errors import UndeError
 from unde.kernels.base import Settled, Sizes
 from unde.kernels.by_layer import ByLayer
 from unde.kernels.full import Dual, Primal
+from unde.kernels.truncated import Truncated
 
 
 @dataclass(frozen=True)
 class Gram:
-    """`form` is "primal", "dual" or "auto", the smaller; `blocks` is "full", or "layer" as LoGRA has it."""
+    """`form` is "primal", "dual" or "auto", the smaller, or "svd(256)", from so many singular vectors; `blocks` is
+    "full", or "layer" as LoGRA has it."""
 
     damping: float
     relative: bool = True
@@ -25,5 +30,19 @@ class Gram:
     def on(self, sizes: Sizes) -> Settled:
         if self.blocks == "layer":
             return ByLayer(self.damping, self.relative, sizes)
+        if (rank := svd_rank(self.form)) is not None:
+            return Truncated(self.damping, self.relative, sizes, rank)
         primal = self.form == "primal" or (self.form == "auto" and sizes.width <= sizes.examples)
         return (Primal if primal else Dual)(self.damping, self.relative, sizes)
+
+
+def svd_rank(form: str) -> int | None:
+    """t of "svd(t)"; None of other forms.
+
+    >>> svd_rank("svd(256)"), svd_rank("dual")
+    (256, None)
+    """
+    match = re.fullmatch(r"svd\(([0-9]{1,9})\)", form)
+    if match is not None and int(match[1]) < 1:
+        raise UndeError(f"form {form!r}: expected at least one singular vector, as in 'svd(256)'")
+    return None if match is None else int(match[1])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from unde.errors import UndeError, unknown
 from unde.kernels import EKFACKernel, Gram, Kernel
+from unde.kernels.gram import svd_rank
 from unde.methods.base import Method, Sides
 from unde.projection import TWO_SIDED, Spec
 
@@ -59,15 +60,16 @@ class Damped(Method):
 
 @dataclass(frozen=True)
 class TRAK(Damped):
-    """TRAK with the loss as output function. `form` is "primal", "dual", or "auto": the smaller."""
+    """TRAK with the loss as output function. `form` is "primal", "dual", or "auto": the smaller; or "svd(256)": from so
+    many singular vectors of the features, without a matrix of their width or number squared."""
 
     name: ClassVar[str] = "trak"
     form: str = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.form not in ("auto", "primal", "dual"):
-            raise unknown("form", self.form, ("auto", "primal", "dual"))
+        if self.form not in ("auto", "primal", "dual") and svd_rank(self.form) is None:
+            raise unknown("form", self.form, ("auto", "primal", "dual", "svd(256)"))
 
     @property
     def kernel(self) -> Kernel:

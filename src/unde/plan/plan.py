@@ -21,7 +21,7 @@ from unde.plan.passes import measure
 from unde.plan.shapes import batches_like, tokens
 from unde.plan.stages import Run
 from unde.plan.workers import Rates, Workers, rates_of
-from unde.store.codec import codec
+from unde.store import factored
 from unde.tasks.base import Task
 
 
@@ -71,7 +71,7 @@ def plan(
     if chosen.steps > 1 and checkpoints > 1:
         raise UndeError(f"{chosen} sums over steps of trajectories: it takes one checkpoint")
     rates = _rates(workers, flops, cpu_flops, disk)
-    codec(store_dtype)  # one of those there are
+    factored.check(store_dtype, str(chosen.projection))
     names, partition = trainable(model, exclude), Groups.parse(groups, model, exclude)
     partition.of(names)
     batches = batches_like(_example(model, example, seq_len))

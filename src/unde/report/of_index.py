@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,6 @@ from unde.report.panels import Tokens, query_panels, trust_panel, weights_panels
 from unde.report.shown import Shown
 from unde.report.trust import TrustPanel
 from unde.scores import GroupScores
-from unde.store.codec import codec
 from unde.version import __version__
 from unde.weights import Weights
 
@@ -64,7 +64,7 @@ def page_of(
             count=count,
             names=names,
             tokens=_tokens(index, setup, scores, advance) if shaded else None,
-            slack=max(0.01, 3 * codec(index.manifest.store_dtype).rounding),
+            slack=_slack(index),
             contributors=contributors,
             answers=answers,
             labelled=labelled,
@@ -84,6 +84,12 @@ def page_of(
             **scores.provenance["method"],
         },
     )
+
+
+def _slack(index: Index) -> float:
+    """The share of a score that the parts of its tokens may miss: they are not rounded as what is stored is."""
+    stored = index.manifest.codec
+    return math.inf if stored.lossy else max(0.01, 3 * stored.rounding)
 
 
 def _has_tokens(setup: Setup) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from unde.errors import UndeError, unknown
 
@@ -18,9 +19,23 @@ Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]
 class Codec(Protocol):
     """`columns` are those of each parameter, which may be scaled apart. All that is stored is stored by row."""
 
-    name: ClassVar[str]
-    rounding: ClassVar[float]  # of an entry, relative and at most, beyond that of float32
-    mapped: ClassVar[bool]  # whether features are handed on as they are mapped, without a copy
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def rounding(self) -> float:
+        """Of an entry, relative and at most, beyond that of float32."""
+        ...
+
+    @property
+    def mapped(self) -> bool:
+        """Whether features are handed on as they are mapped, without a copy."""
+        ...
+
+    @property
+    def lossy(self) -> bool:
+        """Whether more than digits is lost, so that K g(n) cannot be stored in the same way."""
+        ...
 
     def layout(self, rows: int, columns: Sequence[slice]) -> Layout:
         """Shapes and types of what `pack` gives."""
@@ -43,20 +58,11 @@ class Codec(Protocol):
         ...
 
 
-class Float32:
-    name: ClassVar[str] = "float32"
-    dtype: ClassVar[torch.dtype] = torch.float32
-    rounding: ClassVar[float] = 0.0
-    mapped: ClassVar[bool] = True
+class Tensors:
+    """What all codecs share: what they say about what they store."""
 
     def layout(self, rows: int, columns: Sequence[slice]) -> Layout:
-        return {"features": ((rows, columns[-1].stop), self.dtype)}
-
-    def pack(self, features: Tensor, columns: Sequence[slice]) -> dict[str, Tensor]:
-        return {"features": features.to(self.dtype)}
-
-    def unpack(self, shard: Mapping[str, Tensor], columns: Sequence[slice]) -> Tensor:
-        return shard["features"].to(torch.float32)  # float32 is handed on as it is mapped, without a copy
+        raise NotImplementedError
 
     def nbytes(self, rows: int, columns: Sequence[slice]) -> int:
         return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.layout(rows, columns).values())
@@ -68,6 +74,23 @@ class Float32:
             found = (tuple(shard[name].shape), shard[name].dtype)
             if found != (shape, dtype):
                 raise ValueError(f"{name!r} is {_told(*found)}, expected {_told(shape, dtype)}")
+
+
+class Float32(Tensors):
+    name: ClassVar[str] = "float32"
+    dtype: ClassVar[torch.dtype] = torch.float32
+    rounding: ClassVar[float] = 0.0
+    mapped: ClassVar[bool] = True
+    lossy: ClassVar[bool] = False
+
+    def layout(self, rows: int, columns: Sequence[slice]) -> Layout:
+        return {"features": ((rows, columns[-1].stop), self.dtype)}
+
+    def pack(self, features: Tensor, columns: Sequence[slice]) -> dict[str, Tensor]:
+        return {"features": features.to(self.dtype)}
+
+    def unpack(self, shard: Mapping[str, Tensor], columns: Sequence[slice]) -> Tensor:
+        return shard["features"].to(torch.float32)  # float32 is handed on as it is mapped, without a copy
 
 
 class BFloat16(Float32):
@@ -118,17 +141,7 @@ class Int8(Float32):
         return super().layout(rows, columns) | {"scale": ((rows, len(columns)), torch.float32)}
 
     def pack(self, features: Tensor, columns: Sequence[slice]) -> dict[str, Tensor]:
-        largest = _largest(features, columns).to(torch.float32)  # NaN if one is
-        if not largest.isfinite().all():
-            first = int((~largest.isfinite()).any(1).nonzero()[0])
-            raise UndeError(
-                f"features to be stored as int8 are NaN or infinite (row {first} of {len(features)}), expected finite "
-                "numbers: look at the example and the model, or divide the loss by a constant and build again"
-            )
-        bits = (largest / _STEPS).clamp(max=_LARGEST).view(torch.int32)
-        scale = ((bits + 127) & -128).view(torch.float32)  # the last 7 of 24 bits are zero
-        tiny = torch.finfo(torch.float32).tiny
-        scale = torch.where(largest > tiny / 2, scale.clamp(min=tiny), 0.0)  # what is smaller is zero
+        scale = _rounded_up(largest(features, columns, self.name), _STEPS, INT8_LARGEST, 7)
         numbers = torch.empty_like(features, dtype=self.dtype)
         for c, s in zip(columns, torch.where(scale > 0, scale, 1.0).unbind(1)):
             numbers[:, c] = (features[:, c] / s.unsqueeze(1)).round_().clamp_(-_STEPS, _STEPS)
@@ -139,17 +152,135 @@ class Int8(Float32):
 
     def check(self, shard: Mapping[str, Tensor], rows: int, columns: Sequence[slice]) -> None:
         super().check(shard, rows, columns)
-        wrong = ~((shard["scale"] >= 0) & (shard["scale"] <= _LARGEST))
-        if wrong.any():
-            row, unit = wrong.nonzero()[0].tolist()
-            raise ValueError(
-                f"'scale' of row {row}, parameter {unit} is {float(shard['scale'][row, unit])}, expected a finite "
-                "number that is not negative"
+        check_scales(shard["scale"], INT8_LARGEST, what="parameter")
+
+
+class Int4(Float32):
+    """Whole numbers from -7 to 7, two in a byte, and for each example and block of 64 columns a scale in bfloat16.
+
+    Blocks lie within a parameter, whose last one may be shorter. Entries are off by half a scale at most. Scales are
+    rounded up, and seven times one has the bits of float32: what is unpacked is exactly number times scale, and packed
+    again it is the same numbers and scales. Of a parameter of n columns byte i holds column i in its lower half and
+    column i + ⌈n/2⌉ in its upper one, each 8 more than the number.
+    """
+
+    name: ClassVar[str] = "int4"
+    # As of int8: κ/(7·√2), κ of 64 entries being 2.5 to 3.5.
+    rounding: ClassVar[float] = 0.3
+    mapped: ClassVar[bool] = False
+
+    def layout(self, rows: int, columns: Sequence[slice]) -> Layout:
+        sizes = [c.stop - c.start for c in columns]
+        return {
+            "features": ((rows, sum(-(-n // 2) for n in sizes)), torch.uint8),
+            "scale": ((rows, sum(-(-n // _BLOCK) for n in sizes)), torch.bfloat16),
+        }
+
+    def pack(self, features: Tensor, columns: Sequence[slice]) -> dict[str, Tensor]:
+        kinds = self.layout(len(features), columns)
+        found = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in kinds.items()}
+        for _, size, half, _, at in self._runs(columns, together=False):
+            x = features[:, at.columns]
+            every = [slice(a, min(a + _BLOCK, size)) for a in range(0, size, _BLOCK)]
+            scale = _rounded_up(largest(x, every, self.name), 7, _LARGEST, 16)
+            found["scale"][:, at.scales] = scale
+            by = torch.where(scale > 0, scale, 1.0).repeat_interleave(_BLOCK, 1)[:, :size]
+            x = (x / by).round_().clamp_(-7, 7).add_(8).to(torch.uint8)
+            high = pad(x[:, half:], (0, 2 * half - size), value=8)
+            found["features"][:, at.bytes] = x[:, :half] | (high << 4)
+        return found
+
+    def unpack(self, shard: Mapping[str, Tensor], columns: Sequence[slice]) -> Tensor:
+        out = torch.empty(len(shard["features"]), columns[-1].stop)
+        for units, size, half, blocks, at in self._runs(columns):
+            x = out[:, at.columns].unflatten(1, (units, size))
+            both = shard["features"][:, at.bytes].unflatten(1, (units, half))
+            x[..., :half] = both & 15
+            x[..., half:] = (both >> 4)[..., : size - half]
+            scale = shard["scale"][:, at.scales].float().view(-1, units, blocks)
+            whole = size // _BLOCK
+            x.sub_(8)
+            if whole:
+                x[..., : whole * _BLOCK].unflatten(2, (whole, _BLOCK)).mul_(scale[..., :whole].unsqueeze(3))
+            if whole < blocks:
+                x[..., whole * _BLOCK :].mul_(scale[..., whole:])
+        return out
+
+    def check(self, shard: Mapping[str, Tensor], rows: int, columns: Sequence[slice]) -> None:
+        super().check(shard, rows, columns)
+        check_scales(shard["scale"], _LARGEST, what="block")
+
+    @staticmethod
+    def _runs(columns: Sequence[slice], together: bool = True) -> Iterator[tuple[int, int, int, int, _At]]:
+        """Neighbouring parameters of one size: how many, the size, the bytes and blocks of one, and where they are."""
+        byte = block = 0
+        for size, first, last in neighbours([c.stop - c.start for c in columns], together):
+            units, half, blocks = last - first, -(-size // 2), -(-size // _BLOCK)
+            at = _At(
+                slice(columns[first].start, columns[last - 1].stop),
+                slice(byte, byte + units * half),
+                slice(block, block + units * blocks),
             )
+            byte, block = at.bytes.stop, at.scales.stop
+            yield units, size, half, blocks, at
+
+
+class _At(NamedTuple):
+    columns: slice
+    bytes: slice
+    scales: slice
 
 
 _STEPS = 127
-_LARGEST = 66052 * 2.0**105  # the largest scale of 17 bits that 127 times is in the range of float32
+INT8_LARGEST = 66052 * 2.0**105  # the largest scale of 17 bits that 127 times is in the range of float32
+_BLOCK = 64
+_LARGEST = 146 * 2.0**118  # the largest scale of 8 bits that 7 times is in the range of float32
+
+
+def _rounded_up(largest: Tensor, steps: int, most: float, zeros: int) -> Tensor:
+    """A `steps`-th of the largest entries, rounded up so that the last `zeros` of the 24 bits of float32 are zero; 0
+    where entries are too small to be told from it."""
+    bits = (largest / steps).clamp(max=most).view(torch.int32)
+    scale = ((bits + (2**zeros - 1)) & -(2**zeros)).view(torch.float32)
+    tiny = torch.finfo(torch.float32).tiny
+    return torch.where(largest > tiny / 2, scale.clamp(min=tiny), 0.0)
+
+
+def largest(features: Tensor, columns: Sequence[slice], name: str) -> Tensor:
+    """(n, U) float32: the largest size of an entry. Raises if one is not finite."""
+    found = _largest(features, columns).to(torch.float32)  # NaN if one is
+    if not found.isfinite().all():
+        first = int((~found.isfinite()).any(1).nonzero()[0])
+        raise UndeError(
+            f"features to be stored as {name} are NaN or infinite (row {first} of {len(found)}), expected finite "
+            "numbers: look at the example and the model, or divide the loss by a constant and build again"
+        )
+    return found
+
+
+def check_scales(scale: Tensor, most: float, at: slice = slice(None), what: str = "number") -> None:
+    """A ValueError if one of (n, ·) is not finite, negative or too large; of those `at`, called `what`."""
+    wrong = ~((scale[:, at] >= 0) & (scale[:, at] <= most))
+    if wrong.any():
+        row, unit = wrong.nonzero()[0].tolist()
+        unit += at.start or 0
+        raise ValueError(
+            f"'scale' of row {row}, {what} {unit} is {float(scale[row, unit])}, expected a finite number that is not "
+            "negative"
+        )
+
+
+def neighbours(kinds: Sequence[Any], together: bool = True) -> Iterator[tuple[Any, int, int]]:
+    """Runs of equal ones: what they are, the first, and one past the last. Not `together`: one by one.
+
+    >>> list(neighbours([4, 4, 1]))
+    [(4, 0, 2), (1, 2, 3)]
+    """
+    first = 0
+    for kind, run in itertools.groupby(kinds) if together else ((k, [k]) for k in kinds):
+        last = first + len(list(run))
+        yield kind, first, last
+        first = last
 
 
 def _largest(features: Tensor, columns: Sequence[slice]) -> Tensor:
@@ -159,10 +290,9 @@ def _largest(features: Tensor, columns: Sequence[slice]) -> Tensor:
 
 def _scaled(features: Tensor, scale: Tensor, columns: Sequence[slice]) -> Tensor:
     """Each parameter's columns times its scale (n, U), in place; neighbours of one size together."""
-    for size, run in itertools.groupby(range(len(columns)), lambda u: columns[u].stop - columns[u].start):
-        units = list(run)
-        c = slice(columns[units[0]].start, columns[units[-1]].stop)
-        features[:, c].unflatten(1, (len(units), size)).mul_(scale[:, units[0] : units[-1] + 1].unsqueeze(2))
+    for size, first, last in neighbours([c.stop - c.start for c in columns]):
+        c = slice(columns[first].start, columns[last - 1].stop)
+        features[:, c].unflatten(1, (last - first, size)).mul_(scale[:, first:last].unsqueeze(2))
     return features
 
 
@@ -170,7 +300,7 @@ def _told(shape: tuple[int, ...], dtype: torch.dtype) -> str:
     return f"{str(dtype).removeprefix('torch.')} of shape {shape}"
 
 
-CODECS: dict[str, Codec] = {c.name: c for c in (Float32(), Float16(), BFloat16(), Int8())}
+CODECS: dict[str, Codec] = {c.name: c for c in (Float32(), Float16(), BFloat16(), Int8(), Int4())}
 
 
 def codec(name: str) -> Codec:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from unde.store.bounds import SHARDS
 
-APPEND, REMOVE, MERGE = "append", "remove", "merge"
+APPEND, REMOVE, MERGE, REPACK = "append", "remove", "merge", "repack"
 _PAST = ((APPEND, "appended"), (REMOVE, "removed"))
 _NUMBERS = 10**9  # of files: as many as their names have room for
 
@@ -78,6 +78,7 @@ class Living:
     def brief(self) -> str:
         """How many came and went."""
         merges = [f"merged from {_sources(entry)}" for entry in self.history if entry["what"] == MERGE]
+        merges += [f"repacked from {entry['dtype']}" for entry in self.history if entry["what"] == REPACK]
         sums = ((word, sum(e["examples"] for e in self.history if e["what"] == what)) for what, word in _PAST)
         return ", ".join([*merges, *(f"{word} {count}" for word, count in sums if count)])
 
@@ -118,6 +119,8 @@ def told(entry: Mapping[str, Any]) -> str:
     """
     if entry["what"] == MERGE:
         return f"merged from {_sources(entry)} on {entry['on']}"
+    if entry["what"] == REPACK:
+        return f"repacked from {entry['dtype']}, {_sources(entry)}, on {entry['on']}"
     count, left = int(entry["examples"]), int(entry["left"])
     if entry["what"] == APPEND:
         return f"appended {count} on {entry['on']}, which made {left}"

@@ -13,6 +13,8 @@ from unde import projection
 from unde.errors import UndeError
 from unde.groups import Groups
 from unde.store import bounds
+from unde.store.codec import Codec
+from unde.store.factored import codec_of
 from unde.store.files import create_bytes
 from unde.store.layout import FISHER, MANIFEST, refuse_links, shard
 from unde.store.living import Living
@@ -87,6 +89,11 @@ class Manifest:
             out.append(slice(start, start + u["size"]))
             start += u["size"]
         return out
+
+    @cached_property
+    def codec(self) -> Codec:
+        """How features are stored."""
+        return codec_of(self.store_dtype, self.units, str(self.method["projection"]))
 
     @cached_property
     def shards(self) -> list[slice]:

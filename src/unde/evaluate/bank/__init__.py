@@ -1,5 +1,6 @@
 """The bank of retrained models that LDS is measured with."""
 
 from unde.evaluate.bank.bank import Bank
+from unde.evaluate.bank.loop import Training
 
-__all__ = ["Bank"]
+__all__ = ["Bank", "Training"]

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import platform
-import random
 import time
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,11 @@ from unde import console
 from unde.errors import UndeError
 from unde.evaluate._arrays import Array, finite, numbers
 from unde.evaluate.bank.files import Part, Parts
+from unde.evaluate.bank.loop import Training
+from unde.evaluate.bank.luck import own_luck
+from unde.evaluate.bank.stacked import Unstackable, train_stacked
 from unde.evaluate.bank.subsets import Plan
+from unde.evaluate.bank.ways import SIZES, Way, recorded, settled
 from unde.execution import Executor, Job, JobsFailed
 from unde.features.run import threads
 from unde.version import __version__
@@ -29,68 +31,118 @@ UNNAMED = "queries"
 
 @dataclass(frozen=True, eq=False)
 class Train:
-    """The job of one model: train, measure, write its part."""
+    """The job of one model, or of several that are trained as one: train, measure, write their parts."""
 
     plan: Plan
     train: Callable[[np.ndarray, int], Any]
     utility: Callable[[Any], Array | Mapping[str, Array]]
     threads: int
     parts: Parts
+    way: Way | None = None  # of a training that is described
+    asked: bool = False  # whether the caller has chosen the way
 
-    def __call__(self, number: int) -> None:
-        subset, repeat = divmod(number, self.plan.seeds_per_subset)
-        indices, seed = np.flatnonzero(self.plan.mask(subset)), self.plan.train_seed(subset, repeat)
+    def __call__(self, *numbers: int) -> None:
         start = time.perf_counter()
-        with _random_state_restored():
-            _seed_all(seed)
-            model = self.train(indices, seed)
-            _seed_all(self.plan.seed)
-            measured = self.utility(model)
-        sets = measured if isinstance(measured, Mapping) else {UNNAMED: measured}
-        if not sets:
-            raise UndeError("utility gave an empty dict: expected at least one named set of queries")
-        values = {name: _checked(name, value) for name, value in sets.items()}
-        seconds = time.perf_counter() - start
-        self.parts.write(number, Part(values, seconds, _environment(self.threads)))
+        models, way = self._models(numbers)
+        shared = (time.perf_counter() - start) / len(numbers)
+        for number, model in zip(numbers, models, strict=True):
+            start = time.perf_counter()
+            with own_luck(self.plan.seed):
+                measured = self.utility(model)
+            try:
+                values = _measured(measured)
+            except UndeError as e:
+                raise e if len(numbers) == 1 else UndeError(f"model {number}: {e}") from None
+            seconds = shared + time.perf_counter() - start
+            self.parts.write(number, Part(values, seconds, _environment(self.threads, way)))
+
+    def which(self, number: int) -> tuple[np.ndarray, int]:
+        """The examples and the seed of a model."""
+        subset, repeat = divmod(number, self.plan.seeds_per_subset)
+        return np.flatnonzero(self.plan.mask(subset)), self.plan.train_seed(subset, repeat)
+
+    def _models(self, numbers: Sequence[int]) -> tuple[list[Any], Way | None]:
+        which = [self.which(number) for number in numbers]
+        if not isinstance(self.train, Training):
+            (indices, seed) = which[0]
+            with own_luck(seed):
+                return [self.train(indices, seed)], None
+        if len(which) > 1:
+            try:
+                return train_stacked(self.train, which), self.way
+            except Unstackable as e:
+                if self.asked:
+                    raise UndeError(
+                        f"the models cannot be trained as one ({e}): leave stacked= out, or pass stacked=1"
+                    ) from e
+        way = (
+            self.way if self.way is not None and len(which) == 1 else Way()
+        )  # the last may be a stack of one
+        return [self.train.one(*one, channels_last=way.channels_last) for one in which], way
 
 
-def train_all(job: Train, executor: Executor) -> list[Part]:
+def train_all(job: Train, executor: Executor, stacked: int | None = None) -> list[Part]:
     """Trains what is not there yet; the parts of all models, in order."""
     plan = job.plan
     found: dict[int, Part] = {}
-    missing: list[Job] = [
-        (number,) for number in range(plan.models) if not _collect(job.parts, number, found)
-    ]
+    missing = [number for number in range(plan.models) if not _collect(job.parts, number, found)]
+    workers = getattr(executor, "count", None) or 1
     title = f"retraining on {plan.subset_size} of {plan.n_train} examples"
+    size = 1
+    if isinstance(job.train, Training) and missing:
+        way = _way(job, missing, found, stacked, workers)
+        job = replace(job, way=way, asked=stacked is not None)
+        title, size = f"{title}, {way}", min(way.stacked, -(-len(missing) // workers))
+    jobs: list[Job] = [tuple(missing[at : at + size]) for at in range(0, len(missing), size)]
     with console.progress(title, plan.models, unit="models", done=len(found)) as advance:
         try:
-            for (number,) in executor.run(_train_here if executor.here else _train, job, missing):
-                if not _collect(job.parts, number, found):
-                    raise UndeError(
-                        f"{job.parts.file(number)} was written but cannot be read back: run again"
-                    )
-                advance(1)
+            for numbers in executor.run(_train_here if executor.here else _train, job, jobs):
+                for number in numbers:
+                    if not _collect(job.parts, number, found):
+                        raise UndeError(
+                            f"{job.parts.file(number)} was written but cannot be read back: run again"
+                        )
+                    advance(1)
         except JobsFailed as failed:
-            (number,), reason = next(iter(failed.reasons.items()))
-            raise _explained(job, number, reason) from None
+            numbers, reason = next(iter(failed.reasons.items()))
+            raise _explained(job, numbers, reason) from None
     return [found[number] for number in range(plan.models)]
 
 
-def _train(job: Train, number: int) -> None:
+def _way(
+    job: Train, missing: Sequence[int], found: Mapping[int, Part], stacked: int | None, workers: int
+) -> Way:
+    """As asked for, else as models of this bank were trained before, else as a trial says."""
+    assert isinstance(job.train, Training)
+    if stacked is not None:
+        return Way(stacked)
+    before = next((way for part in found.values() if (way := recorded(part.environment))), None)
+    if before is not None:
+        return before
+    try:
+        with threads(job.threads):
+            return settled(
+                job.train, [job.which(number) for number in missing[: max(SIZES)]], len(missing), workers
+            )
+    except Exception as e:
+        raise _explained(job, missing[:1], f"{type(e).__name__}: {e}") from e
+
+
+def _train(job: Train, *numbers: int) -> None:
     with threads(job.threads):
         try:
-            job(number)
+            job(*numbers)
         except UndeError as e:
-            raise _explained(job, number, str(e)) from e
+            raise _explained(job, numbers, str(e)) from e
 
 
-def _train_here(job: Train, number: int) -> None:
+def _train_here(job: Train, *numbers: int) -> None:
     """In this process, where nothing would be another time."""
     with threads(job.threads):
         try:
-            job(number)
+            job(*numbers)
         except Exception as e:
-            raise _explained(job, number, f"{type(e).__name__}: {e}") from e
+            raise _explained(job, numbers, f"{type(e).__name__}: {e}") from e
 
 
 def _collect(parts: Parts, number: int, found: dict[int, Part]) -> bool:
@@ -108,12 +160,22 @@ def _collect(parts: Parts, number: int, found: dict[int, Part]) -> bool:
     return True
 
 
-def _explained(job: Train, number: int, reason: str) -> UndeError:
+def _explained(job: Train, numbers: Sequence[int], reason: str) -> UndeError:
     plan = job.plan
     rest = f"{job.parts.count()} of {plan.models} models are kept in {job.parts.path}: run again to go on from there"
+    number = numbers[0]
     subset, repeat = divmod(number, plan.seeds_per_subset)
     which = f"model {number} (subset {subset}, seed {plan.train_seed(subset, repeat)})"
+    if len(numbers) > 1:
+        which = f"{which} or another of the {len(numbers)} that are trained with it"
     return UndeError(f"{which} failed: {reason}\n{rest}")
+
+
+def _measured(measured: Array | Mapping[str, Array]) -> dict[str, np.ndarray]:
+    sets = measured if isinstance(measured, Mapping) else {UNNAMED: measured}
+    if not sets:
+        raise UndeError("utility gave an empty dict: expected at least one named set of queries")
+    return {name: _checked(name, value) for name, value in sets.items()}
 
 
 def _checked(name: Any, value: Any) -> np.ndarray:
@@ -123,24 +185,7 @@ def _checked(name: Any, value: Any) -> np.ndarray:
     return finite(values, f"utility[{name!r}]", ("query",), "did the training diverge?")
 
 
-def _seed_all(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-
-
-@contextmanager
-def _random_state_restored() -> Generator[None, None, None]:
-    python, legacy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(legacy)
-
-
-def _environment(threads: int) -> str:
+def _environment(threads: int, way: Way | None = None) -> str:
     return json.dumps(
         {
             "unde": __version__,
@@ -150,5 +195,6 @@ def _environment(threads: int) -> str:
             "machine": f"{platform.system()} {platform.machine()}",
             "cpus": os.cpu_count(),
             "threads_per_model": threads,
+            **(way.as_json() if way is not None else {}),
         }
     )

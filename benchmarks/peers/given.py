@@ -1,0 +1,73 @@
+"""What a peer is given, and small things that several need to read our models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from benchmarks.cases import Case
+from unde import Setup
+from unde.data import Rows
+
+
+@dataclass(frozen=True)
+class Given:
+    case: Case
+    setup: Setup
+    rows: Rows
+    rank: int
+    examples: int
+    folder: Path  # empty, and deleted afterwards
+
+    def batches(self) -> Iterator[range]:
+        for start in range(0, self.examples, self.case.batch):
+            yield range(start, min(start + self.case.batch, self.examples))
+
+    def loader(self, collate: Any = None) -> DataLoader:
+        chosen = Listed([self.rows[i] for i in range(self.examples)])
+        return DataLoader(chosen, batch_size=self.case.batch, collate_fn=collate or self.rows.collate)
+
+
+class Listed(Dataset):
+    def __init__(self, examples: list[Any]) -> None:
+        self.examples = examples
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.examples[i]
+
+
+class Logits(nn.Module):
+    """A classifier of transformers that returns a tensor."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x).logits
+
+
+def with_linear_layers(model: nn.Module) -> nn.Module:
+    """GPT-2 of transformers with its Conv1D layers as the linear layers that they are; in place."""
+    from transformers.pytorch_utils import Conv1D
+
+    for parent in list(model.modules()):
+        for name, layer in list(parent.named_children()):
+            if isinstance(layer, Conv1D):
+                linear = nn.Linear(*layer.weight.shape)
+                linear.weight.data, linear.bias.data = layer.weight.data.T.contiguous(), layer.bias.data
+                setattr(parent, name, linear)
+    return model
+
+
+def refuse_diffusion(given: Given) -> None:
+    if given.case.name in ("ddpm", "text", "lora"):
+        raise ValueError("no loss of a denoiser over timesteps: an example is one row of a batch here")

@@ -1,0 +1,162 @@
+"""What smaller stores cost: bytes of an example against LDS, Recall and the error of scores.
+
+Every index in float32 is repacked, not computed again, and every method of the bank is scored from it. Differences of
+LDS are paired by query with those from float32, over the same draws of retrained models. "error" is relative to the
+norm of a query's scores (median), "spearman" their rank correlation, "shared" the share of the ten best examples that
+stay the same. "recall" is that of the ten best where contributors are known: images of the query's class, robots that
+show what it names. Rows "… svd(t)" have a kernel from t singular vectors.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import spearmanr
+from torch import Tensor
+
+from experiments.shared import cells
+from experiments.shared.cells import Cell
+from experiments.shared.places import RUNS
+from experiments.shared.sweep import EVERY_BANK, needed
+from unde import Index, UndeError
+from unde.evaluate import Bank, Estimate, lds, paired, recall_at_k
+from unde.index import QueryFeatures
+from unde.methods import TRAK, Method
+
+PAPER = ""
+VARIANTS = EVERY_BANK
+BANKS = needed(VARIANTS)
+USUAL = "float32"
+STORES = ("int8", "int4", "factored(1)", "factored(4)", "factored(2)", "float16")  # in the order of interest
+FORMS = {USUAL: ("svd(256)",), "factored(1)": ("svd(256)",)}
+K = 10
+DRAWS = 200  # of retrained models: there are many estimates, and their intervals need few digits
+
+
+def run(variant: str | None) -> dict[str, Any]:
+    assert variant is not None
+    return measured(variant, (USUAL, *STORES))
+
+
+def measured(variant: str, stores: Sequence[str], forms: bool = True) -> dict[str, Any]:
+    """What is known of a bank, row by row: what an interrupted run has found is not computed again."""
+    cell = cells.get(variant)
+    path = RUNS / f"storage-{variant}.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    judge = _Judge(cell)
+    for store in stores:
+        row = found.setdefault(store, {"bytes": {}, "methods": {}})
+        with tempfile.TemporaryDirectory(prefix="storage-") as folder:
+            held: dict[str, Index] = {}
+            for name, form, method in _asked(cell, store, forms):
+                if f"{name}{form}" in row["methods"]:
+                    continue
+                measure = method.measure
+                if measure not in held:
+                    given = judge.index(method)
+                    held[measure] = given if store == USUAL else given.repack(Path(folder, measure), store)
+                m = held[measure].manifest
+                row["bytes"][measure] = m.codec.nbytes(1, m.columns)
+                made = row["methods"][f"{name}{form}"] = judge(name, held[measure], method)
+                path.write_text(json.dumps(found))
+                print(variant, store, f"{name}{form}", _brief(made), flush=True)
+    m = judge.index(next(iter(cell.methods.values()))).manifest
+    rows = {s: r | {"bytes": float(np.mean([*r["bytes"].values()]))} for s, r in found.items()}
+    return {"stores": rows, "examples": m.examples, "width": m.width}
+
+
+def _asked(cell: Cell, store: str, forms: bool) -> Iterator[tuple[str, str, Method]]:
+    """Every method, and with a kernel from singular vectors where that is tried."""
+    for name, method in cell.methods.items():
+        yield name, "", method
+        if isinstance(method, TRAK) and forms:
+            for form in FORMS.get(store, ()):
+                yield name, f" {form}", replace(method, form=form)
+
+
+class _Judge:
+    """What scores are worth, and how far they are from those in float32."""
+
+    def __init__(self, cell: Cell) -> None:
+        self.cell, self.bank = cell, cell.bank()
+        self.relevant = _relevant(cell)
+        self.truth: dict[str, tuple[Tensor, Estimate]] = {}
+
+    def index(self, method: Method) -> Index:
+        """In float32, as it is there, without its model; made where it is not."""
+        folder = RUNS / self.cell.name / method.measure / "index"
+        if not folder.exists():
+            return self.cell.index_for(method)
+        return Index.open(folder, memory="4GB", verify=False)
+
+    def features(self, method: Method) -> QueryFeatures:
+        """Of the evaluation queries."""
+        path, m = self.cell.features_path(method, "eval"), self.index(method).manifest
+        if not path.exists():
+            return self.cell.features(method, "eval")
+        return QueryFeatures.load(path, m.lineage, (m.terms, m.width))
+
+    def __call__(self, name: str, index: Index, method: Method) -> dict[str, Any]:
+        usual = self.cell.methods[name]
+        features = self.features(usual)
+        if name not in self.truth:
+            exact = self.index(usual).score(features, usual).total()
+            self.truth[name] = exact, _lds(exact, self.bank)
+        try:
+            total = index.score(features, method).total()
+        except UndeError as e:  # rounding would decide the scores
+            return {"refused": str(e)}
+        judged = _lds(total, self.bank)
+        true, exact = self.truth[name]
+        out = {"lds": judged.as_dict(), "difference": paired(exact, judged).as_dict()}
+        if self.relevant is not None:
+            out["recall"] = _recall(total, self.relevant)
+        return out | _error(total, true)
+
+
+def _lds(total: Tensor, bank: Bank) -> Estimate:
+    return lds(total, bank.masks, bank.utility["eval"], bootstrap=DRAWS)
+
+
+def _error(total: Tensor, true: Tensor) -> dict[str, float]:
+    off = (total - true).double().norm(dim=1) / true.double().norm(dim=1)
+    ranks = [spearmanr(a, b).statistic for a, b in zip(total.numpy(), true.numpy())]
+    best = zip(total.topk(K).indices.tolist(), true.topk(K).indices.tolist())
+    return {
+        "error": float(off.median()),
+        "spearman": float(np.mean(ranks)),
+        "shared": float(np.mean([len(set(a) & set(b)) / K for a, b in best])),
+    }
+
+
+def _recall(total: Tensor, relevant: list[np.ndarray]) -> float:
+    """Of the ten best, the mean over what is asked for."""
+    best = total.topk(K).indices
+    return float(np.mean([recall_at_k(best, marks).mean for marks in relevant]))
+
+
+def _relevant(cell: Cell) -> list[np.ndarray] | None:
+    """(Q, N) marks of the contributors of evaluation queries, for each attribute; None where nobody knows them."""
+    if cell.domain == "images":
+        labels = torch.as_tensor(cell.queries("eval")[1]).unsqueeze(1)
+        return [(labels == torch.as_tensor(cell.train()[1])).numpy()]
+    if cell.name == "robots":
+        from experiments.shared import robots
+
+        asked = {a: np.array([row[a] for row in robots.asked("eval")]) for a in robots.data().categories}
+        return [robots.data().contributors(asked, a) for a in asked]
+    return None
+
+
+def _brief(found: dict[str, Any]) -> str:
+    if "refused" in found:
+        return found["refused"]
+    d = found["difference"]
+    return f"{100 * d['mean']:+.3f} ± {100 * (d['ci95_total'] or 0):.3f}, error {found['error']:.4f}"

@@ -1,0 +1,204 @@
+"""Features as a few outer products: under a two-sided projection they are matrices, and nearly of low rank.
+
+The gradient of a weight is a sum of outer products over the positions of an example. Of its feature, r rows by s
+columns, the leading c singular pairs are kept, Σ_k u_k v_kᵀ with c (r + s) numbers in place of r s, as LoRIF does
+(arXiv:2601.21929). No other c outer products come closer. Their entries take a byte each, and each product a scale.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from unde.errors import UndeError, unknown
+from unde.projection import TWO_SIDED, Spec, two_sides
+from unde.store.codec import (
+    CODECS,
+    INT8_LARGEST,
+    Codec,
+    Int8,
+    Layout,
+    Tensors,
+    check_scales,
+    codec,
+    largest,
+    neighbours,
+)
+
+Sides = tuple[int, int] | None  # rows and columns of the feature of a parameter; None where it is no matrix
+NAMES = (*CODECS, "factored(1)")  # for lists: factored(c) takes other c too
+_MOST = 64
+_STEPS = 127
+_LARGEST = (1 - 2.0**-20) * 2.0**128 / _STEPS**2  # 127² times it is in the range of float32
+
+
+@dataclass(frozen=True)
+class Factored(Tensors):
+    """`rank` outer products of every matrix that they take less than int8 for; the others, and vectors, in int8.
+
+    `features` has the numbers u_1 v_1 … u_c v_c of each matrix, and those of int8, in the order of the parameters;
+    `scale` has c and 1 of them.
+    """
+
+    rounding: ClassVar[float] = Int8.rounding  # what is left out is no noise: kernels never see it
+    mapped: ClassVar[bool] = False
+    lossy: ClassVar[bool] = True
+    rank: int
+    sides: tuple[Sides, ...]  # of each parameter
+
+    @property
+    def name(self) -> str:
+        return f"factored({self.rank})"
+
+    def layout(self, rows: int, columns: Sequence[slice]) -> Layout:
+        runs = list(self._runs(columns))
+        return {
+            "features": ((rows, runs[-1].numbers.stop), torch.int8),
+            "scale": ((rows, runs[-1].scales.stop), torch.float32),
+        }
+
+    def pack(self, features: Tensor, columns: Sequence[slice]) -> dict[str, Tensor]:
+        largest(features, columns, self.name)  # all of it is finite
+        kinds = self.layout(len(features), columns)
+        found = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in kinds.items()}
+        for run in self._runs(columns, together=False):
+            x = features[:, run.columns]
+            if run.sides is None:
+                numbers, scale = Int8().pack(x, [slice(0, run.size)]).values()
+            else:
+                numbers, scale = self._factors(x, run.sides)
+            found["features"][:, run.numbers], found["scale"][:, run.scales] = numbers, scale
+        return found
+
+    def _factors(self, x: Tensor, sides: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        """Of matrices (n, r·s): numbers (n, c·(r + s)) and scales (n, c)."""
+        matrices = x.to(torch.float32).reshape(-1, *sides)
+        size = largest(matrices.flatten(1), [slice(0, None)], self.name).unsqueeze(2)
+        tiny = torch.finfo(torch.float32).tiny
+        size = torch.where(size > tiny, size, 1.0)  # entries near 1: their squares stay in range
+        left, right = leading(matrices / size, self.rank)
+        most = [f.abs().amax(1) for f in (left, right)]  # (n, c)
+        scale = most[0] * most[1] * size[:, 0] / _STEPS**2
+        scale = torch.where(scale >= tiny, scale.clamp(max=_LARGEST), 0.0)
+        both = [f / torch.where(m > 0, m, 1.0).unsqueeze(1) * _STEPS for f, m in zip((left, right), most)]
+        return torch.cat(both, 1).mT.round().to(torch.int8).flatten(1), scale
+
+    def unpack(self, shard: Mapping[str, Tensor], columns: Sequence[slice]) -> Tensor:
+        out = torch.empty(len(shard["features"]), columns[-1].stop)
+        for run in self._runs(columns):
+            numbers, scale = shard["features"][:, run.numbers], shard["scale"][:, run.scales]
+            if run.sides is None:
+                x = out[:, run.columns].unflatten(1, (run.units, run.size))
+                torch.mul(numbers.unflatten(1, (run.units, run.size)), scale.unsqueeze(2), out=x)
+                continue
+            r, s = run.sides
+            x = out[:, run.columns].unflatten(1, (run.units, r, s))
+            both = numbers.unflatten(1, (run.units, self.rank, r + s)).float()
+            left = (both[..., :r] * scale.unflatten(1, (run.units, self.rank, 1))).unsqueeze(4)
+            right = both[..., r:].unsqueeze(3)
+            torch.mul(left[:, :, 0], right[:, :, 0], out=x)
+            for k in range(1, self.rank):
+                x.addcmul_(left[:, :, k], right[:, :, k])
+        return out
+
+    def check(self, shard: Mapping[str, Tensor], rows: int, columns: Sequence[slice]) -> None:
+        super().check(shard, rows, columns)
+        for run in self._runs(columns):
+            check_scales(shard["scale"], INT8_LARGEST if run.sides is None else _LARGEST, run.scales)
+
+    def _runs(self, columns: Sequence[slice], together: bool = True) -> Iterator[_Run]:
+        """Parameters one by one, or neighbours that are stored alike `together`."""
+        kinds = [(c.stop - c.start, self._kept(pair)) for c, pair in zip(columns, self.sides, strict=True)]
+        number = scale = 0
+        for (size, pair), first, last in neighbours(kinds, together):
+            units, each = last - first, size if pair is None else self.rank * sum(pair)
+            numbers = slice(number, number + units * each)
+            scales = slice(scale, scale + units * (1 if pair is None else self.rank))
+            number, scale = numbers.stop, scales.stop
+            where = slice(columns[first].start, columns[last - 1].stop)
+            yield _Run(units, size, pair, where, numbers, scales)
+
+    def _kept(self, pair: Sides) -> Sides:
+        """The sides of a matrix of which outer products are kept."""
+        if pair is None or self.rank * (sum(pair) + 4) >= pair[0] * pair[1] + 4:
+            return None
+        return pair
+
+
+class _Run(NamedTuple):
+    units: int
+    size: int  # columns of each
+    sides: Sides  # of matrices that are kept as outer products
+    columns: slice
+    numbers: slice
+    scales: slice
+
+
+def leading(matrices: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """(n, r, c) and (n, s, c): the `rank` outer products whose sum is nearest to each of the matrices (n, r, s).
+
+    Eigenvectors of the product of the smaller side, all of them at once, and what of the matrix lies along them.
+
+    >>> m = torch.tensor([[[3.0, 0.0], [0.0, 2.0], [0.0, 0.0]]])
+    >>> left, right = leading(m, 1)
+    >>> (left @ right.mT).round().abs()
+    tensor([[[3., 0.],
+             [0., 0.],
+             [0., 0.]]])
+    """
+    wide = matrices.shape[1] <= matrices.shape[2]
+    m = matrices if wide else matrices.mT
+    vectors = torch.linalg.eigh(m @ m.mT).eigenvectors[:, :, -rank:].flip(2)  # (n, ·, c), the largest first
+    along = m.mT @ vectors
+    return (vectors, along) if wide else (along, vectors)
+
+
+def sides_of(units: Sequence[Mapping[str, Any]], projection: str) -> tuple[Sides, ...]:
+    """Rows and columns of the features of parameters (name, shape, size) under a projection.
+
+    >>> sides_of([{"shape": [64, 32], "size": 256}, {"shape": [64], "size": 64}], "kron(16)")
+    ((16, 16), None)
+    """
+    spec = Spec.parse(projection)
+    matrix = spec.kind in ("none", *TWO_SIDED)
+    found = [two_sides(spec, tuple(u["shape"])) if matrix and len(u["shape"]) > 1 else None for u in units]
+    return tuple(found)
+
+
+def codec_of(name: str, units: Sequence[Mapping[str, Any]], projection: str) -> Codec:
+    """The codec of an index with these parameters.
+
+    >>> units = [{"shape": [64, 32], "size": 256}, {"shape": [64], "size": 64}]
+    >>> codec_of("factored(1)", units, "kron(16)").nbytes(1, [slice(0, 256), slice(256, 320)])
+    104
+    """
+    rank = _rank(name)
+    return codec(name) if rank is None else Factored(rank, sides_of(units, projection))
+
+
+def check(name: str, projection: str | None = None) -> None:
+    """Raises if there is no such codec, or none for features under a projection."""
+    if _rank(name) is None:
+        if name not in CODECS:
+            raise unknown("store_dtype", name, NAMES)
+        return
+    if projection is not None and Spec.parse(projection).kind not in ("none", *TWO_SIDED):
+        raise UndeError(
+            f"store_dtype {name!r} keeps outer products of features that are matrices, those under {projection} are "
+            "vectors: use 'kron(16)' or 'pca(16)', or store_dtype='int8'"
+        )
+
+
+def _rank(name: str) -> int | None:
+    """c of factored(c); None of others."""
+    match = re.fullmatch(r"factored\(([0-9]{1,3})\)", name) if isinstance(name, str) else None
+    if match is None:
+        return None
+    if not 1 <= int(match[1]) <= _MOST:
+        raise UndeError(f"store_dtype {name!r}: expected 1 to {_MOST} outer products, as in 'factored(1)'")
+    return int(match[1])

@@ -1,0 +1,109 @@
+"""Trainings as banks describe them, against those written out for the models that are attributed."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from unde.evaluate.bank.stacked import train_stacked
+
+ROWS = np.arange(3, 27)  # of 40 examples
+
+
+@pytest.fixture(autouse=True)
+def small_batches():
+    torch.set_num_threads(1)
+
+
+def logits(model, x):
+    with torch.no_grad():
+        return model(x).logits
+
+
+def alike(a, b, *, within):
+    """Weights may wander along directions that make no difference; what the model says may not."""
+    spread = float(a.std())
+    assert spread > 1e-3
+    assert float((a - b).abs().max()) < within * spread
+
+
+@pytest.mark.parametrize("architecture", ["resnet", "vit"])
+def test_digits(architecture, monkeypatch):
+    from experiments.shared import classification_bank
+
+    from unde.demo import digits
+
+    make, _, lr, decay = digits.RECIPES[architecture]
+    monkeypatch.setitem(digits.RECIPES, architecture, (make, 3, lr, decay))
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.rand(40, 1, 28, 28, generator=generator), torch.randint(0, 10, (40,), generator=generator)
+    described = classification_bank.training(architecture, (x, y))
+    expected = digits.train(architecture, x[ROWS], y[ROWS], seed=5)
+    alike(logits(expected, x), logits(described(ROWS, 5), x), within=1e-2)
+    stacked = train_stacked(described, [(ROWS, 5), (ROWS[::-1].copy(), 6)])
+    alike(logits(expected, x), logits(stacked[0], x), within=1e-2)
+
+
+@pytest.mark.parametrize("architecture", ["resnet", "vit"])
+def test_cifar10(architecture, monkeypatch):
+    from experiments.shared import cifar10, cifar10_bank
+
+    make, _, lr, decay = cifar10.RECIPES[architecture]
+    monkeypatch.setitem(cifar10.RECIPES, architecture, (make, 3, lr, decay))
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(40, 3, 32, 32, generator=generator), torch.randint(0, 10, (40,), generator=generator)
+    described = cifar10_bank.training(architecture, (x, y))
+    expected = cifar10.train(architecture, x[ROWS], y[ROWS], seed=5)
+    alike(logits(expected, x), logits(described(ROWS, 5), x), within=1e-2)
+    stacked = train_stacked(described, [(ROWS, 5), (ROWS, 6)])
+    alike(logits(expected, x), logits(stacked[0], x), within=1e-2)
+
+
+def test_language():
+    from experiments.shared import corpora, language_bank
+
+    tokens = torch.randint(0, 60, (40, 64), generator=torch.Generator().manual_seed(0))
+    described = corpora.training(partial(language_bank.initial, vocabulary=60), tokens, epochs=1)
+    expected, _ = corpora.train(corpora.gpt2(60), tokens[ROWS], epochs=1, seed=5)
+    alike(logits(expected, tokens[:4]), logits(described(ROWS, 5), tokens[:4]), within=1e-2)
+    stacked = train_stacked(described, [(ROWS, 5), (ROWS, 6)])
+    alike(logits(expected, tokens[:4]), logits(stacked[0], tokens[:4]), within=1e-2)
+
+
+def test_denoisers():
+    from experiments.shared import cifar2, denoising
+
+    x = torch.randn(40, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    given = {"steps": 4, "lr": 1e-3, "batch_size": 8}
+    described = denoising.training(lambda seed: cifar2.unet(), {"x": x}, **given)
+    expected = written_out(cifar2.unet(), x[ROWS], seed=5, **given)
+    t = torch.arange(4) * 200
+    found = [described(ROWS, 5), *train_stacked(described, [(ROWS, 5), (ROWS, 6)])[:1]]
+    for model in found:
+        with torch.no_grad():
+            alike(expected(x[:4], t).sample, model(x[:4], t).sample, within=1e-2)
+
+
+def written_out(model: nn.Module, images, *, steps, seed, lr, batch_size):
+    alphas, random = denoising_alphas(), torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=1e-6)
+    line = torch.cat([torch.randperm(len(images), generator=random) for _ in range(2)])[: steps * batch_size]
+    model.train()
+    for step, rows in enumerate(line.split(batch_size)):
+        for group in optimizer.param_groups:
+            group["lr"] = lr * min(1.0, 10 * (step + 1) / steps) * 0.5 * (1 + np.cos(np.pi * step / steps))
+        x, part = images[rows], 1000 / batch_size
+        t = (torch.arange(batch_size) * part + torch.rand(batch_size, generator=random) * part).long()
+        noise, a = torch.randn(x.shape, generator=random), alphas[t].view(-1, 1, 1, 1)
+        optimizer.zero_grad()
+        predicted = model(a.sqrt() * x + (1 - a).sqrt() * noise, t).sample
+        (predicted - (a.sqrt() * noise - (1 - a).sqrt() * x)).square().mean().backward()
+        optimizer.step()
+    return model.eval()
+
+
+def denoising_alphas():
+    """β from 1e-4 to 0.02 in 1,000 steps."""
+    return (1 - torch.linspace(1e-4, 0.02, 1000)).cumprod(0)

@@ -1,0 +1,194 @@
+"""Indexes in half a byte and as outer products, kernels from singular vectors, and indexes stored in another way."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+
+import toy
+from unde import Groups, Index, UndeError
+from unde.kernels import Gram, Sizes
+from unde.kernels.full import Primal
+from unde.methods import DAS, EKFAC, TRAK, LoGRA, TracIn
+from unde.store.shards import read_shard
+from unde.tasks import Classification
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+QUERIES = toy.data(4, seed=3)
+SMALL = ("int4", "factored(1)", "factored(2)")
+
+
+def unpacked(index) -> np.ndarray:
+    """(N, D) as the files have them, in float64."""
+    shards = range(len(index.manifest.shards))
+    return torch.cat([toy.stored(index).block(0, s) for s in shards]).double().numpy()
+
+
+def test_gradients_that_are_one_outer_product_are_kept(tmp_path):
+    """Of one position the gradient of a weight is δ xᵀ: nothing is left out, and entries lose a hundredth."""
+    index = toy.build(tmp_path / "i", 50, store_dtype="factored(1)")
+    truth, found = toy.gradients(toy.net(), Classification(), toy.data(50)), torch.tensor(unpacked(index))
+    assert ((found - truth).norm(dim=1) <= 0.015 * truth.norm(dim=1)).all()
+    each = sum(t.nbytes for t in read_shard(toy.shard_files(index)[0], None).values()) / 8
+    bare = (6 + 5 + 4) + (6 + 4) + (3 + 6 + 4) + (3 + 4)  # numbers and scales
+    assert each == bare + 4 * 4 + 4 + 1 + 8  # norms, the loss, whether it was skipped, its digest
+
+
+@pytest.mark.parametrize("dtype", SMALL)
+@pytest.mark.parametrize(
+    "method", [TracIn(), LoGRA(damping=2.0), TRAK(damping=2.0), TRAK(damping=2.0, form="dual")]
+)
+def test_scores_are_those_of_what_is_stored(tmp_path, dtype, method):
+    """Contributions, totals under weights, and self-influence, from dense inverses of the unpacked features."""
+    index = toy.build(tmp_path / "i", 40, method=replace(method, projection="kron(4)"), store_dtype=dtype)
+    phi, asked = unpacked(index), index.features(QUERIES).features[0].double().numpy()
+    width = phi.shape[1]
+    k = np.eye(width)
+    if not isinstance(method, TracIn):
+        k = np.zeros((width, width))
+        layers = [np.arange(width)]
+        if isinstance(method, LoGRA):
+            layers = np.split(np.arange(width), [index.manifest.columns[1].stop])
+        for at in layers:
+            gram = phi[:, at].T @ phi[:, at]
+            lam = 2.0 * np.trace(gram) / len(gram)
+            k[np.ix_(at, at)] = np.linalg.inv(gram + lam * np.eye(len(gram)))
+    scores = index.score(QUERIES).regroup(Groups.by_tensor(toy.net()))
+    want = np.stack([asked[:, c] @ k[c] @ phi.T for c in index.manifest.columns], 2)
+    slack = (
+        0.1 * np.abs(want).max()
+        if dtype == "int4" and isinstance(method, TRAK)
+        else 1e-5 * np.abs(want).max()
+    )
+    by_group = scores.by_group().numpy()
+    assert np.abs(by_group - want).max() <= slack
+    w = torch.tensor([0.3, 1.7, 0.0, 2.0])
+    assert scores.total(w).numpy() == pytest.approx(
+        by_group @ w.numpy(), rel=1e-4, abs=1e-5 * np.abs(want).max()
+    )
+    own = index.self_influence().numpy()
+    assert own == pytest.approx(
+        np.einsum("nd,de,ne->n", phi, k, phi), rel=0.1 if slack > 1e-3 else 1e-4, abs=1e-6
+    )
+    stored = list((index.folder / "kernels").rglob("000000.safetensors"))
+    assert len(stored) == (1 if isinstance(method, TRAK) and dtype == "int4" else 0)
+
+
+@pytest.mark.parametrize("kind", [TRAK, DAS])
+def test_a_kernel_from_all_singular_vectors_gives_the_scores_of_the_exact_one(tmp_path, kind):
+    class Task(Classification):
+        def measure(self, model, batch, *, name="loss", ids=None):
+            loss = self.loss(model, batch)
+            return loss if name in ("loss", "mean") else loss.detach() ** 2
+
+    index = toy.build(tmp_path / "i", 40, method=kind(projection="none"), task=Task())
+    exact = index.score(QUERIES)
+    before = len(list((index.folder / "kernels").rglob("000000.safetensors")))
+    scores = index.score(QUERIES, kind(projection="none", form="svd(500)"))
+    torch.testing.assert_close(scores.total(), exact.total(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(scores.by_group(), exact.by_group(), rtol=1e-4, atol=1e-4)
+    assert len(list((index.folder / "kernels").rglob("000000.safetensors"))) == before  # no K g(n)
+
+
+def test_some_singular_vectors_come_close_and_contributions_add_up(tmp_path):
+    index = toy.build(tmp_path / "i", 40, method=TRAK(projection="none"))
+    exact = index.score(QUERIES).total()
+    off = []
+    for rank in (1, 5, 20):
+        scores = index.score(QUERIES, TRAK(form=f"svd({rank})"))
+        total = scores.total()
+        torch.testing.assert_close(scores.by_group().sum(2), total, rtol=1e-4, atol=1e-4)
+        off.append(float((total - exact).norm() / exact.norm()))
+    assert off[0] > off[1] > off[2] and off[2] < 0.2
+
+
+def test_forms_have_names(tmp_path):
+    with pytest.raises(UndeError, match=r"unknown form 'svd': expected one of 'auto', .*'svd\(256\)'"):
+        TRAK(form="svd")
+    index = toy.build(tmp_path / "i", method=TRAK(form="svd(7)", projection="kron(3)"))
+    assert toy.reopen(index).method.form == "svd(7)"
+
+
+# --- stored in another way ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", *SMALL])
+def test_repacked_it_is_what_a_build_would_have_stored(tmp_path, dtype):
+    ids = [f"img{i}" for i in range(22)]
+    given = toy.build(tmp_path / "i", method=TRAK(projection="kron(3)", damping=2.0), ids=ids)
+    want = toy.build(
+        tmp_path / "j", method=TRAK(projection="kron(3)", damping=2.0), ids=ids, store_dtype=dtype
+    )
+    asked, before = given.features(QUERIES), toy.content(tmp_path / "i")
+    got = given.repack(tmp_path / "k", dtype)
+    for a, b in zip(toy.shard_files(got), toy.shard_files(want), strict=True):
+        a, b = read_shard(a, None), read_shard(b, None)
+        assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    scores = got.score(asked)  # of the index that it was made of
+    assert torch.equal(scores.total(), want.score(QUERIES).total())
+    assert torch.equal(got.score(QUERIES).total(), scores.total())  # the model is at hand
+    assert (scores.top(2).ids[0][0] in ids, got.manifest.store_dtype) == (True, dtype)
+    assert toy.content(tmp_path / "i") == before and got.verify()
+    assert "repacked from float32" in str(got.manifest.living.told)
+    assert torch.equal(toy.reopen(given.repack(tmp_path / "k", dtype)).score(asked).total(), scores.total())
+
+
+def test_a_repacked_index_lives_on(tmp_path):
+    given = toy.build(
+        tmp_path / "i", method=EKFAC(projection="kron(3)", fisher="sampled"), train_data=toy.data(22)
+    )
+    got = given.repack(tmp_path / "k", "int8")
+    assert toy.stored(got).fisher.manifest.store_dtype == "int8"
+    more = toy.data(5, seed=9)
+    want = toy.build(tmp_path / "j", method=EKFAC(projection="kron(3)", fisher="sampled"), store_dtype="int8")
+    for index in (got, want):
+        index.append(more, progress=False)
+    torch.testing.assert_close(got.score(QUERIES).total(), want.score(QUERIES).total())
+
+
+def test_what_cannot_be_repacked(tmp_path):
+    index = toy.build(tmp_path / "i", method=TracIn(projection="sjlt(8)"))
+    small = index.repack(tmp_path / "k", "int8")
+    assert small.repack(tmp_path / "l", "int4").manifest.store_dtype == "int4"
+    for source, path, dtype, said in (
+        (index, "x", "float32", r"is stored in float32 already: name another store_dtype"),
+        (index, "x", "int3", "unknown store_dtype 'int3'"),
+        (index, "x", "factored(1)", r"under sjlt\(8\) are vectors"),
+        (small, "x", "float16", r"is stored in int8: in float16 it would take more and be no more exact"),
+        (index, "k", "int4", r"holds an index already: choose an empty or new folder"),
+        (index, "i", "int4", r"holds an index already"),
+    ):
+        with pytest.raises(UndeError, match=said):
+            source.repack(tmp_path / path, dtype)
+        assert not (tmp_path / "x").exists()
+    assert Index.open(tmp_path / "k").verify()
+
+
+@dataclass(frozen=True)
+class Kept(Gram):
+    """A kernel that knows nothing of stores."""
+
+    def on(self, sizes):
+        return Primal(self.damping, self.relative, Sizes(sizes.parts, sizes.cuts))
+
+
+class Own(TRAK):
+    @property
+    def kernel(self):
+        return Kept(2.0)
+
+
+def test_a_kernel_of_ones_own_that_keeps_k_g_n(tmp_path):
+    index = toy.build(tmp_path / "i", store_dtype="factored(1)")
+    with pytest.raises(
+        UndeError, match=r"stored as factored\(1\), in which K g\(n\) cannot be: .*store_dtype='int8'"
+    ):
+        index.score(QUERIES, Own(projection="none"))
+
+
+def test_a_projection_that_has_no_sides(tmp_path):
+    with pytest.raises(UndeError, match=r"keeps outer products .*under dense\(8, rademacher\) are vectors"):
+        toy.build(tmp_path / "i", method=TracIn(projection="dense(8)"), store_dtype="factored(1)")
+    assert not (tmp_path / "i").exists()

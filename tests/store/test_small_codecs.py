@@ -1,0 +1,274 @@
+"""Features in half a byte, and as a few outer products: against loops in NumPy, and singular values of torch."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from unde import UndeError
+from unde.store import factored
+from unde.store.codec import CODECS
+from unde.store.factored import Factored, codec_of, leading, sides_of
+
+INT4 = CODECS["int4"]
+SIZES = [3, 1, 64, 64, 65, 130, 256]  # one column, whole blocks, odd ones, and neighbours of one size
+
+
+def columns_of(sizes):
+    ends = np.cumsum(sizes).tolist()
+    return [slice(b - n, b) for n, b in zip(sizes, ends)]
+
+
+COLUMNS = columns_of(SIZES)
+
+
+def wild(n=40):
+    """Rows and parameters of all sizes that float32 has, zeros among them."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(n, sum(SIZES), generator=g)
+    for c in COLUMNS:
+        x[:, c] *= torch.exp2(torch.randint(-140, 124, (n, 1), generator=g))
+    x[3] = 0.0
+    x[4, COLUMNS[2]] = 0.0
+    x[5, :4] = torch.tensor([3.4028234663852886e38, -3.4e38, 1e-45, -1e-42])
+    return x
+
+
+# --- int4 ------------------------------------------------------------------------------------------------
+
+
+def bfloat16_up(value):
+    """The smallest number of 8 significant bits that is not less, and none below the smallest normal one."""
+    if value <= 0:
+        return 0.0
+    mantissa, exponent = np.frexp(value)
+    return float(np.ldexp(np.ceil(mantissa * 256), int(exponent) - 8))
+
+
+def packed_by_hand(x, sizes):
+    """One entry after the other, in Python."""
+    rows, half_bytes, scales = len(x), [], []
+    for r in range(rows):
+        of_row, of_scales, start = [], [], 0
+        for n in sizes:
+            values = [float(v) for v in x[r, start : start + n]]
+            numbers = []
+            for a in range(0, n, 64):
+                block = values[a : a + 64]
+                largest = max(abs(v) for v in block)
+                scale = min(bfloat16_up(np.float32(largest) / np.float32(7)), 146 * 2.0**118)
+                scale = max(scale, 2.0**-126) if largest > 2.0**-127 else 0.0
+                of_scales.append(scale)
+                for v in block:
+                    q = np.float32(v) / np.float32(scale or 1.0)
+                    numbers.append(8 + int(np.clip(np.rint(q), -7, 7)))
+            half = -(-n // 2)
+            numbers += [8] * (2 * half - n)
+            of_row += [numbers[i] + 16 * numbers[half + i] for i in range(half)]
+            start += n
+        half_bytes.append(of_row)
+        scales.append(of_scales)
+    return np.array(half_bytes, np.uint8), np.array(scales)
+
+
+def test_numbers_and_scales_of_a_loop():
+    x = wild()
+    packed = INT4.pack(x, COLUMNS)
+    numbers, scales = packed_by_hand(x, SIZES)
+    assert np.array_equal(packed["scale"].double().numpy(), scales)
+    assert np.array_equal(packed["features"].numpy(), numbers)
+    back = INT4.unpack(packed, COLUMNS).double().numpy()
+    start = byte = block = 0
+    for n in SIZES:  # read by a loop as well
+        half = -(-n // 2)
+        for i in range(n):
+            both = numbers[:, byte + i % half]
+            number = (both & 15 if i < half else both >> 4).astype(np.float64) - 8
+            assert np.array_equal(back[:, start + i], number * scales[:, block + i // 64])
+        start, byte, block = start + n, byte + half, block + -(-n // 64)
+
+
+def test_each_entry_is_off_by_half_a_scale_at_most():
+    x = wild()
+    packed = INT4.pack(x, COLUMNS)
+    back, block = INT4.unpack(packed, COLUMNS).double(), 0
+    for c in COLUMNS:
+        for a in range(c.start, c.stop, 64):
+            here = slice(a, min(a + 64, c.stop))
+            largest = x[:, here].abs().amax(1).double()
+            off = (back[:, here] - x[:, here].double()).abs().amax(1)
+            assert (off <= largest / 14 * (1 + 2.0**-7) + 2.0**-126).all()
+            seen = largest > 1e-30
+            assert (off[seen] > 0).any() or here.stop - here.start == 1
+            assert torch.equal(packed["scale"][:, block].double() > 0, largest > 2.0**-127)
+            block += 1
+    assert back.isfinite().all() and not back[3].any() and not back[4, COLUMNS[2]].any()
+
+
+def test_packed_again_it_is_the_same():
+    packed = INT4.pack(wild(), COLUMNS)
+    again = INT4.pack(INT4.unpack(packed, COLUMNS), COLUMNS)
+    assert all(torch.equal(again[name], t) for name, t in packed.items())
+
+
+def test_rows_are_packed_and_unpacked_apart():
+    x = wild()
+    packed = INT4.pack(x, COLUMNS)
+    some = {name: t[7:11] for name, t in packed.items()}
+    assert torch.equal(INT4.unpack(some, COLUMNS), INT4.unpack(packed, COLUMNS)[7:11])
+    assert all(torch.equal(t[7:11], INT4.pack(x[7:11], COLUMNS)[name]) for name, t in packed.items())
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(1, 150), min_size=1, max_size=5), st.integers(0, 2**31))
+def test_bytes_and_bounds_of_any_parameters(sizes, seed):
+    columns = columns_of(sizes)
+    x = torch.randn(3, sum(sizes), generator=torch.Generator().manual_seed(seed))
+    packed = INT4.pack(x, columns)
+    INT4.check(packed, 3, columns)
+    expected = 3 * sum(-(-n // 2) + 2 * -(-n // 64) for n in sizes)
+    assert sum(t.nbytes for t in packed.values()) == INT4.nbytes(3, columns) == expected
+    assert ((INT4.unpack(packed, columns) - x).abs() <= x.abs().max() / 13.8).all()
+
+
+# --- outer products --------------------------------------------------------------------------------------
+
+SIDES = ((16, 16), None, (12, 20), (20, 12), (2, 3), (16, 16))
+OF_SIDES = columns_of([256, 16, 240, 240, 6, 256])
+
+
+def matrices(n, r, s, decay, seed=0):
+    """With singular values 1, decay, decay², …"""
+    g = torch.Generator().manual_seed(seed)
+    left, right = (torch.linalg.qr(torch.randn(n, k, min(r, s), generator=g).double()).Q for k in (r, s))
+    return (left * decay ** torch.arange(min(r, s)) @ right.mT).float()
+
+
+@pytest.mark.parametrize("rank", [1, 2, 4])
+@pytest.mark.parametrize("decay", [0.5, 0.9, 1.0])
+@pytest.mark.parametrize("sides", [(16, 16), (6, 20), (20, 6)])
+def test_no_other_outer_products_come_closer(rank, decay, sides):
+    """Eckart and Young: what is left has the singular values from the next one on. Equal ones are no trouble."""
+    m = matrices(30, *sides, decay)
+    left, right = leading(m, rank)
+    off = (left @ right.mT - m).norm(dim=(1, 2)).double()
+    best = torch.linalg.svdvals(m.double())[:, rank:].square().sum(1).sqrt()
+    assert (off <= best * (1 + 1e-5) + 1e-6).all()
+    assert (off >= best * (1 - 1e-5) - 1e-6).all()  # nothing can
+
+
+@pytest.mark.parametrize("rank", [1, 2, 4])
+def test_stored_products_are_the_best_ones_but_for_rounding(rank):
+    codec = Factored(rank, SIDES)
+    g = torch.Generator().manual_seed(1)
+    x = torch.cat(
+        [
+            matrices(25, 16, 16, 0.6).flatten(1),
+            torch.randn(25, 16, generator=g),
+            matrices(25, 12, 20, 0.6, 1).flatten(1),
+            matrices(25, 20, 12, 0.6, 2).flatten(1),
+            torch.randn(25, 6, generator=g),
+            matrices(25, 16, 16, 0.3, 3).flatten(1),
+        ],
+        1,
+    )
+    x *= torch.exp2(torch.randint(-100, 100, (25, 1), generator=g))
+    packed = codec.pack(x, OF_SIDES)
+    codec.check(packed, 25, OF_SIDES)
+    back = codec.unpack(packed, OF_SIDES).double()
+    for c, sides in zip(OF_SIDES, SIDES):
+        own, off = x[:, c].double(), (back[:, c] - x[:, c].double()).norm(dim=1)
+        if sides is None or rank * (sum(sides) + 4) >= sides[0] * sides[1] + 4:  # int8 is smaller
+            assert (off <= own.norm(dim=1) / 100).all()
+            continue
+        values = torch.linalg.svdvals(own.unflatten(1, sides))
+        best = values[:, rank:].square().sum(1).sqrt()
+        assert (off >= best * (1 - 1e-4)).all()
+        # Each factor is off by 1/254 of its largest entry in each of its entries, at most.
+        rounding = values[:, :rank].sum(1) * (sides[0] ** 0.5 + sides[1] ** 0.5) / 254
+        assert (off <= best + 1.05 * rounding).all()
+        assert (off > best).any()
+    bytes_ = rank * (32 + 4) * 2 + (16 + 4) + min(rank * 9, 10) + 2 * min(rank * (32 + 4), 244)
+    assert sum(t.nbytes for t in packed.values()) == codec.nbytes(25, OF_SIDES) == 25 * bytes_
+
+
+def test_unpacked_by_a_loop():
+    codec = Factored(2, SIDES)
+    x = torch.randn(4, 1014, generator=torch.Generator().manual_seed(2))
+    x[1] = 0
+    packed = codec.pack(x, OF_SIDES)
+    numbers, scale = packed["features"].double().numpy(), packed["scale"].double().numpy()
+    back, at, of_scale = codec.unpack(packed, OF_SIDES), 0, 0
+    for c, sides in zip(OF_SIDES, SIDES):
+        if sides is None or sides == (2, 3):
+            size = c.stop - c.start
+            want = numbers[:, at : at + size] * scale[:, of_scale : of_scale + 1]
+            at, of_scale = at + size, of_scale + 1
+        else:
+            r, s = sides
+            want = np.zeros((4, r, s))
+            for k in range(2):
+                for i in range(4):
+                    u, v = numbers[i, at : at + r], numbers[i, at + r : at + r + s]
+                    want[i] += scale[i, of_scale + k] * np.outer(u, v)
+                at += r + s
+            want, of_scale = want.reshape(4, -1), of_scale + 2
+        assert back[:, c].double().numpy() == pytest.approx(want, rel=1e-6, abs=1e-6)
+    assert at == numbers.shape[1] and of_scale == scale.shape[1] and not back[1].any()
+
+
+def test_products_of_all_sizes_that_float32_has():
+    codec, columns = Factored(1, ((16, 16),)), [slice(0, 256)]
+    x = matrices(8, 16, 16, 0.0).flatten(1)  # of rank one
+    x = x / x.abs().amax(1, keepdim=True)
+    sizes = torch.tensor([1.0, 1e-30, 1e30, 3.4e38, 1e-37, 1e-45, 0.0, 1e10])
+    back = codec.unpack(codec.pack(x * sizes.unsqueeze(1), columns), columns)
+    assert back.isfinite().all()
+    off = (back - x * sizes.unsqueeze(1)).abs().amax(1)
+    assert (off <= sizes / 100 + 1e-36).all()
+
+
+@pytest.mark.parametrize("codec", [INT4, Factored(1, ((4, 8), None))], ids=["int4", "factored"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("column", [5, 35])
+def test_what_is_not_finite_is_refused(codec, value, column):
+    x = torch.randn(9, 40)
+    x[7, column] = value
+    said = rf"stored as {codec.name.replace('(', r'.').replace(')', '.')} are NaN or infinite \(row 7 of 9\)"
+    with pytest.raises(UndeError, match=said):
+        codec.pack(x, [slice(0, 32), slice(32, 40)])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 3e38])
+@pytest.mark.parametrize("where", [0, -1])
+@pytest.mark.parametrize("codec", [INT4, Factored(1, ((4, 8), None))], ids=["int4", "factored"])
+def test_scales_that_cannot_be_right(codec, value, where):
+    columns = [slice(0, 32), slice(32, 40)]
+    packed = codec.pack(torch.randn(9, 40), columns)
+    packed["scale"][2, where] = value
+    with pytest.raises(ValueError, match=r"'scale' of row 2, .* expected a finite number"):
+        codec.check(packed, 9, columns)
+
+
+def test_sides_are_those_of_the_projected_matrix():
+    units = [{"shape": [64, 3, 3, 3]}, {"shape": [64]}, {"shape": [8, 100]}, {"shape": [4, 6]}]
+    assert sides_of(units, "kron(16)") == ((16, 16), None, (8, 16), (4, 6))
+    assert sides_of(units, "none") == ((64, 27), None, (8, 100), (4, 6))
+    assert sides_of(units, "sjlt(64)") == (None,) * 4
+
+
+def test_names():
+    assert codec_of("factored(2)", [{"shape": [4, 6]}], "kron(16)") == Factored(2, ((4, 6),))
+    assert codec_of("int8", [], "none") is CODECS["int8"]
+    for name, said in (
+        ("factored(0)", "expected 1 to 64 outer products"),
+        ("factored(65)", "expected 1 to 64"),
+        ("factored", r"unknown store_dtype 'factored': .*Did you mean 'factored\(1\)'"),
+        ("int5", "unknown store_dtype 'int5'"),
+        (None, "unknown store_dtype None"),
+    ):
+        with pytest.raises(UndeError, match=said):
+            factored.check(name)
+    with pytest.raises(UndeError, match=r"under sjlt\(64\) are vectors: use 'kron\(16\)'"):
+        factored.check("factored(1)", "sjlt(64)")
