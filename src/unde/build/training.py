@@ -115,7 +115,7 @@ class Training:
 
     def _look_ahead(self, s: int) -> None:
         """Asks the disk for the shards that follow, while this one is multiplied."""
-        if s in self._kept:
+        if s in self._kept or s == self._asked:
             return
         first = s + 1 if s != self._asked + 1 else s + self._ahead
         self._asked = s
