@@ -187,7 +187,7 @@ def banks(found: Found) -> str:
         "what a bank takes",
     ]
     return (
-        "## Retraining banks\n\nTraining many small models on random halves of the data, the fastest of several turns each "
+        "## Retraining banks\n\nTraining many small models on random halves of the data, best of several turns "
         "(`python -m benchmarks run banks` prints all ways):\n\n" + table(head, rows)
     )
 
