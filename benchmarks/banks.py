@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.features import machine
+from benchmarks.machine import machine
 from unde.evaluate import Training
 from unde.evaluate.bank.loop import Learner
 from unde.evaluate.bank.stacked import Stack, Unstackable, stacked_batches

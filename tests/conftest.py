@@ -1,12 +1,41 @@
 """Shared by all tests; being here also lets those in subfolders import `cases`, `models` and `oracles`."""
 
+import gc
 import os
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # there is a process for each core: more threads would wait for one another
+
+# They take longest: begun first, none of them keeps one core waiting at the end.
+LONG = [
+    "build/test_on_ray.py", "docs/test_docs_code.py", "build/test_build_processes.py", "plan/test_plan_reality.py",
+    "test_demo.py", "plan/test_stages.py", "plan/test_plan_command.py", "index/test_self_retrieval.py",
+    "index/test_index_kill.py", "features/test_families.py", "index/test_living_faults.py", "test_faults.py",
+    "explorer/test_explorer_browser.py", "test_release.py", "test_notebooks.py", "evaluate/test_bank_workers.py",
+    "execution/test_processes.py",
+]  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    rank = {Path(__file__).parent / name: number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: rank.get(item.path, len(LONG)))
+
+
+_modules = 0  # that were there when garbage was collected last
+
+
+def pytest_runtest_setup():
+    """What libraries bring stays: garbage is not looked for among it, as plans do again and again."""
+    global _modules
+    if len(sys.modules) > _modules + 100:
+        gc.collect()
+        gc.freeze()
+        _modules = len(sys.modules)
 
 
 @pytest.fixture(scope="module")
@@ -16,6 +45,15 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_disk():
+    """No power is cut here, and nobody waits for the disk: test_layout.py has what is synced, and when. Processes that
+    tests start do wait for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -261,7 +261,7 @@ def digest(example: Any) -> str:
     return h.hexdigest()
 
 
-def feed(update: Callable[[bytes], None], value: Any) -> None:
+def feed(update: Callable[[Any], None], value: Any) -> None:
     """Each value with its type and length, so that no two different examples read alike."""
     if isinstance(value, Tensor) and is_traceable_wrapper_subclass(value):
         return feed(update, parts(value))
@@ -276,7 +276,8 @@ def feed(update: Callable[[bytes], None], value: Any) -> None:
             feed(update, [f"object{value.shape}", *np.asarray(value).flat])
             return
         update(f"a{value.dtype.str}{value.shape}".encode())
-        update(value.tobytes())
+        plain = isinstance(value, np.ndarray) and value.flags.c_contiguous and value.dtype.kind in "biufc"
+        update(memoryview(value).cast("B") if plain and value.size else value.tobytes())  # without a copy
     elif isinstance(value, Mapping):
         update(f"{{{len(value)}".encode())
         for key in sorted(value, key=str):

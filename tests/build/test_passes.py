@@ -91,3 +91,34 @@ def test_small_models_get_large_passes_and_large_ones_small(tmp_path):
         sizes[name] = index.manifest.settled.pass_size
     assert sizes["small"] == MOST
     assert 8 <= sizes["large"] < 64
+
+
+class Idle(nn.Module):
+    """With a weight that is used twice, and one that no example reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice, self.idle, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.last(self.twice(self.twice(x).tanh()))
+
+
+def test_what_was_in_the_memory_of_features_does_not_matter():
+    torch.manual_seed(0)
+    model, data = Idle(), (torch.randn(9, 6), torch.randint(3, (9,)))
+    rows, names = Rows(data), [n for n, _ in model.named_parameters()]
+    units = make_units(model, names, "none", 0)
+    coverage = plan_coverage(model, Classification(), rows, units)
+    out = torch.full((9, units[-1].stop), torch.nan)
+    with FeaturePass(model, Classification(), Measurement(units), coverage) as run:
+        for found in run.over(rows.batches([range(4), range(4, 9)]), out):
+            assert found.features.untyped_storage().data_ptr() == out.untyped_storage().data_ptr()
+    losses = Classification().loss(model, data)
+    for row, loss in zip(out, losses):
+        grads = torch.autograd.grad(
+            loss, list(model.parameters()), retain_graph=True, materialize_grads=True, allow_unused=True
+        )
+        torch.testing.assert_close(row, torch.cat([g.flatten() for g in grads]))
+    idle = next(u for u in units if u.name == "idle.weight")
+    assert not out[:, idle.columns].any()

@@ -9,8 +9,8 @@ import toy
 from unde import UndeError
 from unde.build import session as module
 from unde.data import Rows
-from unde.features import coverage
 from unde.features.coverage import plan_coverage
+from unde.features.record import recorded, restored
 from unde.methods import TRAK
 from unde.tasks import Classification
 
@@ -91,8 +91,8 @@ def test_coverage_is_restored_as_it_was_decided(index):
     stored, model = toy.stored(index), index.model
     units = index._opened.session.units
     decided = plan_coverage(model, index.task, Rows(toy.data(22)), units)
-    again = coverage.restored(stored.manifest.settled.coverage[0], model, units)
-    assert coverage.recorded(again) == coverage.recorded(decided)
+    again = restored(stored.manifest.settled.coverage[0], model, units)
+    assert recorded(again) == recorded(decided)
     assert [type(u.rule) for u in again.uses] == [type(u.rule) for u in decided.uses]
 
 

@@ -8,58 +8,94 @@ import sys
 import time
 
 import pytest
+from commands import invoke
 from typer.testing import CliRunner
 
 from unde import cli, console
 from unde.cli.interrupts import Interrupted, Terminated, unwinding_on_sigterm
 
-SLOW = """
+WAITING = """
 import os, time
+from pathlib import Path
 import torch
 import unde
 
-class Slow(unde.tasks.Classification):
+class Waiting(unde.tasks.Classification):
     def loss(self, model, batch):
-        time.sleep(float(os.environ["SECONDS_FOR_A_BATCH"]))
+        if len(list(Path("idx/shards").glob("*.safetensors"))) >= int(os.environ["SHARDS_TO_WAIT_AFTER"]):
+            time.sleep(60)
         return super().loss(model, batch)
 
 def make():
     torch.manual_seed(0)
     x = torch.randn(2000, 4)
-    return unde.Setup(torch.nn.Linear(4, 2), Slow(), (x, (x[:, 0] > 0).long()))
+    return unde.Setup(torch.nn.Linear(4, 2), Waiting(), (x, (x[:, 0] > 0).long()))
 """
-# A shell may start processes with Ctrl-C ignored.
-PROGRAM = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\nfrom unde.cli import main; main()"
-COMMAND = [sys.executable, "-c", PROGRAM, "build", "slow:make", "--out", "idx", "--memory", "64kB"]
+COMMAND = ["build", "waiting:make", "--out", "idx", "--memory", "64kB"]
 
 
-def start(folder, seconds, *options):
-    environment = os.environ | {"SECONDS_FOR_A_BATCH": str(seconds), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [*COMMAND, *options], cwd=folder, env=environment, stderr=subprocess.PIPE, text=True
-    )
+def main():
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell may start processes with Ctrl-C ignored
+    cli.main()
+
+
+def process(words, said):
+    """Python started anew: all that happens when it ends is seen."""
+    program = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\nimport test_interrupts as t; t.main()"
+    started = subprocess.Popen([sys.executable, "-c", program, *words], stderr=said)
+    return started.pid
+
+
+def fork(words, said):
+    """Of this process: nothing is imported again."""
+    child = os.fork()
+    if child == 0:
+        code = 70
+        try:
+            os.dup2(said.fileno(), 2)
+            sys.stderr, sys.argv = open(2, "w"), ["unde", *words]  # noqa: SIM115
+            main()
+        except SystemExit as e:
+            code = e.code
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    return child
 
 
 def shards(folder):
     return len(list(folder.glob("idx/shards/*.safetensors")))
 
 
-def interrupted(folder, number, *options):
+def interrupted(folder, start, number, *options):
     """What a build printed that was sent a signal once it had written another shard, and its exit code."""
-    before, process = shards(folder), start(folder, 0.3, *options)
-    give_up = time.monotonic() + 60
-    while shards(folder) == before and process.poll() is None and time.monotonic() < give_up:
-        time.sleep(0.01)
-    process.send_signal(number)
-    said = process.communicate(timeout=60)[1].splitlines()
-    return said, process.returncode
+    wanted = shards(folder) + 1
+    os.environ["SHARDS_TO_WAIT_AFTER"] = str(wanted)
+    with open(folder / "said", "w+") as said:
+        child, give_up = start([*COMMAND, *options], said), time.monotonic() + 60
+        while shards(folder) < wanted and time.monotonic() < give_up:
+            time.sleep(0.01)
+        os.kill(child, number)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        said.seek(0)
+        return said.read().splitlines(), code
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
-def test_a_build_that_is_interrupted_says_how_to_go_on(tmp_path):
-    (tmp_path / "slow.py").write_text(SLOW)
-    for number, code, *options in ((signal.SIGINT, 130), (signal.SIGTERM, 143, "--num-workers", "1")):
-        said, ended = interrupted(tmp_path, number, *options)
+def test_a_build_that_is_interrupted_says_how_to_go_on(tmp_path, monkeypatch):
+    (tmp_path / "waiting.py").write_text(WAITING)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("SHARDS_TO_WAIT_AFTER", "1")
+    for start, number, code, *options in (
+        (fork, signal.SIGINT, 130),
+        (process, signal.SIGTERM, 143, "--num-workers", "1"),
+    ):
+        said, ended = interrupted(tmp_path, start, number, *options)
         assert ended == code, said
         assert not [line for line in said if "Traceback" in line or "error" in line.lower()]
         last = re.fullmatch(
@@ -70,13 +106,10 @@ def test_a_build_that_is_interrupted_says_how_to_go_on(tmp_path):
         done, total = (int(group.replace(",", "")) for group in last.groups())
         assert 256 <= done < total <= 2000  # a shard of one pass, at least
         assert len([line for line in said if "interrupted" in line]) == 1
-    kept = shards(tmp_path)
-    assert 2 <= kept < 8
-    finished = start(tmp_path, 0)
-    said = finished.communicate(timeout=120)[1]
-    assert finished.returncode == 0, said
+    assert shards(tmp_path) == 2
+    monkeypatch.setenv("SHARDS_TO_WAIT_AFTER", "9")
+    assert f"going on: {2000 - 256 * 2:,} of 2,000 are still to do" in invoke(*COMMAND)
     assert shards(tmp_path) == 8
-    assert f"going on: {2000 - 256 * kept:,} of 2,000 are still to do" in said
 
 
 def failing_with(error):

@@ -140,13 +140,11 @@ def test_no_rows():
 
 
 def test_a_plan_knows_the_budget():
-    example = {"latents": torch.empty(1, 2, 4, 4), "encoder_hidden_states": torch.empty(1, 3, 6)}
-    task = Diffusion(ddpm(), timesteps=12)
-    taken = {}
-    for memory in (2 * MB, 5 * MB):  # so few examples that writing them takes less than a pass
-        plan = Index.plan(unet(), task, example, n_examples=2, method="d-trak", memory=memory)
+    task, taken = Diffusion(ddpm(), timesteps=12), {}
+    for memory in (40_000, 80_000):  # so few examples that writing them takes less than a pass
+        plan = Index.plan(toy(), task, images(1), n_examples=2, method="d-trak", memory=memory)
         taken[memory] = plan.memory["features"]["pass"]
-    assert taken[2 * MB] < 0.7 * taken[5 * MB] and taken[5 * MB] < 5 * MB
+    assert taken[40_000] < 0.7 * taken[80_000] and taken[80_000] < 80_000
 
 
 @pytest.mark.parametrize(("count", "most"), [(10, 3), (3, 10), (1, 1), (7, 0), (80, 79)])

@@ -1,7 +1,6 @@
 """The code of every page runs, block by block in order, in an empty folder with what its readers have at hand."""
 
 import contextlib
-import gc
 import io
 import json
 import re
@@ -42,10 +41,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     before = set(sys.modules)
-    gc.collect()
-    gc.freeze()  # plans collect garbage again and again, which takes its time with all of these libraries loaded
     yield tmp_path
-    gc.unfreeze()
     for name in set(sys.modules) - before:
         found = getattr(sys.modules[name], "__file__", None)
         if (found and Path(found).is_relative_to(tmp_path)) or name == "my_project":

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from oracles import TOLERANCE, assert_features, collect, explicit, plan, slow_gradients, ways
-from unde.features.coverage import recorded, restored
+from unde.features.record import recorded, restored
 from zoo import BY_NAME, FAMILIES, assert_rounded, make, their_gradients
 
 # They compute in float32 inside, whatever the type of the model.

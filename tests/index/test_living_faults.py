@@ -23,12 +23,6 @@ QUERIES, ALL = toy.data(3, seed=3), toy.data(30)
 SAMPLED = EKFAC(projection="kron(3)", fisher="sampled")
 
 
-@pytest.fixture(autouse=True)
-def no_waiting_for_disks(monkeypatch):
-    """Nobody pulls the plug here."""
-    monkeypatch.setattr("os.fsync", lambda _: None)
-
-
 class Killed(BaseException):
     """Nothing catches it, as nothing catches a kill."""
 

@@ -170,16 +170,20 @@ def test_moments_are_those_that_are_kept(blocks):
     }
 
 
-@pytest.mark.parametrize("memory", ["2GB", "6MB", "300kB"])
 @pytest.mark.parametrize("store_dtype", ["float32", "float16", "int8", "factored(1)"])
 @pytest.mark.parametrize(
-    "method", [methods.TracIn(projection="kron(16)"), methods.LoGRA(projection="kron(16)")]
+    ("method", "memory", "examples", "queries"),
+    [
+        (methods.TracIn(projection="kron(16)"), "2GB", EXAMPLES, QUERIES),
+        (methods.TracIn(projection="kron(16)"), "6MB", EXAMPLES, QUERIES),
+        (methods.TracIn(projection="kron(16)"), "300kB", 1024, 12),  # some at a time, of two shards
+        (methods.LoGRA(projection="kron(16)"), "2GB", EXAMPLES, QUERIES),
+    ],
 )
-def test_scoring_and_learning(method, memory, store_dtype, tmp_path):
-    index = build(tmp_path, method, "2GB", store_dtype)
-    index = toy.reopen(index, memory=memory if method.name == "tracin" else "2GB")
-    queries, found = index.features(data(QUERIES)), costs(index, method)
-    given = (toy.training(index, method).mixes, found.held, QUERIES, index.memory)
+def test_scoring_and_learning(method, memory, examples, queries, store_dtype, tmp_path):
+    index = toy.reopen(build(tmp_path, method, "2GB", store_dtype, examples), memory=memory)
+    asked, found = index.features(data(queries)), costs(index, method)
+    given = (toy.training(index, method).mixes, found.held, queries, index.memory)
     learn = partial(learn_weights, k=3, weight_decay=0.1)  # as asked for: nothing is judged
     for planned, use in (
         (scoring.total(index.manifest, method, *given), lambda s: s.total()),
@@ -190,9 +194,9 @@ def test_scoring_and_learning(method, memory, store_dtype, tmp_path):
         with Meter():  # K is there
             index._opened.scorer.training(method)
         meter = Meter()
-        meter.hold([queries.features])
+        meter.hold([asked.features])
         with meter:
-            use(index.score(queries))
+            use(index.score(asked))
         assert sum(planned.values()) - found.held == pytest.approx(meter.peak, rel=0.1)
 
 

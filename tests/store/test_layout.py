@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import stat
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,22 @@ def test_writers_at_once_do_not_meet(tmp_path, monkeypatch):
     files.write_atomically(tmp_path / "file", b"first")
     assert len(set(names)) == 2
     assert (tmp_path / "file").read_bytes() == b"first"
+
+
+def test_what_has_a_name_is_on_the_disk(tmp_path, monkeypatch):
+    """A power cut finds the old file or all of the new one: the content is synced, then renamed, then the name is."""
+    steps, replace = [], os.replace
+
+    def sync(fd):
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            steps.append(("folder", sorted(p.name for p in tmp_path.iterdir())))
+        else:
+            steps.append(("content", os.fstat(fd).st_size))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "replace", lambda a, b: (steps.append(("name", b.name)), replace(a, b)))
+    files.write_atomically(tmp_path / "file", b"new")
+    assert steps == [("content", 3), ("name", "file"), ("folder", ["file"])]
 
 
 def test_a_home_folder_is_understood(tmp_path, monkeypatch):

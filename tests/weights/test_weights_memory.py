@@ -76,7 +76,9 @@ def test_learning_stays_within_the_budget(indexes, solver, queries, memory):
 def test_a_sample_stays_within_the_budget(indexes, queries, loss, monkeypatch):
     memory, climbed = 3 * MB, []
     monkeypatch.setattr(sampled, "pays", lambda problem, kept: sampled._draw(problem, 200).ends >= 4)
-    monkeypatch.setattr(sampled, "climb", lambda *a, climb=sampled.climb: climbed.append(climb(*a)) or climbed[-1])
+    monkeypatch.setattr(
+        sampled, "climb", lambda *a, climb=sampled.climb: climbed.append(climb(*a)) or climbed[-1]
+    )
 
     def learn(scores):
         return learn_weights(scores, k=5, weight_decay=1.0, loss=loss)

@@ -12,6 +12,7 @@ from torch import nn
 
 from unde import methods
 from unde.build import matrices
+from unde.build.behind import Behind
 from unde.build.carried import Carried, Elsewhere, cannot_travel
 from unde.build.checkpoints import Checkpoint, fingerprints
 from unde.build.fingerprints import data_fingerprint
@@ -20,8 +21,8 @@ from unde.data import Rows
 from unde.errors import UndeError
 from unde.execution import Job
 from unde.features import Coverage, Unit, make_units, plan_coverage
-from unde.features.coverage import restored
 from unde.features.factors import gathered
+from unde.features.record import restored
 from unde.features.run import Batch, FeaturePass, Measurement, cuts, resized
 from unde.methods import Method
 from unde.recipe import Recipe, Setup
@@ -104,6 +105,7 @@ class Context:
         self.advance: Callable[[int], None] = lambda count: None
         self.upcoming: list[Job] = []  # jobs in the order that they will be asked for, if known
         self.passing = Running()
+        self.behind = Behind()
         self._stream: tuple[list[Job], Generator[Batch]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -170,7 +172,8 @@ class Context:
         return cuts(range(rows.start, rows.stop), self.manifest.settled.pass_size)
 
     def close(self) -> None:
-        """The model as it was, and nobody reading ahead."""
+        """The model as it was, and nobody reading ahead or writing."""
+        self.behind.close()
         if self._stream is not None:
             self._stream[1].close()
             self._stream = None

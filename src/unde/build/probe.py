@@ -14,7 +14,7 @@ from unde.build.checkpoints import loaded
 from unde.build.compare import task_differences
 from unde.build.context import Context, checkpoint_of, step_of
 from unde.data import evenly, to_device
-from unde.features.coverage import EXAMPLES, TOLERANCE
+from unde.features.coverage import TOLERANCE, Tried, decide
 from unde.features.run import FeaturePass, resized
 from unde.store import layout
 from unde.store.files import append_line
@@ -22,6 +22,8 @@ from unde.store.manifest import Manifest
 from unde.store.remote import Place
 from unde.store.shards import ShardError, read_shard, write_shard
 from unde.tasks.identity import same_but_code
+
+PROBED = 2  # examples
 
 
 def changed_task(context: Context, identity: dict[str, Any]) -> list[str]:
@@ -41,24 +43,39 @@ def changed_task(context: Context, identity: dict[str, Any]) -> list[str]:
     return [f"{d}: {other}" for d in differ]
 
 
-def probed(context: Context) -> tuple[Tensor, Tensor]:
-    """A few positions and the features there, under the first checkpoint."""
+def probed(context: Context, where: list[int]) -> Tensor:
+    """The features of a few examples, under the first checkpoint."""
     given, rows = context.given, context.given.rows
-    where = evenly(len(rows), EXAMPLES)
     with loaded(given.model, checkpoint_of(given.checkpoints, 0)):
         task = step_of(resized(given.task, context.manifest.settled.rows), context.method, 0)
         what = replace(context.measurement, factors=None)
         with FeaturePass(given.model, task, what, context.coverage(0)) as run:
             features, _ = run.collect(to_device(rows.batch(where), run.collect.device), context.drawn(where))
-    return torch.tensor(where), features.float().cpu()
+    return features.float().cpu()
 
 
-def write_probe(context: Context) -> None:
-    where, features = probed(context)
+def restore_probe(context: Context) -> None:
+    """The very same, found in the way of the first."""
+    given = context.given
+    with loaded(given.model, checkpoint_of(given.checkpoints, 0)):
+        what = context.measurement
+        _, tried = decide(given.model, given.task, given.rows, what.units, what.measure)
+    write_probe(context, tried if context.method.steps == 1 else None)
+
+
+def write_probe(context: Context, tried: Tried | None) -> None:
+    """Of what was `tried` already, if it was."""
+    if tried is None:
+        where = evenly(len(context.given.rows), PROBED)
+        features = probed(context, where)
+    else:
+        first = {i: n for n, i in reversed([*enumerate(tried.where)])}  # the same example may be there twice
+        where = sorted(first)[:PROBED]
+        features = tried.features[[first[i] for i in where]].float().cpu()
     write_shard(
         probe_of(context.folder, context.manifest),
         context.manifest.id,
-        {"where": where, "features": features},
+        {"where": torch.tensor(where), "features": features},
     )
 
 
@@ -72,8 +89,10 @@ def changed_by_code(context: Context) -> str | None:
         noted = read_shard(probe_of(context.folder, context.manifest), context.manifest.id)
     except ShardError as e:
         return f"whether it gives the same features cannot be told ({e})"
-    where, now = probed(context)
-    then = noted["features"]
+    where, then = noted["where"], noted["features"]
+    if len(where) != len(then) or not all(0 <= i < context.manifest.examples for i in where.tolist()):
+        return "whether it gives the same features cannot be told (the probe is not of these examples)"
+    now = probed(context, where.tolist())
     error = (now - then).norm(dim=1)
     bound = TOLERANCE[next(context.given.model.parameters()).dtype] * then.norm(dim=1)
     wrong = (~(error <= bound)).nonzero()[:, 0]

@@ -14,12 +14,11 @@ from unde.build import repack
 from unde.build.changing import Change, homes
 from unde.build.context import Context, Given
 from unde.build.fingerprints import fingerprint_of, ids_fingerprint
-from unde.build.probe import probe_of
+from unde.build.probe import PROBED, probe_of
 from unde.build.repack import Again, Origin, Planned
 from unde.build.settle import write_ids
 from unde.build.stored import Stored
 from unde.data import evenly
-from unde.features.coverage import EXAMPLES
 from unde.store import layout
 from unde.store.living import Living, Piece
 from unde.store.manifest import Manifest
@@ -121,7 +120,7 @@ def _write_probe(home: Place, origin: Origin, after: Manifest, plan: Sequence[Pl
     if len(left):
         where, features = where[left], features[left]
     else:
-        where = torch.tensor(evenly(after.examples, EXAMPLES))
+        where = torch.tensor(evenly(after.examples, PROBED))
         features = Stored(home, after, 0).rows(where)[0]
     write_shard(probe_of(home, after), after.id, {"where": where, "features": features})
 

@@ -23,7 +23,7 @@ from unde.data import Rows, evenly
 from unde.errors import UndeError
 from unde.execution import SERIAL, Executor, Job, shown
 from unde.features import Coverage, Unit, make_units, plan_coverage
-from unde.features.coverage import restored
+from unde.features.record import restored
 from unde.features.run import FeaturePass, Measurement, cuts, exclusive, resized
 from unde.recipe import Recipe
 from unde.store.layout import SCRATCH

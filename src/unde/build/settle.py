@@ -17,12 +17,13 @@ from unde.build.checkpoints import loaded, settled_weights
 from unde.build.compare import refused_for
 from unde.build.context import Context, Given, checkpoint_of, step_of
 from unde.build.fingerprints import ids_fingerprint
-from unde.build.probe import changed_task, probe_of, write_probe
+from unde.build.probe import PROBED, changed_task, probe_of, restore_probe, write_probe
 from unde.data import evenly
 from unde.errors import UndeError
 from unde.execution import SERIAL, Executor
-from unde.features import Coverage, make_units, moments, plan_coverage
-from unde.features.coverage import EXAMPLES, recorded
+from unde.features import Coverage, Unit, make_units, moments
+from unde.features.coverage import EXAMPLES, Tried, decide
+from unde.features.record import recorded
 from unde.features.run import largest, threads
 from unde.features.run import settle as settle_passes
 from unde.groups import Groups, trainable
@@ -94,7 +95,7 @@ def settle(
         described = [{"name": u.name, "shape": list(u.shape), "size": u.stop - u.start} for u in units]
         asked = replace(asked, units=described)
         if there is None:
-            return _begun(folder, given, asked, ids, memory, workers)
+            return _begun(folder, given, asked, units, ids, memory, workers)
         return _gone_on(folder, given, asked, there, ids, workers)
 
 
@@ -122,18 +123,30 @@ def checked(
 
 
 def _begun(
-    folder: Place, given: Given, asked: Manifest, ids: Sequence[Any] | None, memory: int, workers: int
+    folder: Place,
+    given: Given,
+    asked: Manifest,
+    units: list[Unit],
+    ids: Sequence[Any] | None,
+    memory: int,
+    workers: int,
 ) -> Context:
     """A new index: coverage, pass and shard sizes are decided, then its manifest is written. In a store of objects
     another process may begin the same index at the same time: whoever is first has settled it."""
     draft = Context(folder, asked, given, workers, ids)
+    draft.units = units
     decided: list[tuple[int, int | None, Coverage]] = []
+    probe: Tried | None = None
     for c in range(len(asked.models)):
         with loaded(given.model, checkpoint_of(given.checkpoints, c)):
             what = draft.measurement
-            coverage = plan_coverage(given.model, given.task, given.rows, what.units, what.measure)
+            coverage, tried = decide(given.model, given.task, given.rows, what.units, what.measure)
             task = step_of(given.task, draft.method, c)
-            size, rows = settle_passes(given.model, task, given.rows, what, coverage, memory)
+            if tried is None or task is not given.task:
+                size, rows = settle_passes(given.model, task, given.rows, what, coverage, memory)
+            else:
+                size, rows = settle_passes(given.model, task, given.rows, what, coverage, memory, tried.cost)
+                probe = tried if c == 0 else probe
             decided.append((size, rows, coverage))
     size, rows, _ = min(decided, key=lambda d: d[0])
     settled = replace(
@@ -145,8 +158,9 @@ def _begun(
     )
     manifest = replace(asked, settled=settled)
     context = Context(folder, manifest, given, workers, ids)
+    context.units = units
     (folder / layout.SHARDS).mkdir(exist_ok=True)
-    write_probe(context)
+    write_probe(context, probe)
     write_ids(folder, ids)
     there = manifest.begin(folder)
     if there.id == manifest.id:
@@ -175,7 +189,7 @@ def _gone_on(
         )
     (folder / layout.SHARDS).mkdir(exist_ok=True)
     if there.schema == SCHEMA and not sound(probe_of(folder, there), there.id):
-        write_probe(context)
+        restore_probe(context)
     write_ids(folder, ids, there.generation)
     return context
 
@@ -188,7 +202,7 @@ def shard_size(pass_size: int, width: int, memory: int) -> int:
 
 def on_disk(m: Manifest, precision: torch.dtype, made: Mapping[str, Tensor]) -> dict[str, int]:
     """Bytes of a finished index by what they hold; of the matrices that are `made` and not drawn, shapes suffice."""
-    where = torch.empty(len(evenly(m.examples, EXAMPLES)), dtype=torch.int64, device="meta")
+    where = torch.empty(min(m.examples, PROBED), dtype=torch.int64, device="meta")
     probe = {"where": where, "features": torch.empty(len(where), m.width, device="meta")}
     found = shards.on_disk(m, precision)
     found |= {"manifest": len(m.text()), "probe": file_bytes(probe, layout.PROBE)}

@@ -45,23 +45,22 @@ def compute_shard(context: Context, c: int, s: int) -> None:
         unhooked(context),
     ):
         whole = _computed(context, c, s)
-    write_shard(m.shard(context.folder, c, s), m.files[s][1], whole)
+    context.behind.write(
+        write_shard, m.shard(context.folder, c, s), m.files[s][1], whole, keeps=m.codec.mapped
+    )
 
 
 def _computed(context: Context, c: int, s: int) -> dict[str, Tensor]:
     m = context.manifest
     with threads(m.settled.threads):
         run = context.running(c)
+        features = context.behind.memory(_length(context, s), m.width)
         parts: list[dict[str, Tensor]] = []
-        for rows, found in zip(context.cuts(s), run.over(_read(context, c, s))):
+        for rows, found in zip(context.cuts(s), run.over(_read(context, c, s), features)):
             parts.append(_tensors(context, run, rows, found))
             _gather(parts)
             context.advance(len(rows))
-        del found
-        whole = _joined(parts)
-        features = whole.pop("features")
-        whole["squares"] = torch.stack([features[:, x].square().sum(1) for x in m.columns], 1)
-        return whole | m.codec.pack(features, m.columns)
+        return _joined(parts) | m.codec.pack(features, m.columns)
 
 
 def content(m: Manifest, rows: int, precision: torch.dtype) -> dict[str, Tensor]:
@@ -147,23 +146,29 @@ def on_disk(m: Manifest, precision: torch.dtype) -> dict[str, int]:
 
 
 def waiting(m: Manifest, precision: torch.dtype) -> int:
-    """Bytes of the passes of a shard that wait while its last one runs; each has its own covariances."""
+    """Bytes that are there while a pass runs, beside its own features: the other rows of its shard, the shard before
+    it that is being written, and covariances, of which each pass has its own."""
     rows, size = _rows(m), min(_rows(m), m.settled.pass_size)
     covariances = content(m, 0, precision)["factors"].nbytes if m.factors else 0
-    return 4 * (rows - size) * m.width + (2 if rows > size else 1) * covariances
+    return 4 * (rows - size) * m.width + (2 if rows > size else 1) * covariances + _behind(m, precision)
+
+
+def _behind(m: Manifest, precision: torch.dtype) -> int:
+    """Bytes of a shard that is written while the next one is computed."""
+    if m.examples <= _rows(m):
+        return 0
+    return (1 + WRITTEN) * sum(t.nbytes for t in content(m, _rows(m), precision).values())
 
 
 def writing(m: Manifest, precision: torch.dtype) -> int:
-    """Bytes while the passes of a shard are joined, packed and written."""
+    """Bytes while a shard is packed and written, with the one before it."""
     tensors, features = content(m, _rows(m), precision), 4 * _rows(m) * m.width
-    joined = features if _rows(m) > m.settled.pass_size else 0
     stored = m.codec
     packed = 0 if stored.mapped else stored.nbytes(_rows(m), m.columns)
-    passes = waiting(m, precision) + 4 * min(_rows(m), m.settled.pass_size) * m.width
     column = 4 * _rows(m) * max(u["size"] for u in m.units)  # packed, or squared, one after the other
     covariances = tensors["factors"].nbytes if m.factors else 0
     written = max(column, WRITTEN * sum(t.nbytes for t in tensors.values()))
-    return max(passes + joined, features + covariances + packed + written)
+    return features + covariances + packed + written + _behind(m, precision)
 
 
 def _rows(m: Manifest) -> int:
@@ -174,11 +179,12 @@ def _rows(m: Manifest) -> int:
 def compute(context: Context, jobs: list[Job], executor: Executor) -> None:
     """All jobs, and what they cost; then a look at whether the data stayed what it was."""
     started = time.perf_counter()
-    context.upcoming = jobs
+    context.upcoming, context.behind.at_once = jobs, not executor.here
     try:
         for _, s in executor.run(compute_shard, context, jobs):
             if not executor.here:
                 context.advance(_length(context, s))
+        context.behind.wait()
     except JobsFailed as e:
         raise _failed(context, e.reasons) from None
     finally:
@@ -253,19 +259,23 @@ def _read(context: Context, c: int, s: int) -> Iterator[Batch]:
 
 
 def _tensors(context: Context, run: FeaturePass, rows: range, found: Found) -> dict[str, Tensor]:
-    """What is stored of one pass over `rows`; examples with bad gradients are refused, or left out and noted."""
-    finite = found.features.isfinite().all(1) & found.values.isfinite()
+    """What is stored of one pass over `rows` beside its features; examples with bad gradients are refused, or left out
+    and noted."""
+    squares = torch.stack([found.features[:, x].square().sum(1) for x in context.manifest.columns], 1)
+    finite = squares.isfinite().all(1) & found.values.isfinite()
+    if not finite.all():  # or too large to be squared
+        finite = found.features.isfinite().all(1) & found.values.isfinite()
     if not finite.all():
         if context.manifest.on_bad == "error":
             raise _bad(context, [rows[int(i)] for i in (~finite).nonzero()[:, 0]])
-        found.features[~finite] = 0.0
+        found.features[~finite] = squares[~finite] = 0.0
     beside = {"beside": found.beside} if context.method.beside else {}
     if run.factors is not None:
         beside["factors"] = run.factors.take().cpu()
         if not finite.all():
             beside["factors"] = covariances(context, run, [rows[int(i)] for i in finite.nonzero()[:, 0]])
     return beside | {
-        "features": found.features,
+        "squares": squares,
         "loss": found.values,
         "skipped": (~finite).to(torch.uint8),
         "digest": torch.tensor([to_signed(d) for d in found.digests], dtype=torch.int64),

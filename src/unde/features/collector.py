@@ -8,8 +8,8 @@ rule covers goes through `fallback.py`; `coverage.py` decides, and checks every 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -102,6 +102,7 @@ class Collector:
         self.width = units[-1].stop if units and emit else 0
         self._by_name = {u.name: u for u in units}
         self._out: Tensor | None = None
+        self._unset: set[str] = set()  # units whose columns hold nothing yet
         self._batch = 0
         self._anchor = torch.zeros((), device=self.device, requires_grad=True)
         self._wrapped = fallback.Measured(model, task, measure, beside)
@@ -121,26 +122,45 @@ class Collector:
         self._out = None
         self._stack.__exit__(*exc)
 
-    def __call__(self, batch: Any, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """(B, D) features and (B,) values of the measure, for the B examples `ids`."""
-        features = torch.zeros(len(ids), self.width, device=self.device, dtype=self.dtype)
+    def __call__(self, batch: Any, ids: Sequence[int], out: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(B, D) features and (B,) values of the measure, for the B examples `ids`; the features in `out`, if given."""
+        features = self._empty(len(ids)) if out is None else out
         values = torch.zeros(len(ids), device=self.device, dtype=self.dtype)
         self.beside = torch.zeros(len(ids), len(self._wrapped.beside), device=self.device, dtype=self.dtype)
         for which, portion in self.task.cutting.portions(batch):
-            for part in self.task.cutting.passes(portion, ids[which]):
-                self._pass(part, ids[which], features[which], values[which], self.beside[which])
+            with self._filling(features[which]) as part_of_features:
+                for part in self.task.cutting.passes(portion, ids[which]):
+                    self._pass(part, ids[which], part_of_features, values[which], self.beside[which])
         return features, values
+
+    def _empty(self, count: int) -> Tensor:
+        return torch.empty(count, self.width, device=self.device, dtype=self.dtype)
+
+    @contextmanager
+    def _filling(self, features: Tensor) -> Generator[Tensor]:
+        """What was in `features` is forgotten: in each column the first that comes is put, all others are added to it,
+        and where none came there is zero. Zeroing large memory takes as long as filling it."""
+        self._unset = set(self._by_name) if self.emit else set()
+        yield features
+        for name in self._unset:
+            features[:, self._by_name[name].columns].zero_()
+        self._unset = set()
+
+    def _put(self, features: Tensor, unit: Unit, feature: Tensor) -> None:
+        column = features[:, unit.columns]
+        if unit.name in self._unset:
+            self._unset.discard(unit.name)
+            column.copy_(feature)
+        else:
+            column.add_(feature.to(column))  # += would copy it back as well
 
     def fit(self, memory: int, example: Any) -> None:
         """Size the passes by what they take for an example, a batch of one, beside weights and all that is there."""
 
         def peak(part: Any, count: int) -> int:
-            with Meter() as meter:
-                features = torch.zeros(count, self.width, device=self.device, dtype=self.dtype)
-                values, beside = (
-                    features.new_zeros(count),
-                    features.new_zeros(count, len(self._wrapped.beside)),
-                )
+            with Meter() as meter, self._filling(self._empty(count)) as features:
+                values = features.new_zeros(count)
+                beside = features.new_zeros(count, len(self._wrapped.beside))
                 self._pass(part, [0] * count, features, values, beside)
             return meter.peak
 
@@ -181,7 +201,7 @@ class Collector:
                 for name, g in found:
                     if g is not None:
                         unit = self._by_name[name]
-                        features[:, unit.columns] += unit.projection(g.flatten(1)).to(features)
+                        self._put(features, unit, unit.projection(g.flatten(1)))
                 for name, g in zip(watched, grads[len(copies) :]):
                     if g is not None:
                         raise _woken(f"parameter {name!r}")
@@ -201,7 +221,7 @@ class Collector:
     ) -> None:
         for name, g in by(self._wrapped, names, batch, ids).items():
             unit = self._by_name[name]
-            features[:, unit.columns] += unit.projection(g).to(features)
+            self._put(features, unit, unit.projection(g))
 
     def _on_forward(
         self, use: Use, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any
@@ -232,7 +252,8 @@ class Collector:
     def _on_backward(self, use: Use, kept: Any, g: Tensor) -> None:
         assert self._out is not None
         with torch.no_grad():
-            out = _Out(use, self._out if self.emit else None, self._batch, self.factors, self._mask)
+            put = partial(self._put, self._out) if self.emit else None
+            out = _Out(use, put, self._batch, self.factors, self._mask)
             use.rule.backward(kept, front(g, use, self._batch), self._batch, out)
 
 
@@ -241,20 +262,19 @@ class _Out:
     """Puts the features of one use of a module where they belong."""
 
     use: Use
-    features: Tensor | None  # (B, D)
+    put: Callable[[Unit, Tensor], None] | None
     batch: int
     factors: Factors | None
     mask: Tensor | Sequence[Tensor] | None
 
     def add(self, parameter: str, feature: Tensor) -> None:
-        if self.features is not None:
-            column = self.features[:, self.use.units[parameter].columns]
-            column.add_(feature.to(column.device))  # += would copy it back as well
+        if self.put is not None:
+            self.put(self.use.units[parameter], feature)
 
     def outer(self, parameter: str, left: Tensor, right: Tensor) -> None:
         if self.factors is not None:
             self.factors.add(self.use.units[parameter].name, left, right, self.mask)
-        if self.features is not None:
+        if self.put is not None:
             self.add(parameter, fold(outer(self.use.rule.projections[parameter], left, right), self.batch))
 
 

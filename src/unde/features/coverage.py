@@ -1,45 +1,51 @@
 """Which way each parameter goes, decided on a few real examples and checked against autograd.
 
-Three examples are run one by one with ordinary autograd, and as one batch through the collector. A module
+Two or three examples are run one by one with ordinary autograd, and three as one batch through the collector. A module
 whose features disagree is tried with another layout, then its parameters are handed to the general ways.
 So a wrong guess about somebody's model costs time, never correctness.
+
+Where a task can cut examples short, the choice is made on short ones, and confirmed on the largest as it is, with
+another one in its batch. What is not confirmed is decided anew on whole ones.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from contextlib import suppress
-from functools import partial
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from unde.data import Rows, evenly, to_device
+from unde.data import Rows, evenly, tensors, to_device
 from unde.errors import UndeError
 from unde.features import fallback
-from unde.features.attach import attach
-from unde.features.collector import FRONT, SECOND, SHARED, Collector, Coverage, Use, share
-from unde.features.guard import untouched
-from unde.features.layers import rule_for
+from unde.features.collector import Collector, Coverage, Use
+from unde.features.guard import as_it_was, untouched
+from unde.features.layouts import FAILURES, first_guess, next_layouts
+from unde.features.meter import Cost, Meter
+from unde.features.record import find_uses, recorded
+from unde.features.run import largest
 from unde.features.units import Unit, placement
 from unde.tasks.base import Task
-from unde.tasks.cutting import recut
+from unde.tasks.cutting import Whole, recut
 from unde.tasks.tokens import Unreadable
 
 # Structural mistakes give errors of order one; these only leave room for rounding in another batch shape.
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
 EXAMPLES = 3
-_GENERAL = ("later", "vmapped", "looped", "unused")
-FAILURES = (  # of a wrong guess; fake tensors assert what real ones raise
-    RuntimeError,
-    TypeError,
-    ValueError,
-    IndexError,
-    NotImplementedError,
-    AssertionError,
-)
+REFERENCES = 2  # of them that are run alone, if they reach every parameter
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What a check found: features of the examples `where`, and what their pass took if the largest is there."""
+
+    where: list[int]
+    features: Tensor  # (n, D)
+    cost: Cost | None
 
 
 def plan_coverage(
@@ -47,68 +53,94 @@ def plan_coverage(
 ) -> Coverage:
     """The cheapest correct way for each unit. Raises for what cannot be covered, by name, and for models that do not
     fit their task."""
-    planner = _Planner(model, task, rows, units, measure)
+    return decide(model, task, rows, units, measure)[0]
+
+
+def decide(
+    model: nn.Module, task: Task, rows: Rows, units: Sequence[Unit], measure: str = "loss"
+) -> tuple[Coverage, Tried | None]:
+    """The same, and what was found on the way, if whole examples were tried."""
+    device, _ = placement(model)
+    # Of one example two copies: in a batch of one, what is shared looks like what is each example's own.
+    ids = evenly(len(rows), EXAMPLES) * (2 if len(rows) == 1 else 1)
+    batch, brief, at = to_device(rows.batch(ids), device), recut(task, task.cutting.brief()), largest(rows)
+
+    def whole(i: int) -> Any:
+        return to_device(rows.batch([i]), device)
+
+    def count(batch: Any) -> int:
+        return sum(x.numel() for x in tensors(batch))
+
+    def telling(where: list[int], batch: Any) -> bool:
+        """Whether a pass of these tells what any takes: each is as large as the largest, and they are one pass."""
+        return type(task.cutting).within is Whole.within and count(batch) >= len(where) * count(whole(at))
+
+    short = None if brief is not task else task.cutting.shortened(batch)
+    if short is not None:
+        alone = [fallback.single(short, b, len(ids)) for b in range(len(ids))]
+        coverage = _by_short(Planner(model, task, units, measure, ids, short, alone))
+        if coverage is not None:
+            where = [at, next((i for i in ids if i != at), at)]
+            both = to_device(rows.batch(where), device)
+            full = Planner(model, task, units, measure, where, both, [whole(at)], telling(where, both))
+            if full.confirms(coverage):
+                return coverage, full.tried
     with untouched(model), torch.no_grad(), suppress(Unreadable):  # it is named when it is measured
-        task.check(model, planner.batch)
-    return planner.run()
+        task.check(model, batch)
+    alone = [whole(i) for i in ids]
+    full = Planner(model, brief, units, measure, ids, batch, alone, telling(ids, batch))
+    coverage = full.run()
+    return coverage, full.tried if brief is task else None
 
 
-def recorded(coverage: Coverage) -> dict[str, Any]:
-    """A coverage as plain values, which `restored` reads back."""
-    uses = {
-        use.name: {
-            "layout": use.layout,
-            "lone": use.lone,
-            "units": {k: u.name for k, u in use.units.items()},
-        }
-        for use in coverage.uses
-    }
-    expanded = {name: list(shape) for name, shape in coverage.expanded.items()}
-    general = {name: getattr(coverage, name) for name in _GENERAL}
-    return {"uses": uses, "expanded": expanded, **general}
+def _by_short(cut: Planner) -> Coverage | None:
+    """The coverage by examples that are cut short, if they reach every parameter and there is a rule for each. Else
+    whole ones are asked: they may reach more, and errors speak of them."""
+    try:
+        with as_it_was(cut.model):
+            with untouched(cut.model), torch.no_grad():
+                cut.task.check(cut.model, cut.batch)
+            found = cut.run()
+    except (UndeError, KeyError, AttributeError, *FAILURES):
+        return None
+    return found if not (found.later or found.vmapped or found.looped or found.unused) else None
 
 
-def restored(record: dict[str, Any], model: nn.Module, units: Sequence[Unit]) -> Coverage:
-    """The coverage that was decided for a model, on the model that is here."""
-    found = {use.name: use for use in _find_uses(model, units)}
-    missing = [name for name in record["uses"] if name not in found]
-    if missing:
-        raise UndeError(
-            f"module {missing[0]!r} of the model is of another kind than when its index was begun: features would be "
-            "computed in another way. Use the same versions of the model's code, or build another index"
-        )
-    uses = []
-    for name, noted in record["uses"].items():
-        use = found[name]
-        use.layout, use.lone = noted["layout"], noted["lone"]
-        use.units = {k: u for k, u in use.units.items() if noted["units"].get(k) == u.name}
-        use.rule.projections = {k: u.projection for k, u in use.units.items()}
-        uses.append(use)
-    expanded = {name: tuple(shape) for name, shape in record["expanded"].items()}
-    general = {name: list(record.get(name, ())) for name in _GENERAL}
-    return Coverage(uses=uses, expanded=expanded, **general)
+class Planner:
+    """Tries examples as one batch and one by one; `singles` may be fewer, those of the first. Passes of the batch are
+    `metered` on demand."""
 
-
-class _Planner:
-    def __init__(self, model: nn.Module, task: Task, rows: Rows, units: Sequence[Unit], measure: str) -> None:
-        self.model, self.units, self.measure = model, units, measure
-        self.task = recut(task, task.cutting.brief())
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        units: Sequence[Unit],
+        measure: str,
+        ids: list[int],
+        batch: Any,
+        singles: list[Any],
+        metered: bool = False,
+    ) -> None:
+        self.model, self.task, self.units, self.measure, self.metered = model, task, units, measure, metered
+        self.ids, self.batch, self.singles = ids, batch, singles
         self.device, _ = placement(model)
-        # Of one example two copies: in a batch of one, what is shared looks like what is each example's own.
-        self.ids = evenly(len(rows), EXAMPLES) * (2 if len(rows) == 1 else 1)
-        self.batch = to_device(rows.batch(self.ids), self.device)
-        self.singles = [to_device(rows.batch([i]), self.device) for i in self.ids]
         self.tolerance = TOLERANCE[next(model.parameters()).dtype]
-        self.coverage = Coverage(uses=_find_uses(model, units))
+        self.coverage = Coverage(uses=find_uses(model, units))
+        self.tried: Tried | None = None
+        self._agreed: dict[str, Any] | None = None  # the coverage that all units agreed under
 
     def run(self) -> Coverage:
+        with untouched(self.model):  # once: what draws random numbers shall draw others for single examples
+            return self._chosen()
+
+    def _chosen(self) -> Coverage:
         self.truth, self.reached = self._autograd()
         loose = self._settled()
         late = set(self.coverage.later)
         if late and self._dropped() - late:
             # With a bias that is differentiated by, torch takes another kernel for attention. In half precision the
             # two round differently, so what disagreed without it is asked again.
-            uses = [use for use in _find_uses(self.model, self.units) if not late & _names(use)]
+            uses = [use for use in find_uses(self.model, self.units) if not late & _names(use)]
             self.coverage = Coverage(uses=uses, later=self.coverage.later)
             loose = self._settled()
         if loose:
@@ -116,6 +148,8 @@ class _Planner:
             self.coverage.vmapped = names
             if self._wrong(loose):
                 self.coverage.vmapped, self.coverage.looped = [], names
+        if self._agreed == recorded(self.coverage):
+            return self.coverage
         wrong = self._disagreeing(self.units, catch=False)
         if wrong:
             raise UndeError(
@@ -123,6 +157,16 @@ class _Planner:
                 "features disagree with a backward pass of a single example. Name them in exclude=[regex]"
             )
         return self.coverage
+
+    def confirms(self, coverage: Coverage) -> bool:
+        """Whether it is right for these examples too."""
+        self.coverage = coverage
+        try:
+            with untouched(self.model):
+                self.truth, self.reached = self._autograd()
+                return self._disagreeing(self.units) == []
+        except (UndeError, *FAILURES):
+            return False
 
     def _settled(self) -> list[Unit]:
         """Rules for what they are right for, copies of what examples meet one by one; returns what is left over."""
@@ -136,15 +180,17 @@ class _Planner:
 
     def _dropped(self) -> set[str]:
         """Parameters that have a rule which was not right for them."""
-        known = {name for use in _find_uses(self.model, self.units) for name in _names(use)}
+        known = {name for use in find_uses(self.model, self.units) for name in _names(use)}
         return (known & self.reached) - {name for use in self.coverage.uses for name in _names(use)}
 
     def _autograd(self) -> tuple[Tensor, set[str]]:
-        """The (B, D) features of the examples run one by one, and the parameters that got a gradient."""
+        """The features of the first examples run one by one, and the parameters that got a gradient."""
         parameters = dict(self.model.named_parameters())
         wanted = [parameters[u.name] for u in self.units]
-        rows, reached, values = [], set(), []
-        with untouched(self.model):
+        rows: list[Tensor] = []
+        reached: set[str] = set()
+        values: list[float] = []
+        try:
             for p in wanted:
                 p.requires_grad_(True)
             for i, single in zip(self.ids, self.singles):
@@ -161,13 +207,13 @@ class _Planner:
                 each = (_project(u, g).to(self.device) for u, g in zip(self.units, total))
                 rows.append(torch.cat(list(each)))
                 values.append(value)
+                known = sum(bool(row.isfinite().all()) for row in rows)
+                if known == REFERENCES and len(reached) == len(self.units):
+                    break  # another would tell no more
+        finally:
             for p in wanted:
                 p.requires_grad_(False)
-            with torch.no_grad():
-                together = sum(
-                    self._values(part, self.ids) for part in self.task.cutting.passes(self.batch, self.ids)
-                )
-        self._check_independent(values, together)
+        self.values = torch.tensor(values, dtype=torch.float64)
         if not reached:
             raise UndeError(
                 "the loss depends on no attributed parameter: is the model detached or under no_grad?"
@@ -187,13 +233,18 @@ class _Planner:
             )
         return values
 
-    def _check_independent(self, alone: list[float], together: Any) -> None:
-        a = self.values = torch.tensor(alone, dtype=torch.float64)
-        b = together.detach().double().cpu()
+    def _together(self) -> Tensor:
+        """What is measured of the examples as one batch."""
+        passes = self.task.cutting.passes(self.batch, self.ids)
+        return torch.stack([self._values(part, self.ids).detach() for part in passes]).sum(0)
+
+    def _check_independent(self, together: Tensor) -> None:
+        a = self.values
+        b = together[: len(a)].double().cpu()
         if not self._close(a, b):
             worst = int((a - b).abs().nan_to_num().argmax())
             raise UndeError(
-                f"the {self.measure} of example {self.ids[worst]} is {alone[worst]:.6g} alone but "
+                f"the {self.measure} of example {self.ids[worst]} is {float(a[worst]):.6g} alone but "
                 f"{float(b[worst]):.6g} in a batch: features of an example must not depend on its "
                 "batch mates or on random numbers. "
                 "Look for a mean over the batch, batch statistics, unmasked padding, or sampling in the model"
@@ -205,7 +256,11 @@ class _Planner:
 
     def _choose_layouts(self) -> None:
         """Give every hooked module the first layout that agrees with autograd, or drop its units."""
-        options = _first_guess(self)
+        options, together = first_guess(self.coverage.uses, len(self.ids), self._together)
+        if together is None:
+            with torch.no_grad():
+                together = self._together()
+        self._check_independent(together)
         bad = changed = self._live()
         while bad:
             wrong = self._disagreeing([u for use in self._live() for u in use.units.values()])
@@ -219,7 +274,7 @@ class _Planner:
                 movable = [use for use in bad if not self._confirmed(use, names)]
             movable = [use for use in movable if options[use.name]]
             stuck = {u.name for use in bad if use not in movable for u in use.units.values()}
-            changed = _next_layouts(movable, options)
+            changed = next_layouts(movable, options)
             self._unhook(stuck & names)
             changed = [use for use in changed if use.units]
         # Reached by autograd, though not through any call of its modules: used as a bare tensor.
@@ -281,16 +336,18 @@ class _Planner:
         On the examples as one batch, or on the first of them `alone`: torch has other code for a batch of one.
         """
         batch, ids = (self.singles[0], self.ids[:1]) if alone else (self.batch, self.ids)
+        meter = Meter() if self.metered and not alone else nullcontext()
         try:
-            with Collector(self.model, self.task, self.units, self.coverage, self.measure) as collect:
-                got, values = collect(batch, ids)
+            with Collector(self.model, self.task, self.units, self.coverage, self.measure) as collect, meter:
+                features, values = collect(batch, ids)
         except FAILURES:
             if catch:
                 return None
             raise
-        if catch and not self._close(values.double().cpu(), self.values[: len(ids)]):
+        truth = self.truth[: len(ids)]  # there may be fewer
+        got, values = features[: len(truth)], values[: len(truth)]
+        if catch and not self._close(values.double().cpu(), self.values[: len(truth)]):
             return None  # the hooks changed what the model computes
-        truth = self.truth[: len(ids)]
         finite = truth.isfinite().all(1)
         if not finite.any() and not alone:
             raise UndeError(
@@ -305,7 +362,11 @@ class _Planner:
                 (error <= self.tolerance * torch.maximum(truth[:, u.columns].norm(dim=1), floor)).all()
             )
 
-        return [u for u in units if not agrees(u)]
+        wrong = [u for u in units if not agrees(u)]
+        if not wrong and not alone and {u.name for u in units} == {u.name for u in self.units}:
+            cost = meter.cost(len(ids)) if isinstance(meter, Meter) else None
+            self._agreed, self.tried = recorded(self.coverage), Tried(ids, features, cost)
+        return wrong
 
 
 def _project(unit: Unit, gradient: Tensor | None) -> Tensor:
@@ -320,75 +381,5 @@ def _like(unit: Unit) -> dict[str, Any]:
     return {"device": p.device, "dtype": p.dtype}
 
 
-def _find_uses(model: nn.Module, units: Sequence[Unit]) -> list[Use]:
-    """Every module with a rule that holds an attributed parameter. Tied parameters are found in all of them."""
-    parameters = dict(model.named_parameters())
-    unit_of = {id(parameters[u.name]): u for u in units}
-    uses = []
-    for name, module in model.named_modules():
-        own = {k: unit_of[id(p)] for k, p in module._parameters.items() if p is not None and id(p) in unit_of}
-        rule = rule_for(module) if own else None
-        if rule is not None:
-            own = {k: u for k, u in own.items() if k in rule.names(module)}
-            uses.append(Use(name, module, rule(module, {k: u.projection for k, u in own.items()}), own))
-    return [use for use in uses if use.units]
-
-
 def _names(use: Use) -> set[str]:
     return {u.name for u in use.units.values()}
-
-
-def _first_guess(planner: _Planner, sharing: bool = True) -> dict[str, list[str]]:
-    """Gives every hooked module the likeliest layout; returns those left to try, in the order of calls.
-
-    With `sharing`, modules behind one that seems to be shared get what they will get if it is.
-    """
-    batch = len(planner.ids)
-    options: dict[str, list[str]] = {}
-    handles = []
-
-    def note(use: Use, _m: nn.Module, args: Any, kwargs: Any, out: Tensor) -> Tensor | None:
-        x = args[0] if args else next(iter(kwargs.values()), None)
-        if not isinstance(x, Tensor) or not isinstance(out, Tensor) or not x.dim():
-            return None  # as if it had not been called: its parameters go another way
-        possible = _layouts(tuple(x.shape), batch)
-        if use.name not in options:
-            use.layout, options[use.name] = possible[0], possible[1:]
-            use.lone = x.shape[0] == 1
-        else:  # called again
-            options[use.name] = [layout for layout in options[use.name] if layout in possible]
-        return share(out, batch, use.lone) if sharing and use.layout == SHARED else None
-
-    try:
-        for use in planner.coverage.uses:
-            use.layout = None
-            handles.append(attach(use, partial(note, use)))
-        with untouched(planner.model), torch.no_grad():
-            for part in planner.task.cutting.passes(planner.batch, planner.ids):
-                planner._values(part, planner.ids)
-        return options
-    except FAILURES:
-        if not sharing:
-            raise
-    finally:
-        for remove in handles:
-            remove()
-    return _first_guess(planner, sharing=False)  # without the hooks of this try
-
-
-def _layouts(shape: tuple[int, ...], batch: int) -> list[str]:
-    """Layouts to try, likeliest first."""
-    second = [SECOND] if len(shape) > 1 and shape[1] == batch else []
-    if shape[0] % batch == 0:
-        return [FRONT, *second, SHARED]
-    return [*second, SHARED, FRONT]  # in front it may be, behind a module that turns out to be shared
-
-
-def _next_layouts(uses: list[Use], options: dict[str, list[str]]) -> list[Use]:
-    """Moves modules on to their next layout; to SHARED only the first called: those behind it may be right then."""
-    moved: list[Use] = []
-    for use in sorted(uses, key=lambda use: list(options).index(use.name)):
-        if options[use.name][0] != SHARED or not any(m.layout == SHARED for m in moved):
-            use.layout = options[use.name].pop(0)
-            moved.append(use)
-    return moved

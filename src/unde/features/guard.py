@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Generator
+import sys
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -19,23 +20,28 @@ def untouched(model: nn.Module) -> Generator[None]:
     Restores train/eval mode of every module, requires_grad and .grad of every parameter, every buffer (the
     tensor itself and its content), and the Python, NumPy and torch (CPU and CUDA) generators.
     """
-    modes = [(m, m.training) for m in model.modules()]
-    parameters = [(p, p.requires_grad, p.grad) for p in model.parameters()]
-    registered = [(m, dict(m._buffers)) for m in model.modules()]
-    buffers = [(b, b.detach().clone(), b._version) for b in model.buffers()]
+    modules = list(model.modules())  # walked once: of many small modules the walk is most of the time
+    modes = [(m, m.training) for m in modules]
+    held = _once(p for m in modules for p in m._parameters.values())
+    parameters = [(p, p.requires_grad, p.grad) for p in held]
+    registered = [(m, dict(m._buffers)) for m in modules if m._buffers]
+    held = _once(b for m in modules for b in m._buffers.values())
+    buffers = [(b, b.detach().clone(), b._version) for b in held]
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     ends: list[Any] = []
     fastpath = torch.backends.mha.get_fastpath_enabled()
     eager = getattr(torch.compiler, "set_stance", None)  # hooks are for the modules as they were written
-    stance = nullcontext() if eager is None else eager("force_eager")
+    compiles = "torch._dynamo" in sys.modules  # whoever compiles has imported it, which takes a second
+    stance = nullcontext() if eager is None or not compiles else eager("force_eager")
     stance.__enter__()
     try:
         torch.backends.mha.set_fastpath_enabled(False)  # it skips the modules whose hooks we need
-        model.eval()
+        if any(training for _, training in modes):
+            model.eval()
         for p, _, _ in parameters:
             p.requires_grad_(False)
-        for m in model.modules():
+        for m in modules:
             if m._forward_hooks:  # one may start a graph of its own, as gradient checkpointing does
                 ends.append(m.register_forward_hook(_end_of_graph))
         yield
@@ -45,7 +51,8 @@ def untouched(model: nn.Module) -> Generator[None]:
             handle.remove()
         torch.backends.mha.set_fastpath_enabled(fastpath)
         for m, training in modes:
-            m.training = training
+            if m.training != training:
+                m.training = training
         for p, requires_grad, grad in parameters:
             p.requires_grad_(requires_grad)
             p.grad = grad
@@ -62,6 +69,25 @@ def untouched(model: nn.Module) -> Generator[None]:
         torch.set_rng_state(states[2])
         if cuda:
             torch.cuda.set_rng_state_all(cuda)
+
+
+@contextmanager
+def as_it_was(model: nn.Module) -> Generator[None]:
+    """What the model's own code sets as it runs, such as another kind of attention for short texts, is gone after."""
+    before = [(m, dict(vars(m)), dict(m._modules)) for m in model.modules()]
+    try:
+        yield
+    finally:
+        for m, own, children in before:
+            vars(m).clear()
+            vars(m).update(own)
+            m._modules.clear()
+            m._modules.update(children)
+
+
+def _once(tensors: Iterable[Tensor | None]) -> list[Tensor]:
+    """Each of them once: modules may share them."""
+    return list({id(t): t for t in tensors if t is not None}.values())
 
 
 def _end_of_graph(_module: nn.Module, _args: Any, output: Any) -> Any:

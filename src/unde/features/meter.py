@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +33,15 @@ def _formulas() -> dict[Any, Callable[..., int]]:
     return {**flop_registry, **also}
 
 
+class Cost(NamedTuple):
+    """Of a pass of so many examples: the most bytes alive at once, operations, calls of them."""
+
+    examples: int
+    peak: int
+    flops: int
+    calls: int
+
+
 class Meter(TorchDispatchMode):
     """`flops` of matrix products, convolutions and attention; `calls` of operations; `live` bytes now and their `peak`.
 
@@ -49,6 +58,11 @@ class Meter(TorchDispatchMode):
         self.flops = self.calls = self.live = self.peak = 0
         self._formulas = _formulas()
         self._seen: set[int] = set()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled inside, and torch asks again for every operation."""
+        return False
 
     def hold(self, tensors: Iterable[Tensor]) -> int:
         """Count tensors that are there already; returns the bytes that this adds."""
@@ -69,11 +83,17 @@ class Meter(TorchDispatchMode):
         self.calls += func is not torch.ops.prim.device.default  # only fake tensors have to be asked
         formula = self._formulas.get(func._overloadpacket)
         if formula is not None:
-            self.flops += formula(*args, **kwargs, out_val=out)
-        for t in tree_leaves(out):
-            if isinstance(t, Tensor):
-                self._note(t)
+            self.flops += _counted(formula, args, kwargs, out)
+        if isinstance(out, Tensor):
+            self._note(out)
+        else:
+            for t in tree_leaves(out):
+                if isinstance(t, Tensor):
+                    self._note(t)
         return out
+
+    def cost(self, examples: int) -> Cost:
+        return Cost(examples, self.peak, self.flops, self.calls)
 
     def _note(self, t: Tensor) -> None:
         if t.layout != torch.strided:
@@ -93,3 +113,16 @@ class Meter(TorchDispatchMode):
     def _gone(self, key: int, size: int) -> None:
         self._seen.discard(key)
         self.live -= size
+
+
+def _counted(formula: Callable[..., int], args: Any, kwargs: Any, out: Any) -> int:
+    """What torch's wrapper of a formula does, for operations whose tensors are in no deeper list."""
+    inner = getattr(formula, "__wrapped__", None)
+    if inner is None:
+        return formula(*args, **kwargs, out_val=out)
+    shapes = tuple(map(_shape, out)) if isinstance(out, (tuple, list)) else _shape(out)
+    return inner(*map(_shape, args), **{k: _shape(x) for k, x in kwargs.items()}, out_shape=shapes)
+
+
+def _shape(x: Any) -> Any:
+    return x.shape if isinstance(x, Tensor) else x

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from unde.data import Rows, evenly, to_device
 from unde.features.collector import Collector, Coverage
 from unde.features.factors import Factors
-from unde.features.meter import Meter
+from unde.features.meter import Cost, Meter
 from unde.features.units import Unit, placement
 from unde.tasks.base import Task
 from unde.tasks.cutting import recut
@@ -103,11 +103,19 @@ class FeaturePass:
     def __exit__(self, *exc: Any) -> None:
         self._stack.__exit__(*exc)
 
-    def over(self, batches: Iterable[Batch]) -> Iterator[Found]:
-        """Batch after batch, each as one pass."""
+    def over(self, batches: Iterable[Batch], out: Tensor | None = None) -> Iterator[Found]:
+        """Batch after batch, each as one pass; features in the rows of `out` one after the other, if it is given."""
+        collect, at = self.collect, 0
         for where, batch, digests in batches:
-            features, values = self.collect(to_device(batch, self.collect.device), list(where))
-            beside = self.collect.beside.float().cpu()
+            rows = None if out is None else out[at : at + len(where)]
+            at += len(where)
+            direct = rows is not None and (rows.device, rows.dtype) == (collect.device, collect.dtype)
+            features, values = collect(
+                to_device(batch, collect.device), list(where), rows if direct else None
+            )
+            if rows is not None and not direct:
+                features = rows.copy_(features)
+            beside = collect.beside.float().cpu()
             yield Found(where, features.float().cpu(), values.float().cpu(), beside, digests)
 
 
@@ -121,9 +129,19 @@ def cuts(rows: range, size: int) -> list[range]:
 
 
 def settle(
-    model: nn.Module, task: Task, rows: Rows, what: Measurement, coverage: Coverage, memory: int
+    model: nn.Module,
+    task: Task,
+    rows: Rows,
+    what: Measurement,
+    coverage: Coverage,
+    memory: int,
+    seen: Cost | None = None,
 ) -> tuple[int, int | None]:
-    """How many examples a pass has, and how many rows where the task makes several of an example (else None)."""
+    """How many examples a pass has, and how many rows where the task makes several of an example (else None). `seen` is
+    what a pass of the largest examples took, if there was one."""
+    size = None if seen is None else _plenty(seen, memory, len(rows), placement(model)[0])
+    if size is not None:
+        return size, None
     at = largest(rows)
     return settle_on(model, task, rows[at], rows.collate, len(rows), what, coverage, memory, at)
 
@@ -139,8 +157,8 @@ def settle_on(
     memory: int,
     at: int = 0,
 ) -> tuple[int, int | None]:
-    """The same from one example, the one `at` a position: passes of it alone and of it twice tell what an example
-    takes and costs, and a pass of the size that they promise is tried."""
+    """The same from one example, the one `at` a position. A pass of it twice tells what an example costs; where memory
+    is scarce, one of it alone tells what an example takes, and a pass of the size that they promise is tried."""
     device, _ = placement(model)
     budget = max(1, memory // SHARE)
     with FeaturePass(model, task, replace(what, factors=None), coverage) as run:
@@ -150,32 +168,37 @@ def settle_on(
         if cutting.settled is not None:  # its passes are cut by rows, whatever the number of examples
             return max(1, min(cutting.examples, MOST, count)), cutting.settled
 
-        def cost(n: int) -> _Cost:
+        def cost(n: int) -> Cost:
             batch = to_device(collate([example] * n), device)
             with Meter() as meter:
                 collect(batch, [at] * n)
-            return _Cost(meter.peak, meter.flops, meter.calls)
+            return meter.cost(n)
 
-        alone, both = cost(1), cost(2)
+        both = cost(2)
+        size = _plenty(both, memory, count, device)
+        if size is not None:
+            return size, None
+        alone = cost(1)
         fits = 1 + max(0, budget - alone.peak) // max(1, both.peak - alone.peak)
-        size = max(1, min(fits, _worth(alone, both, device), MOST, count))
+        size = max(1, min(fits, _worth(both, device), MOST, count))
         while size > 2 and (taken := cost(size).peak) > budget:
             size = max(1, min(size - 1, size * budget // taken))
         return size, None
 
 
-class _Cost(NamedTuple):
-    """Most bytes alive, operations and calls of a pass."""
+def _plenty(seen: Cost, memory: int, count: int, device: torch.device) -> int | None:
+    """How many examples a pass has where memory is no matter: what a pass takes grows no faster than its examples. None
+    where so many may not fit."""
+    size = min(_worth(seen, device), MOST, count)
+    fits = max(size, seen.examples) * seen.peak <= seen.examples * max(1, memory // SHARE)
+    return size if fits else None
 
-    peak: int
-    flops: int
-    calls: int
 
-
-def _worth(alone: _Cost, both: _Cost, device: torch.device) -> int:
+def _worth(seen: Cost, device: torch.device) -> int:
     """Examples from which on calling operations takes little beside their work."""
     speed = _SPEED.get(device.type, _SPEED["cuda"])
-    return max(LEAST, math.ceil(_WORTH * alone.calls * _CALL * speed / max(1, both.flops - alone.flops)))
+    flops = max(1, seen.flops // seen.examples)
+    return max(LEAST, math.ceil(_WORTH * seen.calls * _CALL * speed / flops))
 
 
 def largest(rows: Rows) -> int:

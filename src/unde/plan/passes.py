@@ -16,15 +16,15 @@ from unde.build.context import step_of
 from unde.data import tensors
 from unde.errors import UndeError
 from unde.features import Coverage, Unit, floor, placement
-from unde.features.coverage import FAILURES
 from unde.features.directions import sides_of
 from unde.features.factors import Factors, gathered
+from unde.features.layouts import FAILURES
 from unde.features.meter import Meter
 from unde.features.run import FeaturePass, Measurement, resized, settle_on
 from unde.methods import Method
 from unde.plan.shapes import (
     Batches,
-    ShapePlanner,
+    covered,
     matrices,
     no_numbers,
     undrawn_units,
@@ -91,7 +91,7 @@ def measure(
     memory: int,
 ) -> Passes:
     step = step_of(task, method, 0)  # reads a schedule, whose numbers are real
-    with no_numbers(), _quiet():
+    with no_numbers(), _quiet(), _new_objects_alone():
         try:
             return _Run(without_numbers(model), task, step, batches, names, examples, memory).all(method)
         except UndeError:
@@ -151,7 +151,7 @@ class _Run:
         before = self.meter.live
         self.meter.restart()
         with self.meter:
-            coverage = ShapePlanner(self.model, self.task, self.batches, units, method.measure).run()
+            coverage = covered(self.model, self.task, self.batches, units, method.measure)
         return coverage, Cost(self.meter.flops, self.meter.peak - before)
 
     def _settled(self, task: Task, what: Measurement, coverage: Coverage) -> tuple[int, int | None]:
@@ -228,3 +228,16 @@ def _quiet() -> Generator[None]:
         yield
     finally:
         log.setLevel(level)
+
+
+@contextmanager
+def _new_objects_alone() -> Generator[None]:
+    """Inside, collecting garbage looks at what was made since: torch and its kin hold a million objects that stay."""
+    if gc.get_freeze_count():  # somebody else's
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,9 @@ from torch.utils._pytree import tree_leaves
 from unde.data import map_tensors
 from unde.errors import UndeError
 from unde.features.collector import Collector, Coverage
-from unde.features.coverage import EXAMPLES, FAILURES, _find_uses, _Planner
+from unde.features.coverage import EXAMPLES, Planner
+from unde.features.layouts import FAILURES
+from unde.features.record import recorded
 from unde.features.units import Unit, placement
 from unde.projection import Projection, Spec, feature_size
 from unde.tasks.base import Task
@@ -138,26 +140,52 @@ def matrices(units: Sequence[Unit]) -> list[Tensor]:
     return [m for three in sides for m in three if m is not None]
 
 
-class ShapePlanner(_Planner):
-    """Chooses the way of each parameter as a build does, except that what runs counts as right."""
+def covered(model: nn.Module, task: Task, batches: Batches, units: Sequence[Unit], measure: str) -> Coverage:
+    """The way of each parameter, found as a build finds it, except that what runs counts as right."""
+    brief, short = recut(task, task.cutting.brief()), _shortened(task, batches)
+    if brief is task and short is not None:
+        found = ShapePlanner(model, task, short, units, measure).run()
+        if not (found.later or found.vmapped or found.looped or found.unused):
+            ShapePlanner(model, task, batches, units, measure, 2).confirms(found)
+            return found
+    return ShapePlanner(model, brief, batches, units, measure).run()
+
+
+def _shortened(task: Task, batches: Batches) -> Batches | None:
+    """Of examples cut short, if the task can do that; what else is in a batch stays as it is."""
+
+    def make(n: int) -> Any:
+        batch = batches(n)
+        if not isinstance(batch, Mapping):
+            return None
+        cut = task.cutting.shortened({k: x for k, x in batch.items() if isinstance(x, Tensor)})
+        return None if cut is None else {**batch, **cut}
+
+    return None if make(1) is None else make
+
+
+class ShapePlanner(Planner):
+    """On `count` examples, by default as many as cannot be taken for something else."""
 
     def __init__(
-        self, model: nn.Module, task: Task, batches: Batches, units: Sequence[Unit], measure: str
+        self,
+        model: nn.Module,
+        task: Task,
+        batches: Batches,
+        units: Sequence[Unit],
+        measure: str,
+        count: int | None = None,
     ) -> None:
-        self.model, self.units, self.measure = model, units, measure
-        self.task = recut(task, task.cutting.brief())
-        self.device, _ = placement(model)
         one = batches(1)
-        count = _unlike(one)
-        self.ids = list(range(count))
-        self.batch, self.singles = batches(count), [one] * 2  # a third would be like the second
-        self.coverage = Coverage(uses=_find_uses(model, units))
+        singles = [one] * (2 if count is None else 1)  # a third would be like the second
+        count = count or _unlike(one)
+        super().__init__(model, task, units, measure, list(range(count)), batches(count), singles)
 
     def _autograd(self) -> tuple[Tensor, set[str]]:
         with _Zeros():
             return super()._autograd()
 
-    def _check_independent(self, alone: list[float], together: Any) -> None:
+    def _check_independent(self, together: Tensor) -> None:
         pass
 
     def _disagreeing(
@@ -171,6 +199,7 @@ class ShapePlanner(_Planner):
             if catch:
                 return None
             raise
+        self._agreed = recorded(self.coverage)
         return []
 
 

@@ -12,8 +12,8 @@ from unde import projection
 from unde.build import kernels, settle, shards
 from unde.build.checkpoints import settled_weights
 from unde.errors import UndeError
-from unde.features.coverage import EXAMPLES, recorded
 from unde.features.directions import SAMPLE
+from unde.features.record import recorded
 from unde.groups import Groups
 from unde.kernels import Sizes
 from unde.kernels.base import Settled as SettledKernel
@@ -162,11 +162,9 @@ def work(run: Run) -> list[Stage]:
 
 
 def _settling(run: Run) -> int:
-    """The check of a few examples, passes that settle how many examples are in one, the probe, and directions."""
+    """The check of a few examples, which tells how many there are in a pass and is the probe too, and directions."""
     each = [p for p in (run.passes.own, run.passes.probe) if p is not None]
-    tried = [p.features.flops * (3 + p.size + EXAMPLES) // p.size for p in each]
-    found = run.checkpoints * sum(p.checking.flops + t for p, t in zip(each, tried))
-    return found + flops(run).get("directions", 0)
+    return run.checkpoints * sum(p.checking.flops for p in each) + flops(run).get("directions", 0)
 
 
 def _settled_files(run: Run) -> int:

@@ -7,11 +7,13 @@ import errno
 import os
 import secrets
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 from unde.errors import UndeError
 from unde.store.remote import Place, Remote, Unreachable, there
 
+Content = bytes | Sequence[bytes | memoryview]  # whole, or in parts that follow one another
 PARTIAL = (
     ".partial"  # what a kill can leave behind ends in this, is never read, and is cleared by the next writer
 )
@@ -32,14 +34,14 @@ class CannotWrite(UndeError, OSError):
         return str(self.args[0])
 
 
-def write_atomically(path: Place, content: bytes) -> None:
+def write_atomically(path: Place, content: Content) -> None:
     """All of the file or none of it, also after a kill or a power cut; an error leaves the old file.
 
     It is written under a name that nobody could foresee and that was not there: a link in its place is no way out of
     the folder, and writers do not meet.
     """
     if isinstance(path, Remote):
-        path.write_bytes(content)
+        path.write_bytes(joined(content))
         return
     with contextlib.suppress(FileNotFoundError):
         kind = stat.S_IFMT(os.lstat(path).st_mode)
@@ -47,9 +49,9 @@ def write_atomically(path: Place, content: bytes) -> None:
             raise OSError(errno.EINVAL, "it is a device", str(path))
     temporary = temporary_for(path)
     try:
-        with open(temporary, "wb", opener=_fresh) as file:
-            file.write(content)
-            file.flush()
+        with open(temporary, "wb", buffering=0, opener=_fresh) as file:
+            for part in _parts(content):
+                _write_all(file.fileno(), part)
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
@@ -72,28 +74,44 @@ def _fresh(path: str, _flags: int) -> int:
     return os.open(path, _NEW, 0o666)
 
 
-def write_bytes(path: Place, content: bytes) -> None:
+def joined(content: Content) -> bytes:
+    return content if isinstance(content, bytes) else b"".join(content)
+
+
+def _parts(content: Content) -> Sequence[bytes | memoryview]:
+    return [content] if isinstance(content, bytes) else content
+
+
+def _write_all(file: int, part: bytes | memoryview) -> None:
+    """From where it lies: systems take a part of what is large, and are asked again."""
+    left = memoryview(part).cast("B")
+    while left:
+        left = left[os.write(file, left) :]
+
+
+def write_bytes(path: Place, content: Content) -> None:
     """As `write_atomically`, with an error that says what to do."""
     try:
         write_atomically(path, content)
     except Unreachable:
         raise
     except OSError as e:
+        size = sum(len(part) for part in _parts(content))
         raise CannotWrite(
             f"cannot write {path} ({e.strerror}): nothing half-written is left behind. Make room for "
-            f"{len(content):,} bytes there and run the same call again, it goes on where it stopped",
+            f"{size:,} bytes there and run the same call again, it goes on where it stopped",
             e,
         ) from e
 
 
-def create_bytes(path: Place, content: bytes) -> bool:
+def create_bytes(path: Place, content: Content) -> bool:
     """As `write_bytes`, unless something is there; whether it was written.
 
     Locally for who holds the lock of the folder. In a store nobody holds one, and of several that begin at once one
     creates the object and the others are told.
     """
     if isinstance(path, Remote):
-        return path.create(content)
+        return path.create(joined(content))
     if there(path):
         return False
     write_bytes(path, content)

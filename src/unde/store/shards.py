@@ -11,18 +11,19 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from unde.errors import UndeError
 from unde.store.cache import Cache
-from unde.store.files import create_bytes, write_bytes
+from unde.store.files import Content, create_bytes, joined, write_bytes
 from unde.store.reading import check_header
 from unde.store.remote import Place, Remote
 from unde.store.steady import Hold, Watch
 
 _META, _META_OF_0_1 = "unde", "whence"  # the package was called whence until 0.1
-WRITTEN = 2  # times that a file is in memory while it is written, beside the tensors
+WRITTEN = (
+    1  # times that a file is in memory while it is sent to a store, beside the tensors; on a disk it never is
+)
 _TYPES = {  # as they are called in a file, in the order that they have there
     torch.int64: "I64",
     torch.float64: "F64",
@@ -52,7 +53,7 @@ def write_shard(path: Place, owner: str, tensors: Mapping[str, Tensor], place: s
     content = _packed(tensors, owner, place or path.name)
     write_bytes(path, content)
     if isinstance(path, Remote):
-        Cache.here().keep(path, content)
+        Cache.here().keep(path, joined(content))
 
 
 def create_shard(path: Place, owner: str, tensors: Mapping[str, Tensor]) -> bool:
@@ -60,11 +61,29 @@ def create_shard(path: Place, owner: str, tensors: Mapping[str, Tensor]) -> bool
     return create_bytes(path, _packed(tensors, owner, path.name))
 
 
-def _packed(tensors: Mapping[str, Tensor], owner: str, place: str) -> bytes:
+def _packed(tensors: Mapping[str, Tensor], owner: str, place: str) -> Content:
+    """What safetensors makes of them, with the tensors where they lie: its own writer copies each before it is
+    written."""
     tensors = {k: v.contiguous().cpu() for k, v in tensors.items()}
+    header, order = _header(tensors, {"checksum": checksum(tensors), "index": owner, "name": place})
+    return [header, *(_buffer(tensors[name]) for name in order if tensors[name].numel())]
+
+
+def _header(tensors: Mapping[str, Tensor], meta: Mapping[str, str]) -> tuple[bytes, list[str]]:
+    """The start of a file, and the order of the tensors that follow."""
     # One metadata entry only: the order of several is not fixed in the format's writer.
-    meta = {"checksum": checksum(tensors), "index": owner, "name": place}
-    return save(tensors, metadata={_META: json.dumps(meta)})
+    header: dict[str, Any] = {"__metadata__": {_META: json.dumps(meta)}}
+    types, at = list(_TYPES), 0
+    for name, t in sorted(tensors.items(), key=lambda item: (types.index(item[1].dtype), item[0])):
+        found = {"dtype": _TYPES[t.dtype], "shape": list(t.shape), "data_offsets": [at, at + t.nbytes]}
+        header[name], at = found, at + t.nbytes
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, [name for name in header if name != "__metadata__"]
+
+
+def _buffer(t: Tensor) -> memoryview:
+    return t.flatten().view(torch.uint8).numpy().data
 
 
 def read_shard(
@@ -145,13 +164,7 @@ def file_bytes(tensors: Mapping[str, Tensor], place: str) -> int:
     312
     """
     meta = {"checksum": "0" * 64, "index": "0" * 32, "name": place}
-    header: dict[str, Any] = {"__metadata__": {_META: json.dumps(meta)}}
-    order, at = list(_TYPES), 0
-    for name, t in sorted(tensors.items(), key=lambda item: (order.index(item[1].dtype), item[0])):
-        found = {"dtype": _TYPES[t.dtype], "shape": list(t.shape), "data_offsets": [at, at + t.nbytes]}
-        header[name], at = found, at + t.nbytes
-    length = len(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode())
-    return 8 + -(-length // 8) * 8 + at
+    return len(_header(tensors, meta)[0]) + sum(t.nbytes for t in tensors.values())
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> str:
@@ -159,5 +172,5 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         t = tensors[name]
         h.update(f"{name} {t.dtype} {tuple(t.shape)}".encode())
-        h.update(t.flatten().view(torch.uint8).numpy().data if t.numel() else b"")
+        h.update(_buffer(t) if t.numel() else b"")
     return h.hexdigest()

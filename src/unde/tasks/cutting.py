@@ -46,6 +46,10 @@ class Whole:
         """The same code on less of an example, for checks."""
         return self
 
+    def shortened(self, batch: Any) -> Any | None:
+        """A batch of shorter examples that go through the same code, for checks; None where there is none."""
+        return None
+
     def step(self, c: int, steps: int) -> Whole:
         """One step of a trajectory of `steps`, for methods that sum over steps."""
         raise UndeError(

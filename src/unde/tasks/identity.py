@@ -39,7 +39,8 @@ def identity(task: Any) -> dict[str, Any]:
         return readers[-1]
 
     settings = {name: closed_code(reader().value(v, home)) for name, v, home in _settings(task, classes)}
-    code = {name: _Methods(type(task), classes, reader()).definitions(name) for name in ROOTS}
+    roots = ROOTS if classes else ()
+    code = {name: _Methods(type(task), classes, reader()).definitions(name) for name in roots}
     return {
         "name": type(task).__name__,
         "settings": dict(sorted(settings.items())),

@@ -15,8 +15,10 @@ from torch.nn.utils.rnn import pad_sequence
 from unde.errors import BadExample, UndeError, unknown
 from unde.tasks import sampling
 from unde.tasks.base import Task
+from unde.tasks.cutting import Whole
 
 IGNORE = -100  # a label that carries no loss, as in transformers
+SHORT = 17  # tokens of an example cut short: a prime, so that none of them are taken for a number of examples
 _EXPECTED = "a text {} is a dict with 'input_ids' (and attention_mask, labels)"
 
 
@@ -40,8 +42,31 @@ class Predictions(NamedTuple):
     placed: Callable[[Tensor], Tensor]
 
 
+class Sequences(Whole):
+    """Sequences go through a model whole, and can be cut short for checks."""
+
+    def shortened(self, batch: Any) -> Any | None:
+        """A few tokens of each example, from where its first target is; None if that gains little, or if a column does
+        not go along the tokens."""
+        ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+        if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.shape[1] < 2 * SHORT:
+            return None
+        if not all(isinstance(x, Tensor) and ids.shape[1] not in x.shape[2:] for x in batch.values()):
+            return None
+        real, labels = real_tokens(batch), batch.get("labels")
+        begins = torch.ones_like(ids, dtype=torch.bool) if real is None else real
+        start = padding_ahead(begins)
+        if like(labels, ids):  # what is predicted, and the token before it
+            start = torch.maximum(start, padding_ahead(labels != IGNORE) - 1)
+        where = start.clamp(max=ids.shape[1] - SHORT) + torch.arange(SHORT, device=ids.device)
+        each = torch.arange(len(ids), device=ids.device).unsqueeze(1)
+        return {k: x[each, where] if x.shape[:2] == ids.shape else x for k, x in batch.items()}
+
+
 class TokenTask(Task):
     """A cross-entropy for each token, added up or averaged over those of a sequence."""
+
+    cutting: Whole = Sequences()
 
     def __init__(self, reduction: str = "mean") -> None:
         if reduction not in ("mean", "sum"):

@@ -1,0 +1,83 @@
+"""Where a module has the examples of a batch: guesses, likeliest first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unde.features.attach import attach
+from unde.features.collector import FRONT, SECOND, SHARED, Use, share
+
+FAILURES = (  # of a wrong guess; fake tensors assert what real ones raise
+    RuntimeError,
+    TypeError,
+    ValueError,
+    IndexError,
+    NotImplementedError,
+    AssertionError,
+)
+
+
+def first_guess(
+    uses: Sequence[Use], batch: int, run: Callable[[], Tensor], sharing: bool = True
+) -> tuple[dict[str, list[str]], Tensor | None]:
+    """Gives every hooked module the likeliest layout; returns those left to try, in the order of calls. `run` is a pass
+    of `batch` examples; returns also what it gave, if nothing was changed in it.
+
+    With `sharing`, modules behind one that seems to be shared get what they will get if it is.
+    """
+    options: dict[str, list[str]] = {}
+    handles, plain = [], True
+
+    def note(use: Use, _m: nn.Module, args: Any, kwargs: Any, out: Tensor) -> Tensor | None:
+        nonlocal plain
+        x = args[0] if args else next(iter(kwargs.values()), None)
+        if not isinstance(x, Tensor) or not isinstance(out, Tensor) or not x.dim():
+            return None  # as if it had not been called: its parameters go another way
+        possible = _layouts(tuple(x.shape), batch)
+        if use.name not in options:
+            use.layout, options[use.name] = possible[0], possible[1:]
+            use.lone = x.shape[0] == 1
+        else:  # called again
+            options[use.name] = [layout for layout in options[use.name] if layout in possible]
+        if not sharing or use.layout != SHARED:
+            return None
+        plain = False
+        return share(out, batch, use.lone)
+
+    try:
+        for use in uses:
+            use.layout = None
+            handles.append(attach(use, partial(note, use)))
+        with torch.no_grad():
+            values = run()
+        return options, values if plain else None
+    except FAILURES:
+        if not sharing:
+            raise
+    finally:
+        for remove in handles:
+            remove()
+    return first_guess(uses, batch, run, sharing=False)  # without the hooks of this try
+
+
+def _layouts(shape: tuple[int, ...], batch: int) -> list[str]:
+    """Layouts to try, likeliest first."""
+    second = [SECOND] if len(shape) > 1 and shape[1] == batch else []
+    if shape[0] % batch == 0:
+        return [FRONT, *second, SHARED]
+    return [*second, SHARED, FRONT]  # in front it may be, behind a module that turns out to be shared
+
+
+def next_layouts(uses: list[Use], options: dict[str, list[str]]) -> list[Use]:
+    """Moves modules on to their next layout; to SHARED only the first called: those behind it may be right then."""
+    moved: list[Use] = []
+    for use in sorted(uses, key=lambda use: list(options).index(use.name)):
+        if options[use.name][0] != SHARED or not any(m.layout == SHARED for m in moved):
+            use.layout = options[use.name].pop(0)
+            moved.append(use)
+    return moved
