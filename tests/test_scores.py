@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from unde import Groups, GroupScores, UndeError, Weights, learn_weights
 from unde.methods import TRAK, TracIn
 from unde.scores import TrainSide
-from unde.scores.top import stable_top
+from unde.scores.top import Best, stable_top
 from unde.weights.source import ResolvedScores
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -165,7 +165,7 @@ def test_blocks_of_contributions(memory):
     want, next_row = scores_of().by_group()[2:4], 0
     for rows, part in scores.stream(slice(2, 4)):
         assert rows.start == next_row
-        assert part.is_contiguous()
+        assert part.permute(2, 0, 1).is_contiguous()
         assert 2 * part.numel() * 4 <= max(memory, 2 * 4 * 2 * 3)
         close(part, want[:, rows], 1e-6)
         next_row = rows.stop
@@ -374,3 +374,28 @@ def test_weights_are_learned_alike_in_any_budget(method):
 def test_printing():
     assert "6 queries × 23 examples × 3 groups" in repr(scores_of())
     assert len(scores_of()) == 6
+
+
+# --- the best, of many blocks ------------------------------------------------------------------------------
+
+
+@given(
+    seed=st.integers(0, 2**20),
+    k=st.integers(1, 9),
+    largest=st.booleans(),
+    levels=st.sampled_from([2, 5, 10**6]),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_best_of_blocks_are_those_of_a_stable_sort(seed, k, largest, levels):
+    """Scores with many ties, and blocks that cut the queries in different ways."""
+    g = torch.Generator().manual_seed(seed)
+    scores = torch.randint(levels, (6, 60), generator=g).float()
+    cuts = sorted({0, 60, *torch.randint(1, 60, (5,), generator=g).tolist()})
+    best = Best(6, k, largest)
+    for i, (a, b) in enumerate(pairwise(cuts)):
+        step = (2, 2, 6)[i % 3]
+        for q in range(0, 6, step):
+            best.see(slice(q, q + step), a, scores[q : q + step, a:b])
+    want = scores.sort(stable=True, dim=1, descending=largest)
+    assert torch.equal(best.values, want.values[:, :k])
+    assert torch.equal(best.indices, want.indices[:, :k])

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.peers.given import Given, Logits, refuse_diffusion
+from benchmarks.peers.given import Cannot, Given, Logits, refuse_diffusion
 
 NOTE = "the last layer alone: a forward pass, and at most rank² numbers, in memory"
 
@@ -28,7 +28,7 @@ def run(given: Given) -> dict[str, Any]:
 
     refuse_diffusion(given)
     if isinstance(given.rows[0], dict):
-        raise ValueError("batches of inputs and one label each: no loss over the tokens of a sequence")
+        raise Cannot("batches of inputs and one label each: no loss over the tokens of a sequence")
     begun = time.perf_counter()
     model = Logits(given.setup.model)
     last = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)][-1]

@@ -15,6 +15,10 @@ from unde import Setup
 from unde.data import Rows
 
 
+class Cannot(Exception):
+    """A peer has no way to run a case; says why."""
+
+
 @dataclass(frozen=True)
 class Given:
     case: Case
@@ -70,4 +74,4 @@ def with_linear_layers(model: nn.Module) -> nn.Module:
 
 def refuse_diffusion(given: Given) -> None:
     if given.case.name in ("ddpm", "text", "lora"):
-        raise ValueError("no loss of a denoiser over timesteps: an example is one row of a batch here")
+        raise Cannot("no loss of a denoiser over timesteps: an example is one row of a batch here")

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any, TextIO
 
 from benchmarks.cases import CASES, SEED, rows_of
-from benchmarks.peers.given import Given
+from benchmarks.peers.given import Cannot, Given
 
 
 class Worker:
@@ -62,7 +62,8 @@ def one_line(error: BaseException, most: int = 160) -> str:
     'ValueError: no such layer'
     """
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    words = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    kind = type(error).__name__
+    words = first if isinstance(error, Cannot) else f"{kind}: {first}" if first else kind
     return words if len(words) <= most else words[: most - 1] + "…"
 
 

@@ -76,7 +76,9 @@ class Rows:
         where = list(indices)
         return _collated(self.collate, where, [self[i] for i in where])
 
-    def batches(self, ranges: Sequence[range], workers: int = 0) -> Generator[tuple[range, Any, list[str]]]:
+    def batches(
+        self, ranges: Sequence[Sequence[int]], workers: int = 0
+    ) -> Generator[tuple[Sequence[int], Any, list[str]]]:
         """(indices, collated batch, content digest of each example) for each range, read ahead by `workers`."""
         loader = DataLoader(
             _Indexed(self),

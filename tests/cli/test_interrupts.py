@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 
@@ -44,8 +43,9 @@ def main():
 def process(words, said):
     """Python started anew: all that happens when it ends is seen."""
     program = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\nimport test_interrupts as t; t.main()"
-    started = subprocess.Popen([sys.executable, "-c", program, *words], stderr=said)
-    return started.pid
+    command = [sys.executable, "-c", program, *words]
+    stderr = (os.POSIX_SPAWN_DUP2, said.fileno(), 2)
+    return os.posix_spawn(sys.executable, command, os.environ, file_actions=[stderr])
 
 
 def fork(words, said):

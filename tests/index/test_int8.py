@@ -106,7 +106,7 @@ def test_runs_of_rows_do_not_depend_on_memory(tmp_path, dtype, method, monkeypat
     index = toy.build(tmp_path / "i", 100, method=method, store_dtype=dtype, shard_passes=10)
     monkeypatch.setattr(training, "UNPACKED", 17 * 4 * index.manifest.width)
     monkeypatch.setattr(training, "_FEWEST", 1)
-    assert training.at_once(index.manifest) == 16 < index.manifest.shards[0].stop
+    assert training.at_once(index.manifest, 4) == 16 < index.manifest.shards[0].stop
     little, much = toy.reopen(index, memory="60kB"), toy.reopen(index, memory="2GB")
     assert not training.kept(index.manifest, little.memory) and training.kept(index.manifest, much.memory)
     asked = much.features(QUERIES)

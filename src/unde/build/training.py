@@ -12,12 +12,15 @@ from unde.errors import UndeError
 from unde.execution import SERIAL, Executor
 from unde.kernels import Kernel
 from unde.store.manifest import Manifest
+from unde.store.reading import ahead
 from unde.store.remote import Place
 from unde.store.steady import Held, Hold, Watch
 
 KEPT = 4  # blocks stay in memory if all of them take at most this fraction of the budget, 1 in 4
-UNPACKED = 4 * 2**20  # bytes of features that are unpacked together
+UNPACKED = 2 * 2**20  # bytes of features that are unpacked together
 _FEWEST = 64  # rows: products with fewer are slow
+_MANY = 64  # queries: their products take far longer than unpacking, and are slow in small blocks
+AHEAD = 2**25  # bytes that the disk is asked for before they are needed
 
 
 class Training:
@@ -46,9 +49,12 @@ class Training:
         self._keep = kept(m, stored.memory)
         self._kept: dict[int, list[Tensor]] = {}
         self._stored = stored
+        shard = m.terms * stored.codec.nbytes(min(m.examples, m.settled.shard_size), m.columns)
+        self._ahead, self._asked = max(1, AHEAD // shard), -2
 
     def block(self, s: int) -> list[Tensor]:
         """The rows `cuts[s]`, (n, D) for each checkpoint."""
+        self._look_ahead(s)
         leases = (
             [Hold(path) for _, path in self._files(s)] if self._keep else []
         )  # before files are looked at
@@ -65,11 +71,12 @@ class Training:
         self._kept[s] = parts
         return Held(parts, leases)
 
-    def runs(self, s: int) -> Iterator[tuple[slice, list[Tensor]]]:
-        """The same in runs of rows that stay in the processor's cache from unpacking to the product: to write all that
-        a shard unpacks to, and to read it again, takes longer than to read it in float32."""
+    def runs(self, s: int, queries: int) -> Iterator[tuple[slice, list[Tensor]]]:
+        """The same in runs of rows that stay in the processor's cache from unpacking to the product with so many
+        queries: to write all that a shard unpacks to, and to read it again, takes longer than to read it in float32."""
+        self._look_ahead(s)
         m, rows = self._stored.manifest, self.cuts[s]
-        count, step = rows.stop - rows.start, at_once(m)
+        count, step = rows.stop - rows.start, at_once(m, queries)
         if count <= step:
             yield rows, self.block(s)
             return
@@ -77,10 +84,8 @@ class Training:
         packed: list[dict[str, Tensor]] = []
         if self._keep:
             parts = self.block(s)
-        elif self.mixes is None:
-            packed = [k.packed(s) for k in self._kernels]
         else:
-            packed = [self._stored.packed(c, s) for c in range(m.terms)]
+            packed = self._packed(s)
         unpack, names = self._stored.codec.unpack, self._stored.codec.layout(1, m.columns)
         for start in range(0, count, step):
             here = slice(start, min(start + step, count))
@@ -91,16 +96,45 @@ class Training:
             )
             yield slice(rows.start + here.start, rows.start + here.stop), made
 
+    def rows(self, s: int, local: Tensor) -> list[Tensor]:
+        """Some of the rows `cuts[s]`, by their number there: no others are unpacked."""
+        if self._keep:
+            return [part.index_select(0, local) for part in self.block(s)]
+        m, codec = self._stored.manifest, self._stored.codec
+        names = codec.layout(1, m.columns)
+        return [
+            codec.unpack({name: shard[name].index_select(0, local) for name in names}, m.columns)
+            for shard in self._packed(s)
+        ]
+
+    def _packed(self, s: int) -> list[dict[str, Tensor]]:
+        """Shard s as it is stored, under each checkpoint."""
+        if self.mixes is None:
+            return [k.packed(s) for k in self._kernels]
+        return [self._stored.packed(c, s) for c in range(self._stored.manifest.terms)]
+
+    def _look_ahead(self, s: int) -> None:
+        """Asks the disk for the shards that follow, while this one is multiplied."""
+        if s in self._kept or s == self._asked:
+            return
+        first = s + 1 if s != self._asked + 1 else s + self._ahead
+        self._asked = s
+        for later in range(first, min(s + self._ahead + 1, len(self.cuts))):
+            for path in self._paths(later):
+                ahead(path)
+
+    def _paths(self, s: int) -> list[Place]:
+        if self.mixes is None:
+            return [k.path(s) for k in self._kernels]
+        m = self._stored.manifest
+        return [m.shard(self._stored.folder, c, s) for c in range(m.terms)]
+
     def _files(self, s: int) -> list[tuple[Watch, Place]]:
         """What the blocks of shard s are mapped from for as long as they are kept; nothing where they are not."""
         if not handed_on(self._stored.manifest):
             return []
-        if self.mixes is None:
-            return [(k.watch, k.path(s)) for k in self._kernels]
-        return [
-            (self._stored.watch, self._stored.manifest.shard(self._stored.folder, c, s))
-            for c in range(len(self._kernels))
-        ]
+        watches = [self._stored.watch if self.mixes is not None else k.watch for k in self._kernels]
+        return list(zip(watches, self._paths(s)))
 
     def on_queries(self, checkpoint: int, rows: Tensor) -> Tensor:
         """What is multiplied with blocks, of query features (n, D)."""
@@ -111,12 +145,14 @@ class Training:
         return self._kernels[checkpoint].fitted().apply(rows)
 
 
-def at_once(m: Manifest) -> int:
-    """Rows of a shard that are unpacked together when scores are made; all of them where there is nothing to unpack.
-    By the width alone, and aligned as a whole shard is, so that scores do not depend on who makes them, or in how much
-    memory."""
+def at_once(m: Manifest, queries: int) -> int:
+    """Rows of a shard that are unpacked together when scores are made; all of them where there is nothing to unpack,
+    or are many queries. By the width alone, and aligned as a whole shard is, so that scores do not depend on who makes
+    them, or in how much memory."""
     most = min(m.examples, m.settled.shard_size)
-    return most if handed_on(m) else min(most, max(_FEWEST, UNPACKED // (4 * m.width) // 16 * 16))
+    if handed_on(m) or queries >= _MANY:
+        return most
+    return min(most, max(_FEWEST, UNPACKED // (4 * m.width) // 16 * 16))
 
 
 def in_memory(m: Manifest, memory: int) -> int:

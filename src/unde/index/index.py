@@ -29,6 +29,7 @@ from unde.methods import Method
 from unde.plan import Plan
 from unde.recipe import Recipe
 from unde.scores.group_scores import GroupScores, WeightsLike
+from unde.scores.rescore import Asked
 from unde.scores.tokens import TokenScores
 from unde.store.manifest import Manifest
 from unde.store.remote import Place, place, there
@@ -329,7 +330,10 @@ class Index:
             chosen.check_query(Rows(queries)[0])
         at_hand = None not in (self.model, self.task, self.train_data)
         judging = partial(self._retrieval, chosen) if at_hand else None
-        return self._opened.scorer.scores(chosen, made.features, made.digests, judging)
+        at = self._opened
+        rows = None if made is queries else Rows(queries, own_collate(at.collate, queries))
+        again = Asked(at.stored, lambda: at.session, at.rows, rows)
+        return replace(at.scorer.scores(chosen, made.features, made.digests, judging), again=again)
 
     def verify(self) -> Verified:
         """Every byte on disk against its checksum: true if all is well, else it says what is damaged and what to do."""

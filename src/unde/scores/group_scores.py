@@ -22,6 +22,7 @@ from unde.groups import Groups
 from unde.methods import Method, Sides
 from unde.notebook import facts, listed
 from unde.scores import budget
+from unde.scores.candidates import Candidates, CandidateScores
 from unde.scores.columns import cut, joined, mask, start_of
 from unde.scores.ranked import Ranked, WeightsLike
 from unde.scores.top import Best
@@ -35,6 +36,16 @@ class Spread(Protocol):
     def total(self, scores: GroupScores, w: Tensor) -> Tensor: ...
 
     def top(self, scores: GroupScores, w: Tensor, k: int, largest: bool) -> Best: ...
+
+
+class Again(Protocol):
+    """What scores were asked with, to ask again."""
+
+    def of(self, queries: Tensor) -> Again: ...
+
+    def rescored(
+        self, scores: GroupScores, top: Candidates, projection: str | None, index: Any, queries: Any
+    ) -> CandidateScores: ...
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -51,6 +62,7 @@ class GroupScores(Ranked):
     judging: Callable[[Groups], Any] | None = None  # self-retrieval of the same method, where it can be run
     spread: Spread | None = None  # who else may compute
     query_ids: Sequence[Any] | None = None  # what the queries are called, if they have names
+    again: Again | None = None  # how the same queries are asked about once more
 
     def judge(self) -> Any:
         """What tells good weights from bad ones, or None without model and training data (`index.self_retrieval`)."""
@@ -85,9 +97,10 @@ class GroupScores(Ranked):
         w = self.weights(weights)
         if self.spread is not None:
             return self.spread.total(self, w)
-        out = torch.empty(self.shape)
-        for rows, q, part in self.totals(w):
-            out[q, rows] = part
+        out = budget.large(*self.shape)
+        for rows, q, part in self.totals(w, into=out):
+            if part.data_ptr() != out[q, rows].data_ptr():
+                out[q, rows] = part
         return out
 
     def best_examples(self, w: Tensor, k: int, largest: bool) -> Best:
@@ -96,7 +109,10 @@ class GroupScores(Ranked):
     def picked(self, queries: Tensor) -> GroupScores:
         digests = [self.query_digests[q] for q in queries.tolist()]
         names = None if self.query_ids is None else [self.query_ids[q] for q in queries.tolist()]
-        return replace(self, queries=self.queries[:, queries], query_digests=digests, query_ids=names)
+        again = None if self.again is None else self.again.of(queries)
+        return replace(
+            self, queries=self.queries[:, queries], query_digests=digests, query_ids=names, again=again
+        )
 
     @property
     def ids(self) -> Sequence[Any] | None:
@@ -118,11 +134,41 @@ class GroupScores(Ranked):
                 f"by_group() of {q} × {n} × {len(self.partition)} needs {need / 2**30:.3g} GiB, the budget "
                 f"is {self.memory / 2**30:.3g} GiB: score fewer queries, regroup, or raise memory="
             )
-        return self.contributions(slice(0, q))
+        out = budget.large(len(self.partition), q, n)
+        whole = out.permute(
+            1, 2, 0
+        )  # a matrix (q, n) for each group, as they are made: to turn them takes as long
+        for rows, part in self._streamed(slice(0, q), out):
+            if self.method.groupwise:
+                whole[:, rows] = part
+        return whole
 
     def trained_on(self) -> list[int]:
         """Positions of the queries that are training examples, by content."""
         return self.train.holding(self.query_digests)
+
+    def rescore(
+        self,
+        top: Candidates,
+        projection: str | None = None,
+        *,
+        index: Any = None,
+        queries: Any = None,
+    ) -> CandidateScores:
+        """The same scores of a few candidates, from larger features: `scores.rescore(1000).top(10)`.
+
+        `top` is how many candidates of each query are taken, or `scores.top(1000, weights)`, or their positions (Q, k),
+        wherever these come from. `projection` is the larger one, by default "none", whole gradients: those of queries
+        and of each candidate are computed anew, so model, task and training data must be at hand. That is for methods
+        without a kernel (TracIn, cosine or not). Kernels are fitted to the features of all training examples: for
+        them, `index` is another index of the same model and examples, of whose features only rows of candidates are
+        read. `queries` are those that were scored, where `scores` were made from their features.
+        """
+        if self.again is None:
+            raise UndeError(
+                "these scores do not know what they were asked about: rescore what index.score gives"
+            )
+        return self.again.rescored(self, top, projection, index, queries)
 
     # --- blocks, for the weight learner -----------------------------------------------------------------
 
@@ -134,33 +180,46 @@ class GroupScores(Ranked):
         return budget.spare(row * self.train.examples, row * most, self.queries.nbytes, self.memory)
 
     def contributions(self, queries: slice) -> Tensor:
-        """(q, N, M) linear contributions of a block of queries."""
+        """(q, N, M) linear contributions of a block of queries; those of an example lie together in memory."""
         count = len(range(*queries.indices(len(self))))
-        out = torch.empty(count, self.train.examples, len(self.partition))
+        out = budget.large(count, self.train.examples, len(self.partition))
         for rows, part in self.stream(queries):
             out[:, rows] = part
         return out
 
     def stream(self, queries: slice) -> Iterator[tuple[slice, Tensor]]:
-        """(training rows, (q, n, M) contributions), block by block within the memory budget."""
+        """(training rows, (q, n, M) contributions), block by block within the memory budget. Those of a group lie
+        together in memory."""
+        return self._streamed(queries, None)
+
+    def _streamed(self, queries: slice, into: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
+        """The same, put `into` (M, q, N) if that is there."""
         pieces, (_, count, _) = self._pieces(queries), self.queries[:, queries].shape
         m, sizes = len(self.partition), Sizes(count)
         step = budget.rows_at_once(count, m, self.spare)
-        for rows, blocks in self.train.parts():
+        for rows, blocks in self.train.parts(count * m):
             for start in range(rows.start, rows.stop, step):
-                stop = min(start + step, rows.stop)
-                here = slice(start - rows.start, stop - rows.start)
-                out = torch.zeros(m, count, stop - start)
-                for eta, of_checkpoint, block in zip(self.train.checkpoint_weights, pieces, blocks):
-                    for j, c, q in of_checkpoint:
-                        out[j].addmm_(q, block[here, c].T, alpha=eta)
+                taken = slice(start, min(start + step, rows.stop))
+                here = slice(taken.start - rows.start, taken.stop - rows.start)
+                out = torch.empty(m, count, taken.stop - taken.start) if into is None else into[:, :, taken]
+                self._multiply(out, pieces, [block[here] for block in blocks])
                 sizes.see(slice(0, count), out.transpose(0, 1))
-                parts, taken = out.permute(1, 2, 0).contiguous(), slice(start, stop)
+                parts = out.permute(1, 2, 0)
                 if self.method.groupwise:
                     parts = self.method.by_group(parts, self._sides(queries, taken))
                 yield taken, parts
         if len(lost := sizes.lost()):
             self._refuse_lost(torch.arange(len(self))[queries][lost], torch.ones(m))
+
+    def _multiply(
+        self, out: Tensor, pieces: list[list[tuple[int, slice, Tensor]]], blocks: list[Tensor]
+    ) -> None:
+        """The contributions (M, q, n) of blocks (n, D), one for each checkpoint."""
+        seen = [False] * len(out)
+        for eta, of_checkpoint, block in zip(self.train.checkpoint_weights, pieces, blocks):
+            for j, c, q in of_checkpoint:
+                out[j].addmm_(q, block[:, c].T, alpha=eta, beta=int(seen[j]))
+                seen[j] = True
 
     def finish(self, linear: Tensor, weights: Tensor, queries: slice, train: slice | Tensor) -> Tensor:
         """Final scores from the linear part of a block; differentiable in `weights` (M,)."""
@@ -183,15 +242,17 @@ class GroupScores(Ranked):
         skipped, some = self.train.skipped(), self.train.some
         best = Best(len(self), k, largest, self.train.cuts[some[0]].start if some else 0)
         for rows, q, part in self.totals(w, only, seen):
-            best.see(q, rows.start, part.masked_fill(skipped[rows], best.worst))
+            out = skipped[rows]
+            best.see(q, rows.start, part.masked_fill(out, best.worst) if out.any() else part)
         return best
 
     def totals(
-        self, w: Tensor, only: int | None = None, seen: Sizes | None = None
+        self, w: Tensor, only: int | None = None, seen: Sizes | None = None, into: Tensor | None = None
     ) -> Iterator[tuple[slice, slice, Tensor]]:
         """(training rows, queries, their scores), block by block, rows in order; of all blocks of queries, or one.
 
-        How large they are is noted in `seen`, for who knows all of them.
+        How large they are is noted in `seen`, for who knows all of them. Those that are products alone are put `into`
+        (Q, N), if that is there.
         """
         taken = self.query_blocks[slice(None) if only is None else slice(only, only + 1)]
         if self.method.groupwise:  # weights act on what is no longer linear in the features
@@ -203,12 +264,13 @@ class GroupScores(Ranked):
         if len(self.query_blocks) == 1:
             whole = self.multiplied(w)
         # Once, so what many queries are multiplied with is made each time: then there should be few of them.
-        for rows, blocks in self.train.blocks() if whole is None else self.train.parts():
+        for rows, blocks in self.train.blocks() if whole is None else self.train.parts(len(self)):
             for run in taken:
                 scaled = whole if whole is not None else self._some(run).multiplied(w)
                 for q in cut(run, budget.scores_at_once(rows.stop - rows.start, self.memory)):
                     own = slice(q.start - run.start, q.stop - run.start)
-                    linear = sizes.see(q, _linear(scaled[:, own], blocks))
+                    out = into[q, rows] if into is not None and self.method.linear else None
+                    linear = sizes.see(q, _linear(scaled[:, own], blocks, out))
                     done = linear if self.method.linear else finite(self.finish(linear, w, q, rows), "scores")
                     del linear
                     yield rows, q, done
@@ -275,7 +337,7 @@ class GroupScores(Ranked):
         """For each checkpoint: (group, columns, what of the queries is multiplied with them)."""
         features = self.queries[:, queries]
         if self.train.mixes is None:
-            return [[(j, c, q[:, c]) for j, c in self._runs] for q in features]
+            return [[(j, c, q[:, c].contiguous()) for j, c in self._runs] for q in features]
         return [self._mixed(c, q) for c, q in enumerate(features)]
 
     def _mixed(self, checkpoint: int, q: Tensor) -> list[tuple[int, slice, Tensor]]:
@@ -283,7 +345,7 @@ class GroupScores(Ranked):
         pieces = []
         for kept, runs in self._passes:
             made = self.train.on_queries(checkpoint, q if kept is None else q * kept)
-            pieces += [(j, c, made[:, c]) for j, c in runs]
+            pieces += [(j, c, made[:, c].contiguous()) for j, c in runs]
         return pieces
 
     @cached_property
@@ -351,8 +413,8 @@ class GroupScores(Ranked):
         return out.index_add_(1, torch.tensor(self.partition.of(self.train.units)), self.train.squares())
 
 
-def _linear(scaled: Tensor, blocks: Sequence[Tensor]) -> Tensor:
-    out = scaled[0] @ blocks[0].T
-    for q, block in zip(scaled[1:], blocks[1:]):
-        out.addmm_(q, block.T)
+def _linear(scaled: Tensor, blocks: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
+    out = scaled.new_empty(scaled.shape[1], len(blocks[0])) if out is None else out
+    for c, (q, block) in enumerate(zip(scaled, blocks)):
+        out.addmm_(q, block.T, beta=int(c > 0))
     return out

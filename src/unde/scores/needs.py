@@ -59,7 +59,7 @@ def _leverages(m: Manifest, memory: int) -> int:
 
 def pieces(m: Manifest, groups: Groups, mixes: Mixes, queries: int) -> int:
     """Bytes of what of the queries is multiplied with blocks, group by group."""
-    return 0 if mixes is None else passes(m, groups, mixes) * 4 * m.terms * queries * m.width
+    return (1 if mixes is None else passes(m, groups, mixes)) * 4 * m.terms * queries * m.width
 
 
 def passes(m: Manifest, groups: Groups, mixes: Sequence[Sequence[slice]]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ Names = Pieces | Sequence[Any]
 
 class Ranked(ABC):
     """Scores that can be totalled, of all queries or of some."""
+
+    called: ClassVar[str] = "training examples"  # what is ranked
 
     if TYPE_CHECKING:  # fields of a dataclass among those who follow
 
@@ -93,7 +95,7 @@ class Ranked(ABC):
         asked = None if queries is None else named(queries, self.shape[0], "queries")
         train = None if by is None else named(by, self.shape[1], "training examples")
         if train is None and (asked is None or asked.whole):
-            check_k(k, len(skipped) - int(skipped.sum()), int(skipped.sum()))
+            check_k(k, len(skipped) - int(skipped.sum()), int(skipped.sum()), self.called)
             top = self.best_examples(w, k, largest).top(self.ids)
         else:
             top = self._summed(w, k, largest, asked, train, skipped)

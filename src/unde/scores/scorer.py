@@ -70,6 +70,7 @@ class Scorer:
             cuts=training.cuts,
             block=training.block,
             runs=training.runs,
+            rows=training.rows,
             squares=lambda: self.stored.squares,
             leverage=lambda: self.leverage(method),
             beside=lambda: self.stored.values("beside"),

@@ -109,25 +109,70 @@ def _repeated(values: Sequence[Any], times: int) -> list[Any]:
 
 
 class Best:
-    """The k best so far, of scores that come in blocks of training examples, in order, from the `first` on."""
+    """The k best so far, of scores that come in blocks of training examples, in order, from the `first` on.
+
+    Once there are k, only scores that are better than the last of them are looked at. Those are few; they wait until
+    there are enough of them to be worth a merge.
+    """
 
     def __init__(self, queries: int, k: int, largest: bool, first: int = 0) -> None:
         self.k, self.largest, self.first = k, largest, first
         self.worst = -torch.inf if largest else torch.inf
-        self.values, self.indices = torch.empty(queries, k), torch.empty(queries, k, dtype=torch.long)
+        self._values, self._indices = torch.empty(queries, k), torch.empty(queries, k, dtype=torch.long)
+        self._waiting: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}  # by queries
+
+    @property
+    def values(self) -> Tensor:
+        """(Q, k)"""
+        self._settle()
+        return self._values
+
+    @property
+    def indices(self) -> Tensor:
+        """(Q, k)"""
+        self._settle()
+        return self._indices
 
     def see(self, queries: slice, start: int, scores: Tensor) -> None:
         """Scores (q, n) of the training examples from `start` on."""
-        best, at = stable_top(scores, min(self.k, scores.shape[1]), self.largest)
-        self.merge(queries, start, scores.shape[1], best, at + start)
+        if start - self.first < self.k:
+            best, at = stable_top(scores, min(self.k, scores.shape[1]), self.largest)
+            self.merge(queries, start, scores.shape[1], best, at + start)
+            return
+        key = (queries.start, queries.stop)
+        if self._waiting and key not in self._waiting:
+            self._settle()  # queries were cut in another way
+        last = self._values[queries, -1:]
+        q, n = ((scores > last) if self.largest else (scores < last)).nonzero(as_tuple=True)
+        if not len(q):
+            return
+        count = torch.bincount(q, minlength=len(scores))
+        place = torch.arange(len(q)) - (count.cumsum(0) - count)[q]  # those of a query one after the other
+        shape = (len(scores), int(count.max()))
+        values, indices = torch.full(shape, self.worst), torch.zeros(shape, dtype=torch.long)
+        values[q, place], indices[q, place] = scores[q, n], n + start
+        waiting = self._waiting.setdefault(key, [])
+        waiting.append((values, indices))
+        if sum(v.shape[1] for v, _ in waiting) >= self.k:
+            self._settle(key)
 
     def merge(self, queries: slice, start: int, count: int, values: Tensor, indices: Tensor) -> None:
         """The best of `count` training examples from `start` on, which follow those seen so far."""
+        self._settle()
         have, keep = min(self.k, start - self.first), min(self.k, start - self.first + count)
-        best = torch.cat([self.values[queries, :have], values], 1)
-        number = torch.cat([self.indices[queries, :have], indices], 1)
-        self.values[queries, :keep], at = stable_top(best, keep, self.largest)
-        self.indices[queries, :keep] = number.gather(1, at)
+        best = torch.cat([self._values[queries, :have], values], 1)
+        number = torch.cat([self._indices[queries, :have], indices], 1)
+        self._values[queries, :keep], at = stable_top(best, keep, self.largest)
+        self._indices[queries, :keep] = number.gather(1, at)
+
+    def _settle(self, *keys: tuple[int, int]) -> None:
+        """What waits is merged: of all queries, or of some."""
+        for key in keys or list(self._waiting):
+            queries, waiting = slice(*key), self._waiting.pop(key)
+            best = torch.cat([self._values[queries], *(v for v, _ in waiting)], 1)
+            number = torch.cat([self._indices[queries], *(i for _, i in waiting)], 1)
+            self._values[queries], at = stable_top(best, self.k, self.largest)
+            self._indices[queries] = number.gather(1, at)
 
     def top(self, ids: Sequence[Any] | None) -> Top:
         named = self.indices.tolist()
@@ -144,13 +189,13 @@ def stable_top(values: Tensor, k: int, largest: bool) -> tuple[Tensor, Tensor]:
     """
     best, at = values.topk(k, largest=largest)
     last = best[:, -1:]
-    beaten_or_equal = (values >= last) if largest else (values <= last)
-    tied = (beaten_or_equal.sum(1) > k).nonzero()[:, 0]  # rows where topk chose among equals
+    equal = (best[:, 1:] == best[:, :-1]).any(1)
+    equal |= ((values >= last) if largest else (values <= last)).sum(1) > k
+    tied = equal.nonzero()[:, 0]  # rows where topk chose among equals, or put them in some order
     if len(tied):
-        at[tied] = values[tied].sort(stable=True, dim=1, descending=largest).indices[:, :k]
-    at = at.sort(1).values
-    best, order = values.gather(1, at).sort(stable=True, dim=1, descending=largest)
-    return best, at.gather(1, order)
+        found = values[tied].sort(stable=True, dim=1, descending=largest)
+        best[tied], at[tied] = found.values[:, :k], found.indices[:, :k]
+    return best, at
 
 
 def check_k(k: int, usable: int, left_out: int = 0, what: str = "training examples") -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from unde.errors import UndeError
@@ -41,16 +42,49 @@ class TrainSide:
     on_queries: Callable[[int, Tensor], Tensor] = _as_is  # K of a checkpoint on (n, D), where blocks are g(n)
     mixes: Sequence[Sequence[slice]] | None = None  # columns that `on_queries` mixes among themselves
     some: range | None = None  # the blocks that are looked at; None: all
-    runs: Callable[[int], Iterator[tuple[slice, list[Tensor]]]] | None = None  # a block in smaller ones
+    # A block in smaller ones, to be multiplied with so many rows.
+    runs: Callable[[int, int], Iterator[tuple[slice, list[Tensor]]]] | None = None
+    rows: Callable[[int, Tensor], list[Tensor]] | None = None  # some rows of a block, by their number in it
     holding: Callable[[Sequence[str]], list[int]] = _none  # which of some digests are of training examples
 
     def blocks(self) -> Iterator[tuple[slice, list[Tensor]]]:
         return ((self.cuts[s], self.block(s)) for s in self.some or range(len(self.cuts)))
 
-    def parts(self) -> Iterator[tuple[slice, list[Tensor]]]:
-        """The same rows, in as small blocks as are read fast."""
+    def parts(self, queries: int = 2**20) -> Iterator[tuple[slice, list[Tensor]]]:
+        """The same rows, in blocks that are read fast by so many queries."""
         if self.runs is None:
             yield from self.blocks()
             return
         for s in self.some or range(len(self.cuts)):
-            yield from self.runs(s)
+            yield from self.runs(s, queries)
+
+    def only(self, where: Tensor) -> TrainSide:
+        """The same of some training examples, in ascending order; of blocks no other rows are read."""
+        cuts, pieces, start = list[slice](), list[tuple[int, Tensor]](), 0
+        for s, rows in enumerate(self.cuts):
+            low, high = torch.searchsorted(where, torch.tensor([rows.start, rows.stop])).tolist()
+            if low < high:
+                pieces.append((s, where[low:high] - rows.start))
+                cuts.append(slice(start, start + high - low))
+                start += high - low
+
+        def block(i: int) -> list[Tensor]:
+            s, local = pieces[i]
+            if self.rows is not None:
+                return self.rows(s, local)
+            return [part.index_select(0, local) for part in self.block(s)]
+
+        return replace(
+            self,
+            examples=len(where),
+            cuts=cuts,
+            block=block,
+            squares=lambda: self.squares()[where],
+            leverage=lambda: self.leverage()[where],
+            beside=lambda: self.beside()[where],
+            skipped=lambda: self.skipped()[where],
+            ids=None if self.ids is None else [self.ids[i] for i in where.tolist()],
+            runs=None,
+            rows=None,
+            some=None,
+        )

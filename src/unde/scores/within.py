@@ -25,7 +25,8 @@ class Sizes:
         """The scores (q, …) as they are, if all are finite."""
         if scores.numel():
             each = tuple(range(1, scores.ndim))
-            largest = torch.linalg.vector_norm(scores, dim=each)  # one pass, and enough for ordinary scores
+            largest = torch.linalg.vector_norm(scores, dim=-1)  # one pass, and enough for ordinary scores
+            largest = largest if largest.ndim == 1 else torch.linalg.vector_norm(largest, dim=each[:-1])
             if not (largest.min() > _ORDINARY and largest.max() < math.inf):
                 largest = torch.maximum(scores.amax(each), -scores.amin(each))  # NaN if one is
             if not largest.max() < math.inf:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -33,6 +34,18 @@ def check_plain(path: Place, follow: bool = False) -> int:
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "it is no plain file", str(path))
     return found.st_size
+
+
+def ahead(path: Place) -> None:
+    """Asks the system to read a file before it is needed; nothing where it cannot be asked."""
+    if isinstance(path, Remote) or not hasattr(os, "posix_fadvise"):
+        return
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(descriptor)
 
 
 def read_bounded(path: Place, longest: int = LONGEST, follow: bool = False) -> bytes:

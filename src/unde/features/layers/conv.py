@@ -45,13 +45,18 @@ class Conv(Rule):
         p = self.projections.get("weight")
         if p is not None:
             if self.groups == 1 and p.factored:
-                left = g if p.row_matrix is None else p.row_matrix @ g.to(p.row_matrix.dtype)
-                out.outer("weight", left.mT, kept[:, 0].mT)
+                out.outer("weight", self._projected(p, g), kept[:, 0].mT)
             else:
                 out.add("weight", self._grouped(p, kept, g, batch))
         p = self.projections.get("bias")
         if p is not None:
             out.add("bias", p(fold(g.sum(2), batch)))
+
+    def _projected(self, p: Projection, g: Tensor) -> Tensor:
+        """(X, out, P) → (X, P, r): one product where channels lie last, else one for each example."""
+        if g.stride(1) == 1:
+            return p.rows(g.mT)
+        return (g if p.row_matrix is None else p.row_matrix @ g.to(p.row_matrix.dtype)).mT
 
     def _grouped(self, p: Projection, kept: Tensor, g: Tensor, batch: int) -> Tensor:
         """Gradients with columns projected (or not), group by group; then the rows, or the whole."""

@@ -1,0 +1,318 @@
+"""What scores cost beside the bare product of matrices, beside the disk, and from smaller stores.
+
+    python -m benchmarks.scoring                # prints what it found, writes benchmarks/results/scoring.json
+    python -m benchmarks.scoring groups --work /data/tmp        # one part, on indexes that stay for the next
+    python -m benchmarks.scoring --quick        # the same on little data, writes nothing
+
+Indexes of random features are written with the store's own writer, and scored as a user would. What is compared runs in
+turns, so that noise of the machine hits all alike; ratios are medians over the rounds.
+
+totals    N × D features in memory against sgemm of the same shape
+groups    by_group of M groups, in blocks as weights are learned from (each is dropped once it was made) and as one
+          array, against totals of as many queries. The array is M times as large as totals: what it takes to write as
+          many bytes, by copying, is told beside it.
+stores    int8 against float32, from files that are in the page cache
+disk      the same from the disk: pages are given back before
+million   a million examples, more than memory may hold, against reading the same files from the disk one after the
+          other
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.features import machine
+from unde import Groups
+from unde.build.stored import Stored
+from unde.methods import TracIn
+from unde.projection import VERSION
+from unde.scores import GroupScores
+from unde.scores.scorer import Scorer
+from unde.store.codec import codec
+from unde.store.manifest import SCHEMA, Manifest, Settled
+from unde.store.shards import write_shard
+
+RESULTS = Path(__file__).parent / "results" / "scoring.json"
+EXAMPLES, WIDTH, QUERIES, ROUNDS = 50_000, 4096, 1000, 3
+MILLION, NARROW = 1_000_000, 1024  # examples, and their features
+GROUPS = (16, 64)
+STORES = ("float32", "int8")
+UNIT = 64  # features of a parameter where there are 64 groups
+PARTS = ("totals", "groups", "stores", "disk", "million")
+_SHARD = 2**24  # bytes of a shard in float32
+_READ = 2**23  # bytes that are read from a disk at once
+
+
+# --- indexes of random features --------------------------------------------------------------------------
+
+
+def made(folder: Path, examples: int, width: int, dtype: str, unit: int = 256, seed: int = 0) -> Path:
+    """An index whose features are random, in parameters of `unit` features each; as it is if it is there."""
+    if (folder / "manifest.json").exists():
+        return folder
+    units = [{"name": f"layer{u}.weight", "shape": [unit], "size": unit} for u in range(width // unit)]
+    method = TracIn(projection="none")
+    rows = _SHARD // (4 * width)
+    m = Manifest(
+        schema=SCHEMA,
+        projection_version=VERSION,
+        method={"name": method.name, **asdict(method)},
+        task={"name": "random"},
+        examples=examples,
+        store_dtype=dtype,
+        seed=seed,
+        on_bad="error",
+        units=units,
+        groups={u["name"]: [u["name"]] for u in units},
+        models=["random"],
+        checkpoint_weights=[1.0],
+        data="random",
+        ids="",
+        factors=False,
+        matrices="",
+        settled=Settled(rows, rows, None),
+    )
+    (folder / "shards").mkdir(parents=True, exist_ok=True)
+    generator = torch.Generator().manual_seed(seed)
+    for s, r in enumerate(m.shards):
+        n = r.stop - r.start
+        features = torch.randn(n, width, generator=generator)
+        beside = {
+            "squares": features.unflatten(1, (-1, unit)).square().sum(2),
+            "loss": torch.zeros(n),
+            "skipped": torch.zeros(n, dtype=torch.uint8),
+            "digest": torch.arange(r.start, r.stop),
+        }
+        write_shard(m.shard(folder, 0, s), m.files[s][1], beside | codec(dtype).pack(features, m.columns))
+    (folder / "manifest.json").write_bytes(m.text())
+    return folder
+
+
+def scored(folder: Path, queries: Tensor, memory: int, groups: int | None = None) -> GroupScores:
+    """Of queries (Q, D), with as many groups of equal size."""
+    m = Manifest.read(folder)
+    stored = Stored(folder, m, memory)
+    stored.found_whole()
+    names = m.unit_names
+    each = len(names) // (groups or len(names))
+    members = {f"group {j}": tuple(names[j * each : (j + 1) * each]) for j in range(len(names) // each)}
+    scorer = Scorer(stored, Groups(members), None, {})
+    return scorer.scores(TracIn(projection="none"), queries.unsqueeze(0), [""] * len(queries))
+
+
+def shards(folder: Path) -> list[Path]:
+    return sorted((folder / "shards").iterdir())
+
+
+def dropped(folder: Path) -> None:
+    """The shards are not in the page cache any more."""
+    for path in shards(folder):
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def read_through(folder: Path) -> None:
+    """All shards one after the other, in large reads."""
+    buffer = bytearray(_READ)
+    for path in shards(folder):
+        with open(path, "rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+
+
+# --- what is measured ------------------------------------------------------------------------------------
+
+
+def in_turns(
+    runs: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    before: Callable[[str], None] = lambda name: None,
+) -> dict[str, list[float]]:
+    """Seconds of each, round by round; a first one is not counted, nor is what is done `before`."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for i in range(rounds + 1):
+        for name, run in runs.items():
+            before(name)
+            begun = time.perf_counter()
+            run()
+            if i:
+                seconds[name].append(time.perf_counter() - begun)
+    return seconds
+
+
+def ratio(seconds: dict[str, list[float]], of: str, to: str) -> dict[str, Any]:
+    """The median over rounds, the least and the most, and seconds of both."""
+    found = np.array(seconds[of]) / np.array(seconds[to])
+    return {
+        "ratio": round(float(np.median(found)), 3),
+        "range": [round(float(found.min()), 3), round(float(found.max()), 3)],
+        "seconds": round(float(np.median(seconds[of])), 4),
+        f"seconds_{to}": round(float(np.median(seconds[to])), 4),
+    }
+
+
+def totals(folder: Path, queries: Tensor, memory: int, rounds: int) -> dict[str, Any]:
+    scores = scored(folder, queries, memory)
+    train = torch.cat([block[0] for _, block in scores.train.blocks()])
+    seconds = in_turns(
+        {"sgemm": lambda: queries @ train.T, "totals": scores.total, "top 100": lambda: scores.top(100)},
+        rounds,
+    )
+    return {name: ratio(seconds, name, "sgemm") for name in ("totals", "top 100")}
+
+
+def groups(folder: Path, queries: Tensor, memory: int, rounds: int) -> list[dict[str, Any]]:
+    found = []
+    for count in GROUPS:
+        scores = scored(folder, queries, memory, count)
+        q, n = scores.shape
+        few = max(1, min(q, memory // (4 * n * count)))  # whose array is within the budget
+        some = scored(folder, queries[:few], memory, count)
+        whole, flat = torch.empty(few * n * count), torch.ones(few * n)
+
+        def blocks(scores: GroupScores = scores) -> None:
+            for _ in scores.stream(slice(0, len(scores))):
+                pass
+
+        def copies(whole: Tensor = whole, flat: Tensor = flat) -> None:
+            for part in whole.view(-1, len(flat)):
+                part.copy_(flat)
+
+        seconds = in_turns({"totals": scores.total, "blocks": blocks}, rounds)
+        few_seconds = in_turns({"totals": some.total, "array": some.by_group, "copies": copies}, rounds)
+        found.append(
+            {
+                "groups": count,
+                "queries": q,
+                "blocks": ratio(seconds, "blocks", "totals"),
+                "array_queries": few,
+                "array": ratio(few_seconds, "array", "totals"),
+                "copying": ratio(few_seconds, "copies", "totals"),
+            }
+        )
+    return found
+
+
+def stores(
+    folders: Mapping[str, Path], queries: Tensor, memory: int, rounds: int, cold: bool
+) -> list[dict[str, Any]]:
+    """Blocks are not kept: files are mapped, and read, each time."""
+
+    def before(dtype: str) -> None:
+        if cold:
+            dropped(folders[dtype])
+
+    found = []
+    for count in (1, 10, len(queries)):
+        runs = {dtype: scored(folder, queries[:count], memory).total for dtype, folder in folders.items()}
+        seconds = in_turns(runs, rounds if cold or count > 10 else 5 * rounds, before)
+        for dtype in folders:
+            found.append({"store": dtype, "queries": count} | ratio(seconds, dtype, "float32"))
+    return found
+
+
+def million(folder: Path, queries: Tensor, memory: int, rounds: int) -> list[dict[str, Any]]:
+    size = sum(path.stat().st_size for path in shards(folder))
+    found = []
+    for count in (1, 10, 100):
+        scores = scored(folder, queries[:count], memory)
+
+        def ask(scores: GroupScores = scores) -> None:
+            scores.top(100)
+
+        runs = {"disk": lambda: read_through(folder), "scores": ask}
+        seconds = in_turns(runs, rounds, lambda name: dropped(folder))
+        row = {"examples": scores.shape[1], "features": queries.shape[1], "queries": count, "bytes": size}
+        row |= ratio(seconds, "scores", "disk")
+        found.append(row | {"disk_gb_per_second": round(size / row["seconds_disk"] / 1e9, 3)})
+    return found
+
+
+def measure(quick: bool = False, parts: Sequence[str] = PARTS, work: Path | None = None) -> dict[str, Any]:
+    """What the parts find, as plain values. Indexes are made in `work`, and stay there; by default in a folder that
+    goes."""
+    small = 40 if quick else 1
+    n, q, rounds = EXAMPLES // small, QUERIES // (10 if quick else 1), 2 if quick else ROUNDS
+    torch.manual_seed(0)
+    queries, narrow = torch.randn(q, WIDTH), torch.randn(100, NARROW)
+    found: dict[str, Any] = {
+        "machine": machine(),
+        "torch": torch.__version__,
+        "examples": n,
+        "features": WIDTH,
+        "queries": q,
+    }
+    with tempfile.TemporaryDirectory(prefix="unde-scoring-") as temporary:
+        place = work or Path(temporary)
+        folders = {dtype: place / dtype for dtype in STORES}
+        if {"totals", "stores", "disk"} & set(parts):
+            for dtype, folder in folders.items():
+                made(folder, n, WIDTH, dtype)
+        if "totals" in parts:
+            found["totals"] = totals(folders["float32"], queries, 4 * 2**30, rounds)
+        if "groups" in parts:
+            made(place / "groups", n // 10, WIDTH, "float32", UNIT)
+            found["groups"] = groups(place / "groups", queries, 2**30, rounds)
+        for name in ("stores", "disk"):
+            if name in parts:
+                found[name] = stores(folders, queries, 2**30 // small, rounds, cold=name == "disk")
+        if "million" in parts:
+            made(place / "million", MILLION // small, NARROW, "int8")
+            found["million"] = million(place / "million", narrow, 2 * 10**9, rounds)
+    return found
+
+
+def told(found: dict[str, Any]) -> str:
+    lines = [f"{found['examples']:,} examples × {found['features']:,} features, {found['queries']:,} queries"]
+    for name, row in found.get("totals", {}).items():
+        lines.append(f"{name}: {row['ratio']:.2f} of sgemm ({row['seconds']:.2f} s)")
+    for row in found.get("groups", ()):
+        lines.append(
+            f"{row['groups']} groups: in blocks {row['blocks']['ratio']:.2f} of totals; an array of "
+            f"{row['array_queries']} queries {row['array']['ratio']:.2f}, copying as many bytes "
+            f"{row['copying']['ratio']:.2f}"
+        )
+    for name, where in (("stores", "the page cache"), ("disk", "the disk")):
+        for row in found.get(name, ()):
+            lines.append(
+                f"{row['store']}, {row['queries']} queries, from {where}: {row['ratio']:.2f} of float32 "
+                f"({1e3 * row['seconds']:.0f} ms)"
+            )
+    for row in found.get("million", ()):
+        lines.append(
+            f"{row['examples']:,} × {row['features']} in int8, {row['queries']} queries from disk: {row['ratio']:.2f} "
+            f"of reading it at {row['disk_gb_per_second']:.2f} GB/s ({row['seconds']:.2f} s)"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all of them)")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--work", type=Path, help="a folder for indexes, which stay there and are used again")
+    given = parser.parse_args()
+    found = measure(given.quick, given.parts or PARTS, given.work)
+    print(told(found))
+    if not given.quick:
+        there = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        RESULTS.write_text(json.dumps(there | found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
