@@ -35,6 +35,7 @@ from benchmarks.machine import machine
 from unde.bench import median_interval
 from unde.evaluate import Training
 from unde.evaluate.bank.loop import Learner
+from unde.evaluate.bank.luck import own_luck
 from unde.evaluate.bank.stacked import Stack, Unstackable, stacked_batches
 from unde.evaluate.bank.ways import settled
 
@@ -143,17 +144,19 @@ def stepping(training: Training, how: str) -> tuple[Callable[[], None], int]:
         size = 32 if how.endswith("32") else STACKED
         stack = Stack(training, which(size))
         stack.batches = endless(partial(stacked_batches, training, which(size)))
+        stack.schedule = None  # steps go on for longer than it does
         if how.startswith("compiled"):
             stack._one = torch.compile(stack._one, dynamic=False)
 
         def step() -> None:
             stack.backward()
-            stack.optimizer.step()
+            stack.advance()
 
         return step, size
     ((indices, seed),) = which(1)
-    learner = Learner(training, indices, seed, channels_last=how == "channels last")
-    learner.schedule = None  # steps go on for longer than it does
+    with own_luck(seed):
+        learner = Learner(training, indices, seed, channels_last=how == "channels last")
+    learner.schedule = None
     if how == "loop":  # as people write it
         learner.optimizer = training.optimizer(list(learner.parameters))
     if how == "compiled":

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 
 from benchmarks.cases import CASES, SEED, Case, rows_of
-from benchmarks.machine import machine as machine
 from benchmarks.peaks import peaks
 from benchmarks.peers import PEERS, pool
 from benchmarks.peers.host import Peer

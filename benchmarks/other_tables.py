@@ -101,10 +101,11 @@ def scoring(found: Found) -> str:
         what = f"{e['groups']} groups, one array of {e['array_queries']:,} queries"
         copied = f"totals; writing as many bytes takes {e['copying']['ratio']:.2f}"
         rows.append([what, copied, _ratio(e["array"]), _seconds(e["array"]["seconds"])])
-    for e in found.get("stores", ()):
-        if e["store"] != "float32":
-            what = f"{e['store']}, {e['queries']:,} queries, from the {e['from']}"
-            rows.append([what, "float32", _ratio(e), _seconds(e["seconds"])])
+    for part, where in (("stores", "page cache"), ("disk", "disk")):
+        for e in found.get(part, ()):
+            if e["store"] != "float32":
+                what = f"{e['store']}, {e['queries']:,} queries, from the {where}"
+                rows.append([what, "float32", _ratio(e), _seconds(e["seconds"])])
     for e in found.get("million", ()):
         what = f"top 100 of {e['examples']:,} × {e['features']:,} in int8 for {e['queries']} queries, from the disk"
         rows.append([what, "reading the files", _ratio(e), _seconds(e["seconds"])])
@@ -140,6 +141,9 @@ def weights(found: Found) -> str:
                 "",
             ],
         ]
+    if e := found.get("default"):
+        what = f"`learn_weights` as it is, k = {e['k']:,}"
+        rows.append([what, f"{e['seconds']:.1f} s", mib(e["bytes_beside_contributions"]), ""])
     if e := found.get("candidates"):
         what = f"all {e['candidates']} candidates of k and decay"
         rows.append([what, f"{e['seconds']:.1f} s", mib(e["bytes_beside_contributions"]), ""])
@@ -167,8 +171,8 @@ def banks(found: Found) -> str:
         rows.append(
             [
                 row["case"],
-                f"{plain['ms']:.2f} ms",
-                f"{ways[best]['ms']:.2f} ms",
+                f"{plain.get('best_ms', plain['ms']):.2f} ms",
+                f"{ways[best].get('best_ms', ways[best]['ms']):.2f} ms",
                 best,
                 f"{ways[best]['times_plain']:.2f}",
                 row.get("chosen", ""),
@@ -183,7 +187,7 @@ def banks(found: Found) -> str:
         "what a bank takes",
     ]
     return (
-        "## Retraining banks\n\nTraining many small models on random halves of the data "
+        "## Retraining banks\n\nTraining many small models on random halves of the data, best of several turns "
         "(`python -m benchmarks run banks` prints all ways):\n\n" + table(head, rows)
     )
 

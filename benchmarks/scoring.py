@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.features import machine
+from benchmarks.machine import machine
 from unde import Groups
 from unde.build.stored import Stored
 from unde.methods import TracIn

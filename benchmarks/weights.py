@@ -157,7 +157,7 @@ def self_retrieval(examples: int, groups: int, memory: int, width: int = 8) -> d
     def copies(which: Tensor, noise: float) -> retrieval.Copies:
         random = torch.randn(len(which), groups * width, generator=generator)
         asked = features[which] + 20 * noise * spread * random
-        return retrieval.Copies(_scores(features, asked, groups, width, memory // 4), which, content)
+        return retrieval.Copies(_scores(features, asked, groups, width, memory // 2), which, content)
 
     def run() -> dict[str, Any]:
         search, learn, judging, report = parts

@@ -111,7 +111,7 @@ OTHERS = {
     "scoring": (
         {"queries": 1000, "examples": 50000, "features": 4096,
          "totals": {"totals": {"ratio": 1.05, "range": [1.0, 1.1], "seconds": 2.5}},
-         "stores": [{"store": "int8", "queries": 1, "from": "disk", "ratio": 0.4, "seconds": 0.05}]},
+         "disk": [{"store": "int8", "queries": 1, "ratio": 0.4, "seconds": 0.05}]},
         "| int8, 1 queries, from the disk | float32 | 0.40 | 50 ms |",
     ),
     "weights": (

@@ -252,3 +252,40 @@ def test_half_precision_models_give_single_precision_features():
 
 def test_every_case_is_named_once():
     assert len({case.name for case in CASES}) == len(CASES)
+
+
+@pytest.mark.parametrize(("bad", "alone"), [(None, [0, 1]), (0, [0, 1, 2]), (1, [0, 1, 2])])
+def test_as_many_references_as_tell(bad, alone):
+    """Two examples are run alone, a third one where one of them has no gradient to compare with."""
+    tried = []
+
+    class Noted(Classification):
+        def measure(self, model, batch, *, name="loss", ids=None):
+            if len(ids) == 1:
+                tried.extend(ids)
+            values = super().measure(model, batch, name=name, ids=ids)
+            return values * torch.tensor([float("nan") if i == bad else 1.0 for i in ids])
+
+    model = nn.Linear(4, 3).double()
+    units, coverage = plan(model, Noted(), rows_of(4, n=3))
+    assert tried == alone
+    assert ways(units, coverage) == {"weight": "hook", "bias": "hook"}
+
+
+def test_a_third_reference_reaches_what_two_do_not():
+    class Rare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.main, self.side = nn.Linear(4, 3), nn.Linear(4, 3)
+
+        def forward(self, x):
+            last = x[:, :1] > 100
+            return torch.where(last, self.side(x), self.main(x)) if last.any() else self.main(x)
+
+    rows = rows_of(4, n=3)
+    rows.data[0][2, 0] = 101.0
+    model = Rare().double()
+    units, coverage = plan(model, Classification(), rows)
+    assert not coverage.unused
+    features = collect(model, Classification(), rows, units, coverage, 3)
+    assert_features(features, slow_gradients(model, Classification(), rows), units, 1e-10)

@@ -1,13 +1,18 @@
 """Models, batches and projections as shapes: alike the real ones in all that costs anything."""
 
+import gc
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from unde.errors import UndeError
 from unde.features import make_units
+from unde.plan import plan
 from unde.plan.shapes import Undrawn, batches_like, matrices, no_numbers, undrawn_units, without_numbers
 from unde.projection import Projection, Spec
+from unde.tasks import Classification
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -80,3 +85,16 @@ def test_batches_of_any_size():
     shapes = {k: tuple(v.shape) for k, v in batch.items() if k != "name"}
     assert shapes == {"x": (9, 3), "y": (9,), "t": (5,)}
     assert batch["y"].dtype == torch.long and batch["name"] == "a"
+
+
+def test_garbage_that_others_froze_stays_frozen_and_no_other():
+    batch, others = (torch.randn(2, 4), torch.zeros(2).long()), gc.get_freeze_count() > 0
+    try:
+        for frozen, change in ((False, gc.unfreeze), (True, gc.freeze)):
+            change()
+            plan(nn.Linear(4, 3), Classification(), batch, n_examples=4)
+            with pytest.raises(UndeError, match="cannot run on shapes alone"):
+                plan(nn.Linear(5, 3), Classification(), batch, n_examples=4)
+            assert (gc.get_freeze_count() > 0) == frozen
+    finally:
+        (gc.freeze if others else gc.unfreeze)()

@@ -64,7 +64,7 @@ class Look:
         self.unweighted = np.zeros(queries)  # (Q',) of uniform weights, if asked for
         # Scores stay for the slope if they fit.
         self._kept: dict[int, _Scored] | None = (
-            {} if 8 * queries * data.examples <= data.memory // 16 else None
+            {} if 4 * queries * data.examples <= data.memory // 8 else None
         )
         uniform = bool((weights == 1).all())
         for span in self._spans("looking"):

@@ -13,7 +13,8 @@ iteration, with H from the same rows, and the next look is at its top.
 
 Such a model need not be good: the error after a look is the one before times the relative error of H. Two or three
 looks are usual. A look that is lower than the last is taken back half way. When the way up that is left is less than a
-ten-thousandth of the objective, this ends.
+ten-thousandth of the objective, this ends. J may have several tops, for small k above all: this one need not be that of
+the exact solver.
 """
 
 from __future__ import annotations
