@@ -27,7 +27,7 @@ from unde.store import layout
 from unde.store.files import append_line, clear_partial
 from unde.store.manifest import Manifest
 from unde.store.remote import Place, Remote, there
-from unde.store.shards import WRITTEN, ShardError, damaged, file_bytes, read_shard, write_shard
+from unde.store.shards import ShardError, damaged, file_bytes, read_shard, write_shard
 
 BESIDE, BESIDE_OF_0_1 = "beside", "also"  # measures that the method keeps beside features
 
@@ -154,10 +154,9 @@ def waiting(m: Manifest, precision: torch.dtype) -> int:
 
 
 def _behind(m: Manifest, precision: torch.dtype) -> int:
-    """Bytes of a shard that is written while the next one is computed."""
-    if m.examples <= _rows(m):
-        return 0
-    return (1 + WRITTEN) * sum(t.nbytes for t in content(m, _rows(m), precision).values())
+    """Bytes of a shard that is written while the next one is computed; an object store is sent a copy of it."""
+    several = m.examples > _rows(m)
+    return sum(t.nbytes for t in content(m, _rows(m), precision).values()) if several else 0
 
 
 def writing(m: Manifest, precision: torch.dtype) -> int:
@@ -165,10 +164,9 @@ def writing(m: Manifest, precision: torch.dtype) -> int:
     tensors, features = content(m, _rows(m), precision), 4 * _rows(m) * m.width
     stored = m.codec
     packed = 0 if stored.mapped else stored.nbytes(_rows(m), m.columns)
-    column = 4 * _rows(m) * max(u["size"] for u in m.units)  # packed, or squared, one after the other
+    column = stored.columns_packed * 4 * _rows(m) * max(u["size"] for u in m.units)  # one after the other
     covariances = tensors["factors"].nbytes if m.factors else 0
-    written = max(column, WRITTEN * sum(t.nbytes for t in tensors.values()))
-    return features + covariances + packed + written + _behind(m, precision)
+    return features + covariances + packed + column + _behind(m, precision)
 
 
 def _rows(m: Manifest) -> int:

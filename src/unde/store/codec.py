@@ -81,6 +81,7 @@ class Float32(Tensors):
     dtype: ClassVar[torch.dtype] = torch.float32
     rounding: ClassVar[float] = 0.0
     mapped: ClassVar[bool] = True
+    columns_packed: ClassVar[int] = 1
     lossy: ClassVar[bool] = False
 
     def layout(self, rows: int, columns: Sequence[slice]) -> Layout:
@@ -108,6 +109,7 @@ class Float16(Float32):
     dtype: ClassVar[torch.dtype] = torch.float16
     rounding: ClassVar[float] = 2.0**-11
     mapped: ClassVar[bool] = False
+    columns_packed: ClassVar[int] = 2
 
     def layout(self, rows: int, columns: Sequence[slice]) -> Layout:
         return super().layout(rows, columns) | {"exponent": ((rows, len(columns)), torch.int8)}
@@ -136,6 +138,7 @@ class Int8(Float32):
     # root mean square: 0.008 to 0.025 for the parameters of small trained networks, 2⁻⁶ in the middle.
     rounding: ClassVar[float] = 2.0**-6
     mapped: ClassVar[bool] = False
+    columns_packed: ClassVar[int] = 2
 
     def layout(self, rows: int, columns: Sequence[slice]) -> Layout:
         return super().layout(rows, columns) | {"scale": ((rows, len(columns)), torch.float32)}
@@ -168,6 +171,7 @@ class Int4(Float32):
     # As of int8: κ/(7·√2), κ of 64 entries being 2.5 to 3.5.
     rounding: ClassVar[float] = 0.3
     mapped: ClassVar[bool] = False
+    columns_packed: ClassVar[int] = 3
 
     def layout(self, rows: int, columns: Sequence[slice]) -> Layout:
         sizes = [c.stop - c.start for c in columns]

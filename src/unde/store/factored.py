@@ -47,6 +47,7 @@ class Factored(Tensors):
 
     rounding: ClassVar[float] = Int8.rounding  # what is left out is no noise: kernels never see it
     mapped: ClassVar[bool] = False
+    columns_packed: ClassVar[int] = 4
     lossy: ClassVar[bool] = True
     rank: int
     sides: tuple[Sides, ...]  # of each parameter
