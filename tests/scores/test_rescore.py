@@ -51,9 +51,9 @@ def picked(all_scores, rescored):
 # --- from gradients ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("memory", ["50MB", "20kB"])
+@pytest.mark.parametrize("memory", ["50MB", "2kB"])
 def test_whole_gradients_of_candidates(small, memory):
-    """In 20 kB a block of queries is one query, and candidates come pass by pass."""
+    """In 2 kB two queries are a block, and candidates come one by one."""
     scores = toy.reopen(small, train_data=toy.data(N), memory=memory).score(QUERIES)
     top = scores.top(K, W)
     found = scores.rescore(top)
