@@ -37,6 +37,11 @@ class Codec(Protocol):
         """Whether more than digits is lost, so that K g(n) cannot be stored in the same way."""
         ...
 
+    @property
+    def columns_packed(self) -> int:
+        """How many times those of a parameter are in memory while they are packed."""
+        ...
+
     def layout(self, rows: int, columns: Sequence[slice]) -> Layout:
         """Shapes and types of what `pack` gives."""
         ...
