@@ -27,7 +27,7 @@ def test_methods():
     assert offered("unde build --method tr") == ["tracin", "trak", "tracin-cosine"]
     assert offered("unde attribute --index x --method ek") == ["ekfac"]
     assert offered("unde plan --store-dtype b") == ["bfloat16"]
-    assert offered("unde build --store-dtype i") == ["int8"]
+    assert offered("unde build --store-dtype i") == ["int8", "int4"]
 
 
 def test_commands():

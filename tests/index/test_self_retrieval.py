@@ -222,9 +222,9 @@ def counted():
     rows = []
 
     class Counting(Collector):
-        def __call__(self, batch, ids=None):
+        def __call__(self, batch, ids, out=None):
             rows.append(len(ids))
-            return super().__call__(batch, ids)
+            return super().__call__(batch, ids, out)
 
     with mock.patch("unde.features.run.Collector", Counting):
         yield rows

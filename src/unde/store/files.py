@@ -49,9 +49,10 @@ def write_atomically(path: Place, content: Content) -> None:
             raise OSError(errno.EINVAL, "it is a device", str(path))
     temporary = temporary_for(path)
     try:
-        with open(temporary, "wb", buffering=0, opener=_fresh) as file:
+        with open(temporary, "wb", opener=_fresh) as file:
             for part in _parts(content):
-                _write_all(file.fileno(), part)
+                file.write(part)
+            file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
@@ -80,13 +81,6 @@ def joined(content: Content) -> bytes:
 
 def _parts(content: Content) -> Sequence[bytes | memoryview]:
     return [content] if isinstance(content, bytes) else content
-
-
-def _write_all(file: int, part: bytes | memoryview) -> None:
-    """From where it lies: systems take a part of what is large, and are asked again."""
-    left = memoryview(part).cast("B")
-    while left:
-        left = left[os.write(file, left) :]
 
 
 def write_bytes(path: Place, content: Content) -> None:
