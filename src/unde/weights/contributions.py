@@ -145,10 +145,11 @@ class Contributions:
             return sums, self._kept[which[:, None], picks]
         rows = torch.empty(*picks.shape, self.groups)
         for train, block in self._blocks(span.queries):
-            c = block.cpu()[span.wanted]  # (q, n, M)
-            sums += torch.bmm(pull[:, None, train], c)[:, 0]
-            query, place = ((picks >= train.start) & (picks < train.stop)).nonzero(as_tuple=True)
-            rows[query, place] = c[query, picks[query, place] - train.start]
+            c = block.cpu()  # (·, n, M): may be a view of all that there is, so nothing of it is copied
+            for row, query in enumerate(span.wanted.tolist()):
+                sums[row] += pull[row, train] @ c[query]
+            row, place = ((picks >= train.start) & (picks < train.stop)).nonzero(as_tuple=True)
+            rows[row, place] = c[span.wanted[row], picks[row, place] - train.start]
         return sums, rows
 
     def each(self, wanted: Tensor) -> Iterator[tuple[int, Blocks]]:
