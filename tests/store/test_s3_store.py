@@ -103,13 +103,15 @@ def test_two_coordinators_at_once(tmp_path, s3):
             both.wait(30)  # each has found nothing there
         return real(self, data)
 
-    def build(memory):
+    def build(memory, model, data):
         options = {"method": method, "memory": memory, "progress": False}
-        made.append(Index.build(toy.net(), Classification(), toy.data(40), s3, **options))
+        made.append(Index.build(model, Classification(), data, s3, **options))
 
+    # Made here: drawn in two threads at once they would differ.
+    models, data = [toy.net(), toy.net()], [toy.data(40), toy.data(40)]
     with pytest.MonkeyPatch.context() as patch, toy.cut(), ThreadPoolExecutor(2) as pool:
         patch.setattr(Remote, "create", create)
-        list(pool.map(build, ("50MB", "3kB")))
+        list(pool.map(build, ("50MB", "3kB"), models, data))
     assert len(wanted) > 2, "both wanted the same: nothing was at stake"
     assert made[0].manifest == made[1].manifest
     index = Index.open(s3, model=toy.net(), task=Classification(), train_data=toy.data(40))
