@@ -1,7 +1,6 @@
 """How costs grow with examples, groups, rank, sequence length and width: exponents fitted on logarithms.
 
     python -m benchmarks run growth
-    python -m benchmarks.growth --quick
 
 All sizes of an axis are timed in turns. An exponent is fitted to every round; the median is given with its interval.
 Peak memory is that of a process of its own for each size.
@@ -9,8 +8,6 @@ Peak memory is that of a process of its own for each size.
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -241,15 +238,3 @@ def peak_tokens(size: int) -> Callable[[], Any]:
     setup = gpt2(tokens=size)
     rows = rows_of(setup, 8)
     return lambda: bench.build(setup, rows, TracIn(projection="kron(16)"))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true")
-    print(json.dumps(measure(parser.parse_args().quick), indent=1))
-
-
-if __name__ == "__main__":
-    main()

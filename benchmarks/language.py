@@ -1,7 +1,6 @@
 """Speed and memory of LoGRA and EKFAC on language models, as ratios to a plain training pass of the same round.
 
     python -m benchmarks run language
-    python -m benchmarks.language --quick
 
 The GPT-2 and the Llama of benchmarks/cases.py. Timed in turns: the plain pass, the frozen pass, the builds (writing
 included, planning not), and the second pass of EKFAC, which reads stored features and not the model. "none" is EKFAC
@@ -10,8 +9,6 @@ without projection. Peak memory is that of a process of its own for each pass.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import time
 from collections.abc import Callable
@@ -100,15 +97,3 @@ def one_pass(name: str, what: str) -> Callable[[], float]:
     if what == "plain":
         return lambda: bench.passes(setup, rows, floor.plain, case.batch)
     return lambda: bench.build(setup, rows, METHODS[what])
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true")
-    print(json.dumps(measure(parser.parse_args().quick), indent=1))
-
-
-if __name__ == "__main__":
-    main()

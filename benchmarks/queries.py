@@ -1,7 +1,6 @@
 """What one more query costs on an open index, as a ratio to the plain forward and backward pass of that query.
 
     python -m benchmarks run queries
-    python -m benchmarks.queries --quick
 
 Queries are asked one by one; each is timed from the call of `index.score` to the scores of all training examples, and
 so is the product alone, with features at hand. Plain passes of the same query are timed in between.
@@ -9,8 +8,6 @@ so is the product alone, with features at hand. Plain passes of the same query a
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -65,15 +62,3 @@ def one(name: str, method: str, rounds: int) -> dict[str, Any]:
         "first_query_ms": round(1e3 * first, 1),
         "rounds": rounds,
     }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true")
-    print(json.dumps(measure(parser.parse_args().quick), indent=1))
-
-
-if __name__ == "__main__":
-    main()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from benchmarks.cases import Case
 from unde import Setup
@@ -32,20 +32,12 @@ class Given:
         for start in range(0, self.examples, self.case.batch):
             yield range(start, min(start + self.case.batch, self.examples))
 
+    @property
+    def chosen(self) -> list[Any]:
+        return [self.rows[i] for i in range(self.examples)]
+
     def loader(self, collate: Any = None) -> DataLoader:
-        chosen = Listed([self.rows[i] for i in range(self.examples)])
-        return DataLoader(chosen, batch_size=self.case.batch, collate_fn=collate or self.rows.collate)
-
-
-class Listed(Dataset):
-    def __init__(self, examples: list[Any]) -> None:
-        self.examples = examples
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def __getitem__(self, i: int) -> Any:
-        return self.examples[i]
+        return DataLoader(self.chosen, batch_size=self.case.batch, collate_fn=collate or self.rows.collate)
 
 
 class Logits(nn.Module):

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from benchmarks.peers.given import Given, Listed, refuse_diffusion, with_linear_layers
+from benchmarks.peers.given import Given, refuse_diffusion, with_linear_layers
 
 NOTE = "linear and convolutional layers, scores of 4 queries from whole gradients, of which none are kept: no rank"
 QUERIES = 4
@@ -42,11 +42,11 @@ def run(given: Given) -> dict[str, Any]:
         disable_tqdm=True,
     )
     analyzer.set_dataloader_kwargs(DataLoaderKwargs(collate_fn=given.rows.collate))
-    examples = Listed([given.rows[i] for i in range(given.examples)])
+    examples = given.chosen
     analyzer.fit_all_factors("none", examples, factor_args=FactorArguments(strategy="identity"))
     ready = time.perf_counter()
     analyzer.compute_pairwise_scores(
-        "scores", "none", Listed(examples.examples[:QUERIES]), examples, per_device_query_batch_size=QUERIES,
+        "scores", "none", examples[:QUERIES], examples, per_device_query_batch_size=QUERIES,
         per_device_train_batch_size=given.case.batch, score_args=ScoreArguments(damping_factor=None),
     )  # fmt: skip
     done = time.perf_counter()

@@ -137,7 +137,7 @@ class GroupScores(Ranked):
         out = budget.large(len(self.partition), q, n)
         whole = out.permute(
             1, 2, 0
-        )  # a matrix (q, n) for each group, as they are made: to turn them takes as long
+        )  # a matrix (q, n) for each group, as they are made: turning them takes as long
         for rows, part in self._streamed(slice(0, q), out):
             if self.method.groupwise:
                 whole[:, rows] = part
@@ -220,6 +220,9 @@ class GroupScores(Ranked):
             for j, c, q in of_checkpoint:
                 out[j].addmm_(q, block[:, c].T, alpha=eta, beta=int(seen[j]))
                 seen[j] = True
+        for j, some in enumerate(seen):
+            if not some:  # a group that has no columns
+                out[j].zero_()
 
     def finish(self, linear: Tensor, weights: Tensor, queries: slice, train: slice | Tensor) -> Tensor:
         """Final scores from the linear part of a block; differentiable in `weights` (M,)."""

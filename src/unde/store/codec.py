@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -63,11 +64,12 @@ class Codec(Protocol):
         ...
 
 
-class Tensors:
+class Tensors(ABC):
     """What all codecs share: what they say about what they store."""
 
+    @abstractmethod
     def layout(self, rows: int, columns: Sequence[slice]) -> Layout:
-        raise NotImplementedError
+        """Shapes and types of what is stored."""
 
     def nbytes(self, rows: int, columns: Sequence[slice]) -> int:
         return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.layout(rows, columns).values())
