@@ -1,8 +1,8 @@
-"""The training side under a kernel, as scores are made with it: block by block, or in runs of rows."""
+"""The training side under a kernel, as scores are made with it: block by block."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -12,14 +12,12 @@ from unde.errors import UndeError
 from unde.execution import SERIAL, Executor
 from unde.kernels import Kernel
 from unde.store.manifest import Manifest
+from unde.store.packed import Block, Packed, at_once
 from unde.store.reading import ahead
 from unde.store.remote import Place
 from unde.store.steady import Held, Hold, Watch
 
 KEPT = 4  # blocks stay in memory if all of them take at most this fraction of the budget, 1 in 4
-UNPACKED = 2 * 2**20  # bytes of features that are unpacked together
-_FEWEST = 64  # rows: products with fewer are slow
-_MANY = 64  # queries: their products take far longer than unpacking, and are slow in small blocks
 AHEAD = 2**25  # bytes that the disk is asked for before they are needed
 
 
@@ -71,30 +69,14 @@ class Training:
         self._kept[s] = parts
         return Held(parts, leases)
 
-    def runs(self, s: int, queries: int) -> Iterator[tuple[slice, list[Tensor]]]:
-        """The same in runs of rows that stay in the processor's cache from unpacking to the product with so many
-        queries: to write all that a shard unpacks to, and to read it again, takes longer than to read it in float32."""
+    def packed(self, s: int) -> Sequence[Block]:
+        """The same to be multiplied: as it is stored, where it would have to be unpacked and is not kept."""
+        if self._keep or handed_on(self._stored.manifest):
+            return self.block(s)
         self._look_ahead(s)
-        m, rows = self._stored.manifest, self.cuts[s]
-        count, step = rows.stop - rows.start, at_once(m, queries)
-        if count <= step:
-            yield rows, self.block(s)
-            return
-        parts: list[Tensor] | None = None
-        packed: list[dict[str, Tensor]] = []
-        if self._keep:
-            parts = self.block(s)
-        else:
-            packed = self._packed(s)
-        unpack, names = self._stored.codec.unpack, self._stored.codec.layout(1, m.columns)
-        for start in range(0, count, step):
-            here = slice(start, min(start + step, count))
-            made = (
-                [unpack({name: shard[name][here] for name in names}, m.columns) for shard in packed]
-                if parts is None
-                else [part[here] for part in parts]
-            )
-            yield slice(rows.start + here.start, rows.start + here.stop), made
+        m, codec = self._stored.manifest, self._stored.codec
+        names = codec.layout(1, m.columns)
+        return [Packed(codec, m.columns, {name: shard[name] for name in names}) for shard in self._packed(s)]
 
     def rows(self, s: int, local: Tensor) -> list[Tensor]:
         """Some of the rows `cuts[s]`, by their number there: no others are unpacked."""
@@ -145,14 +127,16 @@ class Training:
         return self._kernels[checkpoint].fitted().apply(rows)
 
 
-def at_once(m: Manifest, queries: int) -> int:
-    """Rows of a shard that are unpacked together when scores are made; all of them where there is nothing to unpack,
-    or are many queries. By the width alone, and aligned as a whole shard is, so that scores do not depend on who makes
-    them, or in how much memory."""
-    most = min(m.examples, m.settled.shard_size)
-    if handed_on(m) or queries >= _MANY:
-        return most
-    return min(most, max(_FEWEST, UNPACKED // (4 * m.width) // 16 * 16))
+def packed(m: Manifest, memory: int) -> bool:
+    """Whether blocks are multiplied as they are stored, unpacked a few rows at a time."""
+    return not (handed_on(m) or kept(m, memory))
+
+
+def run_bytes(m: Manifest, rows: int, queries: int) -> int:
+    """Of those of so many rows that are unpacked together, to be multiplied with so many queries."""
+    rows = min(rows, at_once(m.width, queries))
+    factors = m.codec.nbytes(rows, m.columns) if m.codec.lossy else 0  # of like parameters, in float32
+    return 4 * m.width * rows + factors
 
 
 def in_memory(m: Manifest, memory: int) -> int:

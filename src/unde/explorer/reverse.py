@@ -90,7 +90,7 @@ def seen_from(scores: GroupScores, at: int) -> GroupScores:
         examples=1,
         cuts=[slice(0, 1)],
         block=lambda _: row,
-        runs=None,
+        packed=None,
         squares=lambda: train.squares()[here],
         skipped=lambda: train.skipped()[here],
         leverage=lambda: train.leverage()[here],

@@ -28,6 +28,7 @@ from unde.scores.ranked import Ranked, WeightsLike
 from unde.scores.top import Best
 from unde.scores.train_side import TrainSide
 from unde.scores.within import Sizes, finite, refuse_lost
+from unde.store.packed import Block, in_runs
 
 
 class Spread(Protocol):
@@ -197,7 +198,7 @@ class GroupScores(Ranked):
         pieces, (_, count, _) = self._pieces(queries), self.queries[:, queries].shape
         m, sizes = len(self.partition), Sizes(count)
         step = budget.rows_at_once(count, m, self.spare)
-        for rows, blocks in self.train.parts(count * m):
+        for rows, blocks in self.train.packed_blocks():
             for start in range(rows.start, rows.stop, step):
                 taken = slice(start, min(start + step, rows.stop))
                 here = slice(taken.start - rows.start, taken.stop - rows.start)
@@ -212,14 +213,17 @@ class GroupScores(Ranked):
             self._refuse_lost(torch.arange(len(self))[queries][lost], torch.ones(m))
 
     def _multiply(
-        self, out: Tensor, pieces: list[list[tuple[int, slice, Tensor]]], blocks: list[Tensor]
+        self, out: Tensor, pieces: list[list[tuple[int, slice, Tensor]]], blocks: Sequence[Block]
     ) -> None:
         """The contributions (M, q, n) of blocks (n, D), one for each checkpoint."""
         seen = [False] * len(out)
         for eta, of_checkpoint, block in zip(self.train.checkpoint_weights, pieces, blocks):
-            for j, c, q in of_checkpoint:
-                out[j].addmm_(q, block[:, c].T, alpha=eta, beta=int(seen[j]))
-                seen[j] = True
+            before = list(seen)
+            for rows, features in in_runs(block, out.shape[1] * len(out)):
+                seen = list(before)
+                for j, c, q in of_checkpoint:
+                    out[j, :, rows].addmm_(q, features[:, c].T, alpha=eta, beta=int(seen[j]))
+                    seen[j] = True
         for j, some in enumerate(seen):
             if not some:  # a group that has no columns
                 out[j].zero_()
@@ -266,8 +270,9 @@ class GroupScores(Ranked):
         sizes, whole = seen or Sizes(len(self)), None
         if len(self.query_blocks) == 1:
             whole = self.multiplied(w)
-        # Once, so what many queries are multiplied with is made each time: then there should be few of them.
-        for rows, blocks in self.train.blocks() if whole is None else self.train.parts(len(self)):
+        # What many queries are multiplied with is read in float32 again and again, that of few once as it is stored.
+        read = self.train.blocks if whole is None else self.train.packed_blocks
+        for rows, blocks in read():
             for run in taken:
                 scaled = whole if whole is not None else self._some(run).multiplied(w)
                 for q in cut(run, budget.scores_at_once(rows.stop - rows.start, self.memory)):
@@ -416,8 +421,9 @@ class GroupScores(Ranked):
         return out.index_add_(1, torch.tensor(self.partition.of(self.train.units)), self.train.squares())
 
 
-def _linear(scaled: Tensor, blocks: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
+def _linear(scaled: Tensor, blocks: Sequence[Block], out: Tensor | None = None) -> Tensor:
     out = scaled.new_empty(scaled.shape[1], len(blocks[0])) if out is None else out
     for c, (q, block) in enumerate(zip(scaled, blocks)):
-        out.addmm_(q, block.T, beta=int(c > 0))
+        for rows, features in in_runs(block, len(q)):
+            out[:, rows].addmm_(q, features.T, beta=int(c > 0))
     return out

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from unde.build.kernels import block_bytes, reading
-from unde.build.training import at_once, in_memory, kept
+from unde.build.training import in_memory, kept, packed, run_bytes
 from unde.groups import Groups
 from unde.methods import Method
 from unde.scores import budget
@@ -34,9 +34,9 @@ def total(
     made = part if method.linear else 3 * part  # `final` makes two more of it
     one = 4 * m.terms * m.examples * m.width if kept(m, memory) else m.terms * block_bytes(m)
     streamed = in_memory(m, memory) + reading(m, precision) + (last if len(m.shards) > 1 else 0)
-    run = at_once(m, queries)
-    if run < rows and weighted == queries and not kept(m, memory):  # unpacked in runs, one after the other
-        one, streamed = 4 * m.terms * run * m.width + reading(m, precision), 0
+    if packed(m, memory) and weighted == queries:  # one shard is there while the next is read
+        shard = m.terms * reading(m, precision)
+        one, streamed = shard + run_bytes(m, rows, queries), min(2, len(m.shards)) * shard + before
     blocks = max(streamed, one + before + made)
     if method.beside:
         blocks = max(blocks, _leverages(m, memory) + part + reading(m, precision))

@@ -69,7 +69,7 @@ class Scorer:
             checkpoint_weights=m.checkpoint_weights,
             cuts=training.cuts,
             block=training.block,
-            runs=training.runs,
+            packed=training.packed,
             rows=training.rows,
             squares=lambda: self.stored.squares,
             leverage=lambda: self.leverage(method),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from unde.errors import UndeError
+from unde.store.packed import Block
 
 
 def _unknown() -> Tensor:
@@ -42,21 +43,19 @@ class TrainSide:
     on_queries: Callable[[int, Tensor], Tensor] = _as_is  # K of a checkpoint on (n, D), where blocks are g(n)
     mixes: Sequence[Sequence[slice]] | None = None  # columns that `on_queries` mixes among themselves
     some: range | None = None  # the blocks that are looked at; None: all
-    # A block in smaller ones, to be multiplied with so many rows.
-    runs: Callable[[int, int], Iterator[tuple[slice, list[Tensor]]]] | None = None
+    packed: Callable[[int], Sequence[Block]] | None = (
+        None  # a block to be multiplied, perhaps as it is stored
+    )
     rows: Callable[[int, Tensor], list[Tensor]] | None = None  # some rows of a block, by their number in it
     holding: Callable[[Sequence[str]], list[int]] = _none  # which of some digests are of training examples
 
     def blocks(self) -> Iterator[tuple[slice, list[Tensor]]]:
         return ((self.cuts[s], self.block(s)) for s in self.some or range(len(self.cuts)))
 
-    def parts(self, queries: int = 2**20) -> Iterator[tuple[slice, list[Tensor]]]:
-        """The same rows, in blocks that are read fast by so many queries."""
-        if self.runs is None:
-            yield from self.blocks()
-            return
-        for s in self.some or range(len(self.cuts)):
-            yield from self.runs(s, queries)
+    def packed_blocks(self) -> Iterator[tuple[slice, Sequence[Block]]]:
+        """The same to be multiplied, once."""
+        read = self.packed or self.block
+        return ((self.cuts[s], read(s)) for s in self.some or range(len(self.cuts)))
 
     def only(self, where: Tensor) -> TrainSide:
         """The same of some training examples, in ascending order; of blocks no other rows are read."""
@@ -84,7 +83,7 @@ class TrainSide:
             beside=lambda: self.beside()[where],
             skipped=lambda: self.skipped()[where],
             ids=None if self.ids is None else [self.ids[i] for i in where.tolist()],
-            runs=None,
+            packed=None,
             rows=None,
             some=None,
         )

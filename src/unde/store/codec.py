@@ -51,8 +51,10 @@ class Codec(Protocol):
         """What is stored of float32 features (n, D), by name."""
         ...
 
-    def unpack(self, shard: Mapping[str, Tensor], columns: Sequence[slice]) -> Tensor:
-        """(n, D) float32 again; of any of the rows."""
+    def unpack(
+        self, shard: Mapping[str, Tensor], columns: Sequence[slice], out: Tensor | None = None
+    ) -> Tensor:
+        """(n, D) float32 again; of any of the rows, put into `out` if that is there."""
         ...
 
     def nbytes(self, rows: int, columns: Sequence[slice]) -> int:
@@ -97,7 +99,11 @@ class Float32(Tensors):
     def pack(self, features: Tensor, columns: Sequence[slice]) -> dict[str, Tensor]:
         return {"features": features.to(self.dtype)}
 
-    def unpack(self, shard: Mapping[str, Tensor], columns: Sequence[slice]) -> Tensor:
+    def unpack(
+        self, shard: Mapping[str, Tensor], columns: Sequence[slice], out: Tensor | None = None
+    ) -> Tensor:
+        if out is not None:
+            return out.copy_(shard["features"])
         return shard["features"].to(torch.float32)  # float32 is handed on as it is mapped, without a copy
 
 
@@ -128,8 +134,10 @@ class Float16(Float32):
             scaled[:, c] = features[:, c] * e.unsqueeze(1)
         return {"features": scaled, "exponent": exponent}
 
-    def unpack(self, shard: Mapping[str, Tensor], columns: Sequence[slice]) -> Tensor:
-        return _scaled(super().unpack(shard, columns), torch.exp2(shard["exponent"].float()), columns)
+    def unpack(
+        self, shard: Mapping[str, Tensor], columns: Sequence[slice], out: Tensor | None = None
+    ) -> Tensor:
+        return _scaled(super().unpack(shard, columns, out), torch.exp2(shard["exponent"].float()), columns)
 
 
 class Int8(Float32):
@@ -157,8 +165,10 @@ class Int8(Float32):
             numbers[:, c] = (features[:, c] / s.unsqueeze(1)).round_().clamp_(-_STEPS, _STEPS)
         return {"features": numbers, "scale": scale}
 
-    def unpack(self, shard: Mapping[str, Tensor], columns: Sequence[slice]) -> Tensor:
-        return _scaled(super().unpack(shard, columns), shard["scale"], columns)
+    def unpack(
+        self, shard: Mapping[str, Tensor], columns: Sequence[slice], out: Tensor | None = None
+    ) -> Tensor:
+        return _scaled(super().unpack(shard, columns, out), shard["scale"], columns)
 
     def check(self, shard: Mapping[str, Tensor], rows: int, columns: Sequence[slice]) -> None:
         super().check(shard, rows, columns)
@@ -201,8 +211,11 @@ class Int4(Float32):
             found["features"][:, at.bytes] = x[:, :half] | (high << 4)
         return found
 
-    def unpack(self, shard: Mapping[str, Tensor], columns: Sequence[slice]) -> Tensor:
-        out = torch.empty(len(shard["features"]), columns[-1].stop)
+    def unpack(
+        self, shard: Mapping[str, Tensor], columns: Sequence[slice], out: Tensor | None = None
+    ) -> Tensor:
+        if out is None:
+            out = torch.empty(len(shard["features"]), columns[-1].stop)
         for units, size, half, blocks, at in self._runs(columns):
             x = out[:, at.columns].unflatten(1, (units, size))
             both = shard["features"][:, at.bytes].unflatten(1, (units, half))

@@ -89,8 +89,11 @@ class Factored(Tensors):
         both = [f / torch.where(m > 0, m, 1.0).unsqueeze(1) * _STEPS for f, m in zip((left, right), most)]
         return torch.cat(both, 1).mT.round().to(torch.int8).flatten(1), scale
 
-    def unpack(self, shard: Mapping[str, Tensor], columns: Sequence[slice]) -> Tensor:
-        out = torch.empty(len(shard["features"]), columns[-1].stop)
+    def unpack(
+        self, shard: Mapping[str, Tensor], columns: Sequence[slice], out: Tensor | None = None
+    ) -> Tensor:
+        if out is None:
+            out = torch.empty(len(shard["features"]), columns[-1].stop)
         for run in self._runs(columns):
             numbers, scale = shard["features"][:, run.numbers], shard["scale"][:, run.scales]
             if run.sides is None:

@@ -56,7 +56,7 @@ class FromFeatures:
         if train.mixes is not None:
             features = torch.stack([train.on_queries(c, q) for c, q in enumerate(features)])
         sums, rows = torch.zeros_like(features), torch.zeros(*picks.shape, groups)
-        for here, blocks in train.parts():
+        for here, blocks in train.blocks():
             query, place = ((picks >= here.start) & (picks < here.stop)).nonzero(as_tuple=True)
             for c, (eta, block) in enumerate(zip(train.checkpoint_weights, blocks)):
                 sums[c].addmm_(pull[:, here], block, alpha=eta)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from unde.build.kernels import block_bytes, reading
-from unde.build.training import in_memory
+from unde.build.training import in_memory, packed, run_bytes
 from unde.groups import Groups
 from unde.scores import budget
 from unde.scores import needs as scoring
@@ -33,13 +33,18 @@ def learning(
     products = 8 * count**2 * (queries if gram * queries <= spare // 4 else together)
     part = 4 * together * rows * count  # of one block; the next is read while it is there
     beside = reading(m, precision) + (part if len(m.shards) > 1 else 0)
-    read = max(beside, 2 * part)
+    read, blocks = max(beside, 2 * part), in_memory(m, memory)
+    if packed(m, memory):  # a shard, and the next while contributions of the last are there
+        shard = m.terms * reading(m, precision)
+        blocks = shard
+        run = run_bytes(m, rows, together * count) if kept else run_bytes(m, m.settled.shard_size, 1)
+        read = max(part + shard * (len(m.shards) > 1), 2 * part + run)
     # Kept, they are read once, and products of groups are then made of one query after the other.
     made = queries * each + max(read, 2 * each + products) if kept else read + products + 8 * rows * count
     found = {
         "query features": features + scoring.pieces(m, groups, mixes, together),
         "K": held,
-        "blocks of features": in_memory(m, memory),
+        "blocks of features": blocks,
         "contributions": made,
     }
     return {name: size for name, size in found.items() if size}
