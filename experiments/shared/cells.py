@@ -90,6 +90,7 @@ class Cell:
                 method=self.built_for[measure],
                 groups=self.groups,
                 batch_size=64 if self.domain == "images" else 32,
+                store_dtype="float32",
                 memory="4GB",
             )
         return self._built[measure]

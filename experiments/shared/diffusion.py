@@ -40,6 +40,7 @@ class Attributed:
                 self._folder(method) / "index",
                 method=TRAK() if method.measure == "loss" else method,
                 groups=self.there.GROUPS,
+                store_dtype="float32",
                 memory="2GB",
             )
         return self._indexes[method.measure]

@@ -81,6 +81,7 @@ def attributed(name: str, architecture: str = "gpt2", study: str = "language") -
         {"input_ids": data.train},
         folder,
         method=EKFAC(projection=PROJECTION),
+        store_dtype="float32",
         memory="4GB",
     )
     return Attributed(data, model, state, index, architecture)

@@ -8,6 +8,7 @@ import torch
 
 import toy
 from unde import Groups, Index, UndeError
+from unde.build import settle
 from unde.kernels import Gram, Sizes
 from unde.kernels.full import Primal
 from unde.methods import DAS, EKFAC, TRAK, LoGRA, TracIn
@@ -192,3 +193,41 @@ def test_a_projection_that_has_no_sides(tmp_path):
     with pytest.raises(UndeError, match=r"keeps outer products .*under dense\(8, rademacher\) are vectors"):
         toy.build(tmp_path / "i", method=TracIn(projection="dense(8)"), store_dtype="factored(1)")
     assert not (tmp_path / "i").exists()
+
+
+# --- where nothing is asked for ------------------------------------------------------------------------------
+
+
+def test_small_stores_keep_every_digit_and_large_ones_are_a_quarter(tmp_path, monkeypatch):
+    small = toy.build(tmp_path / "small", method="tracin")
+    assert small.manifest.store_dtype == "float32"
+    m = small.manifest
+    monkeypatch.setattr(settle, "EXACT", 4 * m.examples * m.width - 1)  # one byte too large for it
+    large = toy.build(tmp_path / "large", method="tracin")
+    assert large.manifest.store_dtype == "int8"
+    assert (
+        toy.build(tmp_path / "small", method="tracin").manifest.store_dtype == "float32"
+    )  # goes on as it is
+    plan = Index.plan(toy.net(), Classification(), toy.data(2), n_examples=m.examples, method="tracin")
+    assert plan.store_dtype == "int8"
+    one_less = m.examples - 1
+    plan = Index.plan(toy.net(), Classification(), toy.data(2), n_examples=one_less, method="tracin")
+    assert plan.store_dtype == "float32"
+
+
+def test_dampings_that_rounding_could_decide_keep_every_digit(tmp_path, monkeypatch):
+    monkeypatch.setattr(settle, "EXACT", 0)
+    asked = {
+        TRAK(damping=0.1): "int8",
+        TRAK(damping=0.09): "float32",
+        LoGRA(damping=1e3, relative=False): "float32",
+    }
+    for i, (method, stored) in enumerate(asked.items()):
+        assert toy.build(tmp_path / str(i), method=method).manifest.store_dtype == stored
+    index = toy.build(tmp_path / "sampled", method=EKFAC(damping=0.01, fisher="sampled"))
+    assert index._opened.stored.fisher.manifest.store_dtype == "float32"  # what the kernel is made of, too
+
+
+def test_repacking_needs_a_name(tmp_path):
+    with pytest.raises(UndeError, match="store_dtype 'auto'"):
+        toy.build(tmp_path / "i").repack(tmp_path / "j", "auto")

@@ -27,14 +27,16 @@ from unde.features.record import recorded
 from unde.features.run import largest, threads
 from unde.features.run import settle as settle_passes
 from unde.groups import Groups, trainable
-from unde.methods import Method
+from unde.methods import Damped, Method
 from unde.projection import Spec
 from unde.store import layout
+from unde.store.factored import AUTO
 from unde.store.files import write_bytes
 from unde.store.manifest import SCHEMA, Manifest, Settled
 from unde.store.remote import Place
 from unde.store.shards import file_bytes, sound
 
+EXACT = 2**28  # bytes up to which every digit is kept where nothing else is asked for
 SHARD_BYTES = 2**24  # in float32: what allocators hand out again and again without asking the system
 SHARD_SHARE = 8  # of the memory budget a shard may take one in so many: it is joined, packed and written
 SHARD_PASSES = 64  # at most this much work is lost to a kill
@@ -93,10 +95,32 @@ def settle(
         asked, found = _with_matrices(folder, given, method, names, asked, there, scales, memory, executor)
         units = make_units(given.model, names, str(method.projection), seed, found)
         described = [{"name": u.name, "shape": list(u.shape), "size": u.stop - u.start} for u in units]
+        as_it_is = store_dtype if there is None or store_dtype != AUTO else there.store_dtype
         asked = replace(asked, units=described)
+        asked = replace(asked, store_dtype=stored_in(as_it_is, asked.examples, asked.width * asked.terms))
         if there is None:
             return _begun(folder, given, asked, units, ids, memory, workers)
         return _gone_on(folder, given, asked, there, ids, workers)
+
+
+def stored_in(asked: str, examples: int, width: int) -> str:
+    """The precision that "auto" is, for examples of so many features: small stores keep every digit, large ones are a
+    quarter of the size, at no loss of LDS that could be measured (docs/results.md, smaller stores).
+
+    >>> stored_in("auto", 1_000, 16_384), stored_in("auto", 50_000, 16_384), stored_in("float16", 50_000, 16_384)
+    ('float32', 'int8', 'float16')
+    """
+    if asked != AUTO:
+        return asked
+    return "float32" if 4 * examples * width <= EXACT else "int8"
+
+
+def exact_where_needed(store_dtype: str, method: Method) -> str:
+    """float32 for dampings under which the rounding of a smaller store may decide, if nothing else is asked for."""
+    if store_dtype != AUTO or not isinstance(method, Damped):
+        return store_dtype
+    safe = method.relative and method.damping >= type(method).damping
+    return store_dtype if safe else "float32"
 
 
 def checked(

@@ -63,7 +63,7 @@ def build(
     batch_size: Unneeded = None,
     num_workers: Annotated[int, typer.Option(help="processes that read the data")] = 0,
     device: Device = None,
-    store_dtype: StoreDtype = "float32",
+    store_dtype: StoreDtype = "auto",
     memory: Memory = "2GB",
     seed: Annotated[int, typer.Option(help="of the random projection")] = 0,
     on_bad: Annotated[str, typer.Option(help="NaN gradients: error, or skip and record")] = "error",
@@ -140,7 +140,8 @@ def _settled(project: Project, index: Index) -> dict[str, Any]:
     noted = project.remembered.lasting()
     noted["hf_model"] = noted.pop("model")
     m = index.manifest
-    return noted | {"projection": str(index.method.projection), "threads": m.settled.threads}
+    settled = {"projection": str(index.method.projection), "threads": m.settled.threads}
+    return noted | settled | {"store_dtype": m.store_dtype}
 
 
 def said(index: Index, out: Place) -> str:

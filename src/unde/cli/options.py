@@ -13,6 +13,7 @@ from unde import methods
 from unde.cli import completion
 from unde.errors import UndeError, unknown
 from unde.integrations.source import Source
+from unde.store.factored import AUTO
 from unde.store.factored import NAMES as CODECS
 from unde.store.remote import place
 
@@ -86,8 +87,9 @@ Exclude = Annotated[list[str] | None, typer.Option(help="regex of parameters to 
 # The memory budget decides how many examples are in a pass. Commands of 0.1 named a number; they still run.
 Unneeded = Annotated[int | None, typer.Option("--batch-size", hidden=True)]
 BatchSize = Annotated[int, typer.Option(help="examples in one pass; fewer need less memory")]
-DTYPES = tuple(CODECS)
-StoreDtype = Annotated[str, typer.Option(help=listed(DTYPES), autocompletion=completion.one_of(*DTYPES))]
+DTYPES = (AUTO, *CODECS)
+STORED = f"{listed(DTYPES)}; auto is float32 up to 256 MiB and int8 beyond"
+StoreDtype = Annotated[str, typer.Option(help=STORED, autocompletion=completion.one_of(*DTYPES))]
 Memory = Annotated[str, typer.Option(help="budget for what is computed at once, besides the model")]
 
 Checkpoints = Annotated[

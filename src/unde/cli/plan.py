@@ -68,7 +68,7 @@ def plan(
     exclude: Exclude = None,
     checkpoints: Checkpoints = None,
     batch_size: Unneeded = None,
-    store_dtype: StoreDtype = "float32",
+    store_dtype: StoreDtype = "auto",
     memory: Memory = "2GB",
     queries: Annotated[int, typer.Option(help="how many to score and to learn weights on")] = 100,
     workers: Annotated[

@@ -15,7 +15,7 @@ from unde.build.checkpoints import Checkpoint
 from unde.build.checks import read_ids
 from unde.build.context import Given
 from unde.build.queries import QueryFeatures
-from unde.build.settle import checked, settle
+from unde.build.settle import checked, exact_where_needed, settle
 from unde.data import Collate, Rows, own_collate, parse_bytes
 from unde.errors import UndeError
 from unde.execution import Executor, ending, named
@@ -135,7 +135,7 @@ class Index:
         collate: Collate | None = None,
         num_workers: int = 0,
         device: str | torch.device | None = None,
-        store_dtype: str = "float32",
+        store_dtype: str = "auto",
         ids: Sequence[Any] | None = None,
         memory: int | str = "2GB",
         seed: int = 0,
@@ -153,8 +153,9 @@ class Index:
         for TracInCP; equal shares by default). `exclude` names parameters to leave out, by regular
         expressions. `on_bad` is what to do about NaN gradients: "error", or "skip" and record.
         `second_moments`, an Adam-like optimizer, its state_dict() or {parameter: v}, divides gradients by √v.
-        `memory` and what is fast decide how many examples go through the model at a time, which is recorded; a
-        `batch_size` is understood and not needed.
+        `store_dtype` is how features are stored: "float32", "float16", "bfloat16", "int8", "int4", "factored(1)", or
+        "auto": float32 up to 256 MiB, int8 beyond. `memory` and what is fast decide how many examples go through the
+        model at a time, which is recorded; a `batch_size` is understood and not needed.
 
         `executor` says who computes: "serial", "processes:4", "ray", "array" (one of many workers, each of which does
         its share; the index is whole when all have ended and `build` was called once more without it), or an Executor;
@@ -164,6 +165,7 @@ class Index:
         """
         chosen = methods.for_building(method)
         making.check_options(task, chosen, on_bad, batch_size, store_dtype)
+        store_dtype = exact_where_needed(store_dtype, chosen)
         rows = Rows(train_data, collate or own_collate(task.collate, train_data))
         ids = making.ids_for(rows, ids)
         folder, runs, model = place(path), named(executor, threads=threads), unwrapped(model)

@@ -110,7 +110,7 @@ def check_options(task: Task, method: Method, on_bad: str, batch_size: int | Non
         raise unknown("on_bad", on_bad, ("error", "skip"))
     if batch_size is not None and batch_size < 1:
         raise UndeError(f"batch_size {batch_size}: expected at least 1")
-    factored.check(store_dtype, str(method.projection))
+    factored.check(store_dtype, str(method.projection), auto=True)
     if not isinstance(task, Task):
         raise UndeError(
             f"the task is a {type(task).__name__}: expected one of unde.tasks, or a Task of your own"

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from unde import methods
+from unde.build.settle import exact_where_needed, stored_in
 from unde.data import parse_bytes
 from unde.errors import UndeError
 from unde.features import Coverage
@@ -37,7 +38,7 @@ def plan(
     batch_size: int | None = None,
     checkpoints: int = 1,
     exclude: Sequence[str] = (),
-    store_dtype: str = "float32",
+    store_dtype: str = "auto",
     queries: int = 100,
     memory: int | str = "2GB",
     workers: int | None = None,
@@ -71,11 +72,14 @@ def plan(
     if chosen.steps > 1 and checkpoints > 1:
         raise UndeError(f"{chosen} sums over steps of trajectories: it takes one checkpoint")
     rates = _rates(workers, flops, cpu_flops, disk)
-    factored.check(store_dtype, str(chosen.projection))
+    factored.check(store_dtype, str(chosen.projection), auto=True)
     names, partition = trainable(model, exclude), Groups.parse(groups, model, exclude)
     partition.of(names)
     batches = batches_like(_example(model, example, seq_len))
     passes = measure(model, task, batches, names, chosen, n_examples, budget)
+    store_dtype = exact_where_needed(store_dtype, chosen)
+    width = sum(u.stop - u.start for u in passes.own.units)
+    store_dtype = stored_in(store_dtype, n_examples, width * checkpoints * chosen.steps)
     run = Run(task, chosen, partition, passes, n_examples, store_dtype, checkpoints, queries, budget)
     return Plan(
         model=type(model).__name__,

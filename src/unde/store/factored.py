@@ -32,6 +32,7 @@ from unde.store.codec import (
 
 Sides = tuple[int, int] | None  # rows and columns of the feature of a parameter; None where it is no matrix
 NAMES = (*CODECS, "factored(1)")  # for lists: factored(c) takes other c too
+AUTO = "auto"  # float32 or int8, by the size of the store
 _MOST = 64
 _STEPS = 127
 _LARGEST = (1 - 2.0**-20) * 2.0**128 / _STEPS**2  # 127² times it is in the range of float32
@@ -185,11 +186,11 @@ def codec_of(name: str, units: Sequence[Mapping[str, Any]], projection: str) -> 
     return codec(name) if rank is None else Factored(rank, sides_of(units, projection))
 
 
-def check(name: str, projection: str | None = None) -> None:
+def check(name: str, projection: str | None = None, auto: bool = False) -> None:
     """Raises if there is no such codec, or none for features under a projection."""
     if _rank(name) is None:
-        if name not in CODECS:
-            raise unknown("store_dtype", name, NAMES)
+        if name not in CODECS and not (auto and name == AUTO):
+            raise unknown("store_dtype", name, (*[AUTO] * auto, *NAMES))
         return
     if projection is not None and Spec.parse(projection).kind not in ("none", *TWO_SIDED):
         raise UndeError(
