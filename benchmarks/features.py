@@ -4,8 +4,8 @@
     python -m benchmarks.features gpt2 --rounds 5   # prints what was found, keeps nothing
 
 In every round, in an order of its own: the plain pass in batches as in training and in passes of the size that the
-build settles, the frozen pass of that size, builds at ranks 16 and 64 (writing included; planning, which is paid once,
-apart), and the peers. Peak memory is the high-water mark of a process of its own for each pass.
+build settles, the frozen pass of that size, builds at ranks 16 and 64 in float32 and in int8 (writing included;
+planning, which is paid once, apart), and the peers. Peak memory is the high-water mark of a process of its own for each pass.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ def measure(name: str, quick: bool = False, peers: bool = True, rounds: int | No
         build_once(setup, rows, rank, settled)  # tells the size of its passes
         at = settled[rank]
         runs[f"build {rank}"] = lambda rank=rank: build_once(setup, rows, rank, settled)
+        if not quick:
+            runs[f"int8 {rank}"] = lambda rank=rank: build_once(setup, rows, rank, {}, "int8")
         for kind, run in (("plain", floor.plain), ("frozen", floor.frozen)):
             runs[f"{kind} {at.pass_size}/{at.rows}"] = lambda run=run, at=at: bench.passes(
                 setup, rows, run, at.pass_size, at.rows
@@ -78,13 +80,16 @@ def measure(name: str, quick: bool = False, peers: bool = True, rounds: int | No
     return result
 
 
-def build_once(setup: Setup, rows: Rows, rank: int, settled: dict[int, Any]) -> dict[str, float]:
+def build_once(
+    setup: Setup, rows: Rows, rank: int, settled: dict[int, Any], store_dtype: str = "float32"
+) -> dict[str, float]:
     begun = time.perf_counter()
     took = bench.build(
         setup,
         rows,
         TracIn(projection=f"kron({rank})"),
         lambda index: settled.update({rank: index.manifest.settled}),
+        store_dtype=store_dtype,
     )
     return {"": took, "planning": time.perf_counter() - begun - took}
 
@@ -136,6 +141,12 @@ def _told(case: Case, seconds: Seconds, settled: dict[int, Any]) -> dict[str, An
             "planning to plain": ratio(seconds[f"build {rank}, planning"], plain),
             "seconds": [round(x, 6) for x in build],
         }
+        if f"int8 {rank}" in seconds:
+            small = np.array(seconds[f"int8 {rank}"])
+            result["ranks"][str(rank)]["int8"] = {
+                "build": ratio(small, plain),
+                "overhead": estimate((small - frozen) / plain),
+            }
     result["plain_seconds"] = [round(x, 6) for x in plain]
     return result
 
@@ -154,6 +165,11 @@ def _of_peers(seconds: Seconds, told: dict[str, Any], errors: dict[str, str]) ->
             entry[str(rank)] = {
                 **ratio(took, plain),
                 "to ours": ratio(took, ours),
+                **(
+                    {"to ours in int8": ratio(took, seconds[f"int8 {rank}"])}
+                    if f"int8 {rank}" in seconds
+                    else {}
+                ),
                 "planning": seconds_of(seconds[f"{peer} {rank}, planning"]),
                 "rounds": int(np.isfinite(took).sum()),
             }

@@ -88,28 +88,26 @@ def features(found: Results) -> str:
     rows = []
     for name, case in _cases(found).items():
         a, b = case["ranks"]["16"], case["ranks"]["64"]
-        rows.append(
-            [
-                f"{CASES[name].title}, batches of {case['batch']}",
-                told(a["build"]),
-                told(b["build"]),
-                told(a["frozen"]),
-                told(a["overhead"]),
-                told(b["overhead"]),
-            ]
-        )
+        frozen = told(a["frozen"])
+        costs = [told(r[what]) for what in ("build", "overhead") for r in (a, b)]
+        rows.append([f"{CASES[name].title}, batches of {case['batch']}", *costs[:2], frozen, *costs[2:]])
+        if "int8" in a:
+            costs = [told(r["int8"][what]) for what in ("build", "overhead") for r in (a, b)]
+            rows.append(["in int8", *costs[:2], frozen, *costs[2:]])
     head = ["", "rank 16", "rank 64", "frozen pass", "overhead, rank 16", "rank 64"]
     return table(head, rows) if rows else missing("features")
 
 
 def goals(found: Results) -> str:
     """Which cases are over what was aimed at."""
-    over = [
-        f"{NAMES.get(name, CASES[name].title)} at rank {rank} ({case['ranks'][str(rank)]['overhead']['ratio']:.2f})"
-        for name, case in _cases(found).items()
-        for rank in GOALS
-        if case["ranks"][str(rank)]["overhead"]["ratio"] > GOALS[rank]
-    ]
+    over = []
+    for name, case in _cases(found).items():
+        for rank in GOALS:
+            exact = case["ranks"][str(rank)]
+            both = [of["overhead"]["ratio"] for of in (exact, exact.get("int8")) if of]
+            if max(both) > GOALS[rank]:
+                words = " and in int8 ".join(f"{value:.2f}" for value in both)
+                over.append(f"{NAMES.get(name, CASES[name].title)} at rank {rank} ({words})")
     aim = f"Aimed at are {GOALS[16]:.2f} at rank 16 and {GOALS[64]:.2f} at rank 64"
     if not _cases(found):
         return f"{aim}."
@@ -169,6 +167,9 @@ def peers(rank: str) -> Callable[[Results], str]:
         if not any("peers" in case for case in cases.values()):
             return missing("features")
         rows = [["**unde**", *(told(case["ranks"][rank]["build"]) for case in cases.values())]]
+        if all("int8" in case["ranks"][rank] for case in cases.values()):
+            small = (told(case["ranks"][rank]["int8"]["build"]) for case in cases.values())
+            rows.append(["**unde**, in int8", *small])
         for peer in PEERS:
             cells = []
             for case in cases.values():
@@ -189,7 +190,11 @@ def verdict(found: Results) -> str:
                 if rank not in entry:
                     continue
                 low, high = entry[rank]["to ours"]["interval95"]
-                words = f"{peer} on {NAMES[name]} at rank {rank} ({entry[rank]['to ours']['ratio']:.2f} of our time)"
+                times = [entry[rank]["to ours"]] + [
+                    entry[rank][k] for k in ("to ours in int8",) if k in entry[rank]
+                ]
+                share = ", in int8 ".join(f"{t['ratio']:.2f}" for t in times)
+                words = f"{peer} on {NAMES[name]} at rank {rank} ({share} of our time)"
                 if high < 1:
                     (lesser if peer in LESSER else ahead).append(words)
                 elif low <= 1:

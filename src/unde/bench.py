@@ -141,7 +141,12 @@ def passes(
 
 
 def build(
-    setup: Setup, data: Any, method: Method, use: Callable[[Index], Any] | None = None, memory: str = "2GB"
+    setup: Setup,
+    data: Any,
+    method: Method,
+    use: Callable[[Index], Any] | None = None,
+    memory: str = "2GB",
+    store_dtype: str = "auto",
 ) -> float:
     """Seconds that the features took, in an index in a temporary folder, which `use` may ask something."""
     folder = Path(tempfile.mkdtemp(prefix="unde-bench-"))
@@ -154,6 +159,7 @@ def build(
             method=method,
             collate=setup.collate,
             memory=memory,
+            store_dtype=store_dtype,
             progress=False,
         )
         if use is not None:
