@@ -5,7 +5,8 @@
 
 In every round, in an order of its own: the plain pass in batches as in training and in passes of the size that the
 build settles, the frozen pass of that size, builds at ranks 16 and 64 in float32 and in int8 (writing included;
-planning, which is paid once, apart), and the peers. Peak memory is the high-water mark of a process of its own for each pass.
+planning, which is paid once, apart), and the peers. Peak memory is the high-water mark of a process of its own for
+each pass.
 """
 
 from __future__ import annotations
