@@ -9,7 +9,8 @@ import torch
 
 from experiments.shared.denoising import scheduler, seeds
 from experiments.shared.diffusion import STUDIES
-from unde import Weights, learn_weights
+from experiments.shared.sweep import objective
+from unde import Weights
 from unde.diffusion import augment
 from unde.methods import JourneyTRAK, Method
 from unde.scores import GroupScores
@@ -44,4 +45,4 @@ def supervised(
     rows, columns = augmented(study)
     if isinstance(method, JourneyTRAK):
         columns = straight_journeys(columns)
-    return learn_weights(score(columns), loss="supervised", positives=rows.tolist())
+    return objective(score(columns), loss="supervised", positives=rows.tolist())

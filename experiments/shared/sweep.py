@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from unde import Weights
+from unde import Weights, learn_weights
 from unde.evaluate import lds, paired
 from unde.evaluate.compare import refuse_seen
 
 if TYPE_CHECKING:
     from experiments.shared.cells import Cell
+    from unde.scores import GroupScores
 
 EVERY_BANK = (
     "mnist-resnet",
@@ -35,6 +36,15 @@ Learned = Callable[["Cell", str], Mapping[str, Weights]]
 def needed(variants: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     """`BANKS` of a study whose variants are banks."""
     return {name: (name,) for name in variants}
+
+
+def objective(scores: GroupScores, **given: Any) -> Weights:
+    """The paper's objective as it stands, with the k and the decay that version 0.1 had unless others are `given`.
+
+    Nothing is judged: with its defaults `learn_weights` asks self-retrieval, which confirms no candidate on these
+    banks, and all columns would be those of uniform weights.
+    """
+    return learn_weights(scores, **({"k": 3, "weight_decay": 0.1 if scores.method.linear else 1.0} | given))
 
 
 def sweep(bank: str, learned: Learned) -> dict[str, Any]:

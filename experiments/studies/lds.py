@@ -17,7 +17,7 @@ import torch
 from experiments.shared import cells, reference
 from experiments.shared.cells import Cell
 from experiments.shared.reliability import reliability
-from experiments.shared.sweep import BOOTSTRAP, EVERY_BANK, needed
+from experiments.shared.sweep import BOOTSTRAP, EVERY_BANK, needed, objective
 from unde import Weights, learn_weights
 from unde.evaluate import Bank, Estimate, lds, paired
 from unde.scores import GroupScores
@@ -52,7 +52,7 @@ def _method(cell: Cell, bank: Bank, name: str) -> dict[str, Any]:
         "top-k": (queried, _told(queried)),
         "self-retrieval": (found, found.provenance["refused"]),
         "both": (mean, None),
-        "top-k 0.1": (_old_defaults(learn), None),
+        "top-k 0.1": (objective(learn), None),
     }
     judge = _Judge(evaluate, bank, split_queries="learn" not in bank.utility)
     out = {
@@ -77,10 +77,6 @@ def _method(cell: Cell, bank: Bank, name: str) -> dict[str, Any]:
 
 def _told(weights: Weights) -> str | None:
     return None if weights.provenance.get("confirmed", True) else "self-retrieval confirms no candidate"
-
-
-def _old_defaults(learn: GroupScores) -> Weights:
-    return learn_weights(learn, k=3, weight_decay=0.1 if learn.method.linear else 1.0)
 
 
 class _Judge:

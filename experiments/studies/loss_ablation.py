@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.shared.sweep import EVERY_BANK, needed, sweep
-from unde import learn_weights
+from experiments.shared.sweep import EVERY_BANK, needed, objective, sweep
 
 PAPER = "Table 10"
 VARIANTS = EVERY_BANK
@@ -22,7 +21,7 @@ def run(variant: str | None) -> dict[str, Any]:
 
     def learned(cell, title):
         scores = cell.learn_scores(title)
-        weights = {loss: learn_weights(scores, loss=loss) for loss in LOSSES}
+        weights = {loss: objective(scores, loss=loss) for loss in LOSSES}
         if cell.domain == "diffusion":
             from experiments.shared.augmented import supervised
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.shared.sweep import EVERY_BANK, needed, sweep
-from unde import learn_weights
+from experiments.shared.sweep import EVERY_BANK, needed, objective, sweep
 
 PAPER = "Figure 7"
 VARIANTS = EVERY_BANK
@@ -22,6 +21,6 @@ def run(variant: str | None) -> dict[str, Any]:
 
     def learned(cell, title):
         scores = cell.learn_scores(title)
-        return {f"{s:g}": learn_weights(scores, noise=s) for s in NOISE}
+        return {f"{s:g}": objective(scores, noise=s) for s in NOISE}
 
     return sweep(variant, learned)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.shared.sweep import needed, sweep
-from unde import Weights, learn_weights
+from experiments.shared.sweep import needed, objective, sweep
+from unde import Weights
 
 PAPER = "Table 11"
 FAMILIES = (("mnist-resnet", "cifar10-resnet"), ("sotu-gpt2", "wikitext-gpt2", "finetuned-gpt2"))
@@ -28,7 +28,7 @@ def run(variant: str | None) -> dict[str, Any]:
 
     def weights_of(bank: str, title: str) -> Weights:
         if (bank, title) not in learned:
-            learned[bank, title] = learn_weights(cells.get(bank).learn_scores(title))
+            learned[bank, title] = objective(cells.get(bank).learn_scores(title))
         return learned[bank, title]
 
     return sweep(variant, lambda cell, title: {bank: weights_of(bank, title) for bank in family})

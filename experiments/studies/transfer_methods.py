@@ -8,8 +8,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from experiments.shared.sweep import EVERY_BANK, needed, sweep
-from unde import Weights, learn_weights
+from experiments.shared.sweep import EVERY_BANK, needed, objective, sweep
+from unde import Weights
 
 PAPER = "Table 12"
 VARIANTS = EVERY_BANK
@@ -21,6 +21,6 @@ def run(variant: str | None) -> dict[str, Any]:
 
     @cache
     def weights_of(cell, title: str) -> Weights:
-        return learn_weights(cell.learn_scores(title))
+        return objective(cell.learn_scores(title))
 
     return sweep(variant, lambda cell, title: {other: weights_of(cell, other) for other in cell.methods})
