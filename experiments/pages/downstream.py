@@ -236,7 +236,7 @@ def weights_over_the_network(book: Book) -> str:
     groups = next(iter(sets.values()))
     cell = (of_bank(book, "robots") or {"methods": {}})["methods"].get("D-TRAK")
     if cell is not None:
-        rule = next((r for r in ("top-k", "top-k 0.1") if r in cell["rules"]), None)
+        rule = next((r for r in ("top-k 0.1", "top-k") if r in cell["rules"]), None)
         values = cell["rules"][rule]["weights"] if rule else []
         if len(values) == len(groups):
             sets = {"weights for all": dict(zip(groups, values)), **sets}
