@@ -101,7 +101,8 @@ def noise(book: Book) -> str:
         shown_figure = book.figure("noise", svg, title)
     return paragraphs(
         f"{OBJECTIVE}{LEGEND} Columns: noise in the scores that weights are learned from, in standard deviations of "
-        "each group. The paper shows a figure and no numbers: there weights stay better than none up to 10 standard deviations.",
+        "each group. The paper shows a figure and no numbers: there weights stay better than none up to 10 standard "
+        "deviations.",
         shown_figure,
         swept_table(book, "noise_sensitivity", tuple(BANKS), columns, {}),
         made_by("noise_sensitivity"),
