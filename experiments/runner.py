@@ -205,13 +205,15 @@ def make_bank(name: str, *, yes: bool, wanted_by: str = "", processes: int | Non
 
 def work_left(name: str) -> str:
     """How many models a bank lacks; how long they will take, if some of them are there."""
+    from safetensors.numpy import load_file
+
     from experiments.shared import banks
 
     module, arguments = banks.MADE_BY[name]
     total = importlib.import_module(f"experiments.shared.{module}").recipe(*arguments).subsets
-    parts = sorted(bank_path(name).with_name(f"{name}.npz.parts").glob("model-*.npz"))
+    parts = sorted(bank_path(name).with_name(f"{name}.npz.parts").glob("model-*.safetensors"))
     words = f"{total - len(parts)} of {total} models have to be retrained"
-    seconds = [float(np.load(part)["seconds"].sum()) for part in parts if "seconds" in np.load(part)]
+    seconds = [float(load_file(part)["seconds"]) for part in parts]
     if seconds:
         words += f", about {(total - len(parts)) * np.mean(seconds) / 3600:.1f} hours of one core"
     return words

@@ -5,9 +5,11 @@ import json
 import sys
 import types
 
+import numpy as np
 import pytest
 from experiments.shared import banks
 from experiments.shared.places import HERE
+from safetensors.numpy import save_file
 
 from experiments import __main__ as command
 from experiments import runner, tables
@@ -200,3 +202,18 @@ def test_a_study_without_its_contract_is_refused(tmp_path):
     (tmp_path / "bad.py").write_text('"""Title."""\ndef run(variant): ...\n')
     with pytest.raises(runner.Refused, match=r"bad\.py says no PAPER"):
         runner.studies(tmp_path)
+
+
+def test_an_unfinished_bank_tells_how_long_the_rest_takes(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "BANKS", tmp_path)
+    total = int(runner.work_left("mnist-resnet").split(" of ")[1].split()[0])
+    assert runner.work_left("mnist-resnet") == f"{total} of {total} models have to be retrained"
+    parts = tmp_path / "mnist-resnet.npz.parts"
+    parts.mkdir()
+    for number, seconds in enumerate((1000.0, 2000.0)):
+        path = parts / f"model-{number:05d}.safetensors"
+        save_file({"seconds": np.array(seconds)}, path)
+    hours = f"{(total - 2) * 1500 / 3600:.1f}"
+    assert runner.work_left("mnist-resnet") == (
+        f"{total - 2} of {total} models have to be retrained, about {hours} hours of one core"
+    )
