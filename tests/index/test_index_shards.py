@@ -76,6 +76,31 @@ def test_any_flipped_bit_of_the_content_is_found(tmp_path):
             assert read_shard(path, "owner", verify=False)  # what verify=False leaves out
 
 
+def test_blocks_that_changed_places_are_found(tmp_path):
+    path = tmp_path / "s.safetensors"
+    write_shard(path, "owner", {"a": torch.arange(2**19 + 5).float()})  # two MiB and a little
+    full = path.read_bytes()
+    a, b = full[-(2**21) - 20 :][: 2**20], full[-(2**20) - 20 : -20]
+    path.write_bytes(full[: -(2**21) - 20] + b + a + full[-20:])
+    with pytest.raises(ShardError, match="does not match its checksum"):
+        read_shard(path, "owner")
+
+
+def test_a_file_with_a_hash_of_all_its_bytes_is_read(tmp_path, monkeypatch):
+    """As releases until 0.2 wrote them."""
+    path, content = tmp_path / "s.safetensors", {"a": torch.arange(9.0)}
+    write_shard(path, "owner", content)
+    now = path.read_bytes()
+    with monkeypatch.context() as m:
+        m.setattr(store.shards, "sums", memoryview)
+        write_shard(path, "owner", content)
+    assert len(path.read_bytes()) == len(now) and path.read_bytes() != now
+    assert torch.equal(read_shard(path, "owner")["a"], content["a"])
+    path.write_bytes(path.read_bytes()[:-1] + b"\1")
+    with pytest.raises(ShardError, match="does not match its checksum"):
+        read_shard(path, "owner")
+
+
 @pytest.mark.parametrize("at", [40, -1, -300], ids=["header", "last byte", "middle"])
 def test_a_flipped_bit(index, at, capsys):
     whole, path = toy.content(index.folder), toy.shard_files(index)[2]

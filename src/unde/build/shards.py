@@ -259,7 +259,8 @@ def _read(context: Context, c: int, s: int) -> Iterator[Batch]:
 def _tensors(context: Context, run: FeaturePass, rows: range, found: Found) -> dict[str, Tensor]:
     """What is stored of one pass over `rows` beside its features; examples with bad gradients are refused, or left out
     and noted."""
-    squares = torch.stack([found.features[:, x].square().sum(1) for x in context.manifest.columns], 1)
+    norms = [torch.linalg.vector_norm(found.features[:, x], dim=1) for x in context.manifest.columns]
+    squares = torch.stack(norms, 1).square_()  # read once: a sum of squares makes a copy of them
     finite = squares.isfinite().all(1) & found.values.isfinite()
     if not finite.all():  # or too large to be squared
         finite = found.features.isfinite().all(1) & found.values.isfinite()

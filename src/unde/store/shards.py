@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Generator, Mapping
+import zlib
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ _META, _META_OF_0_1 = "unde", "whence"  # the package was called whence until 0.
 WRITTEN = (
     1  # times that a file is in memory while it is sent to a store, beside the tensors; on a disk it never is
 )
+_BLOCK = 2**20  # bytes that have a sum of their own
 _TYPES = {  # as they are called in a file, in the order that they have there
     torch.int64: "I64",
     torch.float64: "F64",
@@ -65,7 +67,7 @@ def _packed(tensors: Mapping[str, Tensor], owner: str, place: str) -> Content:
     """What safetensors makes of them, with the tensors where they lie: its own writer copies each before it is
     written."""
     tensors = {k: v.contiguous().cpu() for k, v in tensors.items()}
-    header, order = _header(tensors, {"checksum": checksum(tensors), "index": owner, "name": place})
+    header, order = _header(tensors, {"checksum": checksum(tensors, sums), "index": owner, "name": place})
     return [header, *(_buffer(tensors[name]) for name in order if tensors[name].numel())]
 
 
@@ -130,7 +132,7 @@ def mapped(
     owned = isinstance(meta, dict) and owner in (None, meta.get("index"))
     if not owned or meta.get("name") != (place or path.name):
         raise ShardError(f"shard {path} is foreign: it was written for another index or another place in it")
-    if verify and meta.get("checksum") != checksum(tensors):
+    if verify and not _matches(meta.get("checksum"), tensors):
         raise ShardError(f"shard {path} is damaged: its content does not match its checksum")
     if lease:
         hold.until_gone(tensors.values())
@@ -167,10 +169,25 @@ def file_bytes(tensors: Mapping[str, Tensor], place: str) -> int:
     return len(_header(tensors, meta)[0]) + sum(t.nbytes for t in tensors.values())
 
 
-def checksum(tensors: Mapping[str, Tensor]) -> str:
+def checksum(
+    tensors: Mapping[str, Tensor], of: Callable[[memoryview], bytes | memoryview] = memoryview
+) -> str:
+    """SHA-256 of names, types, shapes and content, or of what `of` makes of the content."""
     h = hashlib.sha256()  # processors have instructions for it
     for name in sorted(tensors):
         t = tensors[name]
         h.update(f"{name} {t.dtype} {tuple(t.shape)}".encode())
-        h.update(_buffer(t) if t.numel() else b"")
+        h.update(of(_buffer(t)) if t.numel() else b"")
     return h.hexdigest()
+
+
+def sums(data: memoryview) -> bytes:
+    """CRC-32 of every block. It is to find damage, which needs no more, and takes 0.4 of the time of a hash of all;
+    of blocks, so that a large file is no worse off than a small one."""
+    parts = (zlib.crc32(data[i : i + _BLOCK]) for i in range(0, len(data), _BLOCK))
+    return b"".join(part.to_bytes(4, "little") for part in parts)
+
+
+def _matches(found: Any, tensors: Mapping[str, Tensor]) -> bool:
+    """Until 0.2 the whole content was hashed."""
+    return found == checksum(tensors, sums) or found == checksum(tensors)
