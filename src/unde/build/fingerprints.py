@@ -44,10 +44,15 @@ class Watch:
     def renew(self) -> None:
         self._seen = self._look()
 
-    def _look(self) -> list[tuple[str, int, int, bytes]]:
-        tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
-        held = [(name, part) for name, t in tensors for part in parts(t)]
-        return [(name, t.data_ptr(), t._version, _some(t)) for name, t in held]
+    def _look(self) -> list[tuple[str, str, int, int, bytes]]:
+        held = [  # walked once: of many small modules the walk is most of the time
+            (where, name, part)
+            for where, module in self.model.named_modules()
+            for name, t in (*module._parameters.items(), *module._buffers.items())
+            if t is not None
+            for part in parts(t)
+        ]
+        return [(where, name, t.data_ptr(), t._version, _some(t)) for where, name, t in held]
 
 
 def _some(t: Tensor) -> bytes:

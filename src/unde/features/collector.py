@@ -186,7 +186,7 @@ class Collector:
         copies = fallback.expanded_copies(self.model, shapes, len(ids))
         later = Later(self.model, self.coverage.later if self.emit else [], len(ids))
         swapped = {**copies, **later.swapped}
-        parameters = dict(self.model.named_parameters())
+        parameters = dict(self.model.named_parameters()) if self.coverage.unused else {}  # walks all modules
         watched = {n: parameters[n].requires_grad_(True) for n in self.coverage.unused if n in self._loose}
         try:
             if self._wrapped.beside:
