@@ -125,7 +125,7 @@ def _way(problem: Problem, weight_decay: float) -> Way:
         if soon and some is not None:
             (seen,) = yield [Ask(some, target)]
             mean = _told_by_some(now, seen, target)
-            if abs(mean / scale - goal.penalty(target) - value - rise) < 2 * left:
+            if abs(mean / scale - goal.penalty(target) - value - rise) < left:
                 return Climb(target, unweighted, [*curve, mean], True)
         for _ in range(3):
             (found,) = yield [Ask(problem, target, None if soon and some is None else draw)]
