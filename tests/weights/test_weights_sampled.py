@@ -1,5 +1,7 @@
 """The solver on a sample against the exact one and against what is true of its parts."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -134,6 +136,44 @@ def test_fixed_point_takes_it_where_it_pays_and_goes_on_where_it_got_stuck(value
         reached(values, exact.weights, weight_decay=0.1), abs=2e-3
     )
     assert after.unweighted == pytest.approx(exact.unweighted)
+
+
+def test_candidates_side_by_side_find_what_each_finds_alone(values, always):
+    first = problem_of(values)
+    problems, decays = [replace(first, k=k) for k in (3, 3, 30)], [0.0, 0.3, 0.1]
+    together = sampled.climb(problems, decays)
+    for problem, decay, found in zip(problems, decays, together):
+        alone = climb(problem, decay)
+        np.testing.assert_allclose(found.weights, alone.weights, rtol=1e-3, atol=1e-4)
+        assert found.converged and alone.converged
+    tight = problem_of(values, memory=1_500_000, rows=111)
+    first, second = sampled.climb(
+        [tight, tight], [0.1, 0.1]
+    )  # one after the other: rows of both have no room
+    np.testing.assert_array_equal(first.weights, second.weights)
+
+
+def test_a_short_last_step_is_told_by_one_query_in_eight(always, monkeypatch):
+    many, k = random_scores(400, 500, GROUPS), 3
+    counts = []
+    looks = sampled.looks
+
+    def counted(asked):
+        counts.append(len(asked[0].problem.queries))
+        return looks(asked)
+
+    monkeypatch.setattr(sampled, "looks", counted)
+    found = climb(problem_of(many, k=k), 0.0)
+    exact = fixed_point_exactly(problem_of(many, k=k), 0.0)
+    monkeypatch.undo()
+    assert found.converged and counts[-1] == 50 and 400 in counts
+    scores = many @ torch.from_numpy(found.weights).float()
+    assert found.curve[-1] == pytest.approx(float(objective(scores, k, "top-k").mean()), rel=2e-4)
+    last, best = (
+        float(objective(many.double() @ torch.as_tensor(w), k, "top-k").mean())
+        for w in (found.weights, exact.weights)
+    )
+    assert last > 0.999 * best
 
 
 def test_small_problems_are_solved_exactly(values):

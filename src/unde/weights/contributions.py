@@ -118,9 +118,7 @@ class Contributions:
                 out[:, train] = finish(c @ w, w, span.queries, train).cpu()[span.wanted]
         return found
 
-    def turned(
-        self, span: Span, weights: Sequence[Tensor], count: int
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    def turned(self, span: Span, weights: Sequence[Tensor], count: int) -> tuple[list[Tensor], list[Tensor]]:
         """Scores of kept contributions, and Σ_n s_n C_q[n], (q, M), of the first `count` of the weights.
 
         What a block was multiplied with for its scores, it is multiplied with again while it is near.

@@ -54,7 +54,7 @@ _LONGER = (1.5, 2.0, 3.0, 4.0)
 
 @dataclass(frozen=True)
 class Climb:
-    """Where it ended, the objective of each look (the last may be told by some queries), and whether there is no way up."""
+    """Where it ended, the objective of each look, of which some queries may tell the last, and whether it is a top."""
 
     weights: Array
     unweighted: Array  # (Q',)
@@ -334,7 +334,9 @@ class Model:
         flat, factors = self.rows.view(-1, self.rows.shape[2]), factors.float().view(-1, 1)
         groups = flat.shape[1]
         total, half = torch.zeros(groups, groups), groups // 2
-        for rows, f in zip(flat.split(1024), factors.split(1024)):  # one of the off-diagonal quarters is enough
+        for rows, f in zip(
+            flat.split(1024), factors.split(1024)
+        ):  # one of the off-diagonal quarters is enough
             scaled = (rows * f).T
             total[:, :half].addmm_(scaled, rows[:, :half])
             total[half:, half:].addmm_(scaled[half:], rows[:, half:])
