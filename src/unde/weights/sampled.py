@@ -107,7 +107,9 @@ def _way(problem: Problem, weight_decay: float) -> Way:
     """From a start that some of the queries told, by looks and models."""
     some, draw = _some(problem), _draw(problem, _ROWS)
     w = np.ones(problem.data.groups) if some is None else (yield from _start(some, weight_decay))
-    plain, now = yield [Ask(problem, np.ones(len(w))), Ask(problem, w, draw)]
+    asked = [Ask(problem, w, draw)] + ([] if some is None else [Ask(problem, np.ones(len(w)))])
+    now, *beside = yield asked
+    plain = beside[0] if beside else now
     unweighted, scale = plain.rho, float(np.abs(plain.rho).mean())
     if scale == 0:
         raise nothing_to_learn()
