@@ -58,6 +58,7 @@ class Contributions:
         self.query_bytes = 4 * self.examples * self.groups
         self._noise: Noise | None = None
         self._kept: Tensor | None = None
+        self._finite = torch.zeros(self.queries, dtype=torch.bool)  # queries all of whose blocks were checked
         self.unit = 1.0  # of what is kept, about: in it, products of contributions and scores do not vanish
         if noise > 0:
             passes = self.sweep("measuring the contributions", torch.arange(self.queries), 0)
@@ -213,10 +214,11 @@ class Contributions:
             yield train, self._prepared(block, queries, train)
             if advance is not None:
                 advance(block.shape[0] * block.shape[1])
+        self._finite[queries] = True
 
     def _prepared(self, block: Tensor, queries: slice, train: slice) -> Tensor:
         # The extremes are NaN or infinite if any number is, and need no second block of memory.
-        if not torch.stack(torch.aminmax(block)).isfinite().all():
+        if not (self._finite[queries].all() or torch.stack(torch.aminmax(block)).isfinite().all()):
             row, _, group = (~torch.isfinite(block)).nonzero()[0].tolist()
             raise UndeError(
                 f"contributions of query {queries.start + row} are NaN or infinite (group "
