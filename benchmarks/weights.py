@@ -34,7 +34,7 @@ from unde.scores.train_side import TrainSide
 from unde.weights import retrieval
 from unde.weights.adamw import adamw
 from unde.weights.contributions import Contributions
-from unde.weights.fixed_point import Grams, fixed_point
+from unde.weights.fixed_point import fixed_point, fixed_points
 from unde.weights.problem import Problem
 from unde.weights.settings import EPOCHS, LEARNING_RATE
 
@@ -113,10 +113,8 @@ def candidates(values: Tensor) -> dict[str, Any]:
     everything = torch.arange(len(values))
 
     def run() -> list[bool | None]:
-        grams = Grams(data, everything)
-        return [
-            fixed_point(Problem(data, everything, k, "top-k"), decay, grams).converged for k, decay in asked
-        ]
+        problems = [Problem(data, everything, k, "top-k") for k, _ in asked]
+        return [found.converged for found in fixed_points(problems, [decay for _, decay in asked])]
 
     seconds, converged, beside = measured(run)
     return {

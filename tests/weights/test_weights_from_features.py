@@ -96,6 +96,6 @@ def test_a_climb_by_features_is_the_one_by_contributions(made, monkeypatch):
     monkeypatch.setattr(sampled, "_SHARE", 5)
     kept, by_features = Contributions(made["tracin"]), Contributions(made["tracin"])
     by_features._kept, by_features._features = None, FromFeatures.of(made["tracin"])
-    found = [sampled.climb(Problem(d, torch.arange(9), 5, "top-k"), 0.1) for d in (kept, by_features)]
+    found = [sampled.climb([Problem(d, torch.arange(9), 5, "top-k")], [0.1])[0] for d in (kept, by_features)]
     assert len(found[0].curve) > 1
     np.testing.assert_allclose(found[1].weights, found[0].weights, rtol=1e-3, atol=1e-4)

@@ -115,7 +115,7 @@ def test_streaming_gives_the_same(scores, memory):
     for w in (None, weights):
         assert torch.equal(whole.found(w), small.found(w))
         torch.testing.assert_close(whole.objective(w), small.objective(w))
-    torch.testing.assert_close(whole.learned(0.1), small.learned(0.1), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(whole.learned(0.1)[0], small.learned(0.1)[0], rtol=1e-4, atol=1e-5)
     assert small.scores.passes > 2 and whole.scores.passes == 0  # these were read once and kept
     assert small.scores.largest < 4 * values.numel()
 
@@ -352,7 +352,7 @@ def test_candidates_of_two_kinds():
 def test_learned_weights_are_the_best_there_are():
     """No direction away from what the fixed point found raises the objective; no decay."""
     copies = planted(SIGNAL, NOISE, queries=60)
-    w = copies.learned(0.0).double()
+    w = copies.learned(0.0)[0].double()
     g, reached = torch.Generator().manual_seed(0), float(copies.objective(w.float()).mean())
     for _ in range(200):
         other = (w * torch.exp(0.3 * torch.randn(6, generator=g))).float()
@@ -370,10 +370,10 @@ def test_a_cosine_learns():
     """The solver of the paper, whose decay is raised: it bounds the logarithm of the weights."""
     values, originals = planted_values(SIGNAL, NOISE, queries=30, examples=60, seed=1)
     copies = Copies(CosineScores(values), originals, torch.arange(60))
-    w = copies.learned(0.1)
+    w = copies.learned(0.1)[0]
     assert w[:2].min() > w[2:].max()
     assert copies.objective(w).mean() > copies.objective().mean()
-    assert torch.equal(w, copies.learned(1.0)) and not torch.equal(w, copies.learned(2.0))
+    assert torch.equal(w, copies.learned(1.0)[0]) and not torch.equal(w, copies.learned(2.0)[0])
 
 
 # --- DAS with its sign ---------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """The solver on a sample against the exact one and against what is true of its parts."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from unde.errors import UndeError
 from unde.weights import sampled
 from unde.weights.contributions import Contributions
 from unde.weights.fixed_point import fixed_point
-from unde.weights.looks import Draw, Look
+from unde.weights.looks import Ask, Draw, looks
 from unde.weights.objective import objective
 from unde.weights.problem import Problem
 from unde.weights.quadratic import nonnegative_minimum, units
@@ -57,20 +59,20 @@ def test_a_look_gives_the_value_and_slope_that_autograd_gives(values, loss, opti
     problem = problem_of(values, loss, **options)
     w = np.linspace(0.2, 2.0, GROUPS)
     random = torch.randint(EXAMPLES, (QUERIES, 9), generator=torch.Generator().manual_seed(1))
-    now = Look(problem, w, Draw(1, 16, 8, random), unweighted=True)
+    plain, now = looks([Ask(problem, UNIFORM), Ask(problem, w, Draw(1, 16, 8, random))])
     x = torch.from_numpy(w).requires_grad_()
     each = objective(values.double() @ x, 5, loss, POSITIVES)
     (slope,) = torch.autograd.grad(each.mean(), x)
     np.testing.assert_allclose(now.rho, each.detach().numpy(), rtol=1e-5)
-    plain = objective(values.double().sum(2), 5, loss, POSITIVES)
-    np.testing.assert_allclose(now.unweighted, plain.numpy(), rtol=1e-5, atol=1e-8)
-    np.testing.assert_allclose(now.told[0], slope.numpy(), rtol=1e-4, atol=1e-7)
+    unweighted = objective(values.double().sum(2), 5, loss, POSITIVES)
+    np.testing.assert_allclose(plain.rho, unweighted.numpy(), rtol=1e-5, atol=1e-8)
+    np.testing.assert_allclose(now.slope, slope.numpy(), rtol=1e-4, atol=1e-7)
 
 
 def test_rows_are_those_at_the_ends_and_the_random_ones(values):
     w = np.linspace(0.2, 2.0, GROUPS)
     random = torch.randint(EXAMPLES, (QUERIES, 9), generator=torch.Generator().manual_seed(1))
-    _, rows = Look(problem_of(values, k=20), w, Draw(3, 14, 8, random)).told
+    rows = looks([Ask(problem_of(values, k=20), w, Draw(3, 14, 8, random))])[0].rows
     scores = values @ torch.from_numpy(w).float()
     order = scores.argsort(1, descending=True)
     picks = torch.cat([order[:, 1:42:3], order.flip(1)[:, :8], random], dim=1)
@@ -85,7 +87,7 @@ def test_rows_are_those_at_the_ends_and_the_random_ones(values):
 @pytest.mark.parametrize("weight_decay", [0.0, 0.03])
 def test_reaches_what_the_exact_solver_reaches(values, always, loss, weight_decay):
     exact = fixed_point_exactly(problem_of(values, loss), weight_decay)
-    found = sampled.climb(problem_of(values, loss), weight_decay)
+    found = climb(problem_of(values, loss), weight_decay)
     assert found.converged
     best, got = (reached(values, w, loss, 5, weight_decay) for w in (exact.weights, found.weights))
     assert best > reached(values, UNIFORM, loss) + 0.005
@@ -103,28 +105,32 @@ def fixed_point_exactly(problem, weight_decay):
         return fixed_point(problem, weight_decay)
 
 
+def climb(problem, weight_decay):
+    return sampled.climb([problem], [weight_decay])[0]
+
+
 @pytest.mark.parametrize("k", [30, 60])
 def test_many_selected_are_told_by_some_of_them(values, always, k):
     assert sampled._draw(problem_of(values, k=k), 40).stride > 1
     exact = fixed_point_exactly(problem_of(values, k=k), 0.1)
-    found = sampled.climb(problem_of(values, k=k), 0.1)
+    found = climb(problem_of(values, k=k), 0.1)
     assert reached(values, found.weights, k=k, weight_decay=0.1) > (
         reached(values, exact.weights, k=k, weight_decay=0.1) - 1e-3
     )
 
 
 def test_streamed_weights_are_those_in_memory(values, always):
-    whole = sampled.climb(problem_of(values), 0.1)
+    whole = climb(problem_of(values), 0.1)
     tight = problem_of(values, memory=1_500_000, rows=111)
     assert not tight.data.picks_queries
-    np.testing.assert_allclose(sampled.climb(tight, 0.1).weights, whole.weights, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(climb(tight, 0.1).weights, whole.weights, rtol=1e-3, atol=1e-4)
 
 
 def test_fixed_point_takes_it_where_it_pays_and_goes_on_where_it_got_stuck(values, always, monkeypatch):
     exact = fixed_point_exactly(problem_of(values), 0.1)
-    assert fixed_point(problem_of(values), 0.1).curve == sampled.climb(problem_of(values), 0.1).curve
+    assert fixed_point(problem_of(values), 0.1).curve == climb(problem_of(values), 0.1).curve
     stuck = sampled.Climb(np.linspace(0.1, 1.9, GROUPS), np.ones(QUERIES), [0.5], False)
-    monkeypatch.setattr(sampled, "climb", lambda *_: stuck)
+    monkeypatch.setattr(sampled, "climb", lambda *_: [stuck])
     after = fixed_point(problem_of(values), 0.1)
     assert reached(values, after.weights, weight_decay=0.1) == pytest.approx(
         reached(values, exact.weights, weight_decay=0.1), abs=2e-3
@@ -132,21 +138,59 @@ def test_fixed_point_takes_it_where_it_pays_and_goes_on_where_it_got_stuck(value
     assert after.unweighted == pytest.approx(exact.unweighted)
 
 
+def test_candidates_side_by_side_find_what_each_finds_alone(values, always):
+    first = problem_of(values)
+    problems, decays = [replace(first, k=k) for k in (3, 3, 30)], [0.0, 0.3, 0.1]
+    together = sampled.climb(problems, decays)
+    for problem, decay, found in zip(problems, decays, together):
+        alone = climb(problem, decay)
+        np.testing.assert_allclose(found.weights, alone.weights, rtol=1e-3, atol=1e-4)
+        assert found.converged and alone.converged
+    tight = problem_of(values, memory=1_500_000, rows=111)
+    first, second = sampled.climb(
+        [tight, tight], [0.1, 0.1]
+    )  # one after the other: rows of both have no room
+    np.testing.assert_array_equal(first.weights, second.weights)
+
+
+def test_a_short_last_step_is_told_by_one_query_in_eight(always, monkeypatch):
+    many, k = random_scores(400, 500, GROUPS), 3
+    counts = []
+    looks = sampled.looks
+
+    def counted(asked):
+        counts.append(len(asked[0].problem.queries))
+        return looks(asked)
+
+    monkeypatch.setattr(sampled, "looks", counted)
+    found = climb(problem_of(many, k=k), 0.0)
+    exact = fixed_point_exactly(problem_of(many, k=k), 0.0)
+    monkeypatch.undo()
+    assert found.converged and counts[-1] == 50 and 400 in counts
+    scores = many @ torch.from_numpy(found.weights).float()
+    assert found.curve[-1] == pytest.approx(float(objective(scores, k, "top-k").mean()), rel=2e-4)
+    last, best = (
+        float(objective(many.double() @ torch.as_tensor(w), k, "top-k").mean())
+        for w in (found.weights, exact.weights)
+    )
+    assert last > 0.999 * best
+
+
 def test_small_problems_are_solved_exactly(values):
     assert not sampled.pays(problem_of(values), kept=True)
 
 
 def test_unit_of_the_scores_does_not_matter(values, always):
-    plain, tiny = (sampled.climb(problem_of(unit * values), 0.1).weights for unit in (1.0, 1e-30))
+    plain, tiny = (climb(problem_of(unit * values), 0.1).weights for unit in (1.0, 1e-30))
     np.testing.assert_allclose(tiny, plain, rtol=1e-3, atol=1e-4)
 
 
 def test_dead_groups_and_queries_change_nothing(values, always):
-    plain = sampled.climb(problem_of(values), 0.1)
+    plain = climb(problem_of(values), 0.1)
     noise = 1e-16 * torch.randn(QUERIES, EXAMPLES, 1, generator=torch.Generator().manual_seed(0))
     more = torch.cat([values, torch.zeros(QUERIES, EXAMPLES, 1), noise], dim=2)
     more = torch.cat([more, torch.zeros(2, EXAMPLES, GROUPS + 2)])
-    found = sampled.climb(problem_of(more), 0.0)
+    found = climb(problem_of(more), 0.0)
     assert np.isfinite(found.weights).all()
     assert found.weights[GROUPS + 1] < 10  # of rounding alone
     assert reached(values, found.weights[:GROUPS]) > reached(values, plain.weights) - 1e-3
@@ -154,7 +198,7 @@ def test_dead_groups_and_queries_change_nothing(values, always):
 
 def test_all_zero_contributions_are_refused(always):
     with pytest.raises(UndeError, match="all contributions are zero"):
-        sampled.climb(problem_of(torch.zeros(20, 700, 3)), 0.1)
+        climb(problem_of(torch.zeros(20, 700, 3)), 0.1)
 
 
 def test_a_model_that_is_wrong_is_taken_back(values, always, monkeypatch):
@@ -162,7 +206,7 @@ def test_a_model_that_is_wrong_is_taken_back(values, always, monkeypatch):
     alone = GROUPS * np.eye(GROUPS)
     worst = min(alone, key=lambda w: reached(values, w))
     monkeypatch.setattr(sampled.Model, "top", lambda self: (worst, 1.0))
-    found = sampled.climb(problem_of(values), 0.0)
+    found = climb(problem_of(values), 0.0)
     assert not found.converged
     assert found.curve == sorted(found.curve)
     assert reached(values, found.weights) >= 1 > reached(values, worst)

@@ -100,7 +100,7 @@ class ArrayScores(Ranked):
     @cached_property
     def query_digests(self) -> list[str]:
         """Of the scores of each query, which tell it from others."""
-        return [hashlib.sha256(self._row(q).numpy().tobytes()).hexdigest()[:16] for q in range(len(self))]
+        return [hashlib.sha256(self._row(q).numpy()).hexdigest()[:16] for q in range(len(self))]
 
     def _row(self, q: int) -> Tensor:
         return self.contributions(slice(q, q + 1))[0].cpu().contiguous()

@@ -8,6 +8,7 @@ mix layers it acts there too, after the weights: ⟨K(w ⊙ g(q)), g(n)⟩, and 
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from unde.scores.columns import cut, joined, mask, start_of
 from unde.scores.ranked import Ranked, WeightsLike
 from unde.scores.top import Best
 from unde.scores.train_side import TrainSide
-from unde.scores.within import Sizes, finite, refuse_lost
+from unde.scores.within import HUGE, Sizes, finite, refuse_lost
 from unde.store.packed import Block, in_runs
 
 
@@ -136,9 +137,8 @@ class GroupScores(Ranked):
                 f"is {self.memory / 2**30:.3g} GiB: score fewer queries, regroup, or raise memory="
             )
         out = budget.large(len(self.partition), q, n)
-        whole = out.permute(
-            1, 2, 0
-        )  # a matrix (q, n) for each group, as they are made: turning them takes as long
+        # a matrix (q, n) for each group, as they are made: turning them takes as long
+        whole = out.permute(1, 2, 0)
         for rows, part in self._streamed(slice(0, q), out):
             if self.method.groupwise:
                 whole[:, rows] = part
@@ -197,20 +197,31 @@ class GroupScores(Ranked):
         """The same, put `into` (M, q, N) if that is there."""
         pieces, (_, count, _) = self._pieces(queries), self.queries[:, queries].shape
         m, sizes = len(self.partition), Sizes(count)
-        step = budget.rows_at_once(count, m, self.spare)
+        # What has its place in memory is made of a whole block at once: products of few rows are slow.
+        whole = into is not None and not self.method.groupwise
+        step = self.train.examples if whole else budget.rows_at_once(count, m, self.spare)
+        reach = [max((float(q.norm()) for _, _, q in own), default=0.0) for own in pieces]
         for rows, blocks in self.train.packed_blocks():
             for start in range(rows.start, rows.stop, step):
                 taken = slice(start, min(start + step, rows.stop))
                 here = slice(taken.start - rows.start, taken.stop - rows.start)
                 out = torch.empty(m, count, taken.stop - taken.start) if into is None else into[:, :, taken]
-                self._multiply(out, pieces, [block[here] for block in blocks])
-                sizes.see(slice(0, count), out.transpose(0, 1))
+                some = [block[here] for block in blocks]
+                self._multiply(out, pieces, some)
+                if not (sizes.ordinary and self._in_range(reach, some)):
+                    sizes.see(slice(0, count), out.transpose(0, 1))
                 parts = out.permute(1, 2, 0)
                 if self.method.groupwise:
                     parts = self.method.by_group(parts, self._sides(queries, taken))
                 yield taken, parts
         if len(lost := sizes.lost()):
             self._refuse_lost(torch.arange(len(self))[queries][lost], torch.ones(m))
+
+    def _in_range(self, reach: list[float], blocks: Sequence[Block]) -> bool:
+        """Whether no product of blocks with queries of such norms is beyond float32: then it need not be read again."""
+        norms = [float(block.norm()) if isinstance(block, Tensor) else math.inf for block in blocks]
+        bounds = zip(self.train.checkpoint_weights, reach, norms)
+        return sum(abs(eta) * r * norm for eta, r, norm in bounds) < HUGE
 
     def _multiply(
         self, out: Tensor, pieces: list[list[tuple[int, slice, Tensor]]], blocks: Sequence[Block]

@@ -11,6 +11,7 @@ from torch import Tensor
 from unde.errors import UndeError
 
 TINY = torch.finfo(torch.float32).tiny
+HUGE = 1e38  # sums whose bound is below this are finite
 _ORDINARY = 2.0**-50  # a norm beyond this has a score far above TINY
 _WAY_OUT = "the loss by a constant and build again"
 
@@ -36,6 +37,11 @@ class Sizes:
                 )
             self.largest[queries] = torch.maximum(self.largest[queries], largest)
         return scores
+
+    @property
+    def ordinary(self) -> bool:
+        """Whether every query has shown a score that is not lost."""
+        return bool((self.largest > _ORDINARY).all())
 
     def lost(self) -> Tensor:
         """Queries all of whose scores are zero, or too small to have their digits."""

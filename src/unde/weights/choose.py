@@ -12,7 +12,6 @@ from unde import console
 from unde.errors import UndeError
 from unde.scores.roles import refuse_training
 from unde.weights.contributions import Contributions
-from unde.weights.fixed_point import Grams
 from unde.weights.objective import normalised
 from unde.weights.problem import Problem
 from unde.weights.settings import Settings, fit
@@ -97,12 +96,12 @@ def choose(
         raise UndeError(f"folds is {folds}: expected 2 to {scores.shape[0]}, the number of queries")
     data = Contributions(scores)
     judged = torch.zeros(len(candidates) + 1, 2)  # sums over queries; the last row is the unweighted method
-    with console.progress("choosing k and weight decay", folds * len(candidates), unit="fits") as advance:
+    with console.progress("choosing k and weight decay", folds, unit="folds") as advance:
         for learned_from, held_out in _folds(data.queries, folds, seed):
-            judged[-1] += _judge(data, held_out, torch.ones(data.groups), max(ks))
-            for row, weights in enumerate(_weights(data, learned_from, candidates)):
-                judged[row] += _judge(data, held_out, weights, max(ks))
-                advance(1)
+            fits = fit([Problem(data, learned_from, c.k, c.loss) for c in candidates], candidates)
+            weights = [*(f.weights for f in fits), torch.ones(data.groups)]
+            judged += _judge(data, held_out, weights, max(ks))
+            advance(1)
     if judged[-1, 0] <= 0:
         raise UndeError(
             f"the {max(ks)} highest unweighted scores are negative on average, so nothing can be compared to "
@@ -123,20 +122,13 @@ def _folds(queries: int, folds: int, seed: int) -> Iterator[tuple[Tensor, Tensor
         yield (~held_out).nonzero()[:, 0], held_out.nonzero()[:, 0]
 
 
-def _weights(data: Contributions, queries: Tensor, candidates: Sequence[Settings]) -> Iterator[Tensor]:
-    """The weights of each candidate, learned from `queries`."""
-    shared = candidates[0].solver_for(data.source) == "fixed-point"
-    grams = Grams(data, queries) if shared else None
-    for settings in candidates:
-        yield fit(Problem(data, queries, settings.k, settings.loss), settings, grams).weights
-
-
-def _judge(data: Contributions, queries: Tensor, weights: Tensor, k: int) -> Tensor:
-    """Sums over queries of normalised mean scores: of the weights' own top k, of the unweighted: (2,)."""
-    total = torch.zeros(2)
-    for span in data.spans("judging", queries, 24 * data.examples):
-        unweighted, scores = data.unweighted(span, [weights])  # (q, N)
-        scores = normalised(scores)
-        total[0] += scores.topk(k).values.mean(1).sum()
-        total[1] += scores.gather(1, unweighted.topk(k).indices).mean(1).sum()
+def _judge(data: Contributions, queries: Tensor, weights: Sequence[Tensor], k: int) -> Tensor:
+    """Sums over queries of normalised mean scores: of the weights' own top k, of the unweighted: (c, 2)."""
+    total = torch.zeros(len(weights), 2)
+    for span in data.spans("judging", queries, (8 + 4 * len(weights)) * 3 * data.examples):
+        unweighted, *found = data.scores(span, [torch.ones(data.groups), *weights])  # (q, N)
+        top = unweighted.topk(k).indices
+        for row, scores in zip(total, map(normalised, found)):
+            row[0] += scores.topk(k).values.mean(1).sum()
+            row[1] += scores.gather(1, top).mean(1).sum()
     return total

@@ -17,9 +17,9 @@ from unde.weights.source import ResolvedScores
 
 KEPT = 2  # contributions stay in memory if they take at most this fraction of the budget, 1 in 2
 SPANS = 4  # what is held for the queries of a span takes at most this fraction
-_NEAR = (
-    2**26
-)  # bytes of kept contributions that are read twice in a row, so that the second time they are near
+_NEAR = 2**26  # bytes of kept contributions in a span
+_NEAREST = 2**20  # bytes of them that are read twice in a row, the second time from the cache of a core
+_SOME, _LEAST = 64, 1e-34  # examples that tell the unit, and the least there is
 Blocks = Iterable[tuple[slice, Tensor]]
 
 
@@ -58,15 +58,21 @@ class Contributions:
         self.query_bytes = 4 * self.examples * self.groups
         self._noise: Noise | None = None
         self._kept: Tensor | None = None
-        self._plain: tuple[Tensor, Tensor] | None = (
-            None  # unweighted scores, and of which queries they are known
-        )
+        self._finite = torch.zeros(self.queries, dtype=torch.bool)  # queries all of whose blocks were checked
+        self.unit = 1.0  # of what is kept, about: in it, products of contributions and scores do not vanish
         if noise > 0:
             passes = self.sweep("measuring the contributions", torch.arange(self.queries), 0)
             self._noise = Noise(noise * spread(block for _, blocks in passes for _, block in blocks), seed)
         if keeps(self.queries, self.examples, self.groups, self.memory):
             self._kept = self.load(slice(0, self.queries))
+            some = self._kept[:, :: max(1, self.examples // _SOME)]
+            self.unit = max(_LEAST, float(some.abs().max())) if some.any() else 1.0
         self._features = FromFeatures.of(source) if self._kept is None and self._noise is None else None
+
+    @property
+    def kept(self) -> bool:
+        """Whether contributions are in memory."""
+        return self._kept is not None
 
     @property
     def picks_queries(self) -> bool:
@@ -113,37 +119,47 @@ class Contributions:
                 out[:, train] = finish(c @ w, w, span.queries, train).cpu()[span.wanted]
         return found
 
-    def unweighted(self, span: Span, weights: Sequence[Tensor] = ()) -> list[Tensor]:
-        """Final scores of uniform weights, (q, N), and of other ones.
+    def turned(self, span: Span, weights: Sequence[Tensor], count: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Scores of kept contributions, and Σ_n s_n C_q[n], (q, M), of the first `count` of the weights.
 
-        Those of uniform weights are asked for again and again: they stay if they are small.
+        What a block was multiplied with for its scores, it is multiplied with again while it is near.
         """
-        which, uniform = span.wanted + span.queries.start, torch.ones(self.groups)
-        if 4 * self.queries * self.examples > self.memory // 32:
-            return self.scores(span, [uniform, *weights])
-        if self._plain is None:
-            self._plain = (
-                torch.empty(self.queries, self.examples),
-                torch.zeros(self.queries, dtype=torch.bool),
-            )
-        plain, known = self._plain
-        if known[which].all():
-            return [plain[which], *(self.scores(span, weights) if weights else ())]
-        found = self.scores(span, [uniform, *weights])
-        plain[which], known[which] = found[0], True
-        return found
+        assert self._kept is not None
+        asked = torch.stack([w.to(self._kept) for w in weights])  # (c, M)
+        step = max(1, _NEAREST // (4 * self.groups))
+        scores = torch.empty(len(asked), len(span.wanted), self.examples)
+        sums = torch.zeros(len(span.wanted), count, self.groups)
+        for run, rows in self._runs(span):
+            for place, c in zip(range(rows.start, rows.stop), run):
+                parts = scores[:, place].split(step, dim=1)
+                for block, made in zip(c.split(step), parts):
+                    torch.mm(asked, block.T, out=made)
+                    sums[place].addmm_(made[:count], block)
+        return list(scores), list(sums.transpose(0, 1))
+
+    def added(self, span: Span, picks: Tensor) -> Tensor:
+        """Sums of kept contributions of the picked examples (q, r): (q, M)."""
+        return torch.nn.functional.embedding_bag(self._places(span, picks), self._flat, mode="sum")
+
+    def rows(self, span: Span, picks: Tensor, into: Tensor) -> None:
+        """Kept contributions of the picked examples (q, r), put into (q, r, M)."""
+        torch.index_select(self._flat, 0, self._places(span, picks).view(-1), out=into.view(-1, self.groups))
+
+    @property
+    def _flat(self) -> Tensor:
+        assert self._kept is not None
+        return self._kept.view(-1, self.groups)
+
+    def _places(self, span: Span, picks: Tensor) -> Tensor:
+        return picks + self.examples * (span.wanted + span.queries.start)[:, None]
 
     def pulled(self, span: Span, pull: Tensor, picks: Tensor) -> tuple[Tensor, Tensor]:
-        """Σ_n pull[q, n] C_q[n], (q, M), of pulls (q, N), and the contributions of the picked examples, (q, r, M)."""
+        """Σ_n pull[q, n] C_q[n], (q, M), of pulls (q, N), and the contributions of the picked examples, (q, r, M),
+        of what is not kept."""
         which = span.wanted + span.queries.start
         if self._features is not None:
             return self._features.pulled(which, pull, picks)
-        sums = torch.zeros(len(which), self.groups)
-        if self._kept is not None:
-            for part, rows in self._runs(span):
-                torch.bmm(pull[rows, None], part, out=sums[rows, None])
-            return sums, self._kept[which[:, None], picks]
-        rows = torch.empty(*picks.shape, self.groups)
+        sums, rows = torch.zeros(len(which), self.groups), torch.empty(*picks.shape, self.groups)
         for train, block in self._blocks(span.queries):
             c = block.cpu()  # (·, n, M): may be a view of all that there is, so nothing of it is copied
             for row, query in enumerate(span.wanted.tolist()):
@@ -198,10 +214,11 @@ class Contributions:
             yield train, self._prepared(block, queries, train)
             if advance is not None:
                 advance(block.shape[0] * block.shape[1])
+        self._finite[queries] = True
 
     def _prepared(self, block: Tensor, queries: slice, train: slice) -> Tensor:
         # The extremes are NaN or infinite if any number is, and need no second block of memory.
-        if not torch.stack(torch.aminmax(block)).isfinite().all():
+        if not (self._finite[queries].all() or torch.stack(torch.aminmax(block)).isfinite().all()):
             row, _, group = (~torch.isfinite(block)).nonzero()[0].tolist()
             raise UndeError(
                 f"contributions of query {queries.start + row} are NaN or infinite (group "

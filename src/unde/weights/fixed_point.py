@@ -35,7 +35,7 @@ where they do not even fit in memory, it does not.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,19 +59,30 @@ _SLOPE = 1e-9  # where the gradient of J counts as zero, in units in which H has
 _PROXIMAL = 1e-9  # pull to the present w, for what H leaves undetermined: equal groups, dead groups
 
 
-def fixed_point(problem: Problem, weight_decay: float, grams: Grams | None = None) -> Fit:
-    """Weights by turns of selection and the fixed-point iteration, until nothing changes.
+def fixed_point(problem: Problem, weight_decay: float) -> Fit:
+    """Weights by turns of selection and the fixed-point iteration, until nothing changes."""
+    return fixed_points([problem], [weight_decay])[0]
 
-    `grams` are those of the problem's queries, if they are at hand from another problem.
-    """
-    grams = grams or Grams(problem.data, problem.queries)
-    if not grams.made and sampled.pays(problem, grams.fit):
-        climbed = sampled.climb(problem, weight_decay)
-        if climbed.converged or not grams.fit:
-            mean = float(climbed.unweighted.mean())
-            return Fit(torch.from_numpy(climbed.weights), mean, climbed.curve, climbed.converged)
-        return _by_grams(problem, weight_decay, grams, climbed.weights)
-    return _by_grams(problem, weight_decay, grams, np.ones(problem.data.groups))
+
+def fixed_points(problems: Sequence[Problem], weight_decays: Sequence[float]) -> list[Fit]:
+    """The same of several problems with the same queries, which share what they read and the matrices G_q."""
+    grams = Grams(problems[0].data, problems[0].queries)
+    sample = [i for i, problem in enumerate(problems) if sampled.pays(problem, grams.fit)]
+    climbed = dict(
+        zip(sample, sampled.climb([problems[i] for i in sample], [weight_decays[i] for i in sample]))
+        if sample
+        else ()
+    )
+    fits = []
+    for i, (problem, decay) in enumerate(zip(problems, weight_decays)):
+        found = climbed.get(i)
+        if found is not None and (found.converged or not grams.fit):
+            mean = float(found.unweighted.mean())
+            fits.append(Fit(torch.from_numpy(found.weights), mean, found.curve, found.converged))
+        else:
+            start = np.ones(problem.data.groups) if found is None else found.weights
+            fits.append(_by_grams(problem, decay, grams, start))
+    return fits
 
 
 def _by_grams(problem: Problem, weight_decay: float, grams: Grams, w: Array) -> Fit:
@@ -105,10 +116,6 @@ class Grams:
         self._bytes = 16 * data.groups**2  # for each query, in float64 and twice over
         self.fit = len(queries) * self._bytes <= data.memory // 4
         self._kept: list[tuple[slice, Array]] | None = None
-
-    @property
-    def made(self) -> bool:
-        return self._kept is not None
 
     def apply(self, vector: Array) -> Array:
         """G_q v for each query: (Q', M)."""

@@ -17,7 +17,6 @@ from unde.scores.roles import refuse_training
 from unde.weights import retrieval
 from unde.weights.choose import choose
 from unde.weights.contributions import Contributions
-from unde.weights.fixed_point import Grams
 from unde.weights.problem import Fit, Problem
 from unde.weights.settings import EPOCHS, LEARNING_RATE, WEIGHT_DECAY, Settings, fit
 from unde.weights.source import ResolvedScores
@@ -195,8 +194,7 @@ def _confirmed(source: ResolvedScores, candidates: Sequence[Settings], judge: An
     """Of the candidates the one that self-retrieval confirms most surely; uniform weights if it confirms none."""
     data = Contributions(source, candidates[0].noise, candidates[0].seed)
     everything = torch.arange(data.queries)
-    grams = Grams(data, everything) if candidates[0].solver_for(source) == "fixed-point" else None
-    fits = [fit(Problem(data, everything, c.k, c.loss), c, grams) for c in candidates]
+    fits = fit([Problem(data, everything, c.k, c.loss) for c in candidates], candidates)
     asked = [{"k": c.k, "weight_decay": c.weight_decay} for c in candidates]
     judged = retrieval.judge(zip(asked, (f.weights.float() for f in fits)), judge.trials)
     best = retrieval.confirmed(judged, judge.own)
@@ -228,7 +226,7 @@ def _learn(source: ResolvedScores, settings: Settings, positives: Positives | No
     known = _checked_positives(source, settings.loss, positives)
     data = Contributions(source, settings.noise, settings.seed)
     everything = torch.arange(data.queries)
-    result = fit(Problem(data, everything, settings.k, settings.loss, known), settings)
+    (result,) = fit([Problem(data, everything, settings.k, settings.loss, known)], [settings])
     return Weights(
         result.weights, source.groups, origins(source.query_digests), _provenance(source, settings, result)
     )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -54,102 +53,111 @@ class Rows:
     rest: int  # how many training examples do
 
 
-class Look:
-    """The objective of each query at some weights, exactly; its slope and rows, as costly again, when asked for."""
+@dataclass(frozen=True)
+class Ask:
+    """For the objective at some weights; with a draw, for its slope and rows, too."""
 
-    def __init__(self, problem: Problem, weights: Array, draw: Draw, unweighted: bool = False) -> None:
-        self.weights, self._problem, self._draw = weights, problem, draw
-        data, queries = problem.data, len(problem.queries)
-        self.rho = np.zeros(queries)
-        self.unweighted = np.zeros(queries)  # (Q',) of uniform weights, if asked for
-        # Scores stay for the slope if they fit.
-        self._kept: dict[int, _Scored] | None = (
-            {} if 4 * queries * data.examples <= data.memory // 8 else None
-        )
-        uniform = bool((weights == 1).all())
-        for span in self._spans("looking"):
-            if uniform:
-                (scores,) = data.unweighted(span)
-            elif unweighted:
-                plain, scores = data.unweighted(span, [self._asked])
-                self.unweighted[span.places] = _Scored(problem, span.places, plain, draw).rho
-            else:
-                (scores,) = data.scores(span, [self._asked])
-            scored = _Scored(problem, span.places, scores, draw)
-            self.rho[span.places] = scored.rho
-            if self._kept is not None:
-                self._kept[span.places.start] = scored
-        if uniform:
-            self.unweighted = self.rho
+    problem: Problem
+    weights: Array
+    draw: Draw | None = None
+
+
+@dataclass
+class Look:
+    """The objective of each query at some weights, exactly; its slopes and rows, if asked for."""
+
+    weights: Array
+    rho: Array  # (Q',)
+    slopes: Array  # (Q', M)
+    rows: Rows | None = None
 
     @property
-    def _asked(self) -> Tensor:
-        return torch.from_numpy(self.weights).float()
+    def slope(self) -> Array:
+        """Of the mean."""
+        return self.slopes.mean(0)
 
-    def _spans(self, label: str) -> Iterator[Span]:
-        data = self._problem.data
-        each = 24 * data.examples + 8 * self._draw.rows * data.groups
-        return data.spans(label, self._problem.queries, each)
 
-    @cached_property
-    def told(self) -> tuple[Array, Rows]:
-        """The slope of the mean objective, (M,), and rows."""
-        data, slope = self._problem.data, torch.zeros(self._problem.data.groups, dtype=torch.float64)
-        values, between, rest = torch.empty(0), [], 0
-        for span in self._spans("looking closer"):
-            now = None if self._kept is None else self._kept.pop(span.places.start)
-            if now is None:
-                now = _Scored(self._problem, span.places, data.scores(span, [self._asked])[0], self._draw)
-            random = self._draw.random[span.places]
-            picks = torch.cat([*now.chosen, *now.ends, random], dim=1)
-            sums, contributions = data.pulled(span, now.pull(), picks)
-            slope += (sums.double() / now.unit).sum(0)
-            size = now.unit * torch.where(now.norm > 0, now.norm, 1.0)[:, None]  # (q, 1)
-            if not len(values):
-                values = torch.empty(len(self.rho), picks.shape[1], data.groups)
-            torch.div(contributions, size[:, :, None].float(), out=values[span.places])
-            between.append(now.between(random))
-            rest = now.rest
-        mean = (slope / len(self.rho)).numpy()
-        return mean, Rows(values, torch.cat(between), rest)
+def looks(asked: Sequence[Ask]) -> list[Look]:
+    """What is asked about problems of the same queries, in one pass over them."""
+    problem = asked[0].problem
+    data, queries, groups = problem.data, len(problem.queries), problem.data.groups
+    found = [Look(a.weights, np.zeros(queries), np.zeros((queries if a.draw else 0, groups))) for a in asked]
+    # Each of the weights once; those that slopes are asked of come first.
+    order = sorted(asked, key=lambda a: a.draw is None)
+    columns = {a.weights.tobytes(): torch.from_numpy(a.weights / data.unit).float() for a in order}
+    place = {key: i for i, key in enumerate(columns)}
+    close = len({a.weights.tobytes() for a in asked if a.draw is not None})
+    each = sum(24 * data.examples + (8 * a.draw.rows * groups if a.draw else 0) for a in asked)
+    for span in data.spans("looking", problem.queries, each):
+        turned: list[Tensor] = []
+        if data.kept and close:
+            scores, turned = data.turned(span, list(columns.values()), close)
+        else:
+            scores = data.scores(span, list(columns.values()))
+        for a, look in zip(asked, found):
+            column = place[a.weights.tobytes()]
+            now = _Scored(a.problem, span.places, scores[column], a.draw)
+            look.rho[span.places] = now.rho
+            if a.draw is not None:
+                _closer(a.problem, a.draw, span, now, look, turned[column] if turned else None)
+    return found
+
+
+def _closer(
+    problem: Problem, draw: Draw, span: Span, now: _Scored, look: Look, turned: Tensor | None
+) -> None:
+    """Slopes and rows of the queries of a span."""
+    data, random = problem.data, draw.random[span.places]
+    picks = torch.cat([*now.chosen, *now.ends, random], dim=1)
+    if look.rows is None:
+        values = torch.empty(len(look.rho), picks.shape[1], data.groups)
+        look.rows = Rows(values, torch.empty(len(look.rho), random.shape[1], dtype=torch.bool), now.rest)
+    rows = look.rows.values[span.places]
+    if turned is None:
+        sums, rows[:] = data.pulled(span, now.pull(), picks)
+    else:
+        sums = turned.double() * now.back / now.norm
+        for share, chosen in now.forth:
+            sums += share * data.added(span, chosen)
+        data.rows(span, picks, rows)
+    size = now.norm * data.unit
+    look.slopes[span.places] = (sums.double() / size).numpy()
+    rows /= size[:, :, None].float()
+    look.rows.between[span.places] = now.between(random)
 
 
 class _Scored:
-    """Scores of some queries, over a unit in which squares neither overflow nor vanish, and what they select."""
+    """Scores of some queries over their norms, and what they select."""
 
-    def __init__(self, problem: Problem, places: slice, scores: Tensor, draw: Draw) -> None:
-        unit = scores.abs().amax(1, keepdim=True)  # (q, 1)
-        unit = torch.where(unit > 0, unit, 1.0)
-        scores = scores / unit
-        self.scores, self.unit = scores, unit.double()
-        self.norm = torch.linalg.vector_norm(scores, dim=1, dtype=torch.float64)  # (q,)
-        self._inverse = torch.where(self.norm > 0, 1 / self.norm, 0.0)
+    def __init__(self, problem: Problem, places: slice, scores: Tensor, draw: Draw | None) -> None:
+        norm = torch.linalg.vector_norm(scores, dim=1, keepdim=True, dtype=torch.float64)  # (q, 1)
+        self.norm = torch.where(norm > 0, norm, 1.0)
+        self.scores = scores = scores * (1 / self.norm).float()
         positives = problem.positives_of(places)
-        self._share = 1 if positives is not None else problem.k
         sides = () if positives is not None else SIDES[problem.loss]
-        covered = {side: draw.reach if side in sides else draw.ends for side in (1, -1)}
-        ends = {side: scores.topk(covered[side], dim=1, largest=side > 0).indices for side in (1, -1)}
-        if positives is not None:
-            self._selected = [(1, positives[:, None])]
-            self.chosen = [positives[:, None]]
+        if draw is None:
+            ends = {side: scores.topk(problem.k, dim=1, largest=side > 0).indices for side in sides}
         else:
-            self._selected = [(side, ends[side][:, : problem.k]) for side in sides]
+            covered = {side: draw.reach if side in sides else draw.ends for side in (1, -1)}
+            ends = {side: scores.topk(covered[side], dim=1, largest=side > 0).indices for side in (1, -1)}
+            self.rest = scores.shape[1] - sum(covered.values())
             self.chosen = [ends[side][:, draw.stride // 2 :: draw.stride] for side in sides]
-        self.ends = [ends[side] for side in (1, -1) if side not in sides]
-        self._high, self._low = (scores.gather(1, ends[side][:, -1:]) for side in (1, -1))
-        self.rest = scores.shape[1] - sum(covered.values())
-        numerator = torch.stack(
-            [side * scores.gather(1, rows).double().mean(1) for side, rows in self._selected]
-        )
-        self._rho = numerator.sum(0) * self._inverse
-        self.rho = self._rho.numpy()
+            self.ends = [ends[side] for side in (1, -1) if side not in sides]
+            self._high, self._low = (scores.gather(1, ends[side][:, -1:]) for side in (1, -1))
+        selected = [(side, ends[side][:, : problem.k]) for side in sides]
+        if positives is not None:
+            selected, self.chosen = [(1, positives[:, None])], [positives[:, None]]
+        rho = torch.stack([side * scores.gather(1, rows).double().mean(1) for side, rows in selected]).sum(0)
+        self.rho = rho.numpy()
+        # The slope of rho, times the norm: `back` times contributions by their scores, and shares of selected ones.
+        self.back = -rho[:, None]  # (q, 1)
+        self.forth = [(side / rows.shape[1], rows) for side, rows in selected]
 
     def pull(self) -> Tensor:
-        """(q, N): Σ_n pull[n] C[n] is the slope of rho, but for the unit."""
-        pull = self.scores * (-self._rho * self._inverse**2).float()[:, None]
-        for side, rows in self._selected:
-            share = (side / self._share * self._inverse).float()[:, None]
-            pull.scatter_add_(1, rows, share.expand(-1, rows.shape[1]))
+        """(q, N): Σ_n pull[n] C[n] is the slope of rho, times the norm."""
+        pull = self.scores * self.back.float()
+        for share, rows in self.forth:
+            pull.scatter_add_(1, rows, torch.full(rows.shape, share))
         return pull
 
     def between(self, random: Tensor) -> Tensor:

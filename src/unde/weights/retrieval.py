@@ -73,10 +73,10 @@ class Copies:
     def _unweighted(self) -> Tensor:
         return self._problem.values(torch.ones(self._data.groups)).double()
 
-    def learned(self, weight_decay: float, seed: int = 0) -> Tensor:
-        """(M,) weights that maximise the mean objective."""
-        settings = Settings(1, self.decay(weight_decay), "supervised", seed=seed)
-        return fit(self._problem, settings).weights.float()
+    def learned(self, *weight_decays: float, seed: int = 0) -> list[Tensor]:
+        """(M,) weights that maximise the mean objective, for each of the decays."""
+        settings = [Settings(1, self.decay(d), "supervised", seed=seed) for d in weight_decays]
+        return [found.weights.float() for found in fit([self._problem] * len(settings), settings)]
 
     def decay(self, weight_decay: float) -> float:
         """What the solver takes; that of AdamW has another scale, and bounds weights."""
@@ -177,8 +177,10 @@ class Judged:
 def candidates(learn: Mapping[str, Copies], seed: int = 0) -> list[tuple[dict[str, Any], Tensor]]:
     """Weights learned from copies of each kind, and the mean over kinds, for every weight decay."""
     made: list[tuple[dict[str, Any], Tensor]] = []
-    for decay in dict.fromkeys(copies.decay(d) for d in DECAYS for copies in learn.values()):
-        own = {kind: copies.learned(decay, seed) for kind, copies in learn.items()}
+    decays = list(dict.fromkeys(copies.decay(d) for d in DECAYS for copies in learn.values()))
+    learned = {kind: copies.learned(*decays, seed=seed) for kind, copies in learn.items()}
+    for i, decay in enumerate(decays):
+        own = {kind: weights[i] for kind, weights in learned.items()}
         made += [({"learned from": kind, "weight_decay": decay}, w) for kind, w in own.items()]
         if len(own) > 1:
             both = torch.stack(list(own.values())).mean(0)

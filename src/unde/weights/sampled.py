@@ -11,14 +11,16 @@ stands for, with ‖R_q w‖ set to its true value. So values are exact at w, an
 δ·x / ‖R x‖ is added that makes the slope of the model at w the exact one. The model is climbed by the fixed-point
 iteration, with H from the same rows, and the next look is at its top.
 
-Such a model need not be good: the error after a look is the one before times the relative error of H. Two or three
-looks are usual. A look that is lower than the last is taken back half way. When the way up that is left is less than a
-ten-thousandth of the objective, this ends. J may have several tops, for small k above all: this one need not be that of
-the exact solver.
+Such a model need not be good: the error after a look is the one before times the relative error of H. A look that is
+lower than the last is taken back half way. When the way up that is left is less than a ten-thousandth of the objective,
+this ends. So does it after a short step on which model and objective agree, for which one query in eight is enough: all
+tell the slope, and these how far the objective stays behind it. One or two looks at all queries are usual. J may have
+several tops, for small k above all: this one need not be that of the exact solver.
 """
 
 from __future__ import annotations
 
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unde.weights.looks import Draw, Look
+from unde.weights.looks import Ask, Draw, Look, looks
 from unde.weights.objective import SIDES
 from unde.weights.problem import Problem, nothing_to_learn
 from unde.weights.quadratic import nonnegative_minimum, units
@@ -34,8 +36,8 @@ from unde.weights.quadratic import nonnegative_minimum, units
 Array = NDArray[np.float64]
 
 _WORTH, _GROUPS = 2e9, 64  # multiplications in the matrices G_q, and groups, from which on a sample pays
-_SHARES = (2, 1, 3)  # of the rows of a query: what may be selected, ends, and random ones
-_ROWS = 200  # for each group, of all queries together
+_SHARES = (2, 1, 2)  # of the rows of a query: what may be selected, ends, and random ones
+_ROWS = 170  # for each group, of all queries together
 _SHARE, _FEW = 16, 4  # rows of a query that are a share: at least, and where memory is short
 _LOOKS = 20  # at most
 _LEFT = 1e-4  # of the objective: a way up that is shorter is left
@@ -52,7 +54,7 @@ _LONGER = (1.5, 2.0, 3.0, 4.0)
 
 @dataclass(frozen=True)
 class Climb:
-    """Where it ended, the objective of each look, and whether there is no way up."""
+    """Where it ended, the objective of each look, of which some queries may tell the last, and whether it is a top."""
 
     weights: Array
     unweighted: Array  # (Q',)
@@ -69,11 +71,46 @@ def pays(problem: Problem, kept: bool) -> bool:
     return draw.ends >= _FEW and data.examples >= 4 * max(draw.rows, draw.reach)
 
 
-def climb(problem: Problem, weight_decay: float) -> Climb:
-    """Weights by looks and models, from a start that some of the queries told."""
-    w, draw = _start(problem, weight_decay), _draw(problem, _ROWS)
-    now = Look(problem, w, draw, unweighted=True)
-    unweighted, scale = now.unweighted, float(np.abs(now.unweighted).mean())
+def climb(problems: Sequence[Problem], weight_decays: Sequence[float]) -> list[Climb]:
+    """Weights of problems with the same queries: they look at the same time, as many as have room for their rows."""
+    data, queries = problems[0].data, len(problems[0].queries)
+    most = max(4 * queries * _draw(p, _ROWS).rows * data.groups for p in problems)
+    together = max(1, data.memory // (_PART * most))
+    found: list[Climb] = []
+    for first in range(0, len(problems), together):
+        some = slice(first, first + together)
+        found += _side_by_side([_way(*both) for both in zip(problems[some], weight_decays[some])])
+    return found
+
+
+Way = Generator[list[Ask], list[Look], Climb]
+
+
+def _side_by_side(ways: Sequence[Way]) -> list[Climb]:
+    """All to their ends; of those that ask about the same queries, looks are made in one pass."""
+    found: dict[int, Climb] = {}
+    asked = {i: next(way) for i, way in enumerate(ways)}
+    while asked:
+        count = min(len(asks[0].problem.queries) for asks in asked.values())
+        turn = {i: asks for i, asks in asked.items() if len(asks[0].problem.queries) == count}
+        told = iter(looks([a for asks in turn.values() for a in asks]))
+        for i, asks in turn.items():
+            try:
+                asked[i] = ways[i].send([next(told) for _ in asks])
+            except StopIteration as end:
+                found[i] = end.value
+                del asked[i]
+    return [found[i] for i in range(len(ways))]
+
+
+def _way(problem: Problem, weight_decay: float) -> Way:
+    """From a start that some of the queries told, by looks and models."""
+    some, draw = _some(problem), _draw(problem, _ROWS)
+    w = np.ones(problem.data.groups) if some is None else (yield from _start(some, weight_decay))
+    asked = [Ask(problem, w, draw)] + ([] if some is None else [Ask(problem, np.ones(len(w)))])
+    now, *beside = yield asked
+    plain = beside[0] if beside else now
+    unweighted, scale = plain.rho, float(np.abs(plain.rho).mean())
     if scale == 0:
         raise nothing_to_learn()
     goal = Goal(scale, weight_decay)
@@ -86,35 +123,55 @@ def climb(problem: Problem, weight_decay: float) -> Climb:
         target, rise = model.top()
         if rise < left:
             return Climb(now.weights, unweighted, curve, True)
+        soon = rise < _SOON * left
+        if soon and some is not None:
+            (seen,) = yield [Ask(some, target)]
+            mean = _told_by_some(now, seen, target)
+            if abs(mean / scale - goal.penalty(target) - value - rise) < left:
+                return Climb(target, unweighted, [*curve, mean], True)
         for _ in range(3):
-            found = Look(problem, target, draw)
+            (found,) = yield [Ask(problem, target, None if soon and some is None else draw)]
             if (reached := goal.value(found.rho, target)) >= value:
                 break
             target = (now.weights + target) / 2
         else:
             return Climb(now.weights, unweighted, curve, False)
-        as_foretold = abs(reached - value - rise) < left and rise < _SOON * left
+        as_foretold = soon and abs(reached - value - rise) < left
         now, value = found, reached
         curve.append(float(now.rho.mean()))
         if as_foretold:
             return Climb(now.weights, unweighted, curve, True)
+        if now.rows is None:
+            (now,) = yield [Ask(problem, now.weights, draw)]
     return Climb(now.weights, unweighted, curve, False)
 
 
-def _start(problem: Problem, weight_decay: float) -> Array:
-    """Two models of one query in eight; uniform weights where these cost as much as all queries."""
-    w, queries = np.ones(problem.data.groups), problem.queries
+def _some(problem: Problem) -> Problem | None:
+    """The problem of one query in eight; None where these cost as much as all queries."""
+    queries = problem.queries
     if not problem.data.picks_queries or len(queries) < 4 * _FEWEST:
-        return w
-    some = replace(problem, queries=queries[:: min(_PART, len(queries) // _FEWEST)])
-    draw = _draw(some, _ROWS // 4)
-    now = Look(some, w, draw)
+        return None
+    return replace(problem, queries=queries[:: min(_PART, len(queries) // _FEWEST)])
+
+
+def _start(some: Problem, weight_decay: float) -> Generator[list[Ask], list[Look], Array]:
+    """By two models."""
+    w, draw = np.ones(some.data.groups), _draw(some, _ROWS // 4)
+    (now,) = yield [Ask(some, w, draw)]
     goal = Goal(float(np.abs(now.rho).mean()), weight_decay)
     if goal.scale == 0:
         return w
     w, _ = Model(some, goal, draw, now).top()
-    w, _ = Model(some, goal, draw, Look(some, w, draw)).top()
+    (now,) = yield [Ask(some, w, draw)]
+    w, _ = Model(some, goal, draw, now).top()
     return w
+
+
+def _told_by_some(now: Look, seen: Look, target: Array) -> float:
+    """The mean objective at a target near by: all queries tell its slope, some by how much it falls behind that."""
+    step, each = target - now.weights, -(-len(now.rho) // len(seen.rho))
+    behind = seen.rho - now.rho[::each] - now.slopes[::each] @ step
+    return float(now.rho.mean() + now.slope @ step + behind.mean())
 
 
 def _draw(problem: Problem, rows: int) -> Draw:
@@ -154,7 +211,8 @@ class Model:
     """J near w, of some rows."""
 
     def __init__(self, problem: Problem, goal: Goal, draw: Draw, now: Look) -> None:
-        slope, rows = now.told
+        slope, rows = now.slope, now.rows
+        assert rows is not None
         self.goal, self.start, self.rows = goal, now.weights, rows.values
         sides = SIDES[problem.loss] or (1,)
         width = 1 if problem.loss == "supervised" else draw.ranks
@@ -196,7 +254,7 @@ class Model:
     def way_left(self, now: Look) -> float:
         """How much higher the top is than another look, as its slope and the H of this model tell."""
         w = now.weights
-        slope = now.told[0] / self.goal.scale + self.goal.pull(w)
+        slope = now.slope / self.goal.scale + self.goal.pull(w)
         return float(slope @ (self._minimum(slope, w) - w)) / 2
 
     def _minimum(self, slope: Array, w: Array) -> Array:
@@ -276,11 +334,16 @@ class Model:
         rho, inverse, _ = self._parts(scores)
         factors = self.counts * (rho.abs() * inverse**2 * self._size / (len(rho) * self.goal.scale))[:, None]
         flat, factors = self.rows.view(-1, self.rows.shape[2]), factors.float().view(-1, 1)
-        total = torch.zeros(flat.shape[1], flat.shape[1])
-        for rows, f in zip(flat.split(4096), factors.split(4096)):
-            total.addmm_((rows * f).T, rows)
-        h = total.double().numpy()
-        h = (h + h.T) / 2
+        groups = flat.shape[1]
+        total, half = torch.zeros(groups, groups), groups // 2
+        for rows, f in zip(
+            flat.split(1024), factors.split(1024)
+        ):  # one of the off-diagonal quarters is enough
+            scaled = (rows * f).T
+            total[:, :half].addmm_(scaled, rows[:, :half])
+            total[half:, half:].addmm_(scaled[half:], rows[:, half:])
+        h = np.tril(total.double().numpy())
+        h += np.tril(h, -1).T
         size = np.diag(h)
         rounding = size < _ROUNDING * size.max(initial=0.0)
         h[rounding], h[:, rounding] = 0.0, 0.0

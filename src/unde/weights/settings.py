@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unde.errors import UndeError, unknown
 from unde.weights.adamw import adamw
-from unde.weights.fixed_point import Grams, fixed_point
+from unde.weights.fixed_point import fixed_points
 from unde.weights.objective import LOSSES
 from unde.weights.problem import Fit, Problem
 from unde.weights.source import ResolvedScores
@@ -81,8 +82,8 @@ class Settings:
             )
 
 
-def fit(problem: Problem, settings: Settings, grams: Grams | None = None) -> Fit:
-    """Solve a checked problem with the solver that the settings lead to."""
-    if settings.solver_for(problem.data.source) == "fixed-point":
-        return fixed_point(problem, settings.weight_decay, grams)
-    return adamw(problem, settings.weight_decay, settings.epochs, settings.lr, settings.seed)
+def fit(problems: Sequence[Problem], settings: Sequence[Settings]) -> list[Fit]:
+    """Solve checked problems, which differ in settings other than the solver and have the same queries."""
+    if settings[0].solver_for(problems[0].data.source) == "fixed-point":
+        return fixed_points(problems, [s.weight_decay for s in settings])
+    return [adamw(p, s.weight_decay, s.epochs, s.lr, s.seed) for p, s in zip(problems, settings)]
