@@ -99,6 +99,7 @@ class Projection:
         spec, given = Spec.parse(spec), given or {}
         self.R = shape[0] if len(shape) > 1 else 1
         self.C = math.prod(shape[1:]) if len(shape) > 1 else math.prod(shape)
+        self._kernel = len(shape) > 2
         self._rows: Tensor | None = None  # (r, R); None is the identity
         self._cols: Tensor | None = None  # (r, C)
         self._flat: Tensor | None = None  # (size, R·C), dense or sparse
@@ -143,11 +144,15 @@ class Projection:
         self._cols = None if cols else self._cols
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Projection:
+        """Rows and columns are laid out as they are multiplied and looked up, transposed; those of a kernel stay, as
+        convolutions take them."""
         self.device, self.dtype = device, dtype
         for side in ("_rows", "_cols", "_flat", "_scale"):
             matrix = getattr(self, side)
             if matrix is not None:
-                setattr(self, side, matrix.to(device, dtype))
+                turned = side == "_rows" or (side == "_cols" and not self._kernel)
+                matrix = matrix.to(device, dtype)
+                setattr(self, side, matrix.T.contiguous().T if turned else matrix)
         return self
 
     def rows(self, x: Tensor) -> Tensor:  # (..., R) → (..., r)

@@ -9,42 +9,55 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unde.features.layers.base import Out, Rule, fold, register, register_where
+from unde.features.layers.base import Call, Out, Rule, fold, register, register_where
 
 
-class Affine(Rule):
-    """What the norms share. `normalized` gives x̂; `per_channel` sums over all but the parameter's own axes."""
+@register(nn.LayerNorm)
+class LayerNorm(Rule):
+    """x̂_t = (x_t − μ_t)/σ_t with statistics of each row, so Σ δ_t ⊙ x̂_t = Σ (1/σ_t) (δ_t ⊙ (x_t − μ_t)).
 
-    def forward(self, x: Tensor, y: Tensor, batch: int) -> Any:
-        return x  # autograd keeps the same tensor for the norm's own backward pass: no extra memory
+    The sum over rows with their 1/σ is a product of a matrix: no normalised copy of the activations is made.
+    """
 
-    def normalized(self, x: Tensor) -> Tensor:
-        raise TypeError(f"{type(self).__name__} defines no normalized")
+    whole = True  # statistics are laid out as the module has its rows
 
-    def per_channel(self, g: Tensor, batch: int) -> Tensor:
-        raise TypeError(f"{type(self).__name__} defines no per_channel")
+    def forward(self, x: Any, y: Tensor, batch: int) -> Any:
+        """The input, which autograd keeps for the norm's own backward pass, and its statistics: no extra memory."""
+        call: Call = x
+        given = call.args[0] if call.args else next(iter(call.kwargs.values()))
+        return [call.arranged(t) for t in (given, *self.statistics(given, y))]
 
     def backward(self, kept: Any, g: Tensor, batch: int, out: Out) -> None:
         p = self.projections.get("weight")
         if p is not None:
-            out.add("weight", p(self.per_channel(g * self.normalized(kept), batch)))
+            precise = torch.promote_types(g.dtype, torch.float32)
+            x, mean, rstd = (t.to(precise) for t in kept)
+            dots = self.rows((x - mean).mul_(g), batch)
+            out.add("weight", p(torch.bmm(rstd.reshape(batch, 1, -1), dots).squeeze(1)))
         p = self.projections.get("bias")
         if p is not None:
-            out.add("bias", p(self.per_channel(g, batch)))
+            out.add("bias", p(self.rows(g, batch).sum(1)))
 
+    def rows(self, x: Tensor, batch: int) -> Tensor:  # (B·n, ..., *normalized_shape) → (B, T, C)
+        return x.reshape(batch, -1, self.module.weight.numel())
 
-@register(nn.LayerNorm)
-class LayerNorm(Affine):
-    def normalized(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.module.normalized_shape, eps=self.module.eps)
-
-    def per_channel(self, g: Tensor, batch: int) -> Tensor:  # (B, ..., *normalized_shape) → (B, C)
-        return g.reshape(batch, -1, self.module.weight.numel()).sum(1)
+    def statistics(self, x: Tensor, y: Tensor) -> list[Tensor]:
+        """μ and 1/σ, with ones for the axes that they are of."""
+        m = self.module
+        own = *x.shape[: x.dim() - len(m.normalized_shape)], *[1] * len(m.normalized_shape)
+        return saved(y, own) or list(torch.native_layer_norm(x, m.normalized_shape, None, None, m.eps)[1:])
 
 
 @register(nn.RMSNorm)
-class RMSNorm(LayerNorm):
+class RMSNorm(Rule):
     parameters = ("weight",)
+
+    def forward(self, x: Tensor, y: Tensor, batch: int) -> Any:
+        return x  # autograd keeps the same tensor for the norm's own backward pass: no extra memory
+
+    def backward(self, kept: Any, g: Tensor, batch: int, out: Out) -> None:
+        each = (g * self.normalized(kept)).reshape(batch, -1, self.module.weight.numel())
+        out.add("weight", self.projections["weight"](each.sum(1)))
 
     def normalized(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, tuple(self.module.weight.shape), eps=getattr(self.module, "eps", None))
@@ -70,11 +83,11 @@ class ScaleNorm(LibraryRMSNorm):
         return x * torch.rsqrt(square + self.module.variance_epsilon)
 
 
-class ChannelNorm(Affine):
-    """Parameters along axis 1."""
-
-    def per_channel(self, g: Tensor, batch: int) -> Tensor:  # (B·n, C, ...) → (B, C)
-        return fold(_summed(g), batch)
+def saved(y: Tensor, shape: tuple[int, ...]) -> list[Tensor] | None:
+    """μ and 1/σ as autograd has them for the backward pass, detached: they would hold the graph."""
+    both = [getattr(y.grad_fn, name, None) for name in ("_saved_result1", "_saved_result2")]
+    found = [s.detach() for s in both if s is not None and s.shape == shape]
+    return found if len(found) == 2 else None
 
 
 def _summed(x: Tensor) -> Tensor:  # (B·n, C, ...) → (B·n, C)
@@ -82,17 +95,14 @@ def _summed(x: Tensor) -> Tensor:  # (B·n, C, ...) → (B·n, C)
 
 
 @register(nn.GroupNorm)
-class GroupNorm(ChannelNorm):
+class GroupNorm(Rule):
     """x̂ = (x − μ)/σ with statistics of each row's groups.
 
     As in torch's own backward pass, Σ δ x̂ = (Σ δ x − μ Σ δ)/σ: no normalised copy of the activations is multiplied.
     """
 
     def forward(self, x: Tensor, y: Tensor, batch: int) -> Any:
-        """The input, and μ and 1/σ as autograd has them for the backward pass, detached: they would hold the graph."""
-        saved = [getattr(y.grad_fn, name, None) for name in ("_saved_result1", "_saved_result2")]
-        found = [s.detach() for s in saved if s is not None and s.shape == (len(x), self.module.num_groups)]
-        return x, *(found if len(found) == 2 else self.statistics(x))
+        return x, *(saved(y, (len(x), self.module.num_groups)) or self.statistics(x))
 
     def backward(self, kept: Any, g: Tensor, batch: int, out: Out) -> None:
         precise = torch.promote_types(g.dtype, torch.float32)  # the difference may be small
@@ -115,7 +125,7 @@ class GroupNorm(ChannelNorm):
 
 
 @register(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-class BatchNorm(ChannelNorm):
+class BatchNorm(Rule):
     """With running statistics (eval mode): an affine map with constant x̂ = (x − μ)/σ.
 
     Σ δ x̂ = (Σ δ x − μ Σ δ)/σ needs no normalised copy of the activations.
@@ -125,12 +135,15 @@ class BatchNorm(ChannelNorm):
     def covers(cls, module: Any) -> bool:
         return module.running_mean is not None
 
+    def forward(self, x: Tensor, y: Tensor, batch: int) -> Any:
+        return x  # autograd keeps the same tensor for the norm's own backward pass: no extra memory
+
     def backward(self, kept: Any, g: Tensor, batch: int, out: Out) -> None:
         m = self.module
-        total = self.per_channel(g, batch)  # (B, C)
+        total = fold(_summed(g), batch)  # (B, C)
         p = self.projections.get("weight")
         if p is not None:
-            dots = self.per_channel(g * kept, batch)
+            dots = fold(_summed(g * kept), batch)
             out.add("weight", p((dots - m.running_mean * total) * torch.rsqrt(m.running_var + m.eps)))
         p = self.projections.get("bias")
         if p is not None:
