@@ -20,7 +20,7 @@ LEGEND = (
 OBJECTIVE = (
     "Weights are learned by the paper's objective as it stands, with k = 3 and decay 0.1 (1 for DAS) where nothing "
     "else is said, and used whatever they do. By default `learn_weights(scores)` asks self-retrieval, which confirms "
-    "none of them on these banks, and keeps to uniform weights.\n\n"
+    "few of them on these banks, and keeps to uniform weights otherwise.\n\n"
 )
 
 

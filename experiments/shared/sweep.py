@@ -41,8 +41,8 @@ def needed(variants: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
 def objective(scores: GroupScores, **given: Any) -> Weights:
     """The paper's objective as it stands, with the k and the decay that version 0.1 had unless others are `given`.
 
-    Nothing is judged: with its defaults `learn_weights` asks self-retrieval, which confirms no candidate on these
-    banks, and all columns would be those of uniform weights.
+    Nothing is judged: with its defaults `learn_weights` asks self-retrieval, which confirms few candidates on these
+    banks, and nearly all columns would be those of uniform weights.
     """
     return learn_weights(scores, **({"k": 3, "weight_decay": 0.1 if scores.method.linear else 1.0} | given))
 

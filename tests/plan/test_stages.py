@@ -251,4 +251,4 @@ def test_groups_within_a_block_of_a_kernel(tmp_path):
     assert scoring.passes(index.manifest, index.groups, mixes) == 1
     assert scoring.passes(index.manifest, tensor, mixes) == 2
     scores = index.score(index.features(data(3)))
-    assert [len(s._passes) for s in (scores, scores.regroup(tensor))] == [1, 2]
+    assert [len(s.asked.passes) for s in (scores, scores.regroup(tensor))] == [1, 2]

@@ -9,7 +9,6 @@ mix layers it acts there too, after the weights: ⟨K(w ⊙ g(q)), g(n)⟩, and 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -24,7 +23,8 @@ from unde.methods import Method, Sides
 from unde.notebook import facts, listed
 from unde.scores import budget
 from unde.scores.candidates import Candidates, CandidateScores
-from unde.scores.columns import cut, joined, mask, start_of
+from unde.scores.columns import cut
+from unde.scores.query_side import Piece, QuerySide
 from unde.scores.ranked import Ranked, WeightsLike
 from unde.scores.top import Best
 from unde.scores.train_side import TrainSide
@@ -195,7 +195,7 @@ class GroupScores(Ranked):
 
     def _streamed(self, queries: slice, into: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
         """The same, put `into` (M, q, N) if that is there."""
-        pieces, (_, count, _) = self._pieces(queries), self.queries[:, queries].shape
+        pieces, (_, count, _) = self.asked.pieces(queries), self.queries[:, queries].shape
         m, sizes = len(self.partition), Sizes(count)
         # What has its place in memory is made of a whole block at once: products of few rows are slow.
         whole = into is not None and not self.method.groupwise
@@ -224,7 +224,7 @@ class GroupScores(Ranked):
         return sum(abs(eta) * r * norm for eta, r, norm in bounds) < HUGE
 
     def _multiply(
-        self, out: Tensor, pieces: list[list[tuple[int, slice, Tensor]]], blocks: Sequence[Block]
+        self, out: Tensor, pieces: list[list[Piece]], blocks: Sequence[Block]
     ) -> None:
         """The contributions (M, q, n) of blocks (n, D), one for each checkpoint."""
         seen = [False] * len(out)
@@ -247,7 +247,7 @@ class GroupScores(Ranked):
 
     def _sides(self, queries: slice, train: slice | Tensor) -> Sides:
         return Sides(
-            query_squares=lambda: self._query_squares[queries],
+            query_squares=lambda: self.asked.squares[queries],
             train_squares=lambda: self._train_squares[train],
             leverage=lambda: self._leverage[train],
             beside=lambda: self._beside[train],
@@ -280,12 +280,12 @@ class GroupScores(Ranked):
             return
         sizes, whole = seen or Sizes(len(self)), None
         if len(self.query_blocks) == 1:
-            whole = self.multiplied(w)
+            whole = self.asked.multiplied(w)
         # What many queries are multiplied with is read in float32 again and again, that of few once as it is stored.
         read = self.train.blocks if whole is None else self.train.packed_blocks
         for rows, blocks in read():
             for run in taken:
-                scaled = whole if whole is not None else self._some(run).multiplied(w)
+                scaled = whole if whole is not None else self._some(run).asked.multiplied(w)
                 for q in cut(run, budget.scores_at_once(rows.stop - rows.start, self.memory)):
                     own = slice(q.start - run.start, q.stop - run.start)
                     out = into[q, rows] if into is not None and self.method.linear else None
@@ -305,13 +305,13 @@ class GroupScores(Ranked):
         return replace(self, queries=self.queries[:, queries])
 
     def _refuse_lost(self, lost: Tensor, w: Tensor) -> None:
-        refuse_lost(lost, self.multiplied(w), (blocks for _, blocks in self.train.blocks()))
+        refuse_lost(lost, self.asked.multiplied(w), (blocks for _, blocks in self.train.blocks()))
 
     def own(self, blocks: Tensor, train: Tensor) -> Tensor:
         """(n, M) contributions of queries to themselves: they are the training examples `train`, whose rows of blocks
         are (C, n, D)."""
         parts = torch.zeros(len(self), len(self.partition))
-        pieces = self._pieces(slice(0, len(self)))
+        pieces = self.asked.pieces(slice(0, len(self)))
         for eta, of_checkpoint, t in zip(self.train.checkpoint_weights, pieces, blocks):
             for j, c, q in of_checkpoint:
                 parts[:, j] += eta * torch.linalg.vecdot(q, t[:, c])
@@ -337,64 +337,9 @@ class GroupScores(Ranked):
 
     # --- inside -----------------------------------------------------------------------------------------
 
-    def scaled(self, w: Tensor) -> Tensor:
-        """Query features with η_c and the weight of its group on each column, (C, Q, D)."""
-        column = torch.empty(self.queries.shape[2])
-        for j, c in self._runs:
-            column[c] = w[j]
-        eta = torch.tensor(self.train.checkpoint_weights, dtype=torch.float32)
-        return self.queries * (eta.unsqueeze(1) * column).unsqueeze(1)
-
-    def multiplied(self, w: Tensor) -> Tensor:
-        """What is multiplied with blocks for weighted totals, (C, Q, D): K on the query side, where it is."""
-        scaled = self.scaled(w)
-        if self.train.mixes is None:
-            return scaled
-        return torch.stack([self.train.on_queries(c, rows) for c, rows in enumerate(scaled)])
-
-    def _pieces(self, queries: slice) -> list[list[tuple[int, slice, Tensor]]]:
-        """For each checkpoint: (group, columns, what of the queries is multiplied with them)."""
-        features = self.queries[:, queries]
-        if self.train.mixes is None:
-            return [[(j, c, q[:, c].contiguous()) for j, c in self._runs] for q in features]
-        return [self._mixed(c, q) for c, q in enumerate(features)]
-
-    def _mixed(self, checkpoint: int, q: Tensor) -> list[tuple[int, slice, Tensor]]:
-        """K(1_j ⊙ g(q)), for as many groups j at once as share no block of K."""
-        pieces = []
-        for kept, runs in self._passes:
-            made = self.train.on_queries(checkpoint, q if kept is None else q * kept)
-            pieces += [(j, c, made[:, c].contiguous()) for j, c in runs]
-        return pieces
-
     @cached_property
-    def _passes(self) -> list[tuple[Tensor | None, list[tuple[int, slice]]]]:
-        """Masks over columns, no two groups of one block of K under the same, and the (group, columns) they reach.
-
-        One mask that is None where groups are unions of blocks: K g(q) is cut then.
-        """
-        assert self.train.mixes is not None
-        units = list(zip(self.partition.of(self.train.units), self.train.columns))
-        starts = [c.start for _, c in units]
-        own: list[list[slice]] = []
-        reached: list[list[tuple[int, slice]]] = []
-        for block in self.train.mixes:
-            inside = [
-                u for c in block for u in units[bisect_left(starts, c.start) : bisect_left(starts, c.stop)]
-            ]
-            for i, j in enumerate(dict.fromkeys(j for j, _ in inside)):
-                if i == len(own):
-                    own.append([])
-                    reached.append([])
-                own[i] += [c for owner, c in inside if owner == j]
-                reached[i] += [(j, c) for c in block]
-        masks = [None] if len(own) == 1 else [mask(c, self.queries.shape[2]) for c in own]
-        return [(made, joined(sorted(runs, key=start_of))) for made, runs in zip(masks, reached)]
-
-    @cached_property
-    def _runs(self) -> list[tuple[int, slice]]:
-        """(group, columns), where neighbouring units of one group are one run."""
-        return joined(zip(self.partition.of(self.train.units), self.train.columns))
+    def asked(self) -> QuerySide:
+        return QuerySide(self.train, self.queries, self.partition)
 
     @property
     def query_blocks(self) -> list[slice]:
@@ -407,15 +352,6 @@ class GroupScores(Ranked):
         if self.method.groupwise:
             step = max(1, self.memory // (64 * len(self.partition) * rows))
         return list(cut(slice(0, len(self)), step))
-
-    @cached_property
-    def _query_squares(self) -> Tensor:
-        """(Q, M): as `train.squares`, of the queries."""
-        out = torch.zeros(len(self), len(self.partition))
-        for eta, q in zip(self.train.checkpoint_weights, self.queries):
-            for j, c in self._runs:
-                out[:, j] += eta * q[:, c].square().sum(1)
-        return out
 
     @cached_property
     def _leverage(self) -> Tensor:

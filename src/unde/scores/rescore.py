@@ -228,7 +228,7 @@ class _Measuring:
             spread=None,
             judging=None,
         )
-        self.of_queries[q] = part._query_squares
+        self.of_queries[q] = part.asked.squares
         try:
             for rows, parts in part.stream(slice(0, len(part))):
                 _put(self.linear[q], within, rows, parts)
@@ -259,7 +259,7 @@ def _squares(scores: GroupScores) -> tuple[Tensor, Tensor]:
     """(Q, M) and (n, M) squared norms, where the method asks for them."""
     if scores.method.linear:
         return torch.zeros(len(scores), len(scores.groups)), torch.zeros(scores.shape[1], len(scores.groups))
-    return scores._query_squares, scores._train_squares
+    return scores.asked.squares, scores._train_squares
 
 
 def _query_blocks(scores: GroupScores) -> Iterator[slice]:

@@ -171,7 +171,7 @@ class Scorer:
                 scores = self.scores(method, q, [""] * len(part))
                 w = scores.weights(weights)
                 if exact:
-                    out[part] = torch.linalg.vecdot(scores.multiplied(w).double(), n.double()).sum(0)
+                    out[part] = torch.linalg.vecdot(scores.asked.multiplied(w).double(), n.double()).sum(0)
                 else:
                     out[part] = self._of_pairs(method, scores, w, where[part], n)
         return out
@@ -179,7 +179,7 @@ class Scorer:
     def _of_pairs(self, method: Method, scores: GroupScores, w: Tensor, where: Tensor, n: Tensor) -> Tensor:
         if method.groupwise:
             return scores.own(n, where) @ w
-        linear = torch.linalg.vecdot(scores.multiplied(w), n).sum(0)
+        linear = torch.linalg.vecdot(scores.asked.multiplied(w), n).sum(0)
         if method.linear:
             return linear
         # `final` is entry by entry: the diagonal of a square block is what is asked

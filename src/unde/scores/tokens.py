@@ -51,7 +51,7 @@ class TokenScores:
         self.session, self.scorer, self.collate, self.scores = session, scorer, collate, scores
         self.w = scores.weights(weights)
         training = scorer.training(scores.method)
-        scaled = enumerate(scores.scaled(self.w))
+        scaled = enumerate(scores.asked.scaled(self.w))
         self.directions = torch.stack([training.transformed(c, q) for c, q in scaled])  # (C, Q, D)
 
     def __call__(self, q: int, example: Any) -> Tensor:
@@ -97,7 +97,7 @@ class TokenScores:
             return linear
         made = self.session.features(Rows([example], self.collate)).features  # (C, 1, D)
         own = self.scorer.scores(method, made, [""])
-        squares = own.regroup(self.scores.partition)._query_squares
+        squares = own.regroup(self.scores.partition).asked.squares
         sides = replace(self.scores._sides(slice(q, q + 1), slice(0)), train_squares=lambda: squares)
         return linear * (float(method.final(torch.tensor([[total]]), sides, self.w)) / total)
 

@@ -1,0 +1,96 @@
+"""The query side of scores: what of the queries is multiplied with blocks, for totals and for each group.
+
+Weights act here, and so does K where it is block-diagonal: ⟨K(w ⊙ g(q)), g(n)⟩, and ⟨K(1_j ⊙ g(q)), g(n)⟩ for group j.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from unde.groups import Groups
+from unde.scores.columns import joined, mask, start_of
+from unde.scores.train_side import TrainSide
+
+Piece = tuple[int, slice, Tensor]  # a group, columns, and what of the queries is multiplied with them
+
+
+@dataclass(frozen=True, eq=False)
+class QuerySide:
+    """Queries as they are multiplied with blocks of a training side."""
+
+    train: TrainSide
+    queries: Tensor  # (C, Q, D)
+    partition: Groups
+
+    def scaled(self, w: Tensor) -> Tensor:
+        """Query features with η_c and the weight of its group on each column, (C, Q, D)."""
+        column = torch.empty(self.queries.shape[2])
+        for j, c in self.runs:
+            column[c] = w[j]
+        eta = torch.tensor(self.train.checkpoint_weights, dtype=torch.float32)
+        return self.queries * (eta.unsqueeze(1) * column).unsqueeze(1)
+
+    def multiplied(self, w: Tensor) -> Tensor:
+        """What is multiplied with blocks for weighted totals, (C, Q, D): K on the query side, where it is."""
+        scaled = self.scaled(w)
+        if self.train.mixes is None:
+            return scaled
+        return torch.stack([self.train.on_queries(c, rows) for c, rows in enumerate(scaled)])
+
+    def pieces(self, queries: slice) -> list[list[Piece]]:
+        """For each checkpoint: (group, columns, what of the queries is multiplied with them)."""
+        features = self.queries[:, queries]
+        if self.train.mixes is None:
+            return [[(j, c, q[:, c].contiguous()) for j, c in self.runs] for q in features]
+        return [self._mixed(c, q) for c, q in enumerate(features)]
+
+    def _mixed(self, checkpoint: int, q: Tensor) -> list[Piece]:
+        """K(1_j ⊙ g(q)), for as many groups j at once as share no block of K."""
+        pieces = []
+        for kept, runs in self.passes:
+            made = self.train.on_queries(checkpoint, q if kept is None else q * kept)
+            pieces += [(j, c, made[:, c].contiguous()) for j, c in runs]
+        return pieces
+
+    @cached_property
+    def passes(self) -> list[tuple[Tensor | None, list[tuple[int, slice]]]]:
+        """Masks over columns, no two groups of one block of K under the same, and the (group, columns) they reach.
+
+        One mask that is None where groups are unions of blocks: K g(q) is cut then.
+        """
+        assert self.train.mixes is not None
+        units = list(zip(self.partition.of(self.train.units), self.train.columns))
+        starts = [c.start for _, c in units]
+        own: list[list[slice]] = []
+        reached: list[list[tuple[int, slice]]] = []
+        for block in self.train.mixes:
+            inside = [
+                u for c in block for u in units[bisect_left(starts, c.start) : bisect_left(starts, c.stop)]
+            ]
+            for i, j in enumerate(dict.fromkeys(j for j, _ in inside)):
+                if i == len(own):
+                    own.append([])
+                    reached.append([])
+                own[i] += [c for owner, c in inside if owner == j]
+                reached[i] += [(j, c) for c in block]
+        masks = [None] if len(own) == 1 else [mask(c, self.queries.shape[2]) for c in own]
+        return [(made, joined(sorted(runs, key=start_of))) for made, runs in zip(masks, reached)]
+
+    @cached_property
+    def runs(self) -> list[tuple[int, slice]]:
+        """(group, columns), where neighbouring units of one group are one run."""
+        return joined(zip(self.partition.of(self.train.units), self.train.columns))
+
+    @cached_property
+    def squares(self) -> Tensor:
+        """(Q, M): as `train.squares`, of the queries."""
+        out = torch.zeros(self.queries.shape[1], len(self.partition))
+        for eta, q in zip(self.train.checkpoint_weights, self.queries):
+            for j, c in self.runs:
+                out[:, j] += eta * q[:, c].square().sum(1)
+        return out
