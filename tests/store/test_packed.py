@@ -7,6 +7,8 @@ from unde.store import packed
 from unde.store.factored import codec_of
 from unde.store.packed import Packed, at_once, in_runs
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 UNITS = [{"shape": [8, 6], "size": 48}, {"shape": [5], "size": 5}, {"shape": [8, 6], "size": 48}]
 COLUMNS = [slice(0, 48), slice(48, 53), slice(53, 101)]
 

@@ -223,9 +223,7 @@ class GroupScores(Ranked):
         bounds = zip(self.train.checkpoint_weights, reach, norms)
         return sum(abs(eta) * r * norm for eta, r, norm in bounds) < HUGE
 
-    def _multiply(
-        self, out: Tensor, pieces: list[list[Piece]], blocks: Sequence[Block]
-    ) -> None:
+    def _multiply(self, out: Tensor, pieces: list[list[Piece]], blocks: Sequence[Block]) -> None:
         """The contributions (M, q, n) of blocks (n, D), one for each checkpoint."""
         seen = [False] * len(out)
         for eta, of_checkpoint, block in zip(self.train.checkpoint_weights, pieces, blocks):

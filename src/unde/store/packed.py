@@ -14,7 +14,10 @@ from torch import Tensor
 
 from unde.store.codec import Codec
 
-FEW, MANY = 2**20, 16 * 2**20  # bytes that are unpacked together, for few and for many queries
+FEW, MANY = (
+    2**20,
+    16 * 2**20,
+)  # bytes that are unpacked together: of each thread for few queries, for many in all
 _FEWEST = 64  # rows: products with fewer are slow
 _QUERIES = 64  # this many take far longer to multiply than rows to unpack, and are slow in small blocks
 
@@ -51,6 +54,7 @@ def in_runs(block: Block, queries: int) -> Iterator[tuple[slice, Tensor]]:
 
 
 def at_once(width: int, queries: int) -> int:
-    """Rows that are unpacked together. By what is asked alone, and as a whole shard is aligned, so that scores do not
-    depend on who makes them, or in how much memory."""
-    return max(_FEWEST, (FEW if queries < _QUERIES else MANY) // (4 * width) // 16 * 16)
+    """Rows that are unpacked together. By what is asked and the number of threads, and as a whole shard is aligned, so
+    that scores do not depend on who makes them, or in how much memory."""
+    size = FEW * torch.get_num_threads() if queries < _QUERIES else MANY
+    return max(_FEWEST, size // (4 * width) // 16 * 16)
