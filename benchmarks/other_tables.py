@@ -12,6 +12,10 @@ Found = dict[str, Any]
 NAMES = {"resnet": "ResNet-18", "vit": "ViT", "gpt2": "GPT-2", "llama": "Llama"}
 
 
+def _queries(count: int) -> str:
+    return f"{count:,} quer{'y' if count == 1 else 'ies'}"
+
+
 def told(e: Found, digits: int = 2) -> str:
     """
     >>> told({"ratio": 0.631, "interval95": [0.62, 0.652]})
@@ -106,10 +110,10 @@ def scoring(found: Found) -> str:
     for part, where in (("stores", "page cache"), ("disk", "disk")):
         for e in found.get(part, ()):
             if e["store"] != "float32":
-                what = f"{e['store']}, {e['queries']:,} queries, from the {where}"
+                what = f"{e['store']}, {_queries(e['queries'])}, from the {where}"
                 rows.append([what, "float32", _ratio(e), _seconds(e["seconds"])])
     for e in found.get("million", ()):
-        what = f"top 100 of {e['examples']:,} × {e['features']:,} in int8 for {e['queries']} queries, from the disk"
+        what = f"top 100 of {e['examples']:,} × {e['features']:,} in int8 for {_queries(e['queries'])}, from the disk"
         rows.append([what, "reading the files", _ratio(e), _seconds(e["seconds"])])
     head = ["", "relative to", "ratio", "time"]
     return (
