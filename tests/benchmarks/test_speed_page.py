@@ -112,7 +112,7 @@ OTHERS = {
         {"queries": 1000, "examples": 50000, "features": 4096,
          "totals": {"totals": {"ratio": 1.05, "range": [1.0, 1.1], "seconds": 2.5}},
          "disk": [{"store": "int8", "queries": 1, "ratio": 0.4, "seconds": 0.05}]},
-        "| int8, 1 queries, from the disk | float32 | 0.40 | 50 ms |",
+        "| int8, 1 query, from the disk | float32 | 0.40 | 50 ms |",
     ),
     "weights": (
         {"solvers": [{"k": 10, "shape": [5, 6000, 7], "fixed-point": SOLVER, "adamw": SOLVER | {"seconds": 30.0},

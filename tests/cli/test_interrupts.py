@@ -106,9 +106,10 @@ def test_a_build_that_is_interrupted_says_how_to_go_on(tmp_path, monkeypatch):
         done, total = (int(group.replace(",", "")) for group in last.groups())
         assert 256 <= done < total <= 2000  # a shard of one pass, at least
         assert len([line for line in said if "interrupted" in line]) == 1
-    assert shards(tmp_path) == 2
+    kept = shards(tmp_path)
+    assert 2 <= kept <= 4  # while one is written, the next may be made
     monkeypatch.setenv("SHARDS_TO_WAIT_AFTER", "9")
-    assert f"going on: {2000 - 256 * 2:,} of 2,000 are still to do" in invoke(*COMMAND)
+    assert f"going on: {2000 - 256 * kept:,} of 2,000 are still to do" in invoke(*COMMAND)
     assert shards(tmp_path) == 8
 
 
