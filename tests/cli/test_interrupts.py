@@ -21,6 +21,8 @@ import unde
 
 class Waiting(unde.tasks.Classification):
     def loss(self, model, batch):
+        if Path("idx/manifest.json").exists():
+            time.sleep(0.5)  # while a shard is written the next is made: it is to be there before that
         if len(list(Path("idx/shards").glob("*.safetensors"))) >= int(os.environ["SHARDS_TO_WAIT_AFTER"]):
             time.sleep(60)
         return super().loss(model, batch)
@@ -106,10 +108,9 @@ def test_a_build_that_is_interrupted_says_how_to_go_on(tmp_path, monkeypatch):
         done, total = (int(group.replace(",", "")) for group in last.groups())
         assert 256 <= done < total <= 2000  # a shard of one pass, at least
         assert len([line for line in said if "interrupted" in line]) == 1
-    kept = shards(tmp_path)
-    assert 2 <= kept <= 4  # while one is written, the next may be made
+    assert shards(tmp_path) == 2
     monkeypatch.setenv("SHARDS_TO_WAIT_AFTER", "9")
-    assert f"going on: {2000 - 256 * kept:,} of 2,000 are still to do" in invoke(*COMMAND)
+    assert f"going on: {2000 - 256 * 2:,} of 2,000 are still to do" in invoke(*COMMAND)
     assert shards(tmp_path) == 8
 
 

@@ -14,10 +14,8 @@ from torch import Tensor
 
 from unde.store.codec import Codec
 
-FEW, MANY = (
-    2**20,
-    16 * 2**20,
-)  # bytes that are unpacked together: of each thread for few queries, for many in all
+FEW = 2**20  # bytes of each thread that are unpacked together for few queries
+MANY = 2**24  # for many, of all threads
 _FEWEST = 64  # rows: products with fewer are slow
 _QUERIES = 64  # this many take far longer to multiply than rows to unpack, and are slow in small blocks
 

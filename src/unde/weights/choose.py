@@ -123,11 +123,12 @@ def _folds(queries: int, folds: int, seed: int) -> Iterator[tuple[Tensor, Tensor
 
 
 def _judge(data: Contributions, queries: Tensor, weights: Sequence[Tensor], k: int) -> Tensor:
-    """Sums over queries of normalised mean scores: of the weights' own top k, of the unweighted: (c, 2)."""
+    """Sums over queries of normalised mean scores: of the weights' own top k, of the unweighted: (c, 2). The last of
+    the weights are uniform."""
     total = torch.zeros(len(weights), 2)
     for span in data.spans("judging", queries, (8 + 4 * len(weights)) * 3 * data.examples):
-        unweighted, *found = data.scores(span, [torch.ones(data.groups), *weights])  # (q, N)
-        top = unweighted.topk(k).indices
+        found = data.scores(span, weights)  # (q, N) of each
+        top = found[-1].topk(k).indices
         for row, scores in zip(total, map(normalised, found)):
             row[0] += scores.topk(k).values.mean(1).sum()
             row[1] += scores.gather(1, top).mean(1).sum()
