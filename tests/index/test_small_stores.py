@@ -224,6 +224,8 @@ def test_dampings_that_rounding_could_decide_keep_every_digit(tmp_path, monkeypa
     }
     for i, (method, stored) in enumerate(asked.items()):
         assert toy.build(tmp_path / str(i), method=method).manifest.store_dtype == stored
+    begun = toy.build(tmp_path / "begun", method=TRAK(damping=0.09), store_dtype="float16")
+    assert toy.build(begun.folder, method=TRAK(damping=0.09)).manifest.store_dtype == "float16"  # as it is
     index = toy.build(tmp_path / "sampled", method=EKFAC(damping=0.01, fisher="sampled"))
     assert index._opened.stored.fisher.manifest.store_dtype == "float32"  # what the kernel is made of, too
 

@@ -51,6 +51,7 @@ def settle(
     groups: Groups | str | Mapping[str, str],
     exclude: Sequence[str],
     store_dtype: str,
+    exact: bool,
     seed: int,
     on_bad: str,
     checkpoint_weights: Sequence[float] | None,
@@ -95,32 +96,29 @@ def settle(
         asked, found = _with_matrices(folder, given, method, names, asked, there, scales, memory, executor)
         units = make_units(given.model, names, str(method.projection), seed, found)
         described = [{"name": u.name, "shape": list(u.shape), "size": u.stop - u.start} for u in units]
-        as_it_is = store_dtype if there is None or store_dtype != AUTO else there.store_dtype
         asked = replace(asked, units=described)
-        asked = replace(asked, store_dtype=stored_in(as_it_is, asked.examples, asked.width * asked.terms))
+        if store_dtype == AUTO:
+            usual = stored_in(asked.examples, asked.width * asked.terms, exact)
+            asked = replace(asked, store_dtype=usual if there is None else there.store_dtype)
         if there is None:
             return _begun(folder, given, asked, units, ids, memory, workers)
         return _gone_on(folder, given, asked, there, ids, workers)
 
 
-def stored_in(asked: str, examples: int, width: int) -> str:
-    """The precision that "auto" is, for examples of so many features: small stores keep every digit, large ones are a
-    quarter of the size, at no loss of LDS that could be measured (docs/results.md, smaller stores).
+def stored_in(examples: int, width: int, exact: bool) -> str:
+    """The precision that "auto" is, for examples of so many features: small stores keep every digit, and so do those
+    whose method needs it (`rounding_decides`). Others are a quarter of the size, at no loss of LDS that could be
+    measured (docs/results.md, smaller stores).
 
-    >>> stored_in("auto", 1_000, 16_384), stored_in("auto", 50_000, 16_384), stored_in("float16", 50_000, 16_384)
-    ('float32', 'int8', 'float16')
+    >>> stored_in(1_000, 16_384, exact=False), stored_in(50_000, 16_384, exact=False)
+    ('float32', 'int8')
     """
-    if asked != AUTO:
-        return asked
-    return "float32" if 4 * examples * width <= EXACT else "int8"
+    return "float32" if exact or 4 * examples * width <= EXACT else "int8"
 
 
-def exact_where_needed(store_dtype: str, method: Method) -> str:
-    """float32 for dampings under which the rounding of a smaller store may decide, if nothing else is asked for."""
-    if store_dtype != AUTO or not isinstance(method, Damped):
-        return store_dtype
-    safe = method.relative and method.damping >= type(method).damping
-    return store_dtype if safe else "float32"
+def rounding_decides(method: Method) -> bool:
+    """Whether the damping is so small, or may be, that a kernel sees the rounding of a smaller store."""
+    return isinstance(method, Damped) and not (method.relative and method.damping >= type(method).damping)
 
 
 def checked(

@@ -15,7 +15,7 @@ from unde.build.checkpoints import Checkpoint
 from unde.build.checks import read_ids
 from unde.build.context import Given
 from unde.build.queries import QueryFeatures
-from unde.build.settle import checked, exact_where_needed, settle
+from unde.build.settle import checked, rounding_decides, settle
 from unde.data import Collate, Rows, own_collate, parse_bytes
 from unde.errors import UndeError
 from unde.execution import Executor, ending, named
@@ -165,7 +165,6 @@ class Index:
         """
         chosen = methods.for_building(method)
         making.check_options(task, chosen, on_bad, batch_size, store_dtype)
-        store_dtype = exact_where_needed(store_dtype, chosen)
         rows = Rows(train_data, collate or own_collate(task.collate, train_data))
         ids = making.ids_for(rows, ids)
         folder, runs, model = place(path), named(executor, threads=threads), unwrapped(model)
@@ -178,6 +177,7 @@ class Index:
                 groups=groups,
                 exclude=exclude,
                 store_dtype=store_dtype,
+                exact=rounding_decides(chosen),
                 seed=seed,
                 on_bad=on_bad,
                 checkpoint_weights=checkpoint_weights,

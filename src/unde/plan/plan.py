@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from unde import methods
-from unde.build.settle import exact_where_needed, stored_in
+from unde.build.settle import rounding_decides, stored_in
 from unde.data import parse_bytes
 from unde.errors import UndeError
 from unde.features import Coverage
@@ -77,9 +77,9 @@ def plan(
     partition.of(names)
     batches = batches_like(_example(model, example, seq_len))
     passes = measure(model, task, batches, names, chosen, n_examples, budget)
-    store_dtype = exact_where_needed(store_dtype, chosen)
     width = sum(u.stop - u.start for u in passes.own.units)
-    store_dtype = stored_in(store_dtype, n_examples, width * checkpoints * chosen.steps)
+    if store_dtype == factored.AUTO:
+        store_dtype = stored_in(n_examples, width * checkpoints * chosen.steps, rounding_decides(chosen))
     run = Run(task, chosen, partition, passes, n_examples, store_dtype, checkpoints, queries, budget)
     return Plan(
         model=type(model).__name__,
