@@ -4,7 +4,8 @@ Every index in float32 is repacked, not computed again, and every method of the 
 LDS are paired by query with those from float32, over the same draws of retrained models. "error" is relative to the
 norm of a query's scores (median), "spearman" their rank correlation, "shared" the share of the ten best examples that
 stay the same. "recall" is that of the ten best where contributors are known: images of the query's class, robots that
-show what it names. Rows "… svd(t)" have a kernel from t singular vectors.
+show what it names. Rows "… svd(t)" have a kernel from t singular vectors. Stores "matrices, …" are without biases and
+norms, as an index built with `exclude=` is: vectors are of no low rank, and most of what factored(1) keeps.
 """
 
 from __future__ import annotations
@@ -37,7 +38,14 @@ PAPER = ""
 VARIANTS = EVERY_BANK
 BANKS = needed(VARIANTS)
 USUAL = "float32"
-STORES = ("int8", "int4", "factored(1)", "factored(4)", "factored(2)", "float16")  # in the order of interest
+MATRICES = "matrices, "
+STORES = (
+    "int8",
+    "int4",
+    "factored(1)",
+    "factored(4)",
+    *(f"{MATRICES}{s}" for s in ("factored(2)", "factored(1)", "factored(4)", "float32")),
+)
 FORMS = {USUAL: ("svd(256)",), "factored(1)": ("svd(256)",)}
 K = 10
 DRAWS = 200  # of retrained models: there are many estimates, and their intervals need few digits
@@ -69,7 +77,7 @@ def measured(variant: str, stores: Sequence[str], forms: bool = True) -> dict[st
                     )
                 m = held[measure].manifest
                 row["bytes"][measure] = m.codec.nbytes(1, m.columns)
-                made = row["methods"][f"{name}{form}"] = judge(name, held[measure], method)
+                made = row["methods"][f"{name}{form}"] = judge(name, held[measure], method, store)
                 path.write_text(json.dumps(found))
                 print(variant, store, f"{name}{form}", _brief(made), flush=True)
     m = judge.index(next(iter(cell.methods.values()))).manifest
@@ -78,18 +86,36 @@ def measured(variant: str, stores: Sequence[str], forms: bool = True) -> dict[st
 
 
 def _repacked(index: Index, folder: Path, store: str) -> Index:
-    """`index.repack`, which takes no indexes of release 0.1: the shards of these as a new index, to be read only."""
-    if index.manifest.schema == SCHEMA:
+    """`index.repack`, which takes no indexes of release 0.1 and leaves out no parameters: its shards as those of a new
+    index, to be read only."""
+    old, kept = index.manifest, _kept(index, store)
+    if old.schema == SCHEMA and len(kept) == len(old.units):
         return index.repack(folder, store)
-    old = index.manifest
-    m = replace(old, schema=SCHEMA, noted="", store_dtype=store, ids="")
+    columns = _columns(index, kept)
+    units = [old.units[u] for u in kept]
+    names = {u["name"] for u in units}
+    groups = {g: [n for n in of if n in names] for g, of in old.groups.items()}
+    packed = store.removeprefix(MATRICES)
+    m = replace(old, schema=SCHEMA, noted="", ids="", store_dtype=packed, units=units)
+    m = replace(m, groups={g: of for g, of in groups.items() if of})
     (folder / layout.SHARDS).mkdir(parents=True)
     for s in range(len(old.shards)):
-        shard = read_shard(old.shard(index.folder, 0, s), old.files[s][1])
-        features = shard.pop("features")
+        shard = dict(read_shard(old.shard(index.folder, 0, s), old.files[s][1]))
+        features, shard["squares"] = shard.pop("features")[:, columns], shard["squares"][:, kept]
         write_shard(m.shard(folder, 0, s), m.id, shard | m.codec.pack(features, m.columns))
     m.begin(folder)
     return Index.open(folder, memory="4GB", verify=False)
+
+
+def _kept(index: Index, store: str) -> list[int]:
+    """The parameters that are stored."""
+    units = index.manifest.units
+    return [u for u, unit in enumerate(units) if len(unit["shape"]) > 1 or not store.startswith(MATRICES)]
+
+
+def _columns(index: Index, units: Sequence[int]) -> Tensor:
+    """Those of some parameters."""
+    return torch.cat([torch.arange(c.start, c.stop) for c in (index.manifest.columns[u] for u in units)])
 
 
 def _asked(cell: Cell, store: str, forms: bool) -> Iterator[tuple[str, str, Method]]:
@@ -123,13 +149,14 @@ class _Judge:
             return self.cell.features(method, "eval")
         return QueryFeatures.load(path, m.lineage, (m.terms, m.width))
 
-    def __call__(self, name: str, index: Index, method: Method) -> dict[str, Any]:
+    def __call__(self, name: str, index: Index, method: Method, store: str) -> dict[str, Any]:
         usual = self.cell.methods[name]
         features = self.features(usual)
         if name not in self.truth:
             exact = self.index(usual).score(features, usual).total()
             self.truth[name] = exact, _lds(exact, self.bank)
-        features = replace(features, index=index.manifest.lineage)
+        columns = _columns(self.index(usual), _kept(self.index(usual), store))
+        features = replace(features, index=index.manifest.lineage, features=features.features[:, :, columns])
         try:
             total = index.score(features, method).total()
         except UndeError as e:  # rounding would decide the scores
