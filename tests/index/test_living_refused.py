@@ -147,7 +147,10 @@ class Other(Classification):
         ({"task": Other()}, "task"),
         ({"seed": 1, "method": TracIn(projection="kron(3)")}, r"seed \(0 there, 1 in the other\)"),
         ({"groups": "tensor"}, r"the groups \(2 there, 4 in the other"),
-        ({"store_dtype": "float16"}, r"store_dtype \('float32' there, 'float16' in the other\)"),
+        (
+            {"store_dtype": "float16"},
+            r"store_dtype \('float32' there, 'float16' in the other\)\. Merge what index.repack\(folder, 'float16'\)",
+        ),
         ({"method": TRAK(projection="kron(3)")}, "method"),
         ({"exclude": ["^2"]}, "the parameters"),
         ({"on_bad": "skip"}, "on_bad"),

@@ -104,8 +104,15 @@ def _check_alike(found: Sequence[Origin]) -> None:
         if differ:
             raise UndeError(
                 f"{other.folder} cannot be merged with {first.folder}, they were not measured alike. What differs: "
-                f"{'; '.join(differ)}. Append the examples of one to the other instead"
+                f"{'; '.join(differ)}. {_instead(a, b, differ)}"
             )
+
+
+def _instead(a: Manifest, b: Manifest, differ: Sequence[str]) -> str:
+    if a.store_dtype == b.store_dtype or len(differ) > 1:
+        return "Append the examples of one to the other instead"
+    larger, smaller = sorted((a, b), key=lambda m: -m.codec.nbytes(1, m.columns))
+    return f"Merge what index.repack(folder, {smaller.store_dtype!r}) makes of the one in {larger.store_dtype} instead"
 
 
 def _coverage(a: Manifest, b: Manifest) -> list[str]:
