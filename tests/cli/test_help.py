@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import runpy
 
 import pytest
 from typer.main import get_command
@@ -12,7 +13,7 @@ from unde.cli.build import build
 from unde.cli.plan import plan
 
 COMMANDS = (
-    *("demo", "plan", "build", "finish", "append", "remove", "merge"),
+    *("demo", "plan", "build", "finish", "append", "remove", "merge", "repack"),
     *("learn", "attribute", "evaluate", "report", "serve"),
     *("verify", "push", "pull", "bench"),
 )
@@ -65,3 +66,11 @@ def test_plan_takes_what_build_takes():
 
 def test_the_version():
     assert re.fullmatch(r"unde \d\S*\n", CliRunner().invoke(cli.app, ["--version"]).stdout)
+
+
+def test_as_a_module(monkeypatch, capsys):
+    """python -m unde"""
+    monkeypatch.setattr("sys.argv", ["unde", "--version"])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_module("unde", run_name="__main__")
+    assert capsys.readouterr().out.startswith("unde 0.")

@@ -1,4 +1,4 @@
-"""`unde append`, `remove` and `merge` as somebody types them."""
+"""`unde append`, `remove`, `merge` and `repack` as somebody types them."""
 
 import json
 import textwrap
@@ -124,3 +124,28 @@ def test_merged(grown):
     assert run("attribute", f"{grown}:grown", "--index", "all")
     with pytest.raises(UndeError, match="holds an index already"):
         run("merge", "more", "idx", "more")
+
+
+def test_repacked(grown):
+    """A large part in int8 and a small one in float32 become one index."""
+    run(
+        "build",
+        f"{grown}:only_new",
+        "--out",
+        "more",
+        "--method",
+        "ekfac",
+        "--projection",
+        "kron(3)",
+        "--store-dtype=int8",
+    )
+    with pytest.raises(UndeError, match=r"Repack the one in float32 first: .*'int8'\), `unde repack`"):
+        run("merge", "all", "idx", "more")
+    told = run("repack", "small", "idx").strip()
+    assert told.startswith("small: 60 examples in int8, ") and told.endswith(" times smaller than in float32")
+    old, new = (sum(f.stat().st_size for f in Path(name, "shards").iterdir()) for name in ("idx", "small"))
+    assert new < old
+    assert run("merge", "all", "small", "more").strip() == "all: 69 examples of 2 indexes in 2 groups"
+    assert run("attribute", f"{grown}:grown", "--index", "all")
+    with pytest.raises(UndeError, match="is stored in float32 already"):
+        run("repack", "other", "idx", "--store-dtype", "float32")

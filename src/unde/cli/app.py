@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from unde import console
-from unde.cli.append import append, merge, remove
+from unde.cli.append import append, merge, remove, repack
 from unde.cli.attribute import attribute
 from unde.cli.bench import bench
 from unde.cli.build import build
@@ -43,6 +43,7 @@ for command in (
     append,
     remove,
     merge,
+    repack,
     learn,
     attribute,
     evaluate,

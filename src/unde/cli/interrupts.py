@@ -17,6 +17,7 @@ _RESUMED = {
     "append",
     "remove",
     "merge",
+    "repack",
     "push",
     "pull",
 }  # commands that find what they did before

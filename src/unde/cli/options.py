@@ -90,6 +90,7 @@ BatchSize = Annotated[int, typer.Option(help="examples in one pass; fewer need l
 DTYPES = (AUTO, *CODECS)
 STORED = f"{listed(DTYPES)}; auto is float32 up to 256 MiB and int8 beyond"
 StoreDtype = Annotated[str, typer.Option(help=STORED, autocompletion=completion.one_of(*DTYPES))]
+PackedDtype = Annotated[str, typer.Option(help=listed(CODECS), autocompletion=completion.one_of(*CODECS))]
 Memory = Annotated[str, typer.Option(help="budget for what is computed at once, besides the model")]
 
 Checkpoints = Annotated[

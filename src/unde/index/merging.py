@@ -112,7 +112,7 @@ def _instead(a: Manifest, b: Manifest, differ: Sequence[str]) -> str:
     if a.store_dtype == b.store_dtype or len(differ) > 1:
         return "Append the examples of one to the other instead"
     larger, smaller = sorted((a, b), key=lambda m: -m.codec.nbytes(1, m.columns))
-    return f"Merge what index.repack(folder, {smaller.store_dtype!r}) makes of the one in {larger.store_dtype} instead"
+    return f"Repack the one in {larger.store_dtype} first: index.repack(folder, {smaller.store_dtype!r}), `unde repack`"
 
 
 def _coverage(a: Manifest, b: Manifest) -> list[str]:
