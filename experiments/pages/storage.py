@@ -129,7 +129,8 @@ def storage(book: Book) -> str:
         "Features of every bank, repacked from float32. Differences of LDS to float32 are paired by query, in points, "
         "with the 95 % interval over queries and subsets; pooled over all methods of all banks, methods of a bank "
         "being taken as one. The error is relative to the norm of a query's scores (median over queries, mean over "
-        "cells). Recall@10 is over banks whose contributors are known."
+        "cells). Recall@10 is over banks whose contributors are known. *matrices*: biases and norms are left out, as "
+        "`exclude=` does; sizes and differences are to float32 with all of it."
     )
     kernels = (
         'TRAK and its kin with a kernel from t singular vectors of the features, `form="svd(t)"`, in place of an '

@@ -44,7 +44,7 @@ STORES = (
     "int4",
     "factored(1)",
     "factored(4)",
-    *(f"{MATRICES}{s}" for s in ("factored(2)", "factored(1)", "factored(4)", "float32")),
+    *(f"{MATRICES}{s}" for s in ("int4", "factored(2)", "factored(1)", "factored(4)", "float32")),
 )
 FORMS = {USUAL: ("svd(256)",), "factored(1)": ("svd(256)",)}
 K = 10
@@ -81,7 +81,7 @@ def measured(variant: str, stores: Sequence[str], forms: bool = True) -> dict[st
                 path.write_text(json.dumps(found))
                 print(variant, store, f"{name}{form}", _brief(made), flush=True)
     m = judge.index(next(iter(cell.methods.values()))).manifest
-    rows = {s: r | {"bytes": float(np.mean([*r["bytes"].values()]))} for s, r in found.items()}
+    rows = {s: found[s] | {"bytes": float(np.mean([*found[s]["bytes"].values()]))} for s in stores}
     return {"stores": rows, "examples": m.examples, "width": m.width}
 
 
