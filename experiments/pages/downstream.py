@@ -86,6 +86,7 @@ def mislabel(book: Book) -> str:
 
 # --- tail-patch ------------------------------------------------------------------------------------------
 
+WEIGHED = ("w/o w", "w, paper's objective", "paired difference", "w, self-retrieval", "paired difference")
 CORPORA = {"language_tail_patch_wikitext": "WikiText-2", "language_tail_patch_sotu": "State of the Union"}
 
 
@@ -102,15 +103,15 @@ def tail_patch_table(
         for where, numbers in printed_in.items():
             if method in numbers:
                 plain, weighted, gain = numbers[method]
-                cells = [number(plain), number(weighted), printed(gain, sign=True)]
+                cells = [number(plain), number(weighted), printed(gain, sign=True), "", ""]
                 rows.append([f"**{method}**", f"paper: {where}", *cells])
         for name, title in results.items():
             if found[name] is None:
-                rows.append(["", title, f"not measured: `{command(name)}`", "", ""])
+                rows.append(["", title, f"not measured: `{command(name)}`", "", "", "", ""])
             elif method in found[name]:
                 first = "" if any(method in numbers for numbers in printed_in.values()) else f"**{method}**"
                 rows.append([first, title, *_patched(found[name][method])])
-    return table(["", "data", "w/o w", "w", "paired difference"], rows)
+    return table(["", "data", *WEIGHED], rows)
 
 
 def _is_cell(row: Any) -> bool:
@@ -119,9 +120,16 @@ def _is_cell(row: Any) -> bool:
 
 def _patched(row: Mapping[str, Any]) -> list[str]:
     if "per_token" in row:  # a baseline: there are no groups to weigh
-        return [shown(row["per_token"], 1), NONE, NONE]
-    both = [shown(row[kind]["per_token"], 1) for kind in ("unweighted", "weighted")]
-    return [*both, shown(row["difference"], 1, digits=3, sign=True)]
+        return [shown(row["per_token"], 1), NONE, NONE, NONE, NONE]
+    return _weighed({kind: row[kind]["per_token"] for kind in KINDS}, row["differences"], digits=3)
+
+
+def _weighed(found: Mapping[str, Any], differences: Mapping[str, Any], digits: int) -> list[str]:
+    """Without weights, and with those of each kind: what was found, and the paired difference."""
+    cells = [shown(found["unweighted"], 1)]
+    for kind, difference in differences.items():
+        cells += [shown(found[kind], 1), shown(difference, 1, digits=digits, sign=True)]
+    return cells
 
 
 def tail_patch(book: Book) -> str:
@@ -294,14 +302,16 @@ def speakers(book: Book) -> str:
         "Recall@10 in % of passages by the same president, and of the same decade; 95 % intervals over queries."
     ]
     for what in ("president", "decade"):
-        rows = [["by chance", number(found[what]["chance"]), "", ""]]
+        rows = [["by chance", number(found[what]["chance"]), "", "", "", ""]]
         for title, row in found[what].items():
             if title != "chance":
-                plain = "mean" in row
-                kinds = [row] if plain else [row[k] for k in ("unweighted", "weighted")]
-                cells = [shown(e, 1) for e in kinds] + ["", ""] * plain
-                rows.append([title, *cells, *([] if plain else [shown(row["difference"], 1, sign=True)])])
-        parts.append(table([f"same {what}", "w/o w", "w", "paired difference"], rows))
+                cells = (
+                    [shown(row, 1), "", "", "", ""]
+                    if "mean" in row
+                    else _weighed(row, row["differences"], digits=2)
+                )
+                rows.append([title, *cells])
+        parts.append(table([f"same {what}", *WEIGHED], rows))
     return paragraphs(*parts, made_by("sotu_recall"))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from experiments.shared.corpora import EPOCHS, VOCABULARY, Corpus, corpus, gpt2, llama, train
 from experiments.shared.places import HERE
-from unde import Index
-from unde.evaluate import bm25, representation_similarity
+from experiments.shared.sweep import objective
+from unde import Index, Weights
+from unde.evaluate import Estimate, bm25, paired, representation_similarity
+from unde.index import QueryFeatures
 from unde.methods import EKFAC, TRAK, LoGRA, Method, TracIn
 from unde.tasks import CausalLM
 
@@ -87,7 +89,27 @@ def attributed(name: str, architecture: str = "gpt2", study: str = "language") -
     return Attributed(data, model, state, index, architecture)
 
 
+def ways_to_weigh(index: Index, learn: QueryFeatures, method: Method) -> dict[str, Weights | None]:
+    """None; by the paper's objective as it stands, on learning queries; from the training sequences alone."""
+    return {
+        "unweighted": None,
+        "weighted": objective(index.score(learn, method)),
+        "self-retrieval": index.learn_weights(method=method),
+    }
+
+
+def gains(title: str, found: Mapping[str, Estimate]) -> dict[str, Any]:
+    """Paired differences of each way to weigh to none, printed with what was found."""
+    plain = found["unweighted"]
+    differences = {kind: paired(plain, e) for kind, e in found.items() if e is not plain}
+    print(row(title, plain, *(x for kind, d in differences.items() for x in (found[kind], d))), flush=True)
+    return {"differences": {kind: d.as_dict() for kind, d in differences.items()}}
+
+
+HEAD = ("w/o w", "w, top-k", "difference", "w, self-retrieval", "difference")  # of what `gains` prints
+
+
 def row(title: str, *cells: Any) -> str:
     """A line of a printed table; estimates as mean ± half width of the 95 % interval."""
     shown = [f"{c.mean:8.2f} ± {c.ci95:4.2f}" if hasattr(c, "ci95") else f"{c:>15}" for c in cells]
-    return f"{title:30}" + "".join(f"{s:>18}" for s in shown)
+    return f"{title:30}" + "".join(f"{s:>20}" for s in shown)

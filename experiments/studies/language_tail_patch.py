@@ -1,8 +1,9 @@
 """Tail-patch of TracIn, TRAK, LoGRA and EKFAC with and without learned weights (the paper's WikiText table).
 
 One AdamW step from the end of training on the top 128 sequences of each query, at a tenth of the peak learning
-rate (the schedule itself ends at 0). The first 48 (24) evaluation sequences are the queries; weights are learned on the
-learning sequences. Printed: 100 × Δ log p a token, 95 % interval over queries.
+rate (the schedule itself ends at 0). The first 48 (24) evaluation sequences are the queries. "weighted" are weights of
+the paper's objective on the learning sequences, "self-retrieval" those that the index learns from its own training
+sequences. Printed: 100 × Δ log p a token, 95 % interval over queries.
 """
 
 from __future__ import annotations
@@ -10,9 +11,8 @@ from __future__ import annotations
 from typing import Any
 
 from experiments.shared.corpora import PEAK_LR, adamw
-from experiments.shared.language import METHODS, attributed, row
-from unde import learn_weights
-from unde.evaluate import TailPatch, paired, random_indices, tail_patch
+from experiments.shared.language import HEAD, METHODS, attributed, gains, row, ways_to_weigh
+from unde.evaluate import TailPatch, random_indices, tail_patch
 from unde.tasks import CausalLM
 
 PAPER = "Table 4"
@@ -43,17 +43,11 @@ def run(variant: str | None) -> dict[str, Any]:
         results[title] = found.as_dict()
         print(row(title, found.per_token), flush=True)
     learn, evaluate = (there.index.features({"input_ids": rows}) for rows in (there.data.learn, queries))
-    print(row("", "w/o w", "w", "difference"))
+    print(row("", *HEAD))
     for title, method in METHODS.items():
-        weights = learn_weights(there.index.score(learn, method))
         scores = there.index.score(evaluate, method)
-        plain, weighted = (patch(scores.top(K, w).indices) for w in (None, weights))
-        difference = paired(plain.per_token, weighted.per_token)
-        results[title] = {
-            "method": str(method),
-            "unweighted": plain.as_dict(),
-            "weighted": weighted.as_dict(),
-            "difference": difference.as_dict(),
-        }
-        print(row(title, plain.per_token, weighted.per_token, difference), flush=True)
+        ways = ways_to_weigh(there.index, learn, method)
+        found = {kind: patch(scores.top(K, w).indices) for kind, w in ways.items()}
+        results[title] = {"method": str(method)} | {kind: f.as_dict() for kind, f in found.items()}
+        results[title] |= gains(title, {kind: f.per_token for kind, f in found.items()})
     return results

@@ -3,9 +3,10 @@
 The model (RoPE, grouped queries, SwiGLU, RMSNorm, trained from scratch on 2,048 sequences of State of the Union
 addresses) continues snippets of its own training sequences: the first 16 tokens of each, 48 more sampled from its
 predictions. Only what it generated counts as the query; the snippet is masked (with it, the sequence that the
-snippet is from would be top-1 nearly always). 128 such texts learn the weights, 128 from other snippets evaluate. For
-each query the model takes one AdamW step on its top-1 training sequence; printed is 100 × Δ log p a token. Also: the
-qualitative figure, the top-1 passage of LoGRA beside that of weighted LoGRA, for the queries where they differ.
+snippet is from would be top-1 nearly always). 128 such texts learn the weights of the paper's objective, 128 from other
+snippets evaluate; weights of self-retrieval are learned from training sequences. For each query the model takes one
+AdamW step on its top-1 training sequence; printed is 100 × Δ log p a token. Also: the qualitative figure, the top-1
+passage of LoGRA beside that of weighted LoGRA, for the queries where they differ.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from experiments.shared.corpora import LENGTH, PEAK_LR, adamw
-from experiments.shared.language import METHODS, attributed, row
-from unde import learn_weights
-from unde.evaluate import paired, random_indices, tail_patch
+from experiments.shared.language import HEAD, METHODS, attributed, gains, row, ways_to_weigh
+from unde.evaluate import random_indices, tail_patch
 from unde.tasks import CausalLM
 from unde.tasks.language import IGNORE
 
@@ -69,30 +69,27 @@ def run(variant: str | None) -> dict[str, Any]:
         found = patch(indices)
         results[title] = found.as_dict()
         print(row(title, found.per_token), flush=True)
-    print(row("", "w/o w", "w", "difference"))
+    print(row("", *HEAD))
     source = snippets[QUERIES : 2 * QUERIES]
     for title in ("TracIn", "LoGRA"):
-        weights = learn_weights(there.index.score(learn, METHODS[title]))
         scores = there.index.score(evaluate, METHODS[title])
-        tops = [scores.top(1, w).indices for w in (None, weights)]
-        plain, weighted = map(patch, tops)
-        difference = paired(plain.per_token, weighted.per_token)
-        own = [float((top[:, 0] == source).float().mean()) for top in tops]
-        results[title] = {
-            "unweighted": plain.as_dict(),
-            "weighted": weighted.as_dict(),
-            "difference": difference.as_dict(),
-            "own snippet is top-1": own,
-        }
-        print(row(title, plain.per_token, weighted.per_token, difference), flush=True)
-        print(f"    the snippet's own sequence is top-1: {own[0]:.0%} without weights, {own[1]:.0%} with")
-    differ = (tops[0] != tops[1])[:, 0].nonzero()[:SHOWN, 0].tolist()
+        ways = ways_to_weigh(there.index, learn, METHODS[title])
+        tops = {kind: scores.top(1, w).indices[:, 0] for kind, w in ways.items()}
+        found = {kind: patch(top[:, None]) for kind, top in tops.items()}
+        results[title] = {kind: f.as_dict() for kind, f in found.items()}
+        results[title] |= gains(title, {kind: f.per_token for kind, f in found.items()})
+        own = {kind: float((top == source).float().mean()) for kind, top in tops.items()}
+        results[title]["own snippet is top-1"] = own
+        print(
+            "    the snippet's own sequence is top-1:", {kind: f"{share:.0%}" for kind, share in own.items()}
+        )
+    plain, weighted = tops["unweighted"], tops["weighted"]
     results["qualitative"] = [
         {
             "query": there.data.text(roles[1][q]),
-            "LoGRA": there.data.text(there.data.train[tops[0][q, 0]]),
-            "weighted LoGRA": there.data.text(there.data.train[tops[1][q, 0]]),
+            "LoGRA": there.data.text(there.data.train[plain[q]]),
+            "weighted LoGRA": there.data.text(there.data.train[weighted[q]]),
         }
-        for q in differ
+        for q in (plain != weighted).nonzero()[:SHOWN, 0].tolist()
     ]
     return results

@@ -1,9 +1,9 @@
 """Finding wrong labels by normalised self-influence.
 
 10 % of the 4,000 training labels are wrong. Self-influence of each image is divided by the sum of its top-10 (ResNet)
-or top-100 (ViT) scores, as in the paper; also kept is the raw one. "weighted" are weights learned by the paper's
-objective on 500 other images, "self-retrieval" those that the index learns from its own training examples: for these
-the AUC is also taken without the examples they were learned from.
+or top-100 (ViT) scores, as in the paper; also kept is the raw one. "weighted" are weights of the paper's objective on
+500 other images, nothing judged, "self-retrieval" those that the index learns from its own training examples: for
+these the AUC is also taken without the examples they were learned from.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from experiments.shared.places import RUNS
-from unde import Index, Weights, learn_weights
+from experiments.shared.sweep import objective
+from unde import Index, Weights
 from unde.evaluate import mislabel_auc, mislabel_auc_interval
 from unde.methods import TRAK, Method, TracIn
 from unde.tasks import Classification
@@ -68,7 +69,7 @@ def run(variant: str | None) -> dict[str, Any]:
         for name, method in METHODS.items():
             kinds = {
                 "unweighted": None,
-                "weighted": learn_weights(index.score(learn, method)),
+                "weighted": objective(index.score(learn, method)),
                 "self-retrieval": index.learn_weights(method=method),
             }
             row: dict[str, Any] = {"weights": kinds["weighted"].values.tolist(), "top": top}

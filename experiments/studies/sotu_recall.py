@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.shared.language import METHODS, attributed, row
-from unde import learn_weights
-from unde.evaluate import Estimate, paired, recall_at_k
+from experiments.shared.language import HEAD, METHODS, attributed, gains, row, ways_to_weigh
+from unde.evaluate import Estimate, recall_at_k
 
 PAPER = "Figures 8 and 9"
 K, SHOWN = 10, 6
@@ -29,38 +28,32 @@ def run(variant: str | None) -> dict[str, Any]:
     learn, evaluate = (
         there.index.features({"input_ids": rows}) for rows in (there.data.learn, there.data.evaluate)
     )
+    scored = {title: there.index.score(evaluate, method) for title, method in METHODS.items()}
+    ways = {title: ways_to_weigh(there.index, learn, method) for title, method in METHODS.items()}
     simple = {"BM25": there.bm25(there.data.evaluate), "similarity": there.similarity(there.data.evaluate)}
     results: dict = {}
     for what, truth in relevant.items():
-        print(row(f"same {what}, %", "w/o w", "w", "difference"))
+        print(row(f"same {what}, %", *HEAD))
         rows = results[what] = {"chance": 100 * float(truth.mean())}
         print(row("chance", f"{rows['chance']:.2f}"))
         for title, scores in simple.items():
             found = _percent(recall_at_k(scores.topk(K).indices, truth))
             rows[title] = found.as_dict()
             print(row(title, found))
-        for title, method in METHODS.items():
-            weights = learn_weights(there.index.score(learn, method))
-            scores = there.index.score(evaluate, method)
-            plain, weighted = (
-                _percent(recall_at_k(scores.top(K, w).indices, truth)) for w in (None, weights)
-            )
-            difference = paired(plain, weighted)
-            rows[title] = {
-                "unweighted": plain.as_dict(),
-                "weighted": weighted.as_dict(),
-                "difference": difference.as_dict(),
-            }
-            print(row(title, plain, weighted, difference), flush=True)
-            if title == "EKFAC":
-                tops = [scores.top(1, w).indices[:, 0] for w in (None, weights)]
+        for title, scores in scored.items():
+            tops = {kind: scores.top(K, w).indices for kind, w in ways[title].items()}
+            found = {kind: _percent(recall_at_k(top, truth)) for kind, top in tops.items()}
+            rows[title] = {kind: e.as_dict() for kind, e in found.items()} | gains(title, found)
+    plain, weighted = (
+        scored["EKFAC"].top(1, ways["EKFAC"][w]).indices[:, 0] for w in ("unweighted", "weighted")
+    )
     results["qualitative"] = [
         {
             "query": _shown(there, "evaluate", q),
-            "EKFAC": _shown(there, "train", int(tops[0][q])),
-            "weighted EKFAC": _shown(there, "train", int(tops[1][q])),
+            "EKFAC": _shown(there, "train", int(plain[q])),
+            "weighted EKFAC": _shown(there, "train", int(weighted[q])),
         }
-        for q in (tops[0] != tops[1]).nonzero()[:SHOWN, 0].tolist()
+        for q in (plain != weighted).nonzero()[:SHOWN, 0].tolist()
     ]
     return results
 

@@ -88,14 +88,13 @@ def measured(variant: str, stores: Sequence[str], forms: bool = True) -> dict[st
 def _repacked(index: Index, folder: Path, store: str) -> Index:
     """`index.repack`, which takes no indexes of release 0.1 and leaves out no parameters: its shards as those of a new
     index, to be read only."""
-    old, kept = index.manifest, _kept(index, store)
+    old, kept, packed = index.manifest, _kept(index, store), store.removeprefix(MATRICES)
     if old.schema == SCHEMA and len(kept) == len(old.units):
-        return index.repack(folder, store)
+        return index if packed == USUAL else index.repack(folder, packed)
     columns = _columns(index, kept)
     units = [old.units[u] for u in kept]
     names = {u["name"] for u in units}
     groups = {g: [n for n in of if n in names] for g, of in old.groups.items()}
-    packed = store.removeprefix(MATRICES)
     m = replace(old, schema=SCHEMA, noted="", ids="", store_dtype=packed, units=units)
     m = replace(m, groups={g: of for g, of in groups.items() if of})
     (folder / layout.SHARDS).mkdir(parents=True)
