@@ -114,7 +114,10 @@ def scoring(found: Found) -> str:
                 rows.append([what, "float32", _ratio(e), _seconds(e["seconds"])])
     for e in found.get("million", ()):
         what = f"top 100 of {e['examples']:,} × {e['features']:,} in int8 for {_queries(e['queries'])}, from the disk"
-        rows.append([what, "reading the files", _ratio(e), _seconds(e["seconds"])])
+        most = (
+            f", at most {e['peak_bytes'] / 1e6:.0f} MB" if "peak_bytes" in e else ""
+        )  # not in results of before
+        rows.append([what, "reading the files", _ratio(e), _seconds(e["seconds"]) + most])
     head = ["", "relative to", "ratio", "time"]
     return (
         "## Scoring\n\nScores relative to what nothing can go below:\n\n"

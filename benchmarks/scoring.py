@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.machine import machine
+from benchmarks.peaks import peaks
 from unde import Groups
 from unde.build.stored import Stored
 from unde.methods import TracIn
@@ -222,6 +223,12 @@ def stores(
     return found
 
 
+def asking(folder: str, count: int, memory: int) -> Callable[[], Any]:
+    """A job of benchmarks/peaks.py."""
+    scores = scored(Path(folder), torch.randn(count, NARROW), memory)
+    return lambda: scores.top(100)
+
+
 def million(folder: Path, queries: Tensor, memory: int, rounds: int) -> list[dict[str, Any]]:
     size = sum(path.stat().st_size for path in shards(folder))
     found = []
@@ -235,6 +242,7 @@ def million(folder: Path, queries: Tensor, memory: int, rounds: int) -> list[dic
         seconds = in_turns(runs, rounds, lambda name: dropped(folder))
         row = {"examples": scores.shape[1], "features": queries.shape[1], "queries": count, "bytes": size}
         row |= ratio(seconds, "scores", "disk")
+        [row["peak_bytes"]] = peaks([("benchmarks.scoring:asking", str(folder), count, memory)])
         found.append(row | {"disk_gb_per_second": round(size / row["seconds_disk"] / 1e9, 3)})
     return found
 
@@ -292,7 +300,8 @@ def told(found: dict[str, Any]) -> str:
     for row in found.get("million", ()):
         lines.append(
             f"{row['examples']:,} × {row['features']} in int8, {row['queries']} queries from disk: {row['ratio']:.2f} "
-            f"of reading it at {row['disk_gb_per_second']:.2f} GB/s ({row['seconds']:.2f} s)"
+            f"of reading it at {row['disk_gb_per_second']:.2f} GB/s ({row['seconds']:.2f} s), at most "
+            f"{row['peak_bytes'] / 1e6:.0f} MB"
         )
     return "\n".join(lines)
 
