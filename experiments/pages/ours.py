@@ -117,7 +117,7 @@ def learning_rules(book: Book) -> str:
 
 def possible(book: Book) -> str:
     """Every rule beside weights that were fitted to half of the retrained models, all judged on the other half."""
-    names = ("self-retrieval", "top-k", "both", "top-k 0.1", "reference")
+    names = tuple(RULES)
     halves: dict[str, dict[str, list[dict[str, Any]]]] = {rule: {} for rule in names}
     for bank in BANKS:
         for row in (of_bank(book, bank) or {"methods": {}})["methods"].values():

@@ -1,7 +1,7 @@
 """What is found for each method, without weights and with weights learned in two ways, and the file it goes to.
 
-The two rules: "top-k", the paper's objective on queries that serve nothing else, and "self-retrieval", which asks
-training examples to find themselves. Each estimate stands beside the paired difference to no weights.
+The two rules: "top-k", the paper's objective as it stands on queries that serve nothing else, and "self-retrieval",
+which asks training examples to find themselves. Each estimate stands beside the paired difference to no weights.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 import unde
+from experiments.shared.sweep import objective
 from unde import Index, Weights, console
 from unde.errors import UndeError
 from unde.evaluate import Bank, Estimate, TailPatch, compare, mislabel_auc, mislabel_auc_interval, paired
@@ -32,7 +33,7 @@ def learned(
 ) -> tuple[dict[str, Weights], dict[str, str]]:
     """The weights of each rule; and why a rule has none, which must not lose what the others found."""
     ways: dict[str, Callable[[], Weights]] = {
-        "top-k": lambda: unde.learn_weights(learn()),
+        "top-k": lambda: objective(learn()),
         "self-retrieval": lambda: index.learn_weights(method=method),
     }
     weights, without = {}, {}
