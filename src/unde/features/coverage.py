@@ -5,7 +5,8 @@ whose features disagree is tried with another layout, then its parameters are ha
 So a wrong guess about somebody's model costs time, never correctness.
 
 Where a task can cut examples short, the choice is made on short ones, and confirmed on the largest as it is, with
-another one in its batch. What is not confirmed is decided anew on whole ones.
+another one in its batch: the first two where none is larger, for their pass can be the first of a build. What is not
+confirmed is decided anew on whole ones.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -41,11 +42,14 @@ REFERENCES = 2  # of them that are run alone, if they reach every parameter
 
 @dataclass(frozen=True)
 class Tried:
-    """What a check found: features of the examples `where`, and what their pass took if the largest is there."""
+    """What a check found: features of the examples `where`, their values, and what their pass took if the largest is
+    there. Of the first examples of the data `digests` are known: a build need not run them again."""
 
     where: list[int]
     features: Tensor  # (n, D)
+    values: Tensor  # (n,)
     cost: Cost | None
+    digests: list[str] = field(default_factory=list)
 
 
 def plan_coverage(
@@ -80,11 +84,12 @@ def decide(
         alone = [fallback.single(short, b, len(ids)) for b in range(len(ids))]
         coverage = _by_short(Planner(model, task, units, measure, ids, short, alone))
         if coverage is not None:
-            where = [at, next((i for i in ids if i != at), at)]
+            where = [0, 1] if at == 0 and len(rows) > 1 else [at, 0]
             both = to_device(rows.batch(where), device)
             full = Planner(model, task, units, measure, where, both, [whole(at)], telling(where, both))
             if full.confirms(coverage):
-                return coverage, full.tried
+                assert full.tried is not None
+                return coverage, replace(full.tried, digests=rows.digests(where) if where == [0, 1] else [])
     with untouched(model), torch.no_grad(), suppress(Unreadable):  # it is named when it is measured
         task.check(model, batch)
     alone = [whole(i) for i in ids]
@@ -345,8 +350,8 @@ class Planner:
                 return None
             raise
         truth = self.truth[: len(ids)]  # there may be fewer
-        got, values = features[: len(truth)], values[: len(truth)]
-        if catch and not self._close(values.double().cpu(), self.values[: len(truth)]):
+        got = features[: len(truth)]
+        if catch and not self._close(values[: len(truth)].double().cpu(), self.values[: len(truth)]):
             return None  # the hooks changed what the model computes
         finite = truth.isfinite().all(1)
         if not finite.any() and not alone:
@@ -365,7 +370,7 @@ class Planner:
         wrong = [u for u in units if not agrees(u)]
         if not wrong and not alone and {u.name for u in units} == {u.name for u in self.units}:
             cost = meter.cost(len(ids)) if isinstance(meter, Meter) else None
-            self._agreed, self.tried = recorded(self.coverage), Tried(ids, features, cost)
+            self._agreed, self.tried = recorded(self.coverage), Tried(ids, features, values, cost)
         return wrong
 
 
