@@ -340,3 +340,18 @@ def test_one_position_for_all_examples():
     with Collector(model, Waves(), units, coverage) as collector:
         features, _ = collector(short.batch(range(4)), list(range(4)))
     assert_features(features, slow_gradients(model, Waves(), short), units, 1e-10)
+
+
+def test_layouts_that_are_guessed_right_take_no_pass_of_their_own():
+    seen = []
+
+    def run(s, x):
+        seen.append(len(x))
+        return s.b(s.a(x).tanh()) + s.table(torch.arange(4)[None])
+
+    net = Net(run, a=nn.Linear(6, 6), b=nn.Linear(6, 6), table=nn.Embedding(4, 6)).double()
+    rows = Rows((floats(4, 6)(9), torch.zeros(9)))
+    units, coverage = plan(net, Waves(), rows)
+    assert set(ways(units, coverage).values()) == {"hook"}
+    assert seen == [1, 1, 3]  # two references, then all that were tried
+    assert {use.name: use.layout for use in coverage.uses} == {"a": "front", "b": "front", "table": "shared"}

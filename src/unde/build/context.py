@@ -21,6 +21,7 @@ from unde.data import Rows
 from unde.errors import UndeError
 from unde.execution import Job
 from unde.features import Coverage, Unit, make_units, plan_coverage
+from unde.features.coverage import Tried
 from unde.features.factors import gathered
 from unde.features.record import restored
 from unde.features.run import Batch, FeaturePass, Measurement, cuts, resized
@@ -104,6 +105,9 @@ class Context:
         self.folder, self.manifest, self.given, self.workers, self.ids = folder, manifest, given, workers, ids
         self.advance: Callable[[int], None] = lambda count: None
         self.upcoming: list[Job] = []  # jobs in the order that they will be asked for, if known
+        self.ready: dict[
+            int, Tried
+        ] = {}  # for each checkpoint the pass ahead of all others, if it was run here
         self.passing = Running()
         self.behind = Behind()
         self._stream: tuple[list[Job], Generator[Batch]] | None = None
@@ -168,8 +172,10 @@ class Context:
 
     def cuts(self, s: int) -> list[range]:
         """The rows of each pass of a shard."""
-        rows = self.manifest.shards[s]
-        return cuts(range(rows.start, rows.stop), self.manifest.settled.pass_size)
+        rows, settled = self.manifest.shards[s], self.manifest.settled
+        ahead = min(settled.ahead, rows.stop) if rows.start == 0 else 0
+        rest = cuts(range(rows.start + ahead, rows.stop), settled.pass_size)
+        return [range(ahead), *rest] if ahead else rest
 
     def close(self) -> None:
         """The model as it was, and nobody reading ahead or writing."""

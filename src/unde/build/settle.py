@@ -24,7 +24,7 @@ from unde.execution import SERIAL, Executor
 from unde.features import Coverage, Unit, make_units, moments
 from unde.features.coverage import EXAMPLES, Tried, decide
 from unde.features.record import recorded
-from unde.features.run import largest, threads
+from unde.features.run import Measurement, largest, threads
 from unde.features.run import settle as settle_passes
 from unde.groups import Groups, trainable
 from unde.methods import Damped, Method
@@ -158,7 +158,7 @@ def _begun(
     draft = Context(folder, asked, given, workers, ids)
     draft.units = units
     decided: list[tuple[int, int | None, Coverage]] = []
-    probe: Tried | None = None
+    ready: dict[int, Tried] = {}
     for c in range(len(asked.models)):
         with loaded(given.model, checkpoint_of(given.checkpoints, c)):
             what = draft.measurement
@@ -168,7 +168,7 @@ def _begun(
                 size, rows = settle_passes(given.model, task, given.rows, what, coverage, memory)
             else:
                 size, rows = settle_passes(given.model, task, given.rows, what, coverage, memory, tried.cost)
-                probe = tried if c == 0 else probe
+                ready[c] = tried
             decided.append((size, rows, coverage))
     size, rows, _ = min(decided, key=lambda d: d[0])
     settled = replace(
@@ -177,18 +177,29 @@ def _begun(
         shard_size=shard_size(size, asked.width, memory),
         coverage=_distinct([recorded(coverage) for _, _, coverage in decided]),
         rows=rows,
+        ahead=0 if rows else _ahead([ready.get(c) for c in range(len(decided))], draft.measurement, size),
     )
     manifest = replace(asked, settled=settled)
     context = Context(folder, manifest, given, workers, ids)
     context.units = units
     (folder / layout.SHARDS).mkdir(exist_ok=True)
-    write_probe(context, probe)
+    write_probe(context, ready.get(0))
     write_ids(folder, ids)
     there = manifest.begin(folder)
     if there.id == manifest.id:
+        context.ready = ready if settled.ahead else {}
         return context
     with threads(there.settled.threads):
         return _gone_on(folder, given, asked, there, ids, workers)
+
+
+def _ahead(tried: Sequence[Tried | None], what: Measurement, size: int) -> int:
+    """How many examples were tried under every checkpoint that are the first of the data, and in the way of a pass:
+    theirs need not be run again. 0 where there is something else to keep of a pass."""
+    counts = {0 if t is None else len(t.digests) for t in tried}
+    if len(counts) > 1 or what.factors is not None or what.beside:
+        return 0
+    return min(counts) if min(counts) <= size else 0
 
 
 def _gone_on(

@@ -5,7 +5,8 @@ whose features disagree is tried with another layout, then its parameters are ha
 So a wrong guess about somebody's model costs time, never correctness.
 
 Where a task can cut examples short, the choice is made on short ones, and confirmed on the largest as it is, with
-another one in its batch. What is not confirmed is decided anew on whole ones.
+another one in its batch: the first two where none is larger, for their pass can be the first of a build. What is not
+confirmed is decided anew on whole ones.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from unde.errors import UndeError
 from unde.features import fallback
 from unde.features.collector import Collector, Coverage, Use
 from unde.features.guard import as_it_was, untouched
-from unde.features.layouts import FAILURES, first_guess, next_layouts
+from unde.features.layouts import FAILURES, first_guess, guessing, next_layouts
 from unde.features.meter import Cost, Meter
 from unde.features.record import find_uses, recorded
 from unde.features.run import largest
@@ -36,16 +37,21 @@ from unde.tasks.tokens import Unreadable
 # Structural mistakes give errors of order one; these only leave room for rounding in another batch shape.
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
 EXAMPLES = 3
-REFERENCES = 2  # of them that are run alone, if they reach every parameter
+REFERENCES = (
+    2  # of them that are run alone, if they reach every parameter; of short ones one: a whole one follows
+)
 
 
 @dataclass(frozen=True)
 class Tried:
-    """What a check found: features of the examples `where`, and what their pass took if the largest is there."""
+    """What a check found: features of the examples `where`, their values, and what their pass took if the largest is
+    there. Of the first examples of the data `digests` are known: a build need not run them again."""
 
     where: list[int]
     features: Tensor  # (n, D)
+    values: Tensor  # (n,)
     cost: Cost | None
+    digests: list[str] = field(default_factory=list)
 
 
 def plan_coverage(
@@ -78,13 +84,14 @@ def decide(
     short = None if brief is not task else task.cutting.shortened(batch)
     if short is not None:
         alone = [fallback.single(short, b, len(ids)) for b in range(len(ids))]
-        coverage = _by_short(Planner(model, task, units, measure, ids, short, alone))
+        coverage = _by_short(Planner(model, task, units, measure, ids, short, alone, references=1))
         if coverage is not None:
-            where = [at, next((i for i in ids if i != at), at)]
+            where = [0, 1] if at == 0 and len(rows) > 1 else [at, 0]
             both = to_device(rows.batch(where), device)
             full = Planner(model, task, units, measure, where, both, [whole(at)], telling(where, both))
             if full.confirms(coverage):
-                return coverage, full.tried
+                assert full.tried is not None
+                return coverage, replace(full.tried, digests=rows.digests(where) if where == [0, 1] else [])
     with untouched(model), torch.no_grad(), suppress(Unreadable):  # it is named when it is measured
         task.check(model, batch)
     alone = [whole(i) for i in ids]
@@ -120,9 +127,10 @@ class Planner:
         batch: Any,
         singles: list[Any],
         metered: bool = False,
+        references: int = REFERENCES,
     ) -> None:
         self.model, self.task, self.units, self.measure, self.metered = model, task, units, measure, metered
-        self.ids, self.batch, self.singles = ids, batch, singles
+        self.ids, self.batch, self.singles, self.references = ids, batch, singles, references
         self.device, _ = placement(model)
         self.tolerance = TOLERANCE[next(model.parameters()).dtype]
         self.coverage = Coverage(uses=find_uses(model, units))
@@ -208,7 +216,7 @@ class Planner:
                 rows.append(torch.cat(list(each)))
                 values.append(value)
                 known = sum(bool(row.isfinite().all()) for row in rows)
-                if known == REFERENCES and len(reached) == len(self.units):
+                if known == self.references and len(reached) == len(self.units):
                     break  # another would tell no more
         finally:
             for p in wanted:
@@ -256,14 +264,15 @@ class Planner:
 
     def _choose_layouts(self) -> None:
         """Give every hooked module the first layout that agrees with autograd, or drop its units."""
-        options, together = first_guess(self.coverage.uses, len(self.ids), self._together)
-        if together is None:
+        with guessing(self.coverage.uses, len(self.ids)) as options:
+            wrong = self._disagreeing(self.units)
+        if wrong is None:  # was it the model, or a guess?
             with torch.no_grad():
-                together = self._together()
-        self._check_independent(together)
+                self._check_independent(self._together())
+            options = first_guess(self.coverage.uses, len(self.ids), self._together)
+            wrong = self._disagreeing(self._of(self._live()))
         bad = changed = self._live()
         while bad:
-            wrong = self._disagreeing([u for use in self._live() for u in use.units.values()])
             if wrong is None:  # the pass failed: the fault is in what changed since one that ran
                 bad = [use for use in changed if self._fails(use)] or changed
                 names = {u.name for use in bad for u in use.units.values()}
@@ -277,6 +286,8 @@ class Planner:
             changed = next_layouts(movable, options)
             self._unhook(stuck & names)
             changed = [use for use in changed if use.units]
+            if bad:
+                wrong = self._disagreeing(self._of(self._live()))
         # Reached by autograd, though not through any call of its modules: used as a bare tensor.
         called = {u.name for use in self._live() for u in use.units.values()}
         self._unhook(self.reached - called)
@@ -295,6 +306,9 @@ class Planner:
 
     def _live(self) -> list[Use]:
         return [use for use in self.coverage.uses if use.layout is not None]
+
+    def _of(self, uses: Sequence[Use]) -> list[Unit]:
+        return [u for use in uses for u in use.units.values()]
 
     def _expands(self, unit: Unit) -> bool:
         for shape in fallback.expansions(unit.shape):
@@ -345,8 +359,8 @@ class Planner:
                 return None
             raise
         truth = self.truth[: len(ids)]  # there may be fewer
-        got, values = features[: len(truth)], values[: len(truth)]
-        if catch and not self._close(values.double().cpu(), self.values[: len(truth)]):
+        got = features[: len(truth)]
+        if catch and not self._close(values[: len(truth)].double().cpu(), self.values[: len(truth)]):
             return None  # the hooks changed what the model computes
         finite = truth.isfinite().all(1)
         if not finite.any() and not alone:
@@ -365,7 +379,7 @@ class Planner:
         wrong = [u for u in units if not agrees(u)]
         if not wrong and not alone and {u.name for u in units} == {u.name for u in self.units}:
             cost = meter.cost(len(ids)) if isinstance(meter, Meter) else None
-            self._agreed, self.tried = recorded(self.coverage), Tried(ids, features, cost)
+            self._agreed, self.tried = recorded(self.coverage), Tried(ids, features, values, cost)
         return wrong
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -22,19 +23,17 @@ FAILURES = (  # of a wrong guess; fake tensors assert what real ones raise
 )
 
 
-def first_guess(
-    uses: Sequence[Use], batch: int, run: Callable[[], Tensor], sharing: bool = True
-) -> tuple[dict[str, list[str]], Tensor | None]:
-    """Gives every hooked module the likeliest layout; returns those left to try, in the order of calls. `run` is a pass
-    of `batch` examples; returns also what it gave, if nothing was changed in it.
+@contextmanager
+def guessing(uses: Sequence[Use], batch: int, sharing: bool = False) -> Generator[dict[str, list[str]]]:
+    """Inside, a pass of `batch` examples gives every hooked module its likeliest layout, before anyone else that is
+    attached to it later is called; what is yielded are those left to try, in the order of calls.
 
     With `sharing`, modules behind one that seems to be shared get what they will get if it is.
     """
     options: dict[str, list[str]] = {}
-    handles, plain = [], True
+    handles = []
 
     def note(use: Use, _m: nn.Module, args: Any, kwargs: Any, out: Tensor) -> Tensor | None:
-        nonlocal plain
         x = args[0] if args else next(iter(kwargs.values()), None)
         if not isinstance(x, Tensor) or not isinstance(out, Tensor) or not x.dim():
             return None  # as if it had not been called: its parameters go another way
@@ -44,25 +43,27 @@ def first_guess(
             use.lone = x.shape[0] == 1
         else:  # called again
             options[use.name] = [layout for layout in options[use.name] if layout in possible]
-        if not sharing or use.layout != SHARED:
-            return None
-        plain = False
-        return share(out, batch, use.lone)
+        return share(out, batch, use.lone) if sharing and use.layout == SHARED else None
 
     try:
         for use in uses:
             use.layout = None
             handles.append(attach(use, partial(note, use)))
-        with torch.no_grad():
-            values = run()
-        return options, values if plain else None
-    except FAILURES:
-        if not sharing:
-            raise
+        yield options
     finally:
         for remove in handles:
             remove()
-    return first_guess(uses, batch, run, sharing=False)  # without the hooks of this try
+
+
+def first_guess(uses: Sequence[Use], batch: int, run: Callable[[], object]) -> dict[str, list[str]]:
+    """Gives every hooked module the likeliest layout in a pass of its own, `run`; returns those left to try."""
+    try:
+        with torch.no_grad(), guessing(uses, batch, sharing=True) as options:
+            run()
+    except FAILURES:
+        with torch.no_grad(), guessing(uses, batch) as options:
+            run()
+    return options
 
 
 def _layouts(shape: tuple[int, ...], batch: int) -> list[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -57,7 +58,7 @@ class Meter(TorchDispatchMode):
         super().__init__()
         self.flops = self.calls = self.live = self.peak = 0
         self._formulas = _formulas()
-        self._seen: set[int] = set()
+        self._seen: dict[int, weakref.ref[Any]] = {}  # storages that are alive
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -105,13 +106,12 @@ class Meter(TorchDispatchMode):
         if key in self._seen:
             return
         size = storage.nbytes()
-        self._seen.add(key)
+        self._seen[key] = weakref.ref(storage, partial(self._gone, key, size))
         self.live += size
         self.peak = max(self.peak, self.live)
-        weakref.finalize(storage, self._gone, key, size).atexit = False
 
-    def _gone(self, key: int, size: int) -> None:
-        self._seen.discard(key)
+    def _gone(self, key: int, size: int, _storage: object) -> None:
+        del self._seen[key]
         self.live -= size
 
 
