@@ -105,9 +105,7 @@ class Context:
         self.folder, self.manifest, self.given, self.workers, self.ids = folder, manifest, given, workers, ids
         self.advance: Callable[[int], None] = lambda count: None
         self.upcoming: list[Job] = []  # jobs in the order that they will be asked for, if known
-        self.ready: dict[
-            int, Tried
-        ] = {}  # for each checkpoint the pass ahead of all others, if it was run here
+        self.ready: dict[int, Tried] = {}  # of each checkpoint, the pass ahead if it was run here
         self.passing = Running()
         self.behind = Behind()
         self._stream: tuple[list[Job], Generator[Batch]] | None = None

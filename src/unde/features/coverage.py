@@ -38,7 +38,7 @@ from unde.tasks.tokens import Unreadable
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
 EXAMPLES = 3
 REFERENCES = (
-    2  # of them that are run alone, if they reach every parameter; of short ones one: a whole one follows
+    2  # of them that are run alone, if they reach every parameter; short ones are followed by a whole one
 )
 
 
