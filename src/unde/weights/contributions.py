@@ -196,7 +196,9 @@ class Contributions:
         step, wanted = together(query_bytes, self.groups, self.memory), wanted.contiguous()
         cuts = range(step, len(wanted), step)
         if not apart:
-            cuts = torch.searchsorted(wanted, torch.arange(min(step, self.queries), self.queries, step)).tolist()
+            cuts = torch.searchsorted(
+                wanted, torch.arange(min(step, self.queries), self.queries, step)
+            ).tolist()
         for low, high in pairwise([0, *cuts, len(wanted)]):
             if low < high:
                 part = wanted[low:high]

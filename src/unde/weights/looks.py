@@ -30,10 +30,10 @@ class Draw:
     ends: int
     random: Tensor  # (Q', s) training examples
 
-    @property
-    def rows(self) -> int:
-        """Of each query, at most."""
-        return 2 * (self.ranks + self.ends) + self.random.shape[1]
+    def rows(self, loss: str) -> int:
+        """Of each query."""
+        sides = len(SIDES[loss])
+        return (sides * self.ranks or 1) + (2 - sides) * self.ends + self.random.shape[1]
 
     @property
     def reach(self) -> int:
@@ -72,6 +72,12 @@ class Ask:
     weights: Array
     draw: Draw | None = None
 
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Asks of the same queries with the same key are answered alike."""
+        problem = self.problem
+        return problem.k, problem.loss, id(problem.positives), self.weights.tobytes(), self.draw is None
+
 
 @dataclass
 class Look:
@@ -89,7 +95,13 @@ class Look:
 
 
 def looks(asked: Sequence[Ask]) -> list[Look]:
-    """What is asked about problems of the same queries, in one pass over them."""
+    """What is asked about problems of the same queries, in one pass over them; what is asked twice is looked at once."""
+    distinct = {a.key: a for a in asked}
+    found = dict(zip(distinct, _looks(list(distinct.values()))))
+    return [found[a.key] for a in asked]
+
+
+def _looks(asked: Sequence[Ask]) -> list[Look]:
     problem = asked[0].problem
     data, queries, groups = problem.data, len(problem.queries), problem.data.groups
     found = [Look(a.weights, np.zeros(queries), np.zeros((queries if a.draw else 0, groups))) for a in asked]
@@ -98,9 +110,8 @@ def looks(asked: Sequence[Ask]) -> list[Look]:
     columns = {a.weights.tobytes(): torch.from_numpy(a.weights / data.unit).float() for a in order}
     place = {key: i for i, key in enumerate(columns)}
     close = len({a.weights.tobytes() for a in asked if a.draw is not None})
-    each = sum(
-        24 * data.examples + (8 * a.draw.rows * groups if a.draw and not data.kept else 0) for a in asked
-    )
+    drawn = 0 if data.kept else max((a.draw.rows(a.problem.loss) for a in asked if a.draw), default=0)
+    each = 4 * data.examples * (len(columns) + 4) + 8 * drawn * groups  # all scores, and what one ask takes
     for span in data.spans("looking", problem.queries, each):
         turned: list[Tensor] = []
         if data.kept and close:

@@ -70,14 +70,14 @@ def pays(problem: Problem, kept: bool) -> bool:
     if data.groups < _GROUPS or (kept and queries * data.examples * data.groups**2 < _WORTH):
         return False
     draw = _draw(problem, _ROWS)
-    return draw.ends >= _FEW and data.examples >= 4 * max(draw.rows, draw.reach)
+    return draw.ends >= _FEW and data.examples >= 4 * max(draw.rows(problem.loss), draw.reach)
 
 
 def climb(problems: Sequence[Problem], weight_decays: Sequence[float]) -> list[Climb]:
     """Weights of problems with the same queries: they look at the same time, as many as have room for their rows."""
     data, queries = problems[0].data, len(problems[0].queries)
     row = 8 if data.kept else 4 * data.groups  # bytes that stay of it between looks
-    most = max(queries * (row * _draw(p, _ROWS).rows + 8 * data.groups) for p in problems)
+    most = max(queries * (row * _draw(p, _ROWS).rows(p.loss) + 8 * data.groups) for p in problems)
     together = max(1, data.memory // (_PART * most))
     found: list[Climb] = []
     for first in range(0, len(problems), together):
