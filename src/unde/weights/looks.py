@@ -74,7 +74,7 @@ class Ask:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Asks of the same queries with the same key are answered alike."""
+        """What the answer depends on beside the queries: draws of problems alike are alike."""
         problem = self.problem
         return problem.k, problem.loss, id(problem.positives), self.weights.tobytes(), self.draw is None
 
@@ -95,7 +95,7 @@ class Look:
 
 
 def looks(asked: Sequence[Ask]) -> list[Look]:
-    """What is asked about problems of the same queries, in one pass over them; what is asked twice is looked at once."""
+    """What is asked about problems of the same queries, in one pass over them; what is asked twice, once."""
     distinct = {a.key: a for a in asked}
     found = dict(zip(distinct, _looks(list(distinct.values()))))
     return [found[a.key] for a in asked]
@@ -139,8 +139,9 @@ def _closer(
         every = torch.empty(queries, picks.shape[1], dtype=picks.dtype)
         look.rows = Rows(problem, every, torch.empty(queries, 1), between, now.rest, read)
     if turned is None:
-        sums, read = data.pulled(span, now.pull(), picks)
-        torch.div(read, size[:, :, None].float(), out=look.rows.read[span.places])
+        assert look.rows.read is not None
+        sums, rows = data.pulled(span, now.pull(), picks)
+        torch.div(rows, size[:, :, None].float(), out=look.rows.read[span.places])
     else:
         sums = turned.double() * now.back / now.norm
         for share, chosen in now.forth:

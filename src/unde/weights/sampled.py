@@ -13,9 +13,10 @@ iteration, with H from the same rows, and the next look is at its top.
 
 Such a model need not be good: the error after a look is the one before times the relative error of H. A look that is
 lower than the last is taken back half way. When the way up that is left is less than a ten-thousandth of the objective,
-this ends. So does it after a short step on which model and objective agree, for which one query in eight is enough: all
-tell the slope, and these how far the objective stays behind it. One or two looks at all queries are usual. J may have
-several tops, for small k above all: this one need not be that of the exact solver.
+this ends. So does it after a short step about which the model was right to a twentieth, since what is left goes with
+the square of that; one query in eight is enough to tell: all tell the slope, and these how far the objective stays
+behind it. One or two looks at all queries are usual. J may have several tops, for small k above all: this one need not
+be that of the exact solver.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _SHARE, _FEW = 16, 4  # rows of a query that are a share: at least, and where me
 _LOOKS = 20  # at most
 _LEFT = 1e-4  # of the objective: a way up that is shorter is left
 _SOON = 50  # a model that was right about a step of so many times that is believed that it was the last
-_RIGHT = 20  # as it is if it was off by less than one part of the rise in so many: what is left goes with the square
+_RIGHT = 20  # which it was if it was off by less than one part of the rise in so many
 _PART = 8  # a start is found on one query in so many, and rows take at most this fraction of the budget
 _FEWEST = 48  # queries to find a start on
 _INNER = 16  # steps on one model at most
@@ -74,7 +75,7 @@ def pays(problem: Problem, kept: bool) -> bool:
 
 
 def climb(problems: Sequence[Problem], weight_decays: Sequence[float]) -> list[Climb]:
-    """Weights of problems with the same queries: they look at the same time, as many as have room for their rows."""
+    """Weights of problems with the same queries: as many look at once as there is room for what stays."""
     data, queries = problems[0].data, len(problems[0].queries)
     row = 8 if data.kept else 4 * data.groups  # bytes that stay of it between looks
     most = max(queries * (row * _draw(p, _ROWS).rows(p.loss) + 8 * data.groups) for p in problems)
