@@ -8,6 +8,7 @@ import torch
 from weights_fakes import FakeScores, random_scores
 
 from unde.errors import UndeError
+from unde.features.meter import Meter
 from unde.weights import sampled
 from unde.weights.contributions import Contributions
 from unde.weights.fixed_point import fixed_point
@@ -84,6 +85,36 @@ def test_rows_are_those_at_the_ends_and_the_random_ones(values):
 
 
 @pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("options", [{}, {"memory": 300_000, "rows": 111}])
+def test_a_draw_knows_how_many_rows_it_is(values, loss, options):
+    problem, draw = problem_of(values, loss, **options), Draw(1, 16, 8, torch.zeros(QUERIES, 9).long())
+    rows = looks([Ask(problem, UNIFORM, draw)])[0].rows
+    assert rows.values.shape == (QUERIES, draw.rows(loss), GROUPS)
+
+
+def test_what_is_asked_twice_is_looked_at_once(values):
+    problem, draw = problem_of(values), Draw(1, 16, 8, torch.zeros(QUERIES, 9).long())
+    same, other = replace(problem), replace(problem, k=6)
+    asked = [(problem, draw), (same, draw), (problem, None), (other, draw)]
+    first, again, plain, more = looks([Ask(p, UNIFORM.copy(), d) for p, d in asked])
+    assert first is again
+    assert plain.rows is None and first.rows is not None
+    assert (more.rho < first.rho).all()
+
+
+def test_spans_of_kept_contributions_hold_wanted_queries_only(values):
+    wanted = torch.arange(1, QUERIES, 8)
+    kept, streamed = (
+        problem_of(values, memory=m, rows=111).data for m in (4 * values.nbytes, values.nbytes // 2)
+    )
+    for data, count in ((kept, 1), (streamed, 3)):
+        assert data.kept == (data is kept)
+        spans = list(data.spans("", wanted, data.memory // 16))  # four queries, or four neighbours
+        assert torch.equal(torch.cat([span.which for span in spans]), wanted)
+        assert len(spans) == count
+
+
+@pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("weight_decay", [0.0, 0.03])
 def test_reaches_what_the_exact_solver_reaches(values, always, loss, weight_decay):
     exact = fixed_point_exactly(problem_of(values, loss), weight_decay)
@@ -119,6 +150,21 @@ def test_many_selected_are_told_by_some_of_them(values, always, k):
     )
 
 
+def test_h_softens_where_rows_are_selected_anew(always, monkeypatch):
+    """Of many selected ones that are noise for the most part, the model's top is far from where H puts it."""
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(40, 700, 30, generator=generator) * torch.linspace(0.2, 2.0, 30)
+    influence = torch.randn(40, 700, 1, generator=generator).relu() ** 3
+    problem = problem_of(noise + 0.5 * influence * torch.rand(30, generator=generator), k=100)
+    draw = sampled._draw(problem, 40)
+    (now,) = looks([Ask(problem, np.ones(30), draw)])
+    goal = sampled.Goal(float(np.abs(now.rho).mean()), 0.0)
+    _, softened = sampled.Model(problem, goal, draw, now).top()
+    monkeypatch.setattr(sampled, "_BEND", 1.0)
+    _, stiff = sampled.Model(problem, goal, draw, now).top()
+    assert softened > 1.1 * stiff
+
+
 def test_streamed_weights_are_those_in_memory(values, always):
     whole = climb(problem_of(values), 0.1)
     tight = problem_of(values, memory=1_500_000, rows=111)
@@ -151,6 +197,17 @@ def test_candidates_side_by_side_find_what_each_finds_alone(values, always):
         [tight, tight], [0.1, 0.1]
     )  # one after the other: rows of both have no room
     np.testing.assert_array_equal(first.weights, second.weights)
+
+
+def test_rows_of_candidates_are_there_one_after_the_other():
+    """Looked at together, eight take little more than one: kept contributions are read when a model is made."""
+    first, peaks = problem_of(random_scores(QUERIES, 400, 64)), []
+    for count in (1, 8):
+        with Meter() as meter:
+            sampled.climb([replace(first, k=3 + i) for i in range(count)], [0.1] * count)
+        peaks.append(meter.peak)
+    rows = 4 * QUERIES * sampled._draw(first, sampled._ROWS).rows("top-k") * 64
+    assert peaks[1] - peaks[0] < 2 * rows
 
 
 def test_a_short_last_step_is_told_by_one_query_in_eight(always, monkeypatch):

@@ -31,6 +31,11 @@ class Span:
     wanted: Tensor  # (q,) rows within the run
     places: slice  # where these are in the sorted list of all wanted queries
 
+    @property
+    def which(self) -> Tensor:
+        """(q,) the wanted queries of the source."""
+        return self.wanted + self.queries.start
+
 
 def keeps(queries: int, examples: int, groups: int, memory: int) -> bool:
     """Whether contributions stay in memory once they were read."""
@@ -95,15 +100,14 @@ class Contributions:
         elif self._features is not None:
             query_bytes += self._features.query_bytes
         with console.progress(label, len(wanted), unit="queries") as advance:
-            for span in self._spans(wanted, query_bytes):
+            for span in self._spans(wanted, query_bytes, self.picks_queries):
                 yield span
                 advance(len(span.wanted))
 
     def scores(self, span: Span, weights: Sequence[Tensor]) -> list[Tensor]:
         """Final scores of the wanted queries of a span, (q, N) for each of the weights (M,)."""
-        which = span.wanted + span.queries.start
         if self._features is not None:
-            return [self._features.scores(which, w) for w in weights]
+            return [self._features.scores(span.which, w) for w in weights]
         if self._kept is not None and self.linear:
             asked = torch.stack(
                 [w.to(self._kept) for w in weights]
@@ -112,7 +116,7 @@ class Contributions:
                 (asked @ c.flatten(0, 1).T).view(len(asked), -1, self.examples) for c, _ in self._runs(span)
             ]
             return list(torch.cat(parts, dim=1))
-        finish, found = self.source.finish, [torch.empty(len(which), self.examples) for _ in weights]
+        finish, found = self.source.finish, [torch.empty(len(span.wanted), self.examples) for _ in weights]
         for train, c in self._blocks(span.queries):
             for w, out in zip(weights, found):
                 w = w.to(c)
@@ -130,36 +134,36 @@ class Contributions:
         scores = torch.empty(len(asked), len(span.wanted), self.examples)
         sums = torch.zeros(len(span.wanted), count, self.groups)
         for run, rows in self._runs(span):
-            for place, c in zip(range(rows.start, rows.stop), run):
-                parts = scores[:, place].split(step, dim=1)
-                for block, made in zip(c.split(step), parts):
-                    torch.mm(asked, block.T, out=made)
-                    sums[place].addmm_(made[:count], block)
+            close = scores[:count, rows].unbind(1)
+            for c, made, turn, total in zip(run, scores[:, rows].unbind(1), close, sums[rows]):
+                for block, m, t in zip(c.split(step), made.split(step, 1), turn.split(step, 1)):
+                    torch.mm(asked, block.T, out=m)
+                    total.addmm_(t, block)
         return list(scores), list(sums.transpose(0, 1))
 
-    def added(self, span: Span, picks: Tensor) -> Tensor:
+    def added(self, queries: Tensor, picks: Tensor) -> Tensor:
         """Sums of kept contributions of the picked examples (q, r): (q, M)."""
-        return torch.nn.functional.embedding_bag(self._places(span, picks), self._flat, mode="sum")
+        return torch.nn.functional.embedding_bag(self._places(queries, picks), self._flat, mode="sum")
 
-    def rows(self, span: Span, picks: Tensor, into: Tensor) -> None:
-        """Kept contributions of the picked examples (q, r), put into (q, r, M)."""
-        torch.index_select(self._flat, 0, self._places(span, picks).view(-1), out=into.view(-1, self.groups))
+    def rows(self, queries: Tensor, picks: Tensor) -> Tensor:
+        """Kept contributions of the picked examples (q, r): (q, r, M)."""
+        found = self._flat.index_select(0, self._places(queries, picks).view(-1))
+        return found.view(*picks.shape, self.groups)
 
     @property
     def _flat(self) -> Tensor:
         assert self._kept is not None
         return self._kept.view(-1, self.groups)
 
-    def _places(self, span: Span, picks: Tensor) -> Tensor:
-        return picks + self.examples * (span.wanted + span.queries.start)[:, None]
+    def _places(self, queries: Tensor, picks: Tensor) -> Tensor:
+        return picks + self.examples * queries[:, None]
 
     def pulled(self, span: Span, pull: Tensor, picks: Tensor) -> tuple[Tensor, Tensor]:
         """Σ_n pull[q, n] C_q[n], (q, M), of pulls (q, N), and the contributions of the picked examples, (q, r, M),
         of what is not kept."""
-        which = span.wanted + span.queries.start
         if self._features is not None:
-            return self._features.pulled(which, pull, picks)
-        sums, rows = torch.zeros(len(which), self.groups), torch.empty(*picks.shape, self.groups)
+            return self._features.pulled(span.which, pull, picks)
+        sums, rows = torch.zeros(len(span.wanted), self.groups), torch.empty(*picks.shape, self.groups)
         for train, block in self._blocks(span.queries):
             c = block.cpu()  # (·, n, M): may be a view of all that there is, so nothing of it is copied
             for row, query in enumerate(span.wanted.tolist()):
@@ -186,11 +190,16 @@ class Contributions:
             return self._kept[queries]
         return self._prepared(self.source.contributions(queries), queries, slice(0, self.examples))
 
-    def _spans(self, wanted: Tensor, query_bytes: int) -> Iterator[Span]:
+    def _spans(self, wanted: Tensor, query_bytes: int, apart: bool = False) -> Iterator[Span]:
+        """Of neighbouring queries; of as many as are wanted, if those between cost nothing (`apart`)."""
         # At least one training example of every query in the span must fit, whatever the caller holds.
         step, wanted = together(query_bytes, self.groups, self.memory), wanted.contiguous()
-        for start in range(0, self.queries, step):
-            low, high = torch.searchsorted(wanted, torch.tensor([start, start + step])).tolist()
+        cuts = range(step, len(wanted), step)
+        if not apart:
+            cuts = torch.searchsorted(
+                wanted, torch.arange(min(step, self.queries), self.queries, step)
+            ).tolist()
+        for low, high in pairwise([0, *cuts, len(wanted)]):
             if low < high:
                 part = wanted[low:high]
                 first, last = int(part[0]), int(part[-1])

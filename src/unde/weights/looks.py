@@ -30,10 +30,10 @@ class Draw:
     ends: int
     random: Tensor  # (Q', s) training examples
 
-    @property
-    def rows(self) -> int:
-        """Of each query, at most."""
-        return 2 * (self.ranks + self.ends) + self.random.shape[1]
+    def rows(self, loss: str) -> int:
+        """Of each query."""
+        sides = len(SIDES[loss])
+        return (sides * self.ranks or 1) + (2 - sides) * self.ends + self.random.shape[1]
 
     @property
     def reach(self) -> int:
@@ -45,12 +45,23 @@ class Draw:
 class Rows:
     """Contributions of some training examples over the norm of a query's scores.
 
-    Those of each side (`ranks` each, or the one positive), then of the ends, then random ones.
+    Those of each side (`ranks` each, or the one positive), then of the ends, then random ones. What is not kept is read
+    while it streams by; what is, when it is needed.
     """
 
-    values: Tensor  # (Q', r, M)
+    problem: Problem
+    picks: Tensor  # (Q', r) training examples
+    size: Tensor  # (Q', 1) norms
     between: Tensor  # (Q', s) bool: the random ones that lie between what the other rows stand for
     rest: int  # how many training examples do
+    read: Tensor | None  # (Q', r, M)
+
+    @property
+    def values(self) -> Tensor:
+        """(Q', r, M)"""
+        if self.read is not None:
+            return self.read
+        return self.problem.data.rows(self.problem.queries, self.picks).div_(self.size[:, :, None])
 
 
 @dataclass(frozen=True)
@@ -60,6 +71,12 @@ class Ask:
     problem: Problem
     weights: Array
     draw: Draw | None = None
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What the answer depends on beside the queries: draws of problems alike are alike."""
+        problem = self.problem
+        return problem.k, problem.loss, id(problem.positives), self.weights.tobytes(), self.draw is None
 
 
 @dataclass
@@ -78,7 +95,13 @@ class Look:
 
 
 def looks(asked: Sequence[Ask]) -> list[Look]:
-    """What is asked about problems of the same queries, in one pass over them."""
+    """What is asked about problems of the same queries, in one pass over them; what is asked twice, once."""
+    distinct = {a.key: a for a in asked}
+    found = dict(zip(distinct, _looks(list(distinct.values()))))
+    return [found[a.key] for a in asked]
+
+
+def _looks(asked: Sequence[Ask]) -> list[Look]:
     problem = asked[0].problem
     data, queries, groups = problem.data, len(problem.queries), problem.data.groups
     found = [Look(a.weights, np.zeros(queries), np.zeros((queries if a.draw else 0, groups))) for a in asked]
@@ -87,7 +110,8 @@ def looks(asked: Sequence[Ask]) -> list[Look]:
     columns = {a.weights.tobytes(): torch.from_numpy(a.weights / data.unit).float() for a in order}
     place = {key: i for i, key in enumerate(columns)}
     close = len({a.weights.tobytes() for a in asked if a.draw is not None})
-    each = sum(24 * data.examples + (8 * a.draw.rows * groups if a.draw else 0) for a in asked)
+    drawn = 0 if data.kept else max((a.draw.rows(a.problem.loss) for a in asked if a.draw), default=0)
+    each = 4 * data.examples * (len(columns) + 4) + 8 * drawn * groups  # all scores, and what one ask takes
     for span in data.spans("looking", problem.queries, each):
         turned: list[Tensor] = []
         if data.kept and close:
@@ -107,22 +131,23 @@ def _closer(
     problem: Problem, draw: Draw, span: Span, now: _Scored, look: Look, turned: Tensor | None
 ) -> None:
     """Slopes and rows of the queries of a span."""
-    data, random = problem.data, draw.random[span.places]
-    picks = torch.cat([*now.chosen, *now.ends, random], dim=1)
+    data, random, queries = problem.data, draw.random[span.places], len(look.rho)
+    picks, size = torch.cat([*now.chosen, *now.ends, random], dim=1), now.norm * data.unit
     if look.rows is None:
-        values = torch.empty(len(look.rho), picks.shape[1], data.groups)
-        look.rows = Rows(values, torch.empty(len(look.rho), random.shape[1], dtype=torch.bool), now.rest)
-    rows = look.rows.values[span.places]
+        read = None if data.kept else torch.empty(queries, picks.shape[1], data.groups)
+        between = torch.empty(queries, random.shape[1], dtype=torch.bool)
+        every = torch.empty(queries, picks.shape[1], dtype=picks.dtype)
+        look.rows = Rows(problem, every, torch.empty(queries, 1), between, now.rest, read)
     if turned is None:
-        sums, rows[:] = data.pulled(span, now.pull(), picks)
+        assert look.rows.read is not None
+        sums, rows = data.pulled(span, now.pull(), picks)
+        torch.div(rows, size[:, :, None].float(), out=look.rows.read[span.places])
     else:
         sums = turned.double() * now.back / now.norm
         for share, chosen in now.forth:
-            sums += share * data.added(span, chosen)
-        data.rows(span, picks, rows)
-    size = now.norm * data.unit
+            sums += share * data.added(span.which, chosen)
     look.slopes[span.places] = (sums.double() / size).numpy()
-    rows /= size[:, :, None].float()
+    look.rows.picks[span.places], look.rows.size[span.places] = picks, size.float()
     look.rows.between[span.places] = now.between(random)
 
 

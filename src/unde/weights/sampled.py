@@ -13,9 +13,10 @@ iteration, with H from the same rows, and the next look is at its top.
 
 Such a model need not be good: the error after a look is the one before times the relative error of H. A look that is
 lower than the last is taken back half way. When the way up that is left is less than a ten-thousandth of the objective,
-this ends. So does it after a short step on which model and objective agree, for which one query in eight is enough: all
-tell the slope, and these how far the objective stays behind it. One or two looks at all queries are usual. J may have
-several tops, for small k above all: this one need not be that of the exact solver.
+this ends. So does it after a short step about which the model was right to a twentieth, since what is left goes with
+the square of that; one query in eight is enough to tell: all tell the slope, and these how far the objective stays
+behind it. One or two looks at all queries are usual. J may have several tops, for small k above all: this one need not
+be that of the exact solver.
 """
 
 from __future__ import annotations
@@ -42,9 +43,11 @@ _SHARE, _FEW = 16, 4  # rows of a query that are a share: at least, and where me
 _LOOKS = 20  # at most
 _LEFT = 1e-4  # of the objective: a way up that is shorter is left
 _SOON = 50  # a model that was right about a step of so many times that is believed that it was the last
+_RIGHT = 20  # which it was if it was off by less than one part of the rise in so many
 _PART = 8  # a start is found on one query in so many, and rows take at most this fraction of the budget
 _FEWEST = 48  # queries to find a start on
-_INNER = 8  # steps on one model at most
+_INNER = 16  # steps on one model at most
+_BEND = 2.0  # a step makes H at most so many times as stiff, or as soft
 _FAR = 0.03  # a rise after which H is made anew
 _PROXIMAL = 1e-7
 _ROUNDING = 1e-24  # groups whose squares are smaller than this next to others' hold nothing but rounding
@@ -68,13 +71,14 @@ def pays(problem: Problem, kept: bool) -> bool:
     if data.groups < _GROUPS or (kept and queries * data.examples * data.groups**2 < _WORTH):
         return False
     draw = _draw(problem, _ROWS)
-    return draw.ends >= _FEW and data.examples >= 4 * max(draw.rows, draw.reach)
+    return draw.ends >= _FEW and data.examples >= 4 * max(draw.rows(problem.loss), draw.reach)
 
 
 def climb(problems: Sequence[Problem], weight_decays: Sequence[float]) -> list[Climb]:
-    """Weights of problems with the same queries: they look at the same time, as many as have room for their rows."""
+    """Weights of problems with the same queries: as many look at once as there is room for what stays."""
     data, queries = problems[0].data, len(problems[0].queries)
-    most = max(4 * queries * _draw(p, _ROWS).rows * data.groups for p in problems)
+    row = 8 if data.kept else 4 * data.groups  # bytes that stay of it between looks
+    most = max(queries * (row * _draw(p, _ROWS).rows(p.loss) + 8 * data.groups) for p in problems)
     together = max(1, data.memory // (_PART * most))
     found: list[Climb] = []
     for first in range(0, len(problems), together):
@@ -114,29 +118,28 @@ def _way(problem: Problem, weight_decay: float) -> Way:
     if scale == 0:
         raise nothing_to_learn()
     goal = Goal(scale, weight_decay)
-    value, curve, model = goal.value(now.rho, w), [float(now.rho.mean())], None
+    value, curve, h = goal.value(now.rho, w), [float(now.rho.mean())], None
     while len(curve) < _LOOKS:
         left = _LEFT * abs(value)
-        if model is not None and model.way_left(now) < left:
+        if h is not None and goal.way_left(now, h) < left:
             return Climb(now.weights, unweighted, curve, True)
-        model = Model(problem, goal, draw, now)
-        target, rise = model.top()
+        target, rise, h = _top(problem, goal, draw, now)
         if rise < left:
             return Climb(now.weights, unweighted, curve, True)
-        soon = rise < _SOON * left
+        soon, close = rise < _SOON * left, max(left, rise / _RIGHT)
         if soon and some is not None:
             (seen,) = yield [Ask(some, target)]
             mean = _told_by_some(now, seen, target)
-            if abs(mean / scale - goal.penalty(target) - value - rise) < left:
+            if abs(mean / scale - goal.penalty(target) - value - rise) < close:
                 return Climb(target, unweighted, [*curve, mean], True)
         for _ in range(3):
-            (found,) = yield [Ask(problem, target, None if soon and some is None else draw)]
+            (found,) = yield [Ask(problem, target, None if soon and not problem.data.kept else draw)]
             if (reached := goal.value(found.rho, target)) >= value:
                 break
             target = (now.weights + target) / 2
         else:
             return Climb(now.weights, unweighted, curve, False)
-        as_foretold = soon and abs(reached - value - rise) < left
+        as_foretold = soon and abs(reached - value - rise) < close
         now, value = found, reached
         curve.append(float(now.rho.mean()))
         if as_foretold:
@@ -161,10 +164,16 @@ def _start(some: Problem, weight_decay: float) -> Generator[list[Ask], list[Look
     goal = Goal(float(np.abs(now.rho).mean()), weight_decay)
     if goal.scale == 0:
         return w
-    w, _ = Model(some, goal, draw, now).top()
+    w, *_ = _top(some, goal, draw, now)
     (now,) = yield [Ask(some, w, draw)]
-    w, _ = Model(some, goal, draw, now).top()
+    w, *_ = _top(some, goal, draw, now)
     return w
+
+
+def _top(problem: Problem, goal: Goal, draw: Draw, now: Look) -> tuple[Array, float, Array]:
+    """That of the model, with its rise and H; rows go."""
+    model = Model(problem, goal, draw, now)
+    return *model.top(), model.h
 
 
 def _told_by_some(now: Look, seen: Look, target: Array) -> float:
@@ -206,12 +215,23 @@ class Goal:
         """The slope of −λ′/2 · V for any scale of w, at one of mean 1."""
         return self.weight_decay / len(w) * (float(w @ w) / len(w) - w)
 
+    def way_left(self, now: Look, h: Array) -> float:
+        """How much higher the top is than a look, as its slope and some H tell."""
+        slope = now.slope / self.scale + self.pull(now.weights)
+        return float(slope @ (_minimum(h, slope, now.weights) - now.weights)) / 2
+
+
+def _minimum(h: Array, slope: Array, w: Array) -> Array:
+    slope = np.where(np.diag(h) > 0, slope, 0.0)
+    target = nonnegative_minimum(h, slope + h @ w, w, units(h), _PROXIMAL)
+    return target if target.any() else w
+
 
 class Model:
     """J near w, of some rows."""
 
     def __init__(self, problem: Problem, goal: Goal, draw: Draw, now: Look) -> None:
-        slope, rows = now.slope, now.rows
+        rows = now.rows
         assert rows is not None
         self.goal, self.start, self.rows = goal, now.weights, rows.values
         sides = SIDES[problem.loss] or (1,)
@@ -226,41 +246,34 @@ class Model:
         self.here = self._scores(self.start)  # (Q', r)
         squares = (counts * self.here**2).sum(1)  # (Q',)
         self._size = torch.where(squares > 0, 1 / squares, 0.0)  # makes norms 1 at w
-        self._delta = np.zeros(len(slope))
-        self._delta = slope / goal.scale - self._slope(self.start, self.here)
-        self._h = self._curvature(self.here)
+        self._delta = np.zeros(len(self.start))
+        self.slope = now.slope / goal.scale + goal.pull(self.start)
+        self._delta = self.slope - self._slope(self.start, self.here)
+        self.h = self._curvature(self.here)
 
     def top(self) -> tuple[Array, float]:
         """Weights of mean 1 at the top of the model, and how much higher it is than at the start."""
-        w, scores = self.start, self.here
+        w, scores, slope = self.start, self.here, self.slope
         begun = value = self._value(w, scores)
-        rise = 0.0
         for _ in range(_INNER):
-            if rise > _FAR:
-                self._h = self._curvature(scores)
-            slope = self._slope(w, scores) + self.goal.pull(w)
-            step = self._minimum(slope, w) - w
+            step = _minimum(self.h, slope, w) - w
             along = self._scores(step)
             length, reached = self._longest(w, scores, step, along, value)
             if length == 0:
                 break
+            moved, before = -w, slope
             w = np.maximum(w + length * step, 0)
             w, scores = w / w.mean(), (scores + length * along) / w.mean()
             value, rise = reached, reached - value
             if rise < _LEFT / 10:
                 break
+            slope, moved = self._slope(w, scores), moved + w
+            if rise > _FAR:
+                self.h = self._curvature(scores)
+            elif (foretold := float(moved @ self.h @ moved)) > 0:
+                # H holds the selection fixed: rows selected anew make up for much of the fall of the slope.
+                self.h *= np.clip(moved @ (before - slope) / foretold, 1 / _BEND, _BEND)
         return w, value - begun
-
-    def way_left(self, now: Look) -> float:
-        """How much higher the top is than another look, as its slope and the H of this model tell."""
-        w = now.weights
-        slope = now.slope / self.goal.scale + self.goal.pull(w)
-        return float(slope @ (self._minimum(slope, w) - w)) / 2
-
-    def _minimum(self, slope: Array, w: Array) -> Array:
-        slope = np.where(np.diag(self._h) > 0, slope, 0.0)
-        target = nonnegative_minimum(self._h, slope + self._h @ w, w, units(self._h), _PROXIMAL)
-        return target if target.any() else w
 
     def _longest(
         self, w: Array, scores: Tensor, step: Array, along: Tensor, value: float
@@ -327,7 +340,8 @@ class Model:
         for side, rows in which:
             pull.scatter_add_(1, rows, (side / self._top * inverse * share)[:, None].expand(-1, self._top))
         flat = self.rows.view(-1, self.rows.shape[2])
-        return (pull.float().view(-1) @ flat).double().numpy() + self._delta / size
+        found = (pull.float().view(-1) @ flat).double().numpy() + self._delta / size
+        return found + self.goal.pull(w)
 
     def _curvature(self, scores: Tensor) -> Array:
         """H of `fixed_point` from the rows."""
