@@ -24,6 +24,7 @@ LAYERS = (
     ("demo", "report", "bench"),
     ("explorer",),
     ("cli",),
+    ("__main__",),
 )
 HEIGHT = {name: height for height, layer in enumerate(LAYERS) for name in layer}
 

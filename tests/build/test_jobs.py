@@ -32,7 +32,7 @@ def begun(folder: Path, recipe: Recipe | None = None, setup=None, **options) -> 
     asked = {
         "groups": "layer", "exclude": (), "store_dtype": "float32", "seed": 0, "on_bad": "error",
         "checkpoint_weights": None, "ids": None, "second_moments": None, "memory": parse_bytes("50MB"), "workers": 0,
-        "each": None, "exact": False,
+        "each": None, "seen_by": methods.EKFAC(),
     }  # fmt: skip
     with toy.cut():
         return settle(folder, given, methods.EKFAC(projection="kron(3)"), **(asked | options))

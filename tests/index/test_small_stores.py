@@ -230,6 +230,22 @@ def test_dampings_that_rounding_could_decide_keep_every_digit(tmp_path, monkeypa
     assert index._opened.stored.fisher.manifest.store_dtype == "float32"  # what the kernel is made of, too
 
 
+def test_few_wide_features_keep_every_digit(tmp_path, monkeypatch):
+    """What "auto" stores is not refused by the kernel that it was built for."""
+    monkeypatch.setattr(settle, "EXACT", 0)
+    x, queries = toy.data(4, seed=5)[0], toy.data(3, seed=3)
+    few = x[:1] + x / 100, torch.zeros(4, dtype=torch.long)  # much alike
+    refused = toy.build(tmp_path / "int8", train_data=few, method=TRAK(), store_dtype="int8")
+    with pytest.raises(UndeError, match=r"rounding of the features.* raise the damping to at least"):
+        refused.score(queries).total()
+    index = toy.build(tmp_path / "auto", train_data=few, method=TRAK())
+    assert index.manifest.store_dtype == "float32" and index.score(queries).total().isfinite().all()
+    plan = Index.plan(toy.net(), Classification(), few, n_examples=4, method=TRAK())
+    assert plan.store_dtype == "float32"
+    by_layer = toy.build(tmp_path / "layers", train_data=few, method=LoGRA())
+    assert by_layer.manifest.store_dtype == "int8" and by_layer.score(queries).total().isfinite().all()
+
+
 def test_repacking_needs_a_name(tmp_path):
     with pytest.raises(UndeError, match="store_dtype 'auto'"):
         toy.build(tmp_path / "i").repack(tmp_path / "j", "auto")

@@ -27,9 +27,11 @@ from unde.features.record import recorded
 from unde.features.run import Measurement, largest, threads
 from unde.features.run import settle as settle_passes
 from unde.groups import Groups, trainable
-from unde.methods import Damped, Method
+from unde.kernels.numbers import could_refuse
+from unde.methods import TRAK, Damped, Method
 from unde.projection import Spec
 from unde.store import layout
+from unde.store.codec import Int8
 from unde.store.factored import AUTO
 from unde.store.files import write_bytes
 from unde.store.manifest import SCHEMA, Manifest, Settled
@@ -51,7 +53,7 @@ def settle(
     groups: Groups | str | Mapping[str, str],
     exclude: Sequence[str],
     store_dtype: str,
-    exact: bool,
+    seen_by: Method,
     seed: int,
     on_bad: str,
     checkpoint_weights: Sequence[float] | None,
@@ -98,6 +100,7 @@ def settle(
         described = [{"name": u.name, "shape": list(u.shape), "size": u.stop - u.start} for u in units]
         asked = replace(asked, units=described)
         if store_dtype == AUTO:
+            exact = rounding_decides(seen_by, asked.examples, asked.width)
             usual = stored_in(asked.examples, asked.width * asked.terms, exact)
             asked = replace(asked, store_dtype=usual if there is None else there.store_dtype)
         if there is None:
@@ -116,9 +119,18 @@ def stored_in(examples: int, width: int, exact: bool) -> str:
     return "float32" if exact or 4 * examples * width <= EXACT else "int8"
 
 
-def rounding_decides(method: Method) -> bool:
-    """Whether the damping is so small, or may be, that a kernel sees the rounding of a smaller store."""
-    return isinstance(method, Damped) and not (method.relative and method.damping >= type(method).damping)
+def rounding_decides(method: Method, examples: int, width: int) -> bool:
+    """Whether the kernel of a method may refuse features of so many columns that are stored in int8.
+
+    >>> rounding_decides(TRAK(), 50_000, 16_384), rounding_decides(TRAK(), 2_000, 32_768)
+    (False, True)
+    """
+    if not isinstance(method, Damped):
+        return False
+    whole = isinstance(method, TRAK)  # others invert by layer, or parameter
+    wide = max(1.0, width / max(1, examples)) if whole else 1.0
+    safe = method.relative and method.damping >= type(method).damping
+    return not safe or could_refuse(Int8.rounding, method.damping, wide)
 
 
 def checked(

@@ -15,7 +15,7 @@ from unde.build.checkpoints import Checkpoint
 from unde.build.checks import read_ids
 from unde.build.context import Given
 from unde.build.queries import QueryFeatures
-from unde.build.settle import checked, rounding_decides, settle
+from unde.build.settle import checked, settle
 from unde.data import Collate, Rows, own_collate, parse_bytes
 from unde.errors import UndeError
 from unde.execution import Executor, ending, named
@@ -177,7 +177,7 @@ class Index:
                 groups=groups,
                 exclude=exclude,
                 store_dtype=store_dtype,
-                exact=rounding_decides(chosen),
+                seen_by=chosen,
                 seed=seed,
                 on_bad=on_bad,
                 checkpoint_weights=checkpoint_weights,

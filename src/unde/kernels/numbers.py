@@ -68,6 +68,16 @@ def check_rounding(
     )
 
 
+def could_refuse(rounding: float, damping: float, wide: float = 1.0) -> bool:
+    """Whether `check_rounding` may refuse a relative damping, for features `wide` times as many as what is inverted.
+
+    >>> could_refuse(2**-6, 0.1), could_refuse(2**-6, 0.1, wide=10), could_refuse(0.0, 0.0001)
+    (False, True, False)
+    """
+    noise = rounding**2 * _SPREAD
+    return noise * (1 + wide / damping) > max(_NOISE, _GROWN * noise)
+
+
 def _up(value: float) -> str:
     """Two digits, never less than the value.
 

@@ -79,7 +79,8 @@ def plan(
     passes = measure(model, task, batches, names, chosen, n_examples, budget)
     width = sum(u.stop - u.start for u in passes.own.units)
     if store_dtype == factored.AUTO:
-        store_dtype = stored_in(n_examples, width * checkpoints * chosen.steps, rounding_decides(chosen))
+        exact = rounding_decides(chosen, n_examples, width)
+        store_dtype = stored_in(n_examples, width * checkpoints * chosen.steps, exact)
     run = Run(task, chosen, partition, passes, n_examples, store_dtype, checkpoints, queries, budget)
     return Plan(
         model=type(model).__name__,
