@@ -107,3 +107,14 @@ def gradients(model: nn.Module, task: Task, examples: Any) -> Tensor:
         grads = torch.autograd.grad(loss.sum(), list(model.parameters()))
         rows.append(torch.cat([g.flatten() for g in grads]))
     return torch.stack(rows)
+
+
+def same_products(a: Tensor, b: Tensor) -> bool:
+    """Whether they are equal bit for bit, or up to rounding where this processor's BLAS adds up a row of a product in an
+    order that depends on how many other rows there are."""
+    g = torch.Generator().manual_seed(0)
+    q, n = torch.randn(4, 57, generator=g), torch.randn(100, 57, generator=g)
+    parts = torch.cat([torch.cat([row[None] @ some.T for some in n.split(16)], 1) for row in q])
+    if torch.equal(parts, q @ n.T):
+        return torch.equal(a, b)
+    return torch.allclose(a, b, rtol=1e-6, atol=1e-6 * float(b.abs().max()))

@@ -36,6 +36,7 @@ class Nodes:
         from ray.cluster_utils import Cluster
 
         self.folder = tempfile.mkdtemp(prefix="r", dir="/tmp")  # paths of sockets must be short
+        Path("/tmp/ray").mkdir(exist_ok=True)  # wherever its folder is, it notes its address there
         head = {"num_cpus": 0, "temp_dir": self.folder, "object_store_memory": 80_000_000}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.nodes = []

@@ -61,7 +61,7 @@ def test_pieces_of_a_query_are_one_query(method):
 
 
 def test_names_without_pieces_change_no_bit():
-    scores = random_scores(5, 12)
+    scores = random_scores(5, 12, whole=True)
     plain, named = scores.top(7), scores.top(7, queries=list("vwxyz"))
     assert torch.equal(plain.values, named.values) and torch.equal(plain.indices, named.indices)
     assert named.query_ids == list("vwxyz")

@@ -9,7 +9,7 @@ from unde import Groups, Index, UndeError, learn_weights
 from unde.methods import EKFAC, TRAK, LoGRA, TracIn
 from unde.scores import CandidateScores
 from unde.scores.top import Top
-from unde.tasks import Classification
+from unde.tasks import Classification, Regression
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -207,12 +207,20 @@ def test_the_best_are_those_of_all_if_all_are_candidates(small, tmp_path):
 
 
 def test_of_equal_scores_the_earlier_example_is_first(tmp_path):
-    x, y = toy.data(6)
+    """Gradients of squared errors of whole numbers are whole numbers: scores of equal examples are equal, not nearly."""
+    model = nn.Linear(toy.FEATURES, 1)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[1.0, -2.0, 3.0, 1.0, 2.0]]))
+        model.bias.fill_(1.0)
+    (x, y), (queries, labels) = ((x.mul(3).round(), y.float()) for x, y in (toy.data(6), QUERIES))
     twice = (torch.cat([x, x]), torch.cat([y, y]))
-    index = toy.build(tmp_path / "i", train_data=twice, method=TracIn(projection=SMALL))
-    found = index.score(QUERIES).rescore(torch.arange(11, -1, -1).repeat(7, 1)).top(12)
-    for row in found.indices.tolist():
+    index = toy.build(
+        tmp_path / "i", train_data=twice, model=model, task=Regression(), method=TracIn(projection="sjlt(3)")
+    )
+    found = index.score((queries, labels)).rescore(torch.arange(11, -1, -1).repeat(7, 1)).top(12)
+    for row, values in zip(found.indices.tolist(), found.values):
         assert all(row.index(i) < row.index(i + 6) for i in range(6))
+        assert len(values.unique()) > 3
 
 
 def test_some_queries_other_groups_and_candidates_from_elsewhere(small):
