@@ -187,9 +187,12 @@ def run(study: Study, result: str, variant: str | None, *, again: bool, yes: boo
 def make_bank(name: str, *, yes: bool, wanted_by: str = "", processes: int | None = None) -> None:
     """Retrains what is missing of a bank; asks first, unless `yes`."""
     from experiments.shared import banks
+    from unde import UndeError
 
-    if name not in banks.MADE_BY:
-        raise Refused(f"there is no recipe for a bank {name!r}: known are {', '.join(banks.MADE_BY)}")
+    try:
+        banks.recipe(name)
+    except UndeError as e:
+        raise Refused(str(e)) from e
     if not yes:
         work = f"{'' if not wanted_by else f'{wanted_by} needs '}the bank {name}: {work_left(name)}"
         if not sys.stdin.isatty():
@@ -209,8 +212,7 @@ def work_left(name: str) -> str:
 
     from experiments.shared import banks
 
-    module, arguments = banks.MADE_BY[name]
-    total = importlib.import_module(f"experiments.shared.{module}").recipe(*arguments).subsets
+    total = banks.recipe(name).subsets
     parts = sorted(bank_path(name).with_name(f"{name}.npz.parts").glob("model-*.safetensors"))
     words = f"{total - len(parts)} of {total} models have to be retrained"
     seconds = [float(load_file(part)["seconds"]) for part in parts]

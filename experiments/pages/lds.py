@@ -212,27 +212,28 @@ def reliability(book: Book) -> str:
     """How well two trainings on the same subset agree bounds what any attribution can reach."""
     rows = []
     for bank, setting in BANKS.items():
-        about = (book.get(f"lds_{bank}") or {}).get("bank")
-        if about is None:
-            rows.append([setting.name, f"not measured: `{command(f'lds_{bank}')}`", "", "", ""])
+        found = book.get(f"reliability_{bank}")
+        if found is None:
+            rows.append([setting.name, f"not measured: `{command(f'reliability_{bank}')}`", "", "", ""])
             continue
-        accuracy = about.get("accuracy")
+        accuracy = found["accuracy"]
         rows.append(
             [
                 setting.name,
-                str(about["models"]),
-                number(about.get("r")),
-                number(100 * about["ceiling"] if about.get("ceiling") is not None else None),
+                f"{found['models']} + {found['twice']}",
+                f"{number(found['r'])} ± {number(found['ci95'])}",
+                number(100 * found["ceiling"]),
                 number(100 * accuracy if accuracy is not None else None),
             ]
         )
     words = (
-        "Models that are retrained on the same subset with another seed do not agree perfectly. `r` is the "
-        "correlation, over subsets, of how well two such models do on a query. No attribution can be expected to reach "
-        "an LDS above the ceiling that follows from it."
+        "Models that are retrained on the same subset with another seed do not agree perfectly. `r` is the rank "
+        "correlation, over subsets, of how well two such models do on a query, averaged over queries, with a 95 % "
+        "interval by leaving subsets out. No attribution can be expected to reach an LDS above the ceiling that follows "
+        "from it, √r. Models are those that were trained once and those that were trained again."
     )
     head = ["bank", "models", "r", "ceiling of LDS, %", "accuracy of the models, %"]
-    return paragraphs(words, table(head, rows))
+    return paragraphs(words, table(head, rows), made_by("reliability"))
 
 
 SECTIONS = [
@@ -249,4 +250,4 @@ SECTIONS = [
     ),
     Section("LDS, diffusion models", "Table 5", ("lds",), section(("cifar2", "robots"), paper.LDS_DIFFUSION)),
 ]
-RELIABILITY = Section("Reliability of the banks", "", ("lds",), reliability)
+RELIABILITY = Section("Reliability of the banks", "", ("reliability",), reliability)

@@ -68,7 +68,7 @@ BANKS = {
 
 
 def of_bank(book: Book, bank: str) -> dict[str, Any] | None:
-    """{"methods", "baselines", "bank"} as the study `lds` writes them."""
+    """{"methods", "baselines"} as the study `lds` writes them."""
     return book.get(f"lds_{bank}")
 
 

@@ -141,6 +141,46 @@ def possible(book: Book) -> str:
     )
 
 
+def other_draws(book: Book) -> str:
+    """What self-retrieval does with other seeds: over all cells, and cell by cell."""
+    found = _each(book, "other_draws")
+    if not found:
+        return book.missing([f"other_draws_{bank}" for bank in BANKS])
+    drawn: dict[str, dict[str, dict[str, Any]]] = {}  # seed → bank → method → difference
+    for bank, methods in found.items():
+        first = (of_bank(book, bank) or {"methods": {}})["methods"]
+        for method, row in methods.items():
+            seeds = {s: c["difference"] for s, c in row["columns"].items()}
+            if method in first:
+                seeds["0"] = first[method]["rules"]["self-retrieval"]["difference"]
+            for seed, difference in seeds.items():
+                drawn.setdefault(seed, {}).setdefault(bank, {})[method] = difference
+    seeds = sorted(drawn, key=int)
+    counted = []
+    for seed in seeds:
+        c = count({bank: list(cells.values()) for bank, cells in drawn[seed].items()})
+        pooled = f"{number(100 * c.pooled, sign=True)} ± {100 * c.ci95:.2f}"
+        counted.append([seed, *map(str, (c.cells, c.better, c.same, c.worse, c.worse_alone)), pooled])
+    rows = [
+        [f"{BANKS[b].name}, {m}", *(shown(drawn[s].get(b, {}).get(m), sign=True) for s in seeds)]
+        for b, methods in found.items()
+        for m in methods
+    ]
+    words = (
+        "`index.learn_weights(seed=…)` draws the examples that it perturbs, and their copies. With the seed 0, as "
+        "everywhere else on this page, and with others, counted as at the top:"
+    )
+    head = ["seed", "cells", "better", "no difference", "worse", "worse, uncorrected", "mean difference"]
+    return paragraphs(
+        words,
+        table(head, counted),
+        "Differences of LDS to unweighted, cell by cell and seed by seed; 0.00 ± 0.00: the guard refused.",
+        table(["", *(f"seed {s}" for s in seeds)], rows),
+        book.missing([f"other_draws_{b}" for b in BANKS]),
+        made_by("other_draws"),
+    )
+
+
 def local_retraining(book: Book) -> str:
     found = _each(book, "local_retraining")
     if not found:
@@ -183,6 +223,7 @@ def query_agreement(book: Book) -> str:
 
 SECTIONS = [
     Section("What weights could do", "", ("lds",), possible),
+    Section("Other draws", "", ("other_draws",), other_draws),
     Section("Trust curves", "", ("trust",), trust),
     Section("Trust and the rank of a projection", "", ("trust_ranks",), trust_ranks),
     Section(

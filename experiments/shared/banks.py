@@ -3,7 +3,8 @@
     python -m experiments bank cifar10-resnet
 
 Each bank is one small file in experiments/banks, kept in the repository. The parts of a bank that was interrupted
-are in experiments/banks/NAME.npz.parts; the same command goes on from them.
+are in experiments/banks/NAME.npz.parts; the same command goes on from them. NAME-again has the first subsets of NAME,
+trained with other seeds: how well the two agree bounds what any attribution can reach.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,8 @@ from experiments.shared.places import BANKS
 from unde.errors import UndeError
 from unde.evaluate import Bank
 
-AGAIN = "-again"  # the bank of the same subsets with other seeds
+AGAIN = "-again"
+TWICE = 16  # subsets that are trained with other seeds, too
 
 
 @dataclass(frozen=True)
@@ -46,19 +48,37 @@ MADE_BY: dict[str, tuple[str, tuple[Any, ...]]] = {
     "robots": ("diffusion_bank", ("robots",)),
     "cifar10-resnet": ("cifar10_bank", ("resnet",)),
     "cifar10-vit": ("cifar10_bank", ("vit",)),
-    "mnist-resnet-again": ("classification_bank", ("resnet", 1)),
-    "mnist-vit-again": ("classification_bank", ("vit", 1)),
     "finetuned-gpt2": ("finetuning", ()),
-    "finetuned-gpt2-again": ("finetuning", (1,)),
-    "cifar10-resnet-again": ("cifar10_bank", ("resnet", 1)),
-    "cifar10-vit-again": ("cifar10_bank", ("vit", 1)),
 }
+
+
+@dataclass(frozen=True)
+class OtherSeeds:
+    """Trains as `train` does, with the seed after."""
+
+    train: Callable[[np.ndarray, int], Any]
+
+    def __call__(self, indices: np.ndarray, seed: int) -> Any:
+        return self.train(indices, seed + 1)
+
+
+def recipe(name: str) -> Recipe:
+    """How the bank `name` is made, or the one of its first subsets with other seeds."""
+    first = name.removesuffix(AGAIN)
+    if first not in MADE_BY:
+        raise UndeError(
+            f"there is no recipe for a bank {name!r}: known are {', '.join(MADE_BY)}, and each with {AGAIN} behind it"
+        )
+    module, arguments = MADE_BY[first]
+    made: Recipe = importlib.import_module(f"experiments.shared.{module}").recipe(*arguments)
+    if name == first:
+        return made
+    return replace(made, name=f"{made.name}, other seeds", train=OtherSeeds(made.train), subsets=TWICE)
 
 
 def make(name: str, processes: int | None = None) -> Bank:
     """Trains what is missing of a bank, one model for each core at the same time unless said otherwise."""
-    module, arguments = MADE_BY[name]
-    r: Recipe = importlib.import_module(f"experiments.shared.{module}").recipe(*arguments)
+    r = recipe(name)
     return Bank.run(
         BANKS / f"{name}.npz",
         train=r.train,
@@ -76,8 +96,7 @@ def open_or_ask(name: str) -> Bank:
     path = BANKS / f"{name}.npz"
     if path.exists():
         return Bank.open(path)
-    if name not in MADE_BY:
-        raise UndeError(f"there is no bank {name!r}: known are {', '.join(MADE_BY)}")
+    recipe(name)  # says so if there is none
     question = f"the bank {name} is not there; retrain its models now (about an hour of one core)? [y/N] "
     if not sys.stdin.isatty() or input(question).strip().lower() not in ("y", "yes"):
         raise UndeError(f"the bank {name} is not there: make it with `python -m experiments bank {name}`")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -43,11 +42,6 @@ def train_images() -> cifar10.Pair:
     return cifar10.images().train
 
 
-def train_on(indices: np.ndarray, seed: int, *, architecture: str, again: int) -> nn.Module:
-    """With other seeds."""
-    return training(architecture, train_images)(indices, seed + again)
-
-
 @torch.no_grad()
 def utility(model: nn.Module) -> dict[str, Tensor]:
     """−loss of the queries of both roles, and whether 1,000 other test images are classified rightly."""
@@ -60,16 +54,12 @@ def utility(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def recipe(architecture: str, again: int = 0) -> Recipe:
-    """`again` makes other seeds for the same subsets."""
-    name = f"{architecture} on half of 4,000 CIFAR-10 images" + (f", other seeds {again}" if again else "")
+def recipe(architecture: str) -> Recipe:
     return Recipe(
-        name=name,
-        train=partial(train_on, architecture=architecture, again=again)
-        if again
-        else training(architecture, train_images),
+        name=f"{architecture} on half of 4,000 CIFAR-10 images",
+        train=training(architecture, train_images),
         utility=utility,
         n_train=4000,
-        subsets=16 if again else 64,
+        subsets=64,
         stratify=cifar10.images().train[1],
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -53,11 +52,6 @@ def train_images() -> Pair:
     return digits().train
 
 
-def train_on(indices: np.ndarray, seed: int, *, architecture: str, again: int) -> nn.Module:
-    """With other seeds."""
-    return training(architecture, train_images)(indices, seed + again)
-
-
 @torch.no_grad()
 def utility(model: nn.Module) -> dict[str, Tensor]:
     """−loss of the queries of both roles: "learn" serves to choose defaults, "eval" to report."""
@@ -65,14 +59,11 @@ def utility(model: nn.Module) -> dict[str, Tensor]:
     return {"learn": -task.loss(model, data.learn), "eval": -task.loss(model, data.evaluate)}
 
 
-def recipe(architecture: str, again: int = 0) -> Recipe:
-    """`again` makes other seeds, initial weights included, for the same subsets."""
+def recipe(architecture: str) -> Recipe:
     return Recipe(
-        name=f"{architecture} on half of 4,000 MNIST digits" + (f", other seeds {again}" if again else ""),
-        train=partial(train_on, architecture=architecture, again=again)
-        if again
-        else training(architecture, train_images),
+        name=f"{architecture} on half of 4,000 MNIST digits",
+        train=training(architecture, train_images),
         utility=utility,
         n_train=4000,
-        subsets=16 if again else SUBSETS[architecture],
+        subsets=SUBSETS[architecture],
     )

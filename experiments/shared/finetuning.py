@@ -7,7 +7,7 @@ fine-tunings start from the same checkpoint, kept in experiments/models; their s
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 import torch
@@ -82,17 +82,16 @@ def train_tokens() -> Tensor:
     return corpus()[1].train
 
 
-def train_on(indices: np.ndarray, seed: int, *, again: int) -> nn.Module:
-    return finetuned(corpus()[1].train[torch.from_numpy(indices)], seed + again)
-
-
 def utility(model: nn.Module) -> dict[str, Tensor]:
     data = corpus()[1]
     return {"learn": log_likelihood(model, data.learn), "eval": log_likelihood(model, data.evaluate)}
 
 
-def recipe(again: int = 0) -> Recipe:
-    name = "GPT-2-like, pretrained, on half of 1,500 sequences" + (f", other seeds {again}" if again else "")
-    if again:
-        return Recipe(name, partial(train_on, again=again), utility, SIZES[0], 16)
-    return Recipe(name, training(_initial, train_tokens, **FINETUNING), utility, SIZES[0], 64)
+def recipe() -> Recipe:
+    return Recipe(
+        name="GPT-2-like, pretrained, on half of 1,500 sequences",
+        train=training(_initial, train_tokens, **FINETUNING),
+        utility=utility,
+        n_train=SIZES[0],
+        subsets=64,
+    )

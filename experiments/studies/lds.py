@@ -16,7 +16,6 @@ import torch
 
 from experiments.shared import cells, reference
 from experiments.shared.cells import Cell
-from experiments.shared.reliability import reliability
 from experiments.shared.sweep import BOOTSTRAP, EVERY_BANK, needed, objective
 from unde import Weights, learn_weights
 from unde.evaluate import Bank, Estimate, lds, paired
@@ -36,10 +35,7 @@ def run(variant: str | None) -> dict[str, Any]:
         methods[name] = _method(cell, bank, name)
         shown = {rule: f"{100 * r['difference']['mean']:+.2f}" for rule, r in methods[name]["rules"].items()}
         print(f"{variant} {name}: {100 * methods[name]['unweighted']['mean']:.2f} {shown}", flush=True)
-    right = bank.utility.get("right")
-    told = {"models": int(bank.seeds.size), **reliability(variant)}
-    told["accuracy"] = None if right is None else float(right.mean())
-    return {"methods": methods, "baselines": _baselines(cell, bank), "bank": told}
+    return {"methods": methods, "baselines": _baselines(cell, bank)}
 
 
 def _method(cell: Cell, bank: Bank, name: str) -> dict[str, Any]:

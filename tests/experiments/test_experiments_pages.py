@@ -42,8 +42,8 @@ LDS = {
         "TRAK": {"method": "TRAK()", "unweighted": estimate(0.2), "rules": {"top-k 0.1": rule(0.001)}},
     },
     "baselines": {"BM25": estimate(0.1234, total=None)},
-    "bank": {"models": 64, "r": 0.5, "ceiling": 0.7071, "accuracy": None},
 }
+RELIABILITY = {"models": 64, "twice": 16, "r": 0.5, "ci95": 0.1, "ceiling": 0.7071, "accuracy": None}
 SWEEP = {
     "TracIn": {
         "unweighted": estimate(0.1),
@@ -80,6 +80,8 @@ RULES = [{"data set left out": "MNIST", "rule": "self-retrieval", "pooled": esti
 def book(tmp_path):
     files = {
         "lds_sotu-gpt2": LDS,
+        "reliability_sotu-gpt2": RELIABILITY,
+        "other_draws_sotu-gpt2": SWEEP,
         "sensitivity_k_sotu-gpt2": SWEEP,
         "noise_sensitivity_sotu-gpt2": SWEEP,
         "group_strength_sotu-gpt2": STRENGTH,
@@ -167,11 +169,23 @@ def test_a_cell_stands_below_the_papers_with_its_verdict(book):
 
 def test_reliability_shows_what_is_known(book):
     text = lds.reliability(book)
-    assert row(text, "State of the Union")[1:] == ["64", "0.50", "70.71", "–"]
+    assert row(text, "State of the Union")[1:] == ["64 + 16", "0.50 ± 0.10", "70.71", "–"]
     assert text.count("not measured") == len(BANKS) - 1
 
 
 # --- the rest --------------------------------------------------------------------------------------------
+
+
+def test_other_draws_stand_beside_the_first(book):
+    text = ours.other_draws(book)
+    cut = (re.findall(r"[^|]+", line) for line in text.splitlines() if re.match(r"\| \d+ \|", line))
+    counted = {seed.strip(): [cell.strip() for cell in cells] for seed, *cells in cut}
+    assert counted["0"] == ["1", "1", "0", "0", "0", "+5.67 ± 2.00"]  # what the study lds found
+    assert counted["1"] == ["1", "0", "0", "1", "1", "−5.00 ± 2.00"]
+    assert counted["5"] == ["1", "0", "1", "0", "0", "−0.50 ± 2.00"]
+    cells = ["+5.67 ± 1.00 (2.00)", "−5.00 ± 1.00 (2.00)", "−0.50 ± 1.00 (2.00)", "+5.00 ± 1.00 (2.00)"]
+    assert row(text, "GPT-2-like, TracIn")[1:] == cells
+    assert text.count("Not measured") == len(BANKS) - 1
 
 
 def test_every_section_says_what_is_not_measured(tmp_path):

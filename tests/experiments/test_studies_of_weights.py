@@ -1,13 +1,18 @@
 """The small mathematics of the weight studies: the reference, reliability, and rules left out."""
 
 import json
+import sys
+import types
 
 import numpy as np
+import pytest
 import torch
-from experiments.shared import reference, reliability
-from experiments.studies import learning_rules
+from experiments.shared import banks, reference
+from experiments.shared.banks import Recipe
+from experiments.studies import learning_rules, reliability
 from experiments.studies.query_agreement import agreeing
 
+from unde.errors import UndeError
 from unde.evaluate import Bank
 
 
@@ -30,9 +35,9 @@ def test_halves_are_disjoint_and_all():
     assert (fitting | judging).all()
 
 
-def bank(path, seed: int, subsets: int, noise: float) -> Bank:
+def bank(path, seed: int, subsets: int, noise: float, n_train: int = 30) -> Bank:
     """Utilities that are one function of the subset, plus noise of the seed."""
-    data = np.linspace(-1, 1, 30)
+    data = np.linspace(-1, 1, n_train)
 
     def train(indices, train_seed):
         return data[indices].sum() + noise * np.random.default_rng([train_seed, seed]).normal()
@@ -41,20 +46,44 @@ def bank(path, seed: int, subsets: int, noise: float) -> Bank:
         path,
         train=train,
         utility=lambda model: {"eval": np.array([model, -model])},
-        n_train=30,
+        n_train=n_train,
         subsets=subsets,
         name=str(seed),
     )
 
 
 def test_reliability_is_one_without_noise_and_low_with_much(tmp_path, monkeypatch):
-    monkeypatch.setattr(reliability, "BANKS", tmp_path)
+    monkeypatch.setattr(reliability, "FOLDER", tmp_path)
     for name, noise in (("still", 0.0), ("noisy", 100.0)):
         bank(tmp_path / f"{name}.npz", 1, 12, noise)
         bank(tmp_path / f"{name}-again.npz", 2, 8, noise)
-    assert reliability.reliability("still") == {"r": 1.0, "ceiling": 1.0, "again": 8}
-    assert reliability.reliability("noisy")["r"] < 0.8
-    assert reliability.reliability("nowhere") == {"r": None, "ceiling": None, "again": 0}
+        monkeypatch.setitem(reliability.BANKS, name, (name, f"{name}-again"))
+    still, noisy = reliability.run("still"), reliability.run("noisy")
+    assert still == {"models": 12, "twice": 8, "r": 1.0, "ci95": 0.0, "ceiling": 1.0, "accuracy": None}
+    assert noisy["r"] < 0.8 and noisy["ci95"] > 0.1
+
+
+def test_reliability_refuses_other_subsets(tmp_path, monkeypatch):
+    monkeypatch.setattr(reliability, "FOLDER", tmp_path)
+    monkeypatch.setitem(reliability.BANKS, "one", ("one", "one-again"))
+    bank(tmp_path / "one.npz", 1, 12, 0.0)
+    bank(tmp_path / "one-again.npz", 2, 8, 0.0, n_train=40)
+    with pytest.raises(UndeError, match="other subsets than one"):
+        reliability.run("one")
+
+
+def test_a_bank_of_other_seeds_has_the_same_subsets(monkeypatch):
+    """The first of them, trained by the same recipe with the seed after."""
+    first = Recipe("models", lambda indices, seed: (len(indices), seed), lambda model: {}, 30, 64)
+    fake = types.SimpleNamespace(recipe=lambda: first)
+    monkeypatch.setitem(sys.modules, "experiments.shared.toybank", fake)
+    monkeypatch.setitem(banks.MADE_BY, "toy", ("toybank", ()))
+    assert banks.recipe("toy") is first
+    again = banks.recipe("toy-again")
+    assert again.train(np.arange(5), 7) == (5, 8)
+    assert (again.subsets, again.n_train, again.name) == (16, 30, "models, other seeds")
+    with pytest.raises(UndeError, match="no recipe for a bank 'toys-again'"):
+        banks.recipe("toys-again")
 
 
 def test_the_rule_is_chosen_on_the_others(tmp_path, monkeypatch):
