@@ -110,8 +110,8 @@ def gradients(model: nn.Module, task: Task, examples: Any) -> Tensor:
 
 
 def same_products(a: Tensor, b: Tensor) -> bool:
-    """Whether they are equal bit for bit, or up to rounding where this processor's BLAS adds up a row of a product in an
-    order that depends on how many other rows there are."""
+    """Whether they are equal bit for bit, or up to rounding where this processor's BLAS adds up a row of a product in
+    an order that depends on how many other rows there are."""
     g = torch.Generator().manual_seed(0)
     q, n = torch.randn(4, 57, generator=g), torch.randn(100, 57, generator=g)
     parts = torch.cat([torch.cat([row[None] @ some.T for some in n.split(16)], 1) for row in q])

@@ -229,8 +229,8 @@ def reliability(book: Book) -> str:
     words = (
         "Models that are retrained on the same subset with another seed do not agree perfectly. `r` is the rank "
         "correlation, over subsets, of how well two such models do on a query, averaged over queries, with a 95 % "
-        "interval by leaving subsets out. No attribution can be expected to reach an LDS above the ceiling that follows "
-        "from it, √r. Models are those that were trained once and those that were trained again."
+        "interval by leaving subsets out. No attribution can be expected to reach an LDS above the ceiling that "
+        "follows from it, √r. Models are those that were trained once and those that were trained again."
     )
     head = ["bank", "models", "r", "ceiling of LDS, %", "accuracy of the models, %"]
     return paragraphs(words, table(head, rows), made_by("reliability"))

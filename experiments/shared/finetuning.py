@@ -10,7 +10,6 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from experiments.shared.banks import Recipe

@@ -207,7 +207,7 @@ def test_the_best_are_those_of_all_if_all_are_candidates(small, tmp_path):
 
 
 def test_of_equal_scores_the_earlier_example_is_first(tmp_path):
-    """Gradients of squared errors of whole numbers are whole numbers: scores of equal examples are equal, not nearly."""
+    """Gradients of squared errors of whole numbers are whole numbers: equal examples have equal scores, not nearly."""
     model = nn.Linear(toy.FEATURES, 1)
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[1.0, -2.0, 3.0, 1.0, 2.0]]))
