@@ -1,7 +1,9 @@
-"""Shards are written while the next one is computed: in order, whole, from memory that nobody fills meanwhile."""
+"""Shards reach the disk while the next one is computed: in order, whole, and out of memory that is free at once."""
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import threading
 
@@ -10,48 +12,79 @@ import torch
 from safetensors.torch import save
 
 from unde.build.behind import Behind
-from unde.store.shards import write_shard
+from unde.store import files
+from unde.store.files import CannotWrite
+from unde.store.shards import read_shard, write_shard
 
 
-def test_one_write_at_a_time_while_the_next_shard_is_computed():
-    behind, go, seen = Behind(at_once=False), threading.Event(), []
+@pytest.fixture
+def slow_disk(monkeypatch):
+    """A disk that is waited for until `set`; and the files that have reached it."""
+    go, settled = threading.Event(), []
 
-    def write(x: torch.Tensor) -> None:
+    def settle(*place):
         assert go.wait(10)
-        seen.append(x.clone())
+        settled.append(place[-1].name)
+        return files_settle(*place)
 
+    files_settle = files._settle
+    monkeypatch.setattr(files, "_settle", settle)
+    return go, settled
+
+
+def test_the_disk_is_waited_for_while_the_next_shard_is_computed(tmp_path, slow_disk):
+    go, settled = slow_disk
+    behind, names = Behind(at_once=False), ["a.safetensors", "b.safetensors"]
     first = behind.memory(3, 2).fill_(1.0)
-    behind.write(write, first, keeps=True)
-    second = behind.memory(3, 2).fill_(2.0)  # the first is still being written
-    assert not seen
+    behind.write(tmp_path / names[0], "owner", {"x": first})
+    second = behind.memory(2, 2).fill_(2.0)  # the memory of the first, which is not yet on the disk
+    assert second.data_ptr() == first.data_ptr() and not settled
+    assert not (tmp_path / names[0]).exists()
     go.set()
-    behind.write(write, second, keeps=True)
-    third = behind.memory(2, 2)
+    behind.write(tmp_path / names[1], "owner", {"x": second})
+    assert settled[:1] == names[:1]  # one at a time
+    second.fill_(3.0)
     behind.wait()
     behind.close()
-    assert [x.unique().tolist() for x in seen] == [[1.0], [2.0]]
-    assert third.data_ptr() == first.data_ptr()  # two shards share their memory with all others
+    assert settled == names and sorted(p.name for p in tmp_path.iterdir()) == names
+    stored = [read_shard(tmp_path / name, "owner")["x"] for name in names]
+    assert torch.equal(stored[0], torch.ones(3, 2)) and torch.equal(stored[1], torch.full((2, 2), 2.0))
 
 
-def test_the_error_of_a_write_is_raised_by_the_next_or_at_the_end():
-    def fail() -> None:
-        raise OSError("full")
+def test_the_error_of_a_disk_is_raised_by_the_next_write_or_at_the_end(tmp_path, monkeypatch):
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     behind = Behind(at_once=False)
-    behind.write(fail, keeps=False)
-    with pytest.raises(OSError, match="full"):
-        behind.write(lambda: None, keeps=False)
-    behind.write(fail, keeps=False)
-    with pytest.raises(OSError, match="full"):
+    monkeypatch.setattr("os.fsync", full)
+    behind.write(tmp_path / "a.safetensors", "owner", {"x": torch.ones(2)})
+    with pytest.raises(CannotWrite, match=r"cannot write .*a\.safetensors \(No space left on device\)"):
+        behind.write(tmp_path / "b.safetensors", "owner", {"x": torch.ones(2)})
+    behind.write(tmp_path / "c.safetensors", "owner", {"x": torch.ones(2)})
+    with pytest.raises(CannotWrite, match=r"c\.safetensors"):
         behind.wait()
     behind.wait()  # told once
     behind.close()
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_workers_elsewhere_write_before_they_say_that_a_job_is_done():
-    seen: list[int] = []
-    Behind().write(seen.append, 1, keeps=True)
-    assert seen == [1]
+def test_what_cannot_be_begun_leaves_nothing(tmp_path, monkeypatch):
+    class Full(io.FileIO):
+        def write(self, part):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    def opened(path, mode, opener):
+        return Full(opener(path, 0), "wb")
+
+    monkeypatch.setattr(files, "open", opened, raising=False)
+    with pytest.raises(CannotWrite, match="nothing half-written is left behind"):
+        Behind(at_once=False).write(tmp_path / "a.safetensors", "owner", {"x": torch.ones(2)})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_workers_elsewhere_write_before_they_say_that_a_job_is_done(tmp_path):
+    Behind().write(tmp_path / "a.safetensors", "owner", {"x": torch.ones(2)})
+    assert torch.equal(read_shard(tmp_path / "a.safetensors", "owner")["x"], torch.ones(2))
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (0, 4), (7,), ()])

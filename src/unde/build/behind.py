@@ -1,48 +1,53 @@
-"""A shard is written while the next one is computed, by one thread; and the memory that shards are computed in."""
+"""How shards are written: the memory that they are computed in, and the disk that is waited for behind one's back.
+
+Copying a shard into the system's cache keeps a processor busy. Beside a pass, whose threads wait for each other at
+every operation, that costs several times what it takes: so it is done between passes, and only the disk is waited
+for (or a store sent to) while the next shard is computed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from unde.store.remote import Place
+from unde.store.shards import begin_shard
+
 
 class Behind:
-    """At most one write is on its way. Its error is raised by whoever comes next: the next write, or `wait`.
+    """At most one shard is on its way to the disk. Its error is raised by who comes next: the next write, or `wait`.
 
     Workers in other processes write in time (`at_once`): a job that they say is done is on the disk, and while one
-    writes the others compute.
+    waits the others compute.
     """
 
     def __init__(self, at_once: bool = True) -> None:
         self.at_once = at_once
         self._pool: ThreadPoolExecutor | None = None
         self._last: Future[None] | None = None
-        self._memory: list[Tensor] = []  # of the next shard, and of the one that is being written
+        self._memory = torch.empty(0, 0)
 
     def memory(self, rows: int, width: int) -> Tensor:
-        """(rows, width) float32, of any content, for as long as one more shard is computed: asking the system for new
-        memory takes longer than filling it."""
-        if not self._memory or self._memory[0].shape[1] != width or len(self._memory[0]) < rows:
-            self.wait()
-            self._memory = [torch.empty(rows, width)]
-        return self._memory[0][:rows]
+        """(rows, width) float32, of any content, until the next shard is computed: asking the system for new memory
+        takes longer than filling it."""
+        if self._memory.shape[1] != width or len(self._memory) < rows:
+            self._memory = torch.empty(0, 0)
+            self._memory = torch.empty(rows, width)
+        return self._memory[:rows]
 
-    def write(self, function: Callable[..., None], *args: Any, keeps: bool) -> None:
-        """Call it, now or meanwhile; `keeps` says that what it writes is still in `memory`."""
+    def write(self, path: Place, owner: str, tensors: Mapping[str, Tensor]) -> None:
+        """A shard, as `write_shard` does it; the tensors may be overwritten when this returns."""
         self.wait()
+        settle = begin_shard(path, owner, tensors)
         if self.at_once:
-            function(*args)
+            settle()
             return
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, "unde-writer")
-        self._last = self._pool.submit(function, *args)
-        if keeps:
-            first = self._memory[0]
-            self._memory = [*(self._memory[1:] or [torch.empty_like(first)]), first]
+        self._last = self._pool.submit(settle)
 
     def wait(self) -> None:
         """Until all is written."""
@@ -52,6 +57,6 @@ class Behind:
 
     def close(self) -> None:
         """Nobody writes any more; what went wrong is not told here."""
-        pool, self._pool, self._last, self._memory = self._pool, None, None, []
+        pool, self._pool, self._last, self._memory = self._pool, None, None, torch.empty(0, 0)
         if pool is not None:
             pool.shutdown(wait=True)

@@ -28,7 +28,7 @@ from unde.store import layout
 from unde.store.files import append_line, clear_partial
 from unde.store.manifest import Manifest
 from unde.store.remote import Place, Remote, there
-from unde.store.shards import ShardError, damaged, file_bytes, read_shard, write_shard
+from unde.store.shards import ShardError, damaged, file_bytes, read_shard
 
 BESIDE, BESIDE_OF_0_1 = "beside", "also"  # measures that the method keeps beside features
 
@@ -46,9 +46,7 @@ def compute_shard(context: Context, c: int, s: int) -> None:
         unhooked(context),
     ):
         whole = _computed(context, c, s)
-    context.behind.write(
-        write_shard, m.shard(context.folder, c, s), m.files[s][1], whole, keeps=m.codec.mapped
-    )
+    context.behind.write(m.shard(context.folder, c, s), m.files[s][1], whole)
 
 
 def _computed(context: Context, c: int, s: int) -> dict[str, Tensor]:
@@ -148,14 +146,14 @@ def on_disk(m: Manifest, precision: torch.dtype) -> dict[str, int]:
 
 def waiting(m: Manifest, precision: torch.dtype) -> int:
     """Bytes that are there while a pass runs, beside its own features: the other rows of its shard, the shard before
-    it that is being written, and covariances, of which each pass has its own."""
+    it that is being sent, and covariances, of which each pass has its own."""
     rows, size = _rows(m), min(_rows(m), m.settled.pass_size)
     covariances = content(m, 0, precision)["factors"].nbytes if m.factors else 0
     return 4 * (rows - size) * m.width + (2 if rows > size else 1) * covariances + _behind(m, precision)
 
 
 def _behind(m: Manifest, precision: torch.dtype) -> int:
-    """Bytes of a shard that is written while the next one is computed; an object store is sent a copy of it."""
+    """Bytes of a shard that is sent to an object store while the next one is computed, a copy of it. None on a disk."""
     several = m.examples > _rows(m)
     return sum(t.nbytes for t in content(m, _rows(m), precision).values()) if several else 0
 

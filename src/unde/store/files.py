@@ -7,8 +7,11 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 from unde.errors import UndeError
 from unde.store.remote import Place, Remote, Unreachable, there
@@ -40,31 +43,49 @@ def write_atomically(path: Place, content: Content) -> None:
     It is written under a name that nobody could foresee and that was not there: a link in its place is no way out of
     the folder, and writers do not meet.
     """
+    begin(path, content)()
+
+
+def begin(path: Place, content: Content) -> Callable[[], None]:
+    """The first half of `write_atomically`, after which the content may change; what is returned is the other half,
+    which waits for the disk and puts the file in its place. Of an object it is all, from a copy."""
     if isinstance(path, Remote):
-        path.write_bytes(joined(content))
-        return
+        return partial(path.write_bytes, joined(content))
     with contextlib.suppress(FileNotFoundError):
         kind = stat.S_IFMT(os.lstat(path).st_mode)
         if kind in (stat.S_IFCHR, stat.S_IFBLK):  # to be written to, not replaced by a file
             raise OSError(errno.EINVAL, "it is a device", str(path))
     temporary = temporary_for(path)
-    try:
-        with open(temporary, "wb", opener=_fresh) as file:
-            for part in _parts(content):
-                file.write(part)
-            file.flush()
+    with _gone_on_error(temporary), ExitStack() as open_until_error:
+        file = open_until_error.enter_context(open(temporary, "wb", opener=_fresh))
+        for part in _parts(content):
+            file.write(part)
+        file.flush()
+        open_until_error.pop_all()
+    return partial(_settle, file, temporary, path)
+
+
+def _settle(file: BinaryIO, temporary: Path, path: Path) -> None:
+    with _gone_on_error(temporary):
+        with file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
     with contextlib.suppress(OSError):  # the new name must reach the disk too, where folders can be synced
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+@contextlib.contextmanager
+def _gone_on_error(temporary: Path) -> Generator[None]:
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def temporary_for(path: Path) -> Path:
@@ -85,12 +106,29 @@ def _parts(content: Content) -> Sequence[bytes | memoryview]:
 
 def write_bytes(path: Place, content: Content) -> None:
     """As `write_atomically`, with an error that says what to do."""
+    begin_bytes(path, content)()
+
+
+def begin_bytes(path: Place, content: Content) -> Callable[[], None]:
+    """As `begin`, with errors of both halves that say what to do."""
+    size = sum(len(part) for part in _parts(content))
+    with _told(path, size):
+        settle = begin(path, content)
+
+    def told() -> None:
+        with _told(path, size):
+            settle()
+
+    return told
+
+
+@contextlib.contextmanager
+def _told(path: Place, size: int) -> Generator[None]:
     try:
-        write_atomically(path, content)
+        yield
     except Unreachable:
         raise
     except OSError as e:
-        size = sum(len(part) for part in _parts(content))
         raise CannotWrite(
             f"cannot write {path} ({e.strerror}): nothing half-written is left behind. Make room for "
             f"{size:,} bytes there and run the same call again, it goes on where it stopped",

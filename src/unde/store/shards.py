@@ -16,7 +16,7 @@ from torch import Tensor
 
 from unde.errors import UndeError
 from unde.store.cache import Cache
-from unde.store.files import Content, create_bytes, joined, write_bytes
+from unde.store.files import Content, begin_bytes, create_bytes, joined, write_bytes
 from unde.store.reading import check_header
 from unde.store.remote import Place, Remote
 from unde.store.steady import Hold, Watch
@@ -52,10 +52,24 @@ def damaged(path: Place) -> Generator[None]:
 
 def write_shard(path: Place, owner: str, tensors: Mapping[str, Tensor], place: str | None = None) -> None:
     """Write tensors that belong to `owner` and to one place in it, by default the file's name."""
+    begin_shard(path, owner, tensors, place)()
+
+
+def begin_shard(
+    path: Place, owner: str, tensors: Mapping[str, Tensor], place: str | None = None
+) -> Callable[[], None]:
+    """The first half of that, after which the tensors may change; what is returned is the other, which waits for the
+    disk, or sends a copy to a store."""
     content = _packed(tensors, owner, place or path.name)
-    write_bytes(path, content)
-    if isinstance(path, Remote):
-        Cache.here().keep(path, joined(content))
+    if not isinstance(path, Remote):
+        return begin_bytes(path, content)
+    copy = joined(content)
+
+    def send() -> None:
+        write_bytes(path, copy)
+        Cache.here().keep(path, copy)
+
+    return send
 
 
 def create_shard(path: Place, owner: str, tensors: Mapping[str, Tensor]) -> bool:
