@@ -10,7 +10,7 @@ from torch import nn
 
 import toy
 from oracles import assert_features, collect, plan, slow_gradients, ways
-from unde import Index, UndeError
+from unde import Index, Setup, UndeError, bench
 from unde.build.probe import probe_of
 from unde.build.shards import compute_shard
 from unde.build.stored import Stored
@@ -225,3 +225,15 @@ def test_what_is_cut_out_of_a_text():
 )
 def test_what_is_not_cut(batch):
     assert CausalLM().cutting.shortened(batch) is None
+
+
+def test_what_was_measured_while_planning_counts_when_a_build_is_timed():
+    found = {}
+
+    def use(index):
+        log = json.loads((index.folder / "log.jsonl").read_text().splitlines()[-1])
+        found.update(ahead=index.manifest.settled.ahead, seconds=log["seconds"])
+
+    with toy.cut():
+        took = bench.build(Setup(Reads(), CausalLM(), None), texts(9), TracIn(projection="none"), use)
+    assert found["ahead"] == 2 and took == pytest.approx(found["seconds"] * 9 / 7)
