@@ -12,7 +12,7 @@ import toy
 from unde import Index, UndeError
 from unde.build import fingerprints
 from unde.data import Rows
-from unde.store.shards import write_shard
+from unde.store.shards import begin_shard
 from unde.tasks import Classification
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -47,13 +47,13 @@ def half_built(folder, train_data, shards, **options):
     """An index whose build stopped after some shards."""
     written = []
 
-    def write(path, *rest):
+    def begin(path, *rest):
         if len(written) == shards:
             raise Interrupted
         written.append(path)
-        write_shard(path, *rest)
+        return begin_shard(path, *rest)
 
-    with mock.patch("unde.build.shards.write_shard", write), pytest.raises(Interrupted):
+    with mock.patch("unde.build.behind.begin_shard", begin), pytest.raises(Interrupted):
         toy.build(folder, train_data=train_data, **options)
     return written
 

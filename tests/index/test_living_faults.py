@@ -30,22 +30,34 @@ class Killed(BaseException):
 @contextmanager
 def killed_at(number):
     """Ends at the moment with that number: before and after each file is written or deleted, and so kernels."""
-    seen = 0
+    seen, real_begin = 0, files.begin
+
+    def moment():
+        nonlocal seen
+        seen += 1
+        if seen == number:
+            raise Killed
 
     def moments(real: Callable[..., None]):
         def run(*args, **options):
-            nonlocal seen
-            for step in (None, real):
-                if step is not None:
-                    step(*args, **options)
-                seen += 1
-                if seen == number:
-                    raise Killed
+            moment()
+            real(*args, **options)
+            moment()
 
         return run
 
+    def begin(path, content):
+        moment()
+        settle = real_begin(path, content)
+
+        def settled():
+            settle()
+            moment()
+
+        return settled
+
     with (
-        mock.patch.object(files, "write_atomically", moments(files.write_atomically)),
+        mock.patch.object(files, "begin", begin),
         mock.patch.object(changing, "forget", moments(changing.forget)),
         mock.patch.object(changing, "_drop", moments(changing._drop)),
         mock.patch.object(changing, "today", return_value="today"),

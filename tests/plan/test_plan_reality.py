@@ -145,7 +145,7 @@ def _flops_of_features(index) -> int:
     given = Given(index.model, index.task, index.train_data)
     context = Context(index.folder, index.manifest, given)
     jobs = [(c, s) for c in range(index.manifest.terms) for s in range(len(index.manifest.shards))]
-    with mock.patch("unde.build.shards.write_shard"):
+    with mock.patch("unde.build.behind.begin_shard"):
         return metered((), lambda: [shards.compute_shard(context, *job) for job in jobs]).flops
 
 
