@@ -1,8 +1,8 @@
 """How much of a bank is signal: some of its subsets were trained twice, with different seeds.
 
 r is the mean over queries of the Spearman correlation, over subsets, of how well the two models of a subset do. A
-perfect predictor of the expected utility would have an LDS of about √r against one seed. The interval of r is of the
-subsets, by the jackknife: resampling would put the same subset on both sides of a correlation.
+perfect predictor of the expected utility would have an LDS of about √r against one seed. The interval of r is over
+subsets, by the jackknife: a bootstrap would draw some subsets twice, and ties change a correlation of ranks.
 """
 
 from __future__ import annotations
