@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from unde.errors import UndeError, unknown
+from unde.products import times
 
 VERSION = 1  # raise when the numbers drawn for a given key change: indexes of another version are refused
 KINDS = ("none", "kron", "pca", "sjlt", "dense")
@@ -156,10 +157,10 @@ class Projection:
         return self
 
     def rows(self, x: Tensor) -> Tensor:  # (..., R) → (..., r)
-        return x if self._rows is None else x.to(self._rows.dtype) @ self._rows.T
+        return x if self._rows is None else times(x.to(self._rows.dtype), self._rows)
 
     def cols(self, x: Tensor) -> Tensor:  # (..., C) → (..., r)
-        return x if self._cols is None else x.to(self._cols.dtype) @ self._cols.T
+        return x if self._cols is None else times(x.to(self._cols.dtype), self._cols)
 
     def flat(self, g: Tensor) -> Tensor:  # (B, R·C) → (B, size)
         if self._scale is not None:

@@ -26,6 +26,7 @@ from unde.features.guard import untouched
 from unde.features.later import Later, Pending
 from unde.features.layers import Rule
 from unde.features.layers.base import Call, fold, outer
+from unde.features.linear_maps import quick_linears
 from unde.features.memory_format import channels_last
 from unde.features.meter import Meter
 from unde.features.units import Unit, placement
@@ -111,6 +112,7 @@ class Collector:
     def __enter__(self) -> Collector:
         with ExitStack() as stack:
             stack.enter_context(untouched(self.model))
+            stack.enter_context(quick_linears(self.model))
             if self.many:
                 stack.enter_context(channels_last(self.model))
             for use in self.coverage.uses:

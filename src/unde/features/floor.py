@@ -12,6 +12,7 @@ from unde.data import to_device
 from unde.features.collector import GraphStart
 from unde.features.guard import untouched
 from unde.features.layers import rule_for
+from unde.features.linear_maps import quick_linears
 from unde.features.memory_format import channels_last
 from unde.features.units import placement
 from unde.tasks.base import Task
@@ -46,7 +47,8 @@ def frozen(model: nn.Module, task: Task, batches: Iterable[Any]) -> None:
     ]
     handles = [m.register_forward_hook(start_graph) for m in held]
     try:
-        with untouched(model), channels_last(model):  # the floor under the pass that the build really runs
+        # The floor under the pass that the build really runs.
+        with untouched(model), quick_linears(model), channels_last(model):
             for batch in batches:
                 for part in task.cutting.passes(to_device(batch, device), None):
                     loss = task.loss(model, part).sum()

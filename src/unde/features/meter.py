@@ -31,7 +31,13 @@ _ALSO = {
 
 def _formulas() -> dict[Any, Callable[..., int]]:
     also = {getattr(aten, name): flop_registry[getattr(aten, like)] for name, like in _ALSO.items()}
+    if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        also[torch.ops.mkldnn._linear_pointwise] = _of_linear
     return {**flop_registry, **also}
+
+
+def _of_linear(x: Tensor, w: Tensor, *_rest: Any, **_more: Any) -> int:
+    return 2 * x.numel() * w.shape[0]
 
 
 class Cost(NamedTuple):

@@ -29,7 +29,7 @@ LOOKED_AT = 64  # examples, the largest of which tells what a pass takes
 LEAST, MOST = 8, 256  # examples in a pass, if they fit
 SHARE = 2  # of the memory budget a pass may take one in so many: shards are there meanwhile
 _CALL = 1e-5  # seconds that calling an operation takes, about
-_SPEED = {"cpu": 5e10, "cuda": 2e13}  # operations a second, about
+_SPEED = {"cpu": 1e11, "cuda": 2e13}  # operations a second, about
 _WORTH = 40  # a pass is large enough where its work takes so many times as long as its calls
 
 Batch = tuple[Sequence[int], Any, list[str]]  # positions, what was collated of them, digests

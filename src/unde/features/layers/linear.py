@@ -44,11 +44,11 @@ def _holds_matrix(module: nn.Module) -> bool:
     return weight is not None and weight.dim() == 2
 
 
-def _is_conv1d(module: nn.Module) -> bool:
+def is_conv1d(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
-@register_where(_is_conv1d)
+@register_where(is_conv1d)
 class TransposedLinear(Linear):
     """Hugging Face's Conv1D, as in GPT-2: a linear layer whose weight is stored (in, out)."""
 
