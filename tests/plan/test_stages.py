@@ -199,6 +199,27 @@ def test_scoring_and_learning(method, memory, examples, queries, store_dtype, tm
         assert sum(planned.values()) - found.held == pytest.approx(meter.peak, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("projection", "memory", "some"),
+    [("kron(4)", "2GB", [1, 3]), ("kron(4)", "400kB", [1, 2, 8]), ("kron(16)", "6MB", [20, 40])],
+)
+def test_learning_from_few_queries(projection, memory, some, tmp_path):
+    """They are read with more training examples at once, and so are those that are left over of many."""
+    method = methods.TracIn(projection=projection)
+    index = toy.reopen(build(tmp_path, method, groups="tensor"), memory=memory)
+    for queries in some:
+        asked = index.features(data(queries))
+        mixes = toy.training(index, method).mixes
+        planned = learning(index.manifest, index.groups, mixes, 0, queries, index.memory)
+        index._opened.scorer._training.clear()
+        gc.collect()
+        meter = Meter()
+        meter.hold([asked.features])
+        with meter:
+            learn_weights(index.score(asked), k=3, weight_decay=0.1)
+        assert sum(planned.values()) == pytest.approx(meter.peak, rel=0.1)
+
+
 @pytest.mark.parametrize("memory", ["2GB", "200kB"])
 @pytest.mark.parametrize("method", [methods.DAS(projection="kron(6)"), methods.DTRAK(projection="kron(6)")])
 def test_scoring_of_denoisers(method, memory, tmp_path):

@@ -9,7 +9,7 @@ from weights_fakes import FakeScores, random_scores
 
 from unde.errors import UndeError
 from unde.features.meter import Meter
-from unde.weights import sampled
+from unde.weights import contributions, sampled
 from unde.weights.contributions import Contributions
 from unde.weights.fixed_point import fixed_point
 from unde.weights.looks import Ask, Draw, looks
@@ -112,6 +112,25 @@ def test_spans_of_kept_contributions_hold_wanted_queries_only(values):
         spans = list(data.spans("", wanted, data.memory // 16))  # four queries, or four neighbours
         assert torch.equal(torch.cat([span.which for span in spans]), wanted)
         assert len(spans) == count
+
+
+@pytest.mark.parametrize(
+    "near", [1, 10_000, 100_000, 2**23]
+)  # bytes: a few rows, many, a query, many queries
+@pytest.mark.parametrize("wanted", [range(QUERIES), [1, 2, 3, 9, 17, 18]])
+@pytest.mark.parametrize("count", [1, 3])
+def test_kept_contributions_give_plain_sums(values, near, wanted, count, monkeypatch):
+    monkeypatch.setattr(contributions, "_NEAREST", near)
+    data, which = problem_of(values).data, torch.tensor(list(wanted))
+    weights = torch.rand(count, GROUPS, generator=torch.Generator().manual_seed(1))
+    (span,) = data.spans("", which, 0)
+    scores, sums = data.turned(span, list(weights), 1)
+    plain = torch.einsum("qnm,cm->cqn", values[which].double(), weights.double())
+    for found in (scores, data.scores(span, list(weights))):
+        torch.testing.assert_close(torch.stack(found).double(), plain, rtol=1e-5, atol=1e-5)
+    (back,) = sums
+    turned = torch.einsum("qn,qnm->qm", plain[0], values[which].double())
+    torch.testing.assert_close(back.double(), turned, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -18,7 +18,9 @@ from unde.weights.source import ResolvedScores
 KEPT = 2  # contributions stay in memory if they take at most this fraction of the budget, 1 in 2
 SPANS = 4  # what is held for the queries of a span takes at most this fraction
 _NEAR = 2**26  # bytes of kept contributions in a span
-_NEAREST = 2**20  # bytes of them that are read twice in a row, the second time from the cache of a core
+_NEAREST = 2**23  # bytes of them that are read twice in a row, the second time from a cache
+_BATCH = 8  # products of a batch have a core each; one product of few rows has one core
+_COLUMNS = 2  # weights at least: a tall matrix times a single vector has one core, too
 _SOME, _LEAST = 64, 1e-34  # examples that tell the unit, and the least there is
 Blocks = Iterable[tuple[slice, Tensor]]
 
@@ -109,13 +111,7 @@ class Contributions:
         if self._features is not None:
             return [self._features.scores(span.which, w) for w in weights]
         if self._kept is not None and self.linear:
-            asked = torch.stack(
-                [w.to(self._kept) for w in weights]
-            )  # all at once: contributions are read once
-            parts = [
-                (asked @ c.flatten(0, 1).T).view(len(asked), -1, self.examples) for c, _ in self._runs(span)
-            ]
-            return list(torch.cat(parts, dim=1))
+            return self.turned(span, weights, 0)[0]
         finish, found = self.source.finish, [torch.empty(len(span.wanted), self.examples) for _ in weights]
         for train, c in self._blocks(span.queries):
             for w, out in zip(weights, found):
@@ -128,18 +124,28 @@ class Contributions:
 
         What a block was multiplied with for its scores, it is multiplied with again while it is near.
         """
-        assert self._kept is not None
-        asked = torch.stack([w.to(self._kept) for w in weights])  # (c, M)
-        step = max(1, _NEAREST // (4 * self.groups))
-        scores = torch.empty(len(asked), len(span.wanted), self.examples)
+        asked = torch.zeros(max(_COLUMNS, len(weights)), self.groups)
+        asked[: len(weights)] = torch.stack(list(weights))
+        scores = torch.empty(len(weights), len(span.wanted), self.examples)
         sums = torch.zeros(len(span.wanted), count, self.groups)
-        for run, rows in self._runs(span):
-            close = scores[:count, rows].unbind(1)
-            for c, made, turn, total in zip(run, scores[:, rows].unbind(1), close, sums[rows]):
-                for block, m, t in zip(c.split(step), made.split(step, 1), turn.split(step, 1)):
-                    torch.mm(asked, block.T, out=m)
-                    total.addmm_(t, block)
-        return list(scores), list(sums.transpose(0, 1))
+        for places, rows, block in self._near(span):
+            made = (block.flatten(0, 1) @ asked.to(block).T).view(*block.shape[:2], -1)  # (q, n, c)
+            scores[:, places, rows] = made[:, :, : len(weights)].movedim(2, 0).cpu()
+            if count:
+                sums[places] += _turned(made[:, :, :count], block).cpu()
+        return list(scores), list(sums.unbind(1))
+
+    def _near(self, span: Span) -> Iterator[tuple[slice, slice, Tensor]]:
+        """Kept contributions (q, n, M) that fit in a cache, of many queries or of some rows of one; where they are."""
+        many, rows = _NEAREST // self.query_bytes, max(_BATCH, _NEAREST // (4 * self.groups))
+        queries = many if many >= _BATCH else 1
+        for run, places in self._runs(span):
+            for q in range(0, len(run), queries):
+                block = run[q : q + queries]
+                which = slice(places.start + q, places.start + q + len(block))
+                for n in range(0, self.examples, rows):
+                    part = block[:, n : n + rows]
+                    yield which, slice(n, n + part.shape[1]), part
 
     def added(self, queries: Tensor, picks: Tensor) -> Tensor:
         """Sums of kept contributions of the picked examples (q, r): (q, M)."""
@@ -235,6 +241,16 @@ class Contributions:
                 "query out, or look at the model's loss and gradients on it"
             )
         return block if self._noise is None else self._noise.added(block, queries, train)
+
+
+def _turned(scores: Tensor, block: Tensor) -> Tensor:
+    """Σ_n s_n C[n] of each query, (q, n, c), (q, n, M) → (q, c, M); one query's in parts, which make a batch."""
+    if len(block) > 1:
+        return torch.bmm(scores.transpose(1, 2), block)
+    scores, block, each = scores[0], block[0], block.shape[1] // _BATCH
+    s, c = (t[: _BATCH * each].unflatten(0, (_BATCH, each)) for t in (scores, block))
+    rest = slice(_BATCH * each, None)
+    return (torch.bmm(s.transpose(1, 2), c).sum(0) + scores[rest].T @ block[rest])[None]
 
 
 @dataclass(frozen=True)

@@ -140,8 +140,7 @@ class Grams:
             gram = torch.zeros(len(span.wanted), groups, groups, dtype=torch.float64)
             for _, block in blocks:
                 for place, row in enumerate(span.wanted.tolist()):
-                    c = block[row].double()  # (n, M)
-                    gram[place] += (c.T @ c).cpu()
+                    gram[place] += _square(block[row]).cpu()
             yield span.places, gram.numpy()
 
 
@@ -202,6 +201,12 @@ class _Goal:
         while self._value(a, w + length * step, gw + length * gstep) < start + 1e-4 * length * rise - 1e-14:
             length /= 2
         return np.maximum(w + length * step, 0), gw + length * gstep
+
+
+def _square(c: Tensor) -> Tensor:
+    """C_qᵀ C_q of (n, M); what is in float64 is gone before the next is."""
+    c = c.double()
+    return c.T @ c
 
 
 def _ratios(a: Array, w: Array, gw: Array) -> tuple[Array, Array]:

@@ -155,7 +155,7 @@ class _Scored:
     """Scores of some queries over their norms, and what they select."""
 
     def __init__(self, problem: Problem, places: slice, scores: Tensor, draw: Draw | None) -> None:
-        norm = torch.linalg.vector_norm(scores, dim=1, keepdim=True, dtype=torch.float64)  # (q, 1)
+        norm = scores.double().square_().sum(1, keepdim=True).sqrt_()  # (q, 1)
         self.norm = torch.where(norm > 0, norm, 1.0)
         self.scores = scores = scores * (1 / self.norm).float()
         positives = problem.positives_of(places)

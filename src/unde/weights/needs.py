@@ -28,19 +28,17 @@ def learning(
     spare = budget.spare(row * m.examples, m.terms * block_bytes(m), features, memory)
     kept = contributions.keeps(queries, m.examples, count, spare)
     gram = 16 * count**2  # of a query, in float64 and twice over
-    together = queries if kept else min(queries, contributions.together(gram, count, spare))
-    rows = min(m.examples, m.settled.shard_size, budget.rows_at_once(together, count, spare))
-    products = 8 * count**2 * (queries if gram * queries <= spare // 4 else together)
-    part = 4 * together * rows * count  # of one block; the next is read while it is there
-    beside = reading(m, precision) + (part if len(m.shards) > 1 else 0)
-    read, blocks = max(beside, 2 * part), in_memory(m, memory)
-    if packed(m, memory):  # a shard, and the next while contributions of the last are there
-        shard = m.terms * reading(m, precision)
-        blocks = shard
-        run = run_bytes(m, rows, together * count) if kept else run_bytes(m, m.settled.shard_size, 1)
-        read = max(part + shard * (len(m.shards) > 1), 2 * part + run)
-    # Kept, they are read once, and products of groups are then made of one query after the other.
-    made = queries * each + max(read, 2 * each + products) if kept else read + products + 8 * rows * count
+    fit, most = gram * queries <= spare // 4, contributions.together(gram, count, spare)
+    squares = 8 * count**2 * (queries if fit else min(queries, most))
+    sizes = (count, spare, memory, precision)
+    if kept:  # they are read once, and products of groups are then made of one query after the other
+        together, made = queries, queries * each + max(_reading(m, queries, *sizes), 2 * each + squares)
+    else:
+        # Few queries are selected for at once, and then those that are left over, of so many more training examples.
+        chosen = min(queries, contributions.together(12 * m.examples, count, spare))
+        spans = {min(queries, most), chosen, queries % chosen or chosen}
+        together, made = max(spans), squares + max(_reading(m, q, *sizes) for q in spans)
+    blocks = m.terms * reading(m, precision) if packed(m, memory) else in_memory(m, memory)
     found = {
         "query features": features + scoring.pieces(m, groups, mixes, together),
         "K": held,
@@ -48,3 +46,14 @@ def learning(
         "contributions": made,
     }
     return {name: size for name, size in found.items() if size}
+
+
+def _reading(m: Manifest, queries: int, count: int, spare: int, memory: int, precision: torch.dtype) -> int:
+    """Bytes beside a block of features while contributions of so many queries are read and squared."""
+    rows = min(m.examples, m.settled.shard_size, budget.rows_at_once(queries, count, spare))
+    part = 4 * queries * rows * count  # of one block; the next is read while it is there
+    before, squared = part if len(m.shards) > 1 else 0, part + 8 * rows * count
+    if not packed(m, memory):
+        return max(reading(m, precision) + before, 2 * part, squared)
+    shard = m.terms * reading(m, precision) if len(m.shards) > 1 else 0  # the next
+    return max(shard + before, 2 * part + run_bytes(m, rows, queries * count), squared)

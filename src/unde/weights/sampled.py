@@ -32,7 +32,7 @@ from torch import Tensor
 from unde.weights.looks import Ask, Draw, Look, looks
 from unde.weights.objective import SIDES
 from unde.weights.problem import Problem, nothing_to_learn
-from unde.weights.quadratic import nonnegative_minimum, units
+from unde.weights.quadratic import nonnegative_minimum, product, units
 
 Array = NDArray[np.float64]
 
@@ -179,7 +179,7 @@ def _top(problem: Problem, goal: Goal, draw: Draw, now: Look) -> tuple[Array, fl
 def _told_by_some(now: Look, seen: Look, target: Array) -> float:
     """The mean objective at a target near by: all queries tell its slope, some by how much it falls behind that."""
     step, each = target - now.weights, -(-len(now.rho) // len(seen.rho))
-    behind = seen.rho - now.rho[::each] - now.slopes[::each] @ step
+    behind = seen.rho - now.rho[::each] - product(now.slopes[::each], step)
     return float(now.rho.mean() + now.slope @ step + behind.mean())
 
 
@@ -223,7 +223,7 @@ class Goal:
 
 def _minimum(h: Array, slope: Array, w: Array) -> Array:
     slope = np.where(np.diag(h) > 0, slope, 0.0)
-    target = nonnegative_minimum(h, slope + h @ w, w, units(h), _PROXIMAL)
+    target = nonnegative_minimum(h, slope + product(h, w), w, units(h), _PROXIMAL)
     return target if target.any() else w
 
 
@@ -270,7 +270,7 @@ class Model:
             slope, moved = self._slope(w, scores), moved + w
             if rise > _FAR:
                 self.h = self._curvature(scores)
-            elif (foretold := float(moved @ self.h @ moved)) > 0:
+            elif (foretold := float(moved @ product(self.h, moved))) > 0:
                 # H holds the selection fixed: rows selected anew make up for much of the fall of the slope.
                 self.h *= np.clip(moved @ (before - slope) / foretold, 1 / _BEND, _BEND)
         return w, value - begun
