@@ -78,7 +78,7 @@ class Train:
         way = (
             self.way if self.way is not None and len(which) == 1 else Way()
         )  # the last may be a stack of one
-        return [self.train.one(*one, channels_last=way.channels_last) for one in which], way
+        return [self.train.one(*one, way.channels_last, way.onednn) for one in which], way
 
 
 def train_all(job: Train, executor: Executor, stacked: int | None = None) -> list[Part]:
