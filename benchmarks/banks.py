@@ -1,14 +1,17 @@
 """How long the models of a bank take to train: one after the other, one for each core, stacked, compiled.
 
-    python -m benchmarks.banks                       # prints the table, writes benchmarks/results/banks.json
-    python -m benchmarks.banks --case mnist-vit --compile
+    python -m benchmarks run banks                   # all, and writes benchmarks/results/banks.json
+    python -m benchmarks.banks --case mnist-vit --compile      # one, in place of an earlier row
 
 The trainings are those of the studies (experiments/shared), on random data of the same shape; `linear` and `mlp` are
 models that are smaller still. Milliseconds are those of a step of one model: where two processes train at the same
 time, half of what each takes. All ways take turns; shown is the median over rounds with its 95 % interval.
 Ratios are those of the quickest turns: whatever else a machine does only ever adds, and most to two threads that wait
-for each other.
+for each other. Loops as people write them have processes of their own, in which nothing else has happened.
 Ways that compile say apart how long that took.
+
+The floor is what no way goes below: the multiplications and additions of a step at the rate of large products on both
+cores, by whichever library is quicker.
 """
 
 from __future__ import annotations
@@ -20,27 +23,28 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.bank_cases import CASES, QUICK, which
 from benchmarks.machine import machine
 from unde.bench import median_interval
 from unde.evaluate import Training
 from unde.evaluate.bank.loop import Learner
 from unde.evaluate.bank.luck import own_luck
+from unde.evaluate.bank.pages import keep_pages
+from unde.evaluate.bank.products import Products, available
 from unde.evaluate.bank.stacked import Stack, Unstackable, stacked_batches
 from unde.evaluate.bank.ways import settled
 
 RESULTS = Path(__file__).parent / "results" / "banks.json"
-N, STACKED, MODELS, ROUNDS = 512, 8, 64, 7
+STACKED, MODELS, ROUNDS = 8, 64, 7
 SECONDS = 0.1  # of a turn of a way
 
 # name → processes at the same time, threads of each, how a model is trained
@@ -50,96 +54,27 @@ WAYS: dict[str, tuple[int, int, str]] = {
     "loop, a process a core": (2, 1, "loop"),
     "+ fused optimizer": (2, 1, "fused"),
     "+ channels last": (2, 1, "channels last"),
+    "+ products by oneDNN": (2, 1, "onednn"),
+    "+ channels last and products by oneDNN": (2, 1, "channels last onednn"),
     "stacks of 8, 2 threads": (1, 2, "stacked"),
     "stacks of 8, a process a core": (2, 1, "stacked"),
     "stacks of 32, a process a core": (2, 1, "stacked 32"),
     "compiled, a process a core": (2, 1, "compiled"),
     "compiled stacks of 8, a process a core": (2, 1, "compiled stacked"),
 }
-PLAIN, DEFAULT = "loop, 2 threads", "loop, 1 thread"
-
-
-def digits(architecture: str) -> Training:
-    from experiments.shared.classification_bank import training
-
-    return training(architecture, (torch.rand(N, 1, 28, 28), torch.randint(0, 10, (N,))))
-
-
-def cifar10(architecture: str) -> Training:
-    from experiments.shared.cifar10_bank import training
-
-    return training(architecture, (torch.randn(N, 3, 32, 32), torch.randint(0, 10, (N,))))
-
-
-def language(vocabulary: int, **changes: Any) -> Training:
-    from experiments.shared.corpora import training
-    from experiments.shared.language_bank import initial
-
-    tokens = torch.randint(0, vocabulary, (N, 64))
-    return training(partial(initial, vocabulary=vocabulary), tokens, **{"epochs": 5, **changes})
-
-
-def cifar2() -> Training:
-    from experiments.shared import cifar2 as study
-    from experiments.shared.denoising import training
-
-    data = {"x": torch.randn(N, 3, 16, 16)}
-    return training(lambda seed: study.unet(), data, steps=study.STEPS, lr=study.LR, batch_size=study.BATCH)
-
-
-def robots() -> Training:
-    """The UNet with LoRA, fresh: its frozen weights are not those of the study, which takes a file."""
-    from experiments.shared import pictures
-    from experiments.shared import robots as study
-    from experiments.shared.denoising import training
-
-    from unde.integrations.diffusers import add_lora
-
-    def initial(seed: int) -> nn.Module:
-        add_lora(model := pictures.unet(), rank=pictures.RANK)
-        return model
-
-    conditions, nothing = torch.randn(N, pictures.TOKENS, 384), torch.zeros(1, pictures.TOKENS, 384)
-    data = {"x": torch.randn(N, pictures.CHANNELS, 8, 8), "conditions": conditions}
-    return training(initial, data, steps=study.STEPS, lr=study.LR, nothing=nothing)
-
-
-def tiny(make: Callable[[], nn.Module]) -> Training:
-    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return F.cross_entropy(model(batch[0]), batch[1])
-
-    return Training(
-        model=lambda seed: make(),
-        data=(torch.randn(N, 64), torch.randint(0, 10, (N,))),
-        loss=loss,
-        optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9),
-        epochs=50,
-        batch_size=32,
-    )
-
-
-CASES: dict[str, Callable[[], Training]] = {
-    "linear": lambda: tiny(lambda: nn.Linear(64, 10)),
-    "mlp": lambda: tiny(lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))),
-    "mnist-resnet": lambda: digits("resnet"),
-    "mnist-vit": lambda: digits("vit"),
-    "cifar10-resnet": lambda: cifar10("resnet"),
-    "cifar10-vit": lambda: cifar10("vit"),
-    "sotu-gpt2": lambda: language(2048),
-    "wikitext-gpt2": lambda: language(3072),
-    "finetuned-gpt2": lambda: language(4096, epochs=3),
-    "cifar2": cifar2,
-    "robots": robots,
-}
-QUICK = ("mlp", "mnist-vit")
-
-
-def which(count: int) -> list[tuple[np.ndarray, int]]:
-    return [(np.random.default_rng(i).permutation(N)[: N // 2], i) for i in range(count)]
+PLAIN = "loop, 2 threads"
+TINY = (
+    "stacks of 8, 2 threads",
+    "stacks of 32, a process a core",
+)  # for models that are smaller than the studies'
+LARGE = 1024  # rows and columns of the products whose rate is measured
+PRODUCTS = ("torch", "oneDNN")
 
 
 def stepping(training: Training, how: str) -> tuple[Callable[[], None], int]:
     """A function that takes one step, and of how many models."""
+    if how in PRODUCTS:
+        return large_product(how), 1
     if "stacked" in how:
         size = 32 if how.endswith("32") else STACKED
         stack = Stack(training, which(size))
@@ -155,7 +90,7 @@ def stepping(training: Training, how: str) -> tuple[Callable[[], None], int]:
         return step, size
     ((indices, seed),) = which(1)
     with own_luck(seed):
-        learner = Learner(training, indices, seed, channels_last=how == "channels last")
+        learner = Learner(training, indices, seed, "channels last" in how, "onednn" in how)
     learner.schedule = None
     if how == "loop":  # as people write it
         learner.optimizer = training.optimizer(list(learner.parameters))
@@ -168,6 +103,26 @@ def stepping(training: Training, how: str) -> tuple[Callable[[], None], int]:
         learner.advance()
 
     return step, 1
+
+
+def large_product(library: str) -> Callable[[], None]:
+    a, b = torch.randn(2, LARGE, LARGE)
+
+    def multiply() -> None:
+        with Products() if library == "oneDNN" and available() else nullcontext():
+            torch.mm(a, b)
+
+    return multiply
+
+
+def operations(training: Training) -> float:
+    """Multiplications and additions of a step, 10⁹."""
+    ((indices, seed),) = which(1)
+    with own_luck(seed):
+        learner = Learner(training, indices, seed)
+        with FlopCounterMode(display=False) as counter:
+            learner.backward(next(learner.batches))
+    return counter.get_total_flops() / 1e9
 
 
 def endless(batches: Callable[[], Iterator[Any]]) -> Iterator[Any]:
@@ -188,6 +143,8 @@ def serve(connection: Connection) -> None:
         assert training is not None
         threads, how, steps = asked
         torch.set_num_threads(threads)
+        if how != "loop":
+            keep_pages()
         if how not in made:
             start = time.perf_counter()
             try:
@@ -222,38 +179,45 @@ def two_processes() -> Generator[list[Connection]]:
         worker.join()
 
 
-def measure_case(case: str, ways: list[str], rounds: int, pipes: list[Connection]) -> dict[str, Any]:
-    for pipe in pipes:
+def measure_case(
+    case: str, ways: list[str], rounds: int, plain: list[Connection], ours: list[Connection]
+) -> dict[str, Any]:
+    for pipe in (*plain, *ours):
         pipe.send(case)
 
-    def ask(way: str, steps: int) -> list[Any]:
-        processes, threads, how = WAYS[way]
-        for pipe in pipes[:processes]:
+    def ask(how: str, processes: int, threads: int, steps: int, made: int = 0) -> list[Any]:
+        pipes = (plain if how == "loop" else ours)[made:processes]
+        for pipe in pipes:
             pipe.send((threads, how, steps))
-        return [pipe.recv() for pipe in pipes[:processes]]
+        return [pipe.recv() for pipe in pipes]
 
     found, times, steps = {}, {}, {}
     made: dict[str, int] = {}  # how models are trained → how many processes can
     failed: dict[str, str] = {}
     for way in ways:
         processes, threads, how = WAYS[way]
-        for pipe in pipes[made.get(how, 0) : processes]:
-            pipe.send((threads, how, 0))
-        answers = [pipe.recv() for pipe in pipes[made.get(how, 0) : processes]]
+        answers = ask(how, processes, threads, 0, made.get(how, 0))
         told = next((error for _, error in answers if error is not None), None) or failed.get(how)
         if told is not None:
-            failed[how], made[how], found[way] = told, len(pipes), {"error": told}
+            failed[how], made[how], found[way] = told, len(ours), {"error": told}
             continue
         if how.startswith("compiled"):
             found[way] = {"compile_seconds": max(seconds for seconds, _ in answers)}
         made[how] = processes
-        first = max(ask(way, 1))
+        first = max(ask(how, processes, threads, 1))
         size = 32 if how.endswith("32") else STACKED if "stacked" in how else 1
         steps[way] = max(1, int(SECONDS / (first * size)))
         times[way] = []
+    for library in PRODUCTS:
+        ask(library, 2, 1, 0)
+    rates = dict.fromkeys(PRODUCTS, 0.0)  # 10⁹ operations a second, of both processes
     for _ in range(rounds):
         for way in steps:
-            times[way].append(1e3 * statistics.mean(ask(way, steps[way])) / WAYS[way][0])
+            processes, threads, how = WAYS[way]
+            times[way].append(1e3 * statistics.mean(ask(how, processes, threads, steps[way])) / processes)
+        for library in PRODUCTS:
+            seconds = statistics.mean(ask(library, 2, 1, 5))
+            rates[library] = max(rates[library], 2 * 2e-9 * LARGE**3 / seconds)
     for way, taken in times.items():
         found[way] = {
             **found.get(way, {}),
@@ -261,11 +225,14 @@ def measure_case(case: str, ways: list[str], rounds: int, pipes: list[Connection
             "ci": list(median_interval(taken)),
             "best_ms": min(taken),
         }
-    plain = found[PLAIN]["best_ms"]
+    quickest = found[PLAIN]["best_ms"]
     for row in found.values():
         if "ms" in row:
-            row["times_plain"] = plain / row["best_ms"]
-    return {"case": case, "ways": found}
+            row["times_plain"] = quickest / row["best_ms"]
+    torch.manual_seed(0)
+    gflop = operations(CASES[case]())
+    floor = {"gflop": gflop, "gflop_per_second": rates, "ms": 1e3 * gflop / max(rates.values())}
+    return {"case": case, "ways": found, "floor": floor}
 
 
 def chosen(case: str) -> str:
@@ -280,27 +247,25 @@ def chosen(case: str) -> str:
 
 
 def measure(quick: bool = False, cases: list[str] | None = None, compile: bool = False) -> dict[str, Any]:
-    with two_processes() as pipes:
-        rows = list(_measured(pipes, quick, cases or (QUICK if quick else CASES), compile))
+    rows = list(_measured(quick, cases or (QUICK if quick else CASES), compile))
     return {"machine": machine(), "torch": torch.__version__, "stacked": STACKED, "rows": rows}
 
 
-def _measured(
-    pipes: list[Connection], quick: bool, cases: Iterable[str], compile: bool
-) -> Iterator[dict[str, Any]]:
-    for case in cases:
-        ways = [
-            way
-            for way, (_, _, how) in WAYS.items()
-            if (compile or not how.startswith("compiled"))
-            and (not quick or how in ("loop", "fused", "stacked"))
-            and (how != "channels last" or not case.endswith(("vit", "gpt2", "linear", "mlp")))
-            and (how != "stacked 32" or case in ("linear", "mlp"))
-        ]
-        row = measure_case(case, ways, 3 if quick else ROUNDS, pipes)
-        row = row if quick else {**row, "chosen": chosen(case)}
-        show(row)
-        yield row
+def _measured(quick: bool, cases: Iterable[str], compile: bool) -> Iterator[dict[str, Any]]:
+    with two_processes() as plain, two_processes() as ours:
+        for case in cases:
+            ways = [
+                way
+                for way, (_, _, how) in WAYS.items()
+                if (compile or not how.startswith("compiled"))
+                and (not quick or how in ("loop", "fused", "onednn", "stacked"))
+                and ("channels last" not in how or not case.endswith(("vit", "gpt2", "linear", "mlp")))
+                and (case in ("linear", "mlp") or way not in TINY)
+            ]
+            row = measure_case(case, ways, 3 if quick else ROUNDS, plain, ours)
+            row = row if quick else {**row, "chosen": chosen(case)}
+            show(row)
+            yield row
 
 
 def show(row: dict[str, Any]) -> None:
@@ -313,6 +278,9 @@ def show(row: dict[str, Any]) -> None:
         low, high = found["ci"]
         spread = f"{found['ms']:8.2f} ms ({low:.2f}-{high:.2f}), best {found['best_ms']:.2f}"
         print(f"  {way:40s} {spread}  {found['times_plain']:.2f}x{apart}", flush=True)
+    floor = row["floor"]
+    rates = ", ".join(f"{library} {rate:.0f}" for library, rate in floor["gflop_per_second"].items())
+    print(f"  {'floor':40s} {floor['ms']:8.2f} ms: {floor['gflop']:.3g} GFLOP, a second at most {rates}")
 
 
 def main() -> None:
@@ -326,9 +294,8 @@ def main() -> None:
     if options.quick:
         measure(quick=True)
         return
-    with two_processes() as pipes:
-        for row in _measured(pipes, False, options.case or CASES, options.compile):
-            keep(row)
+    for row in _measured(False, options.case or CASES, options.compile):
+        keep(row)
 
 
 def keep(row: dict[str, Any]) -> None:

@@ -203,7 +203,46 @@ def banks(found: Found) -> str:
     ]
     return (
         "## Retraining banks\n\nTraining many small models on random halves of the data, best of several turns "
-        "(`python -m benchmarks run banks` prints all ways):\n\n" + table(head, rows)
+        "(`python -m benchmarks run banks` prints all ways):\n\n" + table(head, rows) + _bank_floors(found)
+    )
+
+
+def _bank_floors(found: Found) -> str:
+    """What arithmetic alone allows; not in results of before."""
+    rows, rates = [], {}
+    for row in found["rows"]:
+        if "floor" not in row:
+            continue
+        floor, ways = row["floor"], [e for e in row["ways"].values() if "ms" in e]
+        best = min(e.get("best_ms", e["ms"]) for e in ways)
+        plain = ways[0].get("best_ms", ways[0]["ms"])
+        for library, rate in floor["gflop_per_second"].items():
+            rates[library] = max(rate, rates.get(library, 0.0))
+        rows.append(
+            [
+                row["case"],
+                f"{floor['gflop']:.2g}",
+                f"{floor['ms']:.2g} ms",
+                f"{plain / floor['ms']:.1f}",
+                f"{floor['ms'] / best:.0%}".replace("%", " %"),
+            ]
+        )
+    if not rows:
+        return ""
+    told = " and ".join(f"{rate:.0f} by {library}" for library, rate in rates.items())
+    return (
+        "\n\nNo way goes below the arithmetic of a step, at the rate of large float32 products on all cores (GFLOP a "
+        f"second: {told}). What is left is memory: norms, activations and optimizers multiply little and move much.\n\n"
+        + table(
+            [
+                "",
+                "GFLOP of a step",
+                "floor",
+                "times as fast as the plain loop at the floor",
+                "floor of the fastest way",
+            ],
+            rows,
+        )
     )
 
 

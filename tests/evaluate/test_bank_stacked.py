@@ -14,7 +14,8 @@ from unde.errors import UndeError
 from unde.evaluate import Bank, Training
 from unde.evaluate.bank import ways
 from unde.evaluate.bank.loop import Learner
-from unde.evaluate.bank.stacked import Stack, Unstackable, attention, group_norm, train_stacked
+from unde.evaluate.bank.single_steps import attention, group_norm
+from unde.evaluate.bank.stacked import Stack, Unstackable, train_stacked
 from unde.evaluate.bank.ways import Way, settled
 
 N = 24

@@ -83,9 +83,10 @@ class Bank:
         With several processes `train` and `utility` must be functions of a module that can be imported.
 
         A `train` that is a `Training` says what a step is rather than doing it. Then a trial of a few steps settles how
-        models are trained: by themselves, convolutions with channels last, or several stacked as one (a multiple of
-        the speed for very small models). All ways give the same weights up to rounding; models that draw inside
-        their forward pass (dropout) and optimizers that do not step each number by itself are not stacked.
+        models are trained: by themselves, convolutions with channels last, products by oneDNN where it is quicker than
+        the BLAS of torch, or several stacked as one (a multiple of the speed for very small models). All ways give the
+        same weights up to rounding; models that draw inside their forward pass (dropout) and optimizers that do not
+        step each number by itself are not stacked.
         `stacked` chooses instead: 1 for models by themselves, 8 for stacks of 8. A stack that is killed loses its own
         models only. `provenance` tells the way, and a run that goes on takes the way of the models that are there.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,6 +18,7 @@ from unde.data import Rows
 from unde.errors import UndeError
 from unde.evaluate._optimizers import quickened
 from unde.evaluate.bank.luck import own_luck
+from unde.evaluate.bank.products import Products
 
 Order = Callable[[int, torch.Generator], Iterable[Tensor]]
 
@@ -73,10 +75,12 @@ class Training:
     def __call__(self, indices: np.ndarray, seed: int) -> nn.Module:
         return self.one(indices, seed)
 
-    def one(self, indices: np.ndarray, seed: int, channels_last: bool = False) -> nn.Module:
+    def one(
+        self, indices: np.ndarray, seed: int, channels_last: bool = False, onednn: bool = False
+    ) -> nn.Module:
         """A model, trained by itself."""
         with own_luck(seed):
-            learner = Learner(self, indices, seed, channels_last)
+            learner = Learner(self, indices, seed, channels_last, onednn)
             for batch in learner.batches:
                 learner.backward(batch)
                 learner.advance()
@@ -159,12 +163,17 @@ class Training:
 
 
 class Learner:
-    """One model while it is trained."""
+    """One model while it is trained, convolutions with channels last or products by oneDNN if it is said so."""
 
     def __init__(
-        self, training: Training, indices: np.ndarray, seed: int, channels_last: bool = False
+        self,
+        training: Training,
+        indices: np.ndarray,
+        seed: int,
+        channels_last: bool = False,
+        onednn: bool = False,
     ) -> None:
-        self.training, self.channels_last = training, channels_last
+        self.training, self.channels_last, self.onednn = training, channels_last, onednn
         self.model = training.initial(seed)
         if channels_last:
             self.model = laid_out(self.model, torch.channels_last)
@@ -178,7 +187,8 @@ class Learner:
         self.optimizer.zero_grad()
         if self.channels_last:
             batch = _channels_last(batch)
-        loss = self.training.mean_loss(self.model, batch)
+        with Products() if self.onednn else nullcontext():
+            loss = self.training.mean_loss(self.model, batch)
         loss.backward()
         return loss.detach()
 

@@ -19,6 +19,7 @@ from unde.evaluate._arrays import Array, finite, numbers
 from unde.evaluate.bank.files import Part, Parts
 from unde.evaluate.bank.loop import Training
 from unde.evaluate.bank.luck import own_luck
+from unde.evaluate.bank.pages import keep_pages
 from unde.evaluate.bank.stacked import Unstackable, train_stacked
 from unde.evaluate.bank.subsets import Plan
 from unde.evaluate.bank.ways import SIZES, Way, recorded, settled
@@ -42,6 +43,7 @@ class Train:
     asked: bool = False  # whether the caller has chosen the way
 
     def __call__(self, *numbers: int) -> None:
+        keep_pages()
         start = time.perf_counter()
         models, way = self._models(numbers)
         shared = (time.perf_counter() - start) / len(numbers)
@@ -78,7 +80,7 @@ class Train:
         way = (
             self.way if self.way is not None and len(which) == 1 else Way()
         )  # the last may be a stack of one
-        return [self.train.one(*one, channels_last=way.channels_last) for one in which], way
+        return [self.train.one(*one, way.channels_last, way.onednn) for one in which], way
 
 
 def train_all(job: Train, executor: Executor, stacked: int | None = None) -> list[Part]:
@@ -119,6 +121,7 @@ def _way(
     before = next((way for part in found.values() if (way := recorded(part.environment))), None)
     if before is not None:
         return before
+    keep_pages()
     try:
         with threads(job.threads):
             return settled(

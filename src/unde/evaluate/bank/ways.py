@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from unde.evaluate.bank.loop import Learner, Training
 from unde.evaluate.bank.luck import own_luck
+from unde.evaluate.bank.products import available, is_plain
 from unde.evaluate.bank.stacked import Stack, Unstackable
 
 Which = Sequence[tuple[np.ndarray, int]]
@@ -39,11 +40,13 @@ class Way:
 
     stacked: int = 1
     channels_last: bool = False
+    onednn: bool = False  # products with weights
 
     def __str__(self) -> str:
         if self.stacked > 1:
             return f"stacks of {self.stacked}"
-        return "one by one" + (", channels last" if self.channels_last else "")
+        last, products = ", channels last" * self.channels_last, ", products by oneDNN" * self.onednn
+        return f"one by one{last}{products}"
 
     def as_json(self) -> dict[str, int | bool]:
         return asdict(self)
@@ -53,21 +56,25 @@ def recorded(environment: str) -> Way | None:
     """The way that a model was trained in, if it was one of these."""
     told = json.loads(environment)
     size, last = told.get("stacked"), told.get("channels_last")
-    return Way(size, last) if type(size) is int and size >= 1 and type(last) is bool else None
+    onednn = told.get("onednn", False)  # releases that did not say had no such way
+    if type(size) is not int or size < 1 or type(last) is not bool or type(onednn) is not bool:
+        return None
+    return Way(size, last, onednn)
 
 
 def settled(training: Training, which: Which, models: int, workers: int = 1) -> Way:
     """The quickest way to train `models`, of which `which` are the first, by so many workers."""
     steps = len(training.steps(len(which[0][0])))
     each = math.ceil(models / workers)
-    if len(which) < 2 or steps < STEPS or models * steps < WORTH * STEPS * (3 + min(SIZES[0], each)):
+    if len(which) < 2 or steps < STEPS or models * steps < WORTH * STEPS * (4 + min(SIZES[0], each)):
         return Way()
     own = _Own(training, which[:2])
     best, seconds = Way(), own.seconds
-    if own.convolves:
-        found = own.compare(Learner, channels_last=True)
+    for change in ({"channels_last": True}, {"onednn": True}):
+        way = replace(best, **change)
+        found = own.compare(way) if own.may(way) else None
         if found is not None and found < CLEARLY * seconds:
-            best, seconds = Way(channels_last=True), found
+            best, seconds = way, found
     for size in SIZES:
         size = min(size, each)
         if (
@@ -95,18 +102,26 @@ class _Own:
                 learner = Learner(training, indices, seed)
                 if not times:
                     self.bytes, self.convolves = _bytes(learner, indices, seed), _convolves(learner.model)
+                    self.multiplies = available() and any(
+                        p.ndim == 2 and is_plain(p) for p in learner.model.parameters()
+                    )
                 losses, gradient, taken = _tried(learner)
             self.losses.append(losses)
             self.gradients.append(gradient)
             times.append(taken)
         self.seconds = min(times)
 
-    def compare(self, kind: type[Learner], channels_last: bool) -> float | None:
+    def may(self, way: Way) -> bool:
+        """Whether the way could be any different from one that is simpler."""
+        return self.multiplies if way.onednn else self.convolves
+
+    def compare(self, way: Way) -> float | None:
         """Seconds of a step, or None if the way cannot be taken."""
         (indices, seed), *_ = self.which
         try:
             with own_luck(seed):
-                losses, gradient, taken = _tried(kind(self.training, indices, seed, channels_last))
+                learner = Learner(self.training, indices, seed, way.channels_last, way.onednn)
+                losses, gradient, taken = _tried(learner)
         except RuntimeError:  # some view that is none in this layout
             return None
         return taken if self._same(0, losses, gradient) else None
