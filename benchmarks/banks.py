@@ -38,10 +38,11 @@ from unde.bench import median_interval
 from unde.evaluate import Training
 from unde.evaluate.bank.loop import Learner
 from unde.evaluate.bank.luck import own_luck
-from unde.evaluate.bank.pages import keep_pages
-from unde.evaluate.bank.products import Products, available
+from unde.evaluate.bank.products import Products
 from unde.evaluate.bank.stacked import Stack, Unstackable, stacked_batches
 from unde.evaluate.bank.ways import settled
+from unde.pages import keep_pages
+from unde.products import available
 
 RESULTS = Path(__file__).parent / "results" / "banks.json"
 STACKED, MODELS, ROUNDS = 8, 64, 7

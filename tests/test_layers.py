@@ -7,7 +7,7 @@ from pathlib import Path
 SOURCE = Path(__file__).parent.parent / "src"
 TOP = "unde"  # its __init__, which hands out what is below
 LAYERS = (
-    ("errors", "console", "data", "linalg", "markup", "notebook", "products", "version"),
+    ("errors", "console", "data", "linalg", "markup", "notebook", "pages", "products", "version"),
     ("tasks", "groups", "projection", "recipe", "unet"),
     ("features",),
     ("store",),

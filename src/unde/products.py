@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 _LEAST = 2**18  # multiplications from which on finding the kernel takes little beside them
@@ -23,9 +24,16 @@ def times(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     >>> times(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [5.0, 6.0], [0.0, 1.0]]))
     tensor([[11., 17.,  2.]])
     """
-    if faster_by_onednn(x, w):
-        return torch.ops.mkldnn._linear_pointwise(x, w, bias, "none", [], "")
-    return torch.nn.functional.linear(x, w, bias)
+    return by_onednn(x, w, bias) if faster_by_onednn(x, w) else F.linear(x, w, bias)
+
+
+def by_onednn(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The same, of float32 on a CPU; x is copied if it is not contiguous."""
+    return torch.ops.mkldnn._linear_pointwise(x, w, bias, "none", [], "")
+
+
+def available() -> bool:
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def faster_by_onednn(x: Tensor, w: Tensor) -> bool:
@@ -45,8 +53,7 @@ def onednn_is_faster() -> bool:
         _amd()
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
         and torch.backends.mkl.is_available()
-        and torch.backends.mkldnn.is_available()
-        and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+        and available()
     )
 
 

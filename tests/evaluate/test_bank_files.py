@@ -17,6 +17,7 @@ from bank_jobs import assert_same, run
 
 from unde.errors import UndeError
 from unde.evaluate import Bank
+from unde.evaluate.bank import files
 
 MODELS = 2 * bank_jobs.SUBSETS
 ROOT = Path(__file__).parents[2]
@@ -122,6 +123,19 @@ def test_a_plan_that_was_deleted_is_written_again(tmp_path, reference):
     (parts / "plan.json").unlink()
     assert_same(run(tmp_path / "bank", train=counting(trained)), reference)
     assert len(trained) == MODELS - 6
+
+
+def test_a_plan_that_another_run_wrote_meanwhile_is_not_foreign(tmp_path, reference, monkeypatch):
+    parts = begin(tmp_path / "bank", 6)
+    answers, there = [], files.there
+
+    def looked(place):
+        answers.append(place.name == "plan.json" and bool(answers) and there(place))
+        return answers[-1]
+
+    monkeypatch.setattr(files, "there", looked)  # it was not there when this run looked first
+    assert_same(run(tmp_path / "bank"), reference)
+    assert answers[:2] == [False, True] and not parts.exists()
 
 
 def test_of_three_runs_at_once_one_fills_the_bank_and_nothing_is_left(tmp_path, reference):

@@ -11,8 +11,9 @@ from torch import nn
 
 from unde.evaluate import Bank, Training
 from unde.evaluate.bank import products, training, ways
-from unde.evaluate.bank.products import Products, available
+from unde.evaluate.bank.products import Products
 from unde.evaluate.bank.ways import Way, recorded, settled
+from unde.products import available
 
 needs_onednn = pytest.mark.skipif(not available(), reason="torch was built without oneDNN")
 ROWS, WIDE = 24, 12
@@ -22,9 +23,9 @@ X, Y = torch.randn(ROWS, WIDE, generator=torch.Generator().manual_seed(0)), torc
 @pytest.fixture
 def counted(monkeypatch):
     """All products go to oneDNN, however small; how many did."""
-    calls, real = [], products._multiplied
+    calls, real = [], products.by_onednn
     monkeypatch.setattr(products, "LEAST", 0)
-    monkeypatch.setattr(products, "_multiplied", lambda *given: calls.append(1) or real(*given))
+    monkeypatch.setattr(products, "by_onednn", lambda *given: calls.append(1) or real(*given))
     return calls
 
 

@@ -166,6 +166,22 @@ def test_tied_and_conditional_parameters():
         assert model.head.weight is model.embed.weight
 
 
+@pytest.mark.parametrize("kind", [bool, float])
+def test_a_token_that_may_attend_to_none(kind):
+    mask = torch.tensor([[True, False, True], [False, False, False], [True, True, True]])
+    if kind is float:
+        mask = torch.zeros(3, 3, dtype=torch.float64).masked_fill(~mask, -torch.inf)
+    found = []
+    for function in (attention, F.scaled_dot_product_attention):
+        torch.manual_seed(0)
+        given = [torch.randn(1, 2, 3, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+        out = function(*given, attn_mask=mask)
+        assert out[:, :, 1].equal(torch.zeros(1, 2, 4, dtype=torch.float64))
+        found.append([out, *torch.autograd.grad(out.square().sum(), given)])
+    for ours, theirs in zip(*found):
+        torch.testing.assert_close(ours, theirs)
+
+
 @pytest.mark.parametrize("given", [{}, {"is_causal": True}, {"scale": 0.3}, {"mask": bool}, {"mask": float}])
 def test_attention_in_single_steps(given):
     q, k, v = (torch.randn(2, 3, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))

@@ -30,6 +30,7 @@ from unde.features.linear_maps import quick_linears
 from unde.features.memory_format import channels_last
 from unde.features.meter import Meter
 from unde.features.units import Unit, placement
+from unde.pages import keep_pages
 from unde.tasks.base import Task
 from unde.tasks.cutting import recut
 
@@ -110,6 +111,7 @@ class Collector:
         self.beside = torch.empty(0, len(beside))
 
     def __enter__(self) -> Collector:
+        keep_pages()
         with ExitStack() as stack:
             stack.enter_context(untouched(self.model))
             stack.enter_context(quick_linears(self.model))

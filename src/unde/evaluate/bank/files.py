@@ -34,7 +34,7 @@ FORMAT = "unde bank 2"
 OLD_FORMATS = ("unde bank 1", "whence bank 1")  # the package was called whence until 0.1
 UTILITY = "utility/"
 _PARTS, _PLAN, _PART = ".parts", "plan.json", re.compile(r"model-(\d{5,})\.(npz|safetensors)")
-_OURS = re.compile(r"\.lock|model-\d{5,}\.safetensors|(plan\.json|model-).*\.partial|\..*\.tmp")
+_OURS = re.compile(r"\.lock|plan\.json|model-\d{5,}\.safetensors|(plan\.json|model-).*\.partial|\..*\.tmp")
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +150,7 @@ class PartsFolder:
     def _prepare(self) -> None:
         """Makes the folder, unless it holds anything that no bank has written."""
         self.path.mkdir(parents=True, exist_ok=True)
-        if not self.begun:
+        if not self.begun:  # another run may begin it this moment
             foreign = sorted(file.name for file in self.path.iterdir() if not _OURS.fullmatch(file.name))
             if foreign:
                 raise UndeError(

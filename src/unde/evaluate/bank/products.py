@@ -17,14 +17,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from unde.evaluate.bank.single_steps import attention
+from unde.products import by_onednn
 
 LEAST = 2**20  # multiplications; calling oneDNN from here takes as long as fewer do
 SHORT = 32  # tokens, up to which attention in single steps is quicker than the kernel of torch
 _MATMULS = (torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__)
-
-
-def available() -> bool:
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 class Products(TorchFunctionMode):
@@ -98,13 +95,13 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _multiplied(x, weight, bias)
+        return by_onednn(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        x, weight = ctx.saved_tensors
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        [gradient], (x, weight) = gradients, ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
-        multiply = F.linear if torch.is_grad_enabled() else _multiplied  # for gradients of these gradients
+        multiply = F.linear if torch.is_grad_enabled() else by_onednn  # for gradients of these gradients
         rows = gradient.reshape(-1, gradient.shape[-1]).contiguous()
         inputs = x.reshape(-1, x.shape[-1]).contiguous()
         return (
@@ -123,8 +120,3 @@ def _weight_gradient(
     if gradient.numel() <= x.numel() + after:
         return multiply(gradient.t(), x.t())
     return multiply(x.t(), gradient.t()).t()
-
-
-def _multiplied(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x is copied if it is not contiguous."""
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")

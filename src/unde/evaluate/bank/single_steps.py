@@ -19,7 +19,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """`F.scaled_dot_product_attention`."""
+    """`F.scaled_dot_product_attention`; a token that may attend to none gets zeros, as there."""
     if enable_gqa:
         groups = query.shape[-3] // key.shape[-3]
         key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
@@ -30,7 +30,12 @@ def attention(
     if attn_mask is not None:
         masked = attn_mask.dtype == torch.bool
         products = products.masked_fill(~attn_mask, -math.inf) if masked else products + attn_mask
-    return F.dropout(products.softmax(-1), dropout_p) @ value if dropout_p else products.softmax(-1) @ value
+    if attn_mask is None:
+        shares = products.softmax(-1)
+    else:  # a softmax of no number at all has no gradient either
+        alone = (products == -math.inf).all(-1, keepdim=True)
+        shares = products.masked_fill(alone, 0.0).softmax(-1).masked_fill(alone, 0.0)
+    return (F.dropout(shares, dropout_p) if dropout_p else shares) @ value
 
 
 def group_norm(

@@ -19,12 +19,12 @@ from unde.evaluate._arrays import Array, finite, numbers
 from unde.evaluate.bank.files import Part, Parts
 from unde.evaluate.bank.loop import Training
 from unde.evaluate.bank.luck import own_luck
-from unde.evaluate.bank.pages import keep_pages
 from unde.evaluate.bank.stacked import Unstackable, train_stacked
 from unde.evaluate.bank.subsets import Plan
 from unde.evaluate.bank.ways import SIZES, Way, recorded, settled
 from unde.execution import Executor, Job, JobsFailed
 from unde.features.run import threads
+from unde.pages import keep_pages
 from unde.version import __version__
 
 UNNAMED = "queries"

@@ -21,8 +21,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from unde.evaluate.bank.loop import Learner, Training
 from unde.evaluate.bank.luck import own_luck
-from unde.evaluate.bank.products import available, is_plain
+from unde.evaluate.bank.products import is_plain
 from unde.evaluate.bank.stacked import Stack, Unstackable
+from unde.products import available
 
 Which = Sequence[tuple[np.ndarray, int]]
 SIZES = (8, 32, 128)  # of stacks that are tried, the next if the one before has won

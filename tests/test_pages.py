@@ -8,7 +8,7 @@ import pytest
 
 FAULTS = """
 import resource, torch
-from unde.evaluate.bank.pages import keep_pages
+from unde.pages import keep_pages
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
