@@ -5,8 +5,8 @@
 
 In every round, in an order of its own: the plain pass in batches as in training and in passes of the size that the
 build settles, the frozen pass of that size, builds at ranks 16 and 64 in float32 and in int8 (writing included;
-planning, which is paid once, apart), and the peers. Peak memory is the high-water mark of a process of its own for
-each pass.
+planning, which is paid once, apart), files of as many bytes written by nobody but the system, and the peers. Peak
+memory is the high-water mark of a process of its own for each pass. Multiplications are counted, not timed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -28,8 +29,9 @@ from benchmarks.peers.host import Peer
 from benchmarks.rounds import Failed, Run, Seconds, estimate, interleaved, ratio, seconds_of
 from unde import Setup, bench
 from unde.data import Rows
-from unde.features import floor
+from unde.features import Unit, floor, make_units, plan_coverage
 from unde.features import run as passes
+from unde.features.meter import Meter
 from unde.methods import TracIn
 
 RANKS = (16, 64)
@@ -53,6 +55,7 @@ def measure(name: str, quick: bool = False, peers: bool = True, rounds: int | No
         runs[f"build {rank}"] = lambda rank=rank: build_once(setup, rows, rank, settled)
         if not quick:
             runs[f"int8 {rank}"] = lambda rank=rank: build_once(setup, rows, rank, {}, "int8")
+            runs[f"writing {rank}"] = writing(setup, rank, case.examples)
         for kind, run in (("plain", floor.plain), ("frozen", floor.frozen)):
             runs[f"{kind} {at.pass_size}/{at.rows}"] = lambda run=run, at=at: bench.passes(
                 setup, rows, run, at.pass_size, at.rows
@@ -72,6 +75,8 @@ def measure(name: str, quick: bool = False, peers: bool = True, rounds: int | No
     seconds, failed = interleaved(runs, rounds, SEED, tell=tell)
     errors |= {peer: failed[f"{peer} {RANKS[0]}"] for peer in told if f"{peer} {RANKS[0]}" in failed}
     result = _told(case, seconds, settled)
+    for rank, share in multiplications(case).items():
+        result["ranks"][str(rank)]["multiplications"] = share
     if told or errors:
         result["peers"] = _of_peers(seconds, told, errors)
     if not quick:
@@ -93,6 +98,47 @@ def build_once(
         store_dtype=store_dtype,
     )
     return {"": took, "planning": time.perf_counter() - begun - took}
+
+
+def writing(setup: Setup, rank: int, examples: int) -> Callable[[], float]:
+    """Seconds of writing as many bytes as features in float32 have, to a file in the same place as a build's."""
+    width = _units(setup, rank)[-1].stop
+    block = torch.randn(min(examples, max(1, 2**25 // (4 * width))), width).numpy().data.cast("B")
+
+    def run() -> float:
+        with tempfile.TemporaryFile(prefix="unde-bench-", buffering=0) as file:
+            left, begun = 4 * width * examples, time.perf_counter()
+            while left > 0:
+                left -= file.write(block[:left])
+            return time.perf_counter() - begun
+
+    return run
+
+
+def multiplications(case: Case) -> dict[int, float]:
+    """Those of features beyond the frozen pass, as a share of those of the plain pass, by rank: of one batch."""
+    setup, found = case.setup(), {}
+    rows = rows_of(setup, case.batch)
+    batch = rows.batch(range(case.batch))
+    with Meter() as plain:
+        floor.plain(setup.model, setup.task, [batch])
+    with Meter() as frozen:
+        floor.frozen(setup.model, setup.task, [batch])
+    for rank in RANKS:
+        units = _units(setup, rank)
+        coverage = plan_coverage(setup.model, setup.task, rows, units, "loss")
+        with (
+            passes.FeaturePass(setup.model, setup.task, passes.Measurement(units), coverage) as run,
+            Meter() as whole,
+        ):
+            run.collect(batch, range(case.batch))
+        found[rank] = round((whole.flops - frozen.flops) / plain.flops, 4)
+    return found
+
+
+def _units(setup: Setup, rank: int) -> list[Unit]:
+    names = [name for name, p in setup.model.named_parameters() if p.requires_grad]
+    return make_units(setup.model, names, f"kron({rank})", SEED)
 
 
 def _of_peer(peer: Peer, rank: int, case: Case, told: dict[str, Any]) -> Run:
@@ -144,9 +190,9 @@ def _told(case: Case, seconds: Seconds, settled: dict[int, Any]) -> dict[str, An
         }
         if f"int8 {rank}" in seconds:
             small = np.array(seconds[f"int8 {rank}"])
-            result["ranks"][str(rank)]["int8"] = {
-                "build": ratio(small, plain),
-                "overhead": estimate((small - frozen) / plain),
+            result["ranks"][str(rank)] |= {
+                "int8": {"build": ratio(small, plain), "overhead": estimate((small - frozen) / plain)},
+                "writing": ratio(seconds[f"writing {rank}"], plain),
             }
     result["plain_seconds"] = [round(x, 6) for x in plain]
     return result

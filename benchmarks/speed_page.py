@@ -130,6 +130,8 @@ def denominators(found: Results) -> str:
                     told(r["plain of its pass size"]),
                     told(r["build to plain of its pass size"]),
                     told(r["overhead of plain of its pass size"]),
+                    f"{r['multiplications']:.2f}" if "multiplications" in r else "–",
+                    told(r["writing"]) if "writing" in r else "–",
                     f"{r['planning']['seconds']:.2f} s",
                 ]
             )
@@ -140,6 +142,8 @@ def denominators(found: Results) -> str:
         "plain pass of that size",
         "index, of that",
         "overhead, of that",
+        "multiplications of features",
+        "writing float32 alone",
         "planning",
     ]
     return table(head, rows) if rows else missing("features")
