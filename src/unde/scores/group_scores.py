@@ -29,6 +29,7 @@ from unde.scores.ranked import Ranked, WeightsLike
 from unde.scores.top import Best
 from unde.scores.train_side import TrainSide
 from unde.scores.within import HUGE, Sizes, finite, refuse_lost
+from unde.store.limbs import Factor
 from unde.store.packed import Block, in_runs
 
 
@@ -274,16 +275,16 @@ class GroupScores(Ranked):
             return
         sizes, whole = seen or Sizes(len(self)), None
         if len(self.query_blocks) == 1:
-            whole = self.asked.multiplied(w)
+            whole = self.asked.factors(w)
         # What many queries are multiplied with is read in float32 again and again, that of few once as it is stored.
         read = self.train.blocks if whole is None else self.train.packed_blocks
         for rows, blocks in read():
             for run in taken:
-                scaled = whole if whole is not None else self._some(run).asked.multiplied(w)
+                scaled = whole if whole is not None else self._some(run).asked.factors(w)
                 for q in cut(run, budget.scores_at_once(rows.stop - rows.start, self.memory)):
                     own = slice(q.start - run.start, q.stop - run.start)
                     out = into[q, rows] if into is not None and self.method.linear else None
-                    linear = sizes.see(q, _linear(scaled[:, own], blocks, out))
+                    linear = sizes.see(q, _linear(scaled, own, blocks, out))
                     done = linear if self.method.linear else finite(self.finish(linear, w, q, rows), "scores")
                     del linear
                     yield rows, q, done
@@ -363,9 +364,8 @@ class GroupScores(Ranked):
         return out.index_add_(1, torch.tensor(self.partition.of(self.train.units)), self.train.squares())
 
 
-def _linear(scaled: Tensor, blocks: Sequence[Block], out: Tensor | None = None) -> Tensor:
-    out = scaled.new_empty(scaled.shape[1], len(blocks[0])) if out is None else out
-    for c, (q, block) in enumerate(zip(scaled, blocks)):
-        for rows, features in in_runs(block, len(q)):
-            out[:, rows].addmm_(q, features.T, beta=int(c > 0))
+def _linear(scaled: Sequence[Factor], queries: slice, blocks: Sequence[Block], out: Tensor | None) -> Tensor:
+    out = torch.empty(queries.stop - queries.start, len(blocks[0])) if out is None else out
+    for c, (factor, block) in enumerate(zip(scaled, blocks)):
+        factor.multiply(out, queries, block, add=c > 0)
     return out

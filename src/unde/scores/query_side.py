@@ -16,6 +16,7 @@ from torch import Tensor
 from unde.groups import Groups
 from unde.scores.columns import Batch, batches, joined, mask, start_of
 from unde.scores.train_side import TrainSide
+from unde.store.limbs import Factor
 
 
 class Piece(NamedTuple):
@@ -52,6 +53,10 @@ class QuerySide:
         if self.train.mixes is None:
             return scaled
         return torch.stack([self.train.on_queries(c, rows) for c, rows in enumerate(scaled)])
+
+    def factors(self, w: Tensor) -> list[Factor]:
+        """The same of each checkpoint, as it is multiplied with blocks however they are stored."""
+        return [Factor(q, self.train.columns) for q in self.multiplied(w)]
 
     def pieces(self, queries: slice) -> list[list[Piece]]:
         """For each checkpoint, what is multiplied with which columns for which groups."""
