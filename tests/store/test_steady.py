@@ -51,12 +51,12 @@ def score(folder, memory, during, ready, go, said):
     if during:
         real, met = group_scores._linear, []
 
-        def slowly(scaled, blocks, *out):
+        def slowly(scaled, queries, blocks, out):
             met.append(blocks[0].data_ptr())  # not the block itself, whose lease would go on
             if met[-1] != met[0] and not ready.is_set():  # the second block
                 ready.set()
                 time.sleep(0.4)  # it is being cut meanwhile
-            return real(scaled, blocks, *out)
+            return real(scaled, queries, blocks, out)
 
         group_scores._linear = slowly
         if not torch.equal(scores.total(), first):

@@ -9,7 +9,10 @@ from torch import Tensor
 PART = 16  # scores of a block take at most this fraction of the budget; top-k makes a few more of it
 STREAM = 8  # contributions of a block, which are there up to three times
 QUERIES = 8  # weighted features of queries
-BLOCK = 2**25 - 2**16  # bytes that allocators hand out again and again: larger ones are new pages every time
+ALIGN = 16  # rows: products of other numbers of them end in slow ones
+BLOCK = (
+    2**23
+)  # bytes that are still in the processor's cache when they are used, and memory that is used again
 
 
 def queries_at_once(query_bytes: int, applied: bool, memory: int) -> int:
@@ -24,7 +27,8 @@ def scores_at_once(rows: int, memory: int) -> int:
 
 def rows_at_once(queries: int, groups: int, memory: int) -> int:
     """Training examples whose contributions to queries are made together."""
-    return max(1, min(BLOCK, memory // STREAM) // (4 * max(1, queries) * groups))
+    rows = max(1, min(BLOCK, memory // STREAM) // (4 * max(1, queries) * groups))
+    return rows // ALIGN * ALIGN or rows
 
 
 def spare(whole: int, block: int, queries: int, memory: int) -> int:

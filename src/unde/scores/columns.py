@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +25,35 @@ def joined(runs: Iterable[tuple[int, slice]]) -> list[tuple[int, slice]]:
             out[-1] = (j, slice(out[-1][1].start, c.stop))
         else:
             out.append((j, c))
+    return out
+
+
+class Batch(NamedTuple):
+    """Neighbouring groups, of as many neighbouring columns each."""
+
+    groups: slice
+    columns: slice
+    more: bool  # whether these groups have had other columns before
+
+
+def batches(runs: Iterable[tuple[int, slice]], seen: set[int] | None = None) -> list[Batch]:
+    """Runs in their order, those that are alike and follow one another as one; `seen` are groups that had columns.
+
+    >>> [(b.groups, b.columns) for b in batches([(0, slice(0, 4)), (1, slice(4, 8)), (2, slice(8, 9))])]
+    [(slice(0, 2, None), slice(0, 8, None)), (slice(2, 3, None), slice(8, 9, None))]
+    """
+    seen, out, width = set() if seen is None else seen, list[Batch](), 0
+    for j, c in runs:
+        if c.start == c.stop:
+            continue
+        last, more = out[-1] if out else None, j in seen
+        alike = last is not None and (last.groups.stop, last.columns.stop, last.more) == (j, c.start, more)
+        if last is not None and alike and c.stop - c.start == width:
+            out[-1] = Batch(slice(last.groups.start, j + 1), slice(last.columns.start, c.stop), more)
+        else:
+            out.append(Batch(slice(j, j + 1), c, more))
+        width = c.stop - c.start
+        seen.add(j)
     return out
 
 

@@ -29,6 +29,7 @@ from unde.scores.ranked import Ranked, WeightsLike
 from unde.scores.top import Best
 from unde.scores.train_side import TrainSide
 from unde.scores.within import HUGE, Sizes, finite, refuse_lost
+from unde.store.limbs import Factor
 from unde.store.packed import Block, in_runs
 
 
@@ -200,7 +201,7 @@ class GroupScores(Ranked):
         # What has its place in memory is made of a whole block at once: products of few rows are slow.
         whole = into is not None and not self.method.groupwise
         step = self.train.examples if whole else budget.rows_at_once(count, m, self.spare)
-        reach = [max((float(q.norm()) for _, _, q in own), default=0.0) for own in pieces]
+        reach = [max((float(p.queries.norm()) for p in own), default=0.0) for own in pieces]
         for rows, blocks in self.train.packed_blocks():
             for start in range(rows.start, rows.stop, step):
                 taken = slice(start, min(start + step, rows.stop))
@@ -225,17 +226,13 @@ class GroupScores(Ranked):
 
     def _multiply(self, out: Tensor, pieces: list[list[Piece]], blocks: Sequence[Block]) -> None:
         """The contributions (M, q, n) of blocks (n, D), one for each checkpoint."""
-        seen = [False] * len(out)
-        for eta, of_checkpoint, block in zip(self.train.checkpoint_weights, pieces, blocks):
-            before = list(seen)
+        for c, (eta, own, block) in enumerate(zip(self.train.checkpoint_weights, pieces, blocks)):
             for rows, features in in_runs(block, out.shape[1] * len(out)):
-                seen = list(before)
-                for j, c, q in of_checkpoint:
-                    out[j, :, rows].addmm_(q, features[:, c].T, alpha=eta, beta=int(seen[j]))
-                    seen[j] = True
-        for j, some in enumerate(seen):
-            if not some:  # a group that has no columns
-                out[j].zero_()
+                for piece in own:
+                    part, beta = out[piece.at.groups, :, rows], int(c > 0 or piece.at.more)
+                    part.baddbmm_(piece.queries, piece.facing(features), alpha=eta, beta=beta)
+        for j in set(range(len(out))) - {j for p in pieces[0] for j in range(len(out))[p.at.groups]}:
+            out[j].zero_()  # a group that has no columns
 
     def finish(self, linear: Tensor, weights: Tensor, queries: slice, train: slice | Tensor) -> Tensor:
         """Final scores from the linear part of a block; differentiable in `weights` (M,)."""
@@ -278,16 +275,16 @@ class GroupScores(Ranked):
             return
         sizes, whole = seen or Sizes(len(self)), None
         if len(self.query_blocks) == 1:
-            whole = self.asked.multiplied(w)
+            whole = self.asked.factors(w)
         # What many queries are multiplied with is read in float32 again and again, that of few once as it is stored.
         read = self.train.blocks if whole is None else self.train.packed_blocks
         for rows, blocks in read():
             for run in taken:
-                scaled = whole if whole is not None else self._some(run).asked.multiplied(w)
+                scaled = whole if whole is not None else self._some(run).asked.factors(w)
                 for q in cut(run, budget.scores_at_once(rows.stop - rows.start, self.memory)):
                     own = slice(q.start - run.start, q.stop - run.start)
                     out = into[q, rows] if into is not None and self.method.linear else None
-                    linear = sizes.see(q, _linear(scaled[:, own], blocks, out))
+                    linear = sizes.see(q, _linear(scaled, own, blocks, out))
                     done = linear if self.method.linear else finite(self.finish(linear, w, q, rows), "scores")
                     del linear
                     yield rows, q, done
@@ -311,8 +308,9 @@ class GroupScores(Ranked):
         parts = torch.zeros(len(self), len(self.partition))
         pieces = self.asked.pieces(slice(0, len(self)))
         for eta, of_checkpoint, t in zip(self.train.checkpoint_weights, pieces, blocks):
-            for j, c, q in of_checkpoint:
-                parts[:, j] += eta * torch.linalg.vecdot(q, t[:, c])
+            for at, q in of_checkpoint:
+                both = torch.linalg.vecdot(q, t[:, at.columns].unflatten(1, (len(q), -1)).transpose(0, 1))
+                parts[:, at.groups] += eta * both.T
         square = torch.diag_embed(parts.T).permute(1, 2, 0)  # (n, n, M), zero off the diagonal
         made = self.method.by_group(square, self._sides(slice(0, len(self)), train))
         return made.diagonal().T
@@ -366,9 +364,8 @@ class GroupScores(Ranked):
         return out.index_add_(1, torch.tensor(self.partition.of(self.train.units)), self.train.squares())
 
 
-def _linear(scaled: Tensor, blocks: Sequence[Block], out: Tensor | None = None) -> Tensor:
-    out = scaled.new_empty(scaled.shape[1], len(blocks[0])) if out is None else out
-    for c, (q, block) in enumerate(zip(scaled, blocks)):
-        for rows, features in in_runs(block, len(q)):
-            out[:, rows].addmm_(q, features.T, beta=int(c > 0))
+def _linear(scaled: Sequence[Factor], queries: slice, blocks: Sequence[Block], out: Tensor | None) -> Tensor:
+    out = torch.empty(queries.stop - queries.start, len(blocks[0])) if out is None else out
+    for c, (factor, block) in enumerate(zip(scaled, blocks)):
+        factor.multiply(out, queries, block, add=c > 0)
     return out

@@ -11,6 +11,7 @@ from unde.build.training import in_memory, kept, packed, run_bytes
 from unde.groups import Groups
 from unde.methods import Method
 from unde.scores import budget
+from unde.store.limbs import nbytes
 from unde.store.manifest import Manifest
 
 Mixes = Sequence[Sequence[slice]] | None
@@ -34,16 +35,19 @@ def total(
     made = part if method.linear else 3 * part  # `final` makes two more of it
     one = 4 * m.terms * m.examples * m.width if kept(m, memory) else m.terms * block_bytes(m)
     streamed = in_memory(m, memory) + reading(m, precision) + (last if len(m.shards) > 1 else 0)
+    limbs = 0
     if packed(m, memory) and weighted == queries:  # one shard is there while the next is read
         shard = m.terms * reading(m, precision)
-        one, streamed = shard + run_bytes(m, rows, queries), min(2, len(m.shards)) * shard + before
+        limbs, sums = nbytes(m.codec, m.columns, rows, queries, together)
+        run = sums or run_bytes(m, rows, queries)
+        one, streamed = shard + run, min(2, len(m.shards)) * shard + before
     blocks = max(streamed, one + before + made)
     if method.beside:
         blocks = max(blocks, _leverages(m, memory) + part + reading(m, precision))
     scaled = 4 * m.terms * weighted * m.width
     applied = 0 if mixes is None else 2 * scaled  # K of them, before and after it is put together
     found = {
-        "query features, weighted too": features + scaled,
+        "query features, weighted too": features + scaled + m.terms * limbs,
         "scores": 4 * queries * m.examples,
         "K": held,
         "blocks of features": max(blocks, applied),

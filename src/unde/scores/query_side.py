@@ -8,15 +8,27 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from unde.groups import Groups
-from unde.scores.columns import joined, mask, start_of
+from unde.scores.columns import Batch, batches, joined, mask, start_of
 from unde.scores.train_side import TrainSide
+from unde.store.limbs import Factor
 
-Piece = tuple[int, slice, Tensor]  # a group, columns, and what of the queries is multiplied with them
+
+class Piece(NamedTuple):
+    """What of the queries is multiplied with neighbouring groups of as many columns each: many small products take less
+    time as one batch."""
+
+    at: Batch
+    queries: Tensor  # (groups, Q, columns of one)
+
+    def facing(self, features: Tensor) -> Tensor:
+        """(groups, columns of one, n) of features (n, D)."""
+        return features[:, self.at.columns].unflatten(1, (len(self.queries), -1)).permute(1, 2, 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,19 +54,23 @@ class QuerySide:
             return scaled
         return torch.stack([self.train.on_queries(c, rows) for c, rows in enumerate(scaled)])
 
+    def factors(self, w: Tensor) -> list[Factor]:
+        """The same of each checkpoint, as it is multiplied with blocks however they are stored."""
+        return [Factor(q, self.train.columns) for q in self.multiplied(w)]
+
     def pieces(self, queries: slice) -> list[list[Piece]]:
-        """For each checkpoint: (group, columns, what of the queries is multiplied with them)."""
+        """For each checkpoint, what is multiplied with which columns for which groups."""
         features = self.queries[:, queries]
         if self.train.mixes is None:
-            return [[(j, c, q[:, c].contiguous()) for j, c in self.runs] for q in features]
+            return [[_piece(q, at) for at in batches(self.runs)] for q in features]
         return [self._mixed(c, q) for c, q in enumerate(features)]
 
     def _mixed(self, checkpoint: int, q: Tensor) -> list[Piece]:
         """K(1_j ⊙ g(q)), for as many groups j at once as share no block of K."""
-        pieces = []
+        pieces, seen = list[Piece](), set[int]()
         for kept, runs in self.passes:
             made = self.train.on_queries(checkpoint, q if kept is None else q * kept)
-            pieces += [(j, c, made[:, c].contiguous()) for j, c in runs]
+            pieces += [_piece(made, at) for at in batches(runs, seen)]
         return pieces
 
     @cached_property
@@ -94,3 +110,8 @@ class QuerySide:
             for j, c in self.runs:
                 out[:, j] += eta * q[:, c].square().sum(1)
         return out
+
+
+def _piece(q: Tensor, at: Batch) -> Piece:
+    count = at.groups.stop - at.groups.start
+    return Piece(at, q[:, at.columns].unflatten(1, (count, -1)).transpose(0, 1).contiguous())

@@ -53,6 +53,6 @@ def in_runs(block: Block, queries: int) -> Iterator[tuple[slice, Tensor]]:
 
 def at_once(width: int, queries: int) -> int:
     """Rows that are unpacked together. By what is asked and the number of threads, and as a whole shard is aligned, so
-    that scores do not depend on who makes them, or in how much memory."""
+    that scores do not depend on who makes them, or in how much memory (those of int8: up to rounding, `limbs.py`)."""
     size = FEW * torch.get_num_threads() if queries < _QUERIES else MANY
     return max(_FEWEST, size // (4 * width) // 16 * 16)
