@@ -43,6 +43,7 @@ def faster_by_onednn(x: Tensor, w: Tensor) -> bool:
         and x.dtype == w.dtype == torch.float32
         and x.device.type == w.device.type == "cpu"
         and x.numel() * w.shape[0] >= _LEAST
+        and (w.is_contiguous() or w.T.is_contiguous())  # of others its products take a thousand times as long
     )
 
 

@@ -71,6 +71,16 @@ def test_times_of_other_types_is_left_to_torch(forced):
     assert count.seen == 0
 
 
+def test_rows_with_gaps_are_left_to_torch(forced):
+    """oneDNN has no fast kernel for them."""
+    x, w = torch.randn(3, 5), torch.randn(4, 8)[:, 2:7]
+    with Products() as count:
+        torch.testing.assert_close(times(x, w), x @ w.T)
+        assert count.seen == 0
+        times(x, torch.randn(5, 4).T)
+    assert count.seen == 1
+
+
 def test_derivatives_of_derivatives(forced):
     torch.manual_seed(0)
     x, w = torch.randn(6, 5), torch.randn(4, 5)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from unde import Groups, GroupScores
+from unde import Groups, GroupScores, products
 from unde.methods import TracIn
-from unde.scores import TrainSide, budget
+from unde.scores import TrainSide, budget, query_side
 from unde.scores.columns import batches
 
 SIZES = [4, 4, 4, 2, 4, 4, 1, 4, 0]
@@ -41,8 +41,18 @@ def random_scores(partition, q=3, n=50, rows=20):
     return GroupScores(side, queries, TracIn(), groups, [""] * q, {}, 10**9), queries, train
 
 
+@pytest.fixture(params=["as it is", "by oneDNN"])
+def library(request, monkeypatch):
+    if request.param == "by oneDNN":
+        if not products.available():
+            pytest.skip("torch was built without oneDNN")
+        monkeypatch.setattr(query_side, "_LARGE", 0)
+        monkeypatch.setattr(products, "_LEAST", 0)
+        monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
+
+
 @pytest.mark.parametrize("name", PARTITIONS)
-def test_contributions_are_those_of_one_group_after_the_other(name, monkeypatch):
+def test_contributions_are_those_of_one_group_after_the_other(name, library, monkeypatch):
     monkeypatch.setattr(budget, "BLOCK", 4 * 3 * len(PARTITIONS[name]) * 17)  # 16 rows at a time
     scores, queries, train = random_scores(PARTITIONS[name])
     want = torch.zeros(3, 50, len(PARTITIONS[name]), dtype=torch.float64)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from unde import products
 from unde.store import limbs, packed
 from unde.store.codec import Int8, codec
 from unde.store.limbs import Factor, nbytes
@@ -18,7 +19,7 @@ WIDTH = STARTS[-1]
 def everywhere(monkeypatch):
     """Products are right without instructions for them too, if slow."""
     monkeypatch.setattr(limbs, "_WIDE", 1)
-    monkeypatch.setattr(limbs, "_WIDE_OF_FEW", 1)
+    monkeypatch.setattr(limbs, "_FEW", 10**6)
     if not limbs._exact():
         monkeypatch.setattr(limbs, "_exact", lambda: limbs._exact_of(30, 300, 40))
 
@@ -148,6 +149,19 @@ def test_other_stores_are_multiplied_in_float32(monkeypatch):
     assert nbytes(half, COLUMNS, 50, 3, 3) == (0, 0)
 
 
+@pytest.mark.skipif(not products.available(), reason="torch was built without oneDNN")
+def test_float32_by_the_faster_library(monkeypatch):
+    monkeypatch.setattr(products, "_LEAST", 0)
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
+    q, features = drawn(5, 2), drawn(50, 1)
+    exact, out = q.double() @ features.double().T, torch.full((3, 80), float("nan"))
+    Factor(q, COLUMNS).multiply(out[:, 20:70], slice(1, 4), features, add=False)
+    torch.testing.assert_close(out[:, 20:70].double(), exact[1:4], rtol=1e-5, atol=1e-4)
+    Factor(q, COLUMNS).multiply(out[:, 20:70], slice(1, 4), features, add=True)
+    torch.testing.assert_close(out[:, 20:70].double(), 2 * exact[1:4], rtol=1e-5, atol=1e-4)
+    assert out[:, :20].isnan().all() and out[:, 70:].isnan().all()
+
+
 def test_processors_that_cut_sums_are_found_out(monkeypatch):
     """As those that add pairs of products in 16 bits."""
 
@@ -164,6 +178,16 @@ def test_without_instructions_for_them_products_are_those_of_float32(monkeypatch
     monkeypatch.setattr(limbs, "_exact", lambda: False)
     assert Factor(drawn(3, 2), COLUMNS).limbs is None
     assert nbytes(Int8(), COLUMNS, 50, 3, 3) == (0, 0)
+
+
+def test_many_queries_are_multiplied_in_float32(monkeypatch):
+    monkeypatch.setattr(limbs, "_FEW", 4)
+    q, rows = drawn(4, 2), block()
+    assert Factor(q, COLUMNS).limbs is None and Factor(q[:3], COLUMNS).limbs is not None
+    assert nbytes(Int8(), COLUMNS, 50, 4, 4) == (0, 0)
+    out = torch.empty(4, len(rows))
+    Factor(q, COLUMNS).multiply(out, slice(0, 4), rows, add=False)
+    torch.testing.assert_close(out.double(), twin(q, rows), rtol=1e-5, atol=1e-4)
 
 
 def test_bytes(monkeypatch):

@@ -229,8 +229,7 @@ class GroupScores(Ranked):
         for c, (eta, own, block) in enumerate(zip(self.train.checkpoint_weights, pieces, blocks)):
             for rows, features in in_runs(block, out.shape[1] * len(out)):
                 for piece in own:
-                    part, beta = out[piece.at.groups, :, rows], int(c > 0 or piece.at.more)
-                    part.baddbmm_(piece.queries, piece.facing(features), alpha=eta, beta=beta)
+                    piece.multiply(out[piece.at.groups, :, rows], features, eta, c > 0 or piece.at.more)
         for j in set(range(len(out))) - {j for p in pieces[0] for j in range(len(out))[p.at.groups]}:
             out[j].zero_()  # a group that has no columns
 

@@ -14,9 +14,12 @@ import torch
 from torch import Tensor
 
 from unde.groups import Groups
+from unde.products import faster_by_onednn, times
 from unde.scores.columns import Batch, batches, joined, mask, start_of
 from unde.scores.train_side import TrainSide
 from unde.store.limbs import Factor
+
+_LARGE = 2**23  # multiplications of a group, of fewer of which a batch is faster
 
 
 class Piece(NamedTuple):
@@ -26,9 +29,16 @@ class Piece(NamedTuple):
     at: Batch
     queries: Tensor  # (groups, Q, columns of one)
 
-    def facing(self, features: Tensor) -> Tensor:
-        """(groups, columns of one, n) of features (n, D)."""
-        return features[:, self.at.columns].unflatten(1, (len(self.queries), -1)).permute(1, 2, 0)
+    def multiply(self, out: Tensor, features: Tensor, eta: float, add: bool) -> None:
+        """Puts η times the products with features (n, D) into `out` (groups, Q, n), or adds them to it."""
+        facing = features[:, self.at.columns].unflatten(1, (len(self.queries), -1)).transpose(0, 1)
+        large = self.queries[0].numel() * len(features) >= _LARGE
+        if not (large and faster_by_onednn(self.queries[0], self.queries[0])):
+            out.baddbmm_(self.queries, facing.mT, alpha=eta, beta=int(add))
+            return
+        for part, q, own in zip(out, self.queries, facing):
+            made = times(q, own.contiguous())
+            part.add_(made, alpha=eta) if add else torch.mul(made, eta, out=part)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Products with what is stored in int8, of whole numbers: nothing is unpacked.
+"""Products of few queries with what is stored in int8, of whole numbers: nothing is unpacked.
 
 A query has 24 bits of its largest entry in each parameter, as three limbs of eight. Limbs times stored numbers are sums
 of whole numbers, which processors make several times as fast as those of float32, and without rounding. What is
@@ -15,6 +15,7 @@ from functools import cache, cached_property
 import torch
 from torch import Tensor
 
+from unde.products import faster_by_onednn, times
 from unde.store.codec import Codec, Int8
 from unde.store.packed import Block, Packed, in_runs
 
@@ -24,9 +25,8 @@ _RANGE = 2.0**90  # largest entries between this and its inverse have products i
 _COLUMNS = 2**16  # so many products, of up to 255 × 128 while they are made, have sums in the range of int32
 _SUMS = 2**19  # that are made together, so that they stay in the processor's cache
 _ROWS = 512  # fewer take longer to begin than to multiply
-_WIDE = 192  # columns of a parameter on average: for fewer, to add up limbs takes longer than it saves
-_WIDE_OF_FEW = 64  # the same for fewer queries than _FEW, where to unpack takes longer than to multiply
-_FEW = 16
+_WIDE = 64  # columns of a parameter on average: for fewer, to add up limbs takes longer than it saves
+_FEW = 16  # queries: for more, to multiply in float32 takes longer than to unpack, and three products longer than one
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +94,11 @@ class Factor:
             return
         q = self.queries[queries]
         for rows, features in in_runs(block, len(q)):
-            out[:, rows].addmm_(q, features.T, beta=int(add))
+            if faster_by_onednn(q, features):
+                part, made = out[:, rows], times(q, features)
+                part.add_(made) if add else part.copy_(made)
+            else:
+                out[:, rows].addmm_(q, features.T, beta=int(add))
 
 
 def nbytes(codec: Codec, columns: Sequence[slice], rows: int, queries: int, together: int) -> tuple[int, int]:
@@ -107,8 +111,7 @@ def nbytes(codec: Codec, columns: Sequence[slice], rows: int, queries: int, toge
 
 
 def _used(queries: int, columns: Sequence[slice]) -> bool:
-    wide = _WIDE if queries >= _FEW else _WIDE_OF_FEW
-    return columns[-1].stop >= wide * len(columns) and _exact()
+    return queries < _FEW and columns[-1].stop >= _WIDE * len(columns) and _exact()
 
 
 def _units(columns: Sequence[slice]) -> list[tuple[int, slice]]:

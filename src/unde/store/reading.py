@@ -16,6 +16,7 @@ from unde.store.remote import Place, Remote
 
 LONGEST = 64 * 2**20  # bytes of a JSON file: no model has more parameters than fit in there
 _HEADER = 2**24  # bytes: a line for each of the parameters of a model
+_AHEAD = 2**17  # bytes: of more, asked for at once, Linux may read the first only
 _CONTAINERS = 2**22  # lists and objects in one: they take far more memory than bytes on disk
 
 
@@ -43,7 +44,8 @@ def ahead(path: Place) -> None:
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+            for start in range(0, os.fstat(descriptor).st_size, _AHEAD):
+                os.posix_fadvise(descriptor, start, _AHEAD, os.POSIX_FADV_WILLNEED)
         finally:
             os.close(descriptor)
 
