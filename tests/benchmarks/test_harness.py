@@ -4,6 +4,7 @@ import io
 import json
 import math
 import os
+import tempfile
 import threading
 from itertools import count
 from types import SimpleNamespace
@@ -286,11 +287,43 @@ def test_features_and_peers_of_the_same_rounds(monkeypatch, one_thread):
         np.median(np.array(ours["seconds"]) / found["plain_seconds"]), rel=0.1
     )
     assert ours["pass_size"] == 16 and found["small"] == ["twice"]
+    assert ours["writing"]["ratio"] > 0 and ours["multiplications"] == pytest.approx(
+        0.5
+    )  # forward, and one backward
     assert asked.count(("twice", "run")) == 8 and list(pool._alive) == ["twice", "broken"]
     pool.close()
     assert {("twice", "close"), ("broken", "close")} <= set(asked) and not pool._alive
     assert asked.count(("broken", "run")) == 2  # once at each rank
     json.dumps(found)
+
+
+def test_multiplications_of_features():
+    """Of both layers: inputs and output gradients that are longer than the rank are projected, then multiplied."""
+
+    def two_layers():
+        model = nn.Sequential(nn.Linear(100, 80), nn.Linear(80, 10))
+        return Setup(model, Classification(), (torch.randn(5, 100), torch.zeros(5).long()))
+
+    found = features.multiplications(Case("two", "two layers", two_layers, 4, 1, 1))
+    plain = 2 * 100 * 80 + 3 * 80 * 10  # no gradient of the data
+    for rank in (16, 64):
+        more = (100 + 80) * rank + rank * rank + 80 * rank + 10 * rank
+        assert found[rank] == pytest.approx(more / plain, abs=1e-4)
+
+
+def test_writing_has_the_bytes_of_features(monkeypatch):
+    sizes, real = [], tempfile.TemporaryFile
+
+    def noted(**given):
+        file = real(**given)
+        sizes.append(file)
+        return file
+
+    monkeypatch.setattr(features.tempfile, "TemporaryFile", noted)
+    monkeypatch.setattr(
+        features.time, "perf_counter", lambda: sizes[-1].tell() if sizes and not sizes[-1].closed else 0
+    )
+    assert features.writing(toy(), 16, 700)() == 4 * 700 * (3 * 2 + 2)
 
 
 def test_a_peer_that_ends_or_does_not_answer_has_failed():

@@ -80,7 +80,7 @@ def test_the_longest_example_counts():
 def test_small_models_get_large_passes_and_large_ones_small(tmp_path):
     """Per-call overhead is what small models wait for; on large ones it is no matter."""
     sizes = {}
-    for name, width in (("small", 8), ("large", 3000)):
+    for name, width in (("small", 8), ("large", 4500)):
         model = nn.Sequential(
             nn.Linear(8, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 3)
         )
