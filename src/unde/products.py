@@ -29,7 +29,9 @@ def times(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def by_onednn(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """The same, of float32 on a CPU; x is copied if it is not contiguous."""
-    return torch.ops.mkldnn._linear_pointwise(x, w, bias, "none", [], "")
+    made = torch.ops.mkldnn._linear_pointwise(x, w, bias, "none", [], "")
+    # Of more than two axes it is a view of what nobody else holds; autograd lets nobody change views in place.
+    return torch.ops.aten._unsafe_view(made, made.shape) if made._is_view() else made
 
 
 def available() -> bool:

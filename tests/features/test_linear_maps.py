@@ -9,10 +9,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cases import BY_NAME
 from oracles import assert_features, collect, explicit, plan, slow_gradients
 from unde import products
+from unde.data import Rows
 from unde.features import floor, linear_maps
 from unde.features.linear_maps import FrozenLinear, quick_linears
 from unde.features.meter import Meter
 from unde.products import times
+from unde.tasks import Classification
 
 pytestmark = pytest.mark.skipif(
     not hasattr(torch.ops.mkldnn, "_linear_pointwise") or not torch.backends.mkldnn.is_available(),
@@ -50,6 +52,30 @@ def test_features_are_gradients_of_single_examples(forced, name, projection):
     layers = sum(isinstance(m, nn.Linear) or linear_maps.is_conv1d(m) for m in model.modules())
     assert count.seen > layers > 0  # backward passes use it, too
     assert_features(features, {u.name: explicit(u.projection, truth[u.name]) for u in units}, units, 1e-5)
+
+
+class InPlace(nn.Module):
+    """Changes what its layers give, of the data and of the layer before."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(5, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        x = torch.relu_(self.first(x))
+        x = self.second(x).mul_(2).add_(x)
+        return self.last(x).mean(1)
+
+
+def test_outputs_may_be_changed_in_place(forced):
+    torch.manual_seed(0)
+    model, task = InPlace(), Classification()
+    rows = Rows((torch.randn(6, 4, 5), torch.randint(3, (6,))))
+    truth = slow_gradients(model, task, rows)
+    units, coverage = plan(model, task, rows)
+    assert [use.name for use in coverage.uses] == ["first", "second", "last"]
+    assert_features(collect(model, task, rows, units, coverage, 4), truth, units, 1e-5)
+    floor.frozen(model, task, [rows.batch([0, 1, 2])])
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (2, 3, 5), (1, 5), (0, 5), (2, 1, 3, 5)])
