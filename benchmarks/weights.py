@@ -14,6 +14,7 @@ groups, of 8 features each, within 2 GB; copies are features with noise, so that
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import time
 from collections.abc import Callable
@@ -25,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.machine import machine
+from benchmarks.machine import forget_peak, machine, status
 from unde import learn_weights
 from unde.groups import Groups
 from unde.methods import TracIn
@@ -201,16 +202,14 @@ def _scores(train: Tensor, queries: Tensor, groups: int, width: int, memory: int
 
 
 def measured(run: Callable[[], Any]) -> tuple[float, Any, int]:
-    """Seconds, what came out, and the most bytes at once beyond those before, as Linux tells them."""
-    Path("/proc/self/clear_refs").write_text("5")
-    before, begun = _status("VmRSS"), time.perf_counter()
+    """Seconds, what came out, and the most bytes at once beyond those before, as Linux tells them; those that malloc
+    keeps go back to the system first, and would not be seen otherwise."""
+    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
+    forget_peak()
+    before, begun = status("VmRSS"), time.perf_counter()
     result = run()
-    return time.perf_counter() - begun, result, max(0, _status("VmHWM") - before)
-
-
-def _status(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(field))
+    return time.perf_counter() - begun, result, max(0, status("VmHWM") - before)
 
 
 def measure(quick: bool = False, only: str | None = None, given: Path | None = None) -> dict[str, Any]:
