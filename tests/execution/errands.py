@@ -15,6 +15,15 @@ def write(folder: Path, number: int) -> None:
     (folder / f"{number}.txt").write_text(str(number))
 
 
+def write_together(folder: Path, number: int) -> None:
+    """Ends when two processes have written, so that both have had a job."""
+    write(folder, number)
+    end = time.monotonic() + 60
+    while len({line.split()[1] for line in (folder / "log").read_text().splitlines()}) < 2:
+        assert time.monotonic() < end, "the other never came"
+        time.sleep(0.01)
+
+
 def tell(folder: Path, number: int) -> None:
     """What the environment says now."""
     (folder / str(number)).write_text(os.environ["UNDE_TOLD"])
