@@ -55,7 +55,7 @@ def test_features_are_gradients_of_single_examples(forced, name, projection):
 
 
 class InPlace(nn.Module):
-    """Changes what its layers give, of the data and of the layer before."""
+    """Changes what its layers give, of the data and of the layer before; calls one by the name of its argument."""
 
     def __init__(self):
         super().__init__()
@@ -63,7 +63,7 @@ class InPlace(nn.Module):
 
     def forward(self, x):
         x = torch.relu_(self.first(x))
-        x = self.second(x).mul_(2).add_(x)
+        x = self.second(input=x).mul_(2).add_(x)
         return self.last(x).mean(1)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from unde.features.layers.linear import is_conv1d
 from unde.products import faster_by_onednn, onednn_is_faster, times
@@ -34,22 +35,22 @@ def quick_linears(model: nn.Module) -> Generator[None]:
             del vars(module)["forward"]
 
 
-def _forward(module: nn.Module, own: Callable[[Tensor], Tensor], turned: bool, x: Tensor) -> Tensor:
-    weight = module._parameters.get("weight")
+def _forward(
+    module: nn.Module, own: Callable[..., Tensor], turned: bool, *args: Any, **kwargs: Any
+) -> Tensor:
+    given, weight = [*args, *kwargs.values()], module._parameters.get("weight")
     # Somebody may have put another tensor in its place, or differentiates in a way of his own.
     if (
-        type(weight) is not nn.Parameter
+        len(given) != 1
+        or type(given[0]) not in (Tensor, FakeTensor)
+        or type(weight) is not nn.Parameter
         or weight.requires_grad
-        or isinstance(x, nn.Parameter)
-        or not (type(x) is Tensor or type(x).__name__ == "FakeTensor")
-        or not faster_by_onednn(x, weight)
+        or not faster_by_onednn(given[0], weight)
         or torch.is_autocast_enabled("cpu")
         or torch._C._are_functorch_transforms_active()
     ):
-        return own(x)
-    w = weight.T if turned else weight
-    bias = module._parameters.get("bias")
-    return FrozenLinear.apply(x, w, bias)
+        return own(*args, **kwargs)
+    return FrozenLinear.apply(given[0], weight.T if turned else weight, module._parameters.get("bias"))
 
 
 class FrozenLinear(torch.autograd.Function):
