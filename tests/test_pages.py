@@ -6,6 +6,9 @@ import sys
 
 import pytest
 
+from unde.features.meter import Meter
+from unde.pages import keep_pages
+
 FAULTS = """
 import resource, torch
 from unde.pages import keep_pages
@@ -29,3 +32,10 @@ def test_pages_that_a_step_gave_back_are_there_for_the_next():
     told = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
     first, kept = map(int, told.stdout.split())
     assert first > 10_000 and kept < 500
+
+
+def test_no_meter_sees_it():
+    keep_pages.cache_clear()
+    with Meter() as meter:
+        keep_pages()
+    assert meter.peak == 0 and keep_pages.cache_info().currsize == 1
