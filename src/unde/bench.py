@@ -29,6 +29,7 @@ from unde.features import floor
 from unde.features.run import resized
 from unde.index import Index
 from unde.methods import Method, TracIn
+from unde.pages import kept_pages
 from unde.recipe import Setup
 from unde.store.layout import LOG
 
@@ -115,7 +116,8 @@ def measure(setup: Setup, rank: int = 16, batch_size: int = 32, runs: int = 15, 
     seconds: dict[str, list[float]] = {"plain": [], "frozen": [], "build": [], "planning": []}
     method = TracIn(projection=f"kron({rank})")
     settled: list[Any] = []
-    with console.progress("timing", runs + 1, unit="runs") as advance:
+    # Memory is kept for all of them, as a build keeps it for its passes.
+    with kept_pages(), console.progress("timing", runs + 1, unit="runs") as advance:
         for _ in range(runs + 1):
             begun = time.perf_counter()
             took = build(setup, rows, method, lambda index: settled.append(index.manifest.settled))

@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 from torch import Tensor
 
+from unde.pages import large
 from unde.store.remote import Place
 from unde.store.shards import begin_shard
 
@@ -35,7 +36,7 @@ class Behind:
         takes longer than filling it."""
         if self._memory.shape[1] != width or len(self._memory) < rows:
             self._memory = torch.empty(0, 0)
-            self._memory = torch.empty(rows, width)
+            self._memory = large(rows, width)
         return self._memory[:rows]
 
     def write(self, path: Place, owner: str, tensors: Mapping[str, Tensor]) -> None:

@@ -24,6 +24,7 @@ from unde.errors import BadExample, UndeError
 from unde.execution import SERIAL, Executor, Job, JobsFailed
 from unde.features.factors import gathered
 from unde.features.run import Batch, FeaturePass, Found, threads
+from unde.pages import kept_pages
 from unde.store import layout
 from unde.store.files import append_line, clear_partial
 from unde.store.manifest import Manifest
@@ -173,6 +174,7 @@ def _rows(m: Manifest) -> int:
     return min(m.examples, m.settled.shard_size)
 
 
+@kept_pages()
 def compute(context: Context, jobs: list[Job], executor: Executor) -> None:
     """All jobs, and what they cost; then a look at whether the data stayed what it was."""
     started = time.perf_counter()
