@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from unde.data import map_tensors, to_device
 from unde.errors import UndeError
 from unde.features import fallback
+from unde.features.activations import quick_activations
 from unde.features.attach import attach
 from unde.features.factors import Factors
 from unde.features.guard import untouched
@@ -30,7 +31,7 @@ from unde.features.linear_maps import quick_linears
 from unde.features.memory_format import channels_last
 from unde.features.meter import Meter
 from unde.features.units import Unit, placement
-from unde.pages import keep_pages
+from unde.pages import keep_pages, kept_pages
 from unde.tasks.base import Task
 from unde.tasks.cutting import recut
 
@@ -115,7 +116,9 @@ class Collector:
         with ExitStack() as stack:
             stack.enter_context(untouched(self.model))
             stack.enter_context(quick_linears(self.model))
+            stack.enter_context(quick_activations(self.model))
             if self.many:
+                stack.enter_context(kept_pages())
                 stack.enter_context(channels_last(self.model))
             for use in self.coverage.uses:
                 stack.callback(attach(use, partial(self._on_forward, use)))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from unde.data import to_device
+from unde.features.activations import quick_activations
 from unde.features.collector import GraphStart
 from unde.features.guard import untouched
 from unde.features.layers import rule_for
@@ -48,7 +49,7 @@ def frozen(model: nn.Module, task: Task, batches: Iterable[Any]) -> None:
     handles = [m.register_forward_hook(start_graph) for m in held]
     try:
         # The floor under the pass that the build really runs.
-        with untouched(model), quick_linears(model), channels_last(model):
+        with untouched(model), quick_linears(model), quick_activations(model), channels_last(model):
             for batch in batches:
                 for part in task.cutting.passes(to_device(batch, device), None):
                     loss = task.loss(model, part).sum()
