@@ -10,6 +10,7 @@ from torch import nn
 from cases import randomized
 from oracles import TOLERANCE, assert_features, collect, explicit, plan, slow_gradients, ways
 from unde.data import Rows
+from unde.features.layers import conv
 from unde.tasks import Task
 
 
@@ -162,6 +163,14 @@ def test_layer(name, projection):
     for behind in (True, False) if projection in ("none", "kron(2)") else (True,):
         model, task, rows = build(*LAYERS[name], behind, torch.float64)
         check(model, task, rows, projection, 1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", [name for name in LAYERS if name.startswith("conv2d")])
+def test_wide_projections_with_channels_last(name, dtype, monkeypatch):
+    monkeypatch.setattr(conv, "_WIDE", 1)
+    model, task, rows = build(*LAYERS[name], True, dtype)
+    check(model, task, rows, "kron(2)", 1e-10 if dtype == torch.float64 else TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("name", LAYERS)

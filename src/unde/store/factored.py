@@ -80,7 +80,7 @@ class Factored(Tensors):
     def _factors(self, x: Tensor, sides: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Of matrices (n, r·s): numbers (n, c·(r + s)) and scales (n, c)."""
         matrices = x.to(torch.float32).reshape(-1, *sides)
-        size = largest(matrices.flatten(1), [slice(0, None)], self.name).unsqueeze(2)
+        size = largest(matrices.flatten(1), [slice(0, sides[0] * sides[1])], self.name).unsqueeze(2)
         tiny = torch.finfo(torch.float32).tiny
         size = torch.where(size > tiny, size, 1.0)  # entries near 1: their squares stay in range
         left, right = leading(matrices / size, self.rank)

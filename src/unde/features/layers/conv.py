@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from unde.features.layers.base import CHUNK, Out, Rule, fold, register
 from unde.projection import Projection
 
+_WIDE = 64  # channels: a projection to so many is faster with channels last, though inputs are copied for it
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
@@ -37,6 +38,8 @@ class Conv(Rule):
             x, padding = self.padded(x), 0
         if self.groups > 1:
             kernel = kernel.repeat(self.groups, *[1] * (self.dims + 1))
+        elif self.dims == 2 and len(kernel) >= _WIDE and kernel.device.type == "cpu":
+            kernel = kernel.contiguous(memory_format=torch.channels_last)
         a = _CONV[self.dims](x.to(kernel.dtype), kernel, None, m.stride, padding, m.dilation, self.groups)
         return a.flatten(2).unflatten(1, (self.groups, -1))  # (X, groups, r, P)
 
@@ -53,10 +56,12 @@ class Conv(Rule):
             out.add("bias", p(fold(g.sum(2), batch)))
 
     def _projected(self, p: Projection, g: Tensor) -> Tensor:
-        """(X, out, P) → (X, P, r): one product where channels lie last, else one for each example."""
+        """(X, out, P) → (X, P, r): one product where channels lie last, else a convolution of one pixel."""
         if g.stride(1) == 1:
             return p.rows(g.mT)
-        return (g if p.row_matrix is None else p.row_matrix @ g.to(p.row_matrix.dtype)).mT
+        if p.row_matrix is None:
+            return g.mT
+        return F.conv1d(g.to(p.row_matrix.dtype), p.row_matrix.unsqueeze(2)).mT
 
     def _grouped(self, p: Projection, kept: Tensor, g: Tensor, batch: int) -> Tensor:
         """Gradients with columns projected (or not), group by group; then the rows, or the whole."""
