@@ -289,3 +289,32 @@ def test_a_third_reference_reaches_what_two_do_not():
     assert not coverage.unused
     features = collect(model, Classification(), rows, units, coverage, 3)
     assert_features(features, slow_gradients(model, Classification(), rows), units, 1e-10)
+
+
+class Loose(nn.Module):
+    """Parameters without a layer: `shift` is right with the first shape of its copies, `scale` if `hard` with the
+    second only."""
+
+    def __init__(self, hard):
+        super().__init__()
+        self.shift = nn.Parameter(torch.randn(1, 2, 3, 4))
+        self.scale = nn.Parameter(torch.randn(3, 4) if hard else torch.randn(1, 2, 3, 4))
+        self.head = nn.Linear(24, 3)
+
+    def forward(self, x):
+        return self.head((self.scale * x + self.shift).tanh().flatten(1))
+
+
+@pytest.mark.parametrize(("hard", "passes"), [(False, 3), (True, 8)])
+def test_parameters_without_a_layer_are_tried_together_then_one_by_one(hard, passes, monkeypatch):
+    torch.manual_seed(0)
+    model, rows = Loose(hard).double(), Rows((torch.randn(6, 2, 3, 4).double(), torch.randint(3, (6,))))
+    truth, taken, own = slow_gradients(model, Classification(), rows), [], Collector.__call__
+    monkeypatch.setattr(Collector, "__call__", lambda *args: taken.append(1) or own(*args))
+    units, coverage = plan(model, Classification(), rows, "none")
+    # Layers; all copies at once, as a batch and alone. If one is wrong: shift as a batch and alone, scale in two ways,
+    # the first of which fails at once, and everything once more.
+    assert len(taken) == passes
+    assert coverage.expanded == {"shift": (2, 3, 4), "scale": (1, 3, 4) if hard else (2, 3, 4)}
+    features = collect(model, Classification(), rows, units, coverage, 6)
+    assert_features(features, {u.name: truth[u.name].flatten(1) for u in units}, units, 1e-10)

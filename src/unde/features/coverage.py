@@ -184,6 +184,9 @@ class Planner:
         self.coverage.unused = [u.name for u in self.units if u.name not in self.reached]
         self._unhook(set(self.coverage.unused))  # nothing to check a rule on: the collector watches them
         loose = [u for u in loose if u.name in self.reached]
+        # Mostly all of them are right as they come, and one pass tells.
+        if loose and self._copied({u.name: fallback.expansions(u.shape)[0] for u in loose}, self.units):
+            return []
         return [u for u in loose if not self._expands(u) and not self._waits(u)]
 
     def _dropped(self) -> set[str]:
@@ -311,14 +314,20 @@ class Planner:
         return [u for use in uses for u in use.units.values()]
 
     def _expands(self, unit: Unit) -> bool:
-        for shape in fallback.expansions(unit.shape):
-            self.coverage.expanded[unit.name] = shape
-            with fallback.FirstAxisWatch((len(self.ids), *shape)) as watch, warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about what the model does to copies of another shape
-                right = not self._wrong([unit]) and self._disagreeing([unit], alone=True) == []
-            if right and not watch.cut:
-                return True
-            del self.coverage.expanded[unit.name]
+        return any(self._copied({unit.name: shape}, [unit]) for shape in fallback.expansions(unit.shape))
+
+    def _copied(self, shapes: dict[str, tuple[int, ...]], units: Sequence[Unit]) -> bool:
+        """Whether `units` are right with copies of these shapes for each example; if so, they stay."""
+        self.coverage.expanded.update(shapes)
+        own = [u for u in units if u.name in shapes]
+        watched = {(len(self.ids), *shape) for shape in shapes.values()}
+        with fallback.FirstAxisWatch(watched) as watch, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about what the model does to copies of another shape
+            right = self._disagreeing(units) == [] and self._disagreeing(own, alone=True) == []
+        if right and not watch.cut:
+            return True
+        for name in shapes:
+            del self.coverage.expanded[name]
         return False
 
     def _waits(self, unit: Unit) -> bool:

@@ -8,7 +8,7 @@ loop        one backward pass for each example
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -75,18 +75,18 @@ def expansions(shape: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 class FirstAxisWatch(TorchFunctionMode):
-    """Notices a cut along the first axis of an expanded copy, as in `positions[:length]`.
+    """Notices a cut along the first axis of expanded copies of these shapes, as in `positions[:length]`.
 
     It cuts examples, not positions; on a batch shorter than the cut it does nothing, so no gradient shows it.
     """
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
+    def __init__(self, shapes: Collection[tuple[int, ...]]) -> None:
         super().__init__()
-        self.shape, self.cut = shape, False
+        self.shapes, self.cut = shapes, False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         x: Any = args[0] if args else None
-        if func is Tensor.__getitem__ and x.is_leaf and x.requires_grad and x.shape == self.shape:
+        if func is Tensor.__getitem__ and x.is_leaf and x.requires_grad and x.shape in self.shapes:
             first = args[1][0] if isinstance(args[1], tuple) else args[1]
             self.cut |= isinstance(first, slice) and first != slice(None)
         return func(*args, **(kwargs or {}))

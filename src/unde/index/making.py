@@ -28,6 +28,7 @@ from unde.execution import Executor
 from unde.groups import Groups, trainable
 from unde.index.opened import Opened
 from unde.methods import Method
+from unde.pages import kept_pages
 from unde.recipe import Recipe
 from unde.store import factored, layout
 from unde.store.files import clear_partial
@@ -41,6 +42,7 @@ from unde.tasks.identity import same_but_code
 _TRIES = 3  # looks at an index that others change meanwhile
 
 
+@kept_pages()
 def computed(
     folder: Place,
     given: Given,
