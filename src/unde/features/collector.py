@@ -253,11 +253,12 @@ class Collector:
             x = arranged(use, self._batch, x)
         with torch.no_grad():
             kept = use.rule.forward(x, fresh, self._batch)
-        fresh.register_hook(partial(self._on_backward, use, kept))
+        fresh.register_hook(partial(self._on_backward, use, [kept]))
         return fresh
 
-    def _on_backward(self, use: Use, kept: Any, g: Tensor) -> None:
+    def _on_backward(self, use: Use, held: list[Any], g: Tensor) -> None:
         assert self._out is not None
+        kept = held.pop()  # the graph has its hooks to the end of the pass, what they are for is free before
         with torch.no_grad():
             put = partial(self._put, self._out) if self.emit else None
             out = _Out(use, put, self._batch, self.factors, self._mask)

@@ -26,9 +26,11 @@ class Conv(Rule):
         self.groups = module.groups
 
     def forward(self, x: Tensor, y: Tensor, batch: int) -> Any:
-        p = self.projections.get("weight")
-        if p is None:
-            return None
+        """The input, which autograd keeps for the convolution's own backward pass: no extra memory."""
+        return x if "weight" in self.projections else None
+
+    def inputs(self, p: Projection, x: Tensor) -> Tensor:
+        """(X, C, ...) → (X, groups, r, P), or all of their patches where these are not projected apart."""
         if p.col_matrix is None or not p.factored:
             return self.patches(x)  # (X, groups, in, P)
         m = self.module
@@ -47,6 +49,7 @@ class Conv(Rule):
         g = g.flatten(2)  # (X, out, P)
         p = self.projections.get("weight")
         if p is not None:
+            kept = self.inputs(p, kept)
             if self.groups == 1 and p.factored:
                 out.outer("weight", self._projected(p, g), kept[:, 0].mT)
             else:
