@@ -11,6 +11,7 @@ from torch import nn
 
 from unde.evaluate import Bank, Training
 from unde.evaluate.bank import products, training, ways
+from unde.evaluate.bank.activations import gelu_tanh, in_one, written_out
 from unde.evaluate.bank.products import Products
 from unde.evaluate.bank.ways import Way, recorded, settled
 from unde.products import available
@@ -121,6 +122,35 @@ def test_attention_over_few_tokens_is_in_single_steps(monkeypatch):
         assert len(seen) == count
 
 
+def test_gelu_is_that_of_torch():
+    x = torch.linspace(-9, 9, 97, dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(gelu_tanh, x) and torch.autograd.gradgradcheck(gelu_tanh, x)
+    expected = F.gelu(x, approximate="tanh")
+    torch.testing.assert_close(gelu_tanh(x), expected)
+    y = x.detach().float().requires_grad_()
+    with Products():
+        found = F.gelu(y, approximate="tanh")
+        assert torch.equal(F.gelu(y), F.gelu(x.float()))  # that by erf is as ever
+    assert found.grad_fn.name() == "_GeluTanhBackward"
+    torch.testing.assert_close(found, expected.float())
+    slopes = (torch.autograd.grad(out.sum(), given)[0] for out, given in ((found, y), (expected, x)))
+    torch.testing.assert_close(next(slopes), next(slopes).float(), rtol=1e-5, atol=1e-5)
+
+
+def test_gelu_that_transformers_write_out_is_one_function():
+    theirs = pytest.importorskip("transformers.activations").NewGELUActivation
+    written, subclass, changed = theirs(), type("Sub", (theirs,), {})(), theirs()
+    changed.forward = torch.relu
+    assert written_out(nn.Sequential(written, subclass, changed, nn.GELU())) == [written]
+    x = torch.randn(7, 5)
+    with in_one([written]):
+        assert torch.equal(written(x), F.gelu(x, approximate="tanh"))
+    with pytest.raises(TypeError), in_one([written]):
+        written(None)
+    assert "forward" not in vars(written)
+    torch.testing.assert_close(written(x), F.gelu(x, approximate="tanh"))
+
+
 # --- trainings --------------------------------------------------------------------------------------------
 
 
@@ -146,6 +176,24 @@ def described(**changes):
 
 def which(count):
     return [(np.arange(i, i + 12), i) for i in range(count)]
+
+
+@needs_onednn
+def test_a_language_model_is_that_of_the_plain_loop(counted):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(vocab_size=20, n_positions=6, n_embd=8, n_layer=2, n_head=2)
+
+    def next_token(model, ids):
+        return model(input_ids=ids, labels=ids).loss  # dropout draws the same
+
+    ids = torch.randint(0, 20, (ROWS, 6), generator=torch.Generator().manual_seed(0))
+    given = described(
+        model=lambda seed: transformers.GPT2LMHeadModel(config), data=ids, loss=next_token, epochs=2
+    )
+    plain, quick = (given.one(*which(1)[0], onednn=way) for way in (False, True))
+    assert counted
+    for a, b in zip(plain.parameters(), quick.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 @needs_onednn

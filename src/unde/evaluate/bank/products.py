@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from unde.evaluate.bank.activations import gelu_tanh
 from unde.evaluate.bank.single_steps import attention
 from unde.products import by_onednn
 
 LEAST = 2**20  # multiplications; calling oneDNN from here takes as long as fewer do
 SHORT = 32  # tokens, up to which attention in single steps is quicker than the kernel of torch
-_MATMULS = (torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__)
 
 
 class Products(TorchFunctionMode):
@@ -30,36 +30,45 @@ class Products(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        if func is F.linear:
-            found = _product(*_linear(*args, **kwargs))
-        elif func is torch.addmm and len(args) == 3 and not kwargs:
-            found = _product(args[1], args[2].t(), args[0]) if args[2].ndim == 2 else None
-        elif func in _MATMULS and len(args) == 2 and not kwargs:
-            found = _product(args[0], args[1].t()) if args[1].ndim == 2 else None
-        elif func is F.scaled_dot_product_attention:
-            found = attention(*args, **kwargs) if _short(*args, **kwargs) else None
-        else:
-            found = None
+        kwargs, instead = kwargs or {}, _INSTEAD.get(func)
+        found = None if instead is None else instead(*args, **kwargs)
         return func(*args, **kwargs) if found is None else found
 
 
-def _linear(
-    input: Tensor, weight: Tensor, bias: Tensor | None = None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    return input, weight, bias
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    return _product(input, weight, bias)
 
 
-def _short(
+def _addmm(*given: Tensor, **named: Any) -> Tensor | None:
+    if len(given) != 3 or named or given[2].ndim != 2:
+        return None
+    bias, x, weight = given
+    return _product(x, weight.t(), bias)
+
+
+def _matmul(*given: Tensor, **named: Any) -> Tensor | None:
+    if len(given) != 2 or named or given[1].ndim != 2:
+        return None
+    x, weight = given
+    return _product(x, weight.t())
+
+
+def _attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     **others: Any,
-) -> bool:
+) -> Tensor | None:
     """Without a mask: tokens that attend to none are a matter of their own."""
-    return attn_mask is None and not dropout_p and max(query.shape[-2], key.shape[-2]) <= SHORT
+    if attn_mask is not None or dropout_p or max(query.shape[-2], key.shape[-2]) > SHORT:
+        return None
+    return attention(query, key, value, **others)
+
+
+def _gelu(input: Tensor, *, approximate: str = "none") -> Tensor | None:
+    return gelu_tanh(input) if approximate == "tanh" and is_plain(input) else None
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
@@ -120,3 +129,13 @@ def _weight_gradient(
     if gradient.numel() <= x.numel() + after:
         return multiply(gradient.t(), x.t())
     return multiply(x.t(), gradient.t()).t()
+
+
+# What each function of torch is replaced by, which gives None where it should be as ever.
+_INSTEAD: dict[Callable, Callable[..., Tensor | None]] = {
+    F.linear: _linear,
+    torch.addmm: _addmm,
+    **dict.fromkeys((torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__), _matmul),
+    F.scaled_dot_product_attention: _attention,
+    F.gelu: _gelu,
+}

@@ -41,7 +41,7 @@ class Way:
 
     stacked: int = 1
     channels_last: bool = False
-    onednn: bool = False  # products with weights
+    onednn: bool = False  # products with weights; also short attention and GELU in quicker ways
 
     def __str__(self) -> str:
         if self.stacked > 1:
