@@ -11,7 +11,7 @@ from torch import nn
 
 from unde.evaluate import Bank, Training
 from unde.evaluate.bank import products, training, ways
-from unde.evaluate.bank.activations import gelu_tanh, in_one, written_out
+from unde.evaluate.bank.activations import gelu_tanh
 from unde.evaluate.bank.products import Products
 from unde.evaluate.bank.ways import Way, recorded, settled
 from unde.products import available
@@ -135,20 +135,6 @@ def test_gelu_is_that_of_torch():
     torch.testing.assert_close(found, expected.float())
     slopes = (torch.autograd.grad(out.sum(), given)[0] for out, given in ((found, y), (expected, x)))
     torch.testing.assert_close(next(slopes), next(slopes).float(), rtol=1e-5, atol=1e-5)
-
-
-def test_gelu_that_transformers_write_out_is_one_function():
-    theirs = pytest.importorskip("transformers.activations").NewGELUActivation
-    written, subclass, changed = theirs(), type("Sub", (theirs,), {})(), theirs()
-    changed.forward = torch.relu
-    assert written_out(nn.Sequential(written, subclass, changed, nn.GELU())) == [written]
-    x = torch.randn(7, 5)
-    with in_one([written]):
-        assert torch.equal(written(x), F.gelu(x, approximate="tanh"))
-    with pytest.raises(TypeError), in_one([written]):
-        written(None)
-    assert "forward" not in vars(written)
-    torch.testing.assert_close(written(x), F.gelu(x, approximate="tanh"))
 
 
 # --- trainings --------------------------------------------------------------------------------------------

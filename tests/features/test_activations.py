@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.func import grad, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.activations import NewGELUActivation
 
@@ -38,6 +39,14 @@ def test_the_same_function_in_one_operation():
     for a, b, c, d in zip(exact, own, quick, quick_exact):
         assert (c - a).abs().max() <= 2 * (b - a).abs().max()  # rounded no worse than its single steps
         torch.testing.assert_close(d, a, rtol=1e-12, atol=1e-14)
+
+
+def test_transformed_by_functorch():
+    module, x = NewGELUActivation(), torch.linspace(-3, 3, 12).view(3, 4)
+    slopes = vmap(grad(lambda row: module(row).square().sum()))
+    own = slopes(x)
+    with quick_activations(module):
+        torch.testing.assert_close(slopes(x), own)
 
 
 def test_half_precision_rounds_as_the_module_does():

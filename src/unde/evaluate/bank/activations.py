@@ -1,19 +1,16 @@
-"""GELU by its tanh, in less time than the kernel of torch, and a quarter of that of transformers.
+"""GELU by its tanh, in half of the time of the kernel of torch.
 
-½ x (1 + tanh(u)) is x σ(2u), and the sigmoid of torch takes a fifth of the time of its tanh.
+½ x (1 + tanh(u)) is x σ(2u), and the sigmoid of torch takes a fifth of the time of its tanh. Slopes are off by 2·10⁻⁶
+at most, twice as much as torch's: enough to train by.
 """
 
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 _LINEAR = math.sqrt(8 / math.pi)  # 2u = x (_LINEAR + _CUBIC x²)
 _CUBIC = 0.044715 * _LINEAR
@@ -43,25 +40,3 @@ class _GeluTanh(torch.autograd.Function):
 
 def _sigmoid(x: Tensor) -> Tensor:
     return torch.addcmul(x.new_tensor(_LINEAR), x, x, value=_CUBIC).mul_(x).sigmoid_()
-
-
-def written_out(model: nn.Module) -> list[nn.Module]:
-    """Modules that compute it in eight operations: those of GPT-2 and others, not of subclasses."""
-    theirs = getattr(sys.modules.get("transformers.activations"), "NewGELUActivation", None)
-    return [module for module in model.modules() if type(module) is theirs and "forward" not in vars(module)]
-
-
-@contextmanager
-def in_one(modules: Sequence[nn.Module]) -> Generator[None]:
-    """While it is entered, these modules call `F.gelu`."""
-    for module in modules:
-        vars(module)["forward"] = _gelu
-    try:
-        yield
-    finally:
-        for module in modules:
-            del vars(module)["forward"]
-
-
-def _gelu(input: Tensor) -> Tensor:
-    return F.gelu(input, approximate="tanh")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,9 +17,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from unde.data import Rows
 from unde.errors import UndeError
 from unde.evaluate._optimizers import quickened
-from unde.evaluate.bank.activations import in_one, written_out
 from unde.evaluate.bank.luck import own_luck
 from unde.evaluate.bank.products import Products
+from unde.features.activations import quick_activations
 
 Order = Callable[[int, torch.Generator], Iterable[Tensor]]
 
@@ -178,7 +178,6 @@ class Learner:
         self.model = training.initial(seed)
         if channels_last:
             self.model = laid_out(self.model, torch.channels_last)
-        self.written_out = written_out(self.model) if onednn else []
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = quickened(training.optimizer(list(self.parameters)))
         self.schedule = scheduled(training, self.optimizer, len(indices))
@@ -189,15 +188,13 @@ class Learner:
         self.optimizer.zero_grad()
         if self.channels_last:
             batch = _channels_last(batch)
-        with self._quick() if self.onednn else nullcontext():
+        with ExitStack() as quick:
+            if self.onednn:
+                quick.enter_context(quick_activations(self.model))
+                quick.enter_context(Products())
             loss = self.training.mean_loss(self.model, batch)
         loss.backward()
         return loss.detach()
-
-    @contextmanager
-    def _quick(self) -> Generator[None]:
-        with in_one(self.written_out), Products():
-            yield
 
     def advance(self) -> None:
         if self.training.clip is not None:
