@@ -227,7 +227,7 @@ class GroupScores(Ranked):
     def _multiply(self, out: Tensor, pieces: list[list[Piece]], blocks: Sequence[Block]) -> None:
         """The contributions (M, q, n) of blocks (n, D), one for each checkpoint."""
         for c, (eta, own, block) in enumerate(zip(self.train.checkpoint_weights, pieces, blocks)):
-            for rows, features in in_runs(block, out.shape[1] * len(out)):
+            for rows, features in in_runs(block):
                 for piece in own:
                     piece.multiply(out[piece.at.groups, :, rows], features, eta, c > 0 or piece.at.more)
         for j in set(range(len(out))) - {j for p in pieces[0] for j in range(len(out))[p.at.groups]}:

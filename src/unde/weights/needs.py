@@ -56,4 +56,4 @@ def _reading(m: Manifest, queries: int, count: int, spare: int, memory: int, pre
     if not packed(m, memory):
         return max(reading(m, precision) + before, 2 * part, squared)
     shard = m.terms * reading(m, precision) if len(m.shards) > 1 else 0  # the next
-    return max(shard + before, 2 * part + run_bytes(m, rows, queries * count), squared)
+    return max(shard + before, 2 * part + run_bytes(m, rows), squared)
