@@ -16,6 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _LEAST = 2**18  # multiplications from which on finding the kernel takes little beside them
+_MANY = 256  # rows of x: with fewer, to arrange w takes longer than it saves
+_SHORT = 16  # columns: of fewer, most of a vector is empty
+_SOME = 32  # rows of w: the same
 
 
 def times(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -34,8 +37,45 @@ def by_onednn(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.ops.aten._unsafe_view(made, made.shape) if made._is_view() else made
 
 
+def times_each(x: Tensor, w: Tensor) -> Tensor:
+    """(r, M, C) by (n, M, C) → (r, M, n), each of M matrices by its own, by oneDNN: a convolution of single points has
+    its channels in groups, and is one call. x is copied if it is not contiguous, w always.
+
+    >>> times_each(torch.tensor([[[1.0, 2.0], [3.0, 4.0]]]), torch.tensor([[[1.0, 0.0], [1.0, 1.0]]]))
+    tensor([[[1.],
+             [7.]]])
+    """
+    (r, m, c), n = x.shape, len(w)
+    points = x.reshape(1, 1, r, m * c).permute(0, 3, 1, 2)
+    kernels = w.transpose(0, 1).reshape(m * n, c, 1, 1)
+    made = torch.ops.mkldnn._convolution_pointwise(
+        points, kernels, None, [0, 0], [1, 1], [1, 1], m, "none", [], ""
+    )
+    return made.permute(0, 2, 3, 1).reshape(r, m, n)
+
+
+def each_faster_by_onednn(x: Tensor, rows: int | None = None) -> bool:
+    """Whether that is worth while for (r, M, C), and so many rows of w; without them, for some."""
+    r, m, c = x.shape
+    return (
+        onednn_is_faster()
+        and x.dtype == torch.float32
+        and x.device.type == "cpu"
+        and m > 1
+        and r >= max(_MANY, c)  # else w is larger than what is made
+        and c >= _SHORT
+        and (rows is None or (rows >= _SOME and rows % 16 == 0))
+    )
+
+
+def arranged(r: int, rows: int, width: int) -> int:
+    """Bytes of copies of w (rows, width) that `times_each` makes for r rows of x, at most."""
+    return 2 * 4 * rows * width if r >= _MANY and onednn_is_faster() else 0
+
+
 def available() -> bool:
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    names = ("_linear_pointwise", "_convolution_pointwise")
+    return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in names)
 
 
 def faster_by_onednn(x: Tensor, w: Tensor) -> bool:

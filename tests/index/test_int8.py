@@ -86,8 +86,8 @@ def test_scores_are_those_of_what_is_stored(tmp_path, memory, monkeypatch):
     n, asked = on_disk(index), index.features(QUERIES).features[0].double().numpy()
     truth = toy.gradients(toy.net(), index.task, toy.data(50)).numpy()
     assert 1e-4 < np.linalg.norm(n - truth) / np.linalg.norm(truth) < 0.01
-    for unpacked in (packed.FEW, 17 * 4 * index.manifest.width):
-        monkeypatch.setattr(packed, "FEW", unpacked)
+    for unpacked in (packed.EACH, 17 * 4 * index.manifest.width):
+        monkeypatch.setattr(packed, "EACH", unpacked)
         monkeypatch.setattr(packed, "_FEWEST", 1)
         scores = toy.reopen(index, memory=memory).score(QUERIES)
         want = np.stack([asked[:, c] @ n[:, c].T for c in (slice(0, 36), slice(36, 57))], 2)
@@ -105,9 +105,9 @@ def test_scores_are_those_of_what_is_stored(tmp_path, memory, monkeypatch):
 @pytest.mark.parametrize("method", ["tracin", "trak"])
 def test_runs_of_rows_do_not_depend_on_memory(tmp_path, dtype, method, monkeypatch):
     index = toy.build(tmp_path / "i", 100, method=method, store_dtype=dtype, shard_passes=10)
-    monkeypatch.setattr(packed, "FEW", 17 * 4 * index.manifest.width)
+    monkeypatch.setattr(packed, "EACH", 17 * 4 * index.manifest.width)
     monkeypatch.setattr(packed, "_FEWEST", 1)
-    assert packed.at_once(index.manifest.width, 4) == 16 < index.manifest.shards[0].stop
+    assert packed.at_once(index.manifest.width) == 16 < index.manifest.shards[0].stop
     little, much = toy.reopen(index, memory="60kB"), toy.reopen(index, memory="2GB")
     assert not training.kept(index.manifest, little.memory) and training.kept(index.manifest, much.memory)
     asked = much.features(QUERIES)

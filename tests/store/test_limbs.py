@@ -162,6 +162,22 @@ def test_float32_by_the_faster_library(monkeypatch):
     assert out[:, :20].isnan().all() and out[:, 70:].isnan().all()
 
 
+@pytest.mark.skipif(not products.available(), reason="torch was built without oneDNN")
+@pytest.mark.parametrize("together", [1, 3, 7, 8])
+def test_unpacked_rows_are_multiplied_with_some_queries_after_others(together, monkeypatch):
+    monkeypatch.setattr(products, "_LEAST", 0)
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
+    monkeypatch.setattr(limbs, "_FEW", 0)
+    monkeypatch.setattr(limbs, "_together", lambda: together)
+    monkeypatch.setattr(packed, "_FEWEST", 16)
+    monkeypatch.setattr(packed, "MOST", 0)
+    q, rows = drawn(8, 2), block(50)
+    out = torch.full((7, 50), 1.0)
+    for times in (1, 2):
+        Factor(q, COLUMNS).multiply(out, slice(1, 8), rows, add=times == 2)
+        torch.testing.assert_close(out.double(), times * twin(q, rows)[1:], rtol=1e-5, atol=1e-4)
+
+
 def test_processors_that_cut_sums_are_found_out(monkeypatch):
     """As those that add pairs of products in 16 bits."""
 

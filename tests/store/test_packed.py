@@ -23,34 +23,34 @@ def block(name: str, rows: int = 300) -> tuple[Packed, torch.Tensor]:
 @pytest.mark.parametrize(
     "name", ["float32", "float16", "bfloat16", "int8", "int4", "factored(1)", "factored(2)"]
 )
-@pytest.mark.parametrize("queries", [1, 63, 64])
-def test_runs_are_what_is_unpacked_at_once(name, queries, monkeypatch):
-    monkeypatch.setattr(packed, "FEW", 100 * 4 * 101)
-    monkeypatch.setattr(packed, "MANY", 200 * 4 * 101)
+@pytest.mark.parametrize("together", [100, 200])
+def test_runs_are_what_is_unpacked_at_once(name, together, monkeypatch):
+    monkeypatch.setattr(packed, "EACH", together * 4 * 101)
     rows, whole = block(name)
     found, places = torch.full_like(whole, float("nan")), set()
-    for here, features in in_runs(rows, queries):
+    for here, features in in_runs(rows):
         found[here] = features
         places.add(features.data_ptr())
     assert torch.equal(found, whole)
     assert len(places) == 1  # the same memory again and again
-    part = [features.clone() for _, features in in_runs(rows[17:290], queries)]
+    part = [features.clone() for _, features in in_runs(rows[17:290])]
     assert torch.equal(torch.cat(part), whole[17:290])
 
 
 def test_how_many_rows_are_unpacked_together():
-    """1 MiB for few queries, 16 MiB for many, by sixteens, and never so few that products are slow."""
-    assert at_once(1000, 63) == 2**20 // 4000 // 16 * 16 == 256
-    assert at_once(1000, 64) == 16 * 2**20 // 4000 // 16 * 16
-    assert at_once(10**6, 1) == 64
+    """8 MiB of one thread, 16 MiB of several, by sixteens, and never so few that products are slow."""
+    assert at_once(1000) == 2**23 // 4000 // 16 * 16 == 2096
+    assert at_once(10**6) == 64
+    torch.set_num_threads(3)
+    assert at_once(1000) == 2**24 // 4000 // 16 * 16
 
 
 def test_tensors_are_one_run():
     whole = torch.randn(5, 3)
-    [(rows, features)] = in_runs(whole, 1)
+    [(rows, features)] = in_runs(whole)
     assert rows == slice(0, 5) and features is whole
 
 
 def test_no_rows():
     rows, _ = block("int8", 0)
-    assert list(in_runs(rows, 1)) == []
+    assert list(in_runs(rows)) == []

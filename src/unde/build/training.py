@@ -132,9 +132,9 @@ def packed(m: Manifest, memory: int) -> bool:
     return not (handed_on(m) or kept(m, memory))
 
 
-def run_bytes(m: Manifest, rows: int, queries: int) -> int:
-    """Of those of so many rows that are unpacked together, to be multiplied with so many queries."""
-    rows = min(rows, at_once(m.width, queries))
+def run_bytes(m: Manifest, rows: int) -> int:
+    """Of those of so many rows that are unpacked together."""
+    rows = min(rows, at_once(m.width))
     factors = m.codec.nbytes(rows, m.columns) if m.codec.lossy else 0  # of like parameters, in float32
     return 4 * m.width * rows + factors
 

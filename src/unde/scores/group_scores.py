@@ -137,10 +137,9 @@ class GroupScores(Ranked):
                 f"by_group() of {q} × {n} × {len(self.partition)} needs {need / 2**30:.3g} GiB, the budget "
                 f"is {self.memory / 2**30:.3g} GiB: score fewer queries, regroup, or raise memory="
             )
-        out = budget.large(len(self.partition), q, n)
-        # a matrix (q, n) for each group, as they are made: turning them takes as long
-        whole = out.permute(1, 2, 0)
-        for rows, part in self._streamed(slice(0, q), out):
+        out = budget.large(q, len(self.partition), n)  # of a query a matrix (M, n): turning it takes as long
+        whole = out.transpose(1, 2)
+        for rows, part in self._streamed(slice(0, q), out.transpose(0, 1)):
             if self.method.groupwise:
                 whole[:, rows] = part
         return whole
@@ -190,25 +189,25 @@ class GroupScores(Ranked):
         return out
 
     def stream(self, queries: slice) -> Iterator[tuple[slice, Tensor]]:
-        """(training rows, (q, n, M) contributions), block by block within the memory budget. Those of a group lie
-        together in memory."""
+        """(training rows, (q, n, M) contributions), block by block within the memory budget. Those of a query to one
+        group lie together in memory."""
         return self._streamed(queries, None)
 
     def _streamed(self, queries: slice, into: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
         """The same, put `into` (M, q, N) if that is there."""
         pieces, (_, count, _) = self.asked.pieces(queries), self.queries[:, queries].shape
         m, sizes = len(self.partition), Sizes(count)
-        # What has its place in memory is made of a whole block at once: products of few rows are slow.
-        whole = into is not None and not self.method.groupwise
+        # What has its place in memory is made of a whole block at once: products of one group with few rows are slow.
+        single = not any(piece.joint for own in pieces for piece in own)
+        whole = into is not None and single and not self.method.groupwise
         step = self.train.examples if whole else budget.rows_at_once(count, m, self.spare)
         reach = [max((float(p.queries.norm()) for p in own), default=0.0) for own in pieces]
         for rows, blocks in self.train.packed_blocks():
             for start in range(rows.start, rows.stop, step):
                 taken = slice(start, min(start + step, rows.stop))
                 here = slice(taken.start - rows.start, taken.stop - rows.start)
-                out = torch.empty(m, count, taken.stop - taken.start) if into is None else into[:, :, taken]
                 some = [block[here] for block in blocks]
-                self._multiply(out, pieces, some)
+                out = self._multiply(pieces, some, count, None if into is None else into[:, :, taken])
                 if not (sizes.ordinary and self._in_range(reach, some)):
                     sizes.see(slice(0, count), out.transpose(0, 1))
                 parts = out.permute(1, 2, 0)
@@ -224,14 +223,26 @@ class GroupScores(Ranked):
         bounds = zip(self.train.checkpoint_weights, reach, norms)
         return sum(abs(eta) * r * norm for eta, r, norm in bounds) < HUGE
 
-    def _multiply(self, out: Tensor, pieces: list[list[Piece]], blocks: Sequence[Block]) -> None:
-        """The contributions (M, q, n) of blocks (n, D), one for each checkpoint."""
+    def _multiply(
+        self, pieces: list[list[Piece]], blocks: Sequence[Block], count: int, out: Tensor | None
+    ) -> Tensor:
+        """The contributions (M, q, n) to `count` queries of blocks (n, D), one for each checkpoint; in `out`, if that
+        is there."""
+        m, n = len(self.partition), len(blocks[0])
         for c, (eta, own, block) in enumerate(zip(self.train.checkpoint_weights, pieces, blocks)):
-            for rows, features in in_runs(block, out.shape[1] * len(out)):
+            for rows, features in in_runs(block):
                 for piece in own:
+                    all_of_it = (piece.at.groups, rows) == (slice(0, m), slice(0, n))
+                    made = piece.product(features) if out is None and all_of_it else None
+                    if made is not None:  # nothing else is there: it need not be copied
+                        out = made if eta == 1 else made.mul_(eta)
+                        continue
+                    out = torch.empty(m, count, n) if out is None else out
                     piece.multiply(out[piece.at.groups, :, rows], features, eta, c > 0 or piece.at.more)
-        for j in set(range(len(out))) - {j for p in pieces[0] for j in range(len(out))[p.at.groups]}:
+        out = torch.empty(m, count, n) if out is None else out
+        for j in set(range(m)) - {j for p in pieces[0] for j in range(m)[p.at.groups]}:
             out[j].zero_()  # a group that has no columns
+        return out
 
     def finish(self, linear: Tensor, weights: Tensor, queries: slice, train: slice | Tensor) -> Tensor:
         """Final scores from the linear part of a block; differentiable in `weights` (M,)."""
@@ -307,7 +318,7 @@ class GroupScores(Ranked):
         parts = torch.zeros(len(self), len(self.partition))
         pieces = self.asked.pieces(slice(0, len(self)))
         for eta, of_checkpoint, t in zip(self.train.checkpoint_weights, pieces, blocks):
-            for at, q in of_checkpoint:
+            for at, q, _ in of_checkpoint:
                 both = torch.linalg.vecdot(q, t[:, at.columns].unflatten(1, (len(q), -1)).transpose(0, 1))
                 parts[:, at.groups] += eta * both.T
         square = torch.diag_embed(parts.T).permute(1, 2, 0)  # (n, n, M), zero off the diagonal

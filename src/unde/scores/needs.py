@@ -39,7 +39,7 @@ def total(
     if packed(m, memory) and weighted == queries:  # one shard is there while the next is read
         shard = m.terms * reading(m, precision)
         limbs, sums = nbytes(m.codec, m.columns, rows, queries, together)
-        run = sums or run_bytes(m, rows, queries)
+        run = sums or run_bytes(m, rows)
         one, streamed = shard + run, min(2, len(m.shards)) * shard + before
     blocks = max(streamed, one + before + made)
     if method.beside:

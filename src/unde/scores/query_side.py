@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from unde.groups import Groups
-from unde.products import faster_by_onednn, times
+from unde.products import each_faster_by_onednn, faster_by_onednn, times, times_each
 from unde.scores.columns import Batch, batches, joined, mask, start_of
 from unde.scores.train_side import TrainSide
 from unde.store.limbs import Factor
@@ -28,11 +28,23 @@ class Piece(NamedTuple):
 
     at: Batch
     queries: Tensor  # (groups, Q, columns of one)
+    joint: bool  # whether those of a query lie together in memory, as one product of all groups takes them
+
+    def product(self, features: Tensor) -> Tensor | None:
+        """(groups, Q, n) with features (n, D), where one product of all groups is fast."""
+        each = self.queries.transpose(0, 1)
+        if not (self.joint and each_faster_by_onednn(each, len(features))):
+            return None
+        facing = features[:, self.at.columns].unflatten(1, (len(self.queries), -1))
+        return times_each(each, facing).transpose(0, 1)
 
     def multiply(self, out: Tensor, features: Tensor, eta: float, add: bool) -> None:
         """Puts η times the products with features (n, D) into `out` (groups, Q, n), or adds them to it."""
+        if (made := self.product(features)) is not None:
+            out.add_(made, alpha=eta) if add else torch.mul(made, eta, out=out)
+            return
         facing = features[:, self.at.columns].unflatten(1, (len(self.queries), -1)).transpose(0, 1)
-        large = self.queries[0].numel() * len(features) >= _LARGE
+        large = not self.joint and self.queries[0].numel() * len(features) >= _LARGE
         if not (large and faster_by_onednn(self.queries[0], self.queries[0])):
             out.baddbmm_(self.queries, facing.mT, alpha=eta, beta=int(add))
             return
@@ -124,4 +136,7 @@ class QuerySide:
 
 def _piece(q: Tensor, at: Batch) -> Piece:
     count = at.groups.stop - at.groups.start
-    return Piece(at, q[:, at.columns].unflatten(1, (count, -1)).transpose(0, 1).contiguous())
+    each = q[:, at.columns].unflatten(1, (count, -1))
+    if each_faster_by_onednn(each):
+        return Piece(at, each.contiguous().transpose(0, 1), joint=True)
+    return Piece(at, each.transpose(0, 1).contiguous(), joint=False)

@@ -284,8 +284,12 @@ def largest(features: Tensor, columns: Sequence[slice], name: str) -> Tensor:
 
 def check_scales(scale: Tensor, most: float, at: slice = slice(None), what: str = "number") -> None:
     """A ValueError if one of (n, ·) is not finite, negative or too large; of those `at`, called `what`."""
-    wrong = ~((scale[:, at] >= 0) & (scale[:, at] <= most))
-    if wrong.any():
+    some = scale[:, at]
+    if not some.numel():
+        return
+    least, largest = some.aminmax()  # NaN if one is
+    if not (least >= 0 and largest <= most):
+        wrong = ~((some >= 0) & (some <= most))
         row, unit = wrong.nonzero()[0].tolist()
         unit += at.start or 0
         raise ValueError(

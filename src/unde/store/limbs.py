@@ -25,7 +25,7 @@ _RANGE = 2.0**90  # largest entries between this and its inverse have products i
 _COLUMNS = 2**16  # so many products, of up to 255 × 128 while they are made, have sums in the range of int32
 _SUMS = 2**19  # that are made together, so that they stay in the processor's cache
 _ROWS = 512  # fewer take longer to begin than to multiply
-_WIDE = 64  # columns of a parameter on average: for fewer, to add up limbs takes longer than it saves
+_WIDE = 1024  # columns of a parameter on average: where there are fewer, to unpack takes less time
 _FEW = 16  # queries: for more, to multiply in float32 takes longer than to unpack, and three products longer than one
 
 
@@ -93,10 +93,12 @@ class Factor:
             self.limbs[queries].add(out if add else out.zero_(), block)
             return
         q = self.queries[queries]
-        for rows, features in in_runs(block, len(q)):
+        together = _together() if isinstance(block, Packed) else max(1, len(q))
+        for rows, features in in_runs(block):
             if faster_by_onednn(q, features):
-                part, made = out[:, rows], times(q, features)
-                part.add_(made) if add else part.copy_(made)
+                for some, part in zip(q.split(together), out[:, rows].split(together)):
+                    made = times(some, features)
+                    part.add_(made) if add else part.copy_(made)
             else:
                 out[:, rows].addmm_(q, features.T, beta=int(add))
 
@@ -136,6 +138,12 @@ def _cut(x: Tensor) -> Tensor:
 def _at_once(queries: int) -> int:
     """Rows that are multiplied together."""
     return max(_ROWS, _SUMS // (_LIMBS * max(1, queries)))
+
+
+def _together() -> int:
+    """Queries that are multiplied at once with rows that were unpacked. Of more of them oneDNN gives each thread some,
+    and all rows: then the next rows take six times as long to unpack, into memory that several cores have cached."""
+    return max(256, 128 * torch.get_num_threads())
 
 
 @cache

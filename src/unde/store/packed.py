@@ -14,10 +14,9 @@ from torch import Tensor
 
 from unde.store.codec import Codec
 
-FEW = 2**20  # bytes of each thread that are unpacked together for few queries
-MANY = 2**24  # for many, of all threads
+EACH = 2**23  # bytes of each thread that are unpacked together: of fewer, threads wait too often
+MOST = 2**24  # of all threads: more are not in the cache any more when they are multiplied
 _FEWEST = 64  # rows: products with fewer are slow
-_QUERIES = 64  # this many take far longer to multiply than rows to unpack, and are slow in small blocks
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,21 +37,20 @@ class Packed:
 Block = Tensor | Packed
 
 
-def in_runs(block: Block, queries: int) -> Iterator[tuple[slice, Tensor]]:
-    """(rows, (n, D) float32), to be multiplied with so many queries at once: the next run overwrites it."""
+def in_runs(block: Block) -> Iterator[tuple[slice, Tensor]]:
+    """(rows, (n, D) float32), to be multiplied: the next run overwrites it."""
     if isinstance(block, Tensor):
         yield slice(0, len(block)), block
         return
     width = block.columns[-1].stop
-    step = min(len(block), at_once(width, queries))
+    step = min(len(block), at_once(width))
     out = torch.empty(step, width)
     for start in range(0, len(block), step or 1):
         rows = slice(start, min(start + step, len(block)))
         yield rows, block.codec.unpack(block[rows].shard, block.columns, out[: rows.stop - rows.start])
 
 
-def at_once(width: int, queries: int) -> int:
-    """Rows that are unpacked together. By what is asked and the number of threads, and as a whole shard is aligned, so
-    that scores do not depend on who makes them, or in how much memory (those of int8: up to rounding, `limbs.py`)."""
-    size = FEW * torch.get_num_threads() if queries < _QUERIES else MANY
-    return max(_FEWEST, size // (4 * width) // 16 * 16)
+def at_once(width: int) -> int:
+    """Rows that are unpacked together. By the number of threads alone, and as a whole shard is aligned, so that scores
+    do not depend on who makes them, or in how much memory (those of int8: up to rounding, `limbs.py`)."""
+    return max(_FEWEST, min(EACH * torch.get_num_threads(), MOST) // (4 * width) // 16 * 16)

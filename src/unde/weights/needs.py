@@ -7,6 +7,7 @@ import torch
 from unde.build.kernels import block_bytes, reading
 from unde.build.training import in_memory, packed, run_bytes
 from unde.groups import Groups
+from unde.products import arranged
 from unde.scores import budget
 from unde.scores import needs as scoring
 from unde.store.manifest import Manifest
@@ -53,7 +54,8 @@ def _reading(m: Manifest, queries: int, count: int, spare: int, memory: int, pre
     rows = min(m.examples, m.settled.shard_size, budget.rows_at_once(queries, count, spare))
     part = 4 * queries * rows * count  # of one block; the next is read while it is there
     before, squared = part if len(m.shards) > 1 else 0, part + 8 * rows * count
+    made = 2 * part + arranged(queries, rows, m.width)
     if not packed(m, memory):
-        return max(reading(m, precision) + before, 2 * part, squared)
+        return max(reading(m, precision) + before, made, squared)
     shard = m.terms * reading(m, precision) if len(m.shards) > 1 else 0  # the next
-    return max(shard + before, 2 * part + run_bytes(m, rows, queries * count), squared)
+    return max(shard + before, made + run_bytes(m, rows), squared)
