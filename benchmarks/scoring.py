@@ -38,8 +38,9 @@ from benchmarks.peaks import peaks
 from unde import Groups
 from unde.build.stored import Stored
 from unde.methods import TracIn
+from unde.pages import large
 from unde.projection import VERSION
-from unde.scores import GroupScores, budget
+from unde.scores import GroupScores
 from unde.scores.scorer import Scorer
 from unde.store.codec import codec
 from unde.store.manifest import SCHEMA, Manifest, Settled
@@ -188,7 +189,7 @@ def groups(folder: Path, queries: Tensor, memory: int, rounds: int) -> list[dict
                 pass
 
         def written(count: int = count, few: int = few, n: int = n) -> None:
-            budget.large(count, few, n).fill_(1.0)
+            large(count, few, n).fill_(1.0)
 
         seconds = in_turns({"totals": scores.total, "blocks": blocks}, rounds)
         few_seconds = in_turns({"totals": some.total, "array": some.by_group, "writing": written}, rounds)

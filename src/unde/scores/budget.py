@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-import torch
-from torch import Tensor
-
 PART = 16  # scores of a block take at most this fraction of the budget; top-k makes a few more of it
 STREAM = 8  # contributions of a block, which are there up to three times
 QUERIES = 8  # weighted features of queries
@@ -35,8 +31,3 @@ def spare(whole: int, block: int, queries: int, memory: int) -> int:
     """What is left of the budget beside the features of queries and blocks of training features, of `whole` bytes in
     all: one, and the one before. At least a quarter."""
     return max(memory // 4, memory - queries - min(whole, 2 * block))
-
-
-def large(*shape: int) -> Tensor:
-    """An array for what is handed out, of float32. NumPy asks the system for large pages: there are fewer to clear."""
-    return torch.from_numpy(np.empty(shape, dtype=np.float32))

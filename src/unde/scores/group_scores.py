@@ -21,6 +21,7 @@ from unde.errors import UndeError, unknown
 from unde.groups import Groups
 from unde.methods import Method, Sides
 from unde.notebook import facts, listed
+from unde.pages import large
 from unde.scores import budget
 from unde.scores.candidates import Candidates, CandidateScores
 from unde.scores.columns import cut
@@ -100,7 +101,7 @@ class GroupScores(Ranked):
         w = self.weights(weights)
         if self.spread is not None:
             return self.spread.total(self, w)
-        out = budget.large(*self.shape)
+        out = large(*self.shape)
         for rows, q, part in self.totals(w, into=out):
             if part.data_ptr() != out[q, rows].data_ptr():
                 out[q, rows] = part
@@ -137,7 +138,7 @@ class GroupScores(Ranked):
                 f"by_group() of {q} × {n} × {len(self.partition)} needs {need / 2**30:.3g} GiB, the budget "
                 f"is {self.memory / 2**30:.3g} GiB: score fewer queries, regroup, or raise memory="
             )
-        out = budget.large(q, len(self.partition), n)  # of a query a matrix (M, n): turning it takes as long
+        out = large(q, len(self.partition), n)  # of a query a matrix (M, n): turning it takes as long
         whole = out.transpose(1, 2)
         for rows, part in self._streamed(slice(0, q), out.transpose(0, 1)):
             if self.method.groupwise:
@@ -183,7 +184,7 @@ class GroupScores(Ranked):
     def contributions(self, queries: slice) -> Tensor:
         """(q, N, M) linear contributions of a block of queries; those of an example lie together in memory."""
         count = len(range(*queries.indices(len(self))))
-        out = budget.large(count, self.train.examples, len(self.partition))
+        out = large(count, self.train.examples, len(self.partition))
         for rows, part in self.stream(queries):
             out[:, rows] = part
         return out
