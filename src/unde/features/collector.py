@@ -1,9 +1,10 @@
 """The collector: per-example projected gradients of every unit from one frozen forward and backward pass.
 
 Weights do not require grad, so autograd computes no weight gradient. A forward hook on each layer hands the
-layer's input to its rule, which projects it at once; a hook on the layer's output tensor hands over the
-output gradient when the backward pass gets there, and the rule combines the two (see `layers/`). What no
-rule covers goes through `fallback.py`; `coverage.py` decides, and checks every choice against autograd.
+layer's input to its rule, which projects it at once, or keeps it where autograd does, too; a hook on the layer's
+output tensor hands over the output gradient when the backward pass gets there, and the rule combines the two (see
+`layers/`). What no rule covers goes through `fallback.py`; `coverage.py` decides, and checks every choice against
+autograd.
 """
 
 from __future__ import annotations
