@@ -20,7 +20,7 @@ from torch import Tensor
 
 _ALWAYS, _MEANWHILE = 2**26, 2**30  # bytes that are kept: between single passes, and while there are many
 _TRIM, _MMAP = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
-_BY_ITSELF = 2**25  # what older releases of glibc take from the heap at most
+_ALONE = 2**25  # bytes: larger blocks are not kept, as they would leave gaps that nothing fits into
 
 _lock, _inside = Lock(), 0
 
@@ -58,8 +58,7 @@ def large(*shape: int) -> Tensor:
 
 def _keep(most: int) -> None:
     mallopt = _libc("mallopt")
-    if not mallopt(_MMAP, most // 2):
-        mallopt(_MMAP, _BY_ITSELF)
+    mallopt(_MMAP, _ALONE)
     mallopt(_TRIM, most)
 
 
