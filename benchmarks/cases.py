@@ -130,7 +130,7 @@ def rows_of(setup: Setup, count: int) -> Rows:
 CASES = {
     case.name: case
     for case in (
-        Case("resnet", "ResNet-18, 32 × 32 images", resnet, 32, 24, 7),
+        Case("resnet", "ResNet-18, 32 × 32 images", resnet, 32, 12, 9),
         Case("vit", "ViT, 6 layers, 192 wide, 32 × 32 images", vit, 32, 4, 7),
         Case("gpt2", "GPT-2, 6 layers, 256 wide, 256 tokens", gpt2, 8, 2, 6),
         Case("llama", "Llama, 6 layers, 256 wide, 256 tokens", llama, 8, 2, 6),
