@@ -173,6 +173,28 @@ def own_collate(collate: Collate | None, data: Any) -> Collate | None:
     return None if brings else collate
 
 
+def plain_text(example: Any) -> str | None:
+    """The text that an example holds in its field "text" or "sentence"; None without one.
+
+    >>> plain_text({"text": "to be", "label": 1}), plain_text(("to be", 1))
+    ('to be', None)
+    """
+    if not isinstance(example, Mapping):
+        return None
+    return next((t for key in ("text", "sentence") if isinstance(t := example.get(key), str)), None)
+
+
+def plain_texts(rows: Rows) -> list[str] | None:
+    """Texts of all examples; None if the first has none. A later one without a text has the empty text.
+
+    >>> plain_texts(Rows([{"text": "to be"}, {"text": "or not"}])), plain_texts(Rows([1, 2]))
+    (['to be', 'or not'], None)
+    """
+    if plain_text(rows[0]) is None:
+        return None
+    return [plain_text(rows[i]) or "" for i in range(len(rows))]
+
+
 def parse_bytes(memory: int | str) -> int:
     """
     >>> parse_bytes("2GB"), parse_bytes("512 MiB"), parse_bytes(1000)

@@ -1,7 +1,13 @@
 """How good is an attribution? Metrics, the baselines to beat, and the bank of retrained models that LDS needs."""
 
 from unde.evaluate.bank import Bank, Training
-from unde.evaluate.baselines import bm25, random_indices, representation_distance, representation_similarity
+from unde.evaluate.baselines import (
+    baseline_scores,
+    bm25,
+    random_indices,
+    representation_distance,
+    representation_similarity,
+)
 from unde.evaluate.compare import Comparison, compare
 from unde.evaluate.estimate import Estimate, paired
 from unde.evaluate.fine_grained import FineGrained, fine_grained
@@ -25,6 +31,7 @@ __all__ = [
     "Heatmap",
     "TailPatch",
     "Training",
+    "baseline_scores",
     "bm25",
     "compare",
     "fine_grained",

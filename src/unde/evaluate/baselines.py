@@ -1,9 +1,9 @@
-"""What every comparison should show beside an attribution method: chance, shared words, similar representations."""
+"""Baselines to compare an attribution method with: chance, shared words, similar hidden states, loss."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -13,12 +13,86 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unde import console
-from unde.data import Collate, Rows, own_collate, to_device
+from unde.data import Collate, Rows, own_collate, plain_texts, to_device
 from unde.errors import UndeError, unknown
+from unde.evaluate.hidden_states import HiddenStates
 from unde.features.guard import untouched
 from unde.tasks import Task
 
+BM25, HIDDEN_STATES, LOSS = "BM25", "hidden-state similarity", "loss"  # names of the baselines
 _SHORT_LIST = 12  # so many module names fit into an error message
+
+
+def baseline_scores(
+    model: nn.Module | None,
+    task: Task | None,
+    train_data: Any,
+    queries: Any,
+    *,
+    collate: Collate | None = None,
+    texts: tuple[Sequence[str], Sequence[str]] | None = None,
+) -> dict[str, Tensor]:
+    """Scores of the baselines that fit a task and its data.
+
+    "BM25" is there if examples have texts and the package bm25s is installed. "hidden-state similarity" is the cosine
+    of the inputs of the model's last layer, averaged over tokens or space. "loss" is the loss of the training example:
+    it is the same for all queries and serves evaluation, not explanation. What is left out is said in a line. The
+    model runs once on each training example and each query.
+
+    Args:
+        model: The model; that of an index is `index.model`.
+        task: Its task; `index.task`.
+        train_data: The training data; `index.train_data`.
+        queries: The queries.
+        collate: Function that makes a batch; default: that of the data, or else of the task.
+        texts: Texts of the training examples and of the queries; default: their field "text" or "sentence".
+
+    Returns:
+        (Q, N) scores of each baseline by its name.
+
+    Raises:
+        UndeError: The model, the task or the data are None, or texts do not fit the data.
+
+    >>> from unde.tasks import Classification
+    >>> x, y = torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]]), torch.zeros(3, dtype=torch.long)
+    >>> scores = baseline_scores(nn.Linear(2, 2), Classification(), (x, y), (x[:1], y[:1]))
+    >>> list(scores), scores["hidden-state similarity"]
+    (['hidden-state similarity', 'loss'], tensor([[1.0000, 0.0000, 0.7071]]))
+    """
+    if model is None or task is None or train_data is None:
+        raise UndeError(
+            "baselines need the model, its task and the training data: pass all three, or open the index with "
+            "Index.open(..., model=, task=, train_data=)"
+        )
+    train, asked = (Rows(data, collate or own_collate(task.collate, data)) for data in (train_data, queries))
+    train_texts, query_texts = (plain_texts(train), plain_texts(asked)) if texts is None else texts
+    found: dict[str, Tensor] = {}
+    if train_texts is not None and query_texts is not None:
+        if (len(train_texts), len(query_texts)) != (len(train), len(asked)):
+            raise UndeError(
+                f"{len(train_texts)} and {len(query_texts)} texts for {len(train)} training examples and "
+                f"{len(asked)} queries: expected one text for each"
+            )
+        try:
+            found[BM25] = bm25(train_texts, query_texts)
+        except UndeError as e:
+            console.note(f"no {BM25} baseline: {e}")
+    reader = HiddenStates(model, task, train)
+    if reader.problem:
+        console.note(f"no {HIDDEN_STATES} baseline: {reader.problem}")
+    hidden = [] if reader.problem else [reader.read(asked, r).hidden for r in reader.ranges(asked)]
+    wanted = torch.cat([part for part in hidden if part is not None]) if hidden else None  # (Q, d)
+    similarity, loss = torch.empty(len(asked), len(train)), torch.empty(len(train))
+    with console.progress("baselines", len(train)) as advance:
+        for r in reader.ranges(train):
+            states = reader.read(train, r)
+            loss[r.start : r.stop] = states.loss
+            if wanted is not None and states.hidden is not None:
+                similarity[:, r.start : r.stop] = _similarity(wanted, states.hidden, "cosine")
+            advance(len(r))
+    if wanted is not None:
+        found[HIDDEN_STATES] = similarity
+    return {**found, LOSS: loss.expand(len(asked), -1)}
 
 
 def random_indices(n_train: int, queries: int, k: int, seed: int = 0) -> np.ndarray:
