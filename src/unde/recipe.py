@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from unde.data import Collate, Rows, own_collate
+from unde.data import Collate, Rows, own_collate, plain_text
 from unde.errors import UndeError, unknown
 from unde.tasks.base import Task
 
@@ -81,6 +81,24 @@ class Setup:
         """Training data or queries as rows, with the collate function that they are put into batches by: the setup's,
         that of the data, as a DataLoader may have one, or the task's."""
         return Rows(data, self.collate or own_collate(self.task.collate, data))
+
+    def text(self, example: Any) -> str | None:
+        """The text of an example: its field "text" or "sentence", or else what `show` gives; None without one.
+
+        >>> Setup(nn.Linear(2, 2), Task(), [], show=lambda example: {"text": f"number {example}"}).text(7)
+        'number 7'
+        """
+        text = plain_text(example)
+        if text is not None or self.show is None:
+            return text
+        shown = self.show(example)
+        return shown if isinstance(shown, str) else plain_text(shown)
+
+    def texts(self, rows: Rows) -> list[str] | None:
+        """Texts of all examples; None if the first has none. A later one without a text has the empty text."""
+        if self.text(rows[0]) is None:
+            return None
+        return [self.text(rows[i]) or "" for i in range(len(rows))]
 
 
 def _class_names(given: Any) -> list[str]:

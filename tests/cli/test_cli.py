@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 import torch
-from commands import run
+from commands import invoke, run
 
 from unde import Index, UndeError, Weights, cli
-from unde.evaluate import Bank
+from unde.evaluate import Bank, baseline_scores, lds
 from unde.recipe import Recipe
 
 
@@ -58,6 +58,30 @@ def test_evaluate_measures_lds_against_a_bank(built):
     )
     assert found["unweighted"]["mean"] == pytest.approx(1.0)
     assert found["difference"]["mean"] == pytest.approx(found["weighted"]["mean"] - 1.0)
+    expected = baseline_scores(setup.model, setup.task, setup.train_data, setup.eval_queries)
+    bank, baselines = Bank.open("bank.npz"), found["baselines"]
+    assert list(baselines) == ["hidden-state similarity", "loss"]
+    for name, scores in expected.items():
+        mean = lds(scores, bank.masks, bank.utility["eval"]).mean
+        assert baselines[name]["mean"] == pytest.approx(mean)
+        assert baselines[name]["difference"]["mean"] == pytest.approx(found["weighted"]["mean"] - mean)
+
+
+def test_evaluate_says_when_a_baseline_wins(built):
+    setup = Recipe(built).make()
+    loss = baseline_scores(setup.model, setup.task, setup.train_data, setup.eval_queries)["loss"].numpy()
+    Bank.run(  # a bank whose models behave exactly as the loss predicts
+        "losses.npz",
+        train=lambda indices, seed: loss[:, indices].sum(1),
+        utility=lambda predicted: {"eval": predicted},
+        n_train=60,
+        subsets=8,
+    )
+    said = invoke("evaluate", built, "--index", "idx", "--bank", "losses.npz")
+    assert "the baseline loss predicts the retrained models better than trak: LDS 100.0" in " ".join(
+        said.split()
+    )
+    assert "unweighted − baseline" in said and "hidden-state similarity" in said
 
 
 def test_bench_tells_a_ratio(project):

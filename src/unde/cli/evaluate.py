@@ -30,8 +30,11 @@ from unde.cli.options import (
 )
 from unde.cli.project import Project, kept_scores, remembered, weights_in
 from unde.errors import unknown
-from unde.evaluate import Bank, compare, lds
+from unde.evaluate import Bank, Estimate, compare, lds, paired
+from unde.evaluate.baselines import setup_baselines
 from unde.execution import named
+
+UNWEIGHTED = "unweighted"
 
 
 def evaluate(
@@ -54,10 +57,11 @@ def evaluate(
     threads: Threads = None,
     workers: Workers = None,
 ) -> None:
-    """Measure the linear datamodeling score (LDS) of the queries, with and without weights.
+    """Measure the linear datamodeling score (LDS) of the queries, with and without weights, beside simple baselines.
 
     How well scores predict models that were retrained on parts of the data; such a bank is made with
-    unde.evaluate.Bank.run.
+    unde.evaluate.Bank.run. Baselines are BM25 (texts), hidden-state similarity and the training loss; the last column
+    is the paired difference.
 
     Examples:
 
@@ -76,15 +80,38 @@ def evaluate(
         raise unknown("utility of the bank", utility, retrained.utility)
     masks, values = retrained.masks, retrained.utility[utility]
     if weights is None:
-        found = {"unweighted": lds(scores.total(), masks, values)}
+        estimates = {UNWEIGHTED: lds(scores.total(), masks, values)}
     else:
         both = compare(scores, weights_in(weights, scores), masks, values)
-        found = {"unweighted": both.unweighted, "weighted": both.weighted, "difference": both.difference}
+        estimates = {UNWEIGHTED: both.unweighted, "weighted": both.weighted, "difference": both.difference}
+    best = estimates.get("weighted", estimates[UNWEIGHTED])
+    draws = 0 if best.subset_bootstrap is None else len(best.subset_bootstrap.means)
+    baselines = {
+        name: lds(baseline, masks, values, bootstrap=draws)
+        for name, baseline in setup_baselines(project.setup, asked).items()
+    }
+    differences = {name: paired(baseline, best) for name, baseline in baselines.items()}
     if format == "json":
-        console.echo(json.dumps({n: e.as_dict() for n, e in found.items()}, indent=1))
+        summary: dict[str, Any] = {n: e.as_dict() for n, e in estimates.items()}
+        summary["baselines"] = {
+            name: e.as_dict() | {"difference": differences[name].as_dict()} for name, e in baselines.items()
+        }
+        console.echo(json.dumps(summary, indent=1))
     else:
-        console.show_table(
-            "LDS (%)",
-            ["", "mean", "95 % CI"],
-            [[n, f"{100 * e.mean:.2f}", f"± {100 * e.ci95:.2f}"] for n, e in found.items()],
-        )
+        way = "weighted" if weights is not None else UNWEIGHTED
+        rows = [[n, f"{100 * e.mean:.2f}", f"± {100 * e.ci95:.2f}", ""] for n, e in estimates.items()]
+        rows += [
+            [n, f"{100 * e.mean:.2f}", f"± {100 * e.ci95:.2f}", _signed(differences[n])]
+            for n, e in baselines.items()
+        ]
+        console.show_table("LDS (%)", ["", "mean", "95 % CI", f"{way} − baseline"], rows)
+    for name, difference in differences.items():
+        if difference.mean + difference.ci95 < 0:
+            console.note(
+                f"the baseline {name} predicts the retrained models better than {scores.method.name}: "
+                f"LDS {100 * baselines[name].mean:.1f} against {100 * best.mean:.1f}"
+            )
+
+
+def _signed(difference: Estimate) -> str:
+    return f"{100 * difference.mean:+.2f} ± {100 * difference.ci95:.2f}".replace("-", "−")

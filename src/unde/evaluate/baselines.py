@@ -17,6 +17,7 @@ from unde.data import Collate, Rows, own_collate, plain_texts, to_device
 from unde.errors import UndeError, unknown
 from unde.evaluate.hidden_states import HiddenStates
 from unde.features.guard import untouched
+from unde.recipe import Setup
 from unde.tasks import Task
 
 BM25, HIDDEN_STATES, LOSS = "BM25", "hidden-state similarity", "loss"  # names of the baselines
@@ -93,6 +94,14 @@ def baseline_scores(
     if wanted is not None:
         found[HIDDEN_STATES] = similarity
     return {**found, LOSS: loss.expand(len(asked), -1)}
+
+
+def setup_baselines(setup: Setup, queries: Rows) -> dict[str, Tensor]:
+    """`baseline_scores` of a setup, with the texts that its examples have or that its `show` gives."""
+    train = setup.rows(setup.train_data)
+    train_texts, query_texts = setup.texts(train), setup.texts(queries)
+    texts = None if train_texts is None or query_texts is None else (train_texts, query_texts)
+    return baseline_scores(setup.model, setup.task, train, queries, texts=texts)
 
 
 def random_indices(n_train: int, queries: int, k: int, seed: int = 0) -> np.ndarray:

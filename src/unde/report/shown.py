@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from unde import console
-from unde.data import Rows
+from unde.data import Rows, plain_text
 from unde.errors import UndeError, unknown
 from unde.features.guard import untouched
 from unde.recipe import Setup
@@ -168,7 +168,7 @@ def _guess(example: Any) -> Any:
 
 
 def _guess_of_columns(example: Mapping[str, Any]) -> dict[str, Any]:
-    text = next((t for key in ("text", "sentence") if isinstance(t := example.get(key), str)), None)
+    text = plain_text(example)
     image = next((x for key in ("image", "pixel_values") if _is_image(x := example.get(key))), None)
     return {"text": text, "image": image, "label": label_of(example)}
 
