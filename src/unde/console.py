@@ -6,9 +6,9 @@ import os
 import sys
 import time
 import unicodedata
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 from rich.console import Console
 from rich.markup import escape
@@ -18,7 +18,13 @@ from rich.text import Text
 
 from unde.errors import UndeError
 
-Advance = Callable[[int], None]
+
+class Advance(Protocol):
+    """Counts what is done; a text about the state of the job stands beside the count."""
+
+    def __call__(self, count: int, /, state: str | None = None) -> None: ...
+
+
 PATIENCE = 3.0  # seconds that a job may take before a bar is drawn
 BETWEEN_LINES = 30.0  # seconds, where bars cannot be drawn
 _err = Console(stderr=True)
@@ -55,9 +61,12 @@ class _Job:
         self.first = self.done = done
         self.started = self.said = time.monotonic()
         self.bar: Progress | None = None
+        self.state = ""
 
-    def advance(self, count: int) -> None:
+    def advance(self, count: int, state: str | None = None) -> None:
         self.done += count
+        if state is not None:
+            self.state = state
         now = time.monotonic()
         if _err.is_terminal:
             if now - self.started >= PATIENCE:
@@ -89,7 +98,8 @@ class _Job:
     def _state(self, now: float) -> str:
         per_second = (self.done - self.first) / max(now - self.started, 1e-9)
         left = f", {duration((self.total - self.done) / per_second)} left" if per_second else ""
-        return f"{self.done:,}/{self.total:,}, {self._rate(now)}{left}"
+        state = f"; {self.state}" if self.state else ""
+        return f"{self.done:,}/{self.total:,}, {self._rate(now)}{left}{state}"
 
     def _rate(self, now: float) -> str:
         """Of this run alone, so that a job that goes on does not boast."""
@@ -112,14 +122,14 @@ def progress(
     """
     global _busy
     if not show or _busy:
-        yield lambda count: None
+        yield lambda count, state=None: None
         return
     job = _Job(label, total, estimate or unit, done)
     told = _Estimate(total, estimate) if estimate else None
 
-    def advance(count: int) -> None:
-        job.advance(count)
-        if told:
+    def advance(count: int, /, state: str | None = None) -> None:
+        job.advance(count, state)
+        if told and count:
             told(count)
 
     _busy = True

@@ -19,11 +19,18 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 METHOD = EKFAC(projection="kron(3)", fisher="sampled")
 
 
+def trained_on(indices, seed):
+    """Stands in for a training: other examples give other weights."""
+    return toy.net(int(indices.sum()))
+
+
 def everything(folder):
     """An index whose folder has all that it may have."""
     index = toy.build(folder, method=EKFAC(projection="pca(2)", fisher="sampled"), ids=list(range(22)))
     index.features(toy.data(3, seed=3), folder / layout.QUERIES / "some.safetensors")
     index.score(toy.data(3, seed=3))
+    if not (folder / layout.CALIBRATION).exists():
+        index.calibrate(trained_on, toy.data(12, seed=4), halves=4, baselines=False)
     (folder / layout.SOURCE).write_text("{}")
     (folder / layout.RUN).touch()
     (folder / layout.SCRATCH).mkdir(exist_ok=True)

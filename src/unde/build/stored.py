@@ -135,6 +135,12 @@ class Stored:
             )
         return Stored(folder, found, self.memory)
 
+    @property
+    def fishers(self) -> list[str]:
+        """The Fisher matrices that kernels can be made of here."""
+        sampled = there(self.folder / layout.FISHER / layout.MANIFEST)
+        return ["empirical", *(["sampled"] if sampled else [])]
+
     def source(self, kernel_of: str, checkpoint: int) -> FeatureSource:
         """What a kernel is made of; of a trajectory, the features of all steps averaged."""
         stored = self.fisher if kernel_of == "sampled" else self

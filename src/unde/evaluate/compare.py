@@ -102,7 +102,11 @@ def compare(
     found: Any = as_scores(scores)
     refuse_training(found)
     checked = refuse_seen(found.query_digests, weights) if isinstance(weights, Learned) else False
+    uniform = None  # weights of a calibration would be used by default
+    if getattr(found, "default_weights", None) is not None:
+        uniform = torch.ones(len(found.groups))
     unweighted, weighted = (
-        lds(found.total(weights=w), masks, utility, bootstrap=bootstrap, seed=seed) for w in (None, weights)
+        lds(found.total(weights=w), masks, utility, bootstrap=bootstrap, seed=seed)
+        for w in (uniform, weights)
     )
     return Comparison(unweighted, weighted, checked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unde import methods, plan
+from unde import console, methods, plan
 from unde.build.checkpoints import Checkpoint
 from unde.build.checks import read_ids
 from unde.build.context import Given
@@ -18,9 +19,12 @@ from unde.build.queries import QueryFeatures
 from unde.build.settle import checked, settle
 from unde.data import Collate, Rows, own_collate, parse_bytes
 from unde.errors import UndeError
+from unde.evaluate.baselines import baseline_scores
 from unde.execution import Executor, ending, named
 from unde.groups import Groups, unwrapped
 from unde.index import living, making, merging, self_retrieval
+from unde.index.calibrate import calibrate
+from unde.index.calibration import Calibration
 from unde.index.facts import index_facts
 from unde.index.opened import Opened
 from unde.index.trust import SHOWN, Trust, of_several
@@ -31,6 +35,7 @@ from unde.recipe import Recipe
 from unde.scores.group_scores import GroupScores, WeightsLike
 from unde.scores.rescore import Asked
 from unde.scores.tokens import TokenScores
+from unde.store import layout
 from unde.store.manifest import Manifest
 from unde.store.remote import Place, place, there
 from unde.store.verified import Verified
@@ -44,6 +49,9 @@ class Index:
     def __init__(self, opened: Opened) -> None:
         self._opened = opened
         self._retrieved: tuple[Any, Any] | None = None
+        self._use_calibration = True
+        self._announced = False  # whether the calibration was mentioned
+        self._calibration: Calibration | None = None
 
     def __len__(self) -> int:
         return self.manifest.examples
@@ -325,8 +333,13 @@ class Index:
         return made
 
     def score(self, queries: Any, method: str | Method | None = None) -> GroupScores:
-        """Group-resolved scores of queries, under the index's method or another on the same measurement."""
-        chosen = methods.on_index(method, self.method)
+        """Group-resolved scores of queries.
+
+        Without a `method` the setting and weights of the calibration are used, where the index has one, else the method
+        that it was built for.
+        """
+        calibration = self.calibration if method is None else None
+        chosen = methods.on_index(method, self.method) if calibration is None else calibration.method
         made = self.features(queries)
         if not isinstance(queries, QueryFeatures):
             chosen.check_query(Rows(queries)[0])
@@ -335,7 +348,116 @@ class Index:
         at = self._opened
         rows = None if made is queries else Rows(queries, own_collate(at.collate, queries))
         again = Asked(at.stored, lambda: at.session, at.rows, rows)
-        return replace(at.scorer.scores(chosen, made.features, made.digests, judging), again=again)
+        if calibration is None:
+            return replace(at.scorer.scores(chosen, made.features, made.digests, judging), again=again)
+        self._announce(calibration)
+        last = calibration.setting.last_checkpoint
+        scores = at.scorer.scores(chosen, made.features, made.digests, judging, last_checkpoint=last)
+        provenance = scores.provenance | {"calibration": str(calibration)}
+        return replace(scores, again=again, default_weights=calibration.weights, provenance=provenance)
+
+    # --- calibration ------------------------------------------------------------------------------------
+
+    def calibrate(
+        self,
+        train: Any = None,
+        queries: Any = None,
+        *,
+        halves: int = 16,
+        budget: str | float | None = None,
+        how: str = "retrain",
+        bank: Any = None,
+        seed: int = 0,
+        executor: str | Executor | None = None,
+        baselines: Mapping[str, Any] | bool = True,
+    ) -> Calibration:
+        """Choose method, damping and weights by models retrained on random halves, and estimate the LDS to expect.
+
+        Every setting that the index can give is judged by what the retrained models did on the queries. The choice is
+        kept in the index, and `score` uses it from then on. What is trained is kept too: a call that was interrupted
+        goes on, and a later one with more `halves` adds to it.
+
+        Args:
+            train: A function (indices, seed) -> model that trains on these training examples as the model was trained,
+                or an `unde.evaluate.Training`.
+            queries: Data like that which will be asked about, 100 to 500 examples, none of them trained on.
+            halves: How many random halves to train on: 8 choose a setting, 16 also fit weights.
+            budget: A time, such as "30min", after which no further model is begun.
+            how: "retrain" from the start, or "local": one more epoch from the final model with the optimizer of a
+                `Training`. Local trainings are cheap and order settings as retraining does; their LDS means nothing
+                else.
+            bank: An `unde.evaluate.Bank` of the same queries, or (masks, utility): then nothing is trained.
+            seed: Of the halves, the trainings and the folds.
+            executor: Who trains, such as "processes:2"; by default who computes for this index.
+            baselines: Whether simple baselines are judged too, or their scores {name: (Q, N)}.
+
+        Returns:
+            The calibration. It is saved as calibration.json in the folder of the index.
+
+        Raises:
+            UndeError: If there is no way to train, a training diverges, the budget does not suffice for four halves,
+                queries are training data, or a bank does not fit.
+        """
+        if queries is None:
+            raise UndeError("queries is missing: pass data like that which will be asked about")
+        self._opened.check_finished()
+        runs = self._opened.executor if executor is None else named(executor)
+        with nullcontext() if executor is None else ending(executor, runs):
+            made = calibrate(
+                self._opened,
+                queries,
+                train,
+                halves,
+                budget,
+                how,
+                bank,
+                seed,
+                runs,
+                self._baselines(queries, baselines),
+            )
+        made.save(self.folder / layout.CALIBRATION)
+        self._calibration = made
+        self._announced = True
+        console.note(str(made))
+        return made
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """The calibration of the index, None without one. One of the index before it was changed is not used."""
+        if not self._use_calibration:
+            return None
+        if self._calibration is None and there(self.folder / layout.CALIBRATION):
+            self._calibration = Calibration.load(self.folder / layout.CALIBRATION)
+        found = self._calibration
+        if found is not None and found.index != self.manifest.id:
+            if not self._announced:
+                console.note(
+                    f"{self.folder} has changed since it was calibrated: calibrate it again. Until then it is not used"
+                )
+                self._announced = True
+            return None
+        return found
+
+    def uncalibrated(self) -> Index:
+        """The same index without its calibration: the method that it was built for, and uniform weights."""
+        made = Index(self._opened)
+        made._use_calibration = False
+        return made
+
+    def _announce(self, calibration: Calibration) -> None:
+        if not self._announced:
+            console.note(f"calibrated: {calibration}")
+            self._announced = True
+
+    def _baselines(self, queries: Any, wanted: Mapping[str, Any] | bool) -> Mapping[str, Any]:
+        if isinstance(wanted, Mapping):
+            return wanted
+        at = self._opened
+        if not wanted or at.model is None or at.task is None or at.rows is None:
+            return {}
+        return baseline_scores(
+            at.model, at.task, at.rows.data, queries, collate=at.collate or at.rows.collate
+        )
 
     def verify(self) -> Verified:
         """Every byte on disk against its checksum: true if all is well, else it says what is damaged and what to do."""
@@ -377,7 +499,7 @@ class Index:
         and report, all of different training examples. Where weights would not help they are uniform;
         `weights.provenance` tells what was found. Costs as much as 600 queries, and `examples` more, at most.
         """
-        chosen = methods.on_index(method, self.method)
+        chosen = self._method(method)
         usual = (None, self_retrieval.EXAMPLES, 0)  # what also judges weights from queries
         if (perturb, examples, seed) == usual:
             return self._retrieval(chosen, self.groups).weights()
@@ -407,6 +529,12 @@ class Index:
         """The same for each named set of weights, all on the same copies; without any, of the unweighted method."""
         chosen = methods.on_index(method, self.method)
         return of_several(self._opened, weights, chosen, examples, seed, perturb)
+
+    def _method(self, method: str | Method | None) -> Method:
+        """The method to ask with: that of the calibration where none is named."""
+        if method is None and self.calibration is not None:
+            return self.calibration.method
+        return methods.on_index(method, self.method)
 
     def _retrieval(self, method: Method, groups: Groups) -> self_retrieval.Retrieval:
         """Self-retrieval as it is by default, under one method and partition; the one used last is held on to."""

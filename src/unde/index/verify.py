@@ -13,6 +13,9 @@ from unde.build.queries import PLACE as QUERIES
 from unde.build.shards import Shapes
 from unde.build.stored import belongs
 from unde.errors import UndeError
+from unde.evaluate.bank.files import PARTS
+from unde.evaluate.bank.verify import verify as verify_bank
+from unde.index.calibration import Calibration
 from unde.store import layout
 from unde.store.files import PARTIAL
 from unde.store.living import told
@@ -135,6 +138,27 @@ def _names(folder: Place, found: Verified, manifest: Manifest | None, changing: 
                 found.report(folder / name, FOREIGN, e.strerror, layout.restored(name))
     _source(folder / layout.SOURCE, found)
     _run(folder / layout.RUN, found)
+    _calibration(folder, found)
+
+
+def _calibration(folder: Place, found: Verified) -> None:
+    """The calibration, and the models that were trained for it."""
+    path = folder / layout.CALIBRATION
+    if there(path, links=True) and not path.is_symlink():
+        try:
+            Calibration.load(path)
+            found.found(path)
+        except Unreachable:
+            raise
+        except UndeError as e:
+            found.report(path, DAMAGED, str(e), layout.restored(layout.CALIBRATION))
+    for home in _folders(folder / layout.CALIBRATION_HALVES, found):
+        if home.suffix != PARTS:
+            found.report(home, FOREIGN, "expected the folder of a training", _NOT_OURS)
+            continue
+        models = verify_bank(home.with_suffix(""))
+        found.bytes, found.files = found.bytes + models.bytes, found.files + models.files
+        found.problems += models.problems
 
 
 def _run(path: Place, found: Verified) -> None:

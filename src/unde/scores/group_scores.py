@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from unde import console
 from unde.errors import UndeError, unknown
 from unde.groups import Groups
 from unde.methods import Method, Sides
@@ -26,7 +27,7 @@ from unde.scores import budget
 from unde.scores.candidates import Candidates, CandidateScores
 from unde.scores.columns import cut
 from unde.scores.query_side import Piece, QuerySide
-from unde.scores.ranked import Ranked, WeightsLike
+from unde.scores.ranked import Aligned, Ranked, WeightsLike
 from unde.scores.top import Best
 from unde.scores.train_side import TrainSide
 from unde.scores.within import HUGE, Sizes, finite, refuse_lost
@@ -67,6 +68,7 @@ class GroupScores(Ranked):
     spread: Spread | None = None  # who else may compute
     query_ids: Sequence[Any] | None = None  # what the queries are called, if they have names
     again: Again | None = None  # how the same queries are asked about once more
+    default_weights: Aligned | None = None  # of a calibration: used where no weights are named
 
     def judge(self) -> Any:
         """What tells good weights from bad ones, or None without model and training data (`index.self_retrieval`)."""
@@ -340,7 +342,11 @@ class GroupScores(Ranked):
             members = self.partition.members
             groups = Groups({new: tuple(p for g in old for p in members[g]) for new, old in groups.items()})
         groups.of(self.train.units)
-        return replace(self, partition=groups)
+        if self.default_weights is not None:
+            console.note(
+                "the weights of the calibration belong to the groups of the index: these scores are unweighted"
+            )
+        return replace(self, partition=groups, default_weights=None)
 
     # --- inside -----------------------------------------------------------------------------------------
 

@@ -43,6 +43,11 @@ class Ranked(ABC):
         def query_ids(self) -> Sequence[Any] | None: ...  # what the queries are called, if they have names
 
     @property
+    def default_weights(self) -> Aligned | None:
+        """The weights of a calibration, which are used where none are named."""
+        return None
+
+    @property
     @abstractmethod
     def groups(self) -> list[str]: ...
 
@@ -123,10 +128,15 @@ class Ranked(ABC):
         return best.top(ids)
 
     def weights(self, weights: WeightsLike) -> Tensor:
-        """(M,) from whatever names them; None is all ones. Weights that remember these queries are refused."""
+        """(M,) from whatever names them; None is those of a calibration, or all ones without one. Weights that remember
+        these queries are refused."""
         m = len(self.groups)
         if weights is None:
-            return torch.ones(m)
+            return (
+                torch.ones(m)
+                if self.default_weights is None
+                else self.default_weights.aligned_to(self.groups)
+            )
         if isinstance(weights, Learned):
             refuse_seen(self.query_digests, weights)
         aligned = getattr(weights, "aligned_to", None)

@@ -59,14 +59,18 @@ class Scorer:
         features: Tensor,
         digests: list[str],
         judging: Callable[[Groups], Any] | None = None,
+        last_checkpoint: bool = False,
     ) -> GroupScores:
-        """Of queries whose features (C, Q, D) are at hand."""
+        """Of queries whose features (C, Q, D) are at hand; with `last_checkpoint` the others count nothing."""
         m, training = self.stored.manifest, self.training(method)
+        etas = m.checkpoint_weights
+        if last_checkpoint:
+            etas = [0.0] * (m.terms - 1) + etas[-1:]
         train = TrainSide(
             examples=m.examples,
             units=m.unit_names,
             columns=m.columns,
-            checkpoint_weights=m.checkpoint_weights,
+            checkpoint_weights=etas,
             cuts=training.cuts,
             block=training.block,
             packed=training.packed,

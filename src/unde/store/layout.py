@@ -9,6 +9,8 @@ fisher/                        an index of gradients with sampled labels, where 
 kernels/<key>/                 what kernels were fitted to, and K g(n) where that is stored
 queries/                       features of queries that a command has computed
 scratch/                       what processes that work together hand to one another
+calibration.json               the setting and weights that retrained models chose
+halves/                        how well the models did that a calibration has trained
 change.json                    a change that was begun: examples are being appended or removed
 source.json                    what the command line built it from
 run.toml                       the options of that command, with which another index is built just so
@@ -33,6 +35,7 @@ from unde.store.remote import Place, Remote, Unreachable, there
 MANIFEST, IDS, MATRICES, PROBE = "manifest.json", "ids.json", "projection.safetensors", "probe.safetensors"
 SHARDS, FISHER, KERNELS, QUERIES, SCRATCH = "shards", "fisher", "kernels", "queries", "scratch"
 CHANGE, SOURCE, RUN, LOG, LOCK = "change.json", "source.json", "run.toml", "log.jsonl", ".lock"
+CALIBRATION, CALIBRATION_HALVES = "calibration.json", "halves"
 CHECKSUM = "# Checksum of the lines above: "  # the last line of RUN
 REMEMBERED = ("model", "data", "text_field", "seq_len", "target")  # in SOURCE, where it has no checksum
 
@@ -59,6 +62,13 @@ ENTRIES = (
     Entry(FISHER, "gradients with sampled labels", BUILT_AGAIN, _ALL),
     Entry(KERNELS, "fitted kernels and K g(n)", MADE_ON_DEMAND, "whoever scores first"),
     Entry(QUERIES, "features of queries", MADE_ON_DEMAND, "commands that ask"),
+    Entry(CALIBRATION, "the setting and weights that retrained models chose", "calibrate again", "calibrate"),
+    Entry(
+        CALIBRATION_HALVES,
+        "how well the models did that a calibration has trained",
+        "the next calibration trains them again",
+        "calibrate",
+    ),
     Entry(
         SCRATCH,
         "what processes that work together hand to one another",
@@ -86,7 +96,7 @@ _VERSIONED = r"ids(-[1-9]\d{0,8})?\.json|probe(-[1-9]\d{0,8})?\.safetensors"
 _TENSORS = r"\w[\w.-]*\.safetensors"
 _FILES = re.compile(
     rf"({FISHER}/)?({'|'.join(map(re.escape, (MANIFEST, MATRICES, LOG)))}|{_VERSIONED}|{SHARDS}/c\d+-\d+\.safetensors)"
-    rf"|{re.escape(SOURCE)}|{re.escape(RUN)}|{KERNELS}/[0-9a-f]{{32}}/{_TENSORS}|{QUERIES}/{_TENSORS}",
+    rf"|{re.escape(CALIBRATION)}|{re.escape(SOURCE)}|{re.escape(RUN)}|{KERNELS}/[0-9a-f]{{32}}/{_TENSORS}|{QUERIES}/{_TENSORS}",
     re.ASCII,
 )
 

@@ -37,6 +37,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -92,7 +93,7 @@ def _by_grams(problem: Problem, weight_decay: float, grams: Grams, w: Array) -> 
     if not rho.any():
         raise nothing_to_learn()
     unweighted = float(rho.mean())
-    goal = _Goal(grams, scale=float(np.abs(rho).mean()), weight_decay=weight_decay)
+    goal = RatioObjective(grams, scale=float(np.abs(rho).mean()), weight_decay=weight_decay)
     if not np.array_equal(w, ones):
         chosen, mean = select(problem, torch.from_numpy(w))
     curve: list[float] = []
@@ -144,11 +145,23 @@ class Grams:
             yield span.places, gram.numpy()
 
 
+class GramMatrices(Protocol):
+    """The matrices G_q of all queries."""
+
+    def apply(self, vector: Array) -> Array:
+        """G_q v for each query: (Q', M)."""
+        ...
+
+    def combine(self, factors: Array) -> Array:
+        """Σ_q f_q G_q: (M, M)."""
+        ...
+
+
 @dataclass(frozen=True)
-class _Goal:
+class RatioObjective:
     """J for a fixed selection, and how to climb it."""
 
-    grams: Grams
+    grams: GramMatrices
     scale: float  # F₁
     weight_decay: float
 

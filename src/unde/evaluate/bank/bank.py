@@ -113,7 +113,7 @@ class Bank:
             )
         asked = executor or ("serial" if processes == 1 else f"processes:{processes}")
         runs = named(asked, threads=threads)
-        name = name if name is not None else f"{_called(train)}, {_called(utility)}"
+        name = name if name is not None else f"{describe_function(train)}, {describe_function(utility)}"
         plan = Plan(name, n_train, subsets, alpha, seed, seeds_per_subset, stratify)
         at = _absolute(place(path))
         folder = PartsFolder(at)
@@ -122,7 +122,7 @@ class Bank:
                 with ending(asked, runs), folder.held(plan.config()) as parts:
                     if not there(at):  # else another run has finished it meanwhile
                         job = Train(plan, train, utility, threads, parts)
-                        write_bank(at, plan, train_all(job, runs, stacked))
+                        write_bank(at, plan, list(train_all(job, runs, stacked).values()))
             except UndeError:
                 if isinstance(at, Path) or not there(at):
                     raise  # else another run has finished it meanwhile, and cleared its parts
@@ -151,11 +151,11 @@ class Bank:
         return f"Bank({self.seeds.size} models on {size}; utility: {sets})"
 
 
-def _called(function: Any) -> str:
+def describe_function(function: Any) -> str:
     """A function by its name; the plain arguments of a partial are part of it."""
     if isinstance(function, functools.partial):
         given = [*map(_shown, function.args), *(f"{k}={_shown(v)}" for k, v in function.keywords.items())]
-        return f"{_called(function.func)}({', '.join(given)})"
+        return f"{describe_function(function.func)}({', '.join(given)})"
     if isinstance(function, Training):
         return f"Training({', '.join(f'{k}={_told(v)}' for k, v in function.settings().items())})"
     named = function if hasattr(function, "__qualname__") else type(function)
@@ -163,7 +163,7 @@ def _called(function: Any) -> str:
 
 
 def _told(value: Any) -> str:
-    return _called(value) if callable(value) else _shown(value)
+    return describe_function(value) if callable(value) else _shown(value)
 
 
 def _absolute(path: Place) -> Place:

@@ -33,7 +33,7 @@ from unde.store.shards import read_shard, write_shard
 FORMAT = "unde bank 2"
 OLD_FORMATS = ("unde bank 1", "whence bank 1")  # the package was called whence until 0.1
 UTILITY = "utility/"
-_PARTS, _PLAN, _PART = ".parts", "plan.json", re.compile(r"model-(\d{5,})\.(npz|safetensors)")
+PARTS, _PLAN, _PART = ".parts", "plan.json", re.compile(r"model-(\d{5,})\.(npz|safetensors)")
 _OURS = re.compile(r"\.lock|plan\.json|model-\d{5,}\.safetensors|(plan\.json|model-).*\.partial|\..*\.tmp")
 
 
@@ -96,7 +96,7 @@ class PartsFolder:
     """`<bank>.parts`."""
 
     def __init__(self, bank: Place) -> None:
-        self.path = bank.with_name(bank.name + _PARTS)
+        self.path = bank.with_name(bank.name + PARTS)
         self.plan = self.path / _PLAN
 
     @contextmanager
@@ -180,7 +180,7 @@ class PartsFolder:
 
 def bank_of(path: Place) -> Place | None:
     """The bank that a path names, if it is one that is not finished: its file, or the folder of its parts."""
-    if path.is_dir() and path.suffix == _PARTS and there(path / _PLAN):
+    if path.is_dir() and path.suffix == PARTS and there(path / _PLAN):
         return path.with_suffix("")
     begun = not there(path) and PartsFolder(path).begun
     return path if begun else None

@@ -7,6 +7,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +31,10 @@ from unde.version import __version__
 UNNAMED = "queries"
 
 
+class EnoughModels(Exception):
+    """Raised by who watches a training: no more models are needed."""
+
+
 @dataclass(frozen=True, eq=False)
 class Train:
     """The job of one model, or of several that are trained as one: train, measure, write their parts."""
@@ -41,6 +46,7 @@ class Train:
     parts: Parts
     way: Way | None = None  # of a training that is described
     asked: bool = False  # whether the caller has chosen the way
+    wanted: int | None = None  # how many models are trained, if not all of the plan
 
     def __call__(self, *numbers: int) -> None:
         keep_pages()
@@ -83,11 +89,32 @@ class Train:
         return [self.train.one(*one, way.channels_last, way.onednn) for one in which], way
 
 
-def train_all(job: Train, executor: Executor, stacked: int | None = None) -> list[Part]:
-    """Trains what is not there yet; the parts of all models, in order."""
+def train_all(
+    job: Train,
+    executor: Executor,
+    stacked: int | None = None,
+    *,
+    numbers: Sequence[int] | None = None,
+    watch: Callable[[Mapping[int, Part]], str] | None = None,
+) -> dict[int, Part]:
+    """Train the models that are not there yet.
+
+    Args:
+        job: What is trained.
+        executor: Who trains.
+        stacked: How many models are trained as one; None tries it out.
+        numbers: The models that are wanted, in the order of training; by default all of the plan.
+        watch: Called with the parts of all finished models, before the first job and after each. The text that it
+            returns stands beside the progress bar; `EnoughModels` ends the training.
+
+    Returns:
+        The parts by the numbers of their models, in ascending order.
+    """
     plan = job.plan
+    wanted = list(range(plan.models)) if numbers is None else list(numbers)
+    job = job if numbers is None else replace(job, wanted=len(wanted))
     found: dict[int, Part] = {}
-    missing = [number for number in range(plan.models) if not _collect(job.parts, number, found)]
+    missing = [number for number in wanted if not _collect(job.parts, number, found)]
     workers = getattr(executor, "count", None) or 1
     title = f"retraining on {plan.subset_size} of {plan.n_train} examples"
     size = 1
@@ -96,19 +123,31 @@ def train_all(job: Train, executor: Executor, stacked: int | None = None) -> lis
         job = replace(job, way=way, asked=stacked is not None)
         title, size = f"{title}, {way}", min(way.stacked, -(-len(missing) // workers))
     jobs: list[Job] = [tuple(missing[at : at + size]) for at in range(0, len(missing), size)]
-    with console.progress(title, plan.models, unit="models", done=len(found)) as advance:
+    with (
+        suppress(EnoughModels),
+        console.progress(title, len(wanted), unit="models", done=len(found)) as advance,
+    ):
+        if watch is not None:
+            watch(found)
+        running = executor.run(_train_here if executor.here else _train, job, jobs)
         try:
-            for numbers in executor.run(_train_here if executor.here else _train, job, jobs):
-                for number in numbers:
+            for done in running:
+                for number in done:
                     if not _collect(job.parts, number, found):
                         raise UndeError(
                             f"{job.parts.file(number)} was written but cannot be read back: run again"
                         )
                     advance(1)
+                if watch is not None:
+                    advance(0, watch(found))
         except JobsFailed as failed:
-            numbers, reason = next(iter(failed.reasons.items()))
-            raise _explained(job, numbers, reason) from None
-    return [found[number] for number in range(plan.models)]
+            failing, reason = next(iter(failed.reasons.items()))
+            raise _explained(job, failing, reason) from None
+        finally:
+            close = getattr(running, "close", None)
+            if close is not None:
+                close()
+    return dict(sorted(found.items()))
 
 
 def _way(
@@ -165,7 +204,10 @@ def _collect(parts: Parts, number: int, found: dict[int, Part]) -> bool:
 
 def _explained(job: Train, numbers: Sequence[int], reason: str) -> UndeError:
     plan = job.plan
-    rest = f"{job.parts.count()} of {plan.models} models are kept in {job.parts.path}: run again to go on from there"
+    wanted = plan.models if job.wanted is None else job.wanted
+    rest = (
+        f"{job.parts.count()} of {wanted} models are kept in {job.parts.path}: run again to go on from there"
+    )
     number = numbers[0]
     subset, repeat = divmod(number, plan.seeds_per_subset)
     which = f"model {number} (subset {subset}, seed {plan.train_seed(subset, repeat)})"

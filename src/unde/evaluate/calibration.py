@@ -1,0 +1,188 @@
+"""Choose a setting and weights by retrained models, and estimate the LDS to expect of them, cross-fitted.
+
+A setting is a method with its damping and whatever else an index can give. For each of them `predictions` holds what
+its scores predict for S retrained models and Q queries, resolved into M groups. `select` takes the setting that
+correlates best with the models and fits weights to the same models; weights stay uniform unless they gain on models
+and queries that they were not fitted to. `crossfit` repeats the whole selection without each fold of models and
+queries and predicts that fold, so what it estimates was not chosen on.
+
+Selection goes by Pearson's correlation, averaged over queries: over eight models it is less noisy than that of ranks.
+Along a grid of dampings it is averaged over neighbours too, since it changes little from one to the next. What is
+reported is Spearman's, as LDS is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import rankdata
+
+from unde.evaluate.estimate import Estimate, SubsetBootstrap
+from unde.evaluate.rank_correlation import (
+    jackknife_means,
+    large_sample_factor,
+    quantile,
+    spearman,
+    standard_error,
+)
+from unde.weights.retrained import fit_to_retrained
+
+MODEL_FOLDS, QUERY_FOLDS = 4, 2
+DECAYS = (0.1, 0.3, 1.0)  # pulls towards uniform weights to choose from
+LEVEL = 0.95  # confidence that weights gain before they are used
+FEWEST_FOR_WEIGHTS = 12  # models
+
+Predictions = Mapping[str, np.ndarray]  # setting → (S, Q, M)
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """A setting with its weights; None for uniform ones."""
+
+    setting: str
+    weights: np.ndarray | None = None
+    weight_decay: float | None = None
+
+    def predict(self, predictions: Predictions) -> np.ndarray:
+        """(S, Q) predictions, of unit spread over the models for each query."""
+        resolved = predictions[self.setting].astype(np.float64)
+        total = resolved.sum(2) if self.weights is None else resolved @ self.weights
+        total = total - total.mean(0)
+        spread = total.std(0)
+        return total / np.where(spread > 0, spread, 1.0)
+
+
+def measure(predicted: np.ndarray, utility: np.ndarray) -> Estimate:
+    """The LDS over many models of predictions (S, Q), estimated from few; its interval covers models and queries."""
+    models = len(utility)
+    rho, left_out = spearman(predicted, utility), jackknife_means(predicted, utility)
+    factor = large_sample_factor(float(np.nanmean(rho)), models)
+    # Replicates of the jackknife, spread so that their standard deviation is its standard error.
+    replicates = left_out.mean() + (left_out - left_out.mean()) * (models - 1) / np.sqrt(models)
+    return Estimate(factor * rho, SubsetBootstrap(factor * replicates, models, "jackknife"))
+
+
+def select(
+    predictions: Predictions,
+    utility: np.ndarray,
+    curves: Sequence[Sequence[str]] | None = None,
+    seed: int = 0,
+) -> Selection:
+    """Choose a setting, and weights for it if they gain on what they were not fitted to.
+
+    Args:
+        predictions: What each setting predicts.
+        utility: What the models did, (S, Q), higher is better.
+        curves: Settings that differ in their damping alone, in ascending order; by default none do.
+        seed: Of the folds that weights are judged on.
+    """
+    setting = select_setting(predictions, utility, curves)
+    resolved = predictions[setting].astype(np.float64)
+    if resolved.shape[2] == 1 or len(utility) < FEWEST_FOR_WEIGHTS:
+        return Selection(setting)
+    decay = choose_decay(resolved, utility, seed)
+    if decay is None:
+        return Selection(setting)
+    return Selection(setting, fit_to_retrained(resolved, _ranks(utility), decay), decay)
+
+
+def select_setting(
+    predictions: Predictions, utility: np.ndarray, curves: Sequence[Sequence[str]] | None = None
+) -> str:
+    """The setting whose unweighted predictions correlate best with what the models did."""
+    means = smooth(score_settings(predictions, utility), curves or [[name] for name in predictions])
+    return max(means, key=lambda name: means[name])
+
+
+def score_settings(predictions: Predictions, utility: np.ndarray) -> dict[str, float]:
+    """The mean over queries of Pearson's correlation over models, of each setting."""
+    return {name: float(pearson(p.sum(2), utility).mean()) for name, p in predictions.items()}
+
+
+def smooth(means: Mapping[str, float], curves: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Averages over neighbours on each curve.
+
+    >>> smooth({"a": 0.0, "b": 3.0, "c": 6.0}, [["a", "b"], ["c"]])
+    {'a': 1.5, 'b': 1.5, 'c': 6.0}
+    """
+    out = {}
+    for curve in curves:
+        for i, name in enumerate(curve):
+            near = curve[max(0, i - 1) : i + 2]
+            out[name] = sum(means[n] for n in near) / len(near)
+    return out
+
+
+def choose_decay(resolved: np.ndarray, utility: np.ndarray, seed: int = 0) -> float | None:
+    """The weight decay that gains most on models and queries left out; None if none surely gains."""
+    ranks, plain = _ranks(utility), Selection("").predict({"": resolved})
+    gains = {}
+    for decay in DECAYS:
+        weighted = np.empty_like(plain)
+        for models, queries in _folds(*utility.shape, seed):
+            fit, rest = np.ix_(~models, ~queries), np.ix_(models, queries)
+            fitted = fit_to_retrained(resolved[fit], ranks[fit], decay)
+            weighted[rest] = Selection("", fitted).predict({"": resolved})[rest]
+        gain = float((pearson(weighted, utility) - pearson(plain, utility)).mean())
+        left_out = jackknife(weighted, utility) - jackknife(plain, utility)
+        gains[decay] = (gain, standard_error(left_out))
+    decay, (gain, error) = max(gains.items(), key=lambda item: item[1][0])
+    return decay if gain > quantile(LEVEL, len(utility) - 1) * error else None
+
+
+def crossfit(
+    predictions: Predictions,
+    utility: np.ndarray,
+    curves: Sequence[Sequence[str]] | None = None,
+    seed: int = 0,
+) -> np.ndarray:
+    """(S, Q) predictions of every model and query by a selection that saw neither."""
+    out = np.empty(utility.shape)
+    for models, queries in _folds(*utility.shape, seed):
+        fit = np.ix_(~models, ~queries)
+        chosen = select({n: p[fit] for n, p in predictions.items()}, utility[fit], curves, seed + 1)
+        out[np.ix_(models, queries)] = chosen.predict(predictions)[np.ix_(models, queries)]
+    return out
+
+
+def reliability(utility: np.ndarray, again: np.ndarray, which: np.ndarray) -> float:
+    """The share of the variance over models that is not the noise of the training seed.
+
+    Args:
+        utility: (S, Q) of all models.
+        again: (R, Q) of some of the same subsets, trained with another seed.
+        which: (R,) which subsets these are.
+    """
+    noise = np.square(utility[which] - again).mean(0) / 2
+    total = utility.var(0, ddof=1)
+    known = total > 0
+    return float(np.clip(1 - (noise[known] / total[known]).mean(), 0, 1)) if known.any() else 0.0
+
+
+def pearson(predicted: np.ndarray, actual: np.ndarray) -> np.ndarray:
+    """Pearson's correlation over the first axis of (S, Q) and (S, Q); 0 where one of them is constant."""
+    x, y = (v - v.mean(0) for v in (predicted.astype(np.float64), actual))
+    scale = np.sqrt((x * x).sum(0) * (y * y).sum(0))
+    return (x * y).sum(0) / np.where(scale > 0, scale, np.inf)
+
+
+def jackknife(predicted: np.ndarray, actual: np.ndarray) -> np.ndarray:
+    """(S,) mean correlations with each model left out in turn."""
+    everything = np.arange(len(actual))
+    return np.array([pearson(predicted[everything != s], actual[everything != s]).mean() for s in everything])
+
+
+def _ranks(utility: np.ndarray) -> np.ndarray:
+    return rankdata(utility, axis=0)
+
+
+def _folds(models: int, queries: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(S,) and (Q,) bool masks: every pair of a fold of models and a fold of queries."""
+    rng = np.random.default_rng(seed)
+    of_model = rng.permutation(np.arange(models) % min(MODEL_FOLDS, models))
+    of_query = rng.permutation(np.arange(queries) % min(QUERY_FOLDS, queries))
+    return [
+        (of_model == a, of_query == b) for a in range(of_model.max() + 1) for b in range(of_query.max() + 1)
+    ]

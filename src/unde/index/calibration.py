@@ -1,0 +1,205 @@
+"""A calibration: the setting and weights that retrained models chose, the LDS to expect of them, and a file for it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from unde import methods
+from unde.errors import UndeError
+from unde.evaluate.estimate import Estimate, SubsetBootstrap
+from unde.index.settings import Setting
+from unde.methods import Method
+from unde.store.files import write_atomically
+from unde.store.reading import read_json
+from unde.store.remote import Place, Unreachable, place
+from unde.weights import Weights
+
+FORMAT, VERSION = "unde calibration", 1
+RETRAIN, LOCAL, BANK = "retrain", "local", "bank"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Calibration:
+    """What retrained models say about the settings of an index. Make one with `Index.calibrate`.
+
+    Attributes:
+        setting: The chosen method with its damping, Fisher matrix and checkpoints.
+        weights: The weights that go with it; None where uniform weights are as good.
+        expected: The LDS to expect of both, cross-fitted: no model or query is judged by what it chose. `ci95_total`
+            is the half width of its 95 % interval over queries and models.
+        ceiling: The LDS that a perfect prediction would have, given the noise between two seeds; None if unknown.
+        settings: {"name", "lds", "ci95"} of every setting with uniform weights, the best first. The chosen one was
+            chosen by these models, so its LDS here is slightly too high; `expected` is not.
+        baselines: {name: {"lds", "ci95"}} of simple baselines.
+        how: "retrain", "local" (short continued trainings: the order of settings is meant, not the LDS) or "bank".
+        halves: How many subsets were trained on; `trainings` counts models, some subsets are trained twice.
+        seconds: What the trainings took, all together.
+        index: The id of the index. An index that changed since has another.
+        query_digests: The queries that it was made with, by content.
+        provenance: Seeds, versions and whatever else says where it comes from.
+    """
+
+    setting: Setting
+    weights: Weights | None
+    expected: Estimate
+    ceiling: float | None
+    settings: Sequence[Mapping[str, Any]]
+    baselines: Mapping[str, Mapping[str, float]]
+    how: str
+    halves: int
+    trainings: int
+    seconds: float
+    index: str
+    query_digests: Sequence[str]
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def method(self) -> Method:
+        return self.setting.method
+
+    @property
+    def choice(self) -> str:
+        """The setting in words."""
+        return self.setting.name + ("" if self.weights is None else ", with fitted weights")
+
+    def __str__(self) -> str:
+        lds, half = 100 * self.expected.mean, 100 * (self.expected.ci95_total or self.expected.ci95)
+        most = "" if self.ceiling is None else f" of at most {100 * self.ceiling:.0f}"
+        others = ", ".join(f"{name} {100 * b['lds']:.0f}" for name, b in self.baselines.items())
+        others = f"; {others}" if others else ""
+        if self.how == LOCAL:
+            return (
+                f"{self.choice}: LDS {lds:.0f} (± {half:.0f}) on {self.halves} short continued trainings{others}. "
+                "This orders settings; it is no estimate for retrained models"
+            )
+        return (
+            f"{self.choice}: on {self.halves} retrained models these scores predict {lds:.0f} (± {half:.0f})"
+            f"{most}{others} (LDS, %)"
+        )
+
+    def __repr__(self) -> str:
+        return f"Calibration({self})"
+
+    def table(self, rows: int = 10) -> str:
+        """The best settings, one to a line, with a bar; the chosen one is marked."""
+        shown = list(self.settings[:rows])
+        if self.setting.name not in {s["name"] for s in shown}:
+            shown += [s for s in self.settings if s["name"] == self.setting.name]
+        width = max(len(s["name"]) for s in shown)
+        top = max(max(s["lds"] for s in shown), 1e-9)
+        lines = []
+        for s in shown:
+            bar = "#" * max(0, round(20 * s["lds"] / top))
+            mark = "  <- chosen" if s["name"] == self.setting.name else ""
+            lines.append(
+                f"{s['name']:<{width}}  {100 * s['lds']:5.1f} ± {100 * s['ci95']:4.1f}  {bar}{mark}".rstrip()
+            )
+        rest = len(self.settings) - len(shown)
+        return "\n".join([*lines, f"… and {rest} more settings"] if rest else lines)
+
+    # --- a file -----------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str] | Place) -> None:
+        """Write a JSON file; an interrupted write leaves an older file as it is."""
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            "summary": str(self),
+            "method": self.method.describe(),
+            "last_checkpoint": self.setting.last_checkpoint,
+            "weights": None
+            if self.weights is None
+            else dict(zip(self.weights.groups, self.weights.values.tolist(), strict=True)),
+            "expected": _estimate_content(self.expected),
+            "ceiling": self.ceiling,
+            "settings": [dict(s) for s in self.settings],
+            "baselines": {name: dict(b) for name, b in self.baselines.items()},
+            "how": self.how,
+            "halves": self.halves,
+            "trainings": self.trainings,
+            "seconds": self.seconds,
+            "index": self.index,
+            "query_digests": list(self.query_digests),
+            "provenance": dict(self.provenance),
+        }
+        content["checksum"] = _checksum(content)
+        write_atomically(place(path), (json.dumps(content, indent=1) + "\n").encode())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str] | Place) -> Calibration:
+        """Read a file that `save` has written.
+
+        Raises:
+            UndeError: If there is no such file, or it is not whole.
+        """
+        at = place(path)
+        try:
+            content = read_json(at)
+            if not isinstance(content, dict) or content.get("format") != FORMAT:
+                raise ValueError("it is not a calibration")
+            if content.get("version") != VERSION:
+                raise ValueError(f"it is of version {content.get('version')!r}, this release reads {VERSION}")
+            if content.get("checksum") != _checksum(content):
+                raise ValueError("its checksum is wrong")
+            return _from_content(content)
+        except Unreachable:
+            raise
+        except FileNotFoundError:
+            raise UndeError(f"there is no calibration at {at}: make one with index.calibrate(...)") from None
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+            raise UndeError(
+                f"{at} cannot be read as a calibration ({e}): delete it, and calibrate again"
+            ) from None
+
+
+def _estimate_content(expected: Estimate) -> dict[str, Any]:
+    spread = expected.subset_bootstrap
+    return {
+        "per_query": [None if np.isnan(v) else v for v in expected.per_query.tolist()],
+        "replicates": [] if spread is None else spread.means.tolist(),
+    }
+
+
+def _from_content(content: Mapping[str, Any]) -> Calibration:
+    method = methods.parse(content["method"])
+    named, expected = content["weights"], content["expected"]
+    values = np.array([np.nan if v is None else v for v in expected["per_query"]], dtype=np.float64)
+    replicates = np.array(expected["replicates"], dtype=np.float64)
+    digests = list(content["query_digests"])
+    weights = None
+    if named is not None:
+        tensor = torch.tensor([float(v) for v in named.values()], dtype=torch.float64)
+        weights = Weights(tensor, list(named), digests, {"how": "fitted to retrained models"})
+    return Calibration(
+        setting=Setting(method, bool(content["last_checkpoint"])),
+        weights=weights,
+        expected=Estimate(values, spread_of(replicates)),
+        ceiling=content["ceiling"],
+        settings=content["settings"],
+        baselines=content["baselines"],
+        how=content["how"],
+        halves=int(content["halves"]),
+        trainings=int(content["trainings"]),
+        seconds=float(content["seconds"]),
+        index=content["index"],
+        query_digests=digests,
+        provenance=content["provenance"],
+    )
+
+
+def spread_of(replicates: np.ndarray) -> SubsetBootstrap | None:
+    """The spread over models as an estimate keeps it."""
+    return SubsetBootstrap(replicates, len(replicates), "jackknife") if len(replicates) else None
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    signed = {name: value for name, value in content.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(signed).encode()).hexdigest()
