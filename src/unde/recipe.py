@@ -52,8 +52,9 @@ class Setup:
     `classes` names the classes that a classifier tells apart, in the order of its outputs: a list, or {0: "cat", …} as
     in the config of a Hugging Face model, which is used by itself where nothing is given. `true_labels` says what the
     labels of the training data should be, one for each example, where that is known: it is used to tell how well wrong
-    labels are found. `ask` tells the live page how to read texts and to make images; pictures to ask about are made
-    like those of the training data without it.
+    labels are found. `train` repeats the training on some of the examples, for `unde calibrate`: a function (indices,
+    seed) -> model, or an `unde.evaluate.Training`. `ask` tells the live page how to read texts and to make images;
+    pictures to ask about are made like those of the training data without it.
 
     >>> Setup(nn.Linear(2, 2), Task(), [], classes={1: "dog", 0: "cat"}).classes
     ['cat', 'dog']
@@ -72,6 +73,7 @@ class Setup:
     classes: Sequence[str] | Mapping[int, str] | None = None
     true_labels: Sequence[int] | Sequence[str] | Any = None
     ask: Ask = field(default_factory=Ask)
+    train: Callable[[Any, int], nn.Module] | None = None
 
     def __post_init__(self) -> None:
         if self.classes is not None:

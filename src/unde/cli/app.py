@@ -11,6 +11,7 @@ from unde.cli.append import append, merge, remove, repack
 from unde.cli.attribute import attribute
 from unde.cli.bench import bench
 from unde.cli.build import build
+from unde.cli.calibrate import calibrate
 from unde.cli.demo import demo
 from unde.cli.evaluate import evaluate
 from unde.cli.finish import finish
@@ -44,6 +45,7 @@ for command in (
     remove,
     merge,
     repack,
+    calibrate,
     learn,
     attribute,
     evaluate,

@@ -29,6 +29,7 @@ from unde.cli.options import (
     TextField,
     Threads,
     TrustRemoteCode,
+    Uncalibrated,
     WeightsFile,
     Workers,
     check_format,
@@ -87,6 +88,7 @@ def attribute(
     ] = None,
     out: Annotated[Any, place_option("--out", help="file to write, .csv, .json, .jsonl or .parquet")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace --out if it is there")] = False,
+    uncalibrated: Uncalibrated = False,
     device: Device = None,
     engine: Engine = "serial",
     threads: Threads = None,
@@ -115,7 +117,7 @@ def attribute(
         raise UndeError('nothing to attribute: give --query "some text", or --queries FILE.jsonl')
     texts = query or (Path(queries) if queries and target is None else None)
     project = Project(target, source, index=index, evaluate=texts, query_field=query_field, device=device)
-    opened = project.index(index, named(engine, threads=threads, workers=workers))
+    opened = project.index(index, named(engine, threads=threads, workers=workers), uncalibrated=uncalibrated)
     role = queries if queries and target is not None else "eval"
     if target is not None and role not in ("eval", "learn") and Path(role).expanduser().is_dir():
         use_samples(project, Path(role), methods.on_index(method, opened.method))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -22,6 +23,7 @@ from unde.cli.options import (
     TextField,
     Threads,
     TrustRemoteCode,
+    Uncalibrated,
     WeightsFile,
     Workers,
     check_format,
@@ -29,10 +31,12 @@ from unde.cli.options import (
     source_of,
 )
 from unde.cli.project import Project, kept_scores, remembered, weights_in
-from unde.errors import unknown
+from unde.errors import UndeError, unknown
 from unde.evaluate import Bank, Estimate, compare, lds, paired
 from unde.evaluate.baselines import setup_baselines
 from unde.execution import named
+from unde.index.calibration import Calibration
+from unde.scores.roles import shared
 
 UNWEIGHTED = "unweighted"
 
@@ -52,6 +56,7 @@ def evaluate(
     method: MethodOfIndex = None,
     utility: Annotated[str, typer.Option(help="which utility of the bank belongs to the queries")] = "eval",
     format: Annotated[str, typer.Option(help="table or json")] = "table",
+    uncalibrated: Uncalibrated = False,
     device: Device = None,
     engine: Engine = "serial",
     threads: Threads = None,
@@ -74,15 +79,18 @@ def evaluate(
     target = target or remembered(index, source)
     project = Project(target, source, index=index, evaluate=queries, query_field=query_field, device=device)
     asked = project.queries_apart("eval")
-    scores = kept_scores(project.index(index, named(engine, threads=threads, workers=workers)), asked, method)
+    opened = project.index(index, named(engine, threads=threads, workers=workers), uncalibrated=uncalibrated)
+    scores = kept_scores(opened, asked, method)
     retrained = Bank.open(bank)
     if utility not in retrained.utility:
         raise unknown("utility of the bank", utility, retrained.utility)
     masks, values = retrained.masks, retrained.utility[utility]
-    if weights is None:
+    refuse_calibrated_on(scores.query_digests, opened.calibration if method is None else None)
+    learned: Any = scores.default_weights if weights is None else weights_in(weights, scores)
+    if learned is None:
         estimates = {UNWEIGHTED: lds(scores.total(), masks, values)}
     else:
-        both = compare(scores, weights_in(weights, scores), masks, values)
+        both = compare(scores, learned, masks, values)
         estimates = {UNWEIGHTED: both.unweighted, "weighted": both.weighted, "difference": both.difference}
     best = estimates.get("weighted", estimates[UNWEIGHTED])
     draws = 0 if best.subset_bootstrap is None else len(best.subset_bootstrap.means)
@@ -98,7 +106,7 @@ def evaluate(
         }
         console.echo(json.dumps(summary, indent=1))
     else:
-        way = "weighted" if weights is not None else UNWEIGHTED
+        way = "weighted" if learned is not None else UNWEIGHTED
         rows = [[n, f"{100 * e.mean:.2f}", f"± {100 * e.ci95:.2f}", ""] for n, e in estimates.items()]
         rows += [
             [n, f"{100 * e.mean:.2f}", f"± {100 * e.ci95:.2f}", _signed(differences[n])]
@@ -111,6 +119,16 @@ def evaluate(
                 f"the baseline {name} predicts the retrained models better than {scores.method.name}: "
                 f"LDS {100 * baselines[name].mean:.1f} against {100 * best.mean:.1f}"
             )
+
+
+def refuse_calibrated_on(digests: Sequence[str], calibration: Calibration | None) -> None:
+    """Raise if queries to evaluate on are among those that chose the setting."""
+    seen = [] if calibration is None else shared(digests, calibration.query_digests)
+    if seen:
+        raise UndeError(
+            f"the index was calibrated on {len(seen)} of these queries: evaluate on other ones, or leave the calibration "
+            "out (--uncalibrated)"
+        )
 
 
 def _signed(difference: Estimate) -> str:

@@ -23,6 +23,7 @@ from unde.cli.options import (
     TextField,
     Threads,
     TrustRemoteCode,
+    Uncalibrated,
     Workers,
     place_option,
     source_of,
@@ -90,6 +91,7 @@ def learn(
     seq_len: SeqLen = None,
     trust_remote_code: TrustRemoteCode = False,
     query_field: QueryField = None,
+    uncalibrated: Uncalibrated = False,
     device: Device = None,
     engine: Engine = "serial",
     threads: Threads = None,
@@ -118,11 +120,15 @@ def learn(
     texts = None if queries is None or (target is not None and queries == "learn") else Path(queries)
     project = Project(target, source, index=index, learn=texts, query_field=query_field, device=device)
     if queries is None:
-        opened = project.index(index, named(engine, threads=threads, workers=workers))
+        opened = project.index(
+            index, named(engine, threads=threads, workers=workers), uncalibrated=uncalibrated
+        )
         weights = opened.learn_weights(method, perturb, 200 if examples is None else examples, seed)
     else:
         asked = project.queries_apart("learn")
-        opened = project.index(index, named(engine, threads=threads, workers=workers))
+        opened = project.index(
+            index, named(engine, threads=threads, workers=workers), uncalibrated=uncalibrated
+        )
         weights = learn_weights(
             kept_scores(opened, asked, method),
             k=_number("k", k, int, "a whole number"),

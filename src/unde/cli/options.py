@@ -148,6 +148,12 @@ MethodOfIndex = Annotated[
         autocompletion=_COMPLETED,
     ),
 ]
+Uncalibrated = Annotated[
+    bool,
+    typer.Option(
+        "--uncalibrated", help="leave the calibration of the index out: the method as built, uniform weights"
+    ),
+]
 NoTrust = Annotated[
     bool,
     typer.Option(

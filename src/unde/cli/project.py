@@ -72,8 +72,11 @@ class Project:
         """How another process makes the same setup."""
         return Recipe(self.name) if self.source is None else self.source.recipe
 
-    def index(self, path: Place, executor: Executor = SERIAL, whole: bool = True) -> Index:
-        """Opened on the training data, unless these are not, or not yet, the `whole` of the index."""
+    def index(
+        self, path: Place, executor: Executor = SERIAL, whole: bool = True, uncalibrated: bool = False
+    ) -> Index:
+        """Opened on the training data, unless these are not, or not yet, the `whole` of the index; without its
+        calibration if it is to be `uncalibrated`."""
         s = self.setup
         made = Index.open(
             path,
@@ -90,7 +93,7 @@ class Project:
             whole and made.manifest.living is not None
         ):  # numbered as they are there, whatever else the data holds
             s.train_data, s.ids = made.train_data, made.ids
-        return made
+        return made.uncalibrated() if uncalibrated else made
 
     def queries(self, role: str) -> Rows:
         if role not in ("learn", "eval"):

@@ -23,6 +23,7 @@ from unde.cli.options import (
     Target,
     TextField,
     TrustRemoteCode,
+    Uncalibrated,
     WeightsFiles,
     listed,
     path_option,
@@ -31,6 +32,7 @@ from unde.cli.options import (
 from unde.cli.project import Project, kept_scores, remembered, weights_in
 from unde.data import Rows
 from unde.errors import UndeError, unknown
+from unde.index import Index
 from unde.index.labels import RANKINGS, classifier
 from unde.report.classes import answers_to, class_names
 from unde.report.contributors import checked
@@ -86,6 +88,7 @@ def report(
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="training examples on each side")] = 5,
     no_trust: NoTrust = False,
+    uncalibrated: Uncalibrated = False,
     device: Device = None,
 ) -> None:
     """Write one self-contained HTML page: queries, their proponents and opponents, the weights, and how far to trust.
@@ -108,15 +111,18 @@ def report(
     project = Project(target, source, index=index, evaluate=texts, query_field=query_field, device=device)
     files, named = named_files(weights or ()), Path(project.name.partition(":")[0]).name
     if labels:
-        page = _labels(project, index, files, named, by, csv, first or SUSPECTS, method)
+        classifier(project.setup.task)  # refused before anything is computed
+    opened = project.index(index, uncalibrated=uncalibrated)
+    if labels:
+        page = _labels(project, opened, files, named, by, csv, first or SUSPECTS, method)
     else:
-        page = _queries(project, index, files, named, query or [], queries, first, top, method, not no_trust)
+        page = _queries(project, opened, files, named, query or [], queries, first, top, method, not no_trust)
     console.echo(f"Open {page.write(out).resolve()} in a browser.")
 
 
 def _queries(
     project: Project,
-    index: Place,
+    opened: Index,
     files: Mapping[str, Place],
     named: str,
     query: Sequence[str],
@@ -126,7 +132,6 @@ def _queries(
     method: str | None,
     trust: bool,
 ) -> Page:
-    opened = project.index(index)
     everything = asked_about(project, opened.method, query, queries, method)
     asked = everything.first(first or (len(query) if query else 12))
     setup = project.setup
@@ -155,7 +160,7 @@ def _queries(
 
 def _labels(
     project: Project,
-    index: Place,
+    opened: Index,
     files: Mapping[str, Place],
     named: str,
     by: str,
@@ -163,8 +168,6 @@ def _labels(
     first: int,
     method: str | None,
 ) -> Page:
-    classifier(project.setup.task)  # refused before anything is computed
-    opened = project.index(index)
     if by != "self-influence" and len(opened) > MANY:
         console.note(
             f"comparing {len(opened):,} training examples with each other, which can take long: "

@@ -20,6 +20,7 @@ from unde.cli.options import (
     Target,
     TextField,
     TrustRemoteCode,
+    Uncalibrated,
     WeightsFiles,
     source_of,
 )
@@ -47,6 +48,7 @@ def serve(
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0: any that is free")] = PORT,
     open: Annotated[bool, typer.Option("--open", help="open the page in a browser")] = False,
+    uncalibrated: Uncalibrated = False,
     device: Device = None,
 ) -> None:
     """Ask an index in a live page: type, drop or choose a query, move weights, filter, mark examples.
@@ -75,7 +77,7 @@ def serve(
         from unde.explorer.session import Session
 
         names = {"eval": project.names("eval")} if project.setup.eval_queries is not None else {}
-        with project.index(index) as opened:
+        with project.index(index, uncalibrated=uncalibrated) as opened:
             for name, w in found.items():
                 try:
                     w.aligned_to(opened.groups.names)

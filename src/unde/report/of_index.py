@@ -15,6 +15,7 @@ from unde.index import Index
 from unde.index.labels import Answers
 from unde.index.self_retrieval import WeightNoise
 from unde.recipe import Setup
+from unde.report.calibration import calibration_panel
 from unde.report.meaning import meaning
 from unde.report.page import Page
 from unde.report.panels import Tokens, query_panels, trust_panel, weights_panels
@@ -27,7 +28,7 @@ from unde.weights import Weights
 if TYPE_CHECKING:
     from unde.scores.tokens import TokenScores
 
-UNWEIGHTED = "unweighted"
+UNWEIGHTED, CALIBRATED = "unweighted", "calibrated"
 
 
 def page_of(
@@ -51,7 +52,8 @@ def page_of(
     takes some hundred passes of the model. The rest is as in `query_panels`.
     """
     shown = Shown(setup)
-    ways: dict[str, Weights | None] = {UNWEIGHTED: None, **weights}
+    weights = {**_calibrated(scores, weights), **weights}
+    ways: dict[str, Weights | None] = {UNWEIGHTED: Weights.uniform(scores.groups), **weights}
     count, shaded = min(count, scores.shape[1]), _has_tokens(setup)
     steps = 2 * count * len(ways) * len(queries)
     with console.progress("shading tokens", steps, shaded, unit="passages") as advance:
@@ -77,6 +79,7 @@ def page_of(
         weights=weights_panels(weights, scores.groups),
         trust=_trust(index, scores, weights) if trust else None,
         meaning=meaning(scores.method, setup.task),
+        calibration=calibration_panel(index.calibration if "calibration" in scores.provenance else None),
         note=shown.what_is_missing,
         provenance={
             "unde": __version__,
@@ -84,6 +87,12 @@ def page_of(
             **scores.provenance["method"],
         },
     )
+
+
+def _calibrated(scores: GroupScores, weights: Mapping[str, Weights]) -> dict[str, Weights]:
+    """The weights of the calibration by their name on the page, unless other weights have it."""
+    known = scores.default_weights
+    return {CALIBRATED: known} if isinstance(known, Weights) and CALIBRATED not in weights else {}
 
 
 def _slack(index: Index) -> float:

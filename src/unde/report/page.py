@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from unde.errors import UndeError
+from unde.report.calibration import CalibrationPanel, calibration_section
 from unde.report.heatmap import HeatmapPanel, heatmaps_section
 from unde.report.html import Html, el
 from unde.report.meaning import Meaning
@@ -53,6 +54,7 @@ class Page:
     queries: Sequence[QueryPanel] = ()
     weights: WeightsPanel | Sequence[WeightsPanel] | None = None
     trust: TrustPanel | None = None
+    calibration: CalibrationPanel | None = None
     heatmaps: Sequence[HeatmapPanel] = ()
     mislabelled: MislabelPanel | None = None
     tables: Sequence[Table] = ()
@@ -124,6 +126,8 @@ class Page:
     def _sections(self) -> Iterator[tuple[str, str, Html]]:
         if len(self.queries):
             yield "queries", "Queries", queries_section(self.queries)
+        if self.calibration is not None:
+            yield "calibration", "Calibration", calibration_section(self.calibration)
         if len(self._weights) == 1:
             yield "weights", "Weights", weights_section(self._weights[0])
         elif self._weights:

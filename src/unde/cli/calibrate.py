@@ -1,0 +1,182 @@
+"""`unde calibrate`: choose method, damping and weights by models retrained on random halves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from unde import console
+from unde.cli.options import (
+    HF,
+    Data,
+    Device,
+    Engine,
+    HFModel,
+    IndexPath,
+    QueryField,
+    SeqLen,
+    Target,
+    TextField,
+    Threads,
+    TrustRemoteCode,
+    Workers,
+    place_option,
+    source_of,
+)
+from unde.cli.project import Project, remembered
+from unde.errors import UndeError, unknown
+from unde.evaluate import Bank
+from unde.evaluate.baselines import setup_baselines
+from unde.execution import named
+from unde.integrations.finetuning import fine_tuning
+
+
+def calibrate(
+    index: IndexPath,
+    target: Target = None,
+    queries: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="texts like those that will be asked about, none of them trained on; with MODULE:FUNCTION: learn (the "
+            "default, its learn_queries) or eval",
+        ),
+    ] = None,
+    halves: Annotated[
+        int, typer.Option(help="random halves to train on: 8 choose a setting, 16 fit weights too")
+    ] = 16,
+    budget: Annotated[
+        str | None, typer.Option(metavar="TIME", help="no model is begun after this, such as 30min or 2h")
+    ] = None,
+    how: Annotated[
+        str, typer.Option(help="retrain, or local: one more epoch from the final model, which is cheaper")
+    ] = "retrain",
+    bank: Annotated[
+        Any, place_option("--bank", help="a bank of retrained models of the same queries: nothing is trained")
+    ] = None,
+    utility: Annotated[
+        str | None, typer.Option(help="which utility of the bank belongs to the queries")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="of halves, trainings and folds")] = 0,
+    base: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="checkpoint that fine-tuning started from", rich_help_panel=HF),
+    ] = None,
+    epochs: Annotated[
+        float | None,
+        typer.Option(help="of the fine-tuning (default: as Trainer recorded it, or 3)", rich_help_panel=HF),
+    ] = None,
+    lr: Annotated[
+        float | None,
+        typer.Option(help="learning rate (default: as Trainer recorded it, or 5e-5)", rich_help_panel=HF),
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(help="examples in a step (default: as Trainer recorded it, or 8)", rich_help_panel=HF),
+    ] = None,
+    hf_model: HFModel = None,
+    data: Data = None,
+    text_field: TextField = None,
+    seq_len: SeqLen = None,
+    trust_remote_code: TrustRemoteCode = False,
+    query_field: QueryField = None,
+    device: Device = None,
+    engine: Engine = "serial",
+    threads: Threads = None,
+    workers: Workers = None,
+) -> None:
+    """Choose method, damping and weights by models retrained on random halves, and tell how good scores are.
+
+    Every setting that the index can give is judged by what the retrained models do on the queries. The choice is kept
+    in the index: attribute, report, serve and learn use it from then on. An interrupted calibration goes on where it
+    stopped.
+
+    Examples:
+
+    `unde calibrate my_project.setup:make --index runs/idx --halves 16 --budget 2h`
+
+    `unde calibrate --index runs/lm --queries held-out.jsonl --base ./gpt2`
+
+    `unde calibrate --index runs/lm --queries held-out.jsonl --how local`
+
+    `unde calibrate my_project.setup:make --index runs/idx --bank bank.npz --utility learn`
+    """
+    if how not in ("retrain", "local"):
+        raise unknown("--how", how, ("retrain", "local"))
+    source = source_of(hf_model, data, text_field, seq_len, trust_remote_code)
+    target = target or remembered(index, source)
+    if target is None and queries is None:
+        raise UndeError("no queries: give texts that are not in the training data (--queries FILE.jsonl)")
+    texts = None if target is not None else Path(str(queries))
+    project = Project(target, source, index=index, learn=texts, query_field=query_field, device=device)
+    role = _role(project, queries) if target is not None else "learn"
+    asked = project.queries_apart(role)
+    opened = project.index(index, named(engine, threads=threads, workers=workers))
+    made = opened.calibrate(
+        None if bank is not None else _training(project, how, base, epochs, lr, batch_size),
+        asked,
+        halves=halves,
+        budget=budget,
+        how=how,
+        bank=None if bank is None else _bank(bank, utility),
+        seed=seed,
+        baselines=setup_baselines(project.setup, asked),
+    )
+    opened.close()
+    console.echo(made.table())
+    cost = (
+        f"{made.trainings} trainings, {console.duration(made.seconds)}"
+        if made.trainings
+        else "nothing was trained"
+    )
+    console.echo(f"{index}: {console.counted(len(made.settings), 'setting')} judged; {cost}")
+
+
+def _role(project: Project, queries: str | None) -> str:
+    if queries is not None:
+        return queries
+    return "learn" if project.setup.learn_queries is not None else "eval"
+
+
+def _bank(path: Any, utility: str | None) -> Any:
+    bank = Bank.open(path)
+    if utility is None:
+        return bank
+    if utility not in bank.utility:
+        raise unknown("utility of the bank", utility, bank.utility)
+    return bank.masks, bank.utility[utility]
+
+
+def _training(
+    project: Project,
+    how: str,
+    base: str | None,
+    epochs: float | None,
+    lr: float | None,
+    batch_size: int | None,
+) -> Any:
+    if project.source is not None:
+        return fine_tuning(
+            project.setup,
+            project.name,
+            base=base,
+            epochs=epochs,
+            lr=lr,
+            batch_size=batch_size,
+            local=how == "local",
+            trust_remote_code=project.source.trust_remote_code,
+        )
+    given = {"--base": base, "--epochs": epochs, "--lr": lr, "--batch-size": batch_size}
+    superfluous = [name for name, value in given.items() if value is not None]
+    if superfluous:
+        raise UndeError(
+            f"{superfluous[0]} goes with --hf-model: {project.name} says how to train, Setup(train=...)"
+        )
+    if project.setup.train is None:
+        raise UndeError(
+            f"there is no way to train: {project.name} gives none. Set Setup(..., train=...), a function (indices, "
+            "seed) -> model or an unde.evaluate.Training, or give a --bank of retrained models"
+        )
+    return project.setup.train

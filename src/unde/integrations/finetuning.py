@@ -1,0 +1,158 @@
+"""How a Hugging Face model was fine-tuned, as a Training that a calibration can repeat on halves of the data."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from unde import console
+from unde.data import own_collate
+from unde.errors import UndeError
+from unde.evaluate import Training
+from unde.integrations.language import load_model
+from unde.integrations.trainer import STATE
+from unde.recipe import Setup
+from unde.store.reading import read_json
+
+_ADAPTER, _CONFIG = "adapter_config.json", "config.json"
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of a fine-tuning; the defaults are those of transformers.Trainer."""
+
+    epochs: float = 3.0
+    lr: float = 5e-5
+    batch_size: int = 8
+    clip: float = 1.0
+
+    def __str__(self) -> str:
+        return f"{self.epochs:g} epochs of AdamW at {self.lr:g}, batches of {self.batch_size}, linear decay"
+
+
+def fine_tuning(
+    setup: Setup,
+    model: str,
+    *,
+    base: str | None = None,
+    epochs: float | None = None,
+    lr: float | None = None,
+    batch_size: int | None = None,
+    local: bool = False,
+    trust_remote_code: bool = False,
+) -> Training:
+    """The fine-tuning of a Hugging Face model, from its base checkpoint.
+
+    Args:
+        setup: What `hf_setup` gave for the model.
+        model: The folder of the model, of an adapter, or of a checkpoint of Trainer.
+        base: The checkpoint that fine-tuning started from; adapters name theirs, and so may a config.
+        epochs: Passes over the data; like `lr` and `batch_size` by default as Trainer has recorded it beside the model,
+            or else Trainer's own default.
+        lr: The learning rate at the start.
+        batch_size: Examples in a step, over all devices and accumulation steps.
+        local: Whether the training continues from the final model: then no base is needed.
+        trust_remote_code: Whether code that comes with the base is run.
+
+    Raises:
+        UndeError: If the checkpoint that fine-tuning started from is not known.
+    """
+    folder = Path(model)
+    arguments = read_arguments(folder, len(setup.rows(setup.train_data)))
+    said = {"epochs": epochs, "lr": lr, "batch_size": batch_size}
+    arguments = replace(arguments, **{name: value for name, value in said.items() if value is not None})
+    start = None if local else _start(folder, base, trust_remote_code)
+    console.note(f"training: {arguments}" + ("" if start is None else f", from {start.base}"))
+    whole = max(1, math.ceil(arguments.epochs))
+    return Training(
+        model=start if start is not None else _unused,
+        data=setup.train_data,
+        loss=setup.task.loss,
+        optimizer=partial(torch.optim.AdamW, lr=arguments.lr, weight_decay=0.0),
+        schedule=_linear_decay,
+        clip=arguments.clip,
+        epochs=whole,
+        batch_size=arguments.batch_size,
+        collate=setup.collate or own_collate(setup.task.collate, setup.train_data),
+    )
+
+
+def read_arguments(folder: Path, examples: int) -> Arguments:
+    """What Trainer has recorded in trainer_state.json beside a checkpoint; its defaults where there is none.
+
+    The size of a batch follows from the number of steps, so that devices and accumulation are counted. Pickled
+    arguments (training_args.bin) are not read.
+    """
+    defaults = Arguments()
+    path = folder / STATE
+    if not path.is_file():
+        return defaults
+    try:
+        state = read_json(path, follow=True)
+        rates = [float(entry["learning_rate"]) for entry in state["log_history"] if "learning_rate" in entry]
+        epochs, steps = float(state["num_train_epochs"]), int(state["max_steps"])
+    except (OSError, ValueError, TypeError, KeyError) as e:
+        raise UndeError(f"{path} is not what Trainer writes ({type(e).__name__}: {e})") from None
+    batch = max(1, round(examples * epochs / steps)) if steps > 0 else defaults.batch_size
+    return Arguments(epochs or defaults.epochs, max(rates, default=defaults.lr), batch)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Makes the model as fine-tuning found it: the base checkpoint, with a fresh adapter if there is one."""
+
+    base: str
+    adapter: str | None = None
+    trust_remote_code: bool = False
+
+    def __call__(self, seed: int) -> nn.Module:
+        model: Any = load_model(self.base, self.trust_remote_code)
+        if self.adapter is None:
+            return model
+        import peft
+
+        config = peft.PeftConfig.from_pretrained(self.adapter)
+        config.inference_mode = False
+        return peft.get_peft_model(model, config)
+
+
+def _start(folder: Path, base: str | None, trust_remote_code: bool) -> Start:
+    adapter = folder / _ADAPTER
+    named = base
+    if named is None:
+        where, key = (
+            (adapter, "base_model_name_or_path") if adapter.is_file() else (folder / _CONFIG, "_name_or_path")
+        )
+        named = _named_in(where, key)
+    same = named is not None and Path(named).is_dir() and Path(named).resolve() == folder.resolve()
+    if named is None or same or not (Path(named).expanduser().is_dir() or adapter.is_file() or base):
+        raise UndeError(
+            f"there is no way to train: {folder} does not say which checkpoint its fine-tuning started from. Name it "
+            "(--base DIR), or continue from the model as it is (--how local)"
+        )
+    return Start(os.path.expanduser(named), str(folder) if adapter.is_file() else None, trust_remote_code)
+
+
+def _named_in(path: Path, key: str) -> str | None:
+    try:
+        value = read_json(path, follow=True).get(key)
+    except (OSError, ValueError, AttributeError):
+        return None
+    return value if isinstance(value, str) and value else None
+
+
+def _linear_decay(optimizer: Optimizer, steps: int) -> LambdaLR:
+    return LambdaLR(optimizer, lambda step: max(0.0, 1 - step / max(1, steps)))
+
+
+def _unused(seed: int) -> nn.Module:
+    raise UndeError("a continued training starts from the final model")
