@@ -126,8 +126,8 @@ def refuse_calibrated_on(digests: Sequence[str], calibration: Calibration | None
     seen = [] if calibration is None else shared(digests, calibration.query_digests)
     if seen:
         raise UndeError(
-            f"the index was calibrated on {len(seen)} of these queries: evaluate on other ones, or leave the calibration "
-            "out (--uncalibrated)"
+            f"the index was calibrated on {len(seen)} of these queries: evaluate on other ones, or leave the "
+            "calibration out (--uncalibrated)"
         )
 
 
