@@ -90,8 +90,8 @@ def test_removed_is_as_never_there(tmp_path, method):
         assert_close(index, want)
     else:  # labels are drawn by the number that an example had: those of the others stay as they were drawn
         full = toy.build(tmp_path / "f", train_data=ALL, method=method)
-        rows = toy.stored(full).fisher.rows(left)
-        assert torch.equal(toy.stored(index).fisher.rows(torch.arange(len(left))), rows)
+        rows = toy.stored(full).fisher("sampled").rows(left)
+        assert torch.equal(toy.stored(index).fisher("sampled").rows(torch.arange(len(left))), rows)
     opened = Index.open(index.folder, model=toy.net(), task=Classification(), train_data=some(left))
     assert torch.equal(opened.score(QUERIES).total(), index.score(QUERIES).total())
     assert opened.manifest.data == want.manifest.data
@@ -126,7 +126,7 @@ def test_two_halves_merged_are_the_whole(tmp_path, method):
 
 
 def fisher_sums(index):
-    stored = toy.stored(index).fisher
+    stored = toy.stored(index).fisher("sampled")
     return sum(stored.shard(0, s)["factors"].double() for s in range(len(stored.manifest.shards)))
 
 

@@ -110,7 +110,9 @@ def state(folder):
     index = opened(folder, ALL)
     assert index.verify(), str(index.verify())
     stored, everyone = toy.stored(index), torch.arange(len(index))
-    return list(index.ids), torch.cat([stored.rows(everyone)[0], stored.fisher.rows(everyone)[0]], 1)
+    return list(index.ids), torch.cat(
+        [stored.rows(everyone)[0], stored.fisher("sampled").rows(everyone)[0]], 1
+    )
 
 
 @pytest.mark.parametrize("change", [append, remove])

@@ -141,7 +141,7 @@ def test_a_repacked_index_lives_on(tmp_path):
         tmp_path / "i", method=EKFAC(projection="kron(3)", fisher="sampled"), train_data=toy.data(22)
     )
     got = given.repack(tmp_path / "k", "int8")
-    assert toy.stored(got).fisher.manifest.store_dtype == "int8"
+    assert toy.stored(got).fisher("sampled").manifest.store_dtype == "int8"
     more = toy.data(5, seed=9)
     want = toy.build(tmp_path / "j", method=EKFAC(projection="kron(3)", fisher="sampled"), store_dtype="int8")
     for index in (got, want):
@@ -227,7 +227,9 @@ def test_dampings_that_rounding_could_decide_keep_every_digit(tmp_path, monkeypa
     begun = toy.build(tmp_path / "begun", method=TRAK(damping=0.09), store_dtype="float16")
     assert toy.build(begun.folder, method=TRAK(damping=0.09)).manifest.store_dtype == "float16"  # as it is
     index = toy.build(tmp_path / "sampled", method=EKFAC(damping=0.01, fisher="sampled"))
-    assert index._opened.stored.fisher.manifest.store_dtype == "float32"  # what the kernel is made of, too
+    assert (
+        index._opened.stored.fisher("sampled").manifest.store_dtype == "float32"
+    )  # what the kernel is made of, too
 
 
 def test_few_wide_features_keep_every_digit(tmp_path, monkeypatch):

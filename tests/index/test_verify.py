@@ -25,6 +25,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def everything(folder: Path) -> Index:
     index = toy.build(folder, method=EKFAC(projection="pca(2)", fisher="sampled"), ids=list(range(22)))
+    index.add_fisher("true", progress=False)
     index.features(toy.data(3, seed=3), folder / layout.QUERIES / "some.safetensors")
     index.score(toy.data(3, seed=3)).total()
     Source(target="my_project:make").remember(folder)
@@ -83,7 +84,10 @@ def test_a_damaged_byte_is_named_with_what_restores_it(whole, copy):
         flip(path, len(before) - 5)
         [problem] = verify(copy).problems
         assert name.startswith(problem.name) and problem.kind in ("damaged", "foreign"), problem
-        assert layout.restored(name.removeprefix("fisher/").partition("/")[0]) == problem.advice
+        assert (
+            layout.restored(name.removeprefix("fisher/").removeprefix("fisher-true/").partition("/")[0])
+            == problem.advice
+        )
         path.write_bytes(before)
 
 

@@ -57,6 +57,47 @@ def test_every_form_is_the_explicit_inverse(n, d, form, lam):
     torch.testing.assert_close(got, explicit(phi, lam), rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("scope", ["layer", "model"])
+@pytest.mark.parametrize("joined", [2**26, 1])
+def test_layers_wider_than_rows_are_inverted_in_the_dual_form(scope, joined, monkeypatch):
+    """One layer of 30 columns in two pieces, one of 4, one without gradients: for the rows of Φ, and for others."""
+    monkeypatch.setattr(base_module, "JOINED", joined)
+    phi, others = features(12, 40), features(5, 40, seed=1)
+    phi[:, 34:36] = 0
+    places = {
+        "a.weight": (0, 26),
+        "b.weight": (26, 30),
+        "a.bias": (30, 34),
+        "c.weight": (34, 36),
+        "d": (36, 40),
+    }
+    parts = [Part(name, slice(*at)) for name, at in places.items()]
+    at = InMemory(phi, parts, [slice(0, 5), slice(5, 12)])
+    settled = Gram(0.3, blocks="layer", damping_scope=scope).on(at.sizes)
+    assert max(t.shape[0] for t in settled.needs().moments.values()) == 12
+    fitted = settled.fit(moments_of(settled, at), at)
+    layers = [[*range(26), *range(30, 34)], [*range(26, 30)], [*range(36, 40)]]
+    want = torch.zeros(2, 12, 40, dtype=torch.float64)
+    for rows, out in ((phi, want[0]), (others, want[1])):
+        for c in layers:
+            gram = phi[:, c].T @ phi[:, c]
+            unit = gram.diagonal().mean() if scope == "layer" else (phi**2).sum(0).mean()
+            out[: len(rows), c] = rows[:, c] @ torch.linalg.inv(
+                gram + 0.3 * unit * torch.eye(len(c), dtype=torch.float64)
+            )
+    got = torch.cat([fitted.train(blocks) for blocks in at.sizes.joined()])
+    torch.testing.assert_close(got, want[0], rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(fitted.apply(others), want[1, :5], rtol=1e-9, atol=1e-11)
+
+
+def test_the_dual_form_of_layers_is_what_the_memory_budget_must_hold():
+    phi = features(20, 3_000)
+    settled = Gram(0.1, blocks="layer").on(source(phi).sizes)
+    settled.check(2 * 8 * 20 * 20)
+    with pytest.raises(UndeError, match=r"1 layers \(up to 20 × 20\) need"):
+        settled.check(8 * 20 * 20)
+
+
 @pytest.mark.parametrize(("n", "d"), [(30, 8), (8, 30)])
 @pytest.mark.parametrize("form", ["primal", "dual"])
 def test_relative_damping_is_a_multiple_of_the_mean_diagonal(n, d, form):

@@ -89,6 +89,7 @@ ILL = {"relative": False, "damping": 1e-3}  # all in float64
         (methods.TRAK(projection="kron(16)", form="svd(700)", **ILL), {"store_dtype": "float32"}),
         (methods.LoGRA(projection="kron(24)"), {}),
         (methods.LoGRA(projection="kron(24)", **ILL), {"store_dtype": "float32"}),
+        (methods.LoGRA(projection="kron(24)"), {"examples": 256, "store_dtype": "float32"}),
         (methods.EKFAC(projection="kron(16)"), {}),
         (methods.EKFAC(projection="kron(32)"), {"store_dtype": "float32"}),
         (methods.EKFAC(projection="none"), {}),

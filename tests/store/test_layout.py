@@ -27,6 +27,7 @@ def trained_on(indices, seed):
 def everything(folder):
     """An index whose folder has all that it may have."""
     index = toy.build(folder, method=EKFAC(projection="pca(2)", fisher="sampled"), ids=list(range(22)))
+    index.add_fisher("true", progress=False)
     index.features(toy.data(3, seed=3), folder / layout.QUERIES / "some.safetensors")
     index.score(toy.data(3, seed=3))
     if not (folder / layout.CALIBRATION).exists():
@@ -45,7 +46,8 @@ def test_every_name_is_described(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "entry", [e.name for e in layout.ENTRIES if e.deleted.startswith(layout.BUILT_AGAIN)]
+    "entry",
+    [e.name for e in layout.ENTRIES if e.deleted.startswith((layout.BUILT_AGAIN, layout.ADDED_AGAIN))],
 )
 def test_what_can_be_built_again_is(tmp_path, entry):
     index = everything(tmp_path / "i")

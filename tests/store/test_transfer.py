@@ -34,6 +34,7 @@ def run(*arguments):
 def index(tmp_path):
     """With all that may be in a folder."""
     made = toy.build(tmp_path / "i", method=EKFAC(projection="pca(2)", fisher="sampled"), ids=list(range(22)))
+    made.add_fisher("true", progress=False)
     made.features(QUERIES, made.folder / layout.QUERIES / "some.safetensors")
     made.score(QUERIES)
     made.score(QUERIES, TRAK(projection="pca(2)"))
@@ -46,6 +47,7 @@ def everything(folder):
     return toy.content(folder) | {
         "log.jsonl": (folder / "log.jsonl").read_bytes(),
         "fisher/log.jsonl": (folder / "fisher" / "log.jsonl").read_bytes(),
+        "fisher-true/log.jsonl": (folder / "fisher-true" / "log.jsonl").read_bytes(),
     }
 
 

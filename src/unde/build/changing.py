@@ -185,11 +185,11 @@ def clear(folder: Place, now: Manifest, kernels: bool = True) -> None:
 
 
 def homes(folder: Place, manifest: Manifest) -> Iterator[tuple[Place, Manifest]]:
-    """The index, and the gradients with sampled labels where it has them."""
+    """The index, and the gradients with other labels where it has them."""
     yield folder, manifest
-    inside = folder / layout.FISHER
-    if there(inside / layout.MANIFEST):
-        yield inside, Manifest.read(inside)
+    for inside in (folder / name for name in layout.FISHERS.values()):
+        if there(inside / layout.MANIFEST):
+            yield inside, Manifest.read(inside)
 
 
 def forget(path: Place) -> None:

@@ -85,10 +85,13 @@ def read_checkpoint(checkpoint: Checkpoint) -> Mapping[str, Tensor]:
         raise UndeError(f"cannot read the checkpoint {path} ({e.strerror or e})") from None
 
 
-def settled_weights(given: Sequence[float] | None, count: int) -> list[float]:
-    """η_c, by default equal shares."""
+def settled_weights(given: Sequence[float] | None, count: int, terms: int = 1) -> list[float]:
+    """η_c, by default equal shares; of each checkpoint for each of its `terms`."""
     if given is None:
-        return [1.0 / count] * count
+        return [1.0 / (count * terms)] * (count * terms)
+    if terms > 1:
+        given = [x for x in given for _ in range(terms)] if len(given) == count else given
+        count *= terms
     if len(given) != count:
         raise UndeError(f"{len(given)} checkpoint_weights for {count} checkpoints: expected one for each")
     weights = [float(x) for x in given]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -134,20 +134,25 @@ class Context:
         factors = gathered(m.units, str(method.projection)) if m.factors else None
         return Measurement(self.units, method.measure, method.beside, factors)
 
+    def model_of(self, c: int) -> int:
+        """Which of the checkpoints term c is of."""
+        return c * len(self.manifest.models) // self.manifest.terms
+
     def coverage(self, c: int) -> Coverage:
         """Which way each parameter goes: as it was settled, or for releases that did not record it, decided now."""
         noted, given = self.manifest.settled.coverage, self.given
         if noted is None:
             return plan_coverage(given.model, given.task, given.rows, self.units, self.method.measure)
-        return restored(noted[min(c, len(noted) - 1)], given.model, self.units)
+        return restored(noted[min(self.model_of(c), len(noted) - 1)], given.model, self.units)
 
     def running(self, c: int) -> FeaturePass:
         """The pass under checkpoint or step c."""
-        model, checkpoint = self.given.model, checkpoint_of(self.given.checkpoints, c)
+        model, checkpoint = self.given.model, checkpoint_of(self.given.checkpoints, self.model_of(c))
 
         def made() -> FeaturePass:
             task = step_of(resized(self.given.task, self.manifest.settled.rows), self.method, c)
-            return FeaturePass(model, task, self.measurement, self.coverage(c))
+            what = replace(self.measurement, measure=self.method.measure_of(c))
+            return FeaturePass(model, task, what, self.coverage(c))
 
         return self.passing.under(c, model, checkpoint, made)
 

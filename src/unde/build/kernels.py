@@ -25,7 +25,7 @@ from unde.build.shards import content
 from unde.build.stored import FeatureSource, Stored
 from unde.execution import SERIAL, Executor, Job, shown
 from unde.kernels import Fitted, Kernel, Sizes
-from unde.kernels.base import Moments, Round, Settled, Work, reduced
+from unde.kernels.base import Moments, Round, Settled, Work, read, reduced
 from unde.kernels.own import code_of, described
 from unde.store import layout
 from unde.store.files import clear_partial
@@ -45,6 +45,7 @@ class KernelFiles:
     def __init__(self, stored: Stored, kernel: Kernel, checkpoint: int, executor: Executor = SERIAL) -> None:
         self.stored, self.kernel, self.checkpoint, self.executor = stored, kernel, checkpoint, executor
         self.source = stored.source(kernel.fisher, checkpoint)
+        self._own = FeatureSource(stored, checkpoint)  # what K is applied to
         self.settled = kernel.on(self.source.sizes)
         self._fitted: Fitted | None = None
         self.watch = Watch()
@@ -101,7 +102,7 @@ class KernelFiles:
         todo = {s for s in range(count) if not self._sound(s)}
         if not todo:
             return  # another process was at it
-        joined = self.source.sizes.joined()
+        joined = self._own.sizes.joined()
         jobs: list[Job] = [(i,) for i, blocks in enumerate(joined) if todo & set(blocks)]
         if self.executor.here:
             self.fitted()  # before the bar of what is made with it
@@ -111,17 +112,13 @@ class KernelFiles:
 
     def write_rows(self, i: int) -> None:
         """K g(n) of the i-th of the joined blocks."""
-        m, blocks = self.stored.manifest, self.source.sizes.joined()[i]
-        fitted, own = self.fitted(), FeatureSource(self.stored, self.checkpoint) == self.source
-        rows = self.source.sizes.rows(blocks)
-        made = fitted.train(blocks) if own else fitted.apply(self._own_rows(blocks))
+        m, blocks = self.stored.manifest, self._own.sizes.joined()[i]
+        fitted, rows = self.fitted(), self._own.sizes.rows(blocks)
+        made = fitted.train(blocks) if self._own == self.source else fitted.apply(read(self._own, blocks))
         for s in blocks:
             here = slice(m.shards[s].start - rows.start, m.shards[s].stop - rows.start)
             packed = self.stored.codec.pack(made[here], m.columns)
             write_shard(self._rows.shard(s), self._rows.owner, packed)
-
-    def _own_rows(self, blocks: list[int]) -> Tensor:
-        return torch.cat([self.stored.block(self.checkpoint, s) for s in blocks])
 
     def _moments_at_hand(self) -> Moments:
         if not self.settled.rounds:
@@ -215,7 +212,8 @@ def sizes_of(m: Manifest, precision: torch.dtype) -> Sizes:
 
 def costs(m: Manifest, settled: Settled, sizes: Sizes) -> Costs:
     """Of the index `m` under a kernel that was settled on `sizes`, its own or those of another measurement."""
-    needs, averaged = settled.needs(), methods.parse(m.method).steps > 1
+    needs, method = settled.needs(), methods.parse(m.method)
+    averaged = method.steps > 1
     fits, mixing = 1 if averaged else m.terms, settled.blocks is None
     steps = [
         {"moments, and features they are made of": needs.gather.peak},
@@ -226,7 +224,9 @@ def costs(m: Manifest, settled: Settled, sizes: Sizes) -> Costs:
     rows = Work()
     if mixing:
         own = 8 * sizes.most * sizes.width  # blocks, and the rows they make up
-        rows = replace(needs.apply, peak=max(needs.apply.peak, own)) if averaged else needs.train
+        foreign = averaged or method.probe is not None  # K g(n) is not of the features that K was fitted to
+        rows = replace(needs.apply, peak=max(needs.apply.peak, own)) if foreign else needs.train
+        rows = replace(rows, flops=rows.flops // sizes.labels, rows=rows.rows // sizes.labels)
         steps.append({"matrices": needs.held, "features and K g(n)": _rows_bytes(m, sizes, rows)})
         disk["K g(n)"] = m.terms * sum(count * file for _, file, count in _packed(m))
     highest = max(steps, key=lambda step: sum(step.values()))

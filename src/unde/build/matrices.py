@@ -13,7 +13,7 @@ from torch import Tensor
 
 from unde import console
 from unde.errors import UndeError
-from unde.store.layout import FISHER, MANIFEST, MATRICES
+from unde.store.layout import FISHERS, MANIFEST, MATRICES
 from unde.store.manifest import Manifest
 from unde.store.remote import Place
 from unde.store.shards import ShardError, checksum, create_shard, read_shard, write_shard
@@ -21,8 +21,8 @@ from unde.store.steady import copied
 
 
 def home(folder: Place) -> Place:
-    """Where the matrices of an index are: gradients with sampled labels are projected as those that they belong to."""
-    inside = folder.name == FISHER and (folder.parent / MANIFEST).exists()
+    """Where the matrices of an index are: gradients with other labels are projected as those that they belong to."""
+    inside = folder.name in FISHERS.values() and (folder.parent / MANIFEST).exists()
     return folder.parent if inside else folder
 
 

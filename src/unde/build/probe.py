@@ -60,7 +60,7 @@ def restore_probe(context: Context) -> None:
     with loaded(given.model, checkpoint_of(given.checkpoints, 0)):
         what = context.measurement
         _, tried = decide(given.model, given.task, given.rows, what.units, what.measure)
-    write_probe(context, tried if context.method.steps == 1 else None)
+    write_probe(context, tried if context.method.terms == 1 else None)
 
 
 def write_probe(context: Context, tried: Tried | None) -> None:

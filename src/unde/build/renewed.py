@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -27,12 +27,13 @@ from unde.store.shards import ShardError, read_shard, write_shard
 
 Plans = Callable[[Place, Manifest], list[Planned]]  # the shards of an index after a change
 Entry = dict[str, Any]
+_FIELDS = {"fisher": layout.FISHERS["sampled"], "true": layout.FISHERS["true"]}  # of Living
 
 
 def renew(change: Change, entry: Entry, ids: Sequence[Any] | None, plans: Plans, given: Given | None) -> None:
-    """Write what is new of the index, and of the gradients with sampled labels; then make it the index. `given` is
+    """Write what is new of the index, and of the gradients with other labels; then make it the index. `given` is
     what covariances are computed from once more, if need be."""
-    fisher = None
+    fishers: dict[str, Manifest] = {}
     for home, of in reversed([*homes(change.folder, change.before)]):
         plan = plans(home, of)
         used = (n for shard in plan for take in shard.takes for n, _ in take.origin.manifest.files)
@@ -40,9 +41,12 @@ def renew(change: Change, entry: Entry, ids: Sequence[Any] | None, plans: Plans,
         with _again(home, of, given) as again:
             repack.write(plan, home, of.terms, again)
         history = [*(of.living.history if of.living is not None else ()), entry]
-        fisher = written(home, Origin(home, of), plan, history, ids, fisher)
-    assert fisher is not None  # the index itself is the last
-    change.commit(fisher)
+        index = home == change.folder  # the last
+        after = written(home, Origin(home, of), plan, history, ids, fishers if index else {})
+        if index:
+            change.commit(after)
+        else:
+            fishers[home.name] = after
 
 
 def written(
@@ -51,11 +55,12 @@ def written(
     plan: Sequence[Planned],
     history: list[Entry],
     ids: Sequence[Any] | None,
-    fisher: Manifest | None,
+    fishers: Mapping[str, Manifest],
     packed: Manifest | None = None,
 ) -> Manifest:
     """All that belongs to the new state of `origin` beside its shards, but for the manifest, which is returned; where
-    features are stored in another way, as `packed` says."""
+    features are stored in another way, as `packed` says. `fishers` are the manifests of gradients with other labels, by
+    the name of their folder."""
     of = origin.manifest if packed is None else packed
     living = Living(
         origin=origin.manifest.lineage,
@@ -63,7 +68,7 @@ def written(
         generation=of.generation + 1,
         pieces=repack.pieces(plan),
         history=history,
-        fisher=None if fisher is None else fisher.as_dict(),
+        **{field: fishers[name].as_dict() for field, name in _FIELDS.items() if name in fishers},
     )
     after = replace(
         of,

@@ -83,7 +83,7 @@ def settle(
         units=[],
         groups={k: list(v) for k, v in partition.members.items()},
         models=models,
-        checkpoint_weights=settled_weights(checkpoint_weights, len(models) * method.steps),
+        checkpoint_weights=settled_weights(checkpoint_weights, len(models), method.terms),
         data=given.data,
         ids=ids_fingerprint(ids),
         factors=method.factors,
@@ -176,7 +176,7 @@ def _begun(
             what = draft.measurement
             coverage, tried = decide(given.model, given.task, given.rows, what.units, what.measure)
             task = step_of(given.task, draft.method, c)
-            if tried is None or task is not given.task:
+            if tried is None or draft.method.terms > 1:
                 size, rows = settle_passes(given.model, task, given.rows, what, coverage, memory)
             else:
                 size, rows = settle_passes(given.model, task, given.rows, what, coverage, memory, tried.cost)

@@ -32,6 +32,7 @@ class Stored:
         self.method: Method = methods.parse(manifest.method)
         self.codec = manifest.codec
         self.watch = Watch()
+        self._fishers: dict[str, Stored] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Stored, (self.folder, self.manifest, self.memory)
@@ -120,13 +121,27 @@ class Stored:
             {known[i][0] for i in torch.isin(asked, self.values("digest")).nonzero()[:, 0].tolist()}
         )
 
-    @cached_property
-    def fisher(self) -> Stored:
-        """The gradients with sampled labels, of the same model and data."""
-        folder = self.folder / layout.FISHER
+    @property
+    def fishers(self) -> tuple[str, ...]:
+        """The values of `fisher` that kernels on this index can have."""
+        inside = (
+            kind for kind, name in layout.FISHERS.items() if there(self.folder / name / layout.MANIFEST)
+        )
+        return ("empirical", *inside)
+
+    def fisher(self, kind: str) -> Stored:
+        """The gradients with "sampled" labels or with every label ("true"), of the same model and data."""
+        if kind not in self._fishers:
+            self._fishers[kind] = self._fisher(kind)
+        return self._fishers[kind]
+
+    def _fisher(self, kind: str) -> Stored:
+        folder = self.folder / layout.FISHERS[kind]
         if not there(folder / layout.MANIFEST):
+            what = "sampled labels" if kind == "sampled" else "every label"
             raise UndeError(
-                f"{self.folder} holds no gradients with sampled labels: build it with EKFAC(fisher='sampled')"
+                f"{self.folder} holds no gradients with {what}: build it with EKFAC(fisher={kind!r}), or add them with "
+                f"index.add_fisher({kind!r})"
             )
         found = Manifest.read(folder)
         if not belongs(found, self.manifest):
@@ -135,15 +150,9 @@ class Stored:
             )
         return Stored(folder, found, self.memory)
 
-    @property
-    def fishers(self) -> list[str]:
-        """The Fisher matrices that kernels can be made of here."""
-        sampled = there(self.folder / layout.FISHER / layout.MANIFEST)
-        return ["empirical", *(["sampled"] if sampled else [])]
-
     def source(self, kernel_of: str, checkpoint: int) -> FeatureSource:
         """What a kernel is made of; of a trajectory, the features of all steps averaged."""
-        stored = self.fisher if kernel_of == "sampled" else self
+        stored = self if kernel_of == "empirical" else self.fisher(kernel_of)
         return FeatureSource(stored, None if stored.method.steps > 1 else checkpoint)
 
 
@@ -158,7 +167,8 @@ def belongs(fisher: Manifest, manifest: Manifest) -> bool:
 
 @dataclass(frozen=True)
 class FeatureSource:
-    """The features under one checkpoint, or averaged over all (None), as kernels read them."""
+    """The features under one checkpoint, or averaged over all (None), as kernels read them. Where examples have several
+    labels, the rows of the first label come first, then those of the second."""
 
     stored: Stored
     checkpoint: int | None
@@ -168,13 +178,26 @@ class FeatureSource:
         m = self.stored.manifest
         sides = gathered(m.units, str(self.stored.method.projection)) if m.factors else {}
         parts = [Part(name, c, sides.get(name)) for name, c in zip(m.unit_names, m.columns)]
-        stored = self.stored.codec
-        return Sizes(tuple(parts), tuple(m.shards), rounding=stored.rounding, lossy=stored.lossy)
+        stored, n = self.stored.codec, m.examples
+        cuts = [slice(i * n + r.start, i * n + r.stop) for i in range(self._labels) for r in m.shards]
+        return Sizes(
+            tuple(parts), tuple(cuts), rounding=stored.rounding, lossy=stored.lossy, labels=self._labels
+        )
+
+    @property
+    def _labels(self) -> int:
+        method = self.stored.method
+        return method.labels if isinstance(method, methods.Fisher) else 1
+
+    def _place(self, s: int) -> tuple[int, int]:
+        """The term and the shard of a block."""
+        label, shard = divmod(s, len(self.stored.manifest.shards))
+        return (self.checkpoint or 0) * self._labels + label, shard
 
     def block(self, s: int) -> Tensor:
         if self.checkpoint is None:
             return torch.stack(self.stored.blocks(s)).mean(0)
-        return self.stored.block(self.checkpoint, s)
+        return self.stored.block(*self._place(s))
 
     def factors(self, s: int) -> dict[str, tuple[Tensor, Tensor]]:
         m = self.stored.manifest
@@ -183,5 +206,5 @@ class FeatureSource:
                 f"{self.stored.folder} holds no covariances, which EKFAC is made of: build it with method='ekfac' "
                 "(all other methods can be scored on such an index too)"
             )
-        vector = self.stored.shard(self.checkpoint or 0, s)["factors"]
+        vector = self.stored.shard(*self._place(s))["factors"]
         return split(vector, gathered(m.units, str(self.stored.method.projection)))

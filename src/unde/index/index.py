@@ -252,6 +252,27 @@ class Index:
         )
         return cls(making.checked(at, train_data, groups, accept_code))
 
+    @property
+    def fishers(self) -> tuple[str, ...]:
+        """The values of `fisher` that methods can have on this index: "empirical", and what was built or added."""
+        return self._opened.stored.fishers
+
+    def add_fisher(self, kind: str, *, progress: bool = True) -> None:
+        """Compute the gradients that methods with `fisher=kind` need, beside those of the index.
+
+        Args:
+            kind: "sampled", one label drawn for each example, or "true", every label.
+            progress: Whether to show a bar.
+
+        Raises:
+            UndeError: The index was opened without its model, task and data; it was changed since it was built; or the
+                task has too many labels.
+
+        >>> index.add_fisher("true")  # doctest: +SKIP
+        >>> index.score(queries, unde.methods.TRAK(fisher="true"))  # doctest: +SKIP
+        """
+        making.add_fisher(self._opened, kind, progress)
+
     # --- changing it ------------------------------------------------------------------------------------
 
     def append(self, more_data: Any, ids: Sequence[Any] | None = None, *, progress: bool = True) -> None:

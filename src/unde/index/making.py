@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,15 +21,18 @@ from unde.build.compare import differs_from, task_differences
 from unde.build.context import Context, Given
 from unde.build.fingerprints import changed_example, plain_ids
 from unde.build.probe import changed_task, note_accepted
+from unde.build.settle import settle
 from unde.build.stored import Stored
 from unde.build.views import aligned
-from unde.data import Rows, own_collate
+from unde.data import Rows, own_collate, to_device
 from unde.errors import UndeError, unknown
 from unde.execution import Executor
+from unde.features.guard import untouched
 from unde.groups import Groups, trainable
 from unde.index.opened import Opened
 from unde.methods import Method
 from unde.pages import kept_pages
+from unde.projection import Spec
 from unde.recipe import Recipe
 from unde.store import factored, layout
 from unde.store.files import clear_partial
@@ -42,7 +46,6 @@ from unde.tasks.identity import same_but_code
 _TRIES = 3  # looks at an index that others change meanwhile
 
 
-@kept_pages()
 def computed(
     folder: Place,
     given: Given,
@@ -51,11 +54,57 @@ def computed(
     executor: Executor,
     progress: bool,
 ) -> list[Context]:
-    """The index, and that of sampled labels where the method has one: settled, and all that is for `executor` to do."""
+    """The index, and that of other labels where the method has one: settled, and all that is for `executor` to do."""
+    homes = [(folder, method)]
+    if method.probe is not None:
+        homes.append(fisher_home(folder, given, method.probe))  # raises before anything is written
+    return computed_in(homes, folder, given, settling, executor, progress)
+
+
+def fisher_home(folder: Place, given: Given, probe: Method) -> tuple[Place, Method]:
+    """Where the gradients with other labels go, and how they are measured."""
+    assert isinstance(probe, methods.Fisher)
+    device = next(given.model.parameters()).device
+    with untouched(given.model), torch.no_grad():
+        settled = probe.settle(given.task, given.model, to_device(given.rows.batch([0]), device))
+    return folder / layout.FISHERS[settled.kind], settled
+
+
+def add_fisher(at: Opened, kind: str, progress: bool) -> None:
+    """The gradients with other labels of an index that is there."""
+    if kind not in layout.FISHERS:
+        raise unknown("fisher", kind, layout.FISHERS)
+    folder, m = at.stored.folder, at.stored.manifest
+    if at.model is None or at.task is None or at.rows is None:
+        raise UndeError(f"{folder} was opened without its model, task and data: open it with all three")
+    projected = Spec.parse(str(at.stored.method.projection)).kind == "pca"
+    if m.living is not None or (m.matrices and not projected):
+        what = "changed since it was built" if m.living is not None else "built with second_moments"
+        raise UndeError(f"{folder} was {what}: build it anew with fisher={kind!r}")
+    given = Given(at.model, at.task, at.rows, at.checkpoints, at.recipe, at.device)
+    probe = methods.Fisher(at.stored.method.projection, m.factors, kind == "true", 0 if kind == "true" else 1)
+    options = recorded(m, at.model)
+    settling = partial(
+        settle, **{name: value for name, value in options.items() if name != "method"}, seen_by=options["method"],
+        ids=at.ids, second_moments=None, memory=at.stored.memory, workers=0, each=m.settled.threads,
+    )  # fmt: skip
+    with on_device(at.model, at.device):
+        homes = [fisher_home(folder, given, probe)]
+        computed_in(homes, folder, given, settling, at.executor, progress)
+
+
+@kept_pages()
+def computed_in(
+    homes: Sequence[tuple[Place, Method]],
+    folder: Place,
+    given: Given,
+    settling: Callable[[Place, Given, Method], Context],
+    executor: Executor,
+    progress: bool,
+) -> list[Context]:
+    """Indexes in `homes`, each measured as its method says."""
     out = []
-    for home, measured in ((folder, method), (folder / layout.FISHER, method.probe)):
-        if measured is None:
-            continue
+    for home, measured in homes:
         layout.prepare(home)
         with ExitStack() as held:
             held.enter_context(locked(home, wait=not executor.alone))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -71,9 +71,9 @@ def _made(
         clear_partial(target)
         clear_partial(target / layout.SHARDS)
         history = [entry | {"from": [_told(o) for o in found], "on": today(), "token": made}]
-        fisher = _fisher(found, target, made, history, ids, store_dtype)
+        fishers = _fishers(found, target, made, history, ids, store_dtype)
         _copy_matrices(found[0], target)
-        after = _written(found, target, made, history, ids, fisher, store_dtype)
+        after = _written(found, target, made, history, ids, fishers, store_dtype)
         create_bytes(target / layout.MANIFEST, after.text())
 
 
@@ -147,36 +147,39 @@ def _written(
     made: str,
     history: list[dict[str, Any]],
     ids: list[Any] | None,
-    fisher: Manifest | None,
+    fishers: Mapping[str, Manifest],
     store_dtype: str | None,
 ) -> Manifest:
     plan = repack.numbered([p for origin in found for p in repack.all_of(origin)], home, made, 0)
     first = found[0]
     packed = None if store_dtype is None else replace(first.manifest, store_dtype=store_dtype, noted="")
     repack.write(plan, home, first.manifest.terms, packed=packed)
-    return written(home, first, plan, history, ids, fisher, packed)
+    return written(home, first, plan, history, ids, fishers, packed)
 
 
-def _fisher(
+def _fishers(
     found: Sequence[Origin],
     target: Place,
     made: str,
     history: list[dict[str, Any]],
     ids: list[Any] | None,
     store_dtype: str | None,
-) -> Manifest | None:
-    """The gradients with sampled labels, where the method has them."""
-    if methods.parse(found[0].manifest.method).probe is None:
-        return None
-    inside = [Stored(origin.folder, origin.manifest, 0).fisher for origin in found]
-    for one in inside:
-        check_shards(one.folder, one.manifest, verify=False)
-    home = target / layout.FISHER
-    home.mkdir(parents=True, exist_ok=True)
-    origins = [Origin(s.folder, s.manifest) for s in inside]
-    after = _written(origins, home, made, history, ids, None, store_dtype)
-    write_bytes(home / layout.MANIFEST, after.text())
-    return after
+) -> dict[str, Manifest]:
+    """The gradients with other labels, those that the method has and those that all indexes have."""
+    stored, out = [Stored(origin.folder, origin.manifest, 0) for origin in found], {}
+    probe = methods.parse(found[0].manifest.method).probe
+    kinds = {kind for kind in layout.FISHERS if all(kind in s.fishers for s in stored)}
+    for kind in sorted(kinds | ({probe.kind} if isinstance(probe, methods.Fisher) else set())):
+        inside = [s.fisher(kind) for s in stored]
+        for one in inside:
+            check_shards(one.folder, one.manifest, verify=False)
+        home = target / layout.FISHERS[kind]
+        home.mkdir(parents=True, exist_ok=True)
+        origins = [Origin(s.folder, s.manifest) for s in inside]
+        after = _written(origins, home, made, history, ids, {}, store_dtype)
+        write_bytes(home / layout.MANIFEST, after.text())
+        out[home.name] = after
+    return out
 
 
 def _copy_matrices(origin: Origin, target: Place) -> None:

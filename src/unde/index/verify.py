@@ -85,7 +85,7 @@ def _manifest(folder: Place, found: Verified, of: Manifest | None) -> Manifest |
         return None
     found.found(path)
     if of is not None and not belongs(manifest, of):
-        found.report(folder, FOREIGN, "it is of another index", layout.restored(layout.FISHER))
+        found.report(folder, FOREIGN, "it is of another index", layout.restored(folder.name))
         return None
     return manifest
 
@@ -266,13 +266,15 @@ def _tensors(path: Place, owner: str | None, entry: str, found: Verified, matche
 
 
 def _fisher(folder: Place, manifest: Manifest | None, found: Verified) -> None:
-    inside = folder / layout.FISHER
-    if inside.is_symlink():
-        return  # reported by its name
-    if inside.is_dir():
-        _index(inside, found, manifest)
-    elif manifest is not None and methods.parse(manifest.method).probe is not None:
-        _unfinished(found, f"{inside} is missing; {layout.BUILT_AGAIN}")
+    probe = None if manifest is None else methods.parse(manifest.method).probe
+    for kind, name in layout.FISHERS.items():
+        inside = folder / name
+        if inside.is_symlink():
+            continue  # reported by its name
+        if inside.is_dir():
+            _index(inside, found, manifest)
+        elif isinstance(probe, methods.Fisher) and probe.kind == kind:
+            _unfinished(found, f"{inside} is missing; {layout.BUILT_AGAIN}")
 
 
 def _files(folder: Place, found: Verified) -> Iterator[Place]:

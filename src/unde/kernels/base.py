@@ -53,6 +53,7 @@ class Sizes:
     dtype: torch.dtype = torch.float32
     beside: int = 0  # bytes that a source takes beside a block while it reads it, where that is known
     rounding: float = 0.0  # of an entry as it is stored, relative and at most; 0 for float32
+    labels: int = 1  # rows of each example
     lossy: bool = False  # whether K g(n) cannot be stored as features are: K acts on the query side then
 
     @property
@@ -228,7 +229,7 @@ class Kernel(Protocol):
 
     @property
     def fisher(self) -> str:
-        """Whose features it is made of: "empirical", those of the index, or "sampled"."""
+        """Whose features it is made of: "empirical", those of the index, "sampled" or "true"."""
         ...
 
     def on(self, sizes: Sizes) -> Settled: ...

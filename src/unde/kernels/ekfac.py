@@ -6,8 +6,8 @@ K-FAC) but Λ = mean over examples of (Qᵀ g)², one for each coordinate, from 
 
 Parameters without such a structure (biases, norms, what was computed by a general way) get their exact second
 moment in place of the approximation, up to `EXACT` entries, and its diagonal beyond.
-Damping is a multiple of the mean of Λ of each parameter, or absolute. K does not mix parameters, so it acts on the
-query side.
+Damping is a multiple of the mean of Λ of each parameter, or of the whole model, or absolute. K does not mix
+parameters, so it acts on the query side.
 """
 
 from __future__ import annotations
@@ -47,10 +47,13 @@ _ZERO = 1e-12  # an eigenvalue this much smaller than the largest is rounding
 class EKFACKernel:
     damping: float
     relative: bool = True
-    fisher: str = "empirical"  # whose gradients Λ is the mean of: with the true labels, or "sampled" ones
+    fisher: str = "empirical"  # whose gradients Λ is the mean of: those of the data, "sampled" or "true"
+    damping_scope: str = (
+        "layer"  # whose mean of Λ relative damping is a multiple of: each parameter, or the "model"
+    )
 
     def on(self, sizes: Sizes) -> Settled:
-        return _EKFAC(self.damping, self.relative, sizes, f"ekfac {self.fisher}")
+        return _EKFAC(self.damping, self.relative, sizes, f"ekfac {self.fisher}", self.damping_scope)
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class _EKFAC:
     relative: bool
     sizes: Sizes
     key: str
+    damping_scope: str = "layer"
 
     @property
     def blocks(self) -> Sequence[Sequence[slice]]:
@@ -109,7 +113,7 @@ class _EKFAC:
 
     def _eigenvalues(self, sums: Moments) -> Moments:
         """Means over examples; of exact second moments, their eigenvectors too."""
-        out, count = {}, self.sizes.examples
+        out, count = {}, self.sizes.examples / self.sizes.labels
         for key, total in sums.items():
             kind, name = key.split(" ", 1)
             if kind == "whole":
@@ -121,9 +125,9 @@ class _EKFAC:
         return out
 
     def fit(self, moments: Moments, source: Source) -> _Fitted:
-        made = []
+        made, mean = [], self._mean(moments)
         for part in self.sizes.parts:
-            scale = self._inverse(part, moments[f"values {part.name}"])
+            scale = self._inverse(part, moments[f"values {part.name}"], mean)
             if scale.any() and f"{_ONE_SIDED} {part.name}" in moments:
                 raise UndeError(
                     f"the gradients of parameter {part.name!r} are too small to square in float32: multiply the loss "
@@ -132,8 +136,14 @@ class _EKFAC:
             made.append((part.columns, _spectrum(part, moments), within(scale, self.sizes.dtype)))
         return _Fitted(source, made)
 
-    def _inverse(self, part: Part, eigenvalues: Tensor) -> Tensor:
-        """1 / (Λ + λ); 0 where a parameter has no gradient at all."""
+    def _mean(self, moments: Moments) -> float | None:
+        """The mean of Λ over the whole model, where relative damping is a multiple of that."""
+        if self.damping_scope == "layer":
+            return None
+        return sum(float(moments[f"values {p.name}"].sum()) for p in self.sizes.parts) / self.sizes.width
+
+    def _inverse(self, part: Part, eigenvalues: Tensor, whole: float | None) -> Tensor:
+        """1 / (Λ + λ), λ a multiple of the mean of Λ or of the `whole` model; 0 where there is no gradient at all."""
         largest = float(eigenvalues.max())
         if not largest < float("inf"):
             raise UndeError(
@@ -143,7 +153,8 @@ class _EKFAC:
         if largest == 0:
             return torch.zeros_like(eigenvalues)
         mean = float(eigenvalues.mean())
-        damping = damped(self.damping, self.relative, mean)
+        unit = mean if whole is None else whole
+        damping = damped(self.damping, self.relative, unit)
         if float(eigenvalues.min()) + damping <= _ZERO * largest:
             lost = int((eigenvalues <= _ZERO * largest).sum())
             raise UndeError(
@@ -153,7 +164,7 @@ class _EKFAC:
         scale = 1 / (eigenvalues + damping)
         try:  # rounding spreads evenly over the basis, so every coordinate has the share that the mean one has
             share = (mean + damping) * float(scale.mean())
-            check_rounding(share, self.sizes.rounding, damping, mean, mean if self.relative else None)
+            check_rounding(share, self.sizes.rounding, damping, mean, unit if self.relative else None)
         except UndeError as e:
             raise UndeError(f"parameter {part.name!r}: {e}") from None
         return scale

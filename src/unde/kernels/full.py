@@ -175,14 +175,7 @@ class Dual(_Full):
         return {f"panel {i:06d}": torch.cat([*panel, numbers.product(phi, phi.T)], 1)}
 
     def _assembled(self, panels: Moments) -> Moments:
-        gram = torch.zeros(self.side, self.side, dtype=torch.float64)
-        for name in sorted(panels):
-            panel = panels[name]
-            stop = panel.shape[1]
-            start = stop - len(panel)
-            gram[start:stop, :stop] = panel
-            gram[:start, start:stop] = panel[:, :start].T
-        return {"gram": gram}
+        return {"gram": assembled([panels[name] for name in sorted(panels)])}
 
     def fit(self, moments: Moments, source: Source) -> _DualFitted:
         return _DualFitted(source, *self.inverse(moments["gram"].clone()))
@@ -241,12 +234,30 @@ class _DualFitted:
         return numbers.rounded(out / self.lam, rows.dtype)
 
 
+def assembled(panels: Sequence[Tensor]) -> Tensor:
+    """A symmetric matrix in float64 from panels of rows, each up to its diagonal block."""
+    side = panels[-1].shape[1]
+    gram = torch.zeros(side, side, dtype=torch.float64)
+    for panel in panels:
+        stop = panel.shape[1]
+        start = stop - len(panel)
+        gram[start:stop, :stop] = panel
+        gram[:start, start:stop] = panel[:, :start].T
+    return gram
+
+
 def inverse(
-    gram: Tensor, damping: float, relative: bool, width: int, rounding: float = 0.0
+    gram: Tensor,
+    damping: float,
+    relative: bool,
+    width: int,
+    rounding: float = 0.0,
+    unit: float | None = None,
 ) -> tuple[Tensor, float]:
     """(gram + λI)⁻¹ in place, and λ; the mean diagonal is that of ΦᵀΦ, `width` long, also where `gram` is ΦΦᵀ.
 
-    `rounding` is that of the entries of Φ as they are stored.
+    `rounding` is that of the entries of Φ as they are stored, `unit` what relative damping is a multiple of if not of
+    that mean.
     """
     norm, trace = float(gram.norm()), float(gram.diagonal().sum())
     if not math.isfinite(norm):
@@ -256,7 +267,8 @@ def inverse(
         )
     if trace == 0:
         raise UndeError("all features of the index are zero: has the loss a gradient?")
-    lam = damped(damping, relative, trace / width)
+    unit = trace / width if unit is None else unit
+    lam = damped(damping, relative, unit)
     gram.diagonal().add_(lam)
     scale = gram.diagonal().clone()
     failed = torch.empty((), dtype=torch.int32)
@@ -269,6 +281,6 @@ def inverse(
             f"ΦᵀΦ + λI is singular at λ = {lam:.3g} ({len(gram):,} × {len(gram):,}): raise the damping"
         )
     numbers.check_rounding(
-        float(explained.mean()), rounding, lam, trace / len(gram), trace / width if relative else None
+        float(explained.mean()), rounding, lam, trace / len(gram), unit if relative else None
     )
     return gram, lam

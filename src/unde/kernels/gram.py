@@ -16,20 +16,19 @@ from unde.kernels.truncated import Truncated
 @dataclass(frozen=True)
 class Gram:
     """`form` is "primal", "dual" or "auto", the smaller, or "svd(256)", from so many singular vectors; `blocks` is
-    "full", or "layer" as LoGRA has it."""
+    "full", or "layer" as LoGRA has it. `damping_scope` is what relative damping of layers is a multiple of: the mean
+    diagonal of each "layer", or of the whole "model"."""
 
     damping: float
     relative: bool = True
     form: str = "auto"
     blocks: str = "full"
-
-    @property
-    def fisher(self) -> str:
-        return "empirical"
+    fisher: str = "empirical"
+    damping_scope: str = "layer"
 
     def on(self, sizes: Sizes) -> Settled:
         if self.blocks == "layer":
-            return ByLayer(self.damping, self.relative, sizes)
+            return ByLayer(self.damping, self.relative, sizes, self.damping_scope)
         if (rank := svd_rank(self.form)) is not None:
             return Truncated(self.damping, self.relative, sizes, rank)
         primal = self.form == "primal" or (self.form == "auto" and sizes.width <= sizes.examples)

@@ -13,7 +13,7 @@ def described(kernel: Any, method: str = "") -> str:
 
     >>> from unde.kernels import Gram
     >>> described(Gram(0.1))
-    "Gram(damping=0.1, relative=True, form='auto', blocks='full')"
+    "Gram(damping=0.1, relative=True, form='auto', blocks='full', fisher='empirical', damping_scope='layer')"
     """
     kind = type(kernel)
     if package(kind) == "unde":

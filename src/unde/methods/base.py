@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -13,6 +13,7 @@ from unde.methods.own import name_of
 from unde.projection import Spec
 from unde.tasks.reading import package
 
+LATER = "later"  # in the metadata of a field: left out of descriptions while it has its default
 OWN = "own"  # in a description: of a method that is no part of unde
 
 
@@ -55,6 +56,15 @@ class Method:
         return 1
 
     @property
+    def terms(self) -> int:
+        """Features that an index holds of an example under each checkpoint."""
+        return self.steps
+
+    def measure_of(self, term: int) -> str:
+        """What is differentiated in a term."""
+        return self.measure
+
+    @property
     def groupwise(self) -> bool:
         """Whether `by_group` is not the identity: weighted totals are no single product then."""
         return False
@@ -90,14 +100,19 @@ class Method:
         """Another measurement of the same examples that K is made of, which an index keeps beside its own."""
         return None
 
+    def settings(self) -> dict[str, Any]:
+        """The fields. Those added later are left out at their default, so that ids are stable."""
+        later = {f.name: f.default for f in fields(self) if f.metadata.get(LATER)}
+        return {k: v for k, v in asdict(self).items() if k not in later or v != later[k]}
+
     def describe(self) -> dict[str, Any]:
         """A JSON-able description that `parse` reads back; of a method of one's own also where it is defined."""
         if package(type(self)) == "unde":
-            return {"name": self.name, **asdict(self)}
+            return {"name": self.name, **self.settings()}
         own = {
             "class": name_of(type(self)),
             "measure": self.measure,
             "beside": list(self.beside),
             "steps": self.steps,
         }
-        return {"name": self.name or type(self).__name__, **asdict(self), OWN: own}
+        return {"name": self.name or type(self).__name__, **self.settings(), OWN: own}

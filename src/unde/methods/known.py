@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -13,10 +13,12 @@ from torch import Tensor
 from unde.errors import UndeError, unknown
 from unde.kernels import EKFACKernel, Gram, Kernel
 from unde.kernels.gram import svd_rank
-from unde.methods.base import Method, Sides
+from unde.methods.base import LATER, Method, Sides
 from unde.projection import TWO_SIDED, Spec
 
 LEAST = 1e-3  # of 1 − h in DAS
+FISHERS = ("empirical", "sampled", "true")
+MOST_LABELS = 32  # that fisher="true" enumerates
 
 
 @dataclass(frozen=True)
@@ -56,40 +58,71 @@ class Damped(Method):
         if isinstance(self.damping, bool) or not 0 <= self.damping < math.inf:
             raise UndeError(f"damping {self.damping} of {type(self).__name__}: expected a number ≥ 0")
         object.__setattr__(self, "damping", float(self.damping))
+        fisher = getattr(self, "fisher", "empirical")
+        if fisher not in FISHERS:
+            raise unknown("fisher", fisher, FISHERS)
+
+    @property
+    def probe(self) -> Method | None:
+        """Gradients with other labels, where `fisher` asks for them."""
+        fisher = getattr(self, "fisher", "empirical")
+        if fisher == "empirical":
+            return None
+        exact = fisher == "true"
+        return Fisher(self.projection, self.factors, exact, labels=0 if exact else 1)
 
 
 @dataclass(frozen=True)
 class TRAK(Damped):
-    """TRAK with the loss as output function. `form` is "primal", "dual", or "auto": the smaller; or "svd(256)": from so
-    many singular vectors of the features, without a matrix of their width or number squared."""
+    """TRAK with the loss as output function.
+
+    Args:
+        form: "primal", "dual", or "auto": the smaller; or "svd(256)": from so many singular vectors of the features,
+            without a matrix of their width or number squared.
+        fisher: Gradients that K is made of. "empirical": those of the training labels. "sampled": one label drawn
+            from the model's predictions for each example. "true": the expectation over all labels, Σ_y p(y|x) g_y g_yᵀ,
+            for tasks with up to 32 of them; for regression 2 JᵀJ over the squared number of outputs.
+    """
 
     name: ClassVar[str] = "trak"
     form: str = "auto"
+    fisher: str = field(default="empirical", metadata={LATER: True})
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.fisher != "empirical" and (self.measure != "loss" or self.steps > 1):
+            raise UndeError(
+                f"fisher={self.fisher!r} of {type(self).__name__}: the Fisher information is that of the loss alone, "
+                "use fisher='empirical'"
+            )
         if self.form not in ("auto", "primal", "dual") and svd_rank(self.form) is None:
             raise unknown("form", self.form, ("auto", "primal", "dual", "svd(256)"))
 
     @property
     def kernel(self) -> Kernel:
-        return Gram(self.damping, self.relative, self.form)
+        return Gram(self.damping, self.relative, self.form, fisher=self.fisher)
 
 
 @dataclass(frozen=True)
 class LoGRA(Damped):
     """LoGRA: two-sided projection, kron(r) for random directions or pca(r) for leading ones.
 
-    `blocks` is "layer", a Gram matrix for each layer with its own damping, or "full", one for all (as TRAK).
+    Args:
+        blocks: "layer", a Gram matrix for each layer, or "full", one for all (as TRAK).
+        fisher: Gradients that K is made of, as in `TRAK`.
+        damping_scope: What relative damping is a multiple of the mean diagonal of: each "layer", or the whole "model".
     """
 
     name: ClassVar[str] = "logra"
     blocks: str = "layer"
+    fisher: str = field(default="empirical", metadata={LATER: True})
+    damping_scope: str = field(default="layer", metadata={LATER: True})
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.blocks not in ("layer", "full"):
             raise unknown("blocks", self.blocks, ("layer", "full"))
+        check_scope(self.damping_scope)
         if self.projection is not None and Spec.parse(self.projection).kind not in ("none", *TWO_SIDED):
             raise UndeError(
                 f"LoGRA projects both sides of a gradient, but {self.projection} projects it whole: use 'kron(16)' or "
@@ -98,26 +131,36 @@ class LoGRA(Damped):
 
     @property
     def kernel(self) -> Kernel:
-        return Gram(self.damping, self.relative, blocks=self.blocks)
+        return Gram(
+            self.damping,
+            self.relative,
+            blocks=self.blocks,
+            fisher=self.fisher,
+            damping_scope=self.damping_scope,
+        )
 
 
 @dataclass(frozen=True)
 class EKFAC(Damped):
     """LoGRA features under the EKFAC kernel; unprojected EKFAC with projection="none".
 
-    Its covariances are gathered while the index is built. `fisher` says whose gradients they and the corrected
-    eigenvalues are taken of: "empirical", the training gradients themselves, or "sampled", gradients with labels
-    drawn from the model's own predictions (the true Fisher matrix; a second pass over the data when building).
+    Its covariances are gathered while the index is built.
+
+    Args:
+        fisher: Gradients that the covariances and the corrected eigenvalues are taken of, as in `TRAK`. Other than
+            "empirical" costs another pass over the data when the index is built, "true" one for each label.
+        damping_scope: What relative damping is a multiple of the mean eigenvalue of: each parameter ("layer"), or the
+            whole "model".
     """
 
     name: ClassVar[str] = "ekfac"
     factors: ClassVar[bool] = True
     fisher: str = "empirical"
+    damping_scope: str = field(default="layer", metadata={LATER: True})
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.fisher not in ("empirical", "sampled"):
-            raise unknown("fisher", self.fisher, ("empirical", "sampled"))
+        check_scope(self.damping_scope)
         if self.projection is not None and Spec.parse(self.projection).kind not in ("none", *TWO_SIDED):
             raise UndeError(
                 f"EKFAC needs the two sides of a gradient, but {self.projection} projects it whole: use 'kron(16)', "
@@ -126,11 +169,7 @@ class EKFAC(Damped):
 
     @property
     def kernel(self) -> Kernel:
-        return EKFACKernel(self.damping, self.relative, self.fisher)
-
-    @property
-    def probe(self) -> Method | None:
-        return Fisher(self.projection) if self.fisher == "sampled" else None
+        return EKFACKernel(self.damping, self.relative, self.fisher, self.damping_scope)
 
 
 @dataclass(frozen=True)
@@ -229,13 +268,62 @@ def _das_factor(sides: Sides) -> Tensor:
     return sides.beside()[:, 0] / (1 - sides.leverage()).clamp(min=LEAST)
 
 
+def check_scope(scope: str) -> None:
+    if scope not in ("layer", "model"):
+        raise unknown("damping_scope", scope, ("layer", "model"))
+
+
 @dataclass(frozen=True)
 class Fisher(Method):
-    """Not for scoring: the gradients with sampled labels that EKFAC(fisher="sampled") is made of."""
+    """Not for scoring: gradients with other labels than those of the data, of which a kernel is made.
+
+    Args:
+        covariances: Whether those of EKFAC are gathered too.
+        exact: Whether labels are enumerated, each weighted by the root of its probability, or one of them is drawn.
+        labels: How many there are for each example; 0: as many as the task has, see `settle`.
+    """
 
     name: ClassVar[str] = "fisher"
-    measure: ClassVar[str] = "sampled"
-    factors: ClassVar[bool] = True
+    covariances: bool = field(default=True, metadata={LATER: True})
+    exact: bool = field(default=False, metadata={LATER: True})
+    labels: int = field(default=1, metadata={LATER: True})
+
+    @property
+    def kind(self) -> str:
+        """The value of `fisher` that it is for."""
+        return "true" if self.exact else "sampled"
+
+    @property
+    def measure(self) -> str:  # ty: ignore[incompatible-property-override]
+        return self.measure_of(0)
+
+    @property
+    def factors(self) -> bool:  # ty: ignore[incompatible-property-override]
+        return self.covariances
+
+    @property
+    def terms(self) -> int:
+        return self.labels
+
+    def measure_of(self, term: int) -> str:
+        return f"true {term % max(1, self.labels)}" if self.exact else "sampled"
+
+    def settle(self, task: Any, model: Any, batch: Any) -> Fisher:
+        """With the number of labels that a task has for a model.
+
+        Raises:
+            UndeError: The task cannot enumerate its labels, or they are too many.
+        """
+        if self.labels:
+            return self
+        count = task.outputs(model, batch)
+        if count is None or not 1 <= count <= MOST_LABELS:
+            have = "cannot enumerate its labels" if count is None else f"has {count:,} labels"
+            raise UndeError(
+                f"fisher='true' needs at most {MOST_LABELS} labels, and {type(task).__name__} {have}: use "
+                "fisher='sampled'"
+            )
+        return replace(self, labels=count)
 
 
 METHODS: dict[str, type[Method]] = {m.name: m for m in (TracIn, TRAK, LoGRA, EKFAC, DTRAK, JourneyTRAK, DAS)}

@@ -21,7 +21,7 @@ def parse(method: str | Method | dict[str, Any]) -> Method:
     """A method from its short name, its description, or itself; MODULE:NAME is one of your own, or its class.
 
     >>> parse("trak")
-    TRAK(projection=None, damping=0.1, relative=True, form='auto')
+    TRAK(projection=None, damping=0.1, relative=True, form='auto', fisher='empirical')
     """
     if isinstance(method, Method):
         return method

@@ -21,7 +21,7 @@ from unde.features.factors import Factors, gathered
 from unde.features.layouts import FAILURES
 from unde.features.meter import Meter
 from unde.features.run import FeaturePass, Measurement, resized, settle_on
-from unde.methods import Method
+from unde.methods import Fisher, Method
 from unde.plan.shapes import (
     Batches,
     covered,
@@ -122,7 +122,7 @@ class _Run:
         brief = recut(self.task, self.task.cutting.brief())
         self._cost(lambda batch: floor.plain(model, brief, [batch]), 1)  # fails where values decide what runs
         own = self._index(method)
-        probe = None if method.probe is None else self._index(method.probe)
+        probe = None if method.probe is None else self._index(self._probe(method.probe))
         task = resized(self.task, own.rows)
         plain = self._cost(lambda batch: floor.plain(model, task, [batch]), own.size)
         for name, p in parameters:
@@ -131,6 +131,10 @@ class _Run:
         frozen = self._cost(lambda batch: floor.frozen(model, step, [batch]), own.size)
         directions = self._directions(own) if Spec.parse(str(method.projection)).kind == "pca" else None
         return Passes(weights, trained, plain, frozen, own, probe, directions)
+
+    def _probe(self, probe: Method) -> Method:
+        """With as many labels as the task has."""
+        return probe.settle(self.task, self.model, self.batches(1)) if isinstance(probe, Fisher) else probe
 
     def _index(self, method: Method) -> Measured:
         """Settled in the order of a build."""

@@ -72,7 +72,7 @@ class Run:
             units=[{"name": u.name, "shape": list(u.shape), "size": n} for u, n in zip(found.units, sizes)],
             groups={k: list(v) for k, v in self.groups.members.items()},
             models=[_SHA] * self.checkpoints,
-            checkpoint_weights=settled_weights(None, self.checkpoints * found.method.steps),
+            checkpoint_weights=settled_weights(None, self.checkpoints, found.method.terms),
             data=_BLAKE,
             ids="",
             factors=found.method.factors,
@@ -138,7 +138,9 @@ def flops(run: Run) -> dict[str, int]:
         "features": round(own.features.flops * each / own.size),
     }
     if probe is not None:
-        found["sampled labels"] = round(probe.features.flops * run.examples * run.checkpoints / probe.size)
+        found["sampled labels"] = round(
+            probe.features.flops * run.examples * run.checkpoints * probe.method.terms / probe.size
+        )
     if passes.directions is not None:
         sample = min(SAMPLE, run.examples) / passes.directions.size
         found["directions"] = round(passes.directions.cost.flops * sample)

@@ -14,8 +14,8 @@ LEFT, RIGHT, TOP, BOTTOM = 44.0, 190.0, 16.0, 26.0  # margins
 BEST = 8  # settings in the table
 MEANING = (
     "LDS (linear datamodeling score): models were retrained on random halves of the training data, and this is the "
-    "rank correlation, in %, of what the scores predict for them with what they did, averaged over queries. The number to "
-    "expect is cross-fitted: no model or query was judged by a setting that it helped to choose."
+    "rank correlation, in %, of what the scores predict for them with what they did, averaged over queries. The "
+    "number to expect is cross-fitted: no model or query was judged by a setting that it helped to choose."
 )
 
 

@@ -5,7 +5,8 @@ ids.json                       the user's names of examples
 projection.safetensors         matrices of the projection that are not drawn from the seed
 probe.safetensors              features of a few examples: has the code of a task changed what it computes?
 shards/c00-000000.safetensors  features of the examples of one shard under one checkpoint
-fisher/                        an index of gradients with sampled labels, where EKFAC asks for it
+fisher/                        an index of gradients with sampled labels, where fisher="sampled" asks for it
+fisher-true/                   an index of gradients with every label, where fisher="true" asks for it
 kernels/<key>/                 what kernels were fitted to, and K g(n) where that is stored
 queries/                       features of queries that a command has computed
 scratch/                       what processes that work together hand to one another
@@ -34,6 +35,7 @@ from unde.store.remote import Place, Remote, Unreachable, there
 
 MANIFEST, IDS, MATRICES, PROBE = "manifest.json", "ids.json", "projection.safetensors", "probe.safetensors"
 SHARDS, FISHER, KERNELS, QUERIES, SCRATCH = "shards", "fisher", "kernels", "queries", "scratch"
+FISHERS = {"sampled": FISHER, "true": "fisher-true"}  # by the kind of labels
 CHANGE, SOURCE, RUN, LOG, LOCK = "change.json", "source.json", "run.toml", "log.jsonl", ".lock"
 CALIBRATION, CALIBRATION_HALVES = "calibration.json", "halves"
 CHECKSUM = "# Checksum of the lines above: "  # the last line of RUN
@@ -51,6 +53,7 @@ class Entry:
 
 
 BUILT_AGAIN = "the same Index.build makes it anew, exactly as it was"
+ADDED_AGAIN = "index.add_fisher makes it anew, exactly as it was"
 MADE_ON_DEMAND = "it is made anew when it is needed"
 _ALL = "build, append, remove, merge"
 ENTRIES = (
@@ -59,7 +62,8 @@ ENTRIES = (
     Entry(MATRICES, "pca directions and second moments", BUILT_AGAIN, "build, merge"),
     Entry(PROBE, "features of a few examples, to tell changed code by", BUILT_AGAIN, _ALL),
     Entry(SHARDS, "the features", BUILT_AGAIN + ", shard by shard", _ALL),
-    Entry(FISHER, "gradients with sampled labels", BUILT_AGAIN, _ALL),
+    Entry(FISHERS["sampled"], "gradients with sampled labels", BUILT_AGAIN, _ALL),
+    Entry(FISHERS["true"], "gradients with every label", ADDED_AGAIN, _ALL),
     Entry(KERNELS, "fitted kernels and K g(n)", MADE_ON_DEMAND, "whoever scores first"),
     Entry(QUERIES, "features of queries", MADE_ON_DEMAND, "commands that ask"),
     Entry(CALIBRATION, "the setting and weights that retrained models chose", "calibrate again", "calibrate"),
@@ -94,8 +98,9 @@ ENTRIES = (
 _NAMES = {e.name: e for e in ENTRIES}
 _VERSIONED = r"ids(-[1-9]\d{0,8})?\.json|probe(-[1-9]\d{0,8})?\.safetensors"
 _TENSORS = r"\w[\w.-]*\.safetensors"
+_INSIDE = f"({'|'.join(FISHERS.values())})"
 _FILES = re.compile(
-    rf"({FISHER}/)?({'|'.join(map(re.escape, (MANIFEST, MATRICES, LOG)))}|{_VERSIONED}|{SHARDS}/c\d+-\d+\.safetensors)"
+    rf"({_INSIDE}/)?({'|'.join(map(re.escape, (MANIFEST, MATRICES, LOG)))}|{_VERSIONED}|{SHARDS}/c\d+-\d+\.safetensors)"
     rf"|{re.escape(CALIBRATION)}|{re.escape(SOURCE)}|{re.escape(RUN)}|{KERNELS}/[0-9a-f]{{32}}/{_TENSORS}|{QUERIES}/{_TENSORS}",
     re.ASCII,
 )
@@ -194,7 +199,7 @@ def refuse_links(folder: Place) -> None:
     """What is read and written in the folder is in the folder; stores have no links."""
     if isinstance(folder, Remote):
         return
-    inside = [folder / name for name in (SHARDS, FISHER, KERNELS, QUERIES, SCRATCH)]
+    inside = [folder / name for name in (SHARDS, *FISHERS.values(), KERNELS, QUERIES, SCRATCH)]
     with contextlib.suppress(OSError):  # of what cannot be looked at, whoever reads it tells more
         inside += (folder / KERNELS).iterdir()
     for path in inside:

@@ -44,6 +44,7 @@ class Living:
     fisher: dict[str, Any] | None = field(
         default=None, repr=False
     )  # the manifest of the gradients with sampled labels
+    true: dict[str, Any] | None = field(default=None, repr=False)  # the same of those with every label
 
     @classmethod
     def parsed(cls, found: Mapping[str, Any]) -> Living:
@@ -51,7 +52,14 @@ class Living:
         return cls(**fields)
 
     def as_dict(self) -> dict[str, Any]:
-        return {**vars(self), "pieces": [dict(vars(piece)) for piece in self.pieces]}
+        out = {**vars(self), "pieces": [dict(vars(piece)) for piece in self.pieces]}
+        return {k: v for k, v in out.items() if k != "true" or v is not None}
+
+    @property
+    def fishers(self) -> dict[str, dict[str, Any]]:
+        """The manifests of gradients with other labels, by their kind."""
+        found = {"sampled": self.fisher, "true": self.true}
+        return {kind: manifest for kind, manifest in found.items() if manifest is not None}
 
     @property
     def cuts(self) -> list[slice]:

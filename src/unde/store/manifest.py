@@ -16,7 +16,7 @@ from unde.store import bounds
 from unde.store.codec import Codec
 from unde.store.factored import codec_of
 from unde.store.files import create_bytes
-from unde.store.layout import FISHER, MANIFEST, refuse_links, shard
+from unde.store.layout import FISHERS, MANIFEST, refuse_links, shard
 from unde.store.living import Living
 from unde.store.reading import read_json
 from unde.store.remote import Place, Unreachable, there
@@ -154,7 +154,7 @@ class Manifest:
     def read(cls, folder: Place) -> Manifest:
         path = folder / MANIFEST
         refuse_links(folder)
-        if folder.name == FISHER and (inside := _of_living(folder.parent)) is not None:
+        if folder.name in FISHERS.values() and (inside := _of_living(folder)) is not None:
             return inside
         found = _read_json(path)
         if not isinstance(found, dict) or not {"schema", "id"} <= set(found):
@@ -179,16 +179,17 @@ class Manifest:
 
 
 def _of_living(folder: Place) -> Manifest | None:
-    """The manifest of the gradients with sampled labels of an index that was changed, which its own holds: both change
+    """The manifest of the gradients with other labels of an index that was changed, which its own holds: both change
     in one moment."""
     try:
-        above = Manifest.read(folder) if there(folder / MANIFEST) else None
+        above = Manifest.read(folder.parent) if there(folder.parent / MANIFEST) else None
     except Unreachable:
         raise
     except UndeError:
         return None  # of a damaged one nothing is known
-    living = None if above is None else above.living
-    return None if living is None or living.fisher is None else _parsed(living.fisher)
+    held = {} if above is None or above.living is None else above.living.fishers
+    found = {FISHERS[kind]: manifest for kind, manifest in held.items()}.get(folder.name)
+    return None if found is None else _parsed(found)
 
 
 def _parsed(found: Mapping[str, Any]) -> Manifest:
@@ -199,8 +200,8 @@ def _parsed(found: Mapping[str, Any]) -> Manifest:
     bounds.check(made.as_dict())
     if made.living is not None:
         made.living.check(made.examples, made.settled.shard_size, made.terms)
-        if made.living.fisher is not None:
-            _parsed(made.living.fisher)
+        for inside in made.living.fishers.values():
+            _parsed(inside)
     return made
 
 

@@ -37,9 +37,10 @@ def copy_index(source: Place, target: Place) -> Copied:
     if strangers:
         more = ", …" if strangers[3:] else ""
         console.note(f"left where it is, as not of the index: {', '.join(strangers[:3])}{more}")
-    fisher = f"{layout.FISHER}/{layout.MANIFEST}" in sizes
-    sampled = Manifest.read(source / layout.FISHER) if fisher else manifest
-    homes = {"": manifest, f"{layout.FISHER}/": sampled}
+    homes = {"": manifest}
+    for inside in layout.FISHERS.values():
+        held = f"{inside}/{layout.MANIFEST}" in sizes
+        homes[f"{inside}/"] = Manifest.read(source / inside) if held else manifest
     names = sorted((n for n in filter(layout.known, sizes) if _current(n, homes)), key=_order)
     layout.prepare(target)
     with locked(target, doing="writing"):
@@ -74,7 +75,8 @@ def copy_file(content: bytes, target: Place) -> Copied:
 
 
 def _order(name: str) -> tuple[bool, bool, bool, str]:
-    shards, fisher = name.startswith(f"{layout.SHARDS}/"), name.startswith(f"{layout.FISHER}/")
+    shards = name.startswith(f"{layout.SHARDS}/")
+    fisher = name.startswith(tuple(f"{inside}/" for inside in layout.FISHERS.values()))
     return shards, fisher, not name.endswith(layout.MANIFEST), name
 
 
@@ -143,9 +145,9 @@ def _send(at: Place, to: Place) -> None:
 
 
 def _home(name: str, homes: Mapping[str, Manifest]) -> tuple[str, Manifest]:
-    """What a file is called in the index that it is of: the whole, or the gradients with sampled labels in it."""
-    inside = f"{layout.FISHER}/"
-    return (name.removeprefix(inside), homes[inside]) if name.startswith(inside) else (name, homes[""])
+    """What a file is called in the index that it is of: the whole, or the gradients with other labels in it."""
+    inside = next((home for home in homes if home and name.startswith(home)), "")
+    return name.removeprefix(inside), homes[inside]
 
 
 def _current(name: str, homes: Mapping[str, Manifest]) -> bool:

@@ -40,6 +40,10 @@ class Task:
             raise unknown(f"measure of {type(self).__name__}", name, ["loss"])
         return self.loss(model, batch)
 
+    def outputs(self, model: nn.Module, batch: Any) -> int | None:
+        """How many labels `measure` enumerates for fisher="true", as "true 0", "true 1", …; None: it cannot."""
+        return None
+
     def collate(self, examples: list[Any]) -> Any:
         return default_collate(examples)
 

@@ -73,6 +73,11 @@ class Classification(Prediction):
     def drawn(self, logits: Tensor, ids: Sequence[int] | None) -> Tensor:
         return sampling.draw(logits, sampling.uniforms(ids, 1)[:, 0])
 
+    def expected(self, logits: Tensor, labels: Tensor, label: int) -> Tensor:
+        """The loss of a label times √p; 0 for examples that the loss leaves out."""
+        share = logits.detach().softmax(1)[:, label].sqrt() * (labels != LEFT_OUT)
+        return self.compared(logits, torch.full_like(labels, label)) * share
+
 
 class MultiLabel(Prediction):
     """Any number of classes for each example: labels are (B, classes) of 0 and 1, losses the mean over classes.
@@ -99,6 +104,11 @@ class MultiLabel(Prediction):
     def drawn(self, logits: Tensor, ids: Sequence[int] | None) -> Tensor:
         u = sampling.uniforms(ids, logits.shape[1]).to(logits.device)
         return (u < logits.double().sigmoid()).to(logits.dtype)
+
+    def expected(self, logits: Tensor, labels: Tensor, label: int) -> Tensor:
+        """Labels are independent: an output times the standard deviation of its label."""
+        p = logits.detach()[:, label].sigmoid()
+        return logits[:, label] * (p * (1 - p)).sqrt() / logits.shape[1]
 
 
 class TokenClassification(TokenTask):

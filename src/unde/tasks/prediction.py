@@ -23,6 +23,8 @@ from unde.tasks.tokens import (
     text_config,
 )
 
+TRUE = "true "  # measures of single labels: "true 0", "true 1", …
+
 
 class Prediction(Task):
     """Batches are (inputs, labels), or a dict with "labels" whose other entries are the model's arguments.
@@ -83,7 +85,8 @@ class Prediction(Task):
     ) -> Tensor:
         """The "loss", or that of labels drawn from the model's own predictions: "sampled".
 
-        What is drawn depends on the example's id and the predictions alone.
+        What is drawn depends on the example's id and the predictions alone. "true 3" is the term of label 3 in the
+        expectation over such labels: the sum over labels of its squared gradients is the Fisher information.
         """
         try:
             if name == "loss":
@@ -91,9 +94,14 @@ class Prediction(Task):
             if name == "sampled":
                 logits, _ = self.predicted(model, batch)
                 return self.compared(logits, self.drawn(logits.detach(), ids))
+            if name.startswith(TRUE):
+                return self.expected(*self.predicted(model, batch), int(name.removeprefix(TRUE)))
         except Unreadable as e:
             raise Unreadable(e.row, e.what, ids) from None
         raise unknown(f"measure of {type(self).__name__}", name, ("loss", "sampled"))
+
+    def outputs(self, model: nn.Module, batch: Any) -> int | None:
+        return self.predicted(model, batch)[0].shape[1]
 
     def predicted(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         """Logits and labels, checked."""
@@ -106,6 +114,10 @@ class Prediction(Task):
     def drawn(self, logits: Tensor, ids: Sequence[int] | None) -> Tensor:
         """Labels drawn from predictions."""
         raise TypeError(f"{type(self).__name__} defines no drawn(logits, ids)")
+
+    def expected(self, logits: Tensor, labels: Tensor, label: int) -> Tensor:
+        """(B,) values v with Σ_label ∇v ∇vᵀ = E ∇loss ∇lossᵀ over labels as `drawn` gives them."""
+        raise TypeError(f"{type(self).__name__} defines no expected(logits, labels, label)")
 
 
 def _right_padded(model: nn.Module, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
