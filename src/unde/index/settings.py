@@ -34,6 +34,7 @@ class Setting:
         parts = [type(self.method).__name__]
         parts += ["cosine"] if getattr(self.method, "cosine", False) else []
         parts += [f"{fisher} Fisher"] if fisher != "empirical" else []
+        parts += ["one λ"] if getattr(self.method, "damping_scope", "layer") == "model" else []
         return ", ".join([*parts, *(["last checkpoint"] if self.last_checkpoint else [])])
 
     def terms(self, stored: Stored) -> Sequence[int] | None:
@@ -60,14 +61,19 @@ def _methods(stored: Stored, built: Method) -> list[Method]:
         found.append(LoGRA(projection))
         found += [EKFAC(projection)] if stored.manifest.factors else []
     found += [built] if type(built) not in {type(method) for method in found} else []
-    return [variant for method in found for variant in _fishers(stored, method)]
+    return [variant for method in found for variant in _variants(stored, method)]
 
 
-def _fishers(stored: Stored, method: Method) -> list[Method]:
-    """The method under every Fisher matrix that the index holds gradients for."""
-    if "fisher" not in {f.name for f in fields(method)}:
-        return [method]
-    return [replace(method, fisher=fisher) for fisher in stored.fishers]
+def _variants(stored: Stored, method: Method) -> list[Method]:
+    """The method under every Fisher matrix of the index, with a λ for each layer or one for all."""
+    names = {f.name for f in fields(method)}
+    fishers = stored.fishers if "fisher" in names else (None,)
+    scopes = ("layer", "model") if "damping_scope" in names else (None,)
+    return [
+        replace(method, **{k: v for k, v in (("fisher", f), ("damping_scope", s)) if v is not None})
+        for f in fishers
+        for s in scopes
+    ]
 
 
 def _curve(method: Method) -> list[Setting]:
