@@ -276,7 +276,9 @@ def test_a_bank_of_the_same_queries_trains_nothing(index):
 
 def test_processes_train_halves(index, tmp_path):
     made = index.calibrate(trained_elsewhere, QUERIES, halves=4, executor="processes:2", baselines=False)
-    twin = toy.build(tmp_path / "twin", N, model=index.model, method=EKFAC(projection="none", fisher="sampled"))
+    twin = toy.build(
+        tmp_path / "twin", N, model=index.model, method=EKFAC(projection="none", fisher="sampled")
+    )
     here = twin.calibrate(trained_elsewhere, QUERIES, halves=4, baselines=False)
     assert made.halves == here.halves == 4 and made.expected.mean == here.expected.mean
 

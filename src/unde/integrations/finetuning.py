@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -98,12 +99,31 @@ def read_arguments(folder: Path, examples: int) -> Arguments:
         return defaults
     try:
         state = read_json(path, follow=True)
-        rates = [float(entry["learning_rate"]) for entry in state["log_history"] if "learning_rate" in entry]
+        rates = {
+            int(e["step"]): float(e["learning_rate"]) for e in state["log_history"] if "learning_rate" in e
+        }
         epochs, steps = float(state["num_train_epochs"]), int(state["max_steps"])
     except (OSError, ValueError, TypeError, KeyError) as e:
         raise UndeError(f"{path} is not what Trainer writes ({type(e).__name__}: {e})") from None
     batch = max(1, round(examples * epochs / steps)) if steps > 0 else defaults.batch_size
-    return Arguments(epochs or defaults.epochs, max(rates, default=defaults.lr), batch)
+    return Arguments(epochs or defaults.epochs, first_rate(rates) or defaults.lr, batch)
+
+
+def first_rate(rates: Mapping[int, float]) -> float | None:
+    """The learning rate that a training began with, from what it logged by step; None if it logged nothing.
+
+    A rate that falls from the first log on is followed back to the start; else it is the largest one.
+
+    >>> first_rate({2: 0.8, 4: 0.6}), first_rate({1: 0.1, 2: 0.5, 3: 0.4}), first_rate({})
+    (1.0, 0.5, None)
+    """
+    if not rates:
+        return None
+    (first, rate), *rest = sorted(rates.items())
+    if not rest or rest[0][1] >= rate:
+        return max(rates.values())
+    second, lower = rest[0]
+    return rate + (rate - lower) * first / (second - first)
 
 
 @dataclass(frozen=True)
