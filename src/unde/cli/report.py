@@ -17,6 +17,7 @@ from unde.cli.options import (
     HFModel,
     IndexPath,
     MethodOfIndex,
+    NoBaselines,
     NoTrust,
     QueryField,
     SeqLen,
@@ -86,6 +87,7 @@ def report(
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="training examples on each side")] = 5,
     no_trust: NoTrust = False,
+    no_baselines: NoBaselines = False,
     device: Device = None,
 ) -> None:
     """Write one self-contained HTML page: queries, their proponents and opponents, the weights, and how far to trust.
@@ -110,7 +112,8 @@ def report(
     if labels:
         page = _labels(project, index, files, named, by, csv, first or SUSPECTS, method)
     else:
-        page = _queries(project, index, files, named, query or [], queries, first, top, method, not no_trust)
+        parts = {"trust": not no_trust and not query, "baselines": not no_baselines}
+        page = _queries(project, index, files, named, query or [], queries, first, top, method, parts)
     console.echo(f"Open {page.write(out).resolve()} in a browser.")
 
 
@@ -124,7 +127,7 @@ def _queries(
     first: int | None,
     top: int,
     method: str | None,
-    trust: bool,
+    parts: Mapping[str, bool],
 ) -> Page:
     opened = project.index(index)
     everything = asked_about(project, opened.method, query, queries, method)
@@ -147,9 +150,9 @@ def _queries(
         count=top,
         names=asked.names,
         contributors=known,
-        trust=trust and not query,
         answers=answers,
         labelled=asked.labelled,
+        **parts,
     )
 
 
