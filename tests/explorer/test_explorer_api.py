@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -450,6 +451,14 @@ def test_hidden_states_that_memory_does_not_hold(texts):
     again = Baselines(baselines.setup, baselines.train, memory=100)
     torch.testing.assert_close(again.score("hidden-state similarity", asked, [], job), held)
     assert again._hidden is None
+
+
+def test_bm25_without_its_package(texts, monkeypatch, capfd):
+    monkeypatch.setitem(sys.modules, "bm25s", None)
+    baselines = texts.session.baselines
+    found = Baselines(baselines.setup, baselines.train, memory=100)
+    assert found.names == ["hidden-state similarity"]
+    assert "the page has no BM25" in capfd.readouterr().err
 
 
 def test_baselines_that_are_refused(texts, pictures):

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from unde import console
 from unde.data import Rows
 from unde.errors import UndeError, unknown
 from unde.evaluate.baselines import BM25, HIDDEN_STATES, WordIndex
@@ -56,6 +57,10 @@ class Baselines:
             readable = train.kind == "text" and setup.text(train.rows[0]) is not None
             if readable and importlib.util.find_spec("bm25s") is not None:
                 self.names.append(BM25)
+            elif readable:
+                console.note(
+                    f"the page has no {BM25}: it comes from the package bm25s, pip install 'unde[hf]'"
+                )
             self.names.append(HIDDEN_STATES)
         self._words: WordIndex | None = None
         self._reader: HiddenStates | None = None
