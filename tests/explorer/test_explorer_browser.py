@@ -301,7 +301,7 @@ def test_baselines_are_columns_to_switch_on(browser, texts):
         for number, row in enumerate(rows[1:], 1):
             assert [at for at, _ in ranked(tab, number, ".high")] == [one["at"] for one in row["high"]]
             head = tab.locator(f"#rows > .row >> nth={number}").locator(".row-head").inner_text()
-            assert f"{row['baseline']['shared']['unweighted']} with “unweighted”" in head
+            assert f"shares {row['baseline']['shared']['unweighted']} of its top 10 with “unweighted”" in head
         lefts = tab.locator("#rows > .row").evaluate_all(
             "some => some.map(x => x.getBoundingClientRect().left)"
         )

@@ -135,6 +135,7 @@ _EXAMPLES = """
 .switches input { accent-color: var(--accent); }
 #queries:not(:has(#show-baseline-0:checked)) .baseline-0 { display: none; }
 #queries:not(:has(#show-baseline-1:checked)) .baseline-1 { display: none; }
+main:has(.switch:checked) { max-width: 94rem; }
 #queries:has(.switch:checked) .kind-text .compared {
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 14.5rem), 1fr)); gap: 2rem 2.2rem;
 }

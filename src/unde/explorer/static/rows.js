@@ -71,11 +71,12 @@ function remarks(answer, row, first) {
   if (asked !== null && asked !== undefined && answer.where === "train" && row.high.length) {
     const name = about.classes?.[asked] ?? String(asked);
     const same = row.high.filter((one) => entries.get(key(answer, one.at)).label === name).length;
-    said.push(`${same} of ${plural(row.high.length, "proponent")} with the label asked about`);
+    said.push(`${same} of ${plural(row.high.length, row.baseline ? "example" : "proponent")} with the label asked about`);
   }
   if (row.baseline) {
-    const ways = Object.entries(row.baseline.shared).map(([way, count]) => `${count} with “${way}”`);
-    said.push(`shares of its top ${row.baseline.of}: ${ways.join(", ")}`);
+    const [[way, count], ...others] = Object.entries(row.baseline.shared);
+    said.push([`shares ${count} of its top ${row.baseline.of} with “${way}”`,
+      ...others.map(([other, amount]) => `${amount} with “${other}”`)].join(", "));
   } else if (first) {
     const fresh = (here, there) => here.filter((one) => !there.some((other) => other.at === one.at)).length;
     const high = fresh(row.high, first.high);
