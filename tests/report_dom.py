@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
-VOID = {"br", "img", "link", "meta", "wbr"}
+VOID = {"br", "img", "input", "link", "meta", "wbr"}
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 # Characters that HTML forbids or that cannot be written as UTF-8; text from a tokenizer can hold them.
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufffe\uffff\ud800-\udfff]")
-_VOID = frozenset({"br", "img", "link", "meta", "wbr"})
+_VOID = frozenset({"br", "img", "input", "link", "meta", "wbr"})
 
 
 class Html(str):

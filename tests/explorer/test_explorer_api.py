@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,10 @@ from torch.utils.data import DataLoader
 import pages
 from unde import Index, Setup, tasks
 from unde.data import Rows
+from unde.evaluate import baseline_scores
 from unde.explorer import Session
+from unde.explorer.baselines import Baselines
+from unde.explorer.jobs import Job
 from unde.explorer.ranking import Held, Sliders
 from unde.methods import DAS, TRAK, LoGRA, TracIn
 
@@ -388,3 +392,82 @@ def test_an_index_that_changes_is_not_asked_any_more(tmp_path):
         )
         assert "was changed since" in client.ask({"kind": "eval", "at": 2})["error"]
         assert client.rank(answer)["rows"]  # what is held is as it was
+
+
+def test_baselines_are_computed_when_they_are_switched_on(texts):
+    setup, index = texts.session.setup, texts.session.index
+    names = ["BM25", "hidden-state similarity"]
+    assert texts.get("/api/session")["baselines"] == names
+    answer = texts.ask({"kind": "eval", "at": 0})
+    rank = texts.web.post("/api/rank", json={"answer": answer["answer"], "baselines": names})
+    assert rank.status_code == 409 and rank.json()["baseline"] == "BM25"
+    for name in names:
+        said = {"answer": answer["answer"], "baseline": name}
+        assert texts.job("/api/baseline", said) == {"baseline": name}
+    plain, *rows = texts.rank(answer, baselines=names)["rows"]
+    queries = setup.rows(setup.eval_queries)
+    words = setup.texts(setup.rows(setup.train_data)), setup.texts(queries)
+    expected = baseline_scores(setup.model, setup.task, setup.train_data, queries, texts=words)
+    best = set(index.score(queries).top(10).indices[0].tolist())
+    for row in rows:
+        scores = expected[row["name"]][0]
+        order = scores.sort(descending=True, stable=True).indices.tolist()
+        assert [one["at"] for one in row["high"]] == order[:5] and row["low"] == []
+        assert [one["value"] for one in row["high"]] == pytest.approx(scores[order[:5]].tolist(), abs=1e-5)
+        assert row["baseline"] == {"shared": {"unweighted": len(best & set(order[:10]))}, "of": 10}
+    assert [row["name"] for row in rows] == names and "baseline" not in plain
+    weighted = texts.rank(answer, baselines=names, weights="learned")["rows"]
+    assert list(weighted[2]["baseline"]["shared"]) == ["unweighted", "learned"]
+    filtered = texts.rank(answer, baselines=["BM25"], filter={"id": "2"})["rows"][1]
+    assert [one["at"] for one in filtered["high"]] == [
+        one["at"] for one in sorted(filtered["high"], key=lambda one: -one["value"])
+    ]
+    assert filtered["baseline"]["of"] < 10
+
+
+def test_baselines_of_sets_and_of_typed_texts(texts):
+    names = ["BM25", "hidden-state similarity"]
+
+    def scores(answer, name):
+        texts.job("/api/baseline", {"answer": answer["answer"], "baseline": name})
+        return texts.session.answer(answer["answer"]).baselines[name]
+
+    one, two = ({"kind": "train", "at": at} for at in (1, 2))
+    typed = {"kind": "text", "text": "Our navy guards the coast."}
+    for name in names:
+        alone = [scores(texts.ask(question), name) for question in (one, two, typed)]
+        both = scores(texts.ask(one, two, minus=(typed,)), name)
+        torch.testing.assert_close(both, (alone[0] + alone[1]) / 2 - alone[2], rtol=1e-5, atol=1e-5)
+        if name == "BM25":
+            assert alone[0].argmax() == 1 and alone[2].argmax() == 3
+
+
+def test_hidden_states_that_memory_does_not_hold(texts):
+    baselines = texts.session.baselines
+    asked = [texts.session.answer(texts.ask({"kind": "train", "at": 1})["answer"]).asked[0]]
+    job = Job(lambda job: None, quiet=True)
+    held = baselines.score("hidden-state similarity", asked, [], job)
+    assert baselines._hidden is not None
+    again = Baselines(baselines.setup, baselines.train, memory=100)
+    torch.testing.assert_close(again.score("hidden-state similarity", asked, [], job), held)
+    assert again._hidden is None
+
+
+def test_bm25_without_its_package(texts, monkeypatch, capfd):
+    monkeypatch.setitem(sys.modules, "bm25s", None)
+    baselines = texts.session.baselines
+    found = Baselines(baselines.setup, baselines.train, memory=100)
+    assert found.names == ["hidden-state similarity"]
+    assert "the page has no BM25" in capfd.readouterr().err
+
+
+def test_baselines_that_are_refused(texts, pictures):
+    assert pictures.get("/api/session")["baselines"] == ["hidden-state similarity"]
+    answer = pictures.ask({"kind": "eval", "at": 0})
+    refused = pictures.job("/api/baseline", {"answer": answer["answer"], "baseline": "BM25"})
+    assert "unknown baseline for this index 'BM25'" in refused["error"]
+    assert "list of names" in pictures.rank(answer, baselines="BM25")["error"]
+    reverse = pictures.job("/api/influenced", {"at": 3})
+    said = {"answer": reverse["answer"], "baseline": "hidden-state similarity"}
+    assert "baselines rank training examples" in pictures.job("/api/baseline", said)["error"]
+    assert len(pictures.rank(reverse, baselines=["hidden-state similarity"])["rows"]) == 1

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import pages
+from unde import UndeError
 
 CHROMIUM = "/usr/bin/chromium"
 ARGUMENTS = [
@@ -280,3 +281,52 @@ def test_a_wrong_address_does_not_break_the_page(browser, pictures, state):
         tab.goto(f"{pictures.address}#{urlencode(state)}")
         tab.locator("#pane-eval .pick").first.click()
         answered(tab)
+
+
+def test_baselines_are_columns_to_switch_on(browser, texts):
+    with tabs(browser, viewport={"width": 1500, "height": 900}) as [tab]:
+        tab.goto(link(texts, {"kind": "eval", "at": 0}))
+        answered(tab)
+        assert tab.locator("#rows > .row").count() == 1
+        assert tab.locator(".baselines input").evaluate_all("some => some.map(x => x.checked)") == [
+            False,
+            False,
+        ]
+        tab.get_by_label("show BM25").check()
+        tab.wait_for_selector('#rows > [data-row="BM25"]')
+        tab.get_by_label("show hidden-state similarity").check()
+        tab.wait_for_selector('#rows > [data-row="hidden-state similarity"]')
+        answer = texts.ask({"kind": "eval", "at": 0})
+        rows = texts.rank(answer, count=10, baselines=["BM25", "hidden-state similarity"])["rows"]
+        for number, row in enumerate(rows[1:], 1):
+            assert [at for at, _ in ranked(tab, number, ".high")] == [one["at"] for one in row["high"]]
+            head = tab.locator(f"#rows > .row >> nth={number}").locator(".row-head").inner_text()
+            assert f"shares {row['baseline']['shared']['unweighted']} of its top 10 with “unweighted”" in head
+        lefts = tab.locator("#rows > .row").evaluate_all(
+            "some => some.map(x => x.getBoundingClientRect().left)"
+        )
+        assert lefts == sorted(set(lefts))  # beside each other
+        address = tab.url
+        tab.get_by_label("show BM25").uncheck()
+        until(tab, "document.querySelectorAll('#rows > .row').length === 2")
+        tab.goto("about:blank")
+        tab.goto(address)  # a link brings them back
+        answered(tab)
+        until(tab, "document.querySelectorAll('#rows > .row').length === 3")
+        tab.locator("#rows > .row >> nth=1").locator(".open").first.click()
+        tab.wait_for_selector("#detail[open]")
+
+
+def test_a_baseline_that_fails_is_switched_off(browser, pictures, monkeypatch):
+    def broken(*_):
+        raise UndeError("no hidden states today")
+
+    monkeypatch.setattr(pictures.session.baselines, "score", broken)
+    with tabs(browser) as [tab]:
+        tab.goto(link(pictures, {"kind": "eval", "at": 1}))
+        answered(tab)
+        tab.get_by_label("show hidden-state similarity").check()
+        tab.wait_for_selector("#error:not([hidden])")
+        assert "no hidden states today" in tab.locator("#error").inner_text()
+        assert not tab.get_by_label("show hidden-state similarity").is_checked()
+        assert tab.locator("#rows > .row").count() == 1 and "baselines" not in tab.url

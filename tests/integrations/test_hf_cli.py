@@ -164,6 +164,7 @@ def test_the_report_shades_tokens_that_sum_to_the_score(project):
         "r.html",
         "--top",
         2,
+        "--no-baselines",
     )
     page = Path("r.html").read_text()
     assert "What made model do that?" in page
@@ -180,9 +181,14 @@ def test_the_report_shades_tokens_that_sum_to_the_score(project):
 
 
 def test_without_weights_there_is_one_column(project):
-    run("report", "--index", "idx", "--queries", "eval.jsonl", "--out", "one.html", "--first", 1, "--top", 1)
+    options = ["--index", "idx", "--queries", "eval.jsonl", "--out", "one.html", "--first", 1, "--top", 1]
+    run("report", *options, "--no-baselines")
     page = Path("one.html").read_text()
     assert 'class="rows"' in page and page.count("<article") == 1
+    assert "show BM25" not in page
+    run("report", *options)
+    page = Path("one.html").read_text()
+    assert 'class="rows compared"' in page and "show BM25" in page and "show hidden-state similarity" in page
 
 
 def test_evaluate_measures_lds(project):

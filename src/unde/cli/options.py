@@ -160,6 +160,13 @@ NoTrust = Annotated[
         "--no-trust", help="leave out how many training examples find themselves (300 passes of the model)"
     ),
 ]
+NoBaselines = Annotated[
+    bool,
+    typer.Option(
+        "--no-baselines",
+        help="leave out BM25 and hidden-state similarity (a pass of the model over the training texts)",
+    ),
+]
 
 # --- a Hugging Face model and texts ---------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from unde.cli.options import (
     HFModel,
     IndexPath,
     MethodOfIndex,
+    NoBaselines,
     NoTrust,
     QueryField,
     SeqLen,
@@ -89,6 +90,7 @@ def report(
     top: Annotated[int, typer.Option(min=1, help="training examples on each side")] = 5,
     no_trust: NoTrust = False,
     uncalibrated: Uncalibrated = False,
+    no_baselines: NoBaselines = False,
     device: Device = None,
 ) -> None:
     """Write one self-contained HTML page: queries, their proponents and opponents, the weights, and how far to trust.
@@ -116,7 +118,8 @@ def report(
     if labels:
         page = _labels(project, opened, files, named, by, csv, first or SUSPECTS, method)
     else:
-        page = _queries(project, opened, files, named, query or [], queries, first, top, method, not no_trust)
+        parts = {"trust": not no_trust and not query, "baselines": not no_baselines}
+        page = _queries(project, opened, files, named, query or [], queries, first, top, method, parts)
     console.echo(f"Open {page.write(out).resolve()} in a browser.")
 
 
@@ -130,7 +133,7 @@ def _queries(
     first: int | None,
     top: int,
     method: str | None,
-    trust: bool,
+    parts: Mapping[str, bool],
 ) -> Page:
     everything = asked_about(project, opened.method, query, queries, method)
     asked = everything.first(first or (len(query) if query else 12))
@@ -152,9 +155,9 @@ def _queries(
         count=top,
         names=asked.names,
         contributors=known,
-        trust=trust and not query,
         answers=answers,
         labelled=asked.labelled,
+        **parts,
     )
 
 

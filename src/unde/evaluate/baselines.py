@@ -21,6 +21,7 @@ from unde.recipe import Setup
 from unde.tasks import Task
 
 BM25, HIDDEN_STATES, LOSS = "BM25", "hidden-state similarity", "loss"  # names of the baselines
+_WORDS: dict[str, Any] = {"stopwords": [], "show_progress": False}  # options of bm25s.tokenize
 _SHORT_LIST = 12  # so many module names fit into an error message
 
 
@@ -78,22 +79,36 @@ def baseline_scores(
             found[BM25] = bm25(train_texts, query_texts)
         except UndeError as e:
             console.note(f"no {BM25} baseline: {e}")
-    reader = HiddenStates(model, task, train)
+    with console.progress("baselines", len(train)) as advance:
+        similarity, loss = state_scores(HiddenStates(model, task, train), train, asked, advance)
+    if similarity is not None:
+        found[HIDDEN_STATES] = similarity
+    return {**found, LOSS: loss.expand(len(asked), -1)}
+
+
+def state_scores(
+    reader: HiddenStates, train: Rows, asked: Rows, advance: console.Advance
+) -> tuple[Tensor | None, Tensor]:
+    """Cosines of hidden states (Q, N), and training losses (N,).
+
+    Args:
+        reader: Reader of hidden states. If it has a problem, the problem is said in a line and the cosines are None.
+        train: Training examples.
+        asked: Queries.
+        advance: Called with the number of training examples of each batch.
+    """
     if reader.problem:
         console.note(f"no {HIDDEN_STATES} baseline: {reader.problem}")
     hidden = [] if reader.problem else [reader.read(asked, r).hidden for r in reader.ranges(asked)]
     wanted = torch.cat([part for part in hidden if part is not None]) if hidden else None  # (Q, d)
     similarity, loss = torch.empty(len(asked), len(train)), torch.empty(len(train))
-    with console.progress("baselines", len(train)) as advance:
-        for r in reader.ranges(train):
-            states = reader.read(train, r)
-            loss[r.start : r.stop] = states.loss
-            if wanted is not None and states.hidden is not None:
-                similarity[:, r.start : r.stop] = _similarity(wanted, states.hidden, "cosine")
-            advance(len(r))
-    if wanted is not None:
-        found[HIDDEN_STATES] = similarity
-    return {**found, LOSS: loss.expand(len(asked), -1)}
+    for r in reader.ranges(train):
+        states = reader.read(train, r)
+        loss[r.start : r.stop] = states.loss
+        if wanted is not None and states.hidden is not None:
+            similarity[:, r.start : r.stop] = _similarity(wanted, states.hidden, "cosine")
+        advance(len(r))
+    return (None if wanted is None else similarity), loss
 
 
 def setup_baselines(setup: Setup, queries: Rows) -> dict[str, Tensor]:
@@ -138,22 +153,38 @@ def bm25(train_texts: Iterable[str], query_texts: Iterable[str]) -> Tensor:
     >>> scores.topk(2).indices
     tensor([[0, 2]])
     """
-    try:
-        import bm25s
-    except ImportError:
-        raise UndeError("BM25 comes from the package bm25s: pip install 'unde[hf]'") from None
-    train, asked = _texts(train_texts, "train_texts"), _texts(query_texts, "query_texts")
-    options: dict[str, Any] = {"stopwords": [], "show_progress": False}
-    words: Any = bm25s.tokenize(train, **options)
-    if not words.vocab:
-        raise UndeError("no training text has a word of two letters or more: BM25 has nothing to compare")
-    index = bm25s.BM25(k1=1.5, b=0.75, method="lucene")
-    index.index(words, show_progress=False)
-    wanted: Any = bm25s.tokenize(asked, return_ids=False, **options)
-    scores = torch.empty(len(asked), len(train))
-    for row, tokens in zip(scores, wanted):
-        row.copy_(torch.from_numpy(index.get_scores_from_ids(index.get_tokens_ids(tokens))))
-    return scores
+    return WordIndex(train_texts).score(query_texts)
+
+
+class WordIndex:
+    """Training texts, ready to be scored by BM25 as in `bm25`.
+
+    Raises:
+        UndeError: The package bm25s is missing, or no text has a word.
+    """
+
+    def __init__(self, train_texts: Iterable[str]) -> None:
+        try:
+            import bm25s
+        except ImportError:
+            raise UndeError("BM25 comes from the package bm25s: pip install 'unde[hf]'") from None
+        texts = _texts(train_texts, "train_texts")
+        self._package, self.count = bm25s, len(texts)
+        words: Any = bm25s.tokenize(texts, **_WORDS)
+        if not words.vocab:
+            raise UndeError("no training text has a word of two letters or more: BM25 has nothing to compare")
+        self._index = bm25s.BM25(k1=1.5, b=0.75, method="lucene")
+        self._index.index(words, show_progress=False)
+
+    def score(self, query_texts: Iterable[str]) -> Tensor:
+        """(Q, N) scores of the training texts for each query text."""
+        queries = _texts(query_texts, "query_texts")
+        words: Any = self._package.tokenize(queries, return_ids=False, **_WORDS)
+        scores = torch.empty(len(queries), self.count)
+        for row, tokens in zip(scores, words):
+            ids = self._index.get_tokens_ids(tokens)
+            row.copy_(torch.from_numpy(self._index.get_scores_from_ids(ids)))
+        return scores
 
 
 def _texts(texts: Iterable[str], name: str) -> list[str]:

@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from unde import console
 from unde.errors import UndeError
+from unde.explorer.baselines import Missing
 from unde.explorer.catalogue import Catalogue, Unread
 from unde.explorer.jobs import Job
 from unde.explorer.marks import FORMATS
@@ -64,6 +65,7 @@ class _Addresses:
             "/api/ask": self.ask,
             "/api/influenced": self.influenced,
             "/api/shade": self.shade,
+            "/api/baseline": self.baseline,
             "/api/read": self.read,
             "/api/rank": self.rank,
             "/api/examples": self.examples,
@@ -112,6 +114,10 @@ class _Addresses:
     async def shade(self, request: Request) -> Response:
         said = await _said(request)
         return self._queued(lambda job: self.session.shade(said, job), quiet=True)
+
+    async def baseline(self, request: Request) -> Response:
+        said = await _said(request)
+        return self._queued(lambda job: self.session.compare(said, job))
 
     async def read(self, request: Request) -> Response:
         said = await _said(request)
@@ -229,6 +235,8 @@ async def _said(request: Request) -> dict[str, Any]:
 async def _bad(request: Request, error: Exception) -> Response:
     if isinstance(error, Unread):
         return Json({"error": f"the {error} are not read yet", "read": str(error)}, 409)
+    if isinstance(error, Missing):
+        return Json({"error": f"{error} is not computed yet", "baseline": str(error)}, 409)
     if isinstance(error, Gone):
         return Json({"error": str(error), "gone": True}, 410)
     return Json({"error": str(error)}, 400)

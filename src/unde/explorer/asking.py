@@ -63,7 +63,7 @@ class Asked:
     told: Told
     features: QueryFeatures | None
     digests: list[str]
-    example: Any  # the first of its rows
+    rows: Rows
     key: str = ""
     journey: bool = False  # whether it is followed along its trajectory
 
@@ -135,12 +135,12 @@ class Asker:
             digests = list(features.digests)
             if len(rows) > 1:
                 told.notes.append(f"It was cut into {len(rows)} parts: scores are of their mean.")
-            found = Asked(told, features.mean(), digests, rows[0], key, followed)
+            found = Asked(told, features.mean(), digests, rows, key, followed)
             self._asked[key] = found
             while len(self._asked) > HELD:
                 self._asked.popitem(last=False)
         self._asked.move_to_end(key)
-        method.check_query(found.example)
+        method.check_query(found.rows[0])
         return found
 
     def recent(self, method: Method) -> list[Asked]:

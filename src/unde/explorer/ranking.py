@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from unde.errors import UndeError
+from unde.report.html import score
 from unde.report.weights import block_names, short_names
 from unde.scores import GroupScores
 from unde.unet import stages
@@ -167,6 +168,11 @@ class Held:
 def product(contributions: Tensor, w: Tensor) -> Tensor:
     """(n,): in this thread alone. Two that wait for each other on a busy machine take longer than one does."""
     return torch.from_numpy(np.einsum("nm,m->n", contributions.numpy(), w.numpy()))
+
+
+def scored(at: int, value: float) -> dict[str, Any]:
+    """An example of a ranking, for the page."""
+    return {"at": at, "value": value, "text": score(value)}
 
 
 def slid(sliders: Sliders, base: Tensor, values: Any) -> Tensor:

@@ -57,7 +57,7 @@ class Pool:
         parts = [self._of(rows, list(names), job)] if rows else []
         for asked in own:
             assert asked.features is not None
-            rows.append(asked.example)
+            rows.append(asked.rows[0])
             names.append(f"{asked.told.name} {len(names) + 1}")
             questions.append(asked.told.question or {})
             parts.append(replace(asked.features, digests=[""]))

@@ -14,18 +14,19 @@ import torch
 from torch import Tensor
 
 from unde import methods
+from unde.data import Rows
 from unde.errors import UndeError, unknown
 from unde.explorer.asking import Asked, Asker, combined
+from unde.explorer.baselines import Baselines
 from unde.explorer.catalogue import Catalogue
 from unde.explorer.jobs import Job, Jobs
 from unde.explorer.marks import KINDS, Marks
 from unde.explorer.questions import Inquiry, read_method
-from unde.explorer.ranking import Held, Sliders, slid
+from unde.explorer.ranking import Held, Sliders, scored, slid
 from unde.explorer.reverse import Pool, seen_from
 from unde.index import Index
 from unde.methods import Damped, Method
 from unde.recipe import Setup
-from unde.report.html import score
 from unde.report.items import shaded_passage
 from unde.scores import GroupScores
 from unde.scores.roles import shared
@@ -56,10 +57,12 @@ class Answer:
     where: str  # "train" or "pool"
     asked: list[Asked]
     method: Method
+    plus: int = 1  # of `asked`; the others are subtracted
     notes: list[str] = field(default_factory=list)
     digests: list[str] = field(default_factory=list)
     shades: dict[tuple[bytes, int], str] = field(default_factory=dict)
     first: tuple[int, dict[str, Any]] | None = None  # the unweighted row, and how many are in it
+    baselines: dict[str, Tensor] = field(default_factory=dict)  # (N,) scores
 
 
 class Session:
@@ -105,6 +108,7 @@ class Session:
         self.jobs, self.marks = Jobs(), Marks(self.train)
         self.asker = Asker(index, setup, self.train, self.roles)
         self.pool = Pool(self.asker)
+        self.baselines = Baselines(setup, self.train, index.memory)
         self._answers: OrderedDict[str, Answer] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -136,6 +140,7 @@ class Session:
             "asks": self.asker.ways(),
             "classes": self.asker.classes,
             "shaded": self.shaded,
+            "baselines": self.baselines.names,
             "marks": KINDS,
         }
 
@@ -176,7 +181,7 @@ class Session:
             job.tell("scoring")
             scores = self.index.score(combined(plus, minus), method)
             held = Held.forward(scores)
-            known = Answer(inquiry.key, scores, held, self.train, "train", plus + minus, method)
+            known = Answer(inquiry.key, scores, held, self.train, "train", plus + minus, method, len(plus))
             known.digests = [d for asked in known.asked for d in asked.digests if d]
             known.notes = self._notes(known, len(plus), len(minus))
             self._hold(known)
@@ -195,8 +200,8 @@ class Session:
             pool, features, note = self.pool.made(method, job)
             job.tell("scoring")
             scores = seen_from(self.index.score(features, method), at)
-            asked = [Asked(self.asker.example(at), None, [], None)]
-            known = Answer(key, scores, Held.backward(scores), pool, "pool", asked, method, [note])
+            asked = [Asked(self.asker.example(at), None, [], Rows([self.train.rows[at]]))]
+            known = Answer(key, scores, Held.backward(scores), pool, "pool", asked, method, notes=[note])
             self._hold(known)
         return self._told(known, 1)
 
@@ -290,6 +295,8 @@ class Session:
             answer.first = kept  # a slider changes nothing about it
         rows = [kept[1]]
         rows += [self._row(answer, *way, count, among) for way in others]
+        if answer.where == "train":
+            rows += self.baselines.rows(answer, said.get("baselines") or [], ways, count, among)
         return {
             "answer": answer.id,
             "rows": rows,
@@ -309,9 +316,19 @@ class Session:
         return {
             "name": name,
             "signed": signed,
-            "high": [_scored(*one) for one in high],
-            "low": [_scored(*one) for one in low],
+            "high": [scored(*one) for one in high],
+            "low": [scored(*one) for one in low],
         }
+
+    def compare(self, said: Mapping[str, Any], job: Job) -> dict[str, Any]:
+        """Compute a baseline for an answer; `rank` shows it."""
+        answer, name = self.answer(said.get("answer")), self.baselines.check(said.get("baseline"))
+        if answer.where != "train":
+            raise UndeError("baselines rank training examples: ask about a query")
+        if name not in answer.baselines:
+            plus, minus = answer.asked[: answer.plus], answer.asked[answer.plus :]
+            answer.baselines[name] = self.baselines.score(name, plus, minus, job)
+        return {"baseline": name}
 
     def shade(self, said: Mapping[str, Any], job: Job) -> dict[str, Any]:
         """Passages of training examples, their tokens shaded by what they add to the score under some weights."""
@@ -340,10 +357,6 @@ class Session:
                 answer.shades[key, at] = shaded_passage(list(zip(pieces, map(float, values))))
             found[at] = answer.shades[key, at]
         return {"passages": found}
-
-
-def _scored(at: int, value: float) -> dict[str, Any]:
-    return {"at": at, "value": value, "text": score(value)}
 
 
 def _called(method: Method) -> str:

@@ -15,6 +15,7 @@ from unde.index import Index
 from unde.index.labels import Answers
 from unde.index.self_retrieval import WeightNoise
 from unde.recipe import Setup
+from unde.report.baselines import add_baselines
 from unde.report.calibration import calibration_panel
 from unde.report.meaning import meaning
 from unde.report.page import Page
@@ -45,11 +46,13 @@ def page_of(
     trust: bool = True,
     answers: Answers | None = None,
     labelled: bool = True,
+    baselines: bool = True,
 ) -> Page:
     """The `count` strongest proponents and opponents of each query: unweighted, and under each named set of weights.
 
     Tokens are shaded where the setup knows their text. `trust` adds how many training examples find themselves, which
-    takes some hundred passes of the model. The rest is as in `query_panels`.
+    takes some hundred passes of the model. `baselines` adds the top examples of BM25 and of hidden-state similarity for
+    models of text, the second from a pass over the training data. The rest is as in `query_panels`.
     """
     shown = Shown(setup)
     weights = {**_calibrated(scores, weights), **weights}
@@ -72,6 +75,8 @@ def page_of(
             labelled=labelled,
             shown=shown,
         )
+    if baselines:
+        panels = add_baselines(panels, setup, queries, scores, shown, count)
     return Page(
         title,
         f"{scores.shape[1]:,} training examples, {scores.method.name} attributions",

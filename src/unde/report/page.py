@@ -14,7 +14,7 @@ from unde.report.html import Html, el
 from unde.report.meaning import Meaning
 from unde.report.mislabel import MislabelPanel, mislabel_section
 from unde.report.once import each_picture_once
-from unde.report.queries import QueryPanel, queries_section
+from unde.report.queries import QueryPanel, baseline_names, queries_section
 from unde.report.style import CSS
 from unde.report.tables import (
     Card,
@@ -164,7 +164,7 @@ def _head(title: str) -> Html:
 
 def _how_to_read(page: Page) -> Html:
     queries = page.queries
-    rows = [row for panel in queries for row in panel.rows]
+    rows = [row for panel in queries for row in panel.rows if row.shared is None]
     prompted = all(panel.query.prompt is not None for panel in queries)
     told = page.meaning or (_OF_IMAGES if prompted else _OF_LOSSES)
     source = " from the prompt below it" if prompted else ""
@@ -187,10 +187,16 @@ def _how_to_read(page: Page) -> Html:
             "Each bar is a score relative to the largest one in its row; rows can have different units, so compare "
             "which examples are there and in what order, rather than the numbers.",
             " A weighted row trusts some layers of the model more than others." if page._weights else None,
+            _BASELINES if baseline_names(queries) else None,
             f" {page.note}" if page.note else None,
         ),
     )
 
+
+_BASELINES = (
+    " Baselines can be switched on: BM25 ranks training texts by the words they share with the query, hidden-state "
+    "similarity by what the last layer of the model sees. Neither knows what training did."
+)
 
 # Where nobody says which method it was. Those for diffusion models need not differentiate the loss.
 _OF_LOSSES = Meaning("training on it lowers the model’s loss on the query", "training on it raises that loss")

@@ -36,7 +36,8 @@ class Row:
     """What one way of scoring found for a query: the highest scores first, the lowest first.
 
     Where not even the lowest scores are negative, as with methods whose scores are squares, they are shown as the
-    lowest ones and not as opponents.
+    lowest ones and not as opponents. The row of a baseline has `shared`: how many of its top examples are also among
+    those of the first row, and of how many. Such rows are hidden until they are switched on.
 
     >>> row = Row("unweighted", [Scored(Item(3), 0.9)], [Scored(Item(8), -0.4)])
     >>> row.name, len(row.opponents)
@@ -47,6 +48,7 @@ class Row:
     proponents: Sequence[Scored]
     opponents: Sequence[Scored] = ()
     note: str = ""
+    shared: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if not len(self.proponents) and not len(self.opponents):
@@ -55,6 +57,8 @@ class Row:
     @property
     def signed(self) -> bool:
         """Whether scores tell for from against; not known without the lowest ones, and then assumed."""
+        if self.shared is not None:
+            return False
         return not len(self.opponents) or any(scored.score < 0 for scored in self.opponents)
 
 
@@ -179,8 +183,9 @@ def queries_section(panels: Sequence[QueryPanel]) -> Html:
         {"id": "queries", "aria-labelledby": "queries-title"},
         el("h2", {"id": "queries-title"}, "Queries and the examples behind them"),
         _legend(panels, marks),
+        _switches(panels),
         _contents(panels) if len(panels) > 2 else None,
-        [_panel(panel, position, marks) for position, panel in enumerate(panels, 1)],
+        [_panel(panel, position, marks, baseline_names(panels)) for position, panel in enumerate(panels, 1)],
     )
 
 
@@ -196,6 +201,28 @@ def _legend(panels: Sequence[QueryPanel], marks: Sequence[Mark]) -> Html | None:
     if any(panel.shaded for panel in panels):
         entries.append(key())
     return el("ul", {"class": "legend", "aria-label": "marks"}, entries) if entries else None
+
+
+def baseline_names(panels: Sequence[QueryPanel]) -> list[str]:
+    """Names of the baselines that the panels have rows of."""
+    rows = (row for panel in panels for row in panel.rows)
+    return list(dict.fromkeys(row.name for row in rows if row.shared is not None))
+
+
+def _switches(panels: Sequence[QueryPanel]) -> Html | None:
+    """A switch for each baseline, with the mean number of top examples that it shares with the first row."""
+    names = baseline_names(panels)
+    if not names:
+        return None
+    labels = []
+    for number, name in enumerate(names):
+        shared = [row.shared for panel in panels for row in panel.rows if row.name == name and row.shared]
+        mean = sum(count for count, _ in shared) / len(shared)
+        box = el("input", {"type": "checkbox", "class": "switch", "id": f"show-baseline-{number}"})
+        share = f"{mean:.1f}" if shared[1:] else f"{mean:.0f}"
+        words = f" shares {share} of its top {shared[0][1]}" + (" on average" if shared[1:] else "")
+        labels.append(el("label", None, box, f" show {name}", el("span", {"class": "note"}, words)))
+    return el("div", {"class": "switches", "role": "group", "aria-label": "baselines"}, labels)
 
 
 def _contents(panels: Sequence[QueryPanel]) -> Html:
@@ -215,7 +242,7 @@ def _verdict(panel: QueryPanel) -> Html | None:
     return None if panel.is_right is None else RIGHT if panel.is_right else WRONG
 
 
-def _panel(panel: QueryPanel, position: int, marks: Sequence[Mark]) -> Html:
+def _panel(panel: QueryPanel, position: int, marks: Sequence[Mark], baselines: Sequence[str]) -> Html:
     query = panel.query
     facts = [
         (term, label_text(label), sign)
@@ -250,13 +277,20 @@ def _panel(panel: QueryPanel, position: int, marks: Sequence[Mark]) -> Html:
         ),
         el(
             "div",
-            {"class": "rows" if len(panel.rows) == 1 else "rows beside"},
+            {"class": _layout(panel)},
             [
-                _row(panel, row, panel.rows[0] if index else None, marks)
+                _row(panel, row, panel.rows[0] if index else None, marks, baselines)
                 for index, row in enumerate(panel.rows)
             ],
         ),
     )
+
+
+def _layout(panel: QueryPanel) -> str:
+    """Classes of the rows: beside each other where there are several, those of baselines when they are shown."""
+    compared = any(row.shared is not None for row in panel.rows)
+    several = sum(row.shared is None for row in panel.rows) > 1
+    return "rows" + (" beside" if several else "") + (" compared" if compared else "")
 
 
 def _prompt(query: Item) -> Html:
@@ -268,7 +302,9 @@ def _prompt(query: Item) -> Html:
     )
 
 
-def _row(panel: QueryPanel, row: Row, first: Row | None, marks: Sequence[Mark]) -> Html:
+def _row(
+    panel: QueryPanel, row: Row, first: Row | None, marks: Sequence[Mark], baselines: Sequence[str]
+) -> Html:
     largest = largest_score(row.proponents, row.opponents)
     high, low = (
         (("pro", "▲", "Proponents"), ("opp", "▼", "Opponents"))
@@ -277,7 +313,7 @@ def _row(panel: QueryPanel, row: Row, first: Row | None, marks: Sequence[Mark]) 
     )
     return el(
         "section",
-        {"class": "row"},
+        {"class": "row" if row.shared is None else f"row baseline baseline-{baselines.index(row.name)}"},
         el(
             "div",
             {"class": "row-head"},
@@ -304,7 +340,9 @@ def _remarks(panel: QueryPanel, row: Row, first: Row | None, marks: Sequence[Mar
         found = [m for scored in row.proponents for m in scored.marks]
         amounts = ", ".join(f"{found.count(each)} {each.contribution}" for each in marks)
         yield f"of the first {len(row.proponents)}: {amounts}"
-    if first is not None:
+    if first is not None and row.shared is not None:
+        yield f"shares {row.shared[0]} of its top {row.shared[1]} with “{first.name}”"
+    elif first is not None:
         high, low = ("proponent", "opponent") if row.signed else ("high score", "low score")
         new = [
             counted(_new(here, there), noun)

@@ -130,6 +130,19 @@ _EXAMPLES = """
 .kind-text .beside { grid-template-columns: repeat(auto-fit, minmax(min(100%, 20rem), 1fr)); gap: 2rem 2.5rem; }
 .kind-text .beside .sides { grid-template-columns: minmax(0, 1fr); gap: 1.5rem; }
 .kind-text .beside .row { display: grid; grid-template-rows: subgrid; grid-row: span 2; gap: 0; }
+.switches { display: flex; flex-wrap: wrap; gap: 0.4rem 2rem; margin-top: 1.2rem; }
+.switches label { cursor: pointer; } .switches .note { margin-left: 0.5rem; }
+.switches input { accent-color: var(--accent); }
+#queries:not(:has(#show-baseline-0:checked)) .baseline-0 { display: none; }
+#queries:not(:has(#show-baseline-1:checked)) .baseline-1 { display: none; }
+main:has(.switch:checked) { max-width: 94rem; }
+#queries:has(.switch:checked) .kind-text .compared {
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, 14.5rem), 1fr)); gap: 2rem 2.2rem;
+}
+#queries:has(.switch:checked) .compared .sides { grid-template-columns: minmax(0, 1fr); gap: 1.5rem; }
+#queries:has(.switch:checked) .kind-text .compared .row {
+  display: grid; grid-template-rows: subgrid; grid-row: span 2; gap: 0;
+}
 .row-head { display: flex; flex-wrap: wrap; align-items: baseline; gap: 0 1rem; }
 .sides {
   display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 1rem 2.5rem;

@@ -13,6 +13,8 @@ import { address, note, restore, state } from "./state.js";
 let about;
 let answer = null; // what is shown
 let running = null; // the question that is being answered
+let comparing = null; // the baseline that is being computed
+const computed = new Set(); // "answer baseline"
 
 function fail(error) {
   if (error.name === "AbortError") return;
@@ -23,12 +25,21 @@ function fail(error) {
 const fine = () => ($("error").hidden = true);
 
 function busy(now) {
-  const cancel = h("button", { type: "button", class: "quiet", onclick: () => running?.abort() }, "cancel");
+  const cancel = h("button", { type: "button", class: "quiet", onclick: cancelled }, "cancel");
   const line = now.state === "waiting" && now.ahead ? `${plural(now.ahead, "question")} before yours` : now.doing || "asking";
   const bar = now.total ? h("progress", { max: now.total, value: now.done }) : h("progress");
   $("busy").replaceChildren(h("span", {}, `${line} …`), bar, cancel);
   $("busy").hidden = false;
   queue(now.queue);
+}
+
+/** Stops what is shown as busy: the question, or else the baseline, which is switched off. */
+function cancelled() {
+  if (running) running.abort();
+  else if (comparing) {
+    leaveOut(comparing.name);
+    comparing.abort();
+  }
 }
 
 function queue(length) {
@@ -38,6 +49,7 @@ function queue(length) {
 /** Asks what the state says, and shows the answer. */
 async function inquire() {
   running?.abort();
+  comparing?.abort();
   const mine = (running = new AbortController());
   fine();
   ask.chips(changed);
@@ -69,6 +81,7 @@ async function inquire() {
       $("busy").hidden = true;
       $("result").removeAttribute("aria-busy");
       queue(0);
+      compare();
     }
   }
 }
@@ -122,20 +135,61 @@ async function rank() {
   } finally {
     ranking = false;
   }
+  compare();
 }
 
 async function asked(now) {
   const said = {
     answer: now.answer, weights: state.weights, values: state.values, count: state.count, filter: controls.filters(),
+    baselines: wanted(now).filter((name) => computed.has(`${now.answer} ${name}`)),
   };
   try {
     return await post("/api/rank", said);
   } catch (error) {
+    if (error instanceof Problem && error.more.baseline) {
+      computed.delete(`${now.answer} ${error.more.baseline}`); // the server has forgotten it
+      return await asked(now);
+    }
     if (!(error instanceof Problem) || !error.more.read) throw error;
     await job("/api/read", { what: error.more.read, where: now.where, answer: now.answer }, busy);
     $("busy").hidden = true;
     return await post("/api/rank", said);
   }
+}
+
+// --- baselines: computed when they are switched on, one at a time -----------------------------------------
+
+const wanted = (now) => (now.where === "train" ? about.baselines.filter((name) => state.baselines.includes(name)) : []);
+
+function leaveOut(name) {
+  state.baselines = state.baselines.filter((other) => other !== name);
+  controls.show();
+  note();
+}
+
+async function compare() {
+  const now = answer;
+  const name = now && wanted(now).find((one) => !computed.has(`${now.answer} ${one}`));
+  if (!name || comparing || running) return;
+  const mine = (comparing = Object.assign(new AbortController(), { name }));
+  let problem = null;
+  try {
+    const tell = (state) => !running && busy(state);
+    await job("/api/baseline", { answer: now.answer, baseline: name }, tell, mine.signal);
+    computed.add(`${now.answer} ${name}`);
+  } catch (error) {
+    if (error.name !== "AbortError") {
+      leaveOut(name);
+      problem = error;
+    }
+  }
+  comparing = null;
+  if (!running) {
+    $("busy").hidden = true;
+    queue(0);
+  }
+  await rank();
+  if (problem) fail(problem);
 }
 
 // --- what was asked ---------------------------------------------------------------------------------------

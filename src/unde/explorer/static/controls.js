@@ -47,6 +47,13 @@ export function prepare(session, again, weighed, ranked) {
         ranked();
       })
     : about.kind === "text" ? null : filter("label", "");
+  inputs.baselines = about.baselines.map((name) => h("input", {
+    type: "checkbox", name: "baseline", value: name,
+    onchange: () => {
+      state.baselines = inputs.baselines.filter((box) => box.checked).map((box) => box.value);
+      ranked();
+    },
+  }));
   $("controls").addEventListener("submit", (event) => event.preventDefault());
   $("controls").replaceChildren(
     h("div", { class: "line" }, field("method", method), inputs.damped,
@@ -56,6 +63,8 @@ export function prepare(session, again, weighed, ranked) {
       field(about.named ? "id" : "position", filter("id", about.named ? "part of an id" : "12, 40")),
       about.kind === "image" && !about.asks.prompted ? null : field("text", filter("text", "holds …"), "wide"),
       h("output", { class: "note", id: "matched" })),
+    h("div", { class: "line baselines", role: "group", "aria-label": "baselines", hidden: !inputs.baselines.length },
+      inputs.baselines.map((box) => h("label", {}, box, ` show ${box.value}`))),
     h("datalist", { id: "dampings" }, [0.01, 0.03, 0.1, 0.3, 1, 3, 10].map((value) => h("option", { value }))));
   show();
 }
@@ -73,6 +82,7 @@ export function show() {
     inputs.count.append(h("option", { value: state.count }, String(state.count)));
   }
   inputs.count.value = String(state.count);
+  for (const box of inputs.baselines) box.checked = state.baselines.includes(box.value);
   for (const name of ["label", "id", "text"]) if (inputs[name]) inputs[name].value = state[name];
 }
 

@@ -42,6 +42,7 @@ function draw(answer, ranking) {
   const first = ranking.rows[0];
   const rows = ranking.rows.map((row) => rowOf(answer, row, row === first ? null : first));
   $("rows").classList.toggle("beside", rows.length > 1);
+  $("rows").classList.toggle("several", rows.length > 2);
   $("rows").replaceChildren(...rows);
 }
 
@@ -53,8 +54,9 @@ function rowOf(answer, row, first) {
   const sides = row.signed
     ? [["pro", "▲", reverse ? "It speaks for" : "Proponents"], ["opp", "▼", reverse ? "It speaks against" : "Opponents"]]
     : [["high", "▲", "Highest scores"], ["low", "▽", "Lowest scores"]];
+  if (row.baseline) sides.pop();
   const lists = [row.high, row.low];
-  return h("section", { class: "row", data: { row: row.name } },
+  return h("section", { class: row.baseline ? "row baseline" : "row", data: { row: row.name } },
     h("div", { class: "row-head" }, h("h4", {}, row.name), h("p", { class: "note" }, remarks(answer, row, first))),
     h("div", { class: "sides" }, sides.map(([tone, mark, title], i) =>
       h("div", { class: `side ${tone}` }, h("h5", {}, h("span", { "aria-hidden": "true" }, `${mark} `), title),
@@ -69,9 +71,13 @@ function remarks(answer, row, first) {
   if (asked !== null && asked !== undefined && answer.where === "train" && row.high.length) {
     const name = about.classes?.[asked] ?? String(asked);
     const same = row.high.filter((one) => entries.get(key(answer, one.at)).label === name).length;
-    said.push(`${same} of ${plural(row.high.length, "proponent")} with the label asked about`);
+    said.push(`${same} of ${plural(row.high.length, row.baseline ? "example" : "proponent")} with the label asked about`);
   }
-  if (first) {
+  if (row.baseline) {
+    const [[way, count], ...others] = Object.entries(row.baseline.shared);
+    said.push([`shares ${count} of its top ${row.baseline.of} with “${way}”`,
+      ...others.map(([other, amount]) => `${amount} with “${other}”`)].join(", "));
+  } else if (first) {
     const fresh = (here, there) => here.filter((one) => !there.some((other) => other.at === one.at)).length;
     const high = fresh(row.high, first.high);
     const low = fresh(row.low, first.low);
@@ -126,7 +132,7 @@ const shadeSoon = later((answer, ranking) => shade(answer, ranking).catch(() => 
 async function shade(answer, ranking) {
   shading?.abort();
   const mine = (shading = new AbortController());
-  for (const row of ranking.rows) {
+  for (const row of ranking.rows.filter((one) => !one.baseline)) {
     const all = [...new Set([...row.high, ...row.low].map((one) => one.at))];
     const under = row.name === "unweighted" ? {} : { weights: state.weights, values: state.values };
     for (let start = 0; start < all.length; start += 6) {

@@ -2,7 +2,7 @@
 
 const blank = () => ({
   plus: [], minus: [], reverse: null, method: null, damping: null, weights: null, values: null, count: 10,
-  label: "", id: "", text: "",
+  label: "", id: "", text: "", baselines: [],
 });
 
 export const state = blank();
@@ -27,6 +27,7 @@ export function restore() {
   state.values = parsed("values", (x) => Array.isArray(x) && x.every((v) => typeof v === "number"));
   const count = parsed("count", Number.isInteger);
   if (count !== null && count >= 1 && count <= 50) state.count = count;
+  state.baselines = parsed("baselines", (x) => Array.isArray(x) && x.every((name) => typeof name === "string")) ?? [];
   for (const name of ["method", "weights"]) state[name] = said.get(name);
   for (const name of ["label", "id", "text"]) state[name] = said.get(name) ?? "";
 }
@@ -42,6 +43,7 @@ export function address() {
   if (state.weights) said.set("weights", state.weights);
   if (state.values) said.set("values", JSON.stringify(state.values));
   if (state.count !== 10) said.set("count", state.count);
+  if (state.baselines.length) said.set("baselines", JSON.stringify(state.baselines));
   for (const name of ["label", "id", "text"]) if (state[name]) said.set(name, state[name]);
   return `${location.pathname}${location.search}#${said}`;
 }
