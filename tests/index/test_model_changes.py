@@ -23,7 +23,9 @@ def normalised(seed: int = 0) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return nn.Sequential(
-            nn.Linear(toy.FEATURES, toy.HIDDEN), nn.BatchNorm1d(toy.HIDDEN), nn.Linear(toy.HIDDEN, toy.CLASSES)
+            nn.Linear(toy.FEATURES, toy.HIDDEN),
+            nn.BatchNorm1d(toy.HIDDEN),
+            nn.Linear(toy.HIDDEN, toy.CLASSES),
         ).eval()
 
 
@@ -115,10 +117,18 @@ def test_tokens_rescoring_and_removal(tmp_path):
     rows = torch.randint(7, (12, 5), generator=torch.Generator().manual_seed(0))
     data = [{"input_ids": row, "labels": row} for row in rows]
     index = toy.build(
-        tmp_path / "i", model=model, task=unde.tasks.CausalLM(), train_data=data, method=EKFAC(projection="kron(2)")
+        tmp_path / "i",
+        model=model,
+        task=unde.tasks.CausalLM(),
+        train_data=data,
+        method=EKFAC(projection="kron(2)"),
     )
     plain = toy.build(
-        tmp_path / "j", model=model, task=unde.tasks.CausalLM(), train_data=data, method=TracIn(projection="kron(2)")
+        tmp_path / "j",
+        model=model,
+        task=unde.tasks.CausalLM(),
+        train_data=data,
+        method=TracIn(projection="kron(2)"),
     )
     scores, tokens = plain.score(data[:2]), index.tokens(index.score(data[:2]))
     tokens(0, data[3])
@@ -146,7 +156,8 @@ class Tokens(nn.Module):
 
 def test_a_question_that_was_answered_before_is_refused_after_a_change(tmp_path):
     """Copies for learning weights are kept from one call to the next."""
-    index = toy.build(tmp_path / "i", 400, model=(model := normalised()), pass_size=64, method=TRAK(projection="kron(3)"))
+    model, method = normalised(), TRAK(projection="kron(3)")
+    index = toy.build(tmp_path / "i", 400, model=model, pass_size=64, method=method)
     index.learn_weights()
     optimizer_steps(model)
     with pytest.raises(UndeError, match=REFUSED):

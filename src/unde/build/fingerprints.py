@@ -38,7 +38,9 @@ class Watch:
     Checkpoints in files are watched by size and time of the last change."""
 
     def __init__(
-        self, model: nn.Module, checkpoints: Sequence[Mapping[str, Tensor] | str | PathLike[str]] | None = None
+        self,
+        model: nn.Module,
+        checkpoints: Sequence[Mapping[str, Tensor] | str | PathLike[str]] | None = None,
     ) -> None:
         self.model, self.checkpoints = model, checkpoints
         self._seen = self._look()
@@ -47,7 +49,9 @@ class Watch:
         return self._look() == self._seen
 
     def _look(self) -> list[tuple[Any, ...]]:
-        held: list[tuple[Any, str, Tensor]] = [  # walked once: of many small modules the walk is most of the time
+        held: list[
+            tuple[Any, str, Tensor]
+        ] = [  # walked once: of many small modules the walk is most of the time
             (where, name, part)
             for where, module in self.model.named_modules()
             for name, t in (*module._parameters.items(), *module._buffers.items())
