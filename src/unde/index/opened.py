@@ -40,6 +40,10 @@ class Opened:
     watch: Watch | None = None  # of the model since it was compared with the index; None: it was not
     unfinished: int = 0  # shards that other workers have not written yet
 
+    diagnosis: list[str] | None = field(
+        default=None, init=False, repr=False
+    )  # of model and examples, once known
+
     def __post_init__(self) -> None:
         self.stored.found_whole()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -78,12 +79,21 @@ def page_of(
         trust=_trust(index, scores, weights) if trust else None,
         meaning=meaning(scores.method, setup.task),
         note=shown.what_is_missing,
+        warnings=_warnings(index, scores, names),
         provenance={
             "unde": __version__,
             "index": str(index.folder),
             **scores.provenance["method"],
         },
     )
+
+
+def _warnings(index: Index, scores: GroupScores, names: Sequence[int | str] | None) -> list[str]:
+    """What to know before the answers are read, said in lines too."""
+    found = index.diagnose(scores if names is None else replace(scores, query_ids=names))
+    for sentence in found:
+        console.note(sentence)
+    return found
 
 
 def _slack(index: Index) -> float:
