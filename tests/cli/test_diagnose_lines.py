@@ -1,5 +1,7 @@
 """What is said before answers are read: on the line, and on the page."""
 
+from pathlib import Path
+
 import pytest
 from commands import invoke, run
 
@@ -35,7 +37,7 @@ def test_zero_gradients_on_the_line_and_on_the_page(hinge):
     assert "1 of 3 queries has a gradient of zero (query 0): all its scores are 0." in said
     said = " ".join(invoke("report", hinge, "--index", "idx", "--no-trust", "--out", "p.html").split())
     assert "1 of 3 queries has a gradient of zero (query 0)" in said
-    root = parse(open("p.html").read())
+    root = parse(Path("p.html").read_text())
     [panel] = root.all("aside.warnings")
     text = words(panel)
     assert text.startswith("Read this first") and "26 of 40 training examples" in text and "(query 0)" in text

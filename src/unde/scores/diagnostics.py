@@ -92,7 +92,8 @@ def describe_zero_queries(names: Sequence[Any], queries: int) -> str:
 def describe_zero_examples(count: int, examples: int) -> str:
     """A sentence about training examples without a gradient."""
     has, their = ("has", "its") if count == 1 else ("have", "their")
-    return f"{count:,} of {examples:,} training examples {has} a gradient of zero: {their} scores are 0 for all queries."
+    what = f"{count:,} of {examples:,} training examples {has} a gradient of zero"
+    return f"{what}: {their} scores are 0 for all queries."
 
 
 def describe_unfitted(loss: float, outcomes: int) -> str:
