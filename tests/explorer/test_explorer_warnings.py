@@ -23,7 +23,9 @@ def outliers() -> Setup:
     with torch.no_grad():
         model.weight.fill_(0.5)
         model.bias.zero_()
-    q = torch.stack([torch.tensor([0.1 + 0.1 * i, 0.5 - 0.1 * i]) for i in range(5)] + [torch.full((2,), 9.0)])
+    q = torch.stack(
+        [torch.tensor([0.1 + 0.1 * i, 0.5 - 0.1 * i]) for i in range(5)] + [torch.full((2,), 9.0)]
+    )
     labels = torch.tensor([0, 0, 0, 0, 0, 1])
     return Setup(model, Hinge(), (x, y), eval_queries=(q, labels))
 
@@ -31,7 +33,12 @@ def outliers() -> Setup:
 def test_warnings_come_with_answers(tmp_path):
     setup = outliers()
     index = Index.build(
-        setup.model, setup.task, setup.train_data, tmp_path / "i", method=TracIn(projection="none"), progress=False
+        setup.model,
+        setup.task,
+        setup.train_data,
+        tmp_path / "i",
+        method=TracIn(projection="none"),
+        progress=False,
     )
     with pages.client(Session(index, setup)) as client:
         [zero] = client.ask({"kind": "eval", "at": 5})["warnings"][1:]

@@ -148,8 +148,12 @@ def test_mates_are_those_of_all_pairs():
     far = max(p for p in pairs if y[p[1]] == y[p[2]])[1:]
     strangers = min(p for p in pairs if y[p[1]] != y[p[2]])[1:]
     assert found.triple == [first, second, other]
-    assert set(found.crowd) == {first, second, other, *far, *strangers, 0, n - 1}
-    assert found.crowd[0] == first and found.crowd[1] in far and found.crowd[2] in strangers
+    assert (
+        set(found.equal[:2]) == set(far)
+        and len(set(found.equal)) == 3
+        and len(set(y[found.equal].tolist())) == 1
+    )
+    assert set(found.near) == set(strangers)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 63, 64, 65, 500])
@@ -157,8 +161,8 @@ def test_any_number_of_examples(n):
     rows = Rows(clusters(max(n, 3), 3)) if n >= 3 else Rows(tuple(c[:n] for c in clusters(3, 3)))
     found = find_mates(rows)
     assert found.largest == largest(rows)
-    assert 2 <= len(found.triple) <= 3 and 2 <= len(found.crowd) <= 9
-    assert all(0 <= i < n for i in [*found.triple, *found.crowd])
+    assert 2 <= len(found.triple) <= 3 and 2 <= len(found.equal) <= 3 and len(found.near) == 2
+    assert all(0 <= i < n for i in [*found.triple, *found.equal, *found.near])
 
 
 def test_without_two_of_equal_labels_an_example_meets_its_copy():

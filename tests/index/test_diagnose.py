@@ -167,7 +167,7 @@ def test_lists_that_hardly_depend_on_the_query(tmp_path):
     assert counts[77] > 3
     [said] = index.diagnose(scores)
     shared = [len(set(a) & set(b)) for i, a in enumerate(top.tolist()) for b in top.tolist()[:i]]
-    assert "row-77" in said and f"two queries share {sum(shared) / len(shared):.1f} of 10 on average" in said
+    assert "row-77" in said and f"two lists share {sum(shared) / len(shared):.1f} of 10 on average" in said
     assert index.diagnose(index.score(tuple(c[:3] for c in queries))) == []  # too few to tell
     assert index.diagnose(scores, top=scores.top(3))[0].startswith("The top 3 hardly depend on the query")
 

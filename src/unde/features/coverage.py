@@ -39,9 +39,6 @@ from unde.tasks.tokens import Unreadable
 # Structural mistakes give errors of order one; these only leave room for rounding in another batch shape.
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.05}
 EXAMPLES = 3
-COMPARED = (
-    3  # of a crowd of examples that are alike, whose values are compared with those that they have alone
-)
 REFERENCES = (
     2  # of them that are run alone, if they reach every parameter; short ones are followed by a whole one
 )
@@ -143,8 +140,10 @@ def _among_mates(
         )
 
     with as_it_was(like.model):
-        planner(mates.crowd, COMPARED, shorten).check_values()
-        if planner(mates.triple, 1, shorten).confirms(coverage):
+        planner(mates.equal, 1, shorten).check_values()
+        planner(mates.near, 1, shorten).check_values()
+        triple = planner(mates.triple, 1, shorten)
+        if triple.confirms(coverage) or not triple.check_values():
             return None
     both = [*mates.triple, *ids]
     return planner(both, len(both), lambda batch: None).run()
@@ -226,9 +225,9 @@ class Planner:
         except (UndeError, *FAILURES):
             return False
 
-    def check_values(self) -> None:
-        """Raises if an example has another value in the batch than alone. One that cannot be run says nothing here: a
-        build names it."""
+    def check_values(self) -> bool:
+        """Raises if an example has another value in the batch than alone. False if one cannot be run: a build names
+        it."""
         try:
             with untouched(self.model), torch.no_grad():
                 alone = [
@@ -239,9 +238,10 @@ class Planner:
                 ]
                 together = self._together()
         except (UndeError, KeyError, AttributeError, *FAILURES):
-            return
+            return False
         self.values = torch.tensor(alone, dtype=torch.float64)
         self._check_independent(together)
+        return True
 
     def _settled(self) -> list[Unit]:
         """Rules for what they are right for, copies of what examples meet one by one; returns what is left over."""

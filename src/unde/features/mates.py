@@ -27,9 +27,8 @@ class Mates:
 
     largest: int  # the example with the most numbers in it
     triple: list[int]  # an example, the one most like it, and the nearest of those with other labels
-    crowd: list[
-        int
-    ]  # the nearest and farthest pair of equal labels, the nearest of others; one of each pair first
+    equal: list[int]  # the farthest pair of equal labels, and a third one
+    near: list[int]  # the nearest pair of other labels
 
 
 def find_mates(rows: Rows) -> Mates:
@@ -51,14 +50,17 @@ def find_mates(rows: Rows) -> Mates:
         vectors.append(_entries(arrays))
     largest = max(spread, key=lambda i: sizes[where.index(i)])
     if len(where) == 1:
-        return Mates(largest, [0, 0], [0, 0])
+        return Mates(largest, [0, 0], [0, 0], [0, 0])
     equal, distance = _equal_labels(labels), _distances(vectors)
     triple = _triple(equal, distance)
     itself = np.eye(len(where), dtype=bool)
     far = _best([itself, -equal, -distance])  # the farthest of equal labels
     near = _best([itself, equal, distance == 0, distance])  # the nearest of other labels
-    crowd = [triple[0], far[0], near[0], *triple[1:], far[1], near[1], *evenly(len(where), 2)]
-    return Mates(largest, [where[i] for i in triple], [where[i] for i in dict.fromkeys(crowd)])
+    third = min(
+        (i for i in range(len(where)) if i not in far), key=lambda i: -equal[far[0], i], default=far[0]
+    )
+    batches = [triple, [*far, third], list(near)]
+    return Mates(largest, *([where[i] for i in batch] for batch in batches))
 
 
 def _triple(equal: np.ndarray, distance: np.ndarray) -> list[int]:

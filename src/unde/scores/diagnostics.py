@@ -111,12 +111,12 @@ def describe_hubs(hubs: Sequence[tuple[int, int]], top: Tensor, names: Sequence[
     shown = [str(i if names is None else names[i]) for i, _ in hubs]
     most = hubs[0][1]
     which = (
-        f"training example {shown[0]} is in that of {most} of {queries}"
+        f"training example {shown[0]} is in {most} of {queries} lists"
         if len(hubs) == 1
-        else f"{len(hubs)} training examples ({_list(shown)}) are in that of more than half of {queries}"
+        else f"{len(hubs)} training examples ({_list(shown)}) are in more than half of {queries} lists each"
     )
     return (
-        f"The top {k} hardly depend{'s' if k == 1 else ''} on the query: {which} queries, and two queries share "
+        f"The top {k} hardly depend{'s' if k == 1 else ''} on the query: {which}, and two lists share "
         f"{mean_overlap(top):.1f} of {k} on average. If the queries have little in common, this says more about these "
         "examples, such as large gradients, than about the queries: try a larger damping, another method, or "
         "method='tracin' with cosine=True."
