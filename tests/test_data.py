@@ -373,6 +373,20 @@ def test_map_tensors():
     assert torch.equal(batch["a"], torch.ones(2))
 
 
+@pytest.mark.parametrize(("device", "waits"), [("cpu", True), ("meta", False)])
+def test_copies_to_the_host_are_waited_for(monkeypatch, device, waits):
+    """Copies to an accelerator are ordered by its stream; one to the host could be read before it has arrived."""
+    calls, to = [], torch.Tensor.to
+
+    def recorded(self, target, non_blocking=False):
+        calls.append((target.type, non_blocking))
+        return to(self, target, non_blocking=non_blocking)
+
+    monkeypatch.setattr(torch.Tensor, "to", recorded)
+    to_device({"x": torch.ones(2), "y": (torch.zeros(1), "text")}, torch.device(device))
+    assert calls == [(device, not waits)] * 2
+
+
 def test_to_device():
     found = to_device([{"x": torch.ones(2)}, "text"], torch.device("meta"))
     assert found[0]["x"].device.type == "meta"

@@ -230,8 +230,10 @@ def to_numpy(value: Any) -> np.ndarray:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch with every tensor in it on `device`."""
-    return map_tensors(batch, lambda x: x.to(device, non_blocking=True))
+    """The batch with every tensor in it on `device`. Copies to the host are waited for: nothing orders what reads them
+    after them."""
+    waits = device.type == "cpu"
+    return map_tensors(batch, lambda x: x.to(device, non_blocking=not waits))
 
 
 def map_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:

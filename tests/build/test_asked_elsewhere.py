@@ -97,6 +97,18 @@ def test_weights_of_perturbed_copies(tmp_path, workers):
     assert noisy[0].provenance["found"] == noisy[1].provenance["found"]
 
 
+def test_a_model_that_changed_since_the_build_is_refused(tmp_path, workers):
+    """Whoever computes: a single pass runs here, several run where the model is made by the recipe."""
+    if workers.count != 2:
+        pytest.skip("once")
+    model = toy.net()
+    index = toy.build(tmp_path / "i", N, model=model, executor=workers, recipe="projects:sixty")
+    model[0].weight.data = model[0].weight.data * 1.1
+    for count in (2, 9):
+        with pytest.raises(UndeError, match=r"weights are not those that .* was built with"):
+            index.score(toy.data(count, seed=5))
+
+
 def test_ties_go_to_the_earlier_example_wherever_it_is_scored(tmp_path, workers):
     same = projects.alike().train_data
     index = toy.build(tmp_path / "i", train_data=same, executor=workers, recipe="projects:alike")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from os import PathLike
 from typing import Any
 
 import torch
@@ -31,28 +33,47 @@ def model_fingerprint(state: Mapping[str, Tensor] | nn.Module) -> str:
 
 
 class Watch:
-    """Notices that a model has changed without reading all of it: by the version counters of its tensors, which every
-    operation of torch raises, and by some of their entries, for changes that go past them."""
+    """Notices that a model, or one of its checkpoints, has changed without reading all of it: by the version counters
+    of tensors, which every operation of torch raises, and by some of their entries, for changes that go past them.
+    Checkpoints in files are watched by size and time of the last change."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    def __init__(
+        self,
+        model: nn.Module,
+        checkpoints: Sequence[Mapping[str, Tensor] | str | PathLike[str]] | None = None,
+    ) -> None:
+        self.model, self.checkpoints = model, checkpoints
         self._seen = self._look()
 
     def unchanged(self) -> bool:
         return self._look() == self._seen
 
-    def renew(self) -> None:
-        self._seen = self._look()
-
-    def _look(self) -> list[tuple[str, str, int, int, bytes]]:
-        held = [  # walked once: of many small modules the walk is most of the time
+    def _look(self) -> list[tuple[Any, ...]]:
+        held: list[
+            tuple[Any, str, Tensor]
+        ] = [  # walked once: of many small modules the walk is most of the time
             (where, name, part)
             for where, module in self.model.named_modules()
             for name, t in (*module._parameters.items(), *module._buffers.items())
             if t is not None
             for part in parts(t)
         ]
-        return [(where, name, t.data_ptr(), t._version, _some(t)) for where, name, t in held]
+        files: list[tuple[Any, ...]] = []
+        for c, checkpoint in enumerate(self.checkpoints or ()):
+            if isinstance(checkpoint, Mapping):
+                held += [(c, name, part) for name, t in checkpoint.items() for part in parts(t)]
+            else:
+                files.append((c, *_file_state(checkpoint)))
+        return files + [(where, name, t.data_ptr(), t._version, _some(t)) for where, name, t in held]
+
+
+def _file_state(path: str | PathLike[str]) -> tuple[int, int, int]:
+    """Size, time of the last change, and inode; zeros where there is no file."""
+    try:
+        state = os.stat(os.path.expanduser(path))
+    except OSError:
+        return 0, 0, 0
+    return state.st_size, state.st_mtime_ns, state.st_ino
 
 
 def _some(t: Tensor) -> bytes:

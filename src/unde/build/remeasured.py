@@ -12,7 +12,7 @@ from unde.build import matrices
 from unde.build.blame import blaming
 from unde.build.checkpoints import loaded
 from unde.build.context import Context, Given, checkpoint_of, step_of
-from unde.build.fingerprints import reads_differently, to_signed
+from unde.build.fingerprints import Watch, reads_differently, to_signed
 from unde.build.running import unhooked
 from unde.build.session import Session
 from unde.build.stored import Stored
@@ -36,7 +36,8 @@ class Remeasured:
             manifest = self._settled(given)
         self.context = Context(stored.folder, manifest, given)
         measured = Stored(stored.folder, manifest, stored.memory)
-        self.session = Session(measured, given.model, given.task, given.checkpoints)
+        watch = Watch(given.model, given.checkpoints)
+        self.session = Session(measured, given.model, given.task, given.checkpoints, watch=watch)
         self._digests = stored.values("digest")
 
     @property

@@ -47,11 +47,14 @@ class Session:
         executor: Executor = SERIAL,
         recipe: Recipe | Carried | Elsewhere | None = None,
         device: str | None = None,
+        watch: Watch | None = None,
     ) -> None:
+        """`watch` looks at the model and checkpoints since they were last compared with the index; without one the
+        first question compares them."""
         self.stored, self.model, self.checkpoints = stored, model, checkpoints
         self.executor, self.recipe, self.device = executor, recipe, device
         self.task = resized(task, stored.manifest.settled.rows)
-        self._watch = Watch(model)  # the model was found to be the index's own
+        self._watch = watch
         self._coverages: dict[int, Coverage] = {}
 
     @cached_property
@@ -64,15 +67,16 @@ class Session:
         return units
 
     def check_model(self, full: bool = False) -> None:
-        """Raises if the weights are not those of the index; reads all of them only if something points to a change."""
-        if not full and self._watch.unchanged():
+        """Raises if weights or buffers are not those of the index. All of them are read the first time, unless they
+        were compared before, and whenever something points to a change."""
+        if not full and self._watch is not None and self._watch.unchanged():
             return
         if fingerprints(self.model, self.checkpoints) != self.stored.manifest.models:
             raise UndeError(
                 f"the model's weights are not those that {self.stored.folder} was built with: they changed since. "
                 "Restore them, or build another index"
             )
-        self._watch.renew()
+        self._watch = Watch(self.model, self.checkpoints)
 
     def features(self, rows: Rows, under: Under = nullcontext) -> QueryFeatures:
         """Features of queries under every checkpoint of the index; `under(model)` may change the model meanwhile."""
@@ -84,7 +88,7 @@ class Session:
             features, losses = torch.empty(m.terms, len(rows), m.width), torch.empty(m.terms, len(rows))
             digests = self._asked(rows, under, features, losses)
             if self.checkpoints is not None or under is not nullcontext:
-                self._watch.renew()  # weights went away and came back
+                self._watch = Watch(self.model, self.checkpoints)  # weights went away and came back
         made = QueryFeatures(self.stored.manifest.lineage, features, losses, digests)
         self._check_finite(made.features)
         changed = [i for i, seen in zip(where, before) if seen != made.digests[i]]
@@ -162,7 +166,9 @@ class Asking:
     def __setstate__(self, sent: dict[str, Any]) -> None:
         given, stored = made(*sent["made"]), sent["stored"]
         given.must_be(stored.manifest, stored.folder)
-        self.__init__(Session(stored, given.model, given.task, given.checkpoints), *sent["rest"])
+        watch = Watch(given.model, given.checkpoints)
+        session = Session(stored, given.model, given.task, given.checkpoints, watch=watch)
+        self.__init__(session, *sent["rest"])
         self.results = sent["results"]
 
     def running(self, c: int) -> FeaturePass:

@@ -129,6 +129,9 @@ def attribute(
     learned = None if weights is None else weights_in(weights, scores)
     wholes = queries_of(asked)
     best = scores.top(top, learned, largest=not opponents, by=whole, queries=wholes)
+    lists = best if whole is None and not opponents else None
+    for sentence in opened.diagnose(scores, learned, top=lists, queries=wholes):
+        console.note(sentence)
     best = with_texts(best, project.setup, asked, wholes, whole)
     if format == TABLE:
         show_top(best, opponents, named=not query)

@@ -85,6 +85,10 @@ def _answer() -> Html:
                 {"class": "found"},
                 el("form", {"class": "controls", "id": "controls", "aria-label": "how to look"}),
                 el("ul", {"class": "legend", "id": "legend"}, key()),
+                el(
+                    "ul",
+                    {"class": "warnings", "id": "warnings", "aria-label": "read this first", "hidden": True},
+                ),
                 el("p", {"class": "note", "id": "notes"}),
                 el("div", {"class": "rows", "id": "rows", "aria-live": "off"}),
             ),

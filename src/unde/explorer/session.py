@@ -29,6 +29,7 @@ from unde.methods import Damped, Method
 from unde.recipe import Setup
 from unde.report.items import shaded_passage
 from unde.scores import GroupScores
+from unde.scores.diagnostics import TOP, describe_hubs, hub_examples
 from unde.scores.roles import shared
 from unde.store.manifest import Manifest
 from unde.tasks import Diffusion
@@ -59,6 +60,7 @@ class Answer:
     method: Method
     plus: int = 1  # of `asked`; the others are subtracted
     notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     digests: list[str] = field(default_factory=list)
     shades: dict[tuple[bytes, int], str] = field(default_factory=dict)
     first: tuple[int, dict[str, Any]] | None = None  # the unweighted row, and how many are in it
@@ -184,6 +186,7 @@ class Session:
             known = Answer(inquiry.key, scores, held, self.train, "train", plus + minus, method, len(plus))
             known.digests = [d for asked in known.asked for d in asked.digests if d]
             known.notes = self._notes(known, len(plus), len(minus))
+            known.warnings = self._warnings(known)
             self._hold(known)
         return self._told(known, len(inquiry.plus))
 
@@ -228,6 +231,21 @@ class Session:
             )
         return notes
 
+    def _warnings(self, answer: Answer) -> list[str]:
+        """What to know before this answer is read; lists are compared with those of other questions that are held."""
+        found = self.index.diagnose(answer.scores)
+        with self._lock:
+            others = [a for a in self._answers.values() if a.where == "train" and a.method == answer.method]
+        count = min(TOP, len(self.index) // 10)
+        rows = [
+            a.held.best(a.held.total(self.bases[UNWEIGHTED]), count, None, True) for a in [*others, answer]
+        ]
+        lists = [[at for at, value in row if value] for row in rows]
+        lists = [row for row in lists if row and len(row) == count]
+        top = torch.tensor(lists) if lists else torch.zeros(0, 0, dtype=torch.int64)
+        hubs = hub_examples(top, len(self.index))
+        return found + ([describe_hubs(hubs, top, self.train.names)] if hubs else [])
+
     def _told(self, answer: Answer, plus: int) -> dict[str, Any]:
         return {
             "answer": answer.id,
@@ -236,6 +254,7 @@ class Session:
             "asked": [a.told.shown(i >= plus) for i, a in enumerate(answer.asked)],
             "method": _called(answer.method),
             "notes": answer.notes,
+            "warnings": answer.warnings,
             "count": len(answer.of),
         }
 
@@ -311,6 +330,8 @@ class Session:
             raise UndeError("these weights give scores that are not finite: bring the sliders back")
         high, low = (held.best(total, count, among, largest) for largest in (True, False))
         signed = bool(total.numpy().min() < 0)
+        if not total.any():  # neither for nor against: their order means nothing
+            high, low = [], []
         if signed:  # of few examples, the last proponents would be opponents
             high, low = [one for one in high if one[1] > 0], [one for one in low if one[1] < 0]
         return {

@@ -7,12 +7,14 @@ So a wrong guess about somebody's model costs time, never correctness.
 Where a task can cut examples short, the choice is made on short ones, and confirmed on the largest as it is, with
 another one in its batch: the first two where none is larger, for their pass can be the first of a build. What is not
 confirmed is decided anew on whole ones.
+
+Last, examples that are alike are tried in one batch (`mates.py`): a loss under which they meet is refused.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,9 +28,9 @@ from unde.features import fallback
 from unde.features.collector import Collector, Coverage, Use
 from unde.features.guard import as_it_was, untouched
 from unde.features.layouts import FAILURES, first_guess, guessing, next_layouts
+from unde.features.mates import Mates, find_mates
 from unde.features.meter import Cost, Meter
 from unde.features.record import find_uses, recorded
-from unde.features.run import largest
 from unde.features.units import Unit, placement
 from unde.tasks.base import Task
 from unde.tasks.cutting import Whole, recut
@@ -69,7 +71,12 @@ def decide(
     device, _ = placement(model)
     # Of one example two copies: in a batch of one, what is shared looks like what is each example's own.
     ids = evenly(len(rows), EXAMPLES) * (2 if len(rows) == 1 else 1)
-    batch, brief, at = to_device(rows.batch(ids), device), recut(task, task.cutting.brief()), largest(rows)
+    batch, brief, mates = (
+        to_device(rows.batch(ids), device),
+        recut(task, task.cutting.brief()),
+        find_mates(rows),
+    )
+    at = mates.largest
 
     def whole(i: int) -> Any:
         return to_device(rows.batch([i]), device)
@@ -91,13 +98,55 @@ def decide(
             full = Planner(model, task, units, measure, where, both, [whole(at)], telling(where, both))
             if full.confirms(coverage):
                 assert full.tried is not None
+                again = _among_mates(full, coverage, rows, ids, mates, task.cutting.shortened)
+                if again is not None:
+                    return again, None
                 return coverage, replace(full.tried, digests=rows.digests(where) if where == [0, 1] else [])
     with untouched(model), torch.no_grad(), suppress(Unreadable):  # it is named when it is measured
         task.check(model, batch)
     alone = [whole(i) for i in ids]
     full = Planner(model, brief, units, measure, ids, batch, alone, telling(ids, batch))
     coverage = full.run()
+    again = _among_mates(full, coverage, rows, ids, mates, lambda batch: None)
+    if again is not None:
+        return again, None
     return coverage, full.tried if brief is task else None
+
+
+def _among_mates(
+    like: Planner,
+    coverage: Coverage,
+    rows: Rows,
+    ids: list[int],
+    mates: Mates,
+    shorten: Callable[[Any], Any | None],
+) -> Coverage | None:
+    """Check the coverage on examples that are alike: None if it holds, else one that is decided on them and on `ids`.
+
+    Raises:
+        UndeError: the examples of a batch change what is measured of one another.
+    """
+
+    def planner(where: list[int], singles: int, cut: Callable[[Any], Any | None]) -> Planner:
+        batch = to_device(rows.batch(where), like.device)
+        short = cut(batch)
+        if short is None:
+            alone = [to_device(rows.batch([i]), like.device) for i in where[:singles]]
+        else:
+            batch, alone = short, [fallback.single(short, b, len(where)) for b in range(singles)]
+        references = min(singles, REFERENCES)
+        return Planner(
+            like.model, like.task, like.units, like.measure, where, batch, alone, False, references
+        )
+
+    with as_it_was(like.model):
+        planner(mates.equal, 1, shorten).check_values()
+        planner(mates.near, 1, shorten).check_values()
+        triple = planner(mates.triple, 1, shorten)
+        if triple.confirms(coverage) or not triple.check_values():
+            return None
+    both = [*mates.triple, *ids]
+    return planner(both, len(both), lambda batch: None).run()
 
 
 def _by_short(cut: Planner) -> Coverage | None:
@@ -175,6 +224,24 @@ class Planner:
                 return self._disagreeing(self.units) == []
         except (UndeError, *FAILURES):
             return False
+
+    def check_values(self) -> bool:
+        """Raises if an example has another value in the batch than alone. False if one cannot be run: a build names
+        it."""
+        try:
+            with untouched(self.model), torch.no_grad():
+                alone = [
+                    sum(
+                        float(self._values(part, [i]).sum()) for part in self.task.cutting.passes(single, [i])
+                    )
+                    for i, single in zip(self.ids, self.singles)
+                ]
+                together = self._together()
+        except (UndeError, KeyError, AttributeError, *FAILURES):
+            return False
+        self.values = torch.tensor(alone, dtype=torch.float64)
+        self._check_independent(together)
+        return True
 
     def _settled(self) -> list[Unit]:
         """Rules for what they are right for, copies of what examples meet one by one; returns what is left over."""
@@ -258,7 +325,8 @@ class Planner:
                 f"the {self.measure} of example {self.ids[worst]} is {float(a[worst]):.6g} alone but "
                 f"{float(b[worst]):.6g} in a batch: features of an example must not depend on its "
                 "batch mates or on random numbers. "
-                "Look for a mean over the batch, batch statistics, unmasked padding, or sampling in the model"
+                "Look for a mean over the batch, batch statistics, unmasked padding, terms that compare examples (a "
+                "contrastive loss), or sampling in the model"
             )
 
     def _close(self, a: Tensor, b: Tensor) -> bool:

@@ -203,14 +203,15 @@ def _worth(seen: Cost, device: torch.device) -> int:
 
 def largest(rows: Rows) -> int:
     """Where the example with the most numbers in it is, of some that are spread over the data."""
-    return max(evenly(len(rows), LOOKED_AT), key=lambda i: _numbers(rows[i]))
+    return max(evenly(len(rows), LOOKED_AT), key=lambda i: count_numbers(rows[i]))
 
 
-def _numbers(example: Any) -> int:
+def count_numbers(example: Any) -> int:
+    """How many numbers, or characters, an example holds."""
     if isinstance(example, Mapping):
-        return sum(_numbers(v) for v in example.values())
+        return sum(count_numbers(v) for v in example.values())
     if isinstance(example, (list, tuple)):
-        return sum(_numbers(v) for v in example)
+        return sum(count_numbers(v) for v in example)
     if isinstance(example, Tensor):
         return example.numel()
     size = getattr(example, "size", 1)  # of arrays a number, of pictures their sides

@@ -25,6 +25,7 @@ from unde.groups import Groups, unwrapped
 from unde.index import living, making, merging, self_retrieval
 from unde.index.calibrate import calibrate
 from unde.index.calibration import Calibration
+from unde.index.diagnose import diagnose
 from unde.index.facts import index_facts
 from unde.index.opened import Opened
 from unde.index.trust import SHOWN, Trust, of_several
@@ -32,9 +33,12 @@ from unde.index.verify import verify
 from unde.methods import Method
 from unde.plan import Plan
 from unde.recipe import Recipe
+from unde.scores import diagnostics
 from unde.scores.group_scores import GroupScores, WeightsLike
+from unde.scores.pieces import Pieces
 from unde.scores.rescore import Asked
 from unde.scores.tokens import TokenScores
+from unde.scores.top import Top
 from unde.store import layout
 from unde.store.manifest import Manifest
 from unde.store.remote import Place, place, there
@@ -479,6 +483,34 @@ class Index:
         return baseline_scores(
             at.model, at.task, at.rows.data, queries, collate=at.collate or at.rows.collate
         )
+
+    def diagnose(
+        self,
+        scores: GroupScores | None = None,
+        weights: WeightsLike = None,
+        *,
+        top: Top | None = None,
+        queries: Pieces | None = None,
+    ) -> list[str]:
+        """What to know before scores are read, in sentences; none where nothing is wrong.
+
+        Args:
+            scores: Scores of some queries. Without them only the model and the training examples are looked at.
+            weights: Weights under which the strongest training examples are compared.
+            top: The lists to compare, if they are at hand: `scores.top(10, weights)` by default.
+            queries: Which query each row of `scores` is a piece of, where queries were cut.
+
+        Returns:
+            Sentences about queries and training examples with a gradient of zero, a model whose mean training loss is
+            near that of a guess, and training examples that lead the lists of most queries.
+
+        >>> for sentence in index.diagnose(index.score(queries)):  # doctest: +SKIP
+        ...     print(sentence)
+        """
+        if scores is not None and top is None and len(scores) >= diagnostics.FEWEST:
+            count = min(diagnostics.TOP, len(self) - int(self.skipped.sum()))
+            top = scores.top(count, weights, queries=queries)
+        return diagnose(self._opened, scores, top, queries)
 
     def verify(self) -> Verified:
         """Every byte on disk against its checksum: true if all is well, else it says what is damaged and what to do."""

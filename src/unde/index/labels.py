@@ -110,6 +110,7 @@ def wrong_labels(
             "looking for wrong labels needs the model and its training data: pass model=, task= and train_data= to "
             "Index.open"
         )
+    index._opened.session.check_model()  # its predictions are shown beside stored gradients
     usable = ~index.skipped
     top = min(top, int(usable.sum()))
     chosen = methods.on_index(method, index.method)

@@ -235,6 +235,7 @@ def _for_covariances(at: Opened) -> Given:
     assert at.model is not None
     assert at.task is not None
     assert at.rows is not None
+    at.session.check_model(full=True)
     return Given(at.model, at.task, at.rows, at.checkpoints)
 
 

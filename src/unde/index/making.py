@@ -19,7 +19,7 @@ from unde.build.checkpoints import Checkpoint, fingerprints
 from unde.build.checks import check_shards, read_ids
 from unde.build.compare import differs_from, task_differences
 from unde.build.context import Context, Given
-from unde.build.fingerprints import changed_example, plain_ids
+from unde.build.fingerprints import Watch, changed_example, plain_ids
 from unde.build.probe import changed_task, note_accepted
 from unde.build.settle import settle
 from unde.build.stored import Stored
@@ -203,7 +203,8 @@ def checked(at: Opened, train_data: Any, groups: Groups | None, accept_code: boo
         differ, noted = task_of(at.stored, at.task, at.model, rows, at.checkpoints, accept_code)
     if differ:
         raise UndeError(f"{folder} was made from something else. What differs: {'; '.join(differ)}")
-    return replace(at, ids=read_ids(folder, manifest), rows=rows, noted=noted)
+    watch = None if at.model is None else Watch(at.model, at.checkpoints)
+    return replace(at, ids=read_ids(folder, manifest), rows=rows, noted=noted, watch=watch)
 
 
 def examples_of(stored: Stored, rows: Rows) -> tuple[Rows, list[str]]:

@@ -11,6 +11,7 @@ from torch import nn
 
 from unde.build.carried import Carried, Elsewhere
 from unde.build.checkpoints import Checkpoint
+from unde.build.fingerprints import Watch
 from unde.build.session import Session
 from unde.build.stored import Stored
 from unde.data import Collate, Rows
@@ -36,7 +37,12 @@ class Opened:
     executor: Executor = SERIAL  # who computes what is asked
     recipe: Recipe | Carried | Elsewhere | None = None  # how others make the model
     device: str | None = None  # where they put it
+    watch: Watch | None = None  # of the model since it was compared with the index; None: it was not
     unfinished: int = 0  # shards that other workers have not written yet
+
+    diagnosis: list[str] | None = field(
+        default=None, init=False, repr=False
+    )  # of model and examples, once known
 
     def __post_init__(self) -> None:
         self.stored.found_whole()
@@ -69,5 +75,12 @@ class Opened:
                 "this index was opened without its model and task: pass both to Index.open for query features"
             )
         return Session(
-            self.stored, self.model, self.task, self.checkpoints, self.executor, self.recipe, self.device
+            self.stored,
+            self.model,
+            self.task,
+            self.checkpoints,
+            self.executor,
+            self.recipe,
+            self.device,
+            self.watch,
         )

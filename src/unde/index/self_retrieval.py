@@ -195,6 +195,8 @@ class Copier:
             raise UndeError(f"seed is {seed}: expected a whole number, 0 or larger")
         self.index, self.method, self.seed, self.groups = index, method, seed, groups or index.groups
         self.model, self.task, self.rows = index.model, index.task, index.rows
+        index.session.check_model()  # from here on, whatever changes it is what is called below
+        self._user_code = not (perturb is None or perturb == "weights")
         self.kinds = self._kinds(perturb)
         digests = index.stored.values("digest").numpy()
         self._digests = digests
@@ -234,6 +236,8 @@ class Copier:
         try:
             self.index.session.check_model()
         except UndeError:
+            if not self._user_code:
+                raise
             raise UndeError("perturb= changed the model's weights: it may change examples only") from None
 
     def copy(self, kind: Perturbation, i: int, strength: float) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -86,6 +87,7 @@ def page_of(
         meaning=meaning(scores.method, setup.task),
         calibration=calibration_panel(index.calibration if "calibration" in scores.provenance else None),
         note=shown.what_is_missing,
+        warnings=_warnings(index, scores, names),
         provenance={
             "unde": __version__,
             "index": str(index.folder),
@@ -98,6 +100,14 @@ def _calibrated(scores: GroupScores, weights: Mapping[str, Weights]) -> dict[str
     """The weights of the calibration by their name on the page, unless other weights have it."""
     known = scores.default_weights
     return {CALIBRATED: known} if isinstance(known, Weights) and CALIBRATED not in weights else {}
+
+
+def _warnings(index: Index, scores: GroupScores, names: Sequence[int | str] | None) -> list[str]:
+    """What to know before the answers are read, said in lines too."""
+    found = index.diagnose(scores if names is None else replace(scores, query_ids=names))
+    for sentence in found:
+        console.note(sentence)
+    return found
 
 
 def _slack(index: Index) -> float:

@@ -62,6 +62,7 @@ class Page:
     provenance: Mapping[str, object] = field(default_factory=dict)
     meaning: Meaning | None = None
     note: str = ""
+    warnings: Sequence[str] = ()  # what to know before the answers are read
 
     def __post_init__(self) -> None:
         if len(self._weights) > 1:
@@ -101,6 +102,7 @@ class Page:
             el(
                 "main",
                 {"id": "main"},
+                _read_first(self.warnings) if len(self.warnings) else None,
                 _how_to_read(self) if len(self.queries) else None,
                 [section for _, _, section in sections],
             ),
@@ -159,6 +161,15 @@ def _head(title: str) -> Html:
         # An empty icon keeps a browser from asking a server for one.
         el("link", {"rel": "icon", "href": "data:,"}),
         el("style", None, Html(CSS)),
+    )
+
+
+def _read_first(warnings: Sequence[str]) -> Html:
+    return el(
+        "aside",
+        {"class": "reading-help warnings", "aria-labelledby": "warnings-title"},
+        el("h2", {"id": "warnings-title"}, "Read this first"),
+        el("ul", None, [el("li", None, sentence) for sentence in warnings]),
     )
 
 

@@ -26,6 +26,7 @@ from unde.report.weights import WeightsPanel
 from unde.scores import GroupScores, Top
 from unde.weights import Weights
 
+ALL_ZERO = "all scores are 0: these are neither proponents nor opponents"
 Tokens = Callable[[int, int, Weights | None], Sequence[float] | Tensor | None]  # of query, example, weights
 
 
@@ -93,7 +94,12 @@ def query_panels(
     panels = []
     for q in which:
         rows = [
-            Row(name, scored(q, best, weights[name]), scored(q, worst, weights[name]))
+            Row(
+                name,
+                scored(q, best, weights[name]),
+                scored(q, worst, weights[name]),
+                note="" if best.values[q].any() or worst.values[q].any() else ALL_ZERO,
+            )
             for name, (best, worst) in tops.items()
         ]
         query = shown.query(queries, q, named_query(q))

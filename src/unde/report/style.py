@@ -84,6 +84,8 @@ main > section:last-child { padding-bottom: 6rem; }
 .reading-help h2 { font-size: 1rem; letter-spacing: 0; }
 .reading-help p { margin-top: 0.4rem; text-wrap: pretty; }
 .reading-help strong { color: var(--tone); font-weight: 620; white-space: nowrap; }
+.warnings { border-left: 4px solid var(--alarm); }
+.warnings ul { margin: 0.4rem 0 0; padding-left: 1.2rem; } .warnings li + li { margin-top: 0.4rem; }
 .legend, .blocks, .strip { display: flex; flex-wrap: wrap; gap: 0.5rem 1.5rem; }
 .legend { margin-top: 1rem; font-size: 0.875rem; color: var(--muted); }
 .legend .mark { margin-right: 0.5rem; } .legend .word { display: none; }

@@ -61,6 +61,7 @@ class TokenScores:
         batch = to_device(Rows([example], self.collate).batch([0]), device)
         total: Tensor | None = None
         with exclusive(model):
+            self.session.check_model()
             for c, directions in enumerate(self.directions):
                 with loaded(model, checkpoint_of(checkpoints, c)):
                     part = self._along(directions[q].to(device, dtype), batch)

@@ -204,6 +204,8 @@ function header() {
       h("div", { class: "frame" }, fragment(one.html)), facts(one),
       one.notes.map((words) => h("p", { class: "note" }, words)))));
   $("notes").textContent = answer.notes.join(" ");
+  $("warnings").replaceChildren(...answer.warnings.map((words) => h("li", {}, words)));
+  $("warnings").hidden = !answer.warnings.length;
   $("legend").hidden = !about.shaded || reversed;
   $("subtitle").textContent = `${about.examples.toLocaleString("en")} training examples, ${answer.method} attributions`;
 }
