@@ -141,9 +141,22 @@ def test_weights_count_where_influence_ranks(built):
     index, setup = opened(f"{built}:known", "wrong"), Recipe(f"{built}:known").make()
     values = [2.0] + [0.5] * (len(index.groups) - 1)
     Weights(values, index.groups.names).save("w.json")
-    shared = ["report", f"{built}:known", "--index", "wrong", "--labels", "--out", "p.html", "--weights", "w.json"]
+    shared = [
+        "report",
+        f"{built}:known",
+        "--index",
+        "wrong",
+        "--labels",
+        "--out",
+        "p.html",
+        "--weights",
+        "w.json",
+    ]
     run(*shared, "--by", "opposition")
-    areas = {words(row.one("dt")): words(row.one("dd")) for row in parse(Path("p.html").read_text()).all(".areas div")}
+    areas = {
+        words(row.one("dt")): words(row.one("dd"))
+        for row in parse(Path("p.html").read_text()).all(".areas div")
+    }
     plain, weighted = (label_rankings(index, w)["opposition"].auc(setup.true_labels) for w in (None, values))
     loss = label_rankings(index)["loss"].auc(setup.true_labels)
     assert areas == {"loss": f"{loss:.3f}", "unweighted": f"{plain:.3f}", "weighted": f"{weighted:.3f}"}

@@ -170,7 +170,9 @@ def test_the_default_is_the_baseline_of_the_studies(index, trained):
     assert DEFAULT == BASELINE == "loss" == wrong_labels(index).ranking
     one_line = 1 - model(x).softmax(1).gather(1, given[:, None])[:, 0]
     assert wrong_labels(index).order.tolist() == one_line.argsort(descending=True).tolist()
-    assert [wrong_labels(index).rank()[i] for i in one_line.argsort(descending=True).tolist()] == list(range(1, N + 1))
+    assert [wrong_labels(index).rank()[i] for i in one_line.argsort(descending=True).tolist()] == list(
+        range(1, N + 1)
+    )
 
 
 def test_examples_that_were_skipped_are_not_ranked(trained, tmp_path):

@@ -143,7 +143,9 @@ class Ranking:
 
     scores: Callable[[Evidence], Tensor]  # gives (N,), high: suspicious
     words: str
-    cost: Literal["model", "index", "pairs"]  # one pass of the model; one over the index; all pairs of examples
+    cost: Literal[
+        "model", "index", "pairs"
+    ]  # one pass of the model; one over the index; all pairs of examples
 
 
 RANKINGS: dict[str, Ranking] = {
@@ -283,9 +285,7 @@ def answers(
             margins.append(margin)
             classes = logits.shape[1]
             advance(len(labels))
-    return Answers(
-        torch.cat(given), torch.cat(predicted), classes, torch.cat(losses), torch.cat(margins)
-    )
+    return Answers(torch.cat(given), torch.cat(predicted), classes, torch.cat(losses), torch.cat(margins))
 
 
 def _doubts(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -41,13 +41,11 @@ class RocCurve:
     auc: float
 
     def __post_init__(self) -> None:
-        for field in ("false_positive_rate", "true_positive_rate"):
-            rates = to_numpy(getattr(self, field)).astype(np.float64)
-            object.__setattr__(self, field, rates)
+        for name in ("false_positive_rate", "true_positive_rate"):
+            rates = to_numpy(getattr(self, name)).astype(np.float64)
+            object.__setattr__(self, name, rates)
             if rates.ndim != 1 or not ((rates >= 0) & (rates <= 1)).all():
-                raise UndeError(
-                    f"the ROC curve {self.name!r}: expected rates in [0, 1] as one list ({field})"
-                )
+                raise UndeError(f"the ROC curve {self.name!r}: expected rates in [0, 1] as one list ({name})")
 
     @classmethod
     def from_scores(cls, name: str, scores: object, is_mislabelled: object) -> RocCurve:

@@ -136,7 +136,9 @@ def label_panel(
         examples=len(suspects.order),
         mislabelled=None if wrong is None else int(wrong[suspects.order].sum()),
         ranked_by=(f"{name}: " if weighted else "") + RANKINGS[by].words,
-        note=_unseen(shown.train, weights, each, wrong) if weighted and both and wrong is not None else of_tokens,
+        note=_unseen(shown.train, weights, each, wrong)
+        if weighted and both and wrong is not None
+        else of_tokens,
         said=_said(index, shown, rankings, by, first, weights, method) if details else (),
         rankings=_table(rankings, by, len(first), wrong if both else None),
     )
