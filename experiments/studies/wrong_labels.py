@@ -31,11 +31,11 @@ from unde.methods import TRAK, LoGRA, Method, TracIn
 from unde.tasks import Classification
 
 PAPER = ""
-VARIANTS = ("cifar10", "mnist")
-DATA = {"cifar10": ("cifar10_10k.npz",)}
+VARIANTS = ("cifar10-resnet", "mnist-resnet", "cifar10-cnn", "mnist-mlp")
+DATA = {"cifar10-resnet": ("cifar10_10k.npz",), "cifar10-cnn": ("cifar10_10k.npz",)}
 METHODS: dict[str, Method] = {"TracIn": TracIn(), "TRAK": TRAK(), "LoGRA": LoGRA()}
 OF_THE_MODEL = ("loss", "margin")  # rankings that need no method
-IMAGES, TRAININGS, RATES, BATCH = 2500, 5, (0.05, 0.10), 64
+TRAININGS, RATES, BATCH = 5, (0.05, 0.10), 64
 SHARES = (0.01, 0.05)  # of the examples, for precision
 
 
@@ -45,20 +45,43 @@ class Recipe:
     epochs: Mapping[str, float]  # by how far a model is fitted
     lr: float
     decay: float
+    images: int
+
+
+def cnn() -> nn.Module:
+    """Three convolutions with BatchNorm."""
+
+    def block(inputs: int, outputs: int) -> list[nn.Module]:
+        return [nn.Conv2d(inputs, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU(), nn.MaxPool2d(2)]
+
+    head = [nn.Flatten(), nn.Linear(64 * 16, 10)]
+    return nn.Sequential(*block(3, 16), *block(16, 32), *block(32, 64), *head)
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
 def recipe(variant: str) -> Recipe:
     from experiments.shared import cifar10
     from unde.demo import digits
 
-    if variant == "mnist":
-        return Recipe(digits.resnet, {"unfitted": 0.7, "fitted": 6, "memorised": 40}, 1e-2, 1e-2)
-    return Recipe(cifar10.resnet, {"unfitted": 4, "fitted": 8, "memorised": 16}, 1e-2, 5e-2)
+    states = ("unfitted", "fitted", "memorised")
+
+    def epochs(*numbers: float) -> dict[str, float]:
+        return dict(zip(states, numbers, strict=True))
+
+    return {
+        "cifar10-resnet": Recipe(cifar10.resnet, epochs(4, 8, 16), 1e-2, 5e-2, 2500),
+        "mnist-resnet": Recipe(digits.resnet, epochs(0.7, 6, 40), 1e-2, 1e-2, 2500),
+        "cifar10-cnn": Recipe(cnn, epochs(3, 8, 24), 3e-3, 1e-2, 2500),
+        "mnist-mlp": Recipe(mlp, epochs(0.7, 6, 40), 3e-3, 1e-2, 2500),
+    }[variant]
 
 
 def images(variant: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Training images and their true labels, held-out images and theirs."""
-    if variant == "mnist":
+    if variant.startswith("mnist"):
         from unde.demo import digits
 
         found = digits.digits()
@@ -67,7 +90,8 @@ def images(variant: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
         found = cifar10.images()
     (x, y), (held_out, labels) = found.train, found.evaluate
-    return x[:IMAGES], y[:IMAGES], held_out, labels
+    count = recipe(variant).images
+    return x[:count], y[:count], held_out, labels
 
 
 def flip(labels: Tensor, rate: float, generator: torch.Generator) -> Tensor:
@@ -76,6 +100,11 @@ def flip(labels: Tensor, rate: float, generator: torch.Generator) -> Tensor:
     where = torch.randperm(len(labels), generator=generator)[: round(rate * len(labels))]
     flipped[where] = (flipped[where] + torch.randint(1, 10, (len(where),), generator=generator)) % 10
     return flipped
+
+
+def logits(model: nn.Module, x: Tensor) -> Tensor:
+    found = model(x)
+    return found if isinstance(found, Tensor) else found.logits
 
 
 def train(recipe: Recipe, epochs: float, x: Tensor, y: Tensor, seed: int) -> nn.Module:
@@ -92,7 +121,7 @@ def train(recipe: Recipe, epochs: float, x: Tensor, y: Tensor, seed: int) -> nn.
         batches = batches or list(torch.randperm(len(y), generator=generator).split(BATCH))
         batch = batches.pop()
         optimizer.zero_grad()
-        F.cross_entropy(model(x[batch]).logits, y[batch]).backward()
+        F.cross_entropy(logits(model, x[batch]), y[batch]).backward()
         optimizer.step()
         schedule.step()
     return model.eval()
@@ -100,7 +129,7 @@ def train(recipe: Recipe, epochs: float, x: Tensor, y: Tensor, seed: int) -> nn.
 
 @torch.no_grad()
 def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
-    return float((model(x).logits.argmax(1) == y).double().mean())
+    return float((logits(model, x).argmax(1) == y).double().mean())
 
 
 def rank(variant: str, state: str, rate: float, seed: int, path: Path) -> None:

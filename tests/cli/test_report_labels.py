@@ -8,7 +8,7 @@ from commands import run
 
 from report_dom import parse, words
 from unde import Index, UndeError, Weights
-from unde.index.labels import label_rankings, neighbours
+from unde.index.labels import DEFAULT, label_rankings, neighbours
 from unde.recipe import Recipe
 
 EVIL = "</dd><script>alert(1)</script>"
@@ -82,7 +82,7 @@ def test_a_page_of_suspects_and_a_file(built):
     )
     index = opened(f"{built}:make")
     rankings, names = label_rankings(index), ["none", "one", EVIL]
-    found = rankings["loss"]
+    found = rankings[DEFAULT]
     root = parse(Path("p.html").read_text())
     cards = root.all("#mislabelled li.example")
     first = found.order[:7].tolist()
@@ -90,8 +90,8 @@ def test_a_page_of_suspects_and_a_file(built):
     along, against = neighbours(index, first)
     for i, card, pro, opp in zip(first, cards, along, against, strict=True):
         told = facts(card)
-        place = rankings["self-influence"].order.tolist().index(i) + 1
-        assert told["by self-influence"] == f"{place} of 60"
+        place = rankings["loss"].order.tolist().index(i) + 1
+        assert told["by loss"] == f"{place} of 60"
         assert told["given"] == names[found.given[i]] and told["predicted"] == names[found.predicted[i]]
         for side, some in (("proponents", pro), ("opponents", opp)):
             labels = [names[found.given[n]] for n in some]
@@ -162,7 +162,7 @@ def test_weights_count_where_influence_ranks(built):
     assert areas == {"loss": f"{loss:.3f}", "unweighted": f"{plain:.3f}", "weighted": f"{weighted:.3f}"}
     run(*shared)
     names = [words(one) for one in parse(Path("p.html").read_text()).all(".areas dt")]
-    assert names == ["self-influence", "loss"]  # weights do not change a loss
+    assert names == ["loss", DEFAULT]  # weights do not change a loss
 
 
 @pytest.mark.parametrize(

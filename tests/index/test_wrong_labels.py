@@ -72,8 +72,10 @@ def confidence(model, x, given):
 
 def test_rankings_are_what_they_say(index, products, trained):
     own, sums = products.diagonal(), products.sort(1, descending=True).values
-    loss, margin = confidence(*trained[:3])
+    given, (loss, margin) = trained[2], confidence(*trained[:3])
+    hard = [torch.stack([loss[j] for j in range(N) if given[j] == given[i]]).mean() for i in range(N)]
     wanted = {
+        "adjusted-loss": torch.stack([loss[i] / hard[i] ** 0.5 for i in range(N)]),
         "loss": loss,
         "margin": margin,
         "self-influence": own,
@@ -165,14 +167,12 @@ def test_the_file_lists_everybody(index, tmp_path):
         assert [float(row[name]) for row in rows] == other.scores[rankings["opposition"].order].tolist()
 
 
-def test_the_default_is_the_baseline_of_the_studies(index, trained):
+def test_the_baseline_is_one_line(index, trained):
     model, x, given, _ = trained
-    assert DEFAULT == BASELINE == "loss" == wrong_labels(index).ranking
-    one_line = 1 - model(x).softmax(1).gather(1, given[:, None])[:, 0]
-    assert wrong_labels(index).order.tolist() == one_line.argsort(descending=True).tolist()
-    assert [wrong_labels(index).rank()[i] for i in one_line.argsort(descending=True).tolist()] == list(
-        range(1, N + 1)
-    )
+    one_line = (1 - model(x).softmax(1).gather(1, given[:, None])[:, 0]).argsort(descending=True).tolist()
+    found = wrong_labels(index, by=BASELINE)
+    assert found.order.tolist() == one_line and wrong_labels(index).ranking == DEFAULT
+    assert [found.rank()[i] for i in one_line] == list(range(1, N + 1))
 
 
 def test_examples_that_were_skipped_are_not_ranked(trained, tmp_path):

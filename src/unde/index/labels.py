@@ -2,13 +2,14 @@
 
 A ranking gives a number to every training example i, high where its label y is suspicious:
 
+    adjusted-loss   loss / √(mean loss of the examples labelled y): classes that the model finds hard count less
     loss            −log p(y | x), the baseline: the order of 1 − p(y | x)
     margin          the largest p(c | x) over c ≠ y, minus p(y | x)
     self-influence  τ(i, i): how much the model had to bend for this example alone
     normalised      τ(i, i) / Σ of the m largest τ(i, n): the share that no other example explains (the paper's)
     opposition      −Σ of the m smallest τ(i, n): how hard other examples pull against it
 
-Loss and margin need one pass of the model, the others the index.
+The losses and the margin need one pass of the model, the others the index.
 """
 
 from __future__ import annotations
@@ -130,6 +131,14 @@ class Evidence:
     top: int  # m
     usable: Tensor  # (N,) bool: examples that the index has not skipped
 
+    def adjusted_loss(self) -> Tensor:
+        """Loss over the root of its mean in the class. The root: a mean of few examples divides by less."""
+        loss = self.answers.loss.masked_fill(~self.usable, 0.0)
+        classes, at = self.answers.given.unique(return_inverse=True)
+        counts = torch.zeros(len(classes), dtype=loss.dtype).index_add(0, at, self.usable.to(loss.dtype))
+        means = torch.zeros_like(counts).index_add(0, at, loss) / counts.clamp(min=1)
+        return loss / means[at].clamp(min=torch.finfo(loss.dtype).tiny).sqrt()
+
     def self_influence(self, normalize_top: int | None = None) -> Tensor:
         return self.index.self_influence(self.weights, normalize_top, method=self.method)
 
@@ -149,6 +158,11 @@ class Ranking:
 
 
 RANKINGS: dict[str, Ranking] = {
+    "adjusted-loss": Ranking(
+        lambda at: at.adjusted_loss(),
+        "adjusted loss, how unlikely the model finds the label of an example, beside others of its class",
+        "model",
+    ),
     "loss": Ranking(
         lambda at: at.answers.loss, "loss, how unlikely the model finds the label of an example", "model"
     ),
@@ -171,7 +185,7 @@ RANKINGS: dict[str, Ranking] = {
         "pairs",
     ),
 }
-DEFAULT, BASELINE = "loss", "loss"
+DEFAULT, BASELINE = "adjusted-loss", "loss"
 
 
 def wrong_labels(
