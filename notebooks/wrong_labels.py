@@ -53,7 +53,7 @@ with torch.no_grad():
 print(f"accuracy on other digits: {correct:.1%}")
 
 # %% [markdown]
-# ## An index, and five rankings of the labels
+# ## An index, and six rankings of the labels
 
 # %%
 folder = tempfile.mkdtemp()
@@ -72,7 +72,7 @@ for name, ranking in rankings.items():
 # Of the first so many suspects, how many are wrong indeed? By chance it would be a tenth.
 
 # %%
-suspects = rankings["loss"].order
+suspects = rankings["adjusted-loss"].order
 for first in (20, 60, 120):
     print(f"{first:>4} suspects: {int(wrong[suspects[:first]].sum())} wrong labels")
 
