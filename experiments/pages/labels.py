@@ -134,7 +134,8 @@ def rankings(book: Book) -> str:
         "The best of all rankings on the ResNets of one data set, by the mean of the three measures, judged on the "
         "other data set against the loss:",
         choice_table(book),
-        "Both choices are the adjusted loss plus normalised self-influence, so this rule would not choose the default. It compares all pairs of "
+        "Both choices are the adjusted loss plus normalised self-influence, so this rule would not "
+        "choose the default. It compares all pairs of "
         "examples and depends on the method (with TracIn it gains nothing on the CIFAR-10 ResNet), so it is not the "
         "default.",
         folded("Setting by setting", settings_table(book)),
