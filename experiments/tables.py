@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from experiments import runner
-from experiments.pages import ablations, downstream, lds, ours, storage
+from experiments.pages import ablations, downstream, labels, lds, ours, storage
 from experiments.pages.book import Book, Section, command, table
 from experiments.shared.places import HERE
 
@@ -28,7 +28,9 @@ _MARKED = re.compile(r"^(<!-- table: (?P<name>[\w-]+) -->\n).*?^(<!-- end -->)",
 
 SECTIONS: list[Section] = [
     *lds.SECTIONS[:2],
-    *downstream.SECTIONS[:2],
+    downstream.SECTIONS[0],
+    labels.SECTION,
+    downstream.SECTIONS[1],
     lds.SECTIONS[2],
     downstream.SECTIONS[2],
     ablations.STRENGTH,
@@ -60,6 +62,7 @@ TABLES: dict[str, Callable[[Book], str]] = {
     "recall_gains_emoji": lambda book: downstream.recall_gains_table(book, "fine_grained_recall_emoji"),
     "storage": storage.storage_table,
     "storage_kernels": storage.kernel_table,
+    "label_rankings": lambda book: labels.rankings_table(book, "TRAK"),
     "studies": lambda book: studies_table(),
 }
 
@@ -97,7 +100,8 @@ def results_page(book: Book) -> str:
 def pages() -> list[Path]:
     """Where marked tables may stand."""
     others = [path for path in sorted(DOCS.glob("*.md")) if path != RESULTS_PAGE]
-    return [ROOT / "README.md", HERE / "README.md", *others]
+    tutorials = sorted((DOCS / "tutorials").glob("*.md"))
+    return [ROOT / "README.md", HERE / "README.md", *others, *tutorials]
 
 
 def filled(text: str, book: Book) -> str:

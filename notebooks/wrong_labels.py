@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Finding wrong labels
 #
-# A training example with a wrong label was fitted against all the others: it has a large influence on itself.
+# The model finds a wrong label unlikely, and other training examples speak against it.
 # Here every tenth label of 1,200 real digits is made wrong, and we look for them. Needs `pip install
 # 'unde[examples]'`.
 
@@ -24,6 +24,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import unde
+from unde.index.labels import label_rankings
 
 torch.manual_seed(0)
 pixels, true = (torch.as_tensor(a) for a in load_digits(return_X_y=True))
@@ -52,7 +53,7 @@ with torch.no_grad():
 print(f"accuracy on other digits: {correct:.1%}")
 
 # %% [markdown]
-# ## An index, and the influence of each example on itself
+# ## An index, and six rankings of the labels
 
 # %%
 folder = tempfile.mkdtemp()
@@ -63,14 +64,15 @@ index = unde.Index.build(
     f"{folder}/digits",
     progress=False,
 )
-influence = index.self_influence(normalize_top=10)
-print("AUC:", round(unde.evaluate.mislabel_auc(influence, wrong), 3))
+rankings = label_rankings(index, progress=False)
+for name, ranking in rankings.items():
+    print(f"{name}: AUC {ranking.auc(true[:1200]):.3f}")
 
 # %% [markdown]
 # Of the first so many suspects, how many are wrong indeed? By chance it would be a tenth.
 
 # %%
-suspects = influence.argsort(descending=True)
+suspects = rankings["adjusted-loss"].order
 for first in (20, 60, 120):
     print(f"{first:>4} suspects: {int(wrong[suspects[:first]].sum())} wrong labels")
 

@@ -7,8 +7,8 @@ import pytest
 from commands import run
 
 from report_dom import parse, words
-from unde import Index, UndeError
-from unde.index.labels import neighbours, wrong_labels
+from unde import Index, UndeError, Weights
+from unde.index.labels import DEFAULT, label_rankings, neighbours
 from unde.recipe import Recipe
 
 EVIL = "</dd><script>alert(1)</script>"
@@ -61,6 +61,11 @@ def facts(card):
     return {words(row.one("dt")): words(row.one("dd")) for row in card.all(".said div")}
 
 
+def side_by_side(root):
+    rows = root.all("#mislabelled tbody tr")
+    return {words(row.one("th")): [words(cell) for cell in row.all("td")] for row in rows}
+
+
 def test_a_page_of_suspects_and_a_file(built):
     run(
         "report",
@@ -76,7 +81,8 @@ def test_a_page_of_suspects_and_a_file(built):
         7,
     )
     index = opened(f"{built}:make")
-    found, names = wrong_labels(index), ["none", "one", EVIL]
+    rankings, names = label_rankings(index), ["none", "one", EVIL]
+    found = rankings[DEFAULT]
     root = parse(Path("p.html").read_text())
     cards = root.all("#mislabelled li.example")
     first = found.order[:7].tolist()
@@ -84,6 +90,8 @@ def test_a_page_of_suspects_and_a_file(built):
     along, against = neighbours(index, first)
     for i, card, pro, opp in zip(first, cards, along, against, strict=True):
         told = facts(card)
+        place = rankings["loss"].order.tolist().index(i) + 1
+        assert told["by loss"] == f"{place} of 60"
         assert told["given"] == names[found.given[i]] and told["predicted"] == names[found.predicted[i]]
         for side, some in (("proponents", pro), ("opponents", opp)):
             labels = [names[found.given[n]] for n in some]
@@ -92,10 +100,14 @@ def test_a_page_of_suspects_and_a_file(built):
             assert set(told[side].split(", ")) == tally
     assert words(root.one("#mislabelled-title")) == "Suspected labels"
     assert not root.all(".mark") and not root.all("script")
+    common = {by: len(set(first) & set(other.order[:7].tolist())) for by, other in rankings.items()}
+    assert side_by_side(root) == {by: [str(count)] for by, count in common.items()}
     with open("s.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["id"] for row in rows] == [f"row-{i}" for i in found.order.tolist()]
     assert [row["given"] for row in rows] == [names[y] for y in found.given[found.order]]
+    for by, other in rankings.items():
+        assert [float(row[by]) for row in rows] == other.scores[found.order].tolist()
 
 
 def test_known_labels_give_an_area(built):
@@ -112,12 +124,45 @@ def test_known_labels_give_an_area(built):
         "self-influence",
     )
     root, setup = parse(Path("p.html").read_text()), Recipe(f"{built}:known").make()
-    found = wrong_labels(opened(f"{built}:known", "wrong"), by="self-influence")
-    area = f"{found.auc(setup.true_labels):.3f}"
-    assert words(root.one(".areas dd")) == area and area in words(root.one("dl.cards"))
+    rankings = label_rankings(opened(f"{built}:known", "wrong"))
+    areas = {by: f"{found.auc(setup.true_labels):.3f}" for by, found in rankings.items()}
+    area = areas["self-influence"]
+    assert [words(one) for one in root.all(".areas dd")] == [areas["loss"], area]
+    assert area in words(root.one("dl.cards"))
+    wrong = {by: found.wrong(setup.true_labels)[found.order[:48]] for by, found in rankings.items()}
+    assert side_by_side(root) == {by: [areas[by], str(int(wrong[by].sum()))] for by in rankings}
     assert "3 of 60 labels are wrong (5.0%)" in words(root.all("p.lead")[0])
     wrong = [c for c in root.all("#mislabelled li.example") if "hit" in c.classes]
     assert all("really" in facts(card) for card in wrong)
+
+
+def test_weights_count_where_influence_ranks(built):
+    run("build", f"{built}:known", "--out", "wrong", "--projection", "none", "--method", "tracin")
+    index, setup = opened(f"{built}:known", "wrong"), Recipe(f"{built}:known").make()
+    values = [2.0] + [0.5] * (len(index.groups) - 1)
+    Weights(values, index.groups.names).save("w.json")
+    shared = [
+        "report",
+        f"{built}:known",
+        "--index",
+        "wrong",
+        "--labels",
+        "--out",
+        "p.html",
+        "--weights",
+        "w.json",
+    ]
+    run(*shared, "--by", "opposition")
+    areas = {
+        words(row.one("dt")): words(row.one("dd"))
+        for row in parse(Path("p.html").read_text()).all(".areas div")
+    }
+    plain, weighted = (label_rankings(index, w)["opposition"].auc(setup.true_labels) for w in (None, values))
+    loss = label_rankings(index)["loss"].auc(setup.true_labels)
+    assert areas == {"loss": f"{loss:.3f}", "unweighted": f"{plain:.3f}", "weighted": f"{weighted:.3f}"}
+    run(*shared)
+    names = [words(one) for one in parse(Path("p.html").read_text()).all(".areas dt")]
+    assert names == ["loss", DEFAULT]  # weights do not change a loss
 
 
 @pytest.mark.parametrize(
@@ -128,6 +173,7 @@ def test_known_labels_give_an_area(built):
         (["make", "--labels", "--query", 3], "--labels looks at training examples"),
         (["make", "--csv", "s.csv"], "--csv goes with --labels"),
         (["make", "--by", "opposition"], "--by goes with --labels"),
+        (["make", "--by", "normalised"], "--by goes with --labels"),
         (["make", "--labels", "--by", "size"], "unknown ranking of --labels 'size'"),
     ],
 )

@@ -1,13 +1,15 @@
 """Looking for wrong labels: rankings against autograd, neighbours, what is written, and what is refused."""
 
 import csv
+import math
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from unde import Index, UndeError
-from unde.index.labels import RANKINGS, neighbours, wrong_labels
+from unde.data import Rows
+from unde.index.labels import BASELINE, DEFAULT, RANKINGS, answers, label_rankings, neighbours, wrong_labels
 from unde.methods import TracIn
 from unde.tasks import Classification, Task, TokenClassification
 
@@ -57,18 +59,61 @@ def products(trained):
     return features @ features.T
 
 
-def test_rankings_are_what_they_say(index, products):
+def confidence(model, x, given):
+    """Loss and margin of each example, one pass each, in Python numbers."""
+    losses, margins = [], []
+    for i in range(len(x)):
+        p = model(x[i : i + 1])[0].detach().double().softmax(0).tolist()
+        label = int(given[i])
+        losses.append(-math.log(p[label]))
+        margins.append(max(q for c, q in enumerate(p) if c != label) - p[label])
+    return torch.tensor(losses).double(), torch.tensor(margins).double()
+
+
+def test_rankings_are_what_they_say(index, products, trained):
     own, sums = products.diagonal(), products.sort(1, descending=True).values
+    given, (loss, margin) = trained[2], confidence(*trained[:3])
+    hard = [torch.stack([loss[j] for j in range(N) if given[j] == given[i]]).mean() for i in range(N)]
     wanted = {
+        "adjusted-loss": torch.stack([loss[i] / hard[i] ** 0.5 for i in range(N)]),
+        "loss": loss,
+        "margin": margin,
         "self-influence": own,
         "normalised": own / sums[:, :M].sum(1),
         "opposition": -sums[:, -M:].sum(1),
     }
     assert set(wanted) == set(RANKINGS)
+    together = label_rankings(index, top=M)
     for by, scores in wanted.items():
         found = wrong_labels(index, by=by, top=M)
+        assert torch.equal(found.scores, together[by].scores) and together[by].ranking == by
         torch.testing.assert_close(found.scores.double(), scores, rtol=1e-4, atol=1e-6)
         assert found.order.tolist() == scores.argsort(descending=True).tolist()
+
+
+def test_the_model_runs_once_for_all_rankings(index, trained, monkeypatch):
+    seen = []
+    handle = trained[0].register_forward_hook(lambda module, args, out: seen.append(len(args[0])))
+    label_rankings(index, names=["loss", "margin", "self-influence"])
+    handle.remove()
+    assert sum(seen) == N
+    assert list(label_rankings(index, names=["margin", "loss"])) == ["margin", "loss"]
+
+
+def test_margins_of_a_fitted_model_differ(trained):
+    class Certain(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(()))
+
+        def forward(self, x):
+            return self.scale * x
+
+    x = torch.tensor([[20.0, 0, 0], [22.0, 0, 0], [24.0, 0, 0], [24.0, 0, 0]])
+    found = answers(Certain(), Classification(), Rows((x, torch.tensor([0, 0, 0, -100]))))
+    assert found.margin[0] > found.margin[1] > found.margin[2] > -1
+    assert found.loss[0] > found.loss[1] > found.loss[2] > 0
+    assert found.loss[3] == 0 and found.margin[3] == -1  # no label, no doubt
 
 
 def test_answers_are_the_models(index, trained):
@@ -102,7 +147,8 @@ def test_the_file_lists_everybody(index, tmp_path):
     found.to_csv(tmp_path / "named.csv", ["=cat()", "dog", 'a "fox", red'])
     with open(tmp_path / "plain.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0]) == ["id", "index", "score", "given", "predicted"]
+    assert list(rows[0]) == ["id", "index", "score", "given", "predicted", "loss", "margin"]
+    assert [float(row["loss"]) for row in rows] == found.answers.loss[found.order].tolist()
     assert [int(row["index"]) for row in rows] == found.order.tolist()
     assert [row["id"] for row in rows] == [f"row-{i}" for i in found.order.tolist()]
     assert [float(row["score"]) for row in rows] == found.scores[found.order].tolist()
@@ -113,6 +159,20 @@ def test_the_file_lists_everybody(index, tmp_path):
     with pytest.raises(UndeError, match="2 names of classes, the model tells 3 apart"):
         found.to_csv(tmp_path / "few.csv", ["a", "b"])
     assert not (tmp_path / "few.csv").exists()
+    rankings = label_rankings(index, top=M)
+    rankings["opposition"].to_csv(tmp_path / "all.csv", rankings=rankings)
+    with open(tmp_path / "all.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for name, other in rankings.items():
+        assert [float(row[name]) for row in rows] == other.scores[rankings["opposition"].order].tolist()
+
+
+def test_the_baseline_is_one_line(index, trained):
+    model, x, given, _ = trained
+    one_line = (1 - model(x).softmax(1).gather(1, given[:, None])[:, 0]).argsort(descending=True).tolist()
+    found = wrong_labels(index, by=BASELINE)
+    assert found.order.tolist() == one_line and wrong_labels(index).ranking == DEFAULT
+    assert [found.rank()[i] for i in one_line] == list(range(1, N + 1))
 
 
 def test_examples_that_were_skipped_are_not_ranked(trained, tmp_path):

@@ -34,17 +34,16 @@ from unde.cli.project import Project, kept_scores, remembered, weights_in
 from unde.data import Rows
 from unde.errors import UndeError, unknown
 from unde.index import Index
-from unde.index.labels import RANKINGS, classifier
+from unde.index.labels import DEFAULT, RANKINGS, classifier
 from unde.report.classes import answers_to, class_names
 from unde.report.contributors import checked
 from unde.report.of_index import UNWEIGHTED, page_of
-from unde.report.of_labels import SUSPECTS, label_page
+from unde.report.of_labels import MANY, SUSPECTS, label_page
 from unde.report.page import Page
 from unde.store.remote import Place, place
 from unde.weights import Weights
 
 LABELS = "Wrong labels"
-MANY = 50_000  # training examples that are not compared with each other in a moment
 
 
 def report(
@@ -69,7 +68,7 @@ def report(
     ] = False,
     by: Annotated[
         str, typer.Option(help=f"ranking of --labels: {listed(RANKINGS)}", rich_help_panel=LABELS)
-    ] = RANKINGS[0],
+    ] = DEFAULT,
     csv: Annotated[
         Path | None,
         path_option("--csv", metavar="FILE", help="the ranking of --labels of all examples", panel=LABELS),
@@ -171,13 +170,13 @@ def _labels(
     first: int,
     method: str | None,
 ) -> Page:
-    if by != "self-influence" and len(opened) > MANY:
+    if RANKINGS[by].cost == "pairs" and len(opened) > MANY:
         console.note(
             f"comparing {len(opened):,} training examples with each other, which can take long: "
-            "--by self-influence needs one pass over the index"
+            f"--by {DEFAULT} needs one pass of the model"
         )
     ways = {UNWEIGHTED: None, **{name: Weights.load(file) for name, file in files.items()}}
-    page, suspects = label_page(
+    page, rankings = label_page(
         opened,
         project.setup,
         ways,
@@ -187,7 +186,8 @@ def _labels(
         method=method,
     )
     if csv is not None:
-        suspects.to_csv(csv, class_names(project.setup, suspects.classes))
+        suspects = rankings[by]
+        suspects.to_csv(csv, class_names(project.setup, suspects.classes), rankings)
         console.note(f"{len(suspects.order):,} examples, the most suspicious first, are in {csv}")
     return page
 
@@ -201,7 +201,7 @@ def _check(
         raise UndeError(
             "--labels looks at training examples: leave out --query and --queries, or --labels to ask about these"
         )
-    if not labels and (csv is not None or by != RANKINGS[0]):
+    if not labels and (csv is not None or by != DEFAULT):
         raise UndeError(f"--{'csv' if csv is not None else 'by'} goes with --labels: add it, or leave it out")
 
 

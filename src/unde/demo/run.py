@@ -17,11 +17,11 @@ from unde import console
 from unde.data import Rows
 from unde.demo.digits import CORRUPTED, Digits, accuracy, digits, resnet, train
 from unde.index import Index
-from unde.index.labels import wrong_labels
+from unde.index.labels import DEFAULT
 from unde.integrations.source import Source
 from unde.recipe import Setup
 from unde.report import Card, MislabelPanel, Page, Step, Table, meaning
-from unde.report.of_labels import label_panel
+from unde.report.of_labels import label_panel, side_by_side
 from unde.report.panels import predictions, query_panels, trust_panel, uniform, weights_panel
 from unde.report.shown import Shown
 from unde.scores import GroupScores
@@ -96,9 +96,9 @@ def run(out: Path, method: str = "trak", seed: int = 0) -> Path:
             which=_interesting(setup, queries),
             shown=shown,
         )
-    with clock.step("Look for wrong labels", "self-influence, normalised by the top scores of each digit"):
-        rankings = {name: wrong_labels(index, w, progress=False) for name, w in ways.items()}
-        labels = label_panel(index, shown, rankings, ways, count=SUSPECTS, beside=False)
+    with clock.step("Look for wrong labels", f"by {DEFAULT}, with other rankings side by side"):
+        rankings = side_by_side(index, list(ways.values())[-1], progress=False)
+        labels = label_panel(index, shown, rankings, ways, count=SUSPECTS, details=False)
     page = Page(
         "Which training digits made it say that?",
         f"A ResNet trained on 4,000 handwritten digits, and {NAMES.get(method, method)} attributions"
@@ -186,9 +186,7 @@ def _cards(data: Digits, labels: MislabelPanel, right: float, clock: Clock) -> l
         Card(
             "AUC of finding them",
             f"{last.auc:.3f}",
-            f"{first.auc:.3f} without weights"
-            if last is not first
-            else "without weights, which stay uniform here",
+            f"by {last.name}; {first.auc:.3f} by {first.name}",
         ),
         Card(
             "All of this took",

@@ -1,18 +1,22 @@
-"""Wrong labels: training examples that are at odds with the rest of the training set, and what the model says of them.
+"""Wrong labels: rankings of the training examples of a classifier by how suspicious their labels are.
 
-Three rankings, each a number for every training example i, high where its label is suspicious:
+A ranking gives a number to every training example i, high where its label y is suspicious:
 
+    adjusted-loss   loss / √(mean loss of the examples labelled y): classes that the model finds hard count less
+    loss            −log p(y | x), the baseline: the order of 1 − p(y | x)
+    margin          the largest p(c | x) over c ≠ y, minus p(y | x)
     self-influence  τ(i, i): how much the model had to bend for this example alone
-    normalised      τ(i, i) / Σ of the m largest τ(i, n): the share of it that no other example explains (the paper's)
-    opposition      −Σ of the m smallest τ(i, n): how hard others pull against it, first among them those that look
-                    alike and carry another label
+    normalised      τ(i, i) / Σ of the m largest τ(i, n): the share that no other example explains (the paper's)
+    opposition      −Σ of the m smallest τ(i, n): how hard other examples pull against it
+
+The losses and the margin need one pass of the model, the others the index.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +40,6 @@ from unde.tasks.tokens import IGNORE
 if TYPE_CHECKING:
     from unde.index.index import Index
 
-RANKINGS = ("normalised", "self-influence", "opposition")
 TOP = 10  # m, as in the paper for ResNets
 _PASS = 64  # examples
 
@@ -46,12 +49,25 @@ class Suspects:
     """Every training example with its label, the model's answer, and how suspicious the label is."""
 
     scores: Tensor  # (N,), high: suspicious
-    given: Tensor  # (N,) class numbers
-    predicted: Tensor  # (N,)
-    classes: int  # that the model tells apart
+    answers: Answers
     ids: Sequence[Any]
     order: Tensor  # positions, the most suspicious first; without the examples that the index has skipped
     ranking: str
+
+    @property
+    def given(self) -> Tensor:
+        """(N,) class numbers that the examples carry."""
+        return self.answers.given
+
+    @property
+    def predicted(self) -> Tensor:
+        """(N,) class numbers that the model gives them."""
+        return self.answers.predicted
+
+    @property
+    def classes(self) -> int:
+        """How many classes the model tells apart."""
+        return self.answers.classes
 
     def wrong(self, true: Any) -> Tensor:
         """(N,) bool: labels that differ from the true ones, which are class numbers too."""
@@ -67,8 +83,23 @@ class Suspects:
         """The chance that a wrong label ranks above a right one, where the true labels (N,) are known."""
         return mislabel_auc(self.scores[self.order], self.wrong(true)[self.order])
 
-    def to_csv(self, path: str | Place, classes: Sequence[str] | None = None) -> None:
-        """All examples, the most suspicious first: id, index, score, given, predicted. `classes` names the labels."""
+    def rank(self) -> dict[int, int]:
+        """Places by position: 1 for the most suspicious example."""
+        return {i: place for place, i in enumerate(self.order.tolist(), 1)}
+
+    def to_csv(
+        self,
+        path: str | Place,
+        classes: Sequence[str] | None = None,
+        rankings: Mapping[str, Suspects] | None = None,
+    ) -> None:
+        """Write all examples, the most suspicious first: id, index, score, given, predicted, loss, margin.
+
+        Args:
+            path: The file.
+            classes: Names of the classes.
+            rankings: Other rankings of the same examples, a column each.
+        """
         names = range(self.classes) if classes is None else classes
         if len(names) != self.classes:
             raise UndeError(
@@ -81,29 +112,132 @@ class Suspects:
             "score": self.scores[self.order].tolist(),
             "given": [names[c] for c in self.given[self.order].tolist()],
             "predicted": [names[c] for c in self.predicted[self.order].tolist()],
+            "loss": self.answers.loss[self.order].tolist(),
+            "margin": self.answers.margin[self.order].tolist(),
         }
+        for name, other in (rankings or {}).items():
+            table[name] = other.scores[self.order].tolist()
         Table(table).save(path, "csv")
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What rankings are computed from."""
+
+    index: Index
+    answers: Answers
+    method: Method
+    weights: WeightsLike
+    top: int  # m
+    usable: Tensor  # (N,) bool: examples that the index has not skipped
+
+    def adjusted_loss(self) -> Tensor:
+        """Loss over the root of its mean in the class. The root: a mean of few examples divides by less."""
+        loss = self.answers.loss.masked_fill(~self.usable, 0.0)
+        classes, at = self.answers.given.unique(return_inverse=True)
+        counts = torch.zeros(len(classes), dtype=loss.dtype).index_add(0, at, self.usable.to(loss.dtype))
+        means = torch.zeros_like(counts).index_add(0, at, loss) / counts.clamp(min=1)
+        return loss / means[at].clamp(min=torch.finfo(loss.dtype).tiny).sqrt()
+
+    def self_influence(self, normalize_top: int | None = None) -> Tensor:
+        return self.index.self_influence(self.weights, normalize_top, method=self.method)
+
+    def opposition(self) -> Tensor:
+        return -_sums(self.index, self.method, self.weights, self.top)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """One way to rank labels."""
+
+    scores: Callable[[Evidence], Tensor]  # gives (N,), high: suspicious
+    words: str
+    cost: Literal[
+        "model", "index", "pairs"
+    ]  # one pass of the model; one over the index; all pairs of examples
+
+
+RANKINGS: dict[str, Ranking] = {
+    "adjusted-loss": Ranking(
+        lambda at: at.adjusted_loss(),
+        "adjusted loss, how unlikely the model finds the label of an example, beside others of its class",
+        "model",
+    ),
+    "loss": Ranking(
+        lambda at: at.answers.loss, "loss, how unlikely the model finds the label of an example", "model"
+    ),
+    "margin": Ranking(
+        lambda at: at.answers.margin, "margin, how far another class is ahead of the label", "model"
+    ),
+    "self-influence": Ranking(
+        lambda at: at.self_influence(),
+        "self-influence, how much the model had to bend for an example alone",
+        "index",
+    ),
+    "normalised": Ranking(
+        lambda at: at.self_influence(normalize_top=at.top),
+        "normalised self-influence, the share of an example’s score that no other example explains",
+        "pairs",
+    ),
+    "opposition": Ranking(
+        lambda at: at.opposition(),
+        "opposition, how hard other training examples pull against an example",
+        "pairs",
+    ),
+}
+DEFAULT, BASELINE = "adjusted-loss", "loss"
 
 
 def wrong_labels(
     index: Index,
     weights: WeightsLike = None,
     *,
-    by: str = "normalised",
+    by: str = DEFAULT,
     top: int = TOP,
     method: str | Method | None = None,
     progress: bool = True,
 ) -> Suspects:
     """Training examples of a classifier ranked by how suspicious their labels are.
 
-    The index must have been opened with its model, task and training data. `by` is the ranking (see above), `top` its
-    m. An example that is hard, rare or unlike all others is suspicious too: look before you change a label.
+    The index must have been opened with its model, task and training data. An example that is hard, rare or unlike
+    all others is suspicious too: look before you change a label.
+
+    Args:
+        index: The index of a classifier.
+        weights: Weights of groups, for the rankings by influence.
+        by: The ranking, one of `RANKINGS`.
+        top: m, the number of scores that "normalised" and "opposition" sum over.
+        method: Another method than that of the index, for the rankings by influence.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        All examples with the score of their label, the most suspicious first in `order`.
+
+    Raises:
+        UndeError: The task has no classes, the model or the data are missing, or the ranking is unknown.
 
     >>> suspects = wrong_labels(index)  # doctest: +SKIP
     >>> suspects.order[:10], suspects.to_csv("suspects.csv")  # doctest: +SKIP
     """
-    if by not in RANKINGS:
-        raise unknown("ranking of labels", by, RANKINGS)
+    return label_rankings(index, weights, [by], top=top, method=method, progress=progress)[by]
+
+
+def label_rankings(
+    index: Index,
+    weights: WeightsLike = None,
+    names: Sequence[str] = (),
+    *,
+    top: int = TOP,
+    method: str | Method | None = None,
+    progress: bool = True,
+) -> dict[str, Suspects]:
+    """Several rankings of `wrong_labels` side by side, all of them unless `names` are given. The model runs once.
+
+    >>> label_rankings(index, names=["loss", "opposition"])["loss"].order[:10]  # doctest: +SKIP
+    """
+    for name in names:
+        if name not in RANKINGS:
+            raise unknown("ranking of labels", name, RANKINGS)
     task, model, rows = classifier(index.task), index.model, index.train_data
     if model is None or rows is None:
         raise UndeError(
@@ -111,17 +245,17 @@ def wrong_labels(
             "Index.open"
         )
     index._opened.session.check_model()  # its predictions are shown beside stored gradients
-    usable = ~index.skipped
-    top = min(top, int(usable.sum()))
-    chosen = methods.on_index(method, index.method)
-    if by == "opposition":
-        scores = -_sums(index, chosen, weights, top)
-    else:
-        scores = index.self_influence(weights, top if by == "normalised" else None, method=chosen)
+    usable, chosen = ~index.skipped, methods.on_index(method, index.method)
     said = answers(model, task, rows, progress=progress)
-    order = scores.argsort(descending=True, stable=True)
+    evidence = Evidence(index, said, chosen, weights, min(top, int(usable.sum())), usable)
     ids = range(len(index)) if index.ids is None else index.ids
-    return Suspects(scores, said.given, said.predicted, said.classes, ids, order[usable[order]], by)
+    return {name: _suspects(evidence, name, ids) for name in names or RANKINGS}
+
+
+def _suspects(evidence: Evidence, by: str, ids: Sequence[Any]) -> Suspects:
+    scores = RANKINGS[by].scores(evidence).masked_fill(~evidence.usable, 0.0)
+    order = scores.argsort(descending=True, stable=True)
+    return Suspects(scores, evidence.answers, ids, order[evidence.usable[order]], by)
 
 
 def classifier(task: Task | None) -> Classification | TokenClassification:
@@ -138,11 +272,13 @@ def classifier(task: Task | None) -> Classification | TokenClassification:
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """The labels that examples carry and those that the model gives them."""
+    """The labels that examples carry, those that the model gives them, and how they differ."""
 
     given: Tensor  # (N,) class numbers
     predicted: Tensor  # (N,)
     classes: int  # that the model tells apart
+    loss: Tensor  # (N,) −log p(given)
+    margin: Tensor  # (N,) largest p of another class, minus p(given)
 
 
 def answers(
@@ -151,7 +287,7 @@ def answers(
     """What a classifier says of some examples, and what they are labelled; where every token has a label, of the token
     of each example whose label the model finds least likely."""
     device, _ = placement(model)
-    given, predicted, classes = [], [], 0
+    given, predicted, losses, margins, classes = [], [], [], [], 0
     bar = console.progress("predictions", len(rows), progress, unit="examples")
     with untouched(model), torch.no_grad(), bar as advance:
         for start in range(0, len(rows), _PASS):
@@ -159,9 +295,22 @@ def answers(
             logits, labels = _asked(task, model, batch)
             given.append(labels.long().cpu())
             predicted.append(logits.argmax(1).cpu())
+            loss, margin = _doubts(logits.cpu(), given[-1])
+            losses.append(loss)
+            margins.append(margin)
             classes = logits.shape[1]
             advance(len(labels))
-    return Answers(torch.cat(given), torch.cat(predicted), classes)
+    return Answers(torch.cat(given), torch.cat(predicted), classes, torch.cat(losses), torch.cat(margins))
+
+
+def _doubts(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """(B,) loss and (B,) margin of labels, in float64: in float32 the margins of a fitted model are all −1."""
+    logs = logits.double().log_softmax(1)
+    at = labels.clamp(min=0)[:, None]  # a label that is left out counts as certain
+    loss = -logs.gather(1, at)[:, 0]
+    other = logs.scatter(1, at, -torch.inf).amax(1).exp()
+    missing = labels < 0
+    return loss.masked_fill(missing, 0.0), (other - (-loss).exp()).masked_fill(missing, -1.0)
 
 
 def _asked(task: Classification | TokenClassification, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:

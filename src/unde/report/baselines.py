@@ -95,7 +95,7 @@ def _limited(advance: console.Advance, total: int) -> console.Advance:
     """`advance` that raises TooLong once the pass is estimated to take more than SECONDS."""
     begin, done = time.monotonic(), 0
 
-    def step(amount: int) -> None:
+    def step(amount: int, /, state: str | None = None) -> None:
         nonlocal done
         done += amount
         seconds = time.monotonic() - begin
@@ -104,7 +104,7 @@ def _limited(advance: console.Advance, total: int) -> console.Advance:
                 f"a pass over {total:,} training examples takes about {console.duration(seconds * total / done)}. "
                 "The live page of `unde serve` computes it when it is switched on"
             )
-        advance(amount)
+        advance(amount, state)
 
     return step
 

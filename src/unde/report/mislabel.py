@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from unde.evaluate import mislabel_auc
 from unde.report.html import Html, el, mark, number
 from unde.report.items import Scored, example, kind_of, label_text, largest_score, same
 from unde.report.svg import Line, line_key, roc_plot
+from unde.report.tables import Table, result_table
 
 NEIGHBOURS = (
     "Beside each one: the label it carries, what the model says, and the labels of the training examples nearest to "
@@ -40,13 +41,11 @@ class RocCurve:
     auc: float
 
     def __post_init__(self) -> None:
-        for field in ("false_positive_rate", "true_positive_rate"):
-            rates = to_numpy(getattr(self, field)).astype(np.float64)
-            object.__setattr__(self, field, rates)
+        for name in ("false_positive_rate", "true_positive_rate"):
+            rates = to_numpy(getattr(self, name)).astype(np.float64)
+            object.__setattr__(self, name, rates)
             if rates.ndim != 1 or not ((rates >= 0) & (rates <= 1)).all():
-                raise UndeError(
-                    f"the ROC curve {self.name!r}: expected rates in [0, 1] as one list ({field})"
-                )
+                raise UndeError(f"the ROC curve {self.name!r}: expected rates in [0, 1] as one list ({name})")
 
     @classmethod
     def from_scores(cls, name: str, scores: object, is_mislabelled: object) -> RocCurve:
@@ -81,6 +80,7 @@ class Said:
     predicted: int | str
     proponents: Sequence[int | str] = ()  # that pull the model the same way, the strongest first
     opponents: Sequence[int | str] = ()  # that pull against it
+    places: Mapping[str, str] = field(default_factory=dict)  # in other rankings
 
     @property
     def along(self) -> str:
@@ -103,7 +103,7 @@ class MislabelPanel:
 
     `mislabelled` is how many of the `examples` are known to be wrong; leave it None where the truth is not
     known, and the wall shows suspects without a verdict. An example is a hit if its item is mislabelled. `said` is what
-    the model and its neighbours say of each of those found.
+    the model and its neighbours say of each of those found, `rankings` compares this ranking with others.
 
     >>> from unde.report import Item
     >>> panel = MislabelPanel([Scored(Item(4, label=3, true_label=8), 5.1)], examples=100, mislabelled=10)
@@ -118,6 +118,7 @@ class MislabelPanel:
     ranked_by: str = "self-influence"
     note: str = ""
     said: Sequence[Said] = ()
+    rankings: Table | None = None
 
     def __post_init__(self) -> None:
         if len(self.said) not in (0, len(self.found)):
@@ -138,6 +139,7 @@ def mislabel_section(panel: MislabelPanel) -> Html:
         el("h2", {"id": "mislabelled-title"}, "Mislabelled examples" if known else "Suspected labels"),
         el("p", {"class": "lead"}, _in_words(panel)),
         el("p", {"class": "note"}, panel.note) if panel.note else None,
+        result_table(panel.rankings) if panel.rankings is not None else None,
         el("p", {"class": "lead"}, NEIGHBOURS) if panel.said else None,
         el("div", {"class": "detect"}, _curves(panel.curves), _wall(panel, known))
         if panel.curves
@@ -220,6 +222,7 @@ def _said(scored: Scored, said: Said) -> Html:
         ("predicted", label_text(said.predicted), "" if agrees else "other"),
         ("proponents", said.along, ""),
         ("opponents", said.against, ""),
+        *((ranking, place, "") for ranking, place in said.places.items()),
     ]
     if item.true_label is not None and item.is_mislabelled:
         rows.insert(1, ("really", label_text(item.true_label), ""))

@@ -10,14 +10,22 @@ from torch import Tensor
 from unde.data import Rows
 from unde.errors import UndeError
 from unde.index import Index
-from unde.index.labels import Suspects, neighbours, wrong_labels
+from unde.index.labels import (
+    BASELINE,
+    DEFAULT,
+    RANKINGS,
+    Suspects,
+    label_rankings,
+    neighbours,
+    wrong_labels,
+)
 from unde.recipe import Setup
 from unde.report.classes import class_names, named
 from unde.report.items import Scored
 from unde.report.mislabel import MislabelPanel, RocCurve, Said
 from unde.report.page import Page
 from unde.report.shown import Shown
-from unde.report.tables import Card
+from unde.report.tables import Card, Table
 from unde.tasks import TokenClassification
 from unde.version import __version__
 from unde.weights import Weights
@@ -25,12 +33,8 @@ from unde.weights import Weights
 Ways = Mapping[str, Weights | None]  # of scoring, by name
 SUSPECTS = 48  # on a page
 NEIGHBOURS = 5  # on each side of a suspect
+MANY = 50_000  # training examples that are not compared with each other in a moment
 TOKENS = "Labels are those of the token of each text whose label the model finds least likely."
-WORDS = {
-    "normalised": "normalised self-influence, the share of an example’s score that no other example explains",
-    "self-influence": "self-influence, how much the model had to bend for an example alone",
-    "opposition": "opposition, how hard other training examples pull against an example",
-}
 
 
 def label_page(
@@ -39,33 +43,32 @@ def label_page(
     ways: Ways,
     *,
     title: str,
-    by: str = "normalised",
+    by: str = DEFAULT,
     count: int = SUSPECTS,
     method: str | None = None,
-) -> tuple[Page, Suspects]:
-    """The `count` most suspicious training examples under the last way of scoring, and the ranking of all of them.
+) -> tuple[Page, dict[str, Suspects]]:
+    """The `count` most suspicious training examples under the last way of scoring, and all rankings, `by` among them.
 
-    Where the setup knows the true labels, the page shows how well each way finds the wrong ones.
+    Where the setup knows the true labels, the page shows how well each ranking finds the wrong ones.
     """
-    rankings = {name: wrong_labels(index, w, by=by, method=method) for name, w in ways.items()}
-    last = list(rankings.values())[-1]
-    classes = class_names(setup, last.classes)
-    shown = Shown(setup, classes)
-    panel = label_panel(index, shown, rankings, ways, count=count, method=method)
-    differing = int((last.given != last.predicted).sum())
+    rankings = side_by_side(index, list(ways.values())[-1], by=by, method=method)
+    suspects = rankings[by]
+    shown = Shown(setup, class_names(setup, suspects.classes))
+    panel = label_panel(index, shown, rankings, ways, by=by, count=count, method=method)
+    differing = int((suspects.given != suspects.predicted).sum())
     cards = [
-        Card("Training examples", f"{len(last.given):,}", f"{last.classes} classes"),
+        Card("Training examples", f"{len(suspects.given):,}", f"{suspects.classes} classes"),
         Card(
             "The model disagrees",
             f"{differing:,}",
-            f"with {differing / len(last.given):.1%} of the labels it was trained on",
+            f"with {differing / len(suspects.given):.1%} of the labels it was trained on",
         ),
     ]
     if panel.curves:
         cards.append(Card("AUC", f"{panel.curves[-1].auc:.3f}", "of finding the labels known to be wrong"))
     page = Page(
         title,
-        f"{len(last.order):,} training examples, {index.method.name if method is None else method} scores",
+        f"{len(suspects.order):,} training examples, {index.method.name if method is None else method} scores",
         cards=cards,
         mislabelled=panel,
         provenance={
@@ -75,7 +78,21 @@ def label_page(
             **index.method.describe(),
         },
     )
-    return page, last
+    return page, rankings
+
+
+def side_by_side(
+    index: Index,
+    weights: Weights | None,
+    *,
+    by: str = DEFAULT,
+    method: str | None = None,
+    progress: bool = True,
+) -> dict[str, Suspects]:
+    """The ranking `by` beside all others; of many examples, only beside those that do not compare all pairs."""
+    pairs = len(index) <= MANY
+    names = [name for name, ranking in RANKINGS.items() if name == by or pairs or ranking.cost != "pairs"]
+    return label_rankings(index, weights, names, method=method, progress=progress)
 
 
 def label_panel(
@@ -84,27 +101,71 @@ def label_panel(
     rankings: Mapping[str, Suspects],
     ways: Ways,
     *,
+    by: str = DEFAULT,
     count: int = SUSPECTS,
     method: str | None = None,
-    beside: bool = True,
+    details: bool = True,
 ) -> MislabelPanel:
-    """The first of the last ranking, with what the model and their neighbours say (`beside`), and curves of all
-    rankings where the true labels are known."""
-    name, last = list(rankings.items())[-1]
-    first = last.order[: max(count, 1)].tolist()
-    wrong = None if shown.true is None else last.wrong(shown.true)
-    told = wrong is not None and bool(wrong[last.order].any()) and not bool(wrong[last.order].all())
+    """The first of the ranking `by`, all rankings side by side, and curves where the true labels are known.
+
+    Args:
+        index: The index of a classifier.
+        shown: How examples look.
+        rankings: Rankings by name, under the last of the `ways`.
+        ways: Weights by name.
+        by: The ranking to show.
+        count: How many suspects to show.
+        method: Another method than that of the index.
+        details: Whether to show what the model and the neighbours say of each suspect.
+    """
+    suspects, (name, weights) = rankings[by], list(ways.items())[-1]
+    first = suspects.order[: max(count, 1)].tolist()
+    wrong = None if shown.true is None else suspects.wrong(shown.true)
+    both = wrong is not None and bool(wrong[suspects.order].any()) and not bool(wrong[suspects.order].all())
     of_tokens = TOKENS if isinstance(shown.setup.task, TokenClassification) else ""
-    weighing = f"{name}: " if len(rankings) > 1 else ""
+    weighted = len(ways) > 1 and RANKINGS[by].cost != "model"
+    each = {by: suspects}
+    if weighted:
+        others = list(ways.items())[:-1] if both else []
+        each = {way: wrong_labels(index, w, by=by, method=method, progress=False) for way, w in others}
+        each[name] = suspects
+    other = _other(by)
     return MislabelPanel(
-        [Scored(shown.example(i), float(last.scores[i])) for i in first],
-        _curves(rankings, wrong) if told and wrong is not None else (),
-        examples=len(last.order),
-        mislabelled=None if wrong is None else int(wrong[last.order].sum()),
-        ranked_by=weighing + WORDS[last.ranking],
-        note=_unseen(shown.train, ways[name], rankings, wrong) if told and wrong is not None else of_tokens,
-        said=_said(index, shown, last, first, ways[name], method) if beside else (),
+        [Scored(shown.example(i), float(suspects.scores[i])) for i in first],
+        _curves({other: rankings[other], **each}, wrong) if both and wrong is not None else (),
+        examples=len(suspects.order),
+        mislabelled=None if wrong is None else int(wrong[suspects.order].sum()),
+        ranked_by=(f"{name}: " if weighted else "") + RANKINGS[by].words,
+        note=_unseen(shown.train, weights, each, wrong)
+        if weighted and both and wrong is not None
+        else of_tokens,
+        said=_said(index, shown, rankings, by, first, weights, method) if details else (),
+        rankings=_table(rankings, by, len(first), wrong if both else None),
     )
+
+
+def _other(by: str) -> str:
+    """The ranking to compare with: the baseline, or the cheapest by influence beside the baseline itself."""
+    return BASELINE if by != BASELINE else "self-influence"
+
+
+def _table(rankings: Mapping[str, Suspects], by: str, count: int, wrong: Tensor | None) -> Table:
+    """What each ranking finds; where the truth is not known, what it has in common with the one that is shown."""
+    chosen = set(rankings[by].order[:count].tolist())
+    rows = []
+    for name, found in rankings.items():
+        first = found.order[:count]
+        if wrong is None:
+            rows.append([name, len(chosen & set(first.tolist()))])
+        else:
+            area = RocCurve.from_scores(name, found.scores[found.order], wrong[found.order]).auc
+            rows.append([name, f"{area:.3f}", int(wrong[first].sum())])
+    columns = (
+        [f"of its first {count} also shown here"]
+        if wrong is None
+        else ["AUC", f"wrong labels among the first {count}"]
+    )
+    return Table("Rankings side by side", ["ranking", *columns], rows, highlight=list(rankings).index(by))
 
 
 def _curves(rankings: Mapping[str, Suspects], wrong: Tensor) -> list[RocCurve]:
@@ -117,18 +178,26 @@ def _curves(rankings: Mapping[str, Suspects], wrong: Tensor) -> list[RocCurve]:
 def _said(
     index: Index,
     shown: Shown,
-    suspects: Suspects,
+    rankings: Mapping[str, Suspects],
+    by: str,
     first: list[int],
     weights: Weights | None,
     method: str | None,
 ) -> list[Said]:
     with_it, against = neighbours(index, first, NEIGHBOURS, weights, method)
+    suspects, other = rankings[by], _other(by)
+    places, count = rankings[other].rank(), len(suspects.order)
 
     def labels(positions: list[int]) -> list[int | str]:
         return [named(int(suspects.given[n]), shown.classes) for n in positions]
 
     return [
-        Said(named(int(suspects.predicted[i]), shown.classes), labels(a), labels(b))
+        Said(
+            named(int(suspects.predicted[i]), shown.classes),
+            labels(a),
+            labels(b),
+            {f"by {other}": f"{places[i]:,} of {count:,}"},
+        )
         for i, a, b in zip(first, with_it, against, strict=True)
     ]
 
