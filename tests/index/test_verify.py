@@ -84,7 +84,10 @@ def test_a_damaged_byte_is_named_with_what_restores_it(whole, copy):
         flip(path, len(before) - 5)
         [problem] = verify(copy).problems
         assert name.startswith(problem.name) and problem.kind in ("damaged", "foreign"), problem
-        assert layout.restored(name.removeprefix("fisher/").removeprefix("fisher-true/").partition("/")[0]) == problem.advice
+        assert (
+            layout.restored(name.removeprefix("fisher/").removeprefix("fisher-true/").partition("/")[0])
+            == problem.advice
+        )
         path.write_bytes(before)
 
 

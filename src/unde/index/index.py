@@ -35,6 +35,7 @@ from unde.store.manifest import Manifest
 from unde.store.remote import Place, place, there
 from unde.store.verified import Verified
 from unde.tasks.base import Task
+from unde.tasks.identity import kind_of
 from unde.weights import Weights
 
 
@@ -79,6 +80,10 @@ class Index:
     def method(self) -> Method:
         """What it was built for."""
         return self._opened.method
+
+    def method_for(self, method: str | Method | None = None) -> Method:
+        """A method as it is scored with on this index: its projection is that of the index, damping="auto" a number."""
+        return methods.on_index(method, self.method, kind_of(self.manifest.task))
 
     @property
     def groups(self) -> Groups:
@@ -163,7 +168,7 @@ class Index:
         themselves, by the `recipe`: a function that returns the same `Setup`, as "my_project.setup:make". Models of
         transformers and diffusers need none.
         """
-        chosen = methods.for_building(method)
+        chosen = making.settled_method(method, task, place(path), progress)
         making.check_options(task, chosen, on_bad, batch_size, store_dtype)
         rows = Rows(train_data, collate or own_collate(task.collate, train_data))
         ids = making.ids_for(rows, ids)
@@ -347,7 +352,7 @@ class Index:
 
     def score(self, queries: Any, method: str | Method | None = None) -> GroupScores:
         """Group-resolved scores of queries, under the index's method or another on the same measurement."""
-        chosen = methods.on_index(method, self.method)
+        chosen = self.method_for(method)
         made = self.features(queries)
         if not isinstance(queries, QueryFeatures):
             chosen.check_query(Rows(queries)[0])
@@ -380,7 +385,7 @@ class Index:
         that sum is not positive the example says nothing about itself and gets 0.
         """
         where = torch.arange(len(self)) if subset is None else torch.as_tensor(subset)
-        scorer, chosen = self._opened.scorer, methods.on_index(method, self.method)
+        scorer, chosen = self._opened.scorer, self.method_for(method)
         return scorer.self_influence(chosen, weights, normalize_top, where)
 
     def learn_weights(
@@ -398,7 +403,7 @@ class Index:
         and report, all of different training examples. Where weights would not help they are uniform;
         `weights.provenance` tells what was found. Costs as much as 600 queries, and `examples` more, at most.
         """
-        chosen = methods.on_index(method, self.method)
+        chosen = self.method_for(method)
         usual = (None, self_retrieval.EXAMPLES, 0)  # what also judges weights from queries
         if (perturb, examples, seed) == usual:
             return self._retrieval(chosen, self.groups).weights()
@@ -426,7 +431,7 @@ class Index:
         perturb: Any = None,
     ) -> dict[str, Trust]:
         """The same for each named set of weights, all on the same copies; without any, of the unweighted method."""
-        chosen = methods.on_index(method, self.method)
+        chosen = self.method_for(method)
         return of_several(self._opened, weights, chosen, examples, seed, perturb)
 
     def _retrieval(self, method: Method, groups: Groups) -> self_retrieval.Retrieval:

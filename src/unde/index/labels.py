@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unde import console, methods
+from unde import console
 from unde.data import Rows, to_device
 from unde.errors import UndeError, unknown
 from unde.evaluate import mislabel_auc
@@ -112,7 +112,7 @@ def wrong_labels(
         )
     usable = ~index.skipped
     top = min(top, int(usable.sum()))
-    chosen = methods.on_index(method, index.method)
+    chosen = index.method_for(method)
     if by == "opposition":
         scores = -_sums(index, chosen, weights, top)
     else:
@@ -185,7 +185,7 @@ def neighbours(
 ) -> tuple[list[list[int]], list[list[int]]]:
     """The training examples that pull the same way as each of those at `where`, and those that pull against it, the
     strongest first: `count` positions each, without the example itself. The model is not asked."""
-    chosen, usable = methods.on_index(method, index.method), len(index) - int(index.skipped.sum())
+    chosen, usable = index.method_for(method), len(index) - int(index.skipped.sum())
     if not len(where) or usable < 2:
         return [[] for _ in where], [[] for _ in where]
     count = min(count, usable - 1)

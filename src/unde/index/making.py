@@ -38,12 +38,25 @@ from unde.store import factored, layout
 from unde.store.files import clear_partial
 from unde.store.locks import locked
 from unde.store.manifest import Manifest
-from unde.store.remote import Place
+from unde.store.remote import Place, there
 from unde.store.shards import ShardError
 from unde.tasks.base import Task
-from unde.tasks.identity import same_but_code
+from unde.tasks.identity import kind_of, same_but_code
 
 _TRIES = 3  # looks at an index that others change meanwhile
+
+
+def settled_method(method: str | Method, task: Task, folder: Place, progress: bool) -> Method:
+    """The method to build for; what is "auto" is settled by the task, or as it was when the index was begun."""
+    before = Manifest.read(folder).method if there(folder / layout.MANIFEST) else None
+    if not isinstance(task, Task):
+        return methods.for_building(method)
+    kind = kind_of(task.identity())
+    chosen = methods.for_building(method, kind, before)
+    asked = methods.parse(method)
+    if progress and isinstance(chosen, methods.Damped) and getattr(asked, "damping", None) == "auto":
+        console.line(f"damping {chosen.damping:g}, the default of {chosen.name} for {kind or 'other tasks'}")
+    return chosen
 
 
 def computed(

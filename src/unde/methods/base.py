@@ -89,6 +89,10 @@ class Method:
         """A training example, perturbed or not, as a query that this method can be asked about."""
         return example
 
+    def resolve(self, kind: str) -> Method:
+        """With what depends on the `kind` of task settled."""
+        return self
+
     @property
     def signed(self) -> Method:
         """The method whose scores tell proponents from opponents, and are sums over groups if those are: what

@@ -17,6 +17,13 @@ from unde.methods.base import LATER, Method, Sides
 from unde.projection import TWO_SIDED, Spec
 
 LEAST = 1e-3  # of 1 − h in DAS
+AUTO = "auto"
+USUAL = 0.1  # damping of methods and tasks that DAMPINGS does not name
+DAMPINGS: dict[
+    str, dict[str, float]
+] = {  # kind of task → method → relative damping: experiments/studies/damping.py
+    "diffusion": {"trak": 10.0, "journey-trak": 10.0, "d-trak": 10.0, "das": 10.0},
+}
 FISHERS = ("empirical", "sampled", "true")
 MOST_LABELS = 32  # that fisher="true" enumerates
 
@@ -47,20 +54,49 @@ class TracIn(Method):
 
 @dataclass(frozen=True)
 class Damped(Method):
-    """What methods with a kernel share. `damping` is a multiple of the mean diagonal of what is inverted, or with
-    `relative=False` the absolute λ of the paper."""
+    """What methods with a kernel share.
 
-    damping: float = 0.1
+    Args:
+        damping: A multiple of the mean diagonal of what is inverted, or with `relative=False` the absolute λ of the
+            paper. "auto" is a number by the kind of task (`DAMPINGS`), which an index records when it is built.
+        relative: Whether `damping` is a multiple.
+    """
+
+    damping: float | str = AUTO
     relative: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.damping, bool) or not 0 <= self.damping < math.inf:
-            raise UndeError(f"damping {self.damping} of {type(self).__name__}: expected a number ≥ 0")
-        object.__setattr__(self, "damping", float(self.damping))
+        if self.damping == AUTO:
+            if not self.relative:
+                raise UndeError(
+                    f"damping 'auto' of {type(self).__name__} is relative: with relative=False give λ, a number"
+                )
+        else:
+            number = isinstance(self.damping, (int, float)) and not isinstance(self.damping, bool)
+            if not number or not 0 <= float(self.damping) < math.inf:
+                raise UndeError(
+                    f"damping {self.damping!r} of {type(self).__name__}: expected a number ≥ 0, or 'auto'"
+                )
+            object.__setattr__(self, "damping", float(self.damping))
         fisher = getattr(self, "fisher", "empirical")
         if fisher not in FISHERS:
             raise unknown("fisher", fisher, FISHERS)
+
+    @property
+    def number(self) -> float:
+        """The damping; where "auto" was not resolved, that of a task of unknown kind."""
+        return USUAL if isinstance(self.damping, str) else self.damping
+
+    def resolve(self, kind: str) -> Method:
+        """With a number in place of "auto", by the `kind` of task.
+
+        >>> TRAK().resolve("classification").damping, TRAK(damping=3).resolve("classification").damping
+        (0.1, 3.0)
+        """
+        if self.damping != AUTO:
+            return self
+        return replace(self, damping=DAMPINGS.get(kind, {}).get(self.name, USUAL))
 
     @property
     def probe(self) -> Method | None:
@@ -100,7 +136,7 @@ class TRAK(Damped):
 
     @property
     def kernel(self) -> Kernel:
-        return Gram(self.damping, self.relative, self.form, fisher=self.fisher)
+        return Gram(self.number, self.relative, self.form, fisher=self.fisher)
 
 
 @dataclass(frozen=True)
@@ -132,7 +168,7 @@ class LoGRA(Damped):
     @property
     def kernel(self) -> Kernel:
         return Gram(
-            self.damping,
+            self.number,
             self.relative,
             blocks=self.blocks,
             fisher=self.fisher,
@@ -169,7 +205,7 @@ class EKFAC(Damped):
 
     @property
     def kernel(self) -> Kernel:
-        return EKFACKernel(self.damping, self.relative, self.fisher, self.damping_scope)
+        return EKFACKernel(self.number, self.relative, self.fisher, self.damping_scope)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from unde.errors import UndeError, unknown
 from unde.methods import own as own_methods
 from unde.methods.base import OWN, Method
 from unde.methods.elsewhere import Elsewhere
-from unde.methods.known import METHODS, Fisher, TracIn
+from unde.methods.known import AUTO, METHODS, Damped, Fisher, TracIn
 from unde.recipe import imported
 
 PROJECTION = "kron(16)"
@@ -21,7 +21,7 @@ def parse(method: str | Method | dict[str, Any]) -> Method:
     """A method from its short name, its description, or itself; MODULE:NAME is one of your own, or its class.
 
     >>> parse("trak")
-    TRAK(projection=None, damping=0.1, relative=True, form='auto', fisher='empirical')
+    TRAK(projection=None, damping='auto', relative=True, form='auto', fisher='empirical')
     """
     if isinstance(method, Method):
         return method
@@ -71,9 +71,18 @@ def _described(description: dict[str, Any]) -> Method:
     return made
 
 
-def for_building(method: str | Method) -> Method:
-    """The method to build an index for, with its projection settled."""
+def for_building(method: str | Method, kind: str = "", recorded: dict[str, Any] | None = None) -> Method:
+    """The method to build an index for, with its projection and its damping settled.
+
+    Args:
+        method: What is asked for.
+        kind: Of the task, see `unde.tasks.kind_of`.
+        recorded: The method of an index that was begun: what is "auto" stays as it was settled then.
+    """
     chosen = _with_projection(parse(method), PROJECTION)
+    if isinstance(chosen, Damped) and chosen.damping == AUTO:
+        before = (recorded or {}).get("damping") if (recorded or {}).get("name") == chosen.name else None
+        chosen = chosen.resolve(kind) if before is None else replace(chosen, damping=before)
     if OWN in chosen.describe() and not isinstance(chosen, Elsewhere):
         own_methods.check(chosen)
         if _described(chosen.describe()) != chosen:
@@ -96,11 +105,14 @@ def _with_projection(method: Method, projection: str | None) -> Method:
         ) from None
 
 
-def on_index(method: str | Method | None, built: Method) -> Method:
-    """The method to score with on an index built for `built`, whose projection it takes if it names none."""
+def on_index(method: str | Method | None, built: Method, kind: str = "") -> Method:
+    """The method to score with on an index built for `built`, whose projection it takes if it names none.
+
+    `kind` is that of the task, by which damping="auto" is a number.
+    """
     if method is None:
         return built
-    method = _with_projection(parse(method), built.projection)
+    method = _with_projection(parse(method), built.projection).resolve(kind)
     if OWN in method.describe():
         own_methods.check(method)
     if method.steps != built.steps:
