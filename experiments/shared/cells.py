@@ -193,7 +193,9 @@ def _denoiser(name: str) -> Cell:
         task=lambda: Diffusion(denoising.scheduler(), denoising.AVERAGED),
         train=there.columns,
         queries=queries,
-        built_for={m.measure: m for m in (TRAK(damping=DAMPING), DTRAK(damping=DAMPING), DAS(damping=DAMPING))},
+        built_for={
+            m.measure: m for m in (TRAK(damping=DAMPING), DTRAK(damping=DAMPING), DAS(damping=DAMPING))
+        },
         groups=there.GROUPS,
     )
 

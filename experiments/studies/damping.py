@@ -47,7 +47,9 @@ def run(variant: str | None) -> dict[str, Any]:
         built = {m.measure: m for m in asked.values()}
     else:
         sampled = EKFAC(fisher="sampled")
-        asked = {"TRAK": TRAK(), "LoGRA": LoGRA(), "EKFAC": EKFAC(), "EKFAC, sampled Fisher": sampled}
+        asked = {m.__name__: m(fisher="empirical") for m in (TRAK, LoGRA, EKFAC)} | {
+            "EKFAC, sampled Fisher": sampled
+        }
         built = {"loss": replace(sampled, projection="kron(16)")}
     home, indexes, queries = RUNS / variant / "damping", {}, {}
     for measure, method in built.items():

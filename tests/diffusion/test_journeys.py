@@ -74,7 +74,9 @@ def journeys(model, made):
 def test_journey_trak_with_averaged_training(tmp_path):
     model, x, task = toy(), images(9), Diffusion(scheduler(), timesteps=4)
     made = sample(model, scheduler(), SHAPE, [1, 2, 3], steps=5, progress=False)
-    index = Index.build(model, task, x, tmp_path / "i", method=TRAK(projection="none", damping=0.1), progress=False)
+    index = Index.build(
+        model, task, x, tmp_path / "i", method=TRAK(projection="none", damping=0.1), progress=False
+    )
     got = index.score(made.queries(journey=True), JourneyTRAK(damping=0.1)).total()
     phi = torch.stack([gradient(model, task.loss(model, x[i : i + 1]).sum()) for i in range(9)])
     gram = phi.T @ phi

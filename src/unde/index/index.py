@@ -83,7 +83,7 @@ class Index:
 
     def method_for(self, method: str | Method | None = None) -> Method:
         """A method as it is scored with on this index: its projection is that of the index, damping="auto" a number."""
-        return methods.on_index(method, self.method, kind_of(self.manifest.task))
+        return methods.on_index(method, self.method, kind_of(self.manifest.task), self.manifest.examples)
 
     @property
     def groups(self) -> Groups:
@@ -168,11 +168,14 @@ class Index:
         themselves, by the `recipe`: a function that returns the same `Setup`, as "my_project.setup:make". Models of
         transformers and diffusers need none.
         """
-        chosen = making.settled_method(method, task, place(path), progress)
-        making.check_options(task, chosen, on_bad, batch_size, store_dtype)
+        making.check_task(task)
         rows = Rows(train_data, collate or own_collate(task.collate, train_data))
-        ids = making.ids_for(rows, ids)
         folder, runs, model = place(path), named(executor, threads=threads), unwrapped(model)
+        chosen = making.settled_method(
+            method, Given(model, task, rows, checkpoints), folder, exclude, progress
+        )
+        making.check_options(chosen, on_bad, batch_size, store_dtype)
+        ids = making.ids_for(rows, ids)
         budget = parse_bytes(memory)
         with making.on_device(model, device), ending(executor, runs):
             given = Given(model, task, rows, checkpoints, making.as_recipe(recipe), making.plainly(device))

@@ -22,9 +22,9 @@ USUAL = 0.1  # damping of methods and tasks that DAMPINGS does not name
 DAMPINGS: dict[
     str, dict[str, float]
 ] = {  # kind of task → method → relative damping: experiments/studies/damping.py
-    "diffusion": {"trak": 10.0, "journey-trak": 10.0, "d-trak": 10.0, "das": 10.0},
+    "diffusion": {"trak": 100.0, "journey-trak": 100.0, "d-trak": 100.0, "das": 100.0},
 }
-FISHERS = ("empirical", "sampled", "true")
+FISHERS = (AUTO, "empirical", "sampled", "true")
 MOST_LABELS = 32  # that fisher="true" enumerates
 
 
@@ -64,6 +64,7 @@ class Damped(Method):
 
     damping: float | str = AUTO
     relative: bool = True
+    per_example: ClassVar[bool] = False  # whether λ is added to a mean over examples, or to their sum
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,32 +80,50 @@ class Damped(Method):
                     f"damping {self.damping!r} of {type(self).__name__}: expected a number ≥ 0, or 'auto'"
                 )
             object.__setattr__(self, "damping", float(self.damping))
-        fisher = getattr(self, "fisher", "empirical")
-        if fisher not in FISHERS:
-            raise unknown("fisher", fisher, FISHERS)
+        if getattr(self, "fisher", AUTO) not in FISHERS:
+            raise unknown("fisher", getattr(self, "fisher", AUTO), FISHERS)
 
     @property
     def number(self) -> float:
         """The damping; where "auto" was not resolved, that of a task of unknown kind."""
         return USUAL if isinstance(self.damping, str) else self.damping
 
-    def resolve(self, kind: str) -> Method:
-        """With a number in place of "auto", by the `kind` of task.
+    @property
+    def labels(self) -> str:
+        """Whose gradients K is made of: `fisher`, or "empirical" where "auto" was not resolved."""
+        found = getattr(self, "fisher", AUTO)
+        return "empirical" if found == AUTO else found
+
+    def resolve(self, kind: str, built: Method | None = None, examples: int = 1) -> Method:
+        """With settings in place of "auto".
+
+        Args:
+            kind: Of the task.
+            built: The method of the index that is asked: its Fisher matrix and its absolute λ are taken over.
+            examples: Of that index.
 
         >>> TRAK().resolve("classification").damping, TRAK(damping=3).resolve("classification").damping
         (0.1, 3.0)
+        >>> EKFAC().resolve("classification", TRAK(damping=50, relative=False), examples=100).damping
+        0.5
         """
+        made = self
+        if getattr(self, "fisher", None) == AUTO:
+            fits = isinstance(built, Damped) and self.measure == "loss" and self.steps == 1
+            made = replace(made, fisher=built.labels if fits else "empirical")
         if self.damping != AUTO:
-            return self
-        return replace(self, damping=DAMPINGS.get(kind, {}).get(self.name, USUAL))
+            return made
+        if isinstance(built, Damped) and not built.relative:
+            total = built.number * (examples if built.per_example else 1)
+            return replace(made, damping=total / (examples if self.per_example else 1), relative=False)
+        return replace(made, damping=DAMPINGS.get(kind, {}).get(self.name, USUAL))
 
     @property
     def probe(self) -> Method | None:
         """Gradients with other labels, where `fisher` asks for them."""
-        fisher = getattr(self, "fisher", "empirical")
-        if fisher == "empirical":
+        if self.labels == "empirical":
             return None
-        exact = fisher == "true"
+        exact = self.labels == "true"
         return Fisher(self.projection, self.factors, exact, labels=0 if exact else 1)
 
 
@@ -117,16 +136,18 @@ class TRAK(Damped):
             without a matrix of their width or number squared.
         fisher: Gradients that K is made of. "empirical": those of the training labels. "sampled": one label drawn
             from the model's predictions for each example. "true": the expectation over all labels, Σ_y p(y|x) g_y g_yᵀ,
-            for tasks with up to 32 of them; for regression 2 JᵀJ over the squared number of outputs.
+            for tasks with up to 32 of them; for regression 2 JᵀJ over the squared number of outputs. "auto": that of
+            the index, when one is asked; when one is built "empirical", or "true" for a small model at a minimum of an
+            L2 regularized loss (`unde.build.defaults`).
     """
 
     name: ClassVar[str] = "trak"
     form: str = "auto"
-    fisher: str = field(default="empirical", metadata={LATER: True})
+    fisher: str = field(default=AUTO, metadata={LATER: "empirical"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.fisher != "empirical" and (self.measure != "loss" or self.steps > 1):
+        if self.labels != "empirical" and (self.measure != "loss" or self.steps > 1):
             raise UndeError(
                 f"fisher={self.fisher!r} of {type(self).__name__}: the Fisher information is that of the loss alone, "
                 "use fisher='empirical'"
@@ -136,7 +157,7 @@ class TRAK(Damped):
 
     @property
     def kernel(self) -> Kernel:
-        return Gram(self.number, self.relative, self.form, fisher=self.fisher)
+        return Gram(self.number, self.relative, self.form, fisher=self.labels)
 
 
 @dataclass(frozen=True)
@@ -151,8 +172,8 @@ class LoGRA(Damped):
 
     name: ClassVar[str] = "logra"
     blocks: str = "layer"
-    fisher: str = field(default="empirical", metadata={LATER: True})
-    damping_scope: str = field(default="layer", metadata={LATER: True})
+    fisher: str = field(default=AUTO, metadata={LATER: "empirical"})
+    damping_scope: str = field(default="layer", metadata={LATER: "layer"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -171,7 +192,7 @@ class LoGRA(Damped):
             self.number,
             self.relative,
             blocks=self.blocks,
-            fisher=self.fisher,
+            fisher=self.labels,
             damping_scope=self.damping_scope,
         )
 
@@ -191,8 +212,9 @@ class EKFAC(Damped):
 
     name: ClassVar[str] = "ekfac"
     factors: ClassVar[bool] = True
-    fisher: str = "empirical"
-    damping_scope: str = field(default="layer", metadata={LATER: True})
+    per_example: ClassVar[bool] = True
+    fisher: str = AUTO
+    damping_scope: str = field(default="layer", metadata={LATER: "layer"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -205,7 +227,7 @@ class EKFAC(Damped):
 
     @property
     def kernel(self) -> Kernel:
-        return EKFACKernel(self.number, self.relative, self.fisher, self.damping_scope)
+        return EKFACKernel(self.number, self.relative, self.labels, self.damping_scope)
 
 
 @dataclass(frozen=True)
@@ -321,8 +343,8 @@ class Fisher(Method):
 
     name: ClassVar[str] = "fisher"
     covariances: bool = field(default=True, metadata={LATER: True})
-    exact: bool = field(default=False, metadata={LATER: True})
-    labels: int = field(default=1, metadata={LATER: True})
+    exact: bool = field(default=False, metadata={LATER: False})
+    labels: int = field(default=1, metadata={LATER: 1})
 
     @property
     def kind(self) -> str:
