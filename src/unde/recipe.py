@@ -55,6 +55,9 @@ class Setup:
     labels are found. `ask` tells the live page how to read texts and to make images; pictures to ask about are made
     like those of the training data without it.
 
+    `checkpoints` are several sets of weights that features are computed under, of one training or of an ensemble of
+    models trained independently: state dicts or .safetensors files. `checkpoint_weights` are their shares of a score.
+
     >>> Setup(nn.Linear(2, 2), Task(), [], classes={1: "dog", 0: "cat"}).classes
     ['cat', 'dog']
     """
@@ -72,8 +75,17 @@ class Setup:
     classes: Sequence[str] | Mapping[int, str] | None = None
     true_labels: Sequence[int] | Sequence[str] | Any = None
     ask: Ask = field(default_factory=Ask)
+    checkpoints: Sequence[Any] | None = None
+    checkpoint_weights: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
+        if self.checkpoint_weights is not None and len(self.checkpoints or ()) != len(
+            self.checkpoint_weights
+        ):
+            raise UndeError(
+                f"{len(self.checkpoint_weights)} checkpoint_weights for {len(self.checkpoints or ())} checkpoints: "
+                "expected one for each"
+            )
         if self.classes is not None:
             self.classes = _class_names(self.classes)
 

@@ -19,7 +19,8 @@ from unde.build.settle import checked, settle
 from unde.data import Collate, Rows, own_collate, parse_bytes
 from unde.errors import UndeError
 from unde.execution import Executor, ending, named
-from unde.groups import Groups, unwrapped
+from unde.features import moments
+from unde.groups import Groups, trainable, unwrapped
 from unde.index import living, making, merging, self_retrieval
 from unde.index.facts import index_facts
 from unde.index.opened import Opened
@@ -157,7 +158,10 @@ class Index:
         `checkpoints` are state dicts or .safetensors files; `checkpoint_weights` their η_c (learning rates
         for TracInCP; equal shares by default). `exclude` names parameters to leave out, by regular
         expressions. `on_bad` is what to do about NaN gradients: "error", or "skip" and record.
-        `second_moments`, an Adam-like optimizer, its state_dict() or {parameter: v}, divides gradients by √v.
+        `second_moments`, an Adam-like optimizer, its state_dict() or {parameter: v}, puts scores into its metric
+        v^−1/2: gradients are divided by v^1/4 on each side. "gradients" takes v from some training examples. Several
+        `checkpoints` may be those of one training, or an ensemble of models trained independently: scores are the mean
+        of theirs.
         `store_dtype` is how features are stored: "float32", "float16", "bfloat16", "int8", "int4", "factored(1)", or
         "auto": float32 up to 256 MiB, int8 beyond. `memory` and what is fast decide how many examples go through the
         model at a time, which is recorded; a `batch_size` is understood and not needed.
@@ -179,6 +183,8 @@ class Index:
         budget = parse_bytes(memory)
         with making.on_device(model, device), ending(executor, runs):
             given = Given(model, task, rows, checkpoints, making.as_recipe(recipe), making.plainly(device))
+            if isinstance(second_moments, str) and second_moments == moments.GRADIENTS:
+                second_moments = moments.of_gradients(model, task, rows, trainable(model, exclude))
             checked(given, chosen, groups, exclude, second_moments)  # before a folder is made
             settling = partial(
                 settle,

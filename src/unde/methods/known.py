@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from unde.errors import UndeError, unknown
-from unde.kernels import EKFACKernel, Gram, Kernel
+from unde.kernels import Diagonal, EKFACKernel, Gram, Identity, Kernel
 from unde.kernels.gram import svd_rank
 from unde.methods.base import LATER, Method, Sides
 from unde.projection import TWO_SIDED, Spec
@@ -32,11 +32,28 @@ MOST_LABELS = 32  # that fisher="true" enumerates
 class TracIn(Method):
     """Inner product of gradients; with several checkpoints, weighted by their learning rates (TracInCP).
 
-    `cosine=True` divides by the norms of both features, weights inside the norms.
+    Args:
+        cosine: Divide by the norms of both features, weights inside the norms.
+        metric: "identity", or "diagonal": gradients are compared in the metric of an Adam-like optimizer,
+            diag(mean g²)^−1/2, taken from the stored features.
     """
 
     name: ClassVar[str] = "tracin"
     cosine: bool = False
+    metric: str = field(default="identity", metadata={LATER: "identity"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.metric not in ("identity", "diagonal"):
+            raise unknown("metric", self.metric, ("identity", "diagonal"))
+        if self.cosine and self.metric != "identity":
+            raise UndeError(
+                "cosine=True and metric='diagonal' of TracIn: norms are those of plain features. Use one of the two"
+            )
+
+    @property
+    def kernel(self) -> Kernel:
+        return Diagonal() if self.metric == "diagonal" else Identity()
 
     @property
     def linear(self) -> bool:
