@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from experiments import runner
-from experiments.pages import ablations, downstream, lds, ours, storage
+from experiments.pages import ablations, downstream, lds, ours, settings, storage
 from experiments.pages.book import Book, Section, command, table
 from experiments.shared.places import HERE
 
@@ -58,6 +58,8 @@ TABLES: dict[str, Callable[[Book], str]] = {
     ),
     "recall_gains": lambda book: downstream.recall_gains_table(book, "fine_grained_recall_robots"),
     "recall_gains_emoji": lambda book: downstream.recall_gains_table(book, "fine_grained_recall_emoji"),
+    "damping": settings.damping_table,
+    "checkpoints": settings.checkpoints_table,
     "storage": storage.storage_table,
     "storage_kernels": storage.kernel_table,
     "studies": lambda book: studies_table(),
