@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.pages.book import NONE, Book, number, table
+from experiments.pages.book import NONE, Book, number, shown, table
 from experiments.pages.measured import BANKS
 from experiments.studies import damping
 
@@ -21,7 +21,7 @@ def damping_table(book: Book) -> str:
         first = next(iter(data_sets.values()))[0]
         for method in (m for m in found[first] if m != "TracIn"):
             for row in damping.left_out(found, kind, method):
-                values = [number(100 * row[key]["mean"], 1) for key in ("usual", "got", "most")]
+                values = [shown(row[key], digits=1) for key in ("usual", "got", "most")]
                 chosen, best = f"{row['chosen']:g}", f"{row['best']:g}"
                 name = f"{kind}: {BANKS[row['bank']].name}"
                 rows.append([name, method, values[0], f"{values[1]} ({chosen})", f"{values[2]} ({best})"])
@@ -48,6 +48,5 @@ def _with_gain(cell: dict[str, Any] | None) -> str:
     if cell is None:
         return NONE
     gain, total = cell["difference"], cell["difference"].get("ci95_total") or cell["difference"]["ci95"]
-    return (
-        f"{number(100 * cell['estimate']['mean'], 1)} ({number(100 * gain['mean'], 1, sign=True)} ± {100 * total:.1f})"
-    )
+    lds = number(100 * cell["estimate"]["mean"], 1)
+    return f"{lds} ({number(100 * gain['mean'], 1, sign=True)} ± {100 * total:.1f})"

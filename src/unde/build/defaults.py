@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
 
 from unde.data import Rows, to_device
+from unde.errors import UndeError
 from unde.features.guard import untouched
+from unde.features.layouts import FAILURES
 from unde.groups import trainable
 from unde.methods import PROJECTION
 from unde.methods.known import MOST_LABELS
@@ -48,7 +51,18 @@ def weight_decay(model: nn.Module, task: Task, rows: Rows, exclude: Sequence[str
     decayed = [p for p in parameters if p.dim() > 1]
     if count > SMALL or not decayed:
         return None
-    device = parameters[0].device
+    with suppress(UndeError, *FAILURES):  # the build that follows says what is wrong, and with which example
+        total = _total(model, task, rows, parameters, decayed)
+        if total is not None:
+            return _strength(_flat(total), _flat([p.detach().double() for p in decayed]))
+    return None
+
+
+def _total(
+    model: nn.Module, task: Task, rows: Rows, parameters: list[nn.Parameter], decayed: list[nn.Parameter]
+) -> list[Tensor] | None:
+    """Summed gradients of all examples; None where fisher="true" is not for this task."""
+    device, count = parameters[0].device, sum(p.numel() for p in parameters)
     with untouched(model):
         with torch.no_grad():
             labels = task.outputs(model, to_device(rows.batch([0]), device))
@@ -63,7 +77,7 @@ def weight_decay(model: nn.Module, task: Task, rows: Rows, exclude: Sequence[str
             for sum_, g in zip(total, grads):
                 if g is not None:
                     sum_ += g
-    return _strength(_flat(total), _flat([p.detach().double() for p in decayed]))
+    return total
 
 
 def _flat(tensors: list[Tensor]) -> Tensor:
