@@ -37,6 +37,7 @@ SECTIONS: list[Section] = [
     *downstream.TEXTS,
     lds.RELIABILITY,
     *ours.SECTIONS,
+    *settings.SECTIONS,
     *storage.SECTIONS,
 ]
 
@@ -58,7 +59,6 @@ TABLES: dict[str, Callable[[Book], str]] = {
     ),
     "recall_gains": lambda book: downstream.recall_gains_table(book, "fine_grained_recall_robots"),
     "recall_gains_emoji": lambda book: downstream.recall_gains_table(book, "fine_grained_recall_emoji"),
-    "damping": settings.damping_table,
     "checkpoints": settings.checkpoints_table,
     "storage": storage.storage_table,
     "storage_kernels": storage.kernel_table,
