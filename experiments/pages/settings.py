@@ -56,8 +56,8 @@ def damping_section(book: Book) -> str:
     words = (
         "Unweighted LDS in % under `kron(16)`: at a relative damping of 0.1, at the one of 0.001 to 100 with the "
         "highest mean LDS on the other data sets of the same kind of task, and at the best (in brackets the "
-        'damping). What was chosen on other data is what a default can do; so `damping="auto"` is 100 for diffusion models '
-        "and 0.1 for all others. Intervals are over queries, 95 %."
+        'damping). What was chosen on other data is what a default can do; so `damping="auto"` is 100 for '
+        "diffusion models and 0.1 for all others. Intervals are over queries, 95 %."
     )
     return paragraphs(words, damping_table(book), made_by("damping"))
 
