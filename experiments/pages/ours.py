@@ -55,7 +55,8 @@ def trust(book: Book) -> str:
     )
     damping = (
         "Choosing the damping of each method by that share, in place of the default 0.1, would have changed LDS by "
-        f'{_average([100 * x for x in mean])} points on average; so there is no `damping="auto"`. Cell by cell:'
+        f'{_average([100 * x for x in mean])} points on average; so `damping="auto"` does not '
+        "choose by it. Cell by cell:"
     )
     return paragraphs(
         words,

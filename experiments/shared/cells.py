@@ -27,9 +27,15 @@ from unde.scores import GroupScores
 from unde.tasks import CausalLM, Classification
 from unde.tasks.base import Task
 
-IMAGES: dict[str, Method] = {"TracIn": TracIn(), "TRAK": TRAK()}
-TEXTS: dict[str, Method] = {**IMAGES, "LoGRA": LoGRA(), "EKFAC": EKFAC()}
-DENOISERS: dict[str, Method] = {**IMAGES, "Journey-TRAK": JourneyTRAK(), "D-TRAK": DTRAK(), "DAS": DAS()}
+DAMPING = 0.1  # of all studies but `damping`
+IMAGES: dict[str, Method] = {"TracIn": TracIn(), "TRAK": TRAK(damping=DAMPING)}
+TEXTS: dict[str, Method] = {**IMAGES, "LoGRA": LoGRA(damping=DAMPING), "EKFAC": EKFAC(damping=DAMPING)}
+DENOISERS: dict[str, Method] = {
+    **IMAGES,
+    "Journey-TRAK": JourneyTRAK(damping=DAMPING),
+    "D-TRAK": DTRAK(damping=DAMPING),
+    "DAS": DAS(damping=DAMPING),
+}
 
 
 @dataclass(eq=False)
@@ -113,7 +119,7 @@ def _mnist(architecture: str) -> Cell:
         task=Classification,
         train=lambda: data().train,
         queries=lambda role: data().learn if role == "learn" else data().evaluate,
-        built_for={"loss": TRAK()},
+        built_for={"loss": TRAK(damping=DAMPING)},
     )
 
 
@@ -132,7 +138,7 @@ def _cifar10(architecture: str) -> Cell:
         task=Classification,
         train=lambda: cifar10.images().train,
         queries=lambda role: cifar10.images().learn if role == "learn" else cifar10.images().evaluate,
-        built_for={"loss": TRAK()},
+        built_for={"loss": TRAK(damping=DAMPING)},
     )
 
 
@@ -164,7 +170,7 @@ def _text(name: str, load: Callable[[], nn.Module], data: Callable[[], Any]) -> 
         task=CausalLM,
         train=lambda: {"input_ids": data().train},
         queries=lambda role: {"input_ids": data().learn if role == "learn" else data().evaluate},
-        built_for={"loss": EKFAC(projection="kron(32)")},
+        built_for={"loss": EKFAC(projection="kron(32)", damping=DAMPING)},
         corpus=data,
     )
 
@@ -187,7 +193,9 @@ def _denoiser(name: str) -> Cell:
         task=lambda: Diffusion(denoising.scheduler(), denoising.AVERAGED),
         train=there.columns,
         queries=queries,
-        built_for={"loss": TRAK(), "square": DTRAK(), "mean": DAS()},
+        built_for={
+            m.measure: m for m in (TRAK(damping=DAMPING), DTRAK(damping=DAMPING), DAS(damping=DAMPING))
+        },
         groups=there.GROUPS,
     )
 

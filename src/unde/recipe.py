@@ -56,6 +56,9 @@ class Setup:
     seed) -> model, or an `unde.evaluate.Training`. `ask` tells the live page how to read texts and to make images;
     pictures to ask about are made like those of the training data without it.
 
+    `checkpoints` are several sets of weights that features are computed under, of one training or of an ensemble of
+    models trained independently: state dicts or .safetensors files. `checkpoint_weights` are their shares of a score.
+
     >>> Setup(nn.Linear(2, 2), Task(), [], classes={1: "dog", 0: "cat"}).classes
     ['cat', 'dog']
     """
@@ -74,8 +77,17 @@ class Setup:
     true_labels: Sequence[int] | Sequence[str] | Any = None
     ask: Ask = field(default_factory=Ask)
     train: Callable[[Any, int], nn.Module] | None = None
+    checkpoints: Sequence[Any] | None = None
+    checkpoint_weights: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
+        if self.checkpoint_weights is not None and len(self.checkpoints or ()) != len(
+            self.checkpoint_weights
+        ):
+            raise UndeError(
+                f"{len(self.checkpoint_weights)} checkpoint_weights for {len(self.checkpoints or ())} checkpoints: "
+                "expected one for each"
+            )
         if self.classes is not None:
             self.classes = _class_names(self.classes)
 

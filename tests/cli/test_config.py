@@ -32,7 +32,7 @@ def test_the_file_of_an_index_builds_it_again(project):
     run("build", "--config", "plain/run.toml", "--out", "plainer")
     assert written("plain") == written("plainer")
     plain = Path("plain/run.toml").read_text()
-    assert 'projection = "kron(16)"' in plain and "threads = " in plain
+    assert 'projection = "none"' in plain and "threads = " in plain
 
 
 def test_the_command_line_wins(project):

@@ -74,8 +74,10 @@ def journeys(model, made):
 def test_journey_trak_with_averaged_training(tmp_path):
     model, x, task = toy(), images(9), Diffusion(scheduler(), timesteps=4)
     made = sample(model, scheduler(), SHAPE, [1, 2, 3], steps=5, progress=False)
-    index = Index.build(model, task, x, tmp_path / "i", method=TRAK(projection="none"), progress=False)
-    got = index.score(made.queries(journey=True), "journey-trak").total()
+    index = Index.build(
+        model, task, x, tmp_path / "i", method=TRAK(projection="none", damping=0.1), progress=False
+    )
+    got = index.score(made.queries(journey=True), JourneyTRAK(damping=0.1)).total()
     phi = torch.stack([gradient(model, task.loss(model, x[i : i + 1]).sum()) for i in range(9)])
     gram = phi.T @ phi
     lam = 0.1 * gram.diagonal().mean()
@@ -88,7 +90,7 @@ def test_journey_trak_step_by_step(tmp_path):
     """1/T' Σ_t ⟨g_t(q), K g_t(n)⟩, K of the mean over steps."""
     model, x, task = toy(), images(9), Diffusion(scheduler(), timesteps=4)
     made = sample(model, scheduler(), SHAPE, [1, 2, 3], steps=5, progress=False)
-    method = JourneyTRAK(training="per-step", inference_steps=5, projection="none")
+    method = JourneyTRAK(damping=0.1, training="per-step", inference_steps=5, projection="none")
     index = Index.build(model, task, x, tmp_path / "i", method=method, batch_size=4, progress=False)
     got = index.score(made.queries(journey=True)).total()
     steps = [

@@ -27,12 +27,12 @@ def trained(model, optimizer=torch.optim.Adam, steps=3, named=False):
 
 
 def by_hand(model, opt):
-    """1 / (√(v / (1 − β₂ᵗ)) + ε), one parameter after the other."""
+    """(√(v / (1 − β₂ᵗ)) + ε)^−1/2, one parameter after the other."""
     out = []
     for p in model.parameters():
         state = opt.state[p]
         v = state["exp_avg_sq"] / (1 - 0.999 ** float(state["step"]))
-        out.append((1 / (v.sqrt() + 1e-8)).flatten())
+        out.append((1 / (v.sqrt() + 1e-8)).sqrt().flatten())
     return torch.cat(out)
 
 
@@ -65,7 +65,7 @@ def test_features_are_divided_before_they_are_projected(tmp_path, projection, fo
 
 def test_what_never_had_a_gradient_does_not_count():
     got = scales({"weight": torch.tensor([[0.0, 4.0]])}, nn.Linear(2, 1, bias=False), ["weight"])
-    assert got["scale/weight"].tolist() == [[0.0, pytest.approx(0.5)]]
+    assert got["scale/weight"].tolist() == [[0.0, pytest.approx(0.5**0.5)]]
 
 
 def test_another_model_or_optimizer_is_refused(tmp_path):
@@ -95,3 +95,41 @@ def test_an_index_without_them_is_another_index(tmp_path):
     toy.build(tmp_path / "i", model=model, second_moments=opt)
     with pytest.raises(UndeError, match="second moments"):
         toy.build(tmp_path / "i", model=model)
+
+
+def test_scores_are_in_the_metric_of_the_optimizer(tmp_path):
+    """⟨g(q), g(n) / √v⟩, with v of an optimizer or the mean square of training gradients."""
+    model = toy.net()
+    opt, queries = trained(model), toy.data(3, seed=5)
+    g, q = (toy.gradients(model, Classification(), d) for d in (toy.data(22), queries))
+    for name, given, v in (
+        ("adam", opt, by_hand(model, opt) ** -4),
+        ("gradients", "gradients", g.square().mean(0)),
+    ):
+        index = toy.build(
+            tmp_path / name, model=model, method=TracIn(projection="none"), second_moments=given
+        )
+        want = (q / v.sqrt()) @ g.T
+        torch.testing.assert_close(index.score(queries).total(), want, rtol=1e-3, atol=1e-4)
+    assert all(p.grad is None or not p.grad.any() for p in model.parameters())
+    with pytest.raises(UndeError, match=r"second_moments is a str: .*or 'gradients'"):
+        toy.build(tmp_path / "j", model=model, second_moments="gradient")
+
+
+def test_the_same_metric_from_stored_features(tmp_path):
+    """TracIn(metric="diagonal") on any index: K = diag(mean g²)^−1/2; a dead column counts nothing."""
+    model, queries = toy.net(), toy.data(3, seed=5)
+    x, y = toy.data(22)
+    x[:, 1] = 0
+    index = toy.build(tmp_path / "i", model=model, train_data=(x, y))
+    g, q = (toy.gradients(model, Classification(), d) for d in ((x, y), queries))
+    mean = g.square().mean(0)
+    want = (q * torch.where(mean > 0, mean.rsqrt(), 0.0)) @ g.T
+    got = index.score(queries, TracIn(metric="diagonal"))
+    torch.testing.assert_close(got.total(), want, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(got.by_group().sum(2), got.total(), rtol=1e-4, atol=1e-4)
+    assert TracIn().describe() == {"name": "tracin", "projection": None, "cosine": False}
+    with pytest.raises(UndeError, match=r"metric 'adam'"):
+        TracIn(metric="adam")
+    with pytest.raises(UndeError, match=r"cosine=True and metric='diagonal'"):
+        TracIn(cosine=True, metric="diagonal")

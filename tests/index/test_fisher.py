@@ -243,7 +243,7 @@ def test_other_measures_have_no_fisher():
 
 def test_descriptions_of_earlier_releases_stay():
     """New settings are recorded where they are used: ids and resumed builds are as before."""
-    assert "fisher" not in TRAK().describe()
+    assert "fisher" not in TRAK().resolve("language").describe()
     assert TRAK(fisher="true").describe()["fisher"] == "true"
     assert "damping_scope" not in LoGRA().describe()
     assert EKFAC(projection="none").probe is None

@@ -222,7 +222,10 @@ def test_learning_from_few_queries(projection, memory, some, tmp_path):
 
 
 @pytest.mark.parametrize("memory", ["2GB", "200kB"])
-@pytest.mark.parametrize("method", [methods.DAS(projection="kron(6)"), methods.DTRAK(projection="kron(6)")])
+@pytest.mark.parametrize(
+    "method",
+    [methods.DAS(projection="kron(6)", damping=0.1), methods.DTRAK(projection="kron(6)", damping=0.1)],
+)
 def test_scoring_of_denoisers(method, memory, tmp_path):
     """DAS needs leverages, for which it reads the features once more."""
     case = diffusion()

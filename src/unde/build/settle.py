@@ -28,7 +28,7 @@ from unde.features.run import Measurement, largest, threads
 from unde.features.run import settle as settle_passes
 from unde.groups import Groups, trainable
 from unde.kernels.numbers import could_refuse
-from unde.methods import TRAK, Damped, Method
+from unde.methods import TRAK, USUAL, Damped, Method
 from unde.projection import Spec
 from unde.store import layout
 from unde.store.codec import Int8
@@ -129,8 +129,8 @@ def rounding_decides(method: Method, examples: int, width: int) -> bool:
         return False
     whole = isinstance(method, TRAK)  # others invert by layer, or parameter
     wide = max(1.0, width / max(1, examples)) if whole else 1.0
-    safe = method.relative and method.damping >= type(method).damping
-    return not safe or could_refuse(Int8.rounding, method.damping, wide)
+    safe = method.relative and method.number >= USUAL
+    return not safe or could_refuse(Int8.rounding, method.number, wide)
 
 
 def checked(

@@ -114,7 +114,7 @@ def build(
         groups=groups,
         exclude=exclude or (),
         checkpoints=project.checkpoints,
-        checkpoint_weights=project.rates if isinstance(chosen, TracIn) else None,
+        checkpoint_weights=project.rates if isinstance(chosen, TracIn) and project.rates else project.shares,
         collate=setup.collate,
         ids=setup.ids,
         batch_size=batch_size,

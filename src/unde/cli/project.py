@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import nn
@@ -62,6 +63,9 @@ class Project:
             self.name, self.setup = str(settled.model), settled.setup(learn, evaluate, query_field)
             self.source = replace(settled, seq_len=getattr(self.setup.train_data, "length", settled.seq_len))
         self.checkpoints, self.rates = source.checkpoints_of(self.setup.model, index)
+        self.shares: Sequence[float] | None = None  # of checkpoints, for all methods
+        if self.checkpoints is None and self.setup.checkpoints is not None:
+            self.checkpoints, self.shares = list(self.setup.checkpoints), self.setup.checkpoint_weights
         self.remembered = self.source or Source(target=target, checkpoints=source.checkpoints)
         self.device = device
         if device is not None:

@@ -392,7 +392,7 @@ def _methods(index: Index) -> dict[str, Method]:
         if name in found:
             continue
         try:
-            method = methods.on_index(name, built)
+            method = index.method_for(name)
         except UndeError:
             continue
         journey = isinstance(method, methods.JourneyTRAK)

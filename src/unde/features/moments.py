@@ -1,4 +1,8 @@
-"""Second moments of an Adam-like optimiser as a diagonal preconditioner: gradients are divided by √v̂ + ε."""
+"""The metric of an Adam-like optimizer: gradients are divided by (√v̂ + ε)^1/2, on both sides of a score.
+
+A step of Adam is −g / (√v̂ + ε), so a training example moves the loss of a query by ⟨g(q), g(n) / (√v̂ + ε)⟩: v^−1/4 on
+each side. Where no optimizer is at hand, v is the mean of squared gradients of training examples.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +12,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unde.data import Rows, evenly, to_device
 from unde.errors import UndeError
+from unde.features.guard import untouched
+from unde.tasks.base import Task
 
 EPS = 1e-8
+GRADIENTS = "gradients"  # second moments of training examples
+SAMPLE = 256  # of them
 _KEY = "exp_avg_sq"
 _HELP = "pass the optimizer itself, or {parameter name: second moments}"
 
 
 def scales(second_moments: Any, model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
-    """ "scale/<name>" for every attributed parameter: 1 / (√v̂ + ε), and 0 where no gradient was ever seen.
+    """ "scale/<name>" for every attributed parameter: (√v̂ + ε)^−1/2, and 0 where no gradient was ever seen.
 
     `second_moments` is a torch optimizer, its state_dict(), or {parameter name: v}.
 
     >>> layer = nn.Linear(2, 1, bias=False)
-    >>> scales({"weight": torch.tensor([[4.0, 0.0]])}, layer, ["weight"])["scale/weight"]
+    >>> scales({"weight": torch.tensor([[16.0, 0.0]])}, layer, ["weight"])["scale/weight"]
     tensor([[0.5000, 0.0000]])
     """
     found = _by_name(second_moments, model)
@@ -42,8 +51,26 @@ def scales(second_moments: Any, model: nn.Module, names: Sequence[str]) -> dict[
         if not (v.isfinite() & (v >= 0)).all():
             raise UndeError(f"the second moments of parameter {name!r} hold NaN or negative entries")
         v = v.detach().float().cpu()
-        out[f"scale/{name}"] = torch.where(v > 0, 1 / (v.sqrt() + eps), 0.0)
+        out[f"scale/{name}"] = torch.where(v > 0, (v.sqrt() + eps).rsqrt(), 0.0)
     return out
+
+
+def of_gradients(model: nn.Module, task: Task, rows: Rows, names: Sequence[str]) -> dict[str, Tensor]:
+    """{parameter: mean g²} over training examples that are spread over the data, one at a time."""
+    held = dict(model.named_parameters())
+    parameters = [held[name] for name in names]
+    where = evenly(len(rows), SAMPLE)
+    total = [torch.zeros_like(p, dtype=torch.float32) for p in parameters]
+    with untouched(model):
+        for p in parameters:
+            p.requires_grad_(True)
+        for i in where:
+            batch = to_device(rows.batch([i]), parameters[0].device)
+            loss = task.measure(model, batch, ids=[i]).sum()
+            for square, g in zip(total, torch.autograd.grad(loss, parameters, allow_unused=True)):
+                if g is not None and g.isfinite().all():
+                    square += g.float().square()
+    return {name: square / len(where) for name, square in zip(names, total)}
 
 
 def _by_name(given: Any, model: nn.Module) -> dict[str, tuple[Tensor, float]]:
@@ -63,8 +90,8 @@ def _by_name(given: Any, model: nn.Module) -> dict[str, tuple[Tensor, float]]:
     if isinstance(given, Mapping) and all(isinstance(v, Tensor) for v in given.values()):
         return {str(n): (v, EPS) for n, v in given.items()}
     raise UndeError(
-        f"second_moments is a {type(given).__name__}: expected an optimizer, its state_dict(), or "
-        "{parameter name: second moments}"
+        f"second_moments is a {type(given).__name__}: expected an optimizer, its state_dict(), "
+        "{parameter name: second moments}, or 'gradients'"
     )
 
 

@@ -21,7 +21,8 @@ from unde.data import Collate, Rows, own_collate, parse_bytes
 from unde.errors import UndeError
 from unde.evaluate.baselines import baseline_scores
 from unde.execution import Executor, ending, named
-from unde.groups import Groups, unwrapped
+from unde.features import moments
+from unde.groups import Groups, trainable, unwrapped
 from unde.index import living, making, merging, self_retrieval
 from unde.index.calibrate import calibrate
 from unde.index.calibration import Calibration
@@ -44,6 +45,7 @@ from unde.store.manifest import Manifest
 from unde.store.remote import Place, place, there
 from unde.store.verified import Verified
 from unde.tasks.base import Task
+from unde.tasks.identity import kind_of
 from unde.weights import Weights
 
 
@@ -91,6 +93,10 @@ class Index:
     def method(self) -> Method:
         """What it was built for."""
         return self._opened.method
+
+    def method_for(self, method: str | Method | None = None) -> Method:
+        """A method as it is scored with on this index: its projection is that of the index, damping="auto" a number."""
+        return methods.on_index(method, self.method, kind_of(self.manifest.task), self.manifest.examples)
 
     @property
     def groups(self) -> Groups:
@@ -164,7 +170,10 @@ class Index:
         `checkpoints` are state dicts or .safetensors files; `checkpoint_weights` their η_c (learning rates
         for TracInCP; equal shares by default). `exclude` names parameters to leave out, by regular
         expressions. `on_bad` is what to do about NaN gradients: "error", or "skip" and record.
-        `second_moments`, an Adam-like optimizer, its state_dict() or {parameter: v}, divides gradients by √v.
+        `second_moments`, an Adam-like optimizer, its state_dict() or {parameter: v}, puts scores into its metric
+        v^−1/2: gradients are divided by v^1/4 on each side. "gradients" takes v from some training examples. Several
+        `checkpoints` may be those of one training, or an ensemble of models trained independently: scores are the mean
+        of theirs.
         `store_dtype` is how features are stored: "float32", "float16", "bfloat16", "int8", "int4", "factored(1)", or
         "auto": float32 up to 256 MiB, int8 beyond. `memory` and what is fast decide how many examples go through the
         model at a time, which is recorded; a `batch_size` is understood and not needed.
@@ -175,14 +184,19 @@ class Index:
         themselves, by the `recipe`: a function that returns the same `Setup`, as "my_project.setup:make". Models of
         transformers and diffusers need none.
         """
-        chosen = methods.for_building(method)
-        making.check_options(task, chosen, on_bad, batch_size, store_dtype)
+        making.check_task(task)
         rows = Rows(train_data, collate or own_collate(task.collate, train_data))
-        ids = making.ids_for(rows, ids)
         folder, runs, model = place(path), named(executor, threads=threads), unwrapped(model)
+        chosen = making.settled_method(
+            method, Given(model, task, rows, checkpoints), folder, exclude, progress
+        )
+        making.check_options(chosen, on_bad, batch_size, store_dtype)
+        ids = making.ids_for(rows, ids)
         budget = parse_bytes(memory)
         with making.on_device(model, device), ending(executor, runs):
             given = Given(model, task, rows, checkpoints, making.as_recipe(recipe), making.plainly(device))
+            if isinstance(second_moments, str) and second_moments == moments.GRADIENTS:
+                second_moments = moments.of_gradients(model, task, rows, trainable(model, exclude))
             checked(given, chosen, groups, exclude, second_moments)  # before a folder is made
             settling = partial(
                 settle,
@@ -364,7 +378,7 @@ class Index:
         that it was built for.
         """
         calibration = self.calibration if method is None else None
-        chosen = methods.on_index(method, self.method) if calibration is None else calibration.method
+        chosen = self.method_for(method) if calibration is None else calibration.method
         made = self.features(queries)
         if not isinstance(queries, QueryFeatures):
             chosen.check_query(Rows(queries)[0])
@@ -534,7 +548,7 @@ class Index:
         that sum is not positive the example says nothing about itself and gets 0.
         """
         where = torch.arange(len(self)) if subset is None else torch.as_tensor(subset)
-        scorer, chosen = self._opened.scorer, methods.on_index(method, self.method)
+        scorer, chosen = self._opened.scorer, self.method_for(method)
         return scorer.self_influence(chosen, weights, normalize_top, where)
 
     def learn_weights(
@@ -580,14 +594,14 @@ class Index:
         perturb: Any = None,
     ) -> dict[str, Trust]:
         """The same for each named set of weights, all on the same copies; without any, of the unweighted method."""
-        chosen = methods.on_index(method, self.method)
+        chosen = self.method_for(method)
         return of_several(self._opened, weights, chosen, examples, seed, perturb)
 
     def _method(self, method: str | Method | None) -> Method:
         """The method to ask with: that of the calibration where none is named."""
         if method is None and self.calibration is not None:
             return self.calibration.method
-        return methods.on_index(method, self.method)
+        return self.method_for(method)
 
     def _retrieval(self, method: Method, groups: Groups) -> self_retrieval.Retrieval:
         """Self-retrieval as it is by default, under one method and partition; the one used last is held on to."""

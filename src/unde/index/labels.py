@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unde import console, methods
+from unde import console
 from unde.data import Rows, to_device
 from unde.errors import UndeError, unknown
 from unde.evaluate import mislabel_auc
@@ -245,7 +245,7 @@ def label_rankings(
             "Index.open"
         )
     index._opened.session.check_model()  # its predictions are shown beside stored gradients
-    usable, chosen = ~index.skipped, methods.on_index(method, index.method)
+    usable, chosen = ~index.skipped, index.method_for(method)
     said = answers(model, task, rows, progress=progress)
     evidence = Evidence(index, said, chosen, weights, min(top, int(usable.sum())), usable)
     ids = range(len(index)) if index.ids is None else index.ids
@@ -335,7 +335,7 @@ def neighbours(
 ) -> tuple[list[list[int]], list[list[int]]]:
     """The training examples that pull the same way as each of those at `where`, and those that pull against it, the
     strongest first: `count` positions each, without the example itself. The model is not asked."""
-    chosen, usable = methods.on_index(method, index.method), len(index) - int(index.skipped.sum())
+    chosen, usable = index.method_for(method), len(index) - int(index.skipped.sum())
     if not len(where) or usable < 2:
         return [[] for _ in where], [[] for _ in where]
     count = min(count, usable - 1)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from unde import console, methods, plan
-from unde.build import shards
+from unde.build import defaults, shards
 from unde.build.carried import carried
 from unde.build.checkpoints import Checkpoint, fingerprints
 from unde.build.checks import check_shards, read_ids
@@ -38,12 +38,58 @@ from unde.store import factored, layout
 from unde.store.files import clear_partial
 from unde.store.locks import locked
 from unde.store.manifest import Manifest
-from unde.store.remote import Place
+from unde.store.remote import Place, there
 from unde.store.shards import ShardError
 from unde.tasks.base import Task
-from unde.tasks.identity import same_but_code
+from unde.tasks.identity import kind_of, same_but_code
 
 _TRIES = 3  # looks at an index that others change meanwhile
+
+
+def settled_method(
+    method: str | Method, given: Given, folder: Place, exclude: Sequence[str], progress: bool
+) -> Method:
+    """The method to build for; what it leaves open is settled by task and model, or as it was when the index was begun.
+
+    What was settled here is printed, in one line.
+    """
+    asked, kind = methods.parse(method), kind_of(given.task.identity())
+    before = Manifest.read(folder).method if there(folder / layout.MANIFEST) else None
+    words = []
+    if before is None and given.checkpoints is None and isinstance(asked, methods.Damped):
+        regularized = _regularized(asked, given, exclude)
+        if regularized is not None:
+            asked = regularized
+            words = [
+                f"fisher true and λ = {asked.damping:.3g}, that of the L2 regularization the model is fitted with"
+            ]
+    chosen = methods.for_building(asked, kind, before, defaults.default_projection(given.model, exclude))
+    if asked.projection is None:
+        words.insert(0, f"projection {chosen.projection}")
+    if isinstance(chosen, methods.Damped) and getattr(asked, "damping", None) == "auto":
+        words.append(f"damping {chosen.damping:g} ({chosen.name}, {kind or 'other tasks'})")
+    if progress and words:
+        console.line(f"settled: {'; '.join(words)}")
+    return chosen
+
+
+def _regularized(asked: methods.Damped, given: Given, exclude: Sequence[str]) -> methods.Damped | None:
+    """With the true Fisher matrix and the λ of a small model at a minimum, where neither was named."""
+    if (
+        asked.damping != "auto"
+        or asked.measure != "loss"
+        or getattr(asked, "fisher", "") not in ("auto", "true")
+    ):
+        return None
+    lam = defaults.weight_decay(given.model, given.task, given.rows, exclude)
+    if lam is None:
+        return None
+    changed = {
+        "damping": lam / (len(given.rows) if asked.per_example else 1),
+        "relative": False,
+        "fisher": "true",
+    }
+    return replace(asked, **changed)
 
 
 def computed(
@@ -156,16 +202,19 @@ def opened(contexts: list[Context], memory: int, ids: list[Any] | None, executor
     )
 
 
-def check_options(task: Task, method: Method, on_bad: str, batch_size: int | None, store_dtype: str) -> None:
+def check_task(task: Any) -> None:
+    if not isinstance(task, Task):
+        raise UndeError(
+            f"the task is a {type(task).__name__}: expected one of unde.tasks, or a Task of your own"
+        )
+
+
+def check_options(method: Method, on_bad: str, batch_size: int | None, store_dtype: str) -> None:
     if on_bad not in ("error", "skip"):
         raise unknown("on_bad", on_bad, ("error", "skip"))
     if batch_size is not None and batch_size < 1:
         raise UndeError(f"batch_size {batch_size}: expected at least 1")
     factored.check(store_dtype, str(method.projection), auto=True)
-    if not isinstance(task, Task):
-        raise UndeError(
-            f"the task is a {type(task).__name__}: expected one of unde.tasks, or a Task of your own"
-        )
 
 
 def ids_for(rows: Rows, ids: Sequence[Any] | None) -> list[Any] | None:

@@ -32,6 +32,8 @@ class Setting:
         """The name without the damping: settings of one family differ in that alone."""
         fisher = getattr(self.method, "fisher", "empirical")
         parts = [type(self.method).__name__]
+        metric = getattr(self.method, "metric", None)
+        parts += [f"{metric} metric"] if metric == "diagonal" else []
         parts += ["cosine"] if getattr(self.method, "cosine", False) else []
         parts += [f"{fisher} Fisher"] if fisher != "empirical" else []
         parts += ["one λ"] if getattr(self.method, "damping_scope", "layer") == "model" else []
@@ -56,7 +58,7 @@ def _methods(stored: Stored, built: Method) -> list[Method]:
     if OWN in built.describe() or built.measure != "loss" or built.steps > 1:
         return [built]
     projection = built.projection
-    found: list[Method] = [TracIn(projection), TRAK(projection)]
+    found: list[Method] = [TracIn(projection), TracIn(projection, metric="diagonal"), TRAK(projection)]
     if Spec.parse(str(projection)).kind in ("none", *TWO_SIDED):
         found.append(LoGRA(projection))
         found += [EKFAC(projection)] if stored.manifest.factors else []

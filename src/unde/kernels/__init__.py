@@ -15,11 +15,13 @@ from unde.kernels.base import (
     fitting,
     read,
 )
+from unde.kernels.diagonal import Diagonal
 from unde.kernels.ekfac import EKFACKernel
 from unde.kernels.gram import Gram
 from unde.kernels.identity import Identity
 
 __all__ = [
+    "Diagonal",
     "EKFACKernel",
     "Fitted",
     "Gram",

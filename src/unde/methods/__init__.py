@@ -9,12 +9,14 @@ EKFAC the eigenvalue-corrected Kronecker approximation of the Fisher matrix, inv
 from unde.methods.base import OWN, Method, Sides
 from unde.methods.elsewhere import Elsewhere
 from unde.methods.known import (
+    DAMPINGS,
     DAS,
     DTRAK,
     EKFAC,
     LEAST,
     METHODS,
     TRAK,
+    USUAL,
     Damped,
     Fisher,
     JourneyTRAK,
@@ -24,6 +26,7 @@ from unde.methods.known import (
 from unde.methods.naming import NAMES, PROJECTION, for_building, on_index, parse
 
 __all__ = [
+    "DAMPINGS",
     "DAS",
     "DTRAK",
     "EKFAC",
@@ -33,6 +36,7 @@ __all__ = [
     "OWN",
     "PROJECTION",
     "TRAK",
+    "USUAL",
     "Damped",
     "Elsewhere",
     "Fisher",

@@ -13,7 +13,7 @@ from unde.methods.own import name_of
 from unde.projection import Spec
 from unde.tasks.reading import package
 
-LATER = "later"  # in the metadata of a field: left out of descriptions while it has its default
+LATER = "later"  # in the metadata of a field: the value that descriptions leave out, that of earlier releases
 OWN = "own"  # in a description: of a method that is no part of unde
 
 
@@ -89,6 +89,10 @@ class Method:
         """A training example, perturbed or not, as a query that this method can be asked about."""
         return example
 
+    def resolve(self, kind: str, built: Method | None = None, examples: int = 1) -> Method:
+        """With settings in place of "auto", by the `kind` of task and the method that an index was `built` for."""
+        return self
+
     @property
     def signed(self) -> Method:
         """The method whose scores tell proponents from opponents, and are sums over groups if those are: what
@@ -101,8 +105,8 @@ class Method:
         return None
 
     def settings(self) -> dict[str, Any]:
-        """The fields. Those added later are left out at their default, so that ids are stable."""
-        later = {f.name: f.default for f in fields(self) if f.metadata.get(LATER)}
+        """The fields. Those added later are left out where they are as before, so that ids are stable."""
+        later = {f.name: f.metadata[LATER] for f in fields(self) if LATER in f.metadata}
         return {k: v for k, v in asdict(self).items() if k not in later or v != later[k]}
 
     def describe(self) -> dict[str, Any]:

@@ -11,13 +11,20 @@ import torch
 from torch import Tensor
 
 from unde.errors import UndeError, unknown
-from unde.kernels import EKFACKernel, Gram, Kernel
+from unde.kernels import Diagonal, EKFACKernel, Gram, Identity, Kernel
 from unde.kernels.gram import svd_rank
 from unde.methods.base import LATER, Method, Sides
 from unde.projection import TWO_SIDED, Spec
 
 LEAST = 1e-3  # of 1 − h in DAS
-FISHERS = ("empirical", "sampled", "true")
+AUTO = "auto"
+USUAL = 0.1  # damping of methods and tasks that DAMPINGS does not name
+DAMPINGS: dict[
+    str, dict[str, float]
+] = {  # kind of task → method → relative damping: experiments/studies/damping.py
+    "diffusion": {"trak": 100.0, "journey-trak": 100.0, "d-trak": 100.0, "das": 100.0},
+}
+FISHERS = (AUTO, "empirical", "sampled", "true")
 MOST_LABELS = 32  # that fisher="true" enumerates
 
 
@@ -25,11 +32,28 @@ MOST_LABELS = 32  # that fisher="true" enumerates
 class TracIn(Method):
     """Inner product of gradients; with several checkpoints, weighted by their learning rates (TracInCP).
 
-    `cosine=True` divides by the norms of both features, weights inside the norms.
+    Args:
+        cosine: Divide by the norms of both features, weights inside the norms.
+        metric: "identity", or "diagonal": gradients are compared in the metric of an Adam-like optimizer,
+            diag(mean g²)^−1/2, taken from the stored features.
     """
 
     name: ClassVar[str] = "tracin"
     cosine: bool = False
+    metric: str = field(default="identity", metadata={LATER: "identity"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.metric not in ("identity", "diagonal"):
+            raise unknown("metric", self.metric, ("identity", "diagonal"))
+        if self.cosine and self.metric != "identity":
+            raise UndeError(
+                "cosine=True and metric='diagonal' of TracIn: norms are those of plain features. Use one of the two"
+            )
+
+    @property
+    def kernel(self) -> Kernel:
+        return Diagonal() if self.metric == "diagonal" else Identity()
 
     @property
     def linear(self) -> bool:
@@ -47,28 +71,76 @@ class TracIn(Method):
 
 @dataclass(frozen=True)
 class Damped(Method):
-    """What methods with a kernel share. `damping` is a multiple of the mean diagonal of what is inverted, or with
-    `relative=False` the absolute λ of the paper."""
+    """What methods with a kernel share.
 
-    damping: float = 0.1
+    Args:
+        damping: A multiple of the mean diagonal of what is inverted, or with `relative=False` the absolute λ of the
+            paper. "auto" is a number by the kind of task (`DAMPINGS`), which an index records when it is built.
+        relative: Whether `damping` is a multiple.
+    """
+
+    damping: float | str = AUTO
     relative: bool = True
+    per_example: ClassVar[bool] = False  # whether λ is added to a mean over examples, or to their sum
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.damping, bool) or not 0 <= self.damping < math.inf:
-            raise UndeError(f"damping {self.damping} of {type(self).__name__}: expected a number ≥ 0")
-        object.__setattr__(self, "damping", float(self.damping))
-        fisher = getattr(self, "fisher", "empirical")
-        if fisher not in FISHERS:
-            raise unknown("fisher", fisher, FISHERS)
+        if self.damping == AUTO:
+            if not self.relative:
+                raise UndeError(
+                    f"damping 'auto' of {type(self).__name__} is relative: with relative=False give λ, a number"
+                )
+        else:
+            number = isinstance(self.damping, (int, float)) and not isinstance(self.damping, bool)
+            if not number or not 0 <= float(self.damping) < math.inf:
+                raise UndeError(
+                    f"damping {self.damping!r} of {type(self).__name__}: expected a number ≥ 0, or 'auto'"
+                )
+            object.__setattr__(self, "damping", float(self.damping))
+        if getattr(self, "fisher", AUTO) not in FISHERS:
+            raise unknown("fisher", getattr(self, "fisher", AUTO), FISHERS)
+
+    @property
+    def number(self) -> float:
+        """The damping; where "auto" was not resolved, that of a task of unknown kind."""
+        return USUAL if isinstance(self.damping, str) else self.damping
+
+    @property
+    def labels(self) -> str:
+        """Whose gradients K is made of: `fisher`, or "empirical" where "auto" was not resolved."""
+        found = getattr(self, "fisher", AUTO)
+        return "empirical" if found == AUTO else found
+
+    def resolve(self, kind: str, built: Method | None = None, examples: int = 1) -> Method:
+        """With settings in place of "auto".
+
+        Args:
+            kind: Of the task.
+            built: The method of the index that is asked: its Fisher matrix and its absolute λ are taken over.
+            examples: Of that index.
+
+        >>> TRAK().resolve("classification").damping, TRAK(damping=3).resolve("classification").damping
+        (0.1, 3.0)
+        >>> EKFAC().resolve("classification", TRAK(damping=50, relative=False), examples=100).damping
+        0.5
+        """
+        made = self
+        if getattr(self, "fisher", None) == AUTO:
+            fits = isinstance(built, Damped) and self.measure == "loss" and self.steps == 1
+            made = replace(made, fisher=built.labels if fits else "empirical")
+        if self.damping != AUTO:
+            return made
+        if isinstance(built, Damped) and not built.relative:
+            total = built.number * (examples if built.per_example else 1)
+            return replace(made, damping=total / (examples if self.per_example else 1), relative=False)
+        return replace(made, damping=DAMPINGS.get(kind, {}).get(self.name, USUAL))
 
     @property
     def probe(self) -> Method | None:
         """Gradients with other labels, where `fisher` asks for them."""
-        fisher = getattr(self, "fisher", "empirical")
-        if fisher == "empirical":
+        if self.labels == "empirical":
             return None
-        exact = fisher == "true"
+        exact = self.labels == "true"
         return Fisher(self.projection, self.factors, exact, labels=0 if exact else 1)
 
 
@@ -81,16 +153,18 @@ class TRAK(Damped):
             without a matrix of their width or number squared.
         fisher: Gradients that K is made of. "empirical": those of the training labels. "sampled": one label drawn
             from the model's predictions for each example. "true": the expectation over all labels, Σ_y p(y|x) g_y g_yᵀ,
-            for tasks with up to 32 of them; for regression 2 JᵀJ over the squared number of outputs.
+            for tasks with up to 32 of them; for regression 2 JᵀJ over the squared number of outputs. "auto": that of
+            the index, when one is asked; when one is built "empirical", or "true" for a small model at a minimum of an
+            L2 regularized loss (`unde.build.defaults`).
     """
 
     name: ClassVar[str] = "trak"
     form: str = "auto"
-    fisher: str = field(default="empirical", metadata={LATER: True})
+    fisher: str = field(default=AUTO, metadata={LATER: "empirical"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.fisher != "empirical" and (self.measure != "loss" or self.steps > 1):
+        if self.labels != "empirical" and (self.measure != "loss" or self.steps > 1):
             raise UndeError(
                 f"fisher={self.fisher!r} of {type(self).__name__}: the Fisher information is that of the loss alone, "
                 "use fisher='empirical'"
@@ -100,7 +174,7 @@ class TRAK(Damped):
 
     @property
     def kernel(self) -> Kernel:
-        return Gram(self.damping, self.relative, self.form, fisher=self.fisher)
+        return Gram(self.number, self.relative, self.form, fisher=self.labels)
 
 
 @dataclass(frozen=True)
@@ -115,8 +189,8 @@ class LoGRA(Damped):
 
     name: ClassVar[str] = "logra"
     blocks: str = "layer"
-    fisher: str = field(default="empirical", metadata={LATER: True})
-    damping_scope: str = field(default="layer", metadata={LATER: True})
+    fisher: str = field(default=AUTO, metadata={LATER: "empirical"})
+    damping_scope: str = field(default="layer", metadata={LATER: "layer"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -132,10 +206,10 @@ class LoGRA(Damped):
     @property
     def kernel(self) -> Kernel:
         return Gram(
-            self.damping,
+            self.number,
             self.relative,
             blocks=self.blocks,
-            fisher=self.fisher,
+            fisher=self.labels,
             damping_scope=self.damping_scope,
         )
 
@@ -155,8 +229,9 @@ class EKFAC(Damped):
 
     name: ClassVar[str] = "ekfac"
     factors: ClassVar[bool] = True
-    fisher: str = "empirical"
-    damping_scope: str = field(default="layer", metadata={LATER: True})
+    per_example: ClassVar[bool] = True
+    fisher: str = AUTO
+    damping_scope: str = field(default="layer", metadata={LATER: "layer"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -169,7 +244,7 @@ class EKFAC(Damped):
 
     @property
     def kernel(self) -> Kernel:
-        return EKFACKernel(self.damping, self.relative, self.fisher, self.damping_scope)
+        return EKFACKernel(self.number, self.relative, self.labels, self.damping_scope)
 
 
 @dataclass(frozen=True)
@@ -285,8 +360,8 @@ class Fisher(Method):
 
     name: ClassVar[str] = "fisher"
     covariances: bool = field(default=True, metadata={LATER: True})
-    exact: bool = field(default=False, metadata={LATER: True})
-    labels: int = field(default=1, metadata={LATER: True})
+    exact: bool = field(default=False, metadata={LATER: False})
+    labels: int = field(default=1, metadata={LATER: 1})
 
     @property
     def kind(self) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 from typing import Any
 
 from unde.errors import UndeError, unknown
 from unde.methods import own as own_methods
-from unde.methods.base import OWN, Method
+from unde.methods.base import LATER, OWN, Method
 from unde.methods.elsewhere import Elsewhere
-from unde.methods.known import METHODS, Fisher, TracIn
+from unde.methods.known import AUTO, METHODS, Damped, Fisher, TracIn
 from unde.recipe import imported
 
 PROJECTION = "kron(16)"
@@ -21,7 +22,7 @@ def parse(method: str | Method | dict[str, Any]) -> Method:
     """A method from its short name, its description, or itself; MODULE:NAME is one of your own, or its class.
 
     >>> parse("trak")
-    TRAK(projection=None, damping=0.1, relative=True, form='auto', fisher='empirical')
+    TRAK(projection=None, damping='auto', relative=True, form='auto', fisher='auto')
     """
     if isinstance(method, Method):
         return method
@@ -59,7 +60,8 @@ def _described(description: dict[str, Any]) -> Method:
             raise TypeError("expected numbers and names")
         if kind is None:
             return Elsewhere(fields.get("projection"), description)
-        made = kind(**fields)
+        later = {f.name: f.metadata[LATER] for f in dataclasses.fields(kind) if LATER in f.metadata}
+        made = kind(**(later | fields))
     except TypeError as e:
         raise UndeError(f"{name!r} cannot be made from {fields}: {e}") from None
     if own is not None and made.describe().get(OWN) != own:
@@ -71,9 +73,29 @@ def _described(description: dict[str, Any]) -> Method:
     return made
 
 
-def for_building(method: str | Method) -> Method:
-    """The method to build an index for, with its projection settled."""
-    chosen = _with_projection(parse(method), PROJECTION)
+def for_building(
+    method: str | Method,
+    kind: str = "",
+    recorded: dict[str, Any] | None = None,
+    projection: str = PROJECTION,
+) -> Method:
+    """The method to build an index for, with its projection and its damping settled.
+
+    Args:
+        method: What is asked for.
+        kind: Of the task, see `unde.tasks.identity.kind_of`.
+        recorded: The method of an index that was begun: what is not named stays as it was settled then.
+        projection: The one of methods that name none.
+    """
+    chosen = parse(method)
+    before = parse(recorded) if recorded is not None and recorded.get("name") == chosen.name else None
+    chosen = _with_projection(chosen, projection if before is None else before.projection)
+    if isinstance(chosen, Damped) and isinstance(before, Damped):
+        if chosen.damping == AUTO:
+            chosen = replace(chosen, damping=before.damping, relative=before.relative)
+        if getattr(chosen, "fisher", None) == AUTO:
+            chosen = replace(chosen, fisher=before.labels)
+    chosen = chosen.resolve(kind)
     if OWN in chosen.describe() and not isinstance(chosen, Elsewhere):
         own_methods.check(chosen)
         if _described(chosen.describe()) != chosen:
@@ -96,11 +118,14 @@ def _with_projection(method: Method, projection: str | None) -> Method:
         ) from None
 
 
-def on_index(method: str | Method | None, built: Method) -> Method:
-    """The method to score with on an index built for `built`, whose projection it takes if it names none."""
+def on_index(method: str | Method | None, built: Method, kind: str = "", examples: int = 1) -> Method:
+    """The method to score with on an index built for `built`, whose projection it takes if it names none.
+
+    `kind` is that of the task, by which damping="auto" is a number; `examples` are those of the index.
+    """
     if method is None:
         return built
-    method = _with_projection(parse(method), built.projection)
+    method = _with_projection(parse(method), built.projection).resolve(kind, built, examples)
     if OWN in method.describe():
         own_methods.check(method)
     if method.steps != built.steps:

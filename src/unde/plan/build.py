@@ -10,6 +10,7 @@ from unde.build.context import Context
 from unde.build.kernels import costs, sizes_of
 from unde.build.shards import on_disk
 from unde.console import counted, line, size
+from unde.methods import Fisher
 from unde.store.manifest import Manifest
 
 
@@ -27,7 +28,7 @@ def show_build(context: Context, missing: int) -> None:
     line(
         f"{context.folder}: {counted(m.examples, 'example')} × {counted(m.width, 'feature')} "
         f"({counted(len(m.units), 'parameter')} in {counted(len(m.groups), 'group')}"
-        + (f", {terms} {'checkpoints' if len(m.models) > 1 else 'steps'}" if terms > 1 else "")
+        + (f", {terms} {_terms(context)}" if terms > 1 else "")
         + f"), {size(index_bytes(m, precision))} on disk in {m.store_dtype}, "
         + counted(terms * len(m.shards), "shard")
         + (f"; its kernel will take {size(kernel)} more" if kernel else ""),
@@ -49,3 +50,10 @@ def show_build(context: Context, missing: int) -> None:
     ):
         if names:
             line(f"  {way}: {', '.join(names)}")
+
+
+def _terms(context: Context) -> str:
+    """What several features of an example are of."""
+    if isinstance(context.method, Fisher) and context.method.labels > 1:
+        return "checkpoints and labels" if len(context.manifest.models) > 1 else "labels"
+    return "checkpoints" if len(context.manifest.models) > 1 else "steps"

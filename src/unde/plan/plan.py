@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from unde import methods
+from unde.build.defaults import default_projection
 from unde.build.settle import rounding_decides, stored_in
 from unde.data import parse_bytes
 from unde.errors import UndeError
@@ -24,6 +25,7 @@ from unde.plan.stages import Run
 from unde.plan.workers import Rates, Workers, rates_of
 from unde.store import factored
 from unde.tasks.base import Task
+from unde.tasks.identity import kind_of
 
 
 def plan(
@@ -58,7 +60,10 @@ def plan(
     what a worker does in a second: `flops` operations of the model's passes ("200T"), `cpu_flops` of kernels, which run
     on its processor (measured on this machine unless given), `disk` bytes read or written ("1GB").
     """
-    chosen, budget = methods.for_building(method), parse_bytes(memory)
+    chosen, budget = (
+        methods.for_building(method, kind_of(task.identity()), projection=default_projection(model, exclude)),
+        parse_bytes(memory),
+    )
     counts = {
         "n_examples": n_examples,
         "batch_size": batch_size,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -22,6 +22,10 @@ from unde.tasks.syntax import names
 ROOTS = ("loss", "measure", "measures", "token_losses", "mask", "collate")
 _ASIDE = {"cutting", "version"}  # the one changes no numbers, the other stands for itself
 _LIBRARIES = {"unde", "builtins", "abc", "typing", "torch"}  # whose classes have versions, not digests
+KINDS = {
+    "classification": ("Classification", "MultiLabel", "TokenClassification"),
+    "language": ("CausalLM", "MaskedLM", "Seq2SeqLM", "Preference"),
+}
 _MISSING = "(nothing)"
 
 
@@ -63,6 +67,19 @@ def _settings(task: Any, classes: list[type]) -> Iterator[tuple[str, Any, str]]:
     for name, value in attributes(task).items():
         if name not in _ASIDE:
             yield name, value, home
+
+
+def kind_of(task: Mapping[str, Any]) -> str:
+    """The kind of a task, by its identity: "classification", "language", "diffusion", or "" where it is not known.
+
+    >>> kind_of({"name": "CausalLM", "settings": {}})
+    'language'
+    >>> kind_of({"name": "Mine", "settings": {"alphas": "…", "timesteps": 10}})
+    'diffusion'
+    """
+    if {"alphas", "timesteps"} <= set(task.get("settings", ())):
+        return "diffusion"
+    return next((kind for kind, names in KINDS.items() if task.get("name") in names), "")
 
 
 class _Methods:

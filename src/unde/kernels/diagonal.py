@@ -1,0 +1,96 @@
+"""The metric of an Adam-like optimizer, from stored features: K = diag(mean g²)^−1/2, column by column.
+
+A step of Adam divides gradients by the root of their second moments, so inner products are taken in the metric v^−1/2.
+Columns without gradients get 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unde.errors import UndeError
+from unde.kernels.base import (
+    Moments,
+    Needs,
+    Reduction,
+    Round,
+    Settled,
+    Sizes,
+    Source,
+    Work,
+    chunks,
+    pending,
+    read,
+    without_content,
+)
+from unde.kernels.numbers import rounded
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    fisher: str = "empirical"
+
+    def on(self, sizes: Sizes) -> Settled:
+        return _Diagonal(sizes)
+
+
+@dataclass(frozen=True)
+class _Diagonal:
+    sizes: Sizes
+    key: str = "diagonal"
+
+    @property
+    def blocks(self) -> Sequence[Sequence[slice]]:
+        return [[p.columns] for p in self.sizes.parts]
+
+    @property
+    def rounds(self) -> Sequence[Round]:
+        return [Round("squares", len(self.sizes.runs()), self._job)]
+
+    def _job(self, source: Source, i: int, before: Moments) -> Moments:
+        total = torch.zeros(self.sizes.width, dtype=torch.float64)
+        for phi in chunks(source, self.sizes.runs()[i]):
+            total += phi.to(torch.float64, copy=True).square_().sum(0)
+            del phi  # before the next is read
+        return {"squares": total}
+
+    def fit(self, moments: Moments, source: Source) -> _Fitted:
+        mean = moments["squares"] * (self.sizes.labels / self.sizes.examples)
+        if not float(mean.sum()) < float("inf"):
+            raise UndeError(
+                "the second moments of the features are NaN or infinite: some features are not finite, or too large to "
+                "square. Rebuild the index with on_bad='skip', or rescale the loss"
+            )
+        return _Fitted(source, torch.where(mean > 0, mean.rsqrt(), 0.0))
+
+    def needs(self) -> Needs:
+        n, d, jobs = self.sizes.examples, self.sizes.width, len(self.sizes.runs())
+        rows = self.sizes.most * d
+        return Needs(
+            held=8 * d,
+            gather=Work(max(self.sizes.read() + 8 * rows, pending(jobs, 8 * d, 8 * d)), 0, n),
+            fit=Work(24 * d),
+            train=Work(max(self.sizes.read(), 16 * rows), 0, n),
+            apply=Work(16 * rows),
+            moments={"squares": without_content(d, dtype=torch.float64)},
+            rounds=(Reduction("squares", jobs, 0, n, 8 * d * jobs),),
+        )
+
+    def check(self, memory: int) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    source: Source
+    scale: Tensor
+
+    def apply(self, rows: Tensor) -> Tensor:
+        return rounded(rows.double() * self.scale, rows.dtype)
+
+    def train(self, blocks: Sequence[int]) -> Tensor:
+        return self.apply(read(self.source, blocks))

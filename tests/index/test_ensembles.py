@@ -1,0 +1,65 @@
+"""Several sets of weights in one index: an ensemble of models that were trained independently."""
+
+import pytest
+import torch
+
+import toy
+from unde import Setup, UndeError
+from unde.methods import EKFAC, TRAK, LoGRA, TracIn
+from unde.tasks import Classification
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+QUERIES = toy.data(5, seed=3)
+
+
+@pytest.mark.parametrize("method", [TRAK, LoGRA, EKFAC, TracIn])
+def test_scores_of_an_ensemble_are_the_mean_of_its_members(tmp_path, method):
+    members = [toy.net(seed) for seed in range(3)]
+    single = [
+        toy.build(tmp_path / f"{i}", model=m, method=method(projection="none")).score(QUERIES).total()
+        for i, m in enumerate(members)
+    ]
+    index = toy.build(
+        tmp_path / "all", method=method(projection="none"), checkpoints=[m.state_dict() for m in members]
+    )
+    torch.testing.assert_close(
+        index.score(QUERIES).total(), torch.stack(single).mean(0), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_a_setup_brings_checkpoints(tmp_path, monkeypatch):
+    from unde.cli.project import Project
+
+    (tmp_path / "ensemble_setup.py").write_text(
+        "import toy, unde\n"
+        "def make():\n"
+        "    states = [toy.net(seed).state_dict() for seed in range(2)]\n"
+        "    return unde.Setup(toy.net(), unde.tasks.Classification(), toy.data(22), checkpoints=states,\n"
+        "                      checkpoint_weights=[0.25, 0.75])\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    project = Project("ensemble_setup:make")
+    assert len(project.checkpoints) == 2 and project.shares == [0.25, 0.75]
+    from typer.testing import CliRunner
+
+    from unde.cli import app
+
+    out = tmp_path / "idx"
+    result = CliRunner().invoke(
+        app, ["build", "ensemble_setup:make", "--out", str(out), "--method", "trak", "--projection", "none"]
+    )
+    assert result.exit_code == 0, result.output
+    index = project.index(out)
+    assert index.manifest.checkpoint_weights == [0.25, 0.75] and index.manifest.terms == 2
+    want = toy.build(
+        tmp_path / "j",
+        method=TRAK(projection="none"),
+        checkpoints=[toy.net(seed).state_dict() for seed in range(2)],
+        checkpoint_weights=[0.25, 0.75],
+    )
+    torch.testing.assert_close(index.score(QUERIES).total(), want.score(QUERIES).total())
+
+
+def test_weights_without_checkpoints():
+    with pytest.raises(UndeError, match=r"2 checkpoint_weights for 0 checkpoints"):
+        Setup(toy.net(), Classification(), toy.data(3), checkpoint_weights=[0.5, 0.5])
