@@ -25,6 +25,7 @@ UNFITTED, UNFITTED_OF_TWO = 2 / 3, 0.9
 def zero_gradient_queries(features: Tensor) -> list[int]:
     """Positions of the queries whose features (C, Q, D) are all zero: every score of theirs is 0.
 
+    >>> import torch
     >>> zero_gradient_queries(torch.tensor([[[0.0, 1.0], [0.0, 0.0]]]))
     [1]
     """
@@ -45,6 +46,7 @@ def hub_examples(top: Tensor, examples: int) -> list[tuple[int, int]]:
     """Training examples that are in the top lists (Q, k) of more than half of the queries, and of how many; the most
     frequent first. `examples` is how many there are to choose from: lists of a large share of them are not compared.
 
+    >>> import torch
     >>> hub_examples(torch.tensor([[7, 1], [7, 2], [3, 7], [7, 4], [5, 6]]), 100)
     [(7, 4)]
     >>> hub_examples(torch.tensor([[7, 1], [7, 2], [3, 4], [5, 4], [5, 6]]), 100)
@@ -62,6 +64,7 @@ def hub_examples(top: Tensor, examples: int) -> list[tuple[int, int]]:
 def mean_overlap(top: Tensor) -> float:
     """How many training examples the lists (Q, k) of two queries share on average.
 
+    >>> import torch
     >>> mean_overlap(torch.tensor([[0, 1], [0, 2], [0, 1]]))
     1.3333333333333333
     """
