@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from experiments import runner
-from experiments.pages import ablations, downstream, labels, lds, ours, settings, storage
+from experiments.pages import ablations, calibration, downstream, labels, lds, ours, settings, storage
 from experiments.pages.book import Book, Section, command, table
 from experiments.shared.places import HERE
 
@@ -39,6 +39,7 @@ SECTIONS: list[Section] = [
     *downstream.TEXTS,
     lds.RELIABILITY,
     *ours.SECTIONS,
+    calibration.SECTION,
     *settings.SECTIONS,
     *storage.SECTIONS,
 ]
@@ -61,6 +62,7 @@ TABLES: dict[str, Callable[[Book], str]] = {
     ),
     "recall_gains": lambda book: downstream.recall_gains_table(book, "fine_grained_recall_robots"),
     "recall_gains_emoji": lambda book: downstream.recall_gains_table(book, "fine_grained_recall_emoji"),
+    "calibration": calibration.calibration_table,
     "checkpoints": settings.checkpoints_table,
     "storage": storage.storage_table,
     "storage_kernels": storage.kernel_table,

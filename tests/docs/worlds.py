@@ -21,16 +21,20 @@ from sklearn.datasets import load_digits
 def make():
     x, y = map(torch.as_tensor, load_digits(return_X_y=True))
     x = x.float() / 16
-    with torch.random.fork_rng():
+    def train(indices, seed):
         torch.manual_seed(0)
+        rows = torch.as_tensor(indices)
         model = torch.nn.Sequential(torch.nn.Linear(64, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10))
         optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
         for _ in range(60):
             optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(x[:300]), y[:300]).backward()
+            torch.nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
             optimizer.step()
+        return model
+    with torch.random.fork_rng():
+        model = train(range(300), 0)
     return unde.Setup(model, unde.tasks.Classification(), (x[:300], y[:300]), learn_queries=(x[300:330], y[300:330]),
-                      eval_queries=(x[330:345], y[330:345]), show=lambda e: e[0].reshape(8, 8).numpy())
+                      eval_queries=(x[330:345], y[330:345]), show=lambda e: e[0].reshape(8, 8).numpy(), train=train)
 """
 LINES = [
     f"The {what} of the {place} was {how} in the year {year}, and the Congress {did} it."
@@ -66,6 +70,32 @@ def indexed() -> dict[str, Any]:
     index = unde.Index.open("runs/idx", model=s.model, task=s.task, train_data=s.train_data)
     given = {"model": s.model, "task": s.task, "train_data": s.train_data, "queries": s.eval_queries}
     return {**given, "torch": torch, "unde": unde, "index": index}
+
+
+def calibrated() -> dict[str, Any]:
+    """The same, and all that a training is described by."""
+    from functools import partial
+
+    import torch.nn.functional as F
+
+    from unde.recipe import Recipe
+
+    names = indexed()
+    setup = Recipe("my_project.setup:make").make()
+
+    def make_model(seed: int) -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(64, 16), torch.nn.ReLU(), torch.nn.Linear(16, 10))
+
+    def loss(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1], reduction="none")
+
+    return names | {
+        "make_model": make_model,
+        "loss": loss,
+        "make_optimizer": partial(torch.optim.Adam, lr=0.02),
+        "learn_queries": setup.learn_queries,
+        "eval_queries": setup.eval_queries,
+    }
 
 
 def language() -> dict[str, Any]:
@@ -239,6 +269,9 @@ def json_lines(path: str, rows: list[dict[str, Any]]) -> None:
 WORLDS: dict[str, World] = {
     "README.md": World(both),
     "docs/weights.md": World(weights),
+    "docs/calibration.md": World(
+        calibrated, {"--halves 16 --budget 2h": "--halves 4", "halves=8": "halves=4", "epochs=20": "epochs=2"}
+    ),
     "docs/banks.md": World(smaller={"subsets=64": "subsets=6", "epochs=20": "epochs=3"}),
     "docs/language-models.md": World(language),
     "docs/object-stores.md": World(stores, {"s3://bucket": "memory://docs", "n_train=1000": "n_train=20"}),

@@ -97,7 +97,7 @@ class Retrieval:
             "seed": self.seed,
         }
         weights = Weights(values, groups, self.copier.digests(self.parts.used), provenance)
-        console.note(summary(weights))
+        console.note(f"{summary(weights)}. Only `unde calibrate` tells whether weights help on this model")
         return weights
 
     def _copies(self, part: Tensor, i: int, strength: float) -> Copies:
