@@ -81,7 +81,7 @@ class _Addresses:
     # --- the page ---------------------------------------------------------------------------------------
 
     async def page(self, request: Request) -> Response:
-        return HTMLResponse(page(self.session.title, len(self.session.index)))
+        return HTMLResponse(page(self.session.title, len(self.session.index), self.session.calibration))
 
     async def static(self, request: Request) -> Response:
         name = request.path_params["name"]

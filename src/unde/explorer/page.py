@@ -8,7 +8,7 @@ from unde.report.queries import RIGHT, WRONG
 from unde.report.tokens import key
 
 
-def page(title: str, examples: int) -> str:
+def page(title: str, examples: int, calibration: str | None = None) -> str:
     """The whole page as text."""
     head = el(
         "head",
@@ -31,6 +31,9 @@ def page(title: str, examples: int) -> str:
             {"class": "masthead"},
             el("h1", None, title),
             el("p", {"class": "subtitle", "id": "subtitle"}, f"{examples:,} training examples"),
+            el("p", {"class": "subtitle", "id": "calibration"}, f"Calibrated: {calibration}.")
+            if calibration
+            else None,
             el("noscript", None, "This page needs JavaScript."),
         ),
         el("main", {"id": "main"}, _ask(), _answer(), _marked()),

@@ -36,7 +36,7 @@ from unde.tasks import Diffusion
 from unde.version import __version__
 from unde.weights import Weights
 
-UNWEIGHTED, YOURS = "unweighted", "your weights"
+UNWEIGHTED, YOURS, CALIBRATED = "unweighted", "your weights", "calibrated"
 COUNT = 50  # examples on a side, at most
 SHADED = 24  # passages that one job shades
 FEWEST, MOST = 2, 64  # answers that are held: however large they are, and however small
@@ -96,7 +96,10 @@ class Session:
             for role, data in given.items()
             if data is not None
         }
+        self._calibration = index.calibration
         self.weights = dict(weights or {})
+        if self._calibration is not None and self._calibration.weights is not None:
+            self.weights.setdefault(CALIBRATED, self._calibration.weights)
         for name in self.weights:
             if name in (UNWEIGHTED, YOURS):
                 raise UndeError(
@@ -107,6 +110,11 @@ class Session:
         self.bases |= {name: w.aligned_to(groups) for name, w in self.weights.items()}
         self.sliders = Sliders.for_groups(groups)
         self.methods = _methods(index)
+        if self._calibration is not None:
+            chosen = self._calibration.method
+            self.methods = {_called(chosen): chosen} | {
+                name: method for name, method in self.methods.items() if name != _called(chosen)
+            }
         self.jobs, self.marks = Jobs(), Marks(self.train)
         self.asker = Asker(index, setup, self.train, self.roles)
         self.pool = Pool(self.asker)
@@ -181,7 +189,7 @@ class Session:
             plus = [self.asker.asked(q, method, job) for q in inquiry.plus]
             minus = [self.asker.asked(q, method, job) for q in inquiry.minus]
             job.tell("scoring")
-            scores = self.index.score(combined(plus, minus), method)
+            scores = self._score(combined(plus, minus), method)
             held = Held.forward(scores)
             known = Answer(inquiry.key, scores, held, self.train, "train", plus + minus, method, len(plus))
             known.digests = [d for asked in known.asked for d in asked.digests if d]
@@ -189,6 +197,16 @@ class Session:
             known.warnings = self._warnings(known)
             self._hold(known)
         return self._told(known, len(inquiry.plus))
+
+    @property
+    def calibration(self) -> str | None:
+        """What the calibration of the index says, in a sentence."""
+        return None if self._calibration is None else str(self._calibration)
+
+    def _score(self, features: Any, method: Method) -> GroupScores:
+        """Scores under a method; those of the calibration where it is the method of that."""
+        calibrated = self._calibration is not None and method == self._calibration.method
+        return self.index.score(features, None if calibrated else method)
 
     def influenced(self, at: int, said: Mapping[str, Any], job: Job) -> dict[str, Any]:
         """The queries that a training example has influenced."""
@@ -202,7 +220,7 @@ class Session:
             self.unchanged()
             pool, features, note = self.pool.made(method, job)
             job.tell("scoring")
-            scores = seen_from(self.index.score(features, method), at)
+            scores = seen_from(self._score(features, method), at)
             asked = [Asked(self.asker.example(at), None, [], Rows([self.train.rows[at]]))]
             known = Answer(key, scores, Held.backward(scores), pool, "pool", asked, method, notes=[note])
             self._hold(known)
