@@ -37,12 +37,37 @@ def arguments(block: str) -> str:
     return re.sub(r"^(\w+): ", r":param \1: ", paragraph(block), flags=re.M)
 
 
+_SECTIONS = {"Args:": "param {}", "Attributes:": "ivar {}", "Raises:": "raises {}", "Returns:": "returns"}
+
+
+def section(block: str) -> str:
+    r"""A section of a Google-style docstring as a list of fields; what follows a name may span several lines.
+
+    >>> section("Args:\n    k: How many,\n        at most.\n    seed: Of draws.")
+    ':param k: How many, at most.\n:param seed: Of draws.'
+    """
+    head, *rest = block.split("\n")
+    field = _SECTIONS[head.strip()]
+    if "{}" not in field:
+        return f":{field}: " + paragraph(" ".join(line.strip() for line in rest))
+    entries: list[str] = []
+    for line in rest:
+        if re.match(r" {4}\S", line) or not entries:
+            entries.append(line.strip())
+        else:
+            entries[-1] += f" {line.strip()}"
+    named = (entry.partition(": ") for entry in entries)
+    return "\n".join(f":{field.format(name)}: {paragraph(words)}" for name, _, words in named)
+
+
 def prose(lines: list[str]) -> list[str]:
     """A docstring: examples stay as they are, other indented blocks are shown as they are written."""
     out: list[str] = []
     for block in re.split(r"\n\s*\n", "\n".join(lines).strip("\n")):
         if block.lstrip().startswith(">>>"):
             made = block
+        elif block.split("\n")[0].strip() in _SECTIONS:
+            made = section(block)
         elif all(line.startswith("    ") for line in block.split("\n")):
             made = "::\n\n" + block
         elif all(re.match(r"\w+: |    ", line) for line in block.split("\n")):

@@ -22,6 +22,7 @@ from unde.tasks import Classification
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 HERE = Path(__file__).parent
+METHOD = methods.EKFAC(projection="kron(3)", damping=0.1, fisher="empirical")  # as Index.build settles it
 
 
 def begun(folder: Path, recipe: Recipe | None = None, setup=None, **options) -> Context:
@@ -35,11 +36,11 @@ def begun(folder: Path, recipe: Recipe | None = None, setup=None, **options) -> 
         "each": None, "seen_by": methods.EKFAC(),
     }  # fmt: skip
     with toy.cut():
-        return settle(folder, given, methods.EKFAC(projection="kron(3)"), **(asked | options))
+        return settle(folder, given, METHOD, **(asked | options))
 
 
 def built(folder: Path, **options) -> dict[str, bytes]:
-    return toy.content(toy.build(folder, method=methods.EKFAC(projection="kron(3)"), **options).folder)
+    return toy.content(toy.build(folder, method=METHOD, **options).folder)
 
 
 STATES = [toy.net(1).state_dict(), toy.net(2).state_dict()]

@@ -14,7 +14,7 @@ from unde.cli.plan import plan
 
 COMMANDS = (
     *("demo", "plan", "build", "finish", "append", "remove", "merge", "repack"),
-    *("learn", "attribute", "evaluate", "report", "serve"),
+    *("calibrate", "learn", "attribute", "evaluate", "report", "serve"),
     *("verify", "push", "pull", "bench"),
 )
 

@@ -201,6 +201,19 @@ def test_halves_are_kept_and_more_can_be_added(index):
     assert len(other.calls) == 6  # other queries: nothing of the first is taken for theirs
 
 
+def test_a_damaged_half_is_named_and_trained_again(index):
+    index.calibrate(Counting(), QUERIES, halves=4, baselines=False)
+    part = sorted((index.folder / layout.CALIBRATION_HALVES).rglob("model-*.safetensors"))[2]
+    content = bytearray(part.read_bytes())
+    content[-1] ^= 1
+    part.write_bytes(content)
+    [problem] = index.verify().problems
+    assert problem.name.endswith(part.name) and "next calibration trains them again" in problem.advice
+    again = Counting()
+    index.calibrate(again, QUERIES, halves=4, baselines=False)
+    assert len(again.calls) == 1 and index.verify()
+
+
 def test_a_training_that_fails_loses_nothing(index):
     failing = Counting(fail_at=3)
     with pytest.raises(UndeError, match=r"diverged[\s\S]*3 of 6 models are kept"):

@@ -4,6 +4,7 @@ import os
 import shutil
 
 import fsspec
+import numpy as np
 import pytest
 import torch
 from remote_toy import content, objects
@@ -40,6 +41,9 @@ def index(tmp_path):
     made.score(QUERIES, TRAK(projection="pca(2)"))
     (made.folder / layout.SOURCE).write_text("{}")
     (made.folder / layout.RUN).write_text("seed = 0\n")
+    chance = np.random.default_rng(0)
+    bank = chance.random((6, 22)) < 0.5, chance.random((6, 12))
+    made.calibrate(queries=toy.data(12, seed=4), bank=bank, baselines=False)
     return made
 
 
@@ -75,6 +79,7 @@ def test_there_and_back(tmp_path, s3, index, writes):
         layout.CHANGE,
         layout.LOCK,
         layout.SCRATCH,
+        layout.CALIBRATION_HALVES,  # stay where they were trained
     }
     assert run("push", index.folder, s3) == f"{s3}: {len(want)} files\n"
     assert objects(s3) == want

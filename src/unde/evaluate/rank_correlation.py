@@ -28,7 +28,7 @@ def large_sample_factor(mean: float, models: int) -> float:
     6/(π(n + 1)) · (asin r + (n − 2) asin(r/2)), which tends to 6/π · asin(r/2) (Moran, 1948).
 
     >>> round(large_sample_factor(0.0, 8), 3), round(large_sample_factor(0.5, 16), 3)
-    (1.125, 1.056)
+    (1.125, 1.057)
     """
     if abs(mean) < 1e-6:
         return (models + 1) / models

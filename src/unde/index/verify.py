@@ -158,7 +158,9 @@ def _calibration(folder: Place, found: Verified) -> None:
             continue
         models = verify_bank(home.with_suffix(""))
         found.bytes, found.files = found.bytes + models.bytes, found.files + models.files
-        found.problems += models.problems
+        for problem in models.problems:
+            file = home / problem.name.rpartition("/")[2]
+            found.report(file, problem.kind, problem.why, layout.restored(layout.CALIBRATION_HALVES))
 
 
 def _run(path: Place, found: Verified) -> None:

@@ -167,7 +167,7 @@ def _head(title: str) -> Html:
 def _read_first(warnings: Sequence[str]) -> Html:
     return el(
         "aside",
-        {"class": "reading-help warnings", "aria-labelledby": "warnings-title"},
+        {"class": "warnings", "aria-labelledby": "warnings-title"},
         el("h2", {"id": "warnings-title"}, "Read this first"),
         el("ul", None, [el("li", None, sentence) for sentence in warnings]),
     )

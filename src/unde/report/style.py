@@ -77,12 +77,12 @@ _FRAME = """
 .cards .value { font-size: 1.9rem; font-weight: 620; line-height: 1.3; letter-spacing: -0.02em; }
 main > section { padding-top: 5rem; }
 main > section:last-child { padding-bottom: 6rem; }
-.reading-help {
+.reading-help, .warnings {
   margin-top: 3.5rem; padding: 1.5rem 1.75rem; border-radius: 12px; background: var(--fill);
   max-width: 62rem;
 }
-.reading-help h2 { font-size: 1rem; letter-spacing: 0; }
-.reading-help p { margin-top: 0.4rem; text-wrap: pretty; }
+.reading-help h2, .warnings h2 { font-size: 1rem; letter-spacing: 0; }
+.reading-help p, .warnings p { margin-top: 0.4rem; text-wrap: pretty; }
 .reading-help strong { color: var(--tone); font-weight: 620; white-space: nowrap; }
 .warnings { border-left: 4px solid var(--alarm); }
 .warnings ul { margin: 0.4rem 0 0; padding-left: 1.2rem; } .warnings li + li { margin-top: 0.4rem; }
