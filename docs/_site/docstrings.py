@@ -6,7 +6,13 @@ import re
 from typing import Any
 
 MADE = {  # by functions and methods, never by their users: how they are made is not shown
-    *("unde.Index", "unde.GroupScores", "unde.scores.top.Top", "unde.scores.tokens.TokenScores"),
+    *(
+        "unde.Index",
+        "unde.index.calibration.Calibration",
+        "unde.GroupScores",
+        "unde.scores.top.Top",
+        "unde.scores.tokens.TokenScores",
+    ),
     *("unde.build.queries.QueryFeatures", "unde.index.trust.Trust", "unde.index.trust.Curve"),
     *(
         "unde.store.verified.Verified",
