@@ -56,7 +56,7 @@ def test_calibrate_and_ask(project):
     assert "calibrated:" not in without
     run("report", f"{project}:trained", "--index", "idx", "--out", "r.html", "--first", 1, "--no-trust")
     page = Path("r.html").read_text()
-    assert "Calibration: how good are these scores?" in page and page.count('class="bar chosen"') == 1
+    assert "Calibration: how good are these scores?" in page and page.count('class="setting chosen"') == 1
     assert str(found) in page
     run(
         "report",

@@ -82,7 +82,7 @@ def strip(panel: CalibrationPanel) -> Html:
         el(
             "rect",
             {
-                "class": "bar chosen" if name == panel.chosen else "bar",
+                "class": "setting chosen" if name == panel.chosen else "setting",
                 "x": f"{LEFT + i * slot:.1f}",
                 "y": f"{y(max(value, 0)):.1f}",
                 "width": f"{max(1.0, slot * 0.8):.1f}",
@@ -101,7 +101,7 @@ def strip(panel: CalibrationPanel) -> Html:
     return el(
         "svg",
         {
-            "class": "plot strip",
+            "class": "plot settings-strip",
             "role": "img",
             "aria-label": f"LDS of {len(panel.settings)} settings, sorted; chosen: {panel.chosen}",
             "width": f"{WIDTH:g}",

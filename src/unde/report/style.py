@@ -240,13 +240,13 @@ main:has(.switch:checked) { max-width: 94rem; }
 
 _PLOTS = """
 svg.plot { display: block; max-width: none; overflow: visible; }
-.strip .bar { fill: var(--muted); opacity: 0.6; }
-.strip .bar.chosen { fill: var(--accent); opacity: 1; }
-.strip .whisker, .strip .ceiling { stroke: var(--ink); stroke-width: 1.5; }
-.strip .expected { fill: var(--ink); }
-.strip line.baseline { stroke: var(--ink); stroke-dasharray: 4 4; opacity: 0.6; }
-.strip .label { font-size: 12px; fill: var(--ink); }
-.strip text.ceiling { stroke: none; }
+.settings-strip .setting { fill: var(--muted); opacity: 0.6; }
+.settings-strip .setting.chosen { fill: var(--accent); opacity: 1; }
+.settings-strip .whisker, .settings-strip .ceiling { stroke: var(--ink); stroke-width: 1.5; }
+.settings-strip .expected { fill: var(--ink); }
+.settings-strip line.baseline { stroke: var(--ink); stroke-dasharray: 4 4; opacity: 0.6; }
+.settings-strip .label { font-size: 12px; fill: var(--ink); }
+.settings-strip text.ceiling { stroke: none; }
 svg.lines { width: 100%; max-width: 30rem; height: auto; }
 figure.scroll { margin-top: 2rem; padding-bottom: 0.5rem; }
 svg text { font-size: 11px; fill: var(--muted); }
