@@ -198,7 +198,7 @@ def test_crossfit_shows_no_model_and_query_to_who_predicts_it(monkeypatch):
 
 
 @pytest.mark.parametrize("share", [0.9, 0.3])
-def test_reliability_is_the_share_of_variance_that_is_not_the_seed(share):
+def test_reliability_is_the_agreement_between_seeds(share):
     rng = np.random.default_rng(0)
     signal = np.sqrt(share) * rng.normal(size=(64, 300))
     one, two = (signal + np.sqrt(1 - share) * rng.normal(size=signal.shape) for _ in range(2))

@@ -107,6 +107,8 @@ def test_calibrated_scores_are_used_and_said(index, capsys):
     assert 0 <= made.ceiling <= 1 and made.seconds > 0
     assert set(made.baselines) == {"hidden-state similarity", "loss"}
     assert made.settings[0]["lds"] == max(s["lds"] for s in made.settings)
+    assert "of at most 100" in str(replace(made, ceiling=1.0))
+    assert "as much as the noise between seeds leaves" in str(replace(made, ceiling=-1.0))
     capsys.readouterr()
     opened = Index.open(index.folder, model=index.model, task=Classification())
     scores = opened.score(toy.data(3, seed=9))

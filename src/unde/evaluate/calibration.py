@@ -148,17 +148,24 @@ def crossfit(
 
 
 def reliability(utility: np.ndarray, again: np.ndarray, which: np.ndarray) -> float:
-    """The share of the variance over models that is not the noise of the training seed.
+    """How far the ranks of models agree when their subsets are trained with another seed: 1 fully, 0 not at all.
+
+    The rank of a model is taken among those of the other subsets. Two ranks that have nothing to do with each other differ
+    by 2 Var in square, with Var = (S² − 1) / 12 the variance of a rank; the share of that which is missing is agreement.
 
     Args:
         utility: (S, Q) of all models.
         again: (R, Q) of some of the same subsets, trained with another seed.
         which: (R,) which subsets these are.
     """
-    noise = np.square(utility[which] - again).mean(0) / 2
-    total = utility.var(0, ddof=1)
-    known = total > 0
-    return float(np.clip(1 - (noise[known] / total[known]).mean(), 0, 1)) if known.any() else 0.0
+    models, squares = len(utility), []
+    for subset, second in zip(which, again):
+        others = np.delete(utility, subset, axis=0)
+        first, other = (
+            (others < value).sum(0) + (others == value).sum(0) / 2 for value in (utility[subset], second)
+        )
+        squares.append(np.square(first - other).mean())
+    return float(np.clip(1 - np.mean(squares) / (2 * (models**2 - 1) / 12), 0, 1))
 
 
 def pearson(predicted: np.ndarray, actual: np.ndarray) -> np.ndarray:

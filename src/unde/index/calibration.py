@@ -72,7 +72,14 @@ class Calibration:
 
     def __str__(self) -> str:
         lds, half = 100 * self.expected.mean, 100 * (self.expected.ci95_total or self.expected.ci95)
-        most = "" if self.ceiling is None else f" of at most {100 * self.ceiling:.0f}"
+        most = ""
+        if self.ceiling is not None:
+            reached = self.ceiling <= self.expected.mean
+            most = (
+                ", as much as the noise between seeds leaves"
+                if reached
+                else f" of at most {100 * self.ceiling:.0f}"
+            )
         others = ", ".join(f"{name} {100 * b['lds']:.0f}" for name, b in self.baselines.items())
         others = f"; {others}" if others else ""
         if self.how == LOCAL:
