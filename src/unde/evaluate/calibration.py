@@ -150,8 +150,9 @@ def crossfit(
 def reliability(utility: np.ndarray, again: np.ndarray, which: np.ndarray) -> float:
     """How far the ranks of models agree when their subsets are trained with another seed: 1 fully, 0 not at all.
 
-    The rank of a model is taken among those of the other subsets. Two ranks that have nothing to do with each other differ
-    by 2 Var in square, with Var = (S² − 1) / 12 the variance of a rank; the share of that which is missing is agreement.
+    The rank of a model is taken among those of the other subsets. Two ranks that have nothing to do with each other
+    differ by 2 Var in square, with Var = (S² − 1) / 12 the variance of a rank; the share of that which is missing is
+    agreement.
 
     Args:
         utility: (S, Q) of all models.
