@@ -17,10 +17,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import rankdata
 
 from unde.evaluate.estimate import Estimate, SubsetBootstrap
 from unde.evaluate.rank_correlation import (
+    average_ranks,
     jackknife_means,
     large_sample_factor,
     quantile,
@@ -183,7 +183,7 @@ def jackknife(predicted: np.ndarray, actual: np.ndarray) -> np.ndarray:
 
 
 def _ranks(utility: np.ndarray) -> np.ndarray:
-    return rankdata(utility, axis=0)
+    return average_ranks(utility)
 
 
 def _folds(models: int, queries: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
