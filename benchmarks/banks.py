@@ -36,13 +36,13 @@ from benchmarks.bank_cases import CASES, QUICK, which
 from benchmarks.machine import machine
 from unde.bench import median_interval
 from unde.evaluate import Training
-from unde.evaluate.bank.loop import Learner
-from unde.evaluate.bank.luck import own_luck
 from unde.evaluate.bank.products import Products
+from unde.evaluate.bank.seeding import isolated_rng
 from unde.evaluate.bank.stacked import Stack, Unstackable, stacked_batches
+from unde.evaluate.bank.training_spec import Learner
 from unde.evaluate.bank.ways import settled
+from unde.onednn import available
 from unde.pages import keep_pages
-from unde.products import available
 
 RESULTS = Path(__file__).parent / "results" / "banks.json"
 STACKED, MODELS, ROUNDS = 8, 64, 7
@@ -90,7 +90,7 @@ def stepping(training: Training, how: str) -> tuple[Callable[[], None], int]:
 
         return step, size
     ((indices, seed),) = which(1)
-    with own_luck(seed):
+    with isolated_rng(seed):
         learner = Learner(training, indices, seed, "channels last" in how, "onednn" in how)
     learner.schedule = None
     if how == "loop":  # as people write it
@@ -119,7 +119,7 @@ def large_product(library: str) -> Callable[[], None]:
 def operations(training: Training) -> float:
     """Multiplications and additions of a step, 10⁹."""
     ((indices, seed),) = which(1)
-    with own_luck(seed):
+    with isolated_rng(seed):
         learner = Learner(training, indices, seed)
         with FlopCounterMode(display=False) as counter:
             learner.backward(next(learner.batches))

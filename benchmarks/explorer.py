@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from unde import Index, Setup
-from unde.explorer import Session
-from unde.explorer.jobs import Job
-from unde.explorer.questions import Inquiry
 from unde.tasks import Classification
+from unde.ui.explorer import Session
+from unde.ui.explorer.jobs import Job
+from unde.ui.explorer.questions import Inquiry
 
 
 class Wide(nn.Module):

@@ -29,9 +29,9 @@ from benchmarks.peers.host import Peer
 from benchmarks.rounds import Failed, Run, Seconds, estimate, interleaved, ratio, seconds_of
 from unde import Setup, bench
 from unde.data import Rows
-from unde.features import Unit, floor, make_units, plan_coverage
-from unde.features import run as passes
-from unde.features.meter import Meter
+from unde.gradients import Unit, floor, make_units, plan_coverage
+from unde.gradients import feature_pass as passes
+from unde.gradients.meter import Meter
 from unde.methods import TracIn
 from unde.pages import kept_pages
 

@@ -65,7 +65,7 @@ def timed(run: Callable[..., Any], *given: Any, **named: Any) -> tuple[float, An
 def work() -> None:
     """One package in a process of its own: [case, rank, n] on a line of its input, seconds on one of its output."""
     from unde import Index
-    from unde.features import floor
+    from unde.gradients import floor
     from unde.methods import TracIn
 
     made: dict[str, Any] = {}
@@ -75,7 +75,10 @@ def work() -> None:
             made[case] = model_and_data(case)
         model, task, data = made[case]
         method = TracIn(projection=f"kron({rank})")
-        with tempfile.TemporaryDirectory() as home, mock.patch("unde.features.run.MOST", BATCH[case]):
+        with (
+            tempfile.TemporaryDirectory() as home,
+            mock.patch("unde.gradients.feature_pass.MOST", BATCH[case]),
+        ):
             folder = Path(home) / "i"
             given = model, task, first(data, n), folder
             whole, _ = timed(Index.build, *given, method=method, progress=False)

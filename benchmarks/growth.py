@@ -25,7 +25,7 @@ from benchmarks.peaks import peaks
 from benchmarks.rounds import Run, interleaved
 from unde import Groups, Index, Setup, bench
 from unde.bench import median_interval
-from unde.features import floor
+from unde.gradients import floor
 from unde.methods import TracIn
 from unde.pages import kept_pages
 from unde.tasks import Classification

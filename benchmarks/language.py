@@ -19,7 +19,7 @@ from benchmarks.peaks import peaks
 from benchmarks.rounds import Run, interleaved, ratio, seconds_of
 from unde import Index, Setup, bench
 from unde.data import Rows
-from unde.features import floor
+from unde.gradients import floor
 from unde.methods import EKFAC, LoGRA, Method
 from unde.pages import kept_pages
 

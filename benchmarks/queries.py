@@ -18,7 +18,7 @@ from benchmarks.cases import CASES, SEED, rows_of
 from benchmarks.growth import timed
 from benchmarks.rounds import estimate, interleaved
 from unde import Index
-from unde.features import floor
+from unde.gradients import floor
 from unde.methods import TRAK, LoGRA
 
 NAMES = ("resnet", "vit", "gpt2", "llama")

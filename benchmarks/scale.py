@@ -38,7 +38,7 @@ from benchmarks.machine import machine
 from benchmarks.machine import status as _status
 from benchmarks.scale_plan import planned
 from unde import Index
-from unde.recipe import Recipe
+from unde.setup import Recipe
 
 RESULTS = Path(__file__).parent / "results" / "scale.json"
 SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000)

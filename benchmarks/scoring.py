@@ -36,12 +36,12 @@ from torch import Tensor
 from benchmarks.machine import machine
 from benchmarks.peaks import peaks
 from unde import Groups
-from unde.build.stored import Stored
+from unde.index.reader import Stored
+from unde.index.scorer import Scorer
 from unde.methods import TracIn
 from unde.pages import large
 from unde.projection import VERSION
-from unde.scores import GroupScores
-from unde.scores.scorer import Scorer
+from unde.scoring import GroupScores
 from unde.store.codec import codec
 from unde.store.manifest import SCHEMA, Manifest, Settled
 from unde.store.shards import write_shard

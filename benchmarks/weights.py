@@ -30,8 +30,8 @@ from benchmarks.machine import forget_peak, machine, status
 from unde import learn_weights
 from unde.groups import Groups
 from unde.methods import TracIn
-from unde.scores import GroupScores, from_arrays
-from unde.scores.train_side import TrainSide
+from unde.scoring import GroupScores, from_arrays
+from unde.scoring.train_side import TrainSide
 from unde.weights import retrieval
 from unde.weights.adamw import adamw
 from unde.weights.contributions import Contributions

@@ -39,10 +39,10 @@ from unde.integrations.diffusers import (
     training_scheduler,
 )
 from unde.plan import Plan, plan
-from unde.report import Item, Page
-from unde.report.panels import query_panels, weights_panel
-from unde.scores import GroupScores
+from unde.scoring import GroupScores
 from unde.tasks import Diffusion
+from unde.ui.report import Item, Page
+from unde.ui.report.panels import query_panels, weights_panel
 
 WEIGHT_DECAY, WARM_UP = 1e-6, 0.1
 LORA = "pytorch_lora_weights.safetensors"  # as diffusers names it

@@ -2,7 +2,7 @@
 
 import torch
 
-from unde.features import Collector, make_units, plan_coverage
+from unde.gradients import Collector, make_units, plan_coverage
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 

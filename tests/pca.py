@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from unde.features.directions import Gathering
+from unde.gradients.pca import Gathering
 
 
 def fit(*what, **settings):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from unde import pages
-from unde.features.meter import Meter
+from unde.gradients.meter import Meter
 from unde.pages import keep_pages, kept_pages, large
 
 of_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of malloc in glibc")

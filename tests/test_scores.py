@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from unde import Groups, GroupScores, UndeError, Weights, learn_weights
 from unde.methods import TRAK, TracIn
-from unde.scores import TrainSide
-from unde.scores.top import Best, stable_top
-from unde.weights.source import ResolvedScores
+from unde.scoring import TrainSide
+from unde.scoring.top import Best, stable_top
+from unde.weights.protocol import ResolvedScores
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import unde
 from unde import Index
-from unde.build.stored import Stored
-from unde.build.training import Training
+from unde.index.reader import Stored
+from unde.index.training import Training
 from unde.tasks import Classification, Task
 
 FEATURES, HIDDEN, CLASSES = 5, 6, 3
@@ -58,8 +58,8 @@ def build(
 def cut(pass_size: int = 4, shard_passes: int = 2) -> Iterator[None]:
     """Passes and shards so small that a few examples make several."""
     with (
-        mock.patch("unde.features.run.MOST", pass_size),
-        mock.patch("unde.build.settle.SHARD_PASSES", shard_passes),
+        mock.patch("unde.gradients.feature_pass.MOST", pass_size),
+        mock.patch("unde.index.settle.SHARD_PASSES", shard_passes),
     ):
         yield
 

@@ -26,7 +26,7 @@ from unde import Groups, Index, Weights, evaluate, learn_weights
 from unde.cli import app
 from unde.evaluate import Bank
 from unde.tasks import Classification
-from unde.weights.source import TensorScores
+from unde.weights.protocol import TensorScores
 
 PYTHON, COMMANDS = "bad inputs, Python", "bad inputs, command line"
 X, Y = world.TRAIN

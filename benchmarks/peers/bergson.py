@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from benchmarks.peers.given import Given
+from benchmarks.peers.given import BuildInputs
 
 NOTE = "linear layers below the head, without biases, rank² numbers each, on disk"
 
 
-def run(given: Given) -> dict[str, Any]:
+def run(given: BuildInputs) -> dict[str, Any]:
     from bergson import GradientCollector, GradientProcessor, IndexConfig, collect_gradients
     from bergson.config import PreprocessConfig
 
@@ -38,7 +38,7 @@ def run(given: Given) -> dict[str, Any]:
     return {"seconds": done - ready, "planning": ready - begun, "numbers": numbers}
 
 
-def _own_loop(given: Given) -> dict[str, Any]:
+def _own_loop(given: BuildInputs) -> dict[str, Any]:
     """Its hooks with our loss, for what is no text: its own loop reads tokens only."""
     from bergson import GradientProcessor, IndexConfig, InMemoryCollector
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.peers.given import Cannot, Given, Logits, refuse_diffusion
+from benchmarks.peers.given import BuildInputs, Cannot, Logits, refuse_diffusion
 
 NOTE = "the last layer alone: a forward pass, and at most rank² numbers, in memory"
 
@@ -23,7 +23,7 @@ class _Unsorted:
         raise Cannot("neighbours are not asked for")
 
 
-def run(given: Given) -> dict[str, Any]:
+def run(given: BuildInputs) -> dict[str, Any]:
     from captum.influence import TracInCPFastRandProj
 
     refuse_diffusion(given)

@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from benchmarks.peers.given import Cannot, Given, refuse_diffusion, with_linear_layers
+from benchmarks.peers.given import BuildInputs, Cannot, refuse_diffusion, with_linear_layers
 
 NOTE = "nn.Linear layers with biases (Conv1D of GPT-2 turned into them), rank² numbers each, in memory"
 
 
-def run(given: Given) -> dict[str, Any]:
+def run(given: BuildInputs) -> dict[str, Any]:
     from dattri.algorithm.logra import LoGraAttributor
     from dattri.task import AttributionTask
 

@@ -20,7 +20,7 @@ class Cannot(Exception):
 
 
 @dataclass(frozen=True)
-class Given:
+class BuildInputs:
     case: Case
     setup: Setup
     rows: Rows
@@ -64,6 +64,6 @@ def with_linear_layers(model: nn.Module) -> nn.Module:
     return model
 
 
-def refuse_diffusion(given: Given) -> None:
+def refuse_diffusion(given: BuildInputs) -> None:
     if given.case.name in ("ddpm", "text", "lora"):
         raise Cannot("no loss of a denoiser over timesteps: an example is one row of a batch here")

@@ -9,13 +9,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from benchmarks.peers.given import Given, refuse_diffusion, with_linear_layers
+from benchmarks.peers.given import BuildInputs, refuse_diffusion, with_linear_layers
 
 NOTE = "linear and convolutional layers, scores of 4 queries from whole gradients, of which none are kept: no rank"
 QUERIES = 4
 
 
-def run(given: Given) -> dict[str, Any]:
+def run(given: BuildInputs) -> dict[str, Any]:
     import kronfluence
     from kronfluence.analyzer import Analyzer, prepare_model
     from kronfluence.arguments import FactorArguments, ScoreArguments

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.peers.given import Given, Logits, refuse_diffusion
+from benchmarks.peers.given import BuildInputs, Logits, refuse_diffusion
 
 NOTE = "all parameters, but only rank numbers an example, on disk; timed on one batch"
 
 
-def run(given: Given) -> dict[str, Any]:
+def run(given: BuildInputs) -> dict[str, Any]:
     from trak import TRAKer
     from trak.modelout_functions import AbstractModelOutput, ImageClassificationModelOutput
 

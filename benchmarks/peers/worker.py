@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any, TextIO
 
 from benchmarks.cases import CASES, SEED, rows_of
-from benchmarks.peers.given import Cannot, Given
+from benchmarks.peers.given import BuildInputs, Cannot
 
 
 class Worker:
@@ -40,7 +40,7 @@ class Worker:
         assert self.loaded is not None, "nothing is loaded"
         case, setup, rows = self.loaded
         with tempfile.TemporaryDirectory(prefix="peer-") as folder:
-            return self.peer.run(Given(case, setup, rows, rank, examples, Path(folder)))
+            return self.peer.run(BuildInputs(case, setup, rows, rank, examples, Path(folder)))
 
 
 def serve(peer: ModuleType, requests: Iterable[str], answers: TextIO) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from unde.report.svg import ticks
+from unde.ui.report.svg import ticks
 
 TONES = ("#4878a8", "#d9822b", "#5a9e6f", "#b4556e", "#8a6fb0", "#8c8c5a")
 GREY, INK, GRID, PAPER = "#8a8a8a", "#222222", "#e4e4e4", "#ffffff"

@@ -23,7 +23,7 @@ from unde import Index, Weights, console
 from unde.errors import UndeError
 from unde.evaluate import Bank, Estimate, TailPatch, compare, mislabel_auc, mislabel_auc_interval, paired
 from unde.methods import Method
-from unde.scores import GroupScores
+from unde.scoring import GroupScores
 
 RULES = ("top-k", "self-retrieval")
 

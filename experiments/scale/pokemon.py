@@ -21,7 +21,7 @@ from unde.evaluate import fine_grained
 from unde.integrations.diffusers import query_columns
 from unde.methods import DTRAK
 from unde.plan import Plan
-from unde.scores import GroupScores
+from unde.scoring import GroupScores
 
 SPLITS = ("train", "validation")
 STARTS = {

@@ -28,7 +28,7 @@ from unde.groups import trainable
 from unde.methods import Method
 from unde.plan import Plan
 from unde.projection import Spec, feature_size
-from unde.scores import GroupScores
+from unde.scoring import GroupScores
 from unde.tasks.base import Task
 
 ALPHA = 0.5  # share of the data in a subset (B.2.1)

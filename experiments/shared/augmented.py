@@ -13,7 +13,7 @@ from experiments.shared.sweep import objective
 from unde import Weights
 from unde.diffusion import augment
 from unde.methods import JourneyTRAK, Method
-from unde.scores import GroupScores
+from unde.scoring import GroupScores
 from unde.tasks.schedule import sampler_timesteps
 
 STEPS = 50  # of the sampler

@@ -19,13 +19,13 @@ from experiments.shared import banks
 from experiments.shared.models import kept
 from experiments.shared.places import RUNS
 from unde import Index
-from unde.demo import digits
 from unde.evaluate import Bank
 from unde.index import QueryFeatures
 from unde.methods import DAS, DTRAK, EKFAC, TRAK, JourneyTRAK, LoGRA, Method, TracIn
-from unde.scores import GroupScores
+from unde.scoring import GroupScores
 from unde.tasks import CausalLM, Classification
 from unde.tasks.base import Task
+from unde.ui.demo import digits
 
 DAMPING = 0.1  # of all studies but `damping`
 IMAGES: dict[str, Method] = {"TracIn": TracIn(), "TRAK": TRAK(damping=DAMPING)}

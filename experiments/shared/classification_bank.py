@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from experiments.shared.banks import Recipe
-from unde.demo.digits import RECIPES, digits
 from unde.evaluate import Training
 from unde.tasks import Classification
+from unde.ui.demo.digits import RECIPES, digits
 
 Pair = tuple[Tensor, Tensor]
 
@@ -22,7 +22,7 @@ SUBSETS = {"resnet": 100, "vit": 64}  # 100 in the paper
 
 
 def training(architecture: str, data: Pair | Callable[[], Pair]) -> Training:
-    """As `unde.demo.digits.train`: AdamW and a one-cycle schedule, all drawn from the seed."""
+    """As `unde.ui.demo.digits.train`: AdamW and a one-cycle schedule, all drawn from the seed."""
     make, epochs, lr, decay = RECIPES[architecture]
     return Training(
         model=partial(_initial, make),

@@ -11,7 +11,7 @@ from experiments.shared.denoising import AVERAGED, scheduler
 from experiments.shared.places import HERE
 from unde import Index
 from unde.methods import DAS, DTRAK, TRAK, JourneyTRAK, Method, TracIn
-from unde.scores import GroupScores
+from unde.scoring import GroupScores
 from unde.tasks import Diffusion
 
 STUDIES: dict[str, ModuleType] = {"cifar2": cifar2, "robots": robots}

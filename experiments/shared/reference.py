@@ -12,7 +12,7 @@ import torch
 from scipy.stats import rankdata
 from torch import Tensor
 
-from unde.scores import GroupScores
+from unde.scoring import GroupScores
 
 COSTS = (1e-4, 1e-3, 3e-3, 1e-2, 1e-1)
 STEPS, RATE = 200, 0.05

@@ -14,7 +14,7 @@ from unde.evaluate.compare import refuse_seen
 
 if TYPE_CHECKING:
     from experiments.shared.cells import Cell
-    from unde.scores import GroupScores
+    from unde.scoring import GroupScores
 
 EVERY_BANK = (
     "mnist-resnet",

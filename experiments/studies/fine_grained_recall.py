@@ -31,8 +31,8 @@ from experiments.shared.sweep import objective
 from unde import Weights, learn_weights
 from unde.evaluate import fine_grained, recall_at_k, recall_strength, representation_distance
 from unde.methods import DTRAK
-from unde.report import HeatmapPanel, Item, Page, QueryPanel, WeightsPanel
-from unde.scores import GroupScores
+from unde.scoring import GroupScores
+from unde.ui.report import HeatmapPanel, Item, Page, QueryPanel, WeightsPanel
 
 PAPER = "Table 6, Figures 2, 3 and 4"
 VARIANTS = ("robots", "emoji")

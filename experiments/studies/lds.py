@@ -19,7 +19,7 @@ from experiments.shared.cells import Cell
 from experiments.shared.sweep import BOOTSTRAP, EVERY_BANK, needed, objective
 from unde import Weights, learn_weights
 from unde.evaluate import Bank, Estimate, lds, paired
-from unde.scores import GroupScores
+from unde.scoring import GroupScores
 
 PAPER = "Tables 1, 2 and 5"
 VARIANTS = EVERY_BANK

@@ -20,8 +20,8 @@ from experiments.shared.cells import Cell
 from experiments.shared.sweep import EVERY_BANK, needed
 from unde.evaluate import lds, paired
 from unde.index.self_retrieval import Copier
+from unde.weights.protocol import TensorScores
 from unde.weights.retrieval import Copies, Judged, Search, Trial
-from unde.weights.source import TensorScores
 
 PAPER = ""
 VARIANTS = EVERY_BANK

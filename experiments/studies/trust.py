@@ -21,8 +21,8 @@ from unde import Weights
 from unde.data import Rows
 from unde.evaluate import Estimate, lds, paired
 from unde.index import QueryFeatures
+from unde.index.retrieval_curve import SHOWN, strengths
 from unde.index.self_retrieval import EXAMPLES, Copier, Parts
-from unde.index.trust import SHOWN, strengths
 from unde.methods import Damped, Method
 from unde.weights.retrieval import Copies
 

@@ -65,7 +65,7 @@ def mlp() -> nn.Module:
 
 def recipe(variant: str) -> Recipe:
     from experiments.shared import cifar10
-    from unde.demo import digits
+    from unde.ui.demo import digits
 
     states = ("unfitted", "fitted", "memorised")
 
@@ -83,7 +83,7 @@ def recipe(variant: str) -> Recipe:
 def images(variant: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Training images and their true labels, held-out images and theirs."""
     if variant.startswith("mnist"):
-        from unde.demo import digits
+        from unde.ui.demo import digits
 
         found = digits.digits()
     else:

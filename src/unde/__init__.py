@@ -4,8 +4,8 @@ from unde import evaluate, methods, tasks
 from unde.errors import UndeError
 from unde.groups import Groups
 from unde.index import Index
-from unde.recipe import Setup
-from unde.scores import GroupScores
+from unde.scoring import GroupScores
+from unde.setup import Setup
 from unde.tasks import Task
 from unde.version import __version__
 from unde.weights import Weights, learn_weights

@@ -25,12 +25,12 @@ import numpy as np
 
 from unde import console
 from unde.data import Rows
-from unde.features import floor
-from unde.features.run import resized
+from unde.gradients import floor
+from unde.gradients.feature_pass import resized
 from unde.index import Index
 from unde.methods import Method, TracIn
 from unde.pages import kept_pages
-from unde.recipe import Setup
+from unde.setup import Setup
 from unde.store.layout import LOG
 
 

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from unde.errors import UndeError, unknown
-from unde.products import times
+from unde.onednn import times
 
 VERSION = 1  # raise when the numbers drawn for a given key change: indexes of another version are refused
 KINDS = ("none", "kron", "pca", "sjlt", "dense")

@@ -10,7 +10,7 @@ import pytest
 from commands import run
 
 from unde import Index, UndeError
-from unde.recipe import Recipe
+from unde.setup import Recipe
 
 
 def rows_in(file: str) -> list[dict]:

@@ -10,7 +10,7 @@ from commands import PROJECT, invoke, run
 from unde import UndeError
 from unde.evaluate import Bank
 from unde.index.calibration import Calibration
-from unde.recipe import Recipe
+from unde.setup import Recipe
 
 TRAINED = (
     PROJECT

@@ -11,7 +11,7 @@ from commands import invoke, run
 
 from unde import Index, UndeError, Weights, cli
 from unde.evaluate import Bank, baseline_scores, lds
-from unde.recipe import Recipe
+from unde.setup import Recipe
 
 
 def test_attribute_prints_what_the_library_gives(built):
@@ -152,8 +152,8 @@ def test_an_unknown_engine(project):
 
 
 def test_array_workers_and_a_command_that_finishes(built, monkeypatch):
-    monkeypatch.setattr("unde.features.run.MOST", 4)
-    monkeypatch.setattr("unde.build.settle.SHARD_PASSES", 2)
+    monkeypatch.setattr("unde.gradients.feature_pass.MOST", 4)
+    monkeypatch.setattr("unde.index.settle.SHARD_PASSES", 2)
     run("build", built, "--out", "whole", "--projection", "none", "--threads", 1)
     common = ("build", built, "--out", "parts", "--projection", "none", "--threads", 1)
     said = run(*common, "--engine", "array", "--worker", "1/3")

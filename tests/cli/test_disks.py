@@ -19,7 +19,7 @@ import torch
 from commands import invoke, run
 
 from unde import Index, UndeError, Weights, cli
-from unde.build.queries import QueryFeatures
+from unde.index.query_features import QueryFeatures
 
 
 def refuse(monkeypatch, folder: Path, number: int = errno.EROFS) -> None:

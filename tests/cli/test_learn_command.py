@@ -6,7 +6,7 @@ import pytest
 from commands import run
 
 from unde import Index, UndeError, Weights
-from unde.recipe import Recipe
+from unde.setup import Recipe
 
 
 def test_learn_with_nothing_but_an_index(large, monkeypatch):

@@ -9,7 +9,7 @@ import pytest
 from commands import run
 
 from unde import Index, UndeError
-from unde.build import changing
+from unde.index import changing
 
 GROWN = """
 

@@ -9,8 +9,8 @@ from commands import invoke, run
 from safetensors.torch import save_file
 
 from unde import UndeError
-from unde.recipe import Recipe
-from unde.store.reading import signature
+from unde.setup import Recipe
+from unde.store.safe_io import signature
 
 
 def test_commands_remember_what_an_index_was_built_from(built):

@@ -8,7 +8,7 @@ import torch
 from commands import run
 
 from unde import Index, UndeError, Weights
-from unde.recipe import Recipe
+from unde.setup import Recipe
 
 
 def test_report_shows_queries_and_both_ways(built):

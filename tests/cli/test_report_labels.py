@@ -9,7 +9,7 @@ from commands import run
 from report_dom import parse, words
 from unde import Index, UndeError, Weights
 from unde.index.labels import DEFAULT, label_rankings, neighbours
-from unde.recipe import Recipe
+from unde.setup import Recipe
 
 EVIL = "</dd><script>alert(1)</script>"
 MORE = f"""

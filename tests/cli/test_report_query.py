@@ -10,7 +10,7 @@ from commands import invoke, run
 
 from report_dom import parse, words
 from unde import Index, UndeError
-from unde.recipe import Recipe
+from unde.setup import Recipe
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -33,7 +33,7 @@ def asked():
     setup = pictures()
     x, y = setup.eval_queries
     one = lambda i: (x[i : i + 1], y[i : i + 1])
-    setup.ask = unde.recipe.Ask(text=lambda text: one(int(text.split()[1])), picture=lambda p, _: one(p.size[0]))
+    setup.ask = unde.setup.Ask(text=lambda text: one(int(text.split()[1])), picture=lambda p, _: one(p.size[0]))
     return setup
 """
 

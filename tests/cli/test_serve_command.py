@@ -6,7 +6,7 @@ import pytest
 from commands import invoke, run
 
 from unde.errors import UndeError
-from unde.explorer.run import address, bound
+from unde.ui.explorer.run import address, bound
 
 pytest.importorskip("starlette")
 
@@ -15,7 +15,9 @@ pytest.importorskip("starlette")
 def opened(monkeypatch):
     """Sessions that would be served."""
     sessions = []
-    monkeypatch.setattr("unde.explorer.run.serve", lambda session, *rest: sessions.append((session, *rest)))
+    monkeypatch.setattr(
+        "unde.ui.explorer.run.serve", lambda session, *rest: sessions.append((session, *rest))
+    )
     return sessions
 
 

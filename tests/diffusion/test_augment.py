@@ -10,7 +10,7 @@ from PIL import Image, ImageEnhance
 
 from unde import UndeError, learn_weights
 from unde.diffusion import augment
-from unde.weights.source import TensorScores
+from unde.weights.protocol import TensorScores
 
 module = importlib.import_module("unde.tasks.augment")  # the package has the function of this name
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -3,7 +3,7 @@
 import pytest
 from denoisers import ddpm, images, toy
 
-from unde.features import floor
+from unde.gradients import floor
 from unde.tasks import Diffusion
 
 

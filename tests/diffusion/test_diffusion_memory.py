@@ -9,12 +9,12 @@ from toy import stored
 from unde import Index, UndeError
 from unde.data import Rows
 from unde.diffusion import sample
-from unde.features import Collector, make_units, plan_coverage
-from unde.features.meter import Meter
+from unde.gradients import Collector, make_units, plan_coverage
+from unde.gradients.meter import Meter
 from unde.groups import trainable
 from unde.methods import DAS, JourneyTRAK, TracIn
 from unde.tasks import Diffusion
-from unde.tasks.cutting import cuts, recut
+from unde.tasks.batching import cuts, recut
 from unde.tasks.timesteps import ROWS
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -7,8 +7,8 @@ import torch
 from denoisers import ddpm, images, toy
 
 from unde import Index, Setup
-from unde.execution import Processes
 from unde.methods import DAS, JourneyTRAK
+from unde.parallel import Processes
 from unde.tasks import Diffusion
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -28,7 +28,7 @@ def workers():
 
 def built(folder, method, **who):
     setup = make()
-    cut = mock.patch("unde.features.run.MOST", 2), mock.patch("unde.build.settle.SHARD_PASSES", 2)
+    cut = mock.patch("unde.gradients.feature_pass.MOST", 2), mock.patch("unde.index.settle.SHARD_PASSES", 2)
     with cut[0], cut[1]:
         return Index.build(
             setup.model, setup.task, setup.train_data, folder, method=method, progress=False, **who

@@ -12,10 +12,10 @@ from unde import Index, Setup
 from unde.data import Rows
 from unde.diffusion import Samples
 from unde.integrations.diffusers import query_columns
-from unde.report import Page
-from unde.report.panels import query_panels
-from unde.report.shown import Shown
 from unde.tasks import Diffusion
+from unde.ui.report import Page
+from unde.ui.report.example_view import Shown
+from unde.ui.report.panels import query_panels
 
 pytest.importorskip("diffusers")
 
@@ -91,7 +91,7 @@ def test_pictures_that_take_too_long_are_left_out_and_that_is_said(tmp_path, mon
     notes, vae = [], VAE()
     monkeypatch.setattr("unde.console.note", notes.append)
     ticks = iter(range(1000))
-    monkeypatch.setattr("unde.report.shown.time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    monkeypatch.setattr("unde.ui.report.example_view.time", SimpleNamespace(monotonic=lambda: next(ticks)))
     root, shown = asked(setup(vae), tmp_path, seconds=3)
     assert vae.decoded == 3  # the queries first
     assert len(root.all(".asked .picture")) == 2 and not root.all(".asked .missing")

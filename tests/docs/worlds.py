@@ -62,7 +62,7 @@ def indexed() -> dict[str, Any]:
     from shell import Command, run
 
     import unde
-    from unde.recipe import Recipe
+    from unde.setup import Recipe
 
     project()
     run(Command(["unde", "build", "my_project.setup:make", "--out", "runs/idx", "--method", "tracin"]))
@@ -78,7 +78,7 @@ def calibrated() -> dict[str, Any]:
 
     import torch.nn.functional as F
 
-    from unde.recipe import Recipe
+    from unde.setup import Recipe
 
     names = indexed()
     setup = Recipe("my_project.setup:make").make()

@@ -4,7 +4,7 @@ import torch
 
 from unde import Groups, GroupScores
 from unde.methods import TracIn
-from unde.scores import TrainSide
+from unde.scoring import TrainSide
 
 
 def group_scores(queries, train, units, *, groups=None, method=None, skipped=(), memory=2**30, rows=7):

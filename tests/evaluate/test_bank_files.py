@@ -17,7 +17,7 @@ from bank_jobs import assert_same, run
 
 from unde.errors import UndeError
 from unde.evaluate import Bank
-from unde.evaluate.bank import files
+from unde.evaluate.bank import bank_io as files
 
 MODELS = 2 * bank_jobs.SUBSETS
 ROOT = Path(__file__).parents[2]
@@ -127,13 +127,13 @@ def test_a_plan_that_was_deleted_is_written_again(tmp_path, reference):
 
 def test_a_plan_that_another_run_wrote_meanwhile_is_not_foreign(tmp_path, reference, monkeypatch):
     parts = begin(tmp_path / "bank", 6)
-    answers, there = [], files.there
+    answers, exists = [], files.exists
 
     def looked(place):
-        answers.append(place.name == "plan.json" and bool(answers) and there(place))
+        answers.append(place.name == "plan.json" and bool(answers) and exists(place))
         return answers[-1]
 
-    monkeypatch.setattr(files, "there", looked)  # it was not there when this run looked first
+    monkeypatch.setattr(files, "exists", looked)  # it was not there when this run looked first
     assert_same(run(tmp_path / "bank"), reference)
     assert answers[:2] == [False, True] and not parts.exists()
 

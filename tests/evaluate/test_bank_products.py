@@ -14,7 +14,7 @@ from unde.evaluate.bank import products, training, ways
 from unde.evaluate.bank.activations import gelu_tanh
 from unde.evaluate.bank.products import Products
 from unde.evaluate.bank.ways import Way, recorded, settled
-from unde.products import available
+from unde.onednn import available
 
 needs_onednn = pytest.mark.skipif(not available(), reason="torch was built without oneDNN")
 ROWS, WIDE = 24, 12

@@ -13,9 +13,9 @@ from torch import nn
 from unde.errors import UndeError
 from unde.evaluate import Bank, Training
 from unde.evaluate.bank import ways
-from unde.evaluate.bank.loop import Learner
-from unde.evaluate.bank.single_steps import attention, group_norm
 from unde.evaluate.bank.stacked import Stack, Unstackable, train_stacked
+from unde.evaluate.bank.training_spec import Learner
+from unde.evaluate.bank.vmap_ops import attention, group_norm
 from unde.evaluate.bank.ways import Way, settled
 
 N = 24

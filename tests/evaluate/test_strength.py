@@ -13,7 +13,7 @@ from sklearn.metrics.pairwise import cosine_similarity
 from unde import Groups, UndeError
 from unde.evaluate import lds_strength, pattern_similarity, recall_strength, unet_cell
 from unde.methods import DAS, TracIn
-from unde.weights.source import TensorScores
+from unde.weights.protocol import TensorScores
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

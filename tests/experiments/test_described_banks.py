@@ -33,7 +33,7 @@ def alike(a, b, *, within):
 def test_digits(architecture, monkeypatch):
     from experiments.shared import classification_bank
 
-    from unde.demo import digits
+    from unde.ui.demo import digits
 
     make, _, lr, decay = digits.RECIPES[architecture]
     monkeypatch.setitem(digits.RECIPES, architecture, (make, 3, lr, decay))

@@ -11,7 +11,7 @@ import toy
 import unde
 from unde import Index
 from unde.methods import TRAK, TracIn
-from unde.scores import diagnostics, documents
+from unde.scoring import diagnostics, documents
 from unde.tasks import Classification, Task
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -9,8 +9,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import toy
-from unde import Index, UndeError
-from unde.build import fingerprints
+from unde import Index, UndeError, fingerprints
 from unde.data import Rows
 from unde.store.shards import begin_shard
 from unde.tasks import Classification
@@ -53,7 +52,7 @@ def half_built(folder, train_data, shards, **options):
         written.append(path)
         return begin_shard(path, *rest)
 
-    with mock.patch("unde.build.behind.begin_shard", begin), pytest.raises(Interrupted):
+    with mock.patch("unde.index.background_writer.begin_shard", begin), pytest.raises(Interrupted):
         toy.build(folder, train_data=train_data, **options)
     return written
 

@@ -13,9 +13,9 @@ import torch
 
 import toy
 from unde import Index, UndeError
-from unde.build import kernels as files
+from unde.index import kernel_cache as files
 from unde.kernels import Gram
-from unde.kernels.full import _Full
+from unde.kernels.gram import _Full
 from unde.methods import TRAK
 from unde.store import shards
 

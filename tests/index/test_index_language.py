@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, Dataset
 import toy
 from oracles import TOLERANCE, assert_features, slow_gradients
 from unde import Index, methods
-from unde.features import make_units
+from unde.gradients import make_units
 from unde.tasks import CausalLM
 from zoo import BY_NAME, left_padded, make
 

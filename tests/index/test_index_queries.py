@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import toy
 import unde
 from unde import Index, UndeError
-from unde.build.queries import QueryFeatures
+from unde.index.query_features import QueryFeatures
 from unde.methods import TRAK
 from unde.tasks import Classification
 

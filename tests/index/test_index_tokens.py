@@ -7,8 +7,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 import toy
 from unde import Index, UndeError
+from unde.index import token_scores as module
 from unde.methods import EKFAC, TRAK, LoGRA, TracIn
-from unde.scores import tokens as module
 from unde.tasks import CausalLM
 
 pytestmark = pytest.mark.usefixtures("one_thread")

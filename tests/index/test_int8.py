@@ -10,8 +10,8 @@ from safetensors.numpy import load_file
 
 import toy
 from unde import UndeError, methods
-from unde.build import training
-from unde.store import packed
+from unde.index import training
+from unde.store import dequantize as packed
 from unde.store.codec import CODECS
 from unde.store.shards import ShardError, read_shard, write_shard
 

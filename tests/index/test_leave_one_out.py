@@ -7,8 +7,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy, one_hot
 
 from unde import Index
-from unde.build.defaults import weight_decay
 from unde.data import Rows
+from unde.index.defaults import weight_decay
 from unde.methods import EKFAC, TRAK, TracIn
 from unde.tasks import Classification
 

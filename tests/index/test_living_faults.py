@@ -11,8 +11,7 @@ import torch
 
 import toy
 from unde import Index, UndeError
-from unde.build import changing
-from unde.index import merging
+from unde.index import changing, merging
 from unde.methods import EKFAC, TRAK
 from unde.store import files, layout
 from unde.store.locks import locked
@@ -243,7 +242,7 @@ def test_readers_see_what_they_opened_or_are_told(tmp_path):
 def test_opening_while_it_changes(tmp_path, monkeypatch):
     """The manifest of before, the shards of after: it is looked at once more."""
     index = toy.build(tmp_path / "i", train_data=rows(0, 24))
-    from unde.index import making
+    from unde.index import builder as making
 
     real, calls = making.check_shards, []
 

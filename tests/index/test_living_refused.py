@@ -8,8 +8,8 @@ import torch
 
 import toy
 from unde import Index, UndeError
-from unde.execution import Array
 from unde.methods import EKFAC, TRAK, LoGRA, TracIn
+from unde.parallel import Array
 from unde.tasks import Classification
 
 pytestmark = pytest.mark.usefixtures("one_thread")

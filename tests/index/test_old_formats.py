@@ -82,7 +82,7 @@ def test_it_scores_as_a_new_index_of_the_same_data(old, tmp_path):
 
 def test_kept_query_features_are_used(old):
     index, (_, queries) = opened(old / "index"), rows()
-    with mock.patch("unde.build.session.Session.features", side_effect=AssertionError("computed anew")):
+    with mock.patch("unde.index.session.Session.features", side_effect=AssertionError("computed anew")):
         kept = index.features(queries, old / "queries.safetensors")
     torch.testing.assert_close(kept.features, index.features(queries).features, rtol=1e-6, atol=1e-6)
 
@@ -94,13 +94,13 @@ def test_a_build_resumes_it(old):
     with pytest.raises(UndeError, match="1 of 3 shards are missing"):
         opened(old / "index")
     computed = []
-    begin = unde.build.behind.begin_shard
+    begin = unde.index.background_writer.begin_shard
 
     def noted(path, *rest):
         computed.append(path.name)
         return begin(path, *rest)
 
-    with mock.patch("unde.build.behind.begin_shard", noted):
+    with mock.patch("unde.index.background_writer.begin_shard", noted):
         index = build(old / "index")
     assert computed == [lost.name]
     now = {p.name: p.read_bytes() for p in (old / "index" / "shards").iterdir()}

@@ -6,7 +6,7 @@ from torch import nn
 
 import toy
 from unde import Groups
-from unde.build.stored import FeatureSource
+from unde.index.reader import FeatureSource
 from unde.kernels import EKFACKernel, Gram, fitting
 from unde.methods import EKFAC, TRAK, LoGRA, TracIn
 from unde.store import shards
@@ -127,7 +127,7 @@ def test_moments_do_not_depend_on_who_computes_what(tmp_path, monkeypatch):
     [first, _] = settled.rounds
     assert first.jobs == 3
     made = {i: first.job(source, i, {}) for i in (2, 0, 1)}
-    from unde.build.kernels import KernelFiles
+    from unde.index.kernel_cache import KernelFiles
 
     at = KernelFiles(toy.stored(two), two.method.kernel, 0)._moments
     at.path.mkdir(parents=True)
@@ -140,7 +140,8 @@ def test_moments_do_not_depend_on_who_computes_what(tmp_path, monkeypatch):
 
 def test_fitted_once_however_often_it_is_asked(index, monkeypatch):
     """Tokens, leverages and scores share the kernel that was inverted first."""
-    from unde.kernels import by_layer, ekfac
+    from unde.kernels import block_diagonal as by_layer
+    from unde.kernels import ekfac
 
     features, fits = index.features(QUERIES), []
     opened = toy.reopen(index)

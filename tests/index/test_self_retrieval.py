@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 import models
 import toy
 from unde import Index, UndeError, Weights
-from unde.features import Collector
+from unde.gradients import Collector
 from unde.index.self_retrieval import FEWEST, JUDGING, REPORTING, SEARCHED, Parts, WeightNoise, form, summary
 from unde.methods import DAS, TRAK, JourneyTRAK, TracIn
 from unde.tasks import CausalLM, Classification, Diffusion
@@ -226,7 +226,7 @@ def counted():
             rows.append(len(ids))
             return super().__call__(batch, ids, out)
 
-    with mock.patch("unde.features.run.Collector", Counting):
+    with mock.patch("unde.gradients.feature_pass.Collector", Counting):
         yield rows
 
 

@@ -8,9 +8,9 @@ import torch
 
 import toy
 from unde import Groups, Index, UndeError
-from unde.build import settle
+from unde.index import settle
 from unde.kernels import Gram, Sizes
-from unde.kernels.full import Primal
+from unde.kernels.gram import Primal
 from unde.methods import DAS, EKFAC, TRAK, LoGRA, TracIn
 from unde.store.shards import read_shard
 from unde.tasks import Classification

@@ -14,8 +14,8 @@ from scipy.stats import binomtest
 import toy
 import unde
 from unde import Index, UndeError, Weights, methods
+from unde.index.retrieval_curve import Trust, wilson
 from unde.index.self_retrieval import EXAMPLES, Copier, Parts
-from unde.index.trust import Trust, wilson
 from unde.tasks import Classification
 from unde.tasks.perturb import Noise
 

@@ -10,7 +10,7 @@ import sd_toy
 from typer.testing import CliRunner
 
 from unde import Index, Weights, cli
-from unde.recipe import Recipe
+from unde.setup import Recipe
 
 pytest.importorskip("diffusers")
 pytest.importorskip("peft")

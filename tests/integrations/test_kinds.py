@@ -12,7 +12,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from unde import UndeError
-from unde.integrations import kinds
+from unde.integrations import model_types as kinds
 from unde.integrations.language import hf_setup, load_model
 from unde.tasks import CausalLM, Classification, MaskedLM, Seq2SeqLM, TokenClassification
 from zoo import bart, encoder, t5

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from unde import Index, UndeError
-from unde.build.checkpoints import loaded
+from unde.checkpoints import loaded
 from unde.integrations.transformers import CheckpointRecorder, recorded
 from unde.methods import TracIn
 from unde.tasks import CausalLM

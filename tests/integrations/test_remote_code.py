@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from unde import UndeError, cli
 from unde.integrations.language import hf_setup, load_model
 from unde.integrations.source import Source, made
-from unde.store.reading import signature
+from unde.store.safe_io import signature
 
 CODE = """
 from pathlib import Path

@@ -9,7 +9,7 @@ from unde import UndeError
 from unde.kernels import Gram, InMemory, Part
 from unde.kernels import base as base_module
 from unde.kernels.base import moments_of
-from unde.kernels.full import Dual, Primal
+from unde.kernels.gram import Dual, Primal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from unde import methods
-from unde.features.meter import Meter
+from unde.gradients.meter import Meter
 from unde.kernels import InMemory, Part
 from unde.kernels.base import read, reduced
 
@@ -105,7 +105,7 @@ class Watched(Counted):
 def test_a_job_has_one_block_in_hand(name, together, monkeypatch):
     monkeypatch.setattr("unde.kernels.base.JOINED", 4 * WIDTH * CUT * together)
     monkeypatch.setattr("unde.kernels.base.JOBS", 1)
-    monkeypatch.setattr("unde.kernels.full.SMALL", 0)  # float32: features are multiplied as they are
+    monkeypatch.setattr("unde.kernels.gram.SMALL", 0)  # float32: features are multiplied as they are
     made, moments = source(), {}
     at = Watched(made.features, made.sizes.parts, made.sizes.cuts, made._factors)
     options = {"form": "primal"} if name == "trak" else {}

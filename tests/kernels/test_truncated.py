@@ -8,7 +8,7 @@ import torch
 from unde import UndeError
 from unde.kernels import Gram, InMemory, Part, fitting
 from unde.kernels.base import moments_of
-from unde.kernels.truncated import Truncated
+from unde.kernels.low_rank import Truncated
 
 
 def source(phi, blocks=1):

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from unde.data import Rows
-from unde.features import floor, make_units, plan_coverage
-from unde.features.factors import gathered
-from unde.features.meter import Meter
-from unde.features.run import FeaturePass, Measurement
+from unde.gradients import floor, make_units, plan_coverage
+from unde.gradients.factors import gathered
+from unde.gradients.feature_pass import FeaturePass, Measurement
+from unde.gradients.meter import Meter
 from unde.groups import trainable
 from unde.methods import Method
 from unde.plan.shapes import matrices

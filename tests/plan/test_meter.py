@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from unde.features.meter import Meter
+from unde.gradients.meter import Meter
 from unde.plan.shapes import no_numbers
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from unde import Setup, UndeError
 from unde.cli.plan import plan
-from unde.recipe import Recipe
+from unde.setup import Recipe
 from unde.tasks import Classification
 from zoo import encoder, t5
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from unde.errors import UndeError
-from unde.features import make_units
+from unde.gradients import make_units
 from unde.plan import plan
 from unde.plan.shapes import Undrawn, batches_like, matrices, no_numbers, undrawn_units, without_numbers
 from unde.projection import Projection, Spec

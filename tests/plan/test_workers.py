@@ -11,7 +11,7 @@ from test_plan_command import run, setup
 import toy
 from unde import Index, UndeError, methods
 from unde.plan.workers import Rates, Reduced, Stage, Workers, rates_of
-from unde.recipe import Recipe
+from unde.setup import Recipe
 from unde.tasks import Classification
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -56,7 +56,7 @@ def test_against_an_index(method, tmp_path, monkeypatch):
     assert features.writes == sum(f.stat().st_size for f in shards)
     written = {}
     monkeypatch.setattr(
-        "unde.build.kernels.write_shard",
+        "unde.index.kernel_cache.write_shard",
         lambda path, owner, tensors: (
             written.__setitem__(path.name, sum(t.nbytes for t in tensors.values())),
             kept(path, owner, tensors),

@@ -243,7 +243,7 @@ def test_deep_and_long_json(copy, tmp_path, monkeypatch):
     (copy / "ids.json").write_text(deep)
     with pytest.raises(UndeError, match=r"ids\.json is missing or damaged"):
         use(copy)
-    monkeypatch.setattr("unde.store.reading._CONTAINERS", 100)
+    monkeypatch.setattr("unde.store.safe_io._CONTAINERS", 100)
     (copy / "manifest.json").write_text("[" + "{}," * 200 + "{}]")
     with pytest.raises(UndeError, match="more than 100 lists and objects"):
         use(copy)
@@ -283,7 +283,7 @@ def test_a_bank_whose_index_lies_about_what_is_packed(tmp_path):
 
 
 def test_query_features_of_another_shape(copy):
-    from unde.build.queries import PLACE
+    from unde.index.query_features import PLACE
     from unde.store.shards import read_shard, write_shard
 
     path = copy / "queries/some.safetensors"

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from unde import products
-from unde.store import limbs, packed
+from unde import onednn as products
+from unde.store import dequantize as packed
+from unde.store import limbs
 from unde.store.codec import Int8, codec
+from unde.store.dequantize import Packed
 from unde.store.limbs import Factor, nbytes
-from unde.store.packed import Packed
 
 SIZES = [300, 70, 1, 129]
 STARTS = [sum(SIZES[:i]) for i in range(len(SIZES) + 1)]

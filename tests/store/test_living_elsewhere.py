@@ -9,11 +9,11 @@ from remote_toy import content, objects
 
 import toy
 from unde import Index, UndeError
-from unde.execution import Serial
-from unde.execution.base import Hand, packed
 from unde.methods import EKFAC, TRAK
+from unde.parallel import Serial
+from unde.parallel.base import Hand, packed
 from unde.store import layout
-from unde.store.transfer import copy_index
+from unde.store.sync import copy_index
 from unde.tasks import Classification
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "build"))
@@ -29,7 +29,7 @@ def part(start, stop):
 
 @pytest.fixture(autouse=True)
 def one_day(monkeypatch):
-    monkeypatch.setattr("unde.build.changing.today", lambda: "today")
+    monkeypatch.setattr("unde.index.changing.today", lambda: "today")
     monkeypatch.setattr("unde.index.merging.today", lambda: "today")
 
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from unde.store import packed
+from unde.store import dequantize as packed
+from unde.store.dequantize import Packed, at_once, in_runs
 from unde.store.factored import codec_of
-from unde.store.packed import Packed, at_once, in_runs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -9,9 +9,9 @@ import torch
 
 import toy
 from unde import Index, UndeError, methods
-from unde.scores import group_scores
+from unde.scoring import group_scores
+from unde.store.file_watch import Watch
 from unde.store.shards import ShardError, read_again, read_shard, write_shard
-from unde.store.steady import Watch
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -116,7 +116,7 @@ def test_a_push_goes_on(s3, index, monkeypatch, writes):
 
 
 def test_a_pull_goes_on_and_mends(tmp_path, memory, index, monkeypatch):
-    monkeypatch.setattr("unde.store.transfer._HEAD", 400)  # the damage is behind it
+    monkeypatch.setattr("unde.store.sync._HEAD", 400)  # the damage is behind it
     want = everything(index.folder)
     run("push", index.folder, memory / "i")
     run("pull", memory / "i", tmp_path / "j")

@@ -5,7 +5,7 @@ from torch import nn
 
 from cases import BY_NAME, randomized
 from unde.errors import UndeError
-from unde.features.fallback import Measured, by_loop, by_vmap
+from unde.gradients.fallback import Measured, by_loop, by_vmap
 from unde.tasks import CausalLM
 
 

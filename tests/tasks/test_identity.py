@@ -464,7 +464,7 @@ def test_code_without_source():
 # --- settings --------------------------------------------------------------------------------------------
 
 
-class Given(Task):
+class BuildInputs(Task):
     def __init__(self, value):
         self.value = value
 
@@ -606,36 +606,41 @@ VALUES = {
 @pytest.mark.parametrize("kind", VALUES)
 def test_settings_count(kind):
     make, other, words = VALUES[kind]
-    one, again = Given(make()).identity(), Given(make()).identity()
+    one, again = BuildInputs(make()).identity(), BuildInputs(make()).identity()
     assert one == again
     assert json.loads(json.dumps(one)) == one  # as a manifest keeps it
-    assert differences(one, Given(other).identity()) == [words]
-    assert same_but_code(one, Given(other).identity()) == words.startswith("the code")
+    assert differences(one, BuildInputs(other).identity()) == [words]
+    assert same_but_code(one, BuildInputs(other).identity()) == words.startswith("the code")
 
 
 def test_what_can_only_be_told_by_its_type():
     """The state of a generator changes with its use; the place of a tensor changes no number."""
-    assert Given(np.random.default_rng(0)).identity() == Given(np.random.default_rng(1)).identity()
-    assert Given(torch.device("cpu")).identity() == Given(torch.device("cuda:1")).identity()
-    assert Given(torch.ones(2, device="meta")).identity() == Given(torch.zeros(2, device="meta")).identity()
+    assert (
+        BuildInputs(np.random.default_rng(0)).identity() == BuildInputs(np.random.default_rng(1)).identity()
+    )
+    assert BuildInputs(torch.device("cpu")).identity() == BuildInputs(torch.device("cuda:1")).identity()
+    assert (
+        BuildInputs(torch.ones(2, device="meta")).identity()
+        == BuildInputs(torch.zeros(2, device="meta")).identity()
+    )
 
 
 def test_code_is_kept_as_a_digest():
-    found = Given([lambda x: x + 1]).identity()["settings"]["value"]
+    found = BuildInputs([lambda x: x + 1]).identity()["settings"]["value"]
     assert list(found[0]) == ["$code"]
     assert len(found[0]["$code"]) == 32
 
 
 def test_the_mode_of_a_module_does_not_count():
-    assert Given(layer(0).eval()).identity() == Given(layer(0).train()).identity()
+    assert BuildInputs(layer(0).eval()).identity() == BuildInputs(layer(0).train()).identity()
 
 
 def test_the_code_of_an_object(monkeypatch):
-    one = Given(Scale(1)).identity()
+    one = BuildInputs(Scale(1)).identity()
     monkeypatch.setattr(Scale, "__call__", lambda self, x: -x)
-    assert differences(one, Given(Scale(1)).identity()) == ["the code of value (another version)"]
+    assert differences(one, BuildInputs(Scale(1)).identity()) == ["the code of value (another version)"]
     words = ["the code of value (another version)", "setting value.factor (1 there, 2 given)"]
-    assert differences(one, Given(Scale(2)).identity()) == words
+    assert differences(one, BuildInputs(Scale(2)).identity()) == words
 
 
 def test_the_code_of_a_module():
@@ -646,19 +651,19 @@ def test_the_code_of_a_module():
 
         return Own()
 
-    one, other = Given(module(1)).identity(), Given(module(-1)).identity()
+    one, other = BuildInputs(module(1)).identity(), BuildInputs(module(-1)).identity()
     assert differences(one, other) == ["the code of value (another version)"]
 
 
 def test_lambdas_on_one_line():
     pair = [lambda x: x + 1, lambda x: x + 2]
-    one, other = (Given(f).identity() for f in pair)
+    one, other = (BuildInputs(f).identity() for f in pair)
     assert one != other
     assert one["source"] == (sys.version_info >= (3, 11))
 
 
 def test_circles():
-    task = Given([])
+    task = BuildInputs([])
     task.itself, task.bound = task, task.loss
     task.value.append(task.value)
     assert task.identity() == task.identity()
@@ -666,7 +671,7 @@ def test_circles():
 
 
 def test_an_attribute_can_be_left_out():
-    class Counting(Given):
+    class Counting(BuildInputs):
         def identity(self):
             found = super().identity()
             del found["settings"]["value"]
@@ -710,12 +715,12 @@ def test_a_scheduler_for_sampling_has_the_same_numbers():
 
 
 def test_a_scheduler_of_a_task_of_ones_own_counts_by_its_config():
-    words = differences(Given(ddpm()).identity(), Given(ddpm(clip_sample=False)).identity())
+    words = differences(BuildInputs(ddpm()).identity(), BuildInputs(ddpm(clip_sample=False)).identity())
     assert words == ["setting value.clip_sample (True there, False given)"]
 
 
 def test_a_cutting_of_ones_own_counts():
-    from unde.tasks.cutting import Whole
+    from unde.tasks.batching import Whole
 
     class Twice(Whole):
         times = 2

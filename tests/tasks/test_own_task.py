@@ -7,10 +7,10 @@ from torch import nn
 from oracles import plan
 from unde.data import Rows
 from unde.errors import UndeError
-from unde.features import Collector, make_units, plan_coverage
-from unde.features.fallback import measures
+from unde.gradients import Collector, make_units, plan_coverage
+from unde.gradients.fallback import measures
 from unde.tasks import Task
-from unde.tasks.cutting import Whole, recut
+from unde.tasks.batching import Whole, recut
 
 
 class Regression(Task):

@@ -12,7 +12,7 @@ import models
 from cases import BY_NAME, Case, ragged
 from oracles import assert_features
 from unde.errors import UndeError
-from unde.features import Collector, make_units, plan_coverage
+from unde.gradients import Collector, make_units, plan_coverage
 from unde.tasks import CausalLM, Classification, sampling
 
 

@@ -8,8 +8,8 @@ from weights_fakes import FakeScores, random_scores, signal_model
 
 from unde.errors import NotRetrievable, UndeError
 from unde.weights import learn_weights, retrieval
+from unde.weights.protocol import TensorScores
 from unde.weights.retrieval import Copies, Search, Trial
-from unde.weights.source import TensorScores
 
 
 def copies(signal: float, seed: int = 0, noise: tuple[float, ...] = (1.0, 1.0, 1.0)) -> Copies:

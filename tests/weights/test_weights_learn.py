@@ -7,8 +7,8 @@ from weights_fakes import CosineScores, FakeScores, random_scores, signal_model
 import unde
 from unde.errors import UndeError
 from unde.weights import learn_weights
+from unde.weights.protocol import TensorScores
 from unde.weights.settings import SOLVERS
-from unde.weights.source import TensorScores
 
 FAST = {"epochs": 10, "lr": 0.05}
 

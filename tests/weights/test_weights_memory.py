@@ -8,7 +8,7 @@ from torch import nn
 
 import toy
 from unde import Index, learn_weights, methods
-from unde.features.meter import Meter
+from unde.gradients.meter import Meter
 from unde.tasks import Classification
 from unde.weights import sampled
 

@@ -11,6 +11,7 @@ from weights_fakes import CosineScores, FakeScores, random_scores
 
 from unde import Groups, Index, Task
 from unde.methods import DAS, TRAK, TracIn
+from unde.weights.protocol import TensorScores
 from unde.weights.retrieval import (
     DECAYS,
     NEARLY,
@@ -27,7 +28,6 @@ from unde.weights.retrieval import (
     judge,
     search,
 )
-from unde.weights.source import TensorScores
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -8,14 +8,14 @@ import torch
 from weights_fakes import FakeScores, random_scores
 
 from unde.errors import UndeError
-from unde.features.meter import Meter
+from unde.gradients.meter import Meter
 from unde.weights import contributions, sampled
 from unde.weights.contributions import Contributions
 from unde.weights.fixed_point import fixed_point
 from unde.weights.looks import Ask, Draw, looks
+from unde.weights.nnls import nonnegative_minimum, units
 from unde.weights.objective import objective
 from unde.weights.problem import Problem
-from unde.weights.quadratic import nonnegative_minimum, units
 
 LOSSES = ["top-k", "supervised", "bottom-k", "top-k-bottom-k"]
 QUERIES, EXAMPLES, GROUPS = 24, 700, 12

@@ -11,8 +11,6 @@ from typing import Annotated, Any
 import typer
 
 from unde import console
-from unde.build.changing import ended
-from unde.build.views import Picked
 from unde.cli.options import (
     Checkpoints,
     Data,
@@ -33,9 +31,11 @@ from unde.cli.options import (
 from unde.cli.project import Project, remembered
 from unde.data import Rows
 from unde.errors import UndeError
-from unde.execution import named
 from unde.index import Index
-from unde.store.remote import Place, place
+from unde.index.changing import ended
+from unde.index.views import Picked
+from unde.parallel import named
+from unde.store.remote import StorePath, place
 
 _REMOVE = "remove"  # the mark of the live page
 _LONGEST = 2**28  # bytes of a list of ids
@@ -221,7 +221,7 @@ def _wanted(said: str, marks: list[str] | None) -> list[str]:
     return wanted
 
 
-def _in_file(file: Place, marks: list[str] | None) -> list[str]:
+def _in_file(file: StorePath, marks: list[str] | None) -> list[str]:
     if file.stat().st_size > _LONGEST:
         raise UndeError(f"{file} is longer than {_LONGEST:,} bytes: expected a list of ids")
     try:

@@ -14,7 +14,6 @@ from rich.markup import escape
 from torch import Tensor
 
 from unde import console, methods
-from unde.cli.asked import use_samples
 from unde.cli.options import (
     HF,
     Data,
@@ -37,17 +36,18 @@ from unde.cli.options import (
     source_of,
 )
 from unde.cli.project import Project, kept_scores, remembered, weights_in
+from unde.cli.queries import use_samples
 from unde.data import Rows
 from unde.errors import UndeError, unknown
-from unde.execution import named
 from unde.integrations.examples import Answers
 from unde.integrations.sequences import Sequences
-from unde.recipe import Setup
-from unde.report.shown import as_item
-from unde.scores import Pieces, Top, documents
-from unde.scores.table import FORMATS, format_of
-from unde.scores.table import check_format as check_library
-from unde.store.remote import Place, there
+from unde.parallel import named
+from unde.scoring import Pieces, Top, documents
+from unde.scoring.table import FORMATS, format_of
+from unde.scoring.table import check_format as check_library
+from unde.setup import Setup
+from unde.store.remote import StorePath, exists
+from unde.ui.report.example_view import as_item
 
 TABLE = "table"
 CUT = (Sequences, Answers)  # data whose ids are record:part
@@ -143,7 +143,7 @@ def attribute(
         console.echo(f"{out}: {len(best):,} queries, {best.indices.shape[1]} {by}s each")
 
 
-def _format(format: str | None, out: Place | None, overwrite: bool) -> str:
+def _format(format: str | None, out: StorePath | None, overwrite: bool) -> str:
     """What is to be written, after checking that it can be: before a large model is loaded."""
     if format is not None:
         check_format(format, TABLE, *FORMATS)
@@ -161,7 +161,7 @@ def _format(format: str | None, out: Place | None, overwrite: bool) -> str:
         raise UndeError(f"--out {out} is a folder: give a file in it")
     if isinstance(out, Path) and not out.absolute().parent.is_dir():
         raise UndeError(f"no folder {out.parent} for --out {out}: make it, or write elsewhere")
-    if there(out, links=True) and not overwrite:
+    if exists(out, links=True) and not overwrite:
         raise UndeError(f"--out {out} is there already: --overwrite replaces it")
     format = format or format_of(out)
     check_library(format)

@@ -37,10 +37,10 @@ from unde.cli.options import (
     source_of,
 )
 from unde.cli.project import Project
-from unde.execution import named
 from unde.index import Index
 from unde.methods import TracIn
-from unde.store.remote import Place
+from unde.parallel import named
+from unde.store.remote import StorePath
 
 
 def build(
@@ -144,7 +144,7 @@ def _settled(project: Project, index: Index) -> dict[str, Any]:
     return noted | settled | {"store_dtype": m.store_dtype}
 
 
-def said(index: Index, out: Place) -> str:
+def said(index: Index, out: StorePath) -> str:
     """What is there now."""
     if index.unfinished:
         return (

@@ -29,8 +29,8 @@ from unde.cli.project import Project, remembered
 from unde.errors import UndeError, unknown
 from unde.evaluate import Bank
 from unde.evaluate.baselines import setup_baselines
-from unde.execution import named
 from unde.integrations.finetuning import fine_tuning
+from unde.parallel import named
 
 
 def calibrate(

@@ -16,8 +16,8 @@ from unde.errors import UndeError, unknown
 from unde.integrations.source import remembered_target
 from unde.store.files import write_bytes
 from unde.store.layout import CHECKSUM, MANIFEST, RUN
-from unde.store.reading import checksum, read_bounded
-from unde.store.remote import Place
+from unde.store.remote import StorePath
+from unde.store.safe_io import checksum, read_bounded
 
 tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 _LONGEST = 2**20  # bytes
@@ -112,7 +112,7 @@ def _check_target(path: Path, target: Any) -> None:
         )
 
 
-def write_config(index: Place, settings: Mapping[str, Any]) -> None:
+def write_config(index: StorePath, settings: Mapping[str, Any]) -> None:
     """The file of an index. `settings` are all parameters of the build, as they came out; None is not written."""
     left_out = _NEVER | _WHO | {"out", "batch_size"}
     lines = [

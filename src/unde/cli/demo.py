@@ -23,6 +23,6 @@ def demo(
 
     Example: `unde demo --out demo` writes demo/report.html
     """
-    from unde.demo.run import run
+    from unde.ui.demo.run import run
 
     console.echo(f"Open {run(out, method, seed).resolve()} in a browser.")

@@ -34,9 +34,9 @@ from unde.cli.project import Project, kept_scores, remembered, weights_in
 from unde.errors import UndeError, unknown
 from unde.evaluate import Bank, Estimate, compare, lds, paired
 from unde.evaluate.baselines import setup_baselines
-from unde.execution import named
 from unde.index.calibration import Calibration
-from unde.scores.roles import shared
+from unde.parallel import named
+from unde.scoring.data_splits import shared
 
 UNWEIGHTED = "unweighted"
 

@@ -29,8 +29,8 @@ from unde.cli.options import (
     source_of,
 )
 from unde.cli.project import Project, remembered
-from unde.execution import named
 from unde.index import Index
+from unde.parallel import named
 from unde.store.remote import place
 
 

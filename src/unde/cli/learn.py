@@ -30,9 +30,9 @@ from unde.cli.options import (
 )
 from unde.cli.project import Project, kept_scores, remembered
 from unde.errors import UndeError, unknown
-from unde.execution import named
 from unde.index import Index
-from unde.store.remote import Place
+from unde.parallel import named
+from unde.store.remote import StorePath
 from unde.weights import Weights, learn_weights
 
 Number = TypeVar("Number", int, float)
@@ -143,7 +143,7 @@ def learn(
     console.echo(f"{out}: {weights}")
 
 
-def _check(queries: str | None, own: dict[str, str | None], alone: dict[str, Any], out: Place) -> None:
+def _check(queries: str | None, own: dict[str, str | None], alone: dict[str, Any], out: StorePath) -> None:
     """Options that belong to the other way of learning, and a place to save that is not there, before hours of work."""
     given = [f"--{name}" for name, value in own.items() if value is not None]
     if queries is None and given:

@@ -34,7 +34,7 @@ from unde.cli.options import (
 )
 from unde.cli.project import Project
 from unde.errors import UndeError
-from unde.features.run import largest
+from unde.gradients.feature_pass import largest
 from unde.index import Index
 from unde.integrations.config import planned
 

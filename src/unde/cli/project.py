@@ -11,16 +11,16 @@ from torch import nn
 from unde import console
 from unde.data import Rows
 from unde.errors import UndeError, unknown
-from unde.execution import SERIAL, Executor
 from unde.index import Index
 from unde.integrations.documents import Texts
 from unde.integrations.source import Source, remembered_target
-from unde.recipe import Recipe
-from unde.scores import GroupScores
-from unde.scores.roles import refuse_shared, shared
+from unde.parallel import SERIAL, Executor
+from unde.scoring import GroupScores
+from unde.scoring.data_splits import refuse_shared, shared
+from unde.setup import Recipe
 from unde.store.files import CannotWrite
 from unde.store.layout import QUERIES
-from unde.store.remote import Place, Unreachable, there
+from unde.store.remote import StorePath, Unreachable, exists
 from unde.weights import Weights
 
 
@@ -36,7 +36,7 @@ class Project:
         target: str | None,
         source: Source | None = None,
         *,
-        index: Place | None = None,
+        index: StorePath | None = None,
         learn: Texts | None = None,
         evaluate: Texts | None = None,
         query_field: str | None = None,
@@ -77,7 +77,7 @@ class Project:
         return Recipe(self.name) if self.source is None else self.source.recipe
 
     def index(
-        self, path: Place, executor: Executor = SERIAL, whole: bool = True, uncalibrated: bool = False
+        self, path: StorePath, executor: Executor = SERIAL, whole: bool = True, uncalibrated: bool = False
     ) -> Index:
         """Opened on the training data, unless these are not, or not yet, the `whole` of the index; without its
         calibration if it is to be `uncalibrated`."""
@@ -130,7 +130,7 @@ class Project:
         return self.queries(role).data.ids if self.source is not None else None
 
 
-def remembered(index: Place, source: Source) -> str | None:
+def remembered(index: StorePath, source: Source) -> str | None:
     """The MODULE:FUNCTION that an index remembers, said in a line; None if a model was named or none is there."""
     target = None if source.texts else remembered_target(index)
     if target is not None:
@@ -143,7 +143,7 @@ def kept_scores(index: Index, queries: Rows, method: str | None) -> GroupScores:
     key = hashlib.blake2b("".join(queries.digests()).encode(), digest_size=8).hexdigest()
     path = index.folder / QUERIES / f"{key}.safetensors"
     features = None
-    if there(path):
+    if exists(path):
         try:
             features = index.features(queries, path)
         except Unreachable:
@@ -159,7 +159,7 @@ def kept_scores(index: Index, queries: Rows, method: str | None) -> GroupScores:
     return index.score(features, method)
 
 
-def weights_in(path: Place, scores: GroupScores) -> Weights:
+def weights_in(path: StorePath, scores: GroupScores) -> Weights:
     """Weights from a file, refused for queries that they were learned on."""
     if path.is_dir():
         raise UndeError(f"{path} is a folder: expected a file of weights, written by `unde learn`")

@@ -11,8 +11,8 @@ from unde import console
 from unde.errors import UndeError
 from unde.evaluate import Bank
 from unde.store.layout import MANIFEST
-from unde.store.remote import Place, Remote, place
-from unde.store.transfer import Copied, copy_file, copy_index
+from unde.store.remote import Remote, StorePath, place
+from unde.store.sync import Copied, copy_file, copy_index
 from unde.weights import Weights
 
 Local = Annotated[
@@ -52,7 +52,7 @@ def pull(url: Url, target: Local) -> None:
     _tell(target, _copied(url, target))
 
 
-def _check(local: Place, url: Place, usage: str) -> None:
+def _check(local: StorePath, url: StorePath, usage: str) -> None:
     if not isinstance(local, Path) or not isinstance(url, Remote):
         wrong = local if not isinstance(local, Path) else url
         raise UndeError(
@@ -61,7 +61,7 @@ def _check(local: Place, url: Place, usage: str) -> None:
         )
 
 
-def _copied(source: Place, target: Place) -> Copied:
+def _copied(source: StorePath, target: StorePath) -> Copied:
     if (source / MANIFEST).exists():
         return copy_index(source, target)
     if source.is_dir():
@@ -75,6 +75,6 @@ def _copied(source: Place, target: Place) -> Copied:
     return copy_file(content, target)
 
 
-def _tell(target: Place, copied: Copied) -> None:
+def _tell(target: StorePath, copied: Copied) -> None:
     there = f", {copied.there} of them were there already" if copied.there else ""
     console.echo(f"{target}: {console.counted(copied.files, 'file')}{there}")

@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from unde import console
-from unde.cli.asked import asked_about
 from unde.cli.options import (
     Data,
     Device,
@@ -31,16 +30,17 @@ from unde.cli.options import (
     source_of,
 )
 from unde.cli.project import Project, kept_scores, remembered, weights_in
+from unde.cli.queries import asked_about
 from unde.data import Rows
 from unde.errors import UndeError, unknown
 from unde.index import Index
 from unde.index.labels import DEFAULT, RANKINGS, classifier
-from unde.report.classes import answers_to, class_names
-from unde.report.contributors import checked
-from unde.report.of_index import UNWEIGHTED, page_of
-from unde.report.of_labels import MANY, SUSPECTS, label_page
-from unde.report.page import Page
-from unde.store.remote import Place, place
+from unde.store.remote import StorePath, place
+from unde.ui.report.classes import answers_to, class_names
+from unde.ui.report.contributors import checked
+from unde.ui.report.index_page import UNWEIGHTED, page_of
+from unde.ui.report.labels_page import MANY, SUSPECTS, label_page
+from unde.ui.report.page import Page
 from unde.weights import Weights
 
 LABELS = "Wrong labels"
@@ -125,7 +125,7 @@ def report(
 def _queries(
     project: Project,
     opened: Index,
-    files: Mapping[str, Place],
+    files: Mapping[str, StorePath],
     named: str,
     query: Sequence[str],
     queries: Path | None,
@@ -163,7 +163,7 @@ def _queries(
 def _labels(
     project: Project,
     opened: Index,
-    files: Mapping[str, Place],
+    files: Mapping[str, StorePath],
     named: str,
     by: str,
     csv: Path | None,
@@ -205,13 +205,13 @@ def _check(
         raise UndeError(f"--{'csv' if csv is not None else 'by'} goes with --labels: add it, or leave it out")
 
 
-def named_files(given: Sequence[str]) -> dict[str, Place]:
+def named_files(given: Sequence[str]) -> dict[str, StorePath]:
     """Files of weights by name: one path is "weighted", several are NAME=FILE each.
 
     >>> named_files(["subject=w1.json", "style=w2.json"])["style"].name
     'w2.json'
     """
-    files: dict[str, Place] = {}
+    files: dict[str, StorePath] = {}
     for text in given:
         name, equals, file = text.partition("=")
         # A path may hold the sign too, as in runs/lr=0.1/w.json.

@@ -59,8 +59,8 @@ def serve(
 
     `unde serve my_project.setup:make --index runs/idx`
     """
-    from unde.explorer.run import bound, check_extra
-    from unde.explorer.run import serve as run
+    from unde.ui.explorer.run import bound, check_extra
+    from unde.ui.explorer.run import serve as run
 
     check_extra()
     with closing(bound(host, port)) as listening:
@@ -74,7 +74,7 @@ def serve(
             if file.is_dir():
                 raise UndeError(f"{file} is a folder: expected a file of weights, written by `unde learn`")
         found = {name: Weights.load(file) for name, file in files.items()}
-        from unde.explorer.session import Session
+        from unde.ui.explorer.session import Session
 
         names = {"eval": project.names("eval")} if project.setup.eval_queries is not None else {}
         with project.index(index, uncalibrated=uncalibrated) as opened:

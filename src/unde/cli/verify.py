@@ -12,10 +12,10 @@ from unde import console
 from unde.cli import completion
 from unde.errors import UndeError
 from unde.evaluate.bank import verify as bank
-from unde.evaluate.bank.files import bank_of
+from unde.evaluate.bank.bank_io import bank_of
 from unde.index import verify as index
-from unde.store.remote import Place, Remote, place, there
-from unde.store.verified import Verified
+from unde.store.remote import Remote, StorePath, exists, place
+from unde.store.verify_report import Verified
 from unde.weights import verify as weights
 
 
@@ -51,7 +51,7 @@ def verify(
         raise typer.Exit(1)
 
 
-def verified(path: Place) -> Verified:
+def verified(path: StorePath) -> Verified:
     """By what is there: a folder, an archive of arrays, or else JSON."""
     unfinished = bank_of(path)
     if unfinished is not None:
@@ -59,12 +59,12 @@ def verified(path: Place) -> Verified:
     if path.is_dir():
         return index.verify(path)
     if not path.is_file():
-        what = "is no plain file" if there(path) else "is not there"
+        what = "is no plain file" if exists(path) else "is not there"
         raise UndeError(f"{path} {what}: expected the folder of an index, a bank or a file of weights")
     if path.suffix == ".npz" or _is_archive(path):
         return bank.verify(path)
     return weights.verify(path)
 
 
-def _is_archive(path: Place) -> bool:
+def _is_archive(path: StorePath) -> bool:
     return path.read_bytes(first=2) == b"PK" if isinstance(path, Remote) else zipfile.is_zipfile(path)

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from unde import console
 from unde.diffusion import saved
 from unde.errors import UndeError
-from unde.features.guard import untouched
-from unde.features.units import placement
+from unde.gradients.model_state import frozen_eval
+from unde.gradients.parameters import placement
 from unde.tasks.diffusion import prediction
 from unde.tasks.schedule import sampler_timesteps
 
@@ -129,7 +129,7 @@ def sample(
     device, dtype = placement(model)
     finals, paths = [], []
     bar = console.progress("sampling", len(seeds), progress, unit="images")
-    with untouched(model), torch.no_grad(), bar as advance:
+    with frozen_eval(model), torch.no_grad(), bar as advance:
         for start in range(0, len(seeds), batch_size):
             rows = slice(start, start + batch_size)
             x = torch.stack([_noise(s, shape) for s in seeds[rows]]).to(device, dtype)

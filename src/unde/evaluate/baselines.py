@@ -16,8 +16,8 @@ from unde import console
 from unde.data import Collate, Rows, own_collate, plain_texts, to_device
 from unde.errors import UndeError, unknown
 from unde.evaluate.hidden_states import HiddenStates
-from unde.features.guard import untouched
-from unde.recipe import Setup
+from unde.gradients.model_state import frozen_eval
+from unde.setup import Setup
 from unde.tasks import Task
 
 BM25, HIDDEN_STATES, LOSS = "BM25", "hidden-state similarity", "loss"  # names of the baselines
@@ -236,7 +236,7 @@ def representation_similarity(
             )
         return _pooled(seen.pop(), f"layer {layer!r}", batch, len(r))
 
-    with untouched(model), torch.no_grad(), _outputs(model, layer) as seen:
+    with frozen_eval(model), torch.no_grad(), _outputs(model, layer) as seen:
         return _table(hidden, train, asked, batch_size, metric)
 
 
@@ -271,7 +271,7 @@ def representation_distance(
         batch = batch if module is None else to_device(batch, _device(module))
         return _pooled(encoder(batch), "the encoder", batch, len(r))
 
-    with nullcontext() if module is None else untouched(module), torch.no_grad():
+    with nullcontext() if module is None else frozen_eval(module), torch.no_grad():
         return _table(features, train, asked, batch_size, "l2")
 
 

@@ -11,8 +11,8 @@ import torch
 from unde.evaluate._arrays import Array
 from unde.evaluate.estimate import Estimate, paired
 from unde.evaluate.lds import lds
-from unde.scores.arrays import as_scores
-from unde.scores.roles import Learned, refuse_seen, refuse_training
+from unde.scoring.arrays import as_scores
+from unde.scoring.data_splits import Learned, refuse_seen, refuse_training
 
 W = TypeVar("W", bound=Learned)
 W_contra = TypeVar("W_contra", bound=Learned, contravariant=True)
@@ -79,7 +79,7 @@ def compare(
 ) -> Comparison:
     """LDS of the same scores without and with weights, on queries that the weights have never seen.
 
-    `scores` are those of an index, or of another library, as an array (Q, N, M) or `unde.scores.from_arrays`.
+    `scores` are those of an index, or of another library, as an array (Q, N, M) or `unde.scoring.from_arrays`.
     `masks` (S, N) and `utility` (S, Q) are those of `lds`. Queries that the weights were learned on are
     refused, since on them the weights look better than they are, and so are training examples. The subsets
     are resampled `bootstrap` times, the same draws for both, so that the intervals also cover the noise of

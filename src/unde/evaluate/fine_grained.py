@@ -13,7 +13,7 @@ from unde.errors import UndeError
 from unde.evaluate._arrays import Array, numbers
 from unde.evaluate.estimate import Estimate, paired
 from unde.evaluate.recall import contributors, ranked, recall_at_k, skipped
-from unde.scores.roles import Learned, refuse_seen, refuse_training
+from unde.scoring.data_splits import Learned, refuse_seen, refuse_training
 
 UNWEIGHTED = "none"
 ALL = "all"

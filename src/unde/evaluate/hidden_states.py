@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from unde.data import Rows, evenly, to_device
-from unde.features.guard import untouched
-from unde.features.units import placement
+from unde.gradients.model_state import frozen_eval
+from unde.gradients.parameters import placement
 from unde.tasks import Task
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)  # channels come second
@@ -57,7 +57,7 @@ class HiddenStates:
         output = _output_embedding(model)
         candidates = [m for m in model.modules() if _is_linear(m) or m is output]
         probe = evenly(len(rows), _PROBE_EXAMPLES)
-        with untouched(model), torch.no_grad(), _last_calls(candidates, output) as calls:
+        with frozen_eval(model), torch.no_grad(), _last_calls(candidates, output) as calls:
             task.loss(model, to_device(rows.batch(probe), placement(model)[0]))
         if not calls:
             self.problem = "the loss calls no linear or convolutional layer"
@@ -77,7 +77,7 @@ class HiddenStates:
     def read(self, rows: Rows, which: range) -> States:
         """Run the examples `which` of `rows` as one batch."""
         heads = [] if self._head is None else [self._head]
-        with untouched(self.model), torch.no_grad(), _last_calls(heads) as calls:
+        with frozen_eval(self.model), torch.no_grad(), _last_calls(heads) as calls:
             batch = to_device(rows.batch(which), placement(self.model)[0])
             loss = self.task.loss(self.model, batch).float().cpu()
             hidden = None if self.problem else self._pool(calls["last"].input, batch).cpu()

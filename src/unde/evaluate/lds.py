@@ -11,7 +11,7 @@ from torch import Tensor
 from unde.errors import UndeError
 from unde.evaluate._arrays import Array, booleans, finite, numbers
 from unde.evaluate.estimate import Estimate, SubsetBootstrap
-from unde.scores.roles import refuse_training
+from unde.scoring.data_splits import refuse_training
 
 FEWEST_SUBSETS_TO_RESAMPLE = 8  # fewer, and a draw that repeats a single subset is no longer rare
 _BLOCK_BYTES = 64 * 2**20
@@ -19,7 +19,7 @@ _BLOCK_BYTES = 64 * 2**20
 
 @runtime_checkable
 class Totalled(Protocol):
-    """Scores of an index, or `unde.scores.from_arrays`."""
+    """Scores of an index, or `unde.scoring.from_arrays`."""
 
     def total(self) -> Tensor: ...
 

@@ -15,9 +15,9 @@ from unde.errors import UndeError
 from unde.evaluate._arrays import Array, finite, numbers
 from unde.evaluate.lds import lds
 from unde.evaluate.recall import contributors, ranked, recall_at_k, skipped
-from unde.scores.roles import refuse_training
+from unde.scoring.data_splits import refuse_training
 from unde.unet import unet_cell
-from unde.weights.source import ResolvedScores
+from unde.weights.protocol import ResolvedScores
 
 # The row and column of a parameter, None to leave it out; or a regular expression for each, where what matches
 # (its first group, if it has one) is the name; or None, which makes every group a row of its own.
@@ -51,7 +51,7 @@ def lds_strength(
     default block and component of a UNet; two regular expressions do so too, such as (r"layers\\.\\d+", r"attn|mlp").
     `cells=None` makes every group a row of its own. A group must lie in one cell: regroup the scores if one is wider.
 
-    >>> from unde.weights.source import TensorScores
+    >>> from unde.weights.protocol import TensorScores
     >>> rng = np.random.default_rng(0)
     >>> truth, noise = rng.normal(size=(2, 5, 40))
     >>> scores = TensorScores(torch.tensor(np.stack([truth, noise], 2)), ["layers.0.attn", "layers.1.mlp"])
@@ -75,7 +75,7 @@ def recall_strength(
     of `lds_strength`. A cell that gives every training example of a query the same score, for all queries, is nan:
     it ranks nothing.
 
-    >>> from unde.weights.source import TensorScores
+    >>> from unde.weights.protocol import TensorScores
     >>> scores = TensorScores(torch.eye(4)[:, :, None] * torch.tensor([1.0, -1.0]), ["mid_block.a", "mid_block.b"])
     >>> recall_strength(scores, {"style": np.eye(4, dtype=bool)}, k=1)["style"].values
     array([[1., 0.]])

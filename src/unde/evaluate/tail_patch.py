@@ -17,20 +17,20 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unde.build.context import Given
 from unde.data import Collate, Rows, own_collate, to_device
 from unde.errors import UndeError
 from unde.evaluate._arrays import Array, numbers
 from unde.evaluate._optimizers import Factory, explained, optimizers
 from unde.evaluate.estimate import Estimate
-from unde.execution import Executor, Job, ending, named, shown
-from unde.features.guard import untouched
-from unde.recipe import Recipe
-from unde.scores import Top
-from unde.scores.roles import refuse_shared, shared
-from unde.store.remote import Place, place
-from unde.store.scratch import Results
-from unde.store.scratch import scratch as scratch_in
+from unde.gradients.model_state import frozen_eval
+from unde.parallel import Executor, Job, ending, named, shown
+from unde.parallel.model_transport import BuildInputs
+from unde.scoring import Top
+from unde.scoring.data_splits import refuse_shared, shared
+from unde.setup import Recipe
+from unde.store.job_results import Results
+from unde.store.job_results import scratch as scratch_in
+from unde.store.remote import StorePath, place
 from unde.tasks import Task
 from unde.tasks.tokens import TokenTask
 
@@ -73,7 +73,7 @@ def tail_patch(
     collate: Collate | None = None,
     executor: str | Executor = "serial",
     recipe: str | Recipe | None = None,
-    scratch: str | Place | None = None,
+    scratch: str | StorePath | None = None,
 ) -> TailPatch:
     """The change of each query's log-probability when the model takes one step on the query's proponents.
 
@@ -122,7 +122,7 @@ def tail_patch(
     if not any(p.requires_grad for p in model.parameters()):
         raise UndeError("no parameter of the model requires grad: there is nothing that a step could change")
     _refuse_trained_on(top_indices, model, asked, train, top)
-    given = Given(model, task, train, recipe=Recipe(recipe) if isinstance(recipe, str) else recipe)
+    given = BuildInputs(model, task, train, recipe=Recipe(recipe) if isinstance(recipe, str) else recipe)
     patch = Patch(given, queries=asked, top=top, optimizer=optimizer, state=optimizer_state, lr=lr,
                   micro_batch=micro_batch, max_grad_norm=max_grad_norm)  # fmt: skip
     patch.check()
@@ -142,7 +142,7 @@ def tail_patch(
 
 
 @contextmanager
-def _folder(scratch: str | Place | None) -> Generator[Place]:
+def _folder(scratch: str | StorePath | None) -> Generator[StorePath]:
     """Where results are handed over, gone afterwards."""
     if scratch is not None:
         with scratch_in(place(scratch)) as made:
@@ -156,7 +156,7 @@ def _refuse_trained_on(top: Any, model: nn.Module, asked: Rows, train: Rows, ind
     """Raises if queries are training examples: a step on a query itself says nothing about its proponents."""
     if isinstance(top, Top) and top.trained_on is not None:
         refuse_shared(len(top.trained_on()), "queries", "the training data")
-    with untouched(model):  # reading may draw random numbers
+    with frozen_eval(model):  # reading may draw random numbers
         found = shared(asked.digests(), train.digests(np.unique(indices).tolist()))
     refuse_shared(len(found), "queries", "the training data")
 
@@ -168,7 +168,7 @@ def _refuse_trained_on(top: Any, model: nn.Module, asked: Rows, train: Rows, ind
 class Patch:
     """What the jobs share, one for each query."""
 
-    given: Given
+    given: BuildInputs
     queries: Rows
     top: np.ndarray
     optimizer: Factory
@@ -200,7 +200,7 @@ def patch_one(patch: Patch, q: int) -> None:
     model, task, train = patch.given.model, patch.given.task, patch.given.rows
     trainable, make, saved = patch.made
     device, proponents = trainable[0].device, patch.top[q].tolist()
-    with untouched(model):  # reading may draw random numbers
+    with frozen_eval(model):  # reading may draw random numbers
         query = to_device(patch.queries.batch([q]), device)
     step = patch.micro_batch
     pieces = [proponents[a : a + step] for a in range(0, len(proponents), step)]
@@ -245,7 +245,7 @@ def _reducing(task: TokenTask, reduction: str) -> TokenTask:
 
 def _loss(model: nn.Module, task: Task, batch: Any) -> float:
     """The loss of a batch of one. Every call starts from the same random numbers, should the task draw any."""
-    with untouched(model), torch.no_grad():
+    with frozen_eval(model), torch.no_grad():
         return float(_per_example(task.loss(model, batch), 1))
 
 
@@ -259,7 +259,7 @@ def _step(
     max_grad_norm: float | None,
 ) -> None:
     """One step on the mean loss of all `examples`, which come in batches with their positions."""
-    with untouched(model):
+    with frozen_eval(model):
         for p in trainable:
             p.requires_grad_(True)
             p.grad = None

@@ -19,18 +19,18 @@ from unde.errors import UndeError, unknown
 from unde.evaluate import calibration as statistics
 from unde.evaluate.bank import Bank, Training
 from unde.evaluate.bank.bank import describe_function
-from unde.evaluate.bank.files import Part, PartsFolder
+from unde.evaluate.bank.bank_io import Part, PartsFolder
 from unde.evaluate.bank.subsets import Plan
 from unde.evaluate.bank.training import UNNAMED, EnoughModels, Train, train_all
 from unde.evaluate.rank_correlation import quantile, standard_error
-from unde.execution import Executor
-from unde.features.guard import untouched
+from unde.gradients.model_state import frozen_eval
 from unde.index.calibration import BANK, LOCAL, RETRAIN, Calibration
 from unde.index.ground_truth import FEWEST_HALVES, Truth, parse_duration, read_bank
 from unde.index.opened import Opened
 from unde.index.predictions import Predictor
 from unde.index.settings import Setting, list_settings
-from unde.scores.roles import refuse_shared
+from unde.parallel import Executor
+from unde.scoring.data_splits import refuse_shared
 from unde.store import layout
 from unde.tasks.base import Task
 from unde.version import __version__
@@ -144,7 +144,7 @@ class QueryUtility:
         first = next(iter(model.parameters()), None)
         device = torch.device("cpu") if first is None else first.device
         cuts = [range(a, min(a + BATCH, len(self.rows))) for a in range(0, len(self.rows), BATCH)]
-        with untouched(model):
+        with frozen_eval(model):
             parts = [self.task.loss(model, to_device(self.rows.batch(c), device)) for c in cuts]
         return -torch.cat(parts).double().cpu()
 

@@ -18,8 +18,8 @@ from unde.evaluate.estimate import Estimate, SubsetBootstrap
 from unde.index.settings import Setting
 from unde.methods import Method
 from unde.store.files import write_atomically
-from unde.store.reading import read_json
-from unde.store.remote import Place, Unreachable, place
+from unde.store.remote import StorePath, Unreachable, place
+from unde.store.safe_io import read_json
 from unde.weights import Weights
 
 FORMAT, VERSION = "unde calibration", 1
@@ -114,7 +114,7 @@ class Calibration:
 
     # --- a file -----------------------------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike[str] | Place) -> None:
+    def save(self, path: str | os.PathLike[str] | StorePath) -> None:
         """Write a JSON file; an interrupted write leaves an older file as it is."""
         content = {
             "format": FORMAT,
@@ -141,7 +141,7 @@ class Calibration:
         write_atomically(place(path), (json.dumps(content, indent=1) + "\n").encode())
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str] | Place) -> Calibration:
+    def load(cls, path: str | os.PathLike[str] | StorePath) -> Calibration:
         """Read a file that `save` has written.
 
         Raises:

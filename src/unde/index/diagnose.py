@@ -10,14 +10,14 @@ from torch import nn
 
 from unde.data import Rows, to_device
 from unde.errors import UndeError
-from unde.features.guard import untouched
-from unde.features.run import exclusive
-from unde.features.units import placement
+from unde.gradients.feature_pass import exclusive
+from unde.gradients.model_state import frozen_eval
+from unde.gradients.parameters import placement
 from unde.index.opened import Opened
-from unde.scores import diagnostics
-from unde.scores.group_scores import GroupScores
-from unde.scores.pieces import Pieces
-from unde.scores.top import Top
+from unde.scoring import diagnostics
+from unde.scoring.documents import Pieces
+from unde.scoring.group_scores import GroupScores
+from unde.scoring.top import Top
 from unde.tasks import Classification, MultiLabel
 from unde.tasks.base import Task
 from unde.tasks.tokens import TokenTask
@@ -76,7 +76,7 @@ def _outcomes(task: Task, model: nn.Module, rows: Rows) -> int | None:
         return 2 if _plain(task, MultiLabel, "compared", "loss") else None
     try:
         batch = to_device(rows.batch([0]), placement(model)[0])
-        with exclusive(model), untouched(model), torch.no_grad():
+        with exclusive(model), frozen_eval(model), torch.no_grad():
             if isinstance(task, Classification) and _plain(task, Classification, "compared", "loss"):
                 return task.predicted(model, batch)[0].shape[-1]
             same = ("_per_token", "token_losses", "loss")

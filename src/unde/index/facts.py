@@ -8,10 +8,10 @@ from unde.markup import Child
 from unde.methods import Method
 from unde.notebook import facts, listed
 from unde.store.manifest import Manifest
-from unde.store.remote import Place
+from unde.store.remote import StorePath
 
 
-def index_facts(folder: Place, m: Manifest, method: Method, groups: Sequence[str]) -> str:
+def index_facts(folder: StorePath, m: Manifest, method: Method, groups: Sequence[str]) -> str:
     found: dict[str, Child] = {
         "folder": str(folder),
         "method": str(method),

@@ -11,23 +11,24 @@ import torch
 from torch import Tensor, nn
 
 from unde import plan
-from unde.build.checkpoints import Checkpoint
-from unde.build.checks import read_ids
-from unde.build.context import Given
-from unde.build.settle import checked, settle
+from unde.checkpoints import Checkpoint
 from unde.data import Collate, Rows, own_collate, parse_bytes
 from unde.errors import UndeError
-from unde.execution import Executor, ending, named
-from unde.features import moments
+from unde.gradients import adam_preconditioner as moments
 from unde.groups import Groups, trainable, unwrapped
-from unde.index import living, making, merging
+from unde.index import builder as making
+from unde.index import living, merging
+from unde.index.open_index import IndexReader
 from unde.index.opened import Opened
-from unde.index.reader import IndexReader
+from unde.index.settle import checked, settle
+from unde.index.validation import read_ids
 from unde.methods import Method
+from unde.parallel import Executor, ending, named
+from unde.parallel.model_transport import BuildInputs
 from unde.plan import Plan
-from unde.recipe import Recipe
+from unde.setup import Recipe
 from unde.store.manifest import Manifest
-from unde.store.remote import Place, place
+from unde.store.remote import StorePath, place
 from unde.tasks.base import Task
 
 
@@ -42,7 +43,7 @@ class Index(IndexReader):
         model: nn.Module,
         task: Task,
         train_data: Any,
-        path: str | Place,
+        path: str | StorePath,
         *,
         method: str | Method = "trak",
         groups: Groups | str | Mapping[str, str] = "layer",
@@ -88,13 +89,15 @@ class Index(IndexReader):
         rows = Rows(train_data, collate or own_collate(task.collate, train_data))
         folder, runs, model = place(path), named(executor, threads=threads), unwrapped(model)
         chosen = making.settled_method(
-            method, Given(model, task, rows, checkpoints), folder, exclude, progress
+            method, BuildInputs(model, task, rows, checkpoints), folder, exclude, progress
         )
         making.check_options(chosen, on_bad, batch_size, store_dtype)
         ids = making.ids_for(rows, ids)
         budget = parse_bytes(memory)
         with making.on_device(model, device), ending(executor, runs):
-            given = Given(model, task, rows, checkpoints, making.as_recipe(recipe), making.plainly(device))
+            given = BuildInputs(
+                model, task, rows, checkpoints, making.as_recipe(recipe), making.plainly(device)
+            )
             if isinstance(second_moments, str) and second_moments == moments.GRADIENTS:
                 second_moments = moments.of_gradients(model, task, rows, trainable(model, exclude))
             checked(given, chosen, groups, exclude, second_moments)  # before a folder is made
@@ -119,7 +122,7 @@ class Index(IndexReader):
 
     @classmethod
     def finish(
-        cls, path: str | Place, model: nn.Module, task: Task, train_data: Any, **options: Any
+        cls, path: str | StorePath, model: nn.Module, task: Task, train_data: Any, **options: Any
     ) -> Index:
         """What is left of an index that was begun, with everything as it was settled then.
 
@@ -131,7 +134,7 @@ class Index(IndexReader):
     @classmethod
     def open(
         cls,
-        path: str | Place,
+        path: str | StorePath,
         *,
         model: nn.Module | None = None,
         task: Task | None = None,
@@ -216,7 +219,7 @@ class Index(IndexReader):
         self.__init__(living.removed(self._opened, ids, indices))
 
     @classmethod
-    def merge(cls, indexes: Sequence[Index | str | Place], path: str | Place) -> Index:
+    def merge(cls, indexes: Sequence[Index | str | StorePath], path: str | StorePath) -> Index:
         """A new index in `path` of all examples of several, in their order; these stay as they are.
 
         They must have been measured alike: same weights, task, method, projection, seed, groups and precision. The new
@@ -225,7 +228,7 @@ class Index(IndexReader):
         merging.merged([i.folder if isinstance(i, Index) else place(i) for i in indexes], place(path))
         return cls.open(path)
 
-    def repack(self, path: str | Place, store_dtype: str) -> Index:
+    def repack(self, path: str | StorePath, store_dtype: str) -> Index:
         """A new index in `path` of the same examples, stored in another way: `store_dtype` as in `build`. Nothing is
         computed again, and this one stays as it is. The new one is opened with all that this one was.
 

@@ -26,13 +26,13 @@ from unde import console
 from unde.data import Rows, to_device
 from unde.errors import UndeError, unknown
 from unde.evaluate import mislabel_auc
-from unde.features.guard import untouched
-from unde.features.units import placement
+from unde.gradients.model_state import frozen_eval
+from unde.gradients.parameters import placement
 from unde.methods import Method
-from unde.scores import GroupScores, Top
-from unde.scores.group_scores import WeightsLike
-from unde.scores.table import Table
-from unde.store.remote import Place
+from unde.scoring import GroupScores, Top
+from unde.scoring.group_scores import WeightsLike
+from unde.scoring.table import Table
+from unde.store.remote import StorePath
 from unde.tasks import Classification, TokenClassification
 from unde.tasks.base import Task
 from unde.tasks.tokens import IGNORE
@@ -89,7 +89,7 @@ class Suspects:
 
     def to_csv(
         self,
-        path: str | Place,
+        path: str | StorePath,
         classes: Sequence[str] | None = None,
         rankings: Mapping[str, Suspects] | None = None,
     ) -> None:
@@ -289,7 +289,7 @@ def answers(
     device, _ = placement(model)
     given, predicted, losses, margins, classes = [], [], [], [], 0
     bar = console.progress("predictions", len(rows), progress, unit="examples")
-    with untouched(model), torch.no_grad(), bar as advance:
+    with frozen_eval(model), torch.no_grad(), bar as advance:
         for start in range(0, len(rows), _PASS):
             batch = to_device(rows.batch(range(start, min(start + _PASS, len(rows)))), device)
             logits, labels = _asked(task, model, batch)

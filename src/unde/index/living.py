@@ -15,24 +15,24 @@ import torch
 from torch import Tensor
 
 from unde import console
-from unde.build import repack
-from unde.build.carried import carried, on_other_data
-from unde.build.changing import Change, changing, token
-from unde.build.checks import read_ids
-from unde.build.context import Context, Given
-from unde.build.fingerprints import ids_fingerprint, plain_ids
-from unde.build.renewed import part, renew
-from unde.build.repack import Origin, Planned
-from unde.build.stored import Stored
-from unde.build.views import Joined, Picked
 from unde.data import Rows, own_collate
 from unde.errors import UndeError
-from unde.index import making
+from unde.fingerprints import ids_fingerprint, plain_ids
+from unde.index import builder as making
+from unde.index import repack
+from unde.index.build_context import Context
+from unde.index.changing import Change, changing, token
 from unde.index.opened import Opened
+from unde.index.reader import Stored
+from unde.index.renewed import part, renew
+from unde.index.repack import Origin, Planned
+from unde.index.validation import read_ids
+from unde.index.views import Joined, Picked
+from unde.parallel.model_transport import BuildInputs, carried, on_other_data
 from unde.store import layout
 from unde.store.living import APPEND, REMOVE
 from unde.store.manifest import SCHEMA, Manifest
-from unde.store.remote import Place
+from unde.store.remote import StorePath
 
 _NAMED = 3  # ids in a message
 
@@ -54,7 +54,7 @@ def appended(at: Opened, data: Any, ids: Sequence[Any] | None, progress: bool) -
             change.begin(f"{APPEND} {len(rows)}")
             given = _given(at, rows, change)
 
-            def plan(home: Place, of: Manifest) -> list[Planned]:
+            def plan(home: StorePath, of: Manifest) -> list[Planned]:
                 new_ones = part(of, change, given, new)
                 making.compute(Context(home, new_ones, given, ids=new), at.executor, progress)
                 both = (repack.all_of(Origin(home, m)) for m in (of, new_ones))
@@ -122,14 +122,14 @@ def _rows(at: Opened, data: Any) -> Rows:
     return Rows(data, at.collate or own_collate(at.task.collate, data))
 
 
-def _given(at: Opened, rows: Rows, change: Change) -> Given:
+def _given(at: Opened, rows: Rows, change: Change) -> BuildInputs:
     """The new examples, and how other processes come by them."""
     assert at.model is not None
     assert at.task is not None
     recipe = on_other_data(at.recipe, rows.data, rows.collate)
     if recipe is None and not at.executor.here:
         recipe = carried(at.model, at.task, rows.data, rows.collate, change.folder / layout.SCRATCH)
-    return Given(at.model, at.task, rows, at.checkpoints, recipe, at.device)
+    return BuildInputs(at.model, at.task, rows, at.checkpoints, recipe, at.device)
 
 
 def _reopened(at: Opened, rows: Rows | None) -> Opened:
@@ -223,7 +223,7 @@ def _gone(at: Opened, which: list[Any], by_id: bool) -> Tensor:
     return gone
 
 
-def _for_covariances(at: Opened) -> Given:
+def _for_covariances(at: Opened) -> BuildInputs:
     """What the covariances of some examples are computed from once more."""
     missing = [n for n, x in (("model", at.model), ("task", at.task), ("train_data", at.rows)) if x is None]
     if missing:
@@ -236,7 +236,7 @@ def _for_covariances(at: Opened) -> Given:
     assert at.task is not None
     assert at.rows is not None
     at.session.check_model(full=True)
-    return Given(at.model, at.task, at.rows, at.checkpoints)
+    return BuildInputs(at.model, at.task, at.rows, at.checkpoints)
 
 
 def _some(ids: Sequence[Any]) -> str:

@@ -8,26 +8,26 @@ from dataclasses import replace
 from typing import Any
 
 from unde import methods
-from unde.build import matrices, repack
-from unde.build.changing import today, token
-from unde.build.checks import check_shards, read_ids
-from unde.build.compare import brief, refused_for
-from unde.build.renewed import written
-from unde.build.repack import Origin
-from unde.build.stored import Stored
 from unde.errors import UndeError
+from unde.index import matrices, repack
+from unde.index.changing import today, token
+from unde.index.compare import brief, refused_for
+from unde.index.reader import Stored
+from unde.index.renewed import written
+from unde.index.repack import Origin
+from unde.index.validation import check_shards, read_ids
 from unde.store import factored, layout
 from unde.store.files import clear_partial, create_bytes, write_bytes
 from unde.store.living import MERGE, REPACK
 from unde.store.locks import locked
 from unde.store.manifest import SCHEMA, Manifest
-from unde.store.remote import Place, there
+from unde.store.remote import StorePath, exists
 from unde.tasks import identity
 
 _OTHER = "in the other"
 
 
-def merged(sources: Sequence[Place], target: Place) -> None:
+def merged(sources: Sequence[StorePath], target: StorePath) -> None:
     """All examples of several indexes, in their order, as a new one; the same call again goes on where it stopped."""
     if len(sources) < 2:
         raise UndeError(f"{len(sources)} index to merge: expected two or more")
@@ -37,7 +37,7 @@ def merged(sources: Sequence[Place], target: Place) -> None:
     _made(found, target, made, {"what": MERGE}, None)
 
 
-def repacked(source: Place, target: Place, store_dtype: str) -> None:
+def repacked(source: StorePath, target: StorePath, store_dtype: str) -> None:
     """All examples of an index as a new one, whose features are stored in another way."""
     origin = Origin(source, _finished(source))
     m = origin.manifest
@@ -57,11 +57,11 @@ def repacked(source: Place, target: Place, store_dtype: str) -> None:
 
 
 def _made(
-    found: Sequence[Origin], target: Place, made: str, entry: dict[str, Any], store_dtype: str | None
+    found: Sequence[Origin], target: StorePath, made: str, entry: dict[str, Any], store_dtype: str | None
 ) -> None:
     """The new index, unless this very one is there."""
     ids = _ids(found)
-    if there(target / layout.MANIFEST):
+    if exists(target / layout.MANIFEST):
         now = Manifest.read(target)
         if now.living is not None and now.living.history[-1].get("token") == made:
             return
@@ -77,7 +77,7 @@ def _made(
         create_bytes(target / layout.MANIFEST, after.text())
 
 
-def _finished(folder: Place) -> Manifest:
+def _finished(folder: StorePath) -> Manifest:
     manifest = Manifest.read(folder)
     if manifest.schema != SCHEMA:
         raise UndeError(
@@ -143,7 +143,7 @@ def _told(origin: Origin) -> tuple[str, int]:
 
 def _written(
     found: Sequence[Origin],
-    home: Place,
+    home: StorePath,
     made: str,
     history: list[dict[str, Any]],
     ids: list[Any] | None,
@@ -159,7 +159,7 @@ def _written(
 
 def _fishers(
     found: Sequence[Origin],
-    target: Place,
+    target: StorePath,
     made: str,
     history: list[dict[str, Any]],
     ids: list[Any] | None,
@@ -182,6 +182,6 @@ def _fishers(
     return out
 
 
-def _copy_matrices(origin: Origin, target: Place) -> None:
+def _copy_matrices(origin: Origin, target: StorePath) -> None:
     if matrices.read(origin.folder, origin.manifest):
         write_bytes(target / layout.MATRICES, (origin.folder / layout.MATRICES).read_bytes())

@@ -9,18 +9,18 @@ from typing import Any
 
 from torch import nn
 
-from unde.build.carried import Carried, Elsewhere
-from unde.build.checkpoints import Checkpoint
-from unde.build.fingerprints import Watch
-from unde.build.session import Session
-from unde.build.stored import Stored
+from unde.checkpoints import Checkpoint
 from unde.data import Collate, Rows
 from unde.errors import UndeError
-from unde.execution import SERIAL, Executor
+from unde.fingerprints import Watch
 from unde.groups import Groups
+from unde.index.reader import Stored
+from unde.index.scorer import Scorer
+from unde.index.session import Session
 from unde.methods import Method
-from unde.recipe import Recipe
-from unde.scores.scorer import Scorer
+from unde.parallel import SERIAL, Executor
+from unde.parallel.model_transport import Carried, Elsewhere
+from unde.setup import Recipe
 from unde.tasks.base import Task
 
 

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unde.build.kernels import KernelFiles
-from unde.build.stored import FeatureSource, Stored
-from unde.execution import SERIAL, Executor
 from unde.groups import Groups
+from unde.index.kernel_cache import KernelFiles
+from unde.index.reader import FeatureSource, Stored
+from unde.index.scorer import Scorer
 from unde.methods import Method
-from unde.scores.scorer import Scorer
+from unde.parallel import SERIAL, Executor
 
 
 class Predictor:

@@ -1,398 +1,210 @@
-"""An open index: what it is, and what can be asked of it."""
+"""Reading an index: the features and all that is stored beside them, by shard, by row, or of all examples."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
-from functools import partial
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from unde import console, methods
-from unde.build.queries import QueryFeatures
-from unde.data import Rows, own_collate
-from unde.errors import UndeError
-from unde.evaluate.baselines import baseline_scores
-from unde.execution import Executor, ending, named
-from unde.groups import Groups
-from unde.index import self_retrieval
-from unde.index.calibrate import calibrate
-from unde.index.calibration import Calibration
-from unde.index.diagnose import diagnose
-from unde.index.facts import index_facts
-from unde.index.opened import Opened
-from unde.index.trust import SHOWN, Trust, of_several
-from unde.index.verify import verify
+from unde import methods
+from unde.errors import UndeError, unknown
+from unde.fingerprints import origins, to_signed
+from unde.gradients.factors import gathered, split
+from unde.index.shard_writer import BESIDE_OF_0_1
+from unde.kernels import Part, Sizes
 from unde.methods import Method
-from unde.scores import diagnostics
-from unde.scores.group_scores import GroupScores, WeightsLike
-from unde.scores.pieces import Pieces
-from unde.scores.rescore import Asked
-from unde.scores.tokens import TokenScores
-from unde.scores.top import Top
 from unde.store import layout
-from unde.store.manifest import Manifest
-from unde.store.remote import Place, place, there
-from unde.store.verified import Verified
-from unde.tasks.base import Task
-from unde.tasks.identity import kind_of
-from unde.weights import Weights
-
-R = TypeVar("R", bound="IndexReader")
+from unde.store.file_watch import Watch
+from unde.store.manifest import Manifest, with_method
+from unde.store.remote import StorePath, exists
+from unde.store.shards import ShardError, damaged, read_again
 
 
-class IndexReader:
-    """An open index: what it is, and what can be asked of it."""
+class Stored:
+    """What is on disk, and how much of it may be in memory."""
 
-    def __init__(self, opened: Opened) -> None:
-        self._opened = opened
-        self._retrieved: tuple[Any, Any] | None = None
-        self._use_calibration = True
-        self._announced = False  # whether the calibration was mentioned
-        self._calibration: Calibration | None = None
+    def __init__(self, folder: StorePath, manifest: Manifest, memory: int) -> None:
+        self.folder, self.manifest, self.memory = folder, manifest, memory
+        self.method: Method = methods.parse(manifest.method)
+        self.codec = manifest.codec
+        self.watch = Watch()
+        self._fishers: dict[str, Stored] = {}
 
-    def __len__(self) -> int:
-        return self.manifest.examples
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Stored, (self.folder, self.manifest, self.memory)
 
-    def __enter__(self: R) -> R:
-        return self
+    def found_whole(self) -> None:
+        """The shards were looked at just now: whatever changes from here on is noticed."""
+        m = self.manifest
+        self.watch.note(m.shard(self.folder, c, s) for c in range(m.terms) for s in range(len(m.shards)))
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def shard(self, checkpoint: int, s: int, lease: bool = True) -> dict[str, Tensor]:
+        """Mapped: to be held on to for the time of a block only."""
+        m = self.manifest
+        try:
+            return read_again(m.shard(self.folder, checkpoint, s), m.files[s][1], self.watch, lease)
+        except ShardError as e:
+            raise self.changed() or e from None
 
-    def close(self) -> None:
-        """Ends the processes that were started for it; what is asked next starts them anew."""
-        self._opened.executor.close()
+    def changed(self) -> ShardError | None:
+        """If the index is not what it was when it was opened."""
+        try:
+            now = Manifest.read(self.folder)
+        except UndeError:
+            return None
+        if now.id == self.manifest.id:
+            return None
+        what = "" if now.living is None else f" ({now.living.told})"
+        return ShardError(f"{self.folder} has changed since it was opened{what}: open it again")
 
-    def __repr__(self) -> str:
-        m, groups = self.manifest, len(self.groups)
-        lived = "" if m.living is None else f"; {m.living.brief}"
-        return f"Index({str(self.folder)!r}, {self.method}, {m.examples} × {m.width}, {groups} groups{lived})"
+    def packed(self, checkpoint: int, s: int, lease: bool = True) -> dict[str, Tensor]:
+        """Shard s, looked at whether it can be unpacked."""
+        shard = self.shard(checkpoint, s, lease)
+        self.check(self.manifest.shard(self.folder, checkpoint, s), shard, s)
+        return shard
 
-    def _repr_html_(self) -> str:
-        return index_facts(self.folder, self.manifest, self.method, self.groups.names)
+    def check(self, path: StorePath, shard: Mapping[str, Tensor], s: int) -> None:
+        rows = self.manifest.shards[s]
+        with damaged(path):
+            self.codec.check(shard, rows.stop - rows.start, self.manifest.columns)
 
-    @property
-    def folder(self) -> Place:
-        return self._opened.stored.folder
+    def block(self, checkpoint: int, s: int, lease: bool = True) -> Tensor:
+        """(n, D) float32 features of shard s."""
+        return self.codec.unpack(self.packed(checkpoint, s, lease), self.manifest.columns)
 
-    @property
-    def manifest(self) -> Manifest:
-        """What the index is, and what was settled for it."""
-        return self._opened.stored.manifest
+    def blocks(self, s: int, lease: bool = True) -> list[Tensor]:
+        """The features of shard s under each checkpoint."""
+        return [self.block(c, s, lease) for c in range(self.manifest.terms)]
 
-    @property
-    def method(self) -> Method:
-        """What it was built for."""
-        return self._opened.method
+    def rows(self, which: Tensor) -> Tensor:
+        """(C, n, D) float32 features of the training examples `which`, from the shards that hold them."""
+        out = torch.empty(self.manifest.terms, len(which), self.manifest.width)
+        for s, rows in enumerate(self.manifest.shards):
+            here = ((which >= rows.start) & (which < rows.stop)).nonzero()[:, 0]
+            if len(here):
+                local = which[here] - rows.start
+                for c, block in enumerate(self.blocks(s)):
+                    out[c].index_copy_(0, here, block.index_select(0, local))
+        return out
 
-    def method_for(self, method: str | Method | None = None) -> Method:
-        """A method as it is scored with on this index: its projection is that of the index, damping="auto" a number."""
-        return methods.on_index(method, self.method, kind_of(self.manifest.task), self.manifest.examples)
+    def values(self, name: str, checkpoint: int = 0) -> Tensor:
+        """A stored value of every example: "loss" (N,), "squares" (N, parameters), "skipped" (N,), "digest" (N,), and
+        "beside" (N, ·), the measures that the method keeps beside features."""
+        known = ("loss", "squares", "skipped", "digest", *["beside"] * bool(self.method.beside))
+        if name not in known:
+            raise unknown("stored value", name, known)
+        shards = (self.shard(checkpoint, s) for s in range(len(self.manifest.shards)))
+        # copies: a view would keep its whole file mapped until all are read
+        return torch.cat([shard[name if name in shard else BESIDE_OF_0_1].clone() for shard in shards])
 
-    @property
-    def groups(self) -> Groups:
-        return self._opened.groups
-
-    @property
-    def ids(self) -> Sequence[Any] | None:
-        """The user's names of the training examples."""
-        return self._opened.ids
-
-    @property
-    def memory(self) -> int:
-        """The budget, in bytes."""
-        return self._opened.stored.memory
-
-    @property
-    def model(self) -> nn.Module | None:
-        return self._opened.model
-
-    @property
-    def task(self) -> Task | None:
-        return self._opened.task
-
-    @property
-    def train_data(self) -> Rows | None:
-        return self._opened.rows
-
-    @property
-    def unfinished(self) -> int:
-        """Shards that other workers had not written yet when this one, of an array, had done its share."""
-        return self._opened.unfinished
-
-    @property
+    @cached_property
     def skipped(self) -> Tensor:
         """(N,) bool: examples left out because of NaN gradients."""
-        return self._opened.stored.skipped
+        flags = [self.values("skipped", c).bool() for c in range(self.manifest.terms)]
+        return torch.stack(flags).any(0)
 
-    # --- asking -----------------------------------------------------------------------------------------
+    @cached_property
+    def squares(self) -> Tensor:
+        """(N, U) squared norms of features, summed over checkpoints with η."""
+        etas = self.manifest.checkpoint_weights
+        return torch.stack([eta * self.values("squares", c) for c, eta in enumerate(etas)]).sum(0)
 
-    def features(self, queries: Any, path: str | Place | None = None) -> QueryFeatures:
-        """Features of queries, to be used instead of them. With `path` they are kept there and reused.
-
-        `a.mean()` asks about several queries as one, `a - b` about what sets one apart from the other.
-        """
-        if isinstance(queries, QueryFeatures):
-            if queries.index != self.manifest.lineage:
-                raise UndeError(
-                    "these query features were computed for another index: compute them anew with this one"
-                )
-            return queries
-        rows = Rows(queries, own_collate(self._opened.collate, queries))
-        kept, m = None if path is None else place(path), self.manifest
-        if kept is not None and there(kept):
-            found = QueryFeatures.load(kept, m.lineage, (m.terms, m.width))
-            if found.digests != rows.digests():
-                raise UndeError(
-                    f"{path} holds the features of other queries: choose another path, or delete it"
-                )
-            return found
-        made = self._opened.session.features(rows)
-        if kept is not None:
-            made.save(kept)
-        return made
-
-    def score(self, queries: Any, method: str | Method | None = None) -> GroupScores:
-        """Group-resolved scores of queries.
-
-        Without a `method` the setting and weights of the calibration are used, where the index has one, else the method
-        that it was built for.
-        """
-        calibration = self.calibration if method is None else None
-        chosen = self.method_for(method) if calibration is None else calibration.method
-        made = self.features(queries)
-        if not isinstance(queries, QueryFeatures):
-            chosen.check_query(Rows(queries)[0])
-        at_hand = None not in (self.model, self.task, self.train_data)
-        judging = partial(self._retrieval, chosen) if at_hand else None
-        at = self._opened
-        rows = None if made is queries else Rows(queries, own_collate(at.collate, queries))
-        again = Asked(at.stored, lambda: at.session, at.rows, rows)
-        if calibration is None:
-            return replace(at.scorer.scores(chosen, made.features, made.digests, judging), again=again)
-        self._announce(calibration)
-        last = calibration.setting.last_checkpoint
-        scores = at.scorer.scores(chosen, made.features, made.digests, judging, last_checkpoint=last)
-        provenance = scores.provenance | {"calibration": str(calibration)}
-        return replace(scores, again=again, default_weights=calibration.weights, provenance=provenance)
-
-    # --- calibration ------------------------------------------------------------------------------------
-
-    def calibrate(
-        self,
-        train: Any = None,
-        queries: Any = None,
-        *,
-        halves: int = 16,
-        budget: str | float | None = None,
-        how: str = "retrain",
-        bank: Any = None,
-        seed: int = 0,
-        executor: str | Executor | None = None,
-        baselines: Mapping[str, Any] | bool = True,
-    ) -> Calibration:
-        """Choose method, damping and weights by models retrained on random halves, and estimate the LDS to expect.
-
-        Every setting that the index can give is judged by what the retrained models did on the queries. The choice is
-        kept in the index, and `score` uses it from then on. What is trained is kept too: a call that was interrupted
-        goes on, and a later one with more `halves` adds to it.
-
-        Args:
-            train: A function (indices, seed) -> model that trains on these training examples as the model was trained,
-                or an `unde.evaluate.Training`.
-            queries: Data like that which will be asked about, 100 to 500 examples, none of them trained on.
-            halves: How many random halves to train on: 8 choose a setting, 16 also fit weights.
-            budget: A time, such as "30min", after which no further model is begun.
-            how: "retrain" from the start, or "local": one more epoch from the final model with the optimizer of a
-                `Training`. Local trainings are cheap and order settings as retraining does; their LDS means nothing
-                else.
-            bank: An `unde.evaluate.Bank` of the same queries, or (masks, utility): then nothing is trained.
-            seed: Of the halves, the trainings and the folds.
-            executor: Who trains, such as "processes:2"; by default who computes for this index.
-            baselines: Whether simple baselines are judged too, or their scores {name: (Q, N)}.
-
-        Returns:
-            The calibration. It is saved as calibration.json in the folder of the index.
-
-        Raises:
-            UndeError: If there is no way to train, a training diverges, the budget does not suffice for four halves,
-                queries are training data, or a bank does not fit.
-        """
-        if queries is None:
-            raise UndeError("queries is missing: pass data like that which will be asked about")
-        self._opened.check_finished()
-        runs = self._opened.executor if executor is None else named(executor)
-        with nullcontext() if executor is None else ending(executor, runs):
-            made = calibrate(
-                self._opened,
-                queries,
-                train,
-                halves,
-                budget,
-                how,
-                bank,
-                seed,
-                runs,
-                self._baselines(queries, baselines),
-            )
-        made.save(self.folder / layout.CALIBRATION)
-        self._calibration = made
-        self._announced = True
-        console.note(str(made))
-        return made
-
-    @property
-    def calibration(self) -> Calibration | None:
-        """The calibration of the index, None without one. One of the index before it was changed is not used."""
-        if not self._use_calibration:
-            return None
-        if self._calibration is None and there(self.folder / layout.CALIBRATION):
-            self._calibration = Calibration.load(self.folder / layout.CALIBRATION)
-        found = self._calibration
-        if found is not None and found.index != self.manifest.id:
-            if not self._announced:
-                console.note(
-                    f"{self.folder} has changed since it was calibrated: calibrate it again. Until then it is not used"
-                )
-                self._announced = True
-            return None
-        return found
-
-    def uncalibrated(self: R) -> R:
-        """The same index without its calibration: the method that it was built for, and uniform weights."""
-        made = type(self)(self._opened)
-        made._use_calibration = False
-        return made
-
-    def _announce(self, calibration: Calibration) -> None:
-        if not self._announced:
-            console.note(f"calibrated: {calibration}")
-            self._announced = True
-
-    def _baselines(self, queries: Any, wanted: Mapping[str, Any] | bool) -> Mapping[str, Any]:
-        if isinstance(wanted, Mapping):
-            return wanted
-        at = self._opened
-        if not wanted or at.model is None or at.task is None or at.rows is None:
-            return {}
-        return baseline_scores(
-            at.model, at.task, at.rows.data, queries, collate=at.collate or at.rows.collate
+    def holding(self, digests: Sequence[str]) -> list[int]:
+        """Positions of the digests that are of training examples; "" is of none."""
+        known = [(i, part) for i, d in enumerate(digests) for part in origins([d]) if part]
+        asked = torch.tensor([to_signed(part) for _, part in known], dtype=torch.int64)
+        return sorted(
+            {known[i][0] for i in torch.isin(asked, self.values("digest")).nonzero()[:, 0].tolist()}
         )
 
-    def diagnose(
-        self,
-        scores: GroupScores | None = None,
-        weights: WeightsLike = None,
-        *,
-        top: Top | None = None,
-        queries: Pieces | None = None,
-    ) -> list[str]:
-        """What to know before scores are read, in sentences; none where nothing is wrong.
+    @property
+    def fishers(self) -> tuple[str, ...]:
+        """The values of `fisher` that kernels on this index can have."""
+        inside = (
+            kind for kind, name in layout.FISHERS.items() if exists(self.folder / name / layout.MANIFEST)
+        )
+        return ("empirical", *inside)
 
-        Args:
-            scores: Scores of some queries. Without them only the model and the training examples are looked at.
-            weights: Weights under which the strongest training examples are compared.
-            top: The lists to compare, if they are at hand: `scores.top(10, weights)` by default.
-            queries: Which query each row of `scores` is a piece of, where queries were cut.
+    def fisher(self, kind: str) -> Stored:
+        """The gradients with "sampled" labels or with every label ("true"), of the same model and data."""
+        if kind not in self._fishers:
+            self._fishers[kind] = self._fisher(kind)
+        return self._fishers[kind]
 
-        Returns:
-            Sentences about queries and training examples with a gradient of zero, a model whose mean training loss is
-            near that of a guess, and training examples that lead the lists of most queries.
+    def _fisher(self, kind: str) -> Stored:
+        folder = self.folder / layout.FISHERS[kind]
+        if not exists(folder / layout.MANIFEST):
+            what = "sampled labels" if kind == "sampled" else "every label"
+            raise UndeError(
+                f"{self.folder} holds no gradients with {what}: build it with EKFAC(fisher={kind!r}), or add them with "
+                f"index.add_fisher({kind!r})"
+            )
+        found = Manifest.read(folder)
+        if not belongs(found, self.manifest):
+            raise UndeError(
+                f"{folder} is of another index: delete that folder and run the same Index.build again"
+            )
+        return Stored(folder, found, self.memory)
 
-        >>> for sentence in index.diagnose(index.score(queries)):  # doctest: +SKIP
-        ...     print(sentence)
-        """
-        if scores is not None and top is None and len(scores) >= diagnostics.FEWEST:
-            count = min(diagnostics.TOP, len(self) - int(self.skipped.sum()))
-            top = scores.top(count, weights, queries=queries)
-        return diagnose(self._opened, scores, top, queries)
+    def source(self, kernel_of: str, checkpoint: int) -> FeatureSource:
+        """What a kernel is made of; of a trajectory, the features of all steps averaged."""
+        stored = self if kernel_of == "empirical" else self.fisher(kernel_of)
+        return FeatureSource(stored, None if stored.method.steps > 1 else checkpoint)
 
-    def verify(self) -> Verified:
-        """Every byte on disk against its checksum: true if all is well, else it says what is damaged and what to do."""
-        return verify(self.folder)
 
-    def tokens(self, scores: GroupScores, weights: WeightsLike = None) -> TokenScores:
-        """Contributions of single tokens: `index.tokens(scores)(q, example)` adds up to the score of `example`."""
-        at = self._opened
-        return TokenScores(at.session, at.scorer, at.collate, scores, weights)
+def belongs(fisher: Manifest, manifest: Manifest) -> bool:
+    """Whether a Fisher index was made from what `manifest` was made from."""
+    same = with_method(manifest, fisher.method)
+    names = ("task", "examples", "units", "models", "data", "seed", "matrices")
+    return fisher.method["name"] == methods.Fisher.name and all(
+        getattr(fisher, n) == getattr(same, n) for n in names
+    )
 
-    def self_influence(
-        self,
-        weights: WeightsLike = None,
-        normalize_top: int | None = None,
-        subset: Sequence[int] | None = None,
-        method: str | Method | None = None,
-    ) -> Tensor:
-        """τ(i, i) of every training example, or of those in `subset`; high values mark wrong labels.
 
-        With `normalize_top=m` divided by the sum of the m largest scores of i over the training set; where
-        that sum is not positive the example says nothing about itself and gets 0.
-        """
-        where = torch.arange(len(self)) if subset is None else torch.as_tensor(subset)
-        scorer, chosen = self._opened.scorer, self.method_for(method)
-        return scorer.self_influence(chosen, weights, normalize_top, where)
+@dataclass(frozen=True)
+class FeatureSource:
+    """The features under one checkpoint, or averaged over all (None), as kernels read them. Where examples have several
+    labels, the rows of the first label come first, then those of the second."""
 
-    def learn_weights(
-        self,
-        method: str | Method | None = None,
-        perturb: Any = None,
-        examples: int = self_retrieval.EXAMPLES,
-        seed: int = 0,
-    ) -> Weights:
-        """Weights with which perturbed training examples find themselves: no labels, no queries, no k.
+    stored: Stored
+    checkpoint: int | None
 
-        `perturb` is a function (example, strength, random) -> example, with a strength from 0.05 to 1 and a NumPy
-        generator to draw from; "weights" for noise on the model's weights; or None for what the task knows: noise,
-        replaced tokens, augmented images. The strength is searched. `examples` copies are learned from, others judge
-        and report, all of different training examples. Where weights would not help they are uniform;
-        `weights.provenance` tells what was found. Costs as much as 600 queries, and `examples` more, at most.
-        """
-        chosen = self._method(method)
-        usual = (None, self_retrieval.EXAMPLES, 0)  # what also judges weights from queries
-        if (perturb, examples, seed) == usual:
-            return self._retrieval(chosen, self.groups).weights()
-        self._retrieved = None  # its memory is free for this one
-        return self_retrieval.Retrieval.made(self._opened, chosen, perturb, examples, seed).weights()
+    @cached_property
+    def sizes(self) -> Sizes:
+        m = self.stored.manifest
+        sides = gathered(m.units, str(self.stored.method.projection)) if m.factors else {}
+        parts = [Part(name, c, sides.get(name)) for name, c in zip(m.unit_names, m.columns)]
+        stored, n = self.stored.codec, m.examples
+        cuts = [slice(i * n + r.start, i * n + r.stop) for i in range(self._labels) for r in m.shards]
+        return Sizes(
+            tuple(parts), tuple(cuts), rounding=stored.rounding, lossy=stored.lossy, labels=self._labels
+        )
 
-    def trust(
-        self,
-        weights: Weights | None = None,
-        method: str | Method | None = None,
-        examples: int = SHOWN,
-        seed: int = 0,
-        perturb: Any = None,
-    ) -> Trust:
-        """How many training examples find themselves through a change, by its strength: see `unde.index.trust`."""
-        given = {} if weights is None else {"weighted": weights}
-        return next(iter(self.trust_of(given, method, examples, seed, perturb).values()))
+    @property
+    def _labels(self) -> int:
+        method = self.stored.method
+        return method.labels if isinstance(method, methods.Fisher) else 1
 
-    def trust_of(
-        self,
-        weights: Mapping[str, Weights],
-        method: str | Method | None = None,
-        examples: int = SHOWN,
-        seed: int = 0,
-        perturb: Any = None,
-    ) -> dict[str, Trust]:
-        """The same for each named set of weights, all on the same copies; without any, of the unweighted method."""
-        chosen = self.method_for(method)
-        return of_several(self._opened, weights, chosen, examples, seed, perturb)
+    def _place(self, s: int) -> tuple[int, int]:
+        """The term and the shard of a block."""
+        label, shard = divmod(s, len(self.stored.manifest.shards))
+        return (self.checkpoint or 0) * self._labels + label, shard
 
-    def _method(self, method: str | Method | None) -> Method:
-        """The method to ask with: that of the calibration where none is named."""
-        if method is None and self.calibration is not None:
-            return self.calibration.method
-        return self.method_for(method)
+    def block(self, s: int) -> Tensor:
+        if self.checkpoint is None:
+            return torch.stack(self.stored.blocks(s)).mean(0)
+        return self.stored.block(*self._place(s))
 
-    def _retrieval(self, method: Method, groups: Groups) -> self_retrieval.Retrieval:
-        """Self-retrieval as it is by default, under one method and partition; the one used last is held on to."""
-        key = (method, tuple(groups.members.items()))
-        if self._retrieved is None or self._retrieved[0] != key:
-            self._retrieved = None  # its memory is free for the next
-            few, made = self_retrieval.EXAMPLES, self_retrieval.Retrieval.made
-            self._retrieved = (key, made(self._opened, method, None, few, 0, groups))
-        return self._retrieved[1]
+    def factors(self, s: int) -> dict[str, tuple[Tensor, Tensor]]:
+        m = self.stored.manifest
+        if not m.factors:
+            raise UndeError(
+                f"{self.stored.folder} holds no covariances, which EKFAC is made of: build it with method='ekfac' "
+                "(all other methods can be scored on such an index too)"
+            )
+        vector = self.stored.shard(*self._place(s))["factors"]
+        return split(vector, gathered(m.units, str(self.stored.method.projection)))

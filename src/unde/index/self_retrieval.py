@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from unde import console
-from unde.build.fingerprints import to_digest
-from unde.build.queries import BadQuery
 from unde.data import Rows, digest, map_tensors
 from unde.errors import NotRetrievable, UndeError
+from unde.fingerprints import to_digest
 from unde.groups import Groups
 from unde.index.opened import Opened
+from unde.index.query_features import BadQuery
 from unde.methods import Method
 from unde.tasks.perturb import CORPUS, Perturbation
 from unde.weights import Weights, retrieval
@@ -259,7 +259,7 @@ class Copier:
         if isinstance(perturb, Perturbation):
             return [perturb]
         if callable(perturb):
-            return [Given(perturb)]
+            return [CustomPerturbation(perturb)]
         raise UndeError(
             f"perturb is {perturb!r}: expected a function (example, strength, random) -> example, 'weights', or None "
             "for what the task knows"
@@ -317,7 +317,7 @@ def form(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Given:
+class CustomPerturbation:
     """A user's function, with strengths from 0.05 to 1."""
 
     change: Perturb

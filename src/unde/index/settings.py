@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-from unde.build.stored import Stored
+from unde.index.reader import Stored
 from unde.methods import EKFAC, OWN, TRAK, Damped, LoGRA, Method, TracIn
 from unde.projection import TWO_SIDED, Spec
 

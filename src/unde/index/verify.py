@@ -5,30 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from unde import methods
-from unde.build import matrices
-from unde.build.changing import begun, committed
-from unde.build.checks import read_ids
-from unde.build.probe import probe_of
-from unde.build.queries import PLACE as QUERIES
-from unde.build.shards import Shapes
-from unde.build.stored import belongs
 from unde.errors import UndeError
-from unde.evaluate.bank.files import PARTS
+from unde.evaluate.bank.bank_io import PARTS
 from unde.evaluate.bank.verify import verify as verify_bank
+from unde.index import matrices
 from unde.index.calibration import Calibration
+from unde.index.changing import begun, committed
+from unde.index.probe import probe_of
+from unde.index.query_features import PLACE as QUERIES
+from unde.index.reader import belongs
+from unde.index.shard_writer import Shapes
+from unde.index.validation import read_ids
 from unde.store import layout
 from unde.store.files import PARTIAL
 from unde.store.living import told
 from unde.store.manifest import SCHEMA, Manifest
-from unde.store.reading import check_plain, checksum, read_bounded, read_json, signed
-from unde.store.remote import Place, Unreachable, there
+from unde.store.remote import StorePath, Unreachable, exists
+from unde.store.safe_io import check_plain, checksum, read_bounded, read_json, signed
 from unde.store.shards import ShardError, read_shard
-from unde.store.verified import DAMAGED, FOREIGN, MISSING, Verified
+from unde.store.verify_report import DAMAGED, FOREIGN, MISSING, Verified
 
 _NOT_OURS = "nothing here reads it: move it elsewhere"
 
 
-def verify(folder: Place) -> Verified:
+def verify(folder: StorePath) -> Verified:
     """Reads everything that the layout knows; an index that is not finished is looked at as far as it goes."""
     if not folder.is_dir():
         raise UndeError(f"no folder {folder}: expected that of an index")
@@ -44,7 +44,7 @@ def verify(folder: Place) -> Verified:
     return found
 
 
-def _index(folder: Place, found: Verified, of: Manifest | None = None) -> None:
+def _index(folder: StorePath, found: Verified, of: Manifest | None = None) -> None:
     manifest = _manifest(folder, found, of)
     changing = begun(folder if of is None else folder.parent) is not None
     _names(folder, found, manifest, changing)
@@ -67,9 +67,9 @@ def _index(folder: Place, found: Verified, of: Manifest | None = None) -> None:
     _fisher(folder, manifest, found)
 
 
-def _manifest(folder: Place, found: Verified, of: Manifest | None) -> Manifest | None:
+def _manifest(folder: StorePath, found: Verified, of: Manifest | None) -> Manifest | None:
     path = folder / layout.MANIFEST
-    if not there(path, links=True):
+    if not exists(path, links=True):
         if any((folder / layout.SHARDS).glob("*.safetensors")):
             found.report(path, MISSING, "there are shards", layout.BUILT_AGAIN)
         else:
@@ -90,7 +90,7 @@ def _manifest(folder: Place, found: Verified, of: Manifest | None) -> Manifest |
     return manifest
 
 
-def _history(folder: Place, manifest: Manifest, found: Verified) -> None:
+def _history(folder: StorePath, manifest: Manifest, found: Verified) -> None:
     """What became of the index, and whether a change of it is not finished."""
     if manifest.living is not None:
         found.notes += [told(entry) for entry in manifest.living.history]
@@ -113,7 +113,7 @@ def _history(folder: Place, manifest: Manifest, found: Verified) -> None:
         )
 
 
-def _names(folder: Place, found: Verified, manifest: Manifest | None, changing: bool) -> None:
+def _names(folder: StorePath, found: Verified, manifest: Manifest | None, changing: bool) -> None:
     """What no index has written is named, and so are links, which nobody follows."""
     current = None if manifest is None else manifest.generation
     for path in sorted(folder.iterdir(), key=str):
@@ -141,10 +141,10 @@ def _names(folder: Place, found: Verified, manifest: Manifest | None, changing: 
     _calibration(folder, found)
 
 
-def _calibration(folder: Place, found: Verified) -> None:
+def _calibration(folder: StorePath, found: Verified) -> None:
     """The calibration, and the models that were trained for it."""
     path = folder / layout.CALIBRATION
-    if there(path, links=True) and not path.is_symlink():
+    if exists(path, links=True) and not path.is_symlink():
         try:
             Calibration.load(path)
             found.found(path)
@@ -163,8 +163,8 @@ def _calibration(folder: Place, found: Verified) -> None:
             found.report(file, problem.kind, problem.why, layout.restored(layout.CALIBRATION_HALVES))
 
 
-def _run(path: Place, found: Verified) -> None:
-    if not there(path, links=True) or path.is_symlink():
+def _run(path: StorePath, found: Verified) -> None:
+    if not exists(path, links=True) or path.is_symlink():
         return
     try:
         text, _, noted = read_bounded(path).decode().rpartition(layout.CHECKSUM)
@@ -178,9 +178,9 @@ def _run(path: Place, found: Verified) -> None:
     found.found(path)
 
 
-def _source(path: Place, found: Verified) -> None:
+def _source(path: StorePath, found: Verified) -> None:
     """Of older releases it has no checksum: then no more is known than that it can be read."""
-    if not there(path, links=True) or path.is_symlink():
+    if not exists(path, links=True) or path.is_symlink():
         return
     try:
         settings = read_json(path)
@@ -196,7 +196,7 @@ def _source(path: Place, found: Verified) -> None:
     found.found(path)
 
 
-def _beside(folder: Place, manifest: Manifest, found: Verified) -> None:
+def _beside(folder: StorePath, manifest: Manifest, found: Verified) -> None:
     """The ids, the matrices and the probe."""
     ids, drawn = folder / layout.version(layout.IDS, manifest.generation), folder / layout.MATRICES
     if manifest.ids:
@@ -209,18 +209,18 @@ def _beside(folder: Place, manifest: Manifest, found: Verified) -> None:
             found.report(
                 ids, *_absent(ids, "they are not those of the manifest"), layout.restored(layout.IDS)
             )
-    elif there(ids, links=True):
+    elif exists(ids, links=True):
         found.report(ids, FOREIGN, "the index was built without ids", _NOT_OURS)
     if manifest.matrices and matrices.home(folder) == folder:
         _tensors(drawn, None, layout.MATRICES, found, manifest.matrices)
-    elif there(drawn, links=True):
+    elif exists(drawn, links=True):
         found.report(drawn, FOREIGN, "the index was built without such matrices", _NOT_OURS)
     probe = probe_of(folder, manifest)
-    if manifest.schema == SCHEMA or there(probe, links=True):
+    if manifest.schema == SCHEMA or exists(probe, links=True):
         _tensors(probe, manifest.id, layout.PROBE, found)
 
 
-def _missing_shards(folder: Place, manifest: Manifest, found: Verified) -> None:
+def _missing_shards(folder: StorePath, manifest: Manifest, found: Verified) -> None:
     count = len(manifest.shards)
     paths = [manifest.shard(folder, c, s) for c in range(manifest.terms) for s in range(count)]
     written = layout.listed(folder / layout.SHARDS)
@@ -233,7 +233,7 @@ def _missing_shards(folder: Place, manifest: Manifest, found: Verified) -> None:
         )
 
 
-def _shard(path: Place, shapes: Shapes | None, found: Verified) -> None:
+def _shard(path: StorePath, shapes: Shapes | None, found: Verified) -> None:
     """Its own checksum is looked at even where no manifest says whose it should be."""
     if shapes is not None and not shapes.has(path):
         found.report(path, FOREIGN, "the index has no such shard", _NOT_OURS)
@@ -248,7 +248,7 @@ def _shard(path: Place, shapes: Shapes | None, found: Verified) -> None:
         found.report(path, *_told(path, e), layout.restored(layout.SHARDS))
 
 
-def _query_features(path: Place, owner: str | None, found: Verified) -> None:
+def _query_features(path: StorePath, owner: str | None, found: Verified) -> None:
     try:
         read_shard(path, owner, place=QUERIES)
         found.found(path)
@@ -256,7 +256,9 @@ def _query_features(path: Place, owner: str | None, found: Verified) -> None:
         found.report(path, *_told(path, e), layout.restored(layout.QUERIES))
 
 
-def _tensors(path: Place, owner: str | None, entry: str, found: Verified, matches: str | None = None) -> None:
+def _tensors(
+    path: StorePath, owner: str | None, entry: str, found: Verified, matches: str | None = None
+) -> None:
     """`matches` is the fingerprint that the manifest has of them."""
     try:
         tensors = read_shard(path, owner)
@@ -267,7 +269,7 @@ def _tensors(path: Place, owner: str | None, entry: str, found: Verified, matche
         found.report(path, *_told(path, e), layout.restored(entry))
 
 
-def _fisher(folder: Place, manifest: Manifest | None, found: Verified) -> None:
+def _fisher(folder: StorePath, manifest: Manifest | None, found: Verified) -> None:
     probe = None if manifest is None else methods.parse(manifest.method).probe
     for kind, name in layout.FISHERS.items():
         inside = folder / name
@@ -279,7 +281,7 @@ def _fisher(folder: Place, manifest: Manifest | None, found: Verified) -> None:
             _unfinished(found, f"{inside} is missing; {layout.BUILT_AGAIN}")
 
 
-def _files(folder: Place, found: Verified) -> Iterator[Place]:
+def _files(folder: StorePath, found: Verified) -> Iterator[StorePath]:
     """The files of tensors in a folder of the index, but for links to it."""
     if folder.is_symlink() or not folder.is_dir():
         return
@@ -290,7 +292,7 @@ def _files(folder: Place, found: Verified) -> Iterator[Place]:
             found.report(path, FOREIGN, "no index has such a file", _NOT_OURS)
 
 
-def _folders(folder: Place, found: Verified) -> Iterator[Place]:
+def _folders(folder: StorePath, found: Verified) -> Iterator[StorePath]:
     if folder.is_symlink() or not folder.is_dir():
         return
     for path in sorted(folder.iterdir(), key=str):
@@ -300,11 +302,11 @@ def _folders(folder: Place, found: Verified) -> Iterator[Place]:
             found.report(path, FOREIGN, "expected the folder of a kernel", _NOT_OURS)
 
 
-def _absent(path: Place, why: str) -> tuple[str, str]:
-    return (DAMAGED, why) if there(path, links=True) else (MISSING, "")
+def _absent(path: StorePath, why: str) -> tuple[str, str]:
+    return (DAMAGED, why) if exists(path, links=True) else (MISSING, "")
 
 
-def _told(path: Place, error: ShardError) -> tuple[str, str]:
+def _told(path: StorePath, error: ShardError) -> tuple[str, str]:
     """What kind of problem it is, and why, in the words of the error."""
     kind, why = _absent(path, str(error).removeprefix(f"shard {path} is "))
     for known in (DAMAGED, FOREIGN):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from unde.errors import UndeError
-from unde.integrations import kinds
+from unde.integrations import model_types as kinds
 from unde.integrations.language import asks_to_run_code
 from unde.tasks import MultiLabel, Regression, Task
 from unde.tasks.tokens import limits

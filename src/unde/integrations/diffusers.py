@@ -18,8 +18,8 @@ from unde import console
 from unde.diffusion import Samples, sample
 from unde.diffusion.sample import GUIDANCE
 from unde.errors import UndeError
-from unde.features.guard import untouched
-from unde.recipe import Advance, Ask, Setup
+from unde.gradients.model_state import frozen_eval
+from unde.setup import Advance, Ask, Setup
 from unde.tasks import Diffusion
 
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0")  # the attention projections
@@ -188,7 +188,7 @@ def encode_prompts(pipeline: Any, prompts: Sequence[str], batch_size: int = 64) 
     if bad is not None:
         raise UndeError(f"a prompt is {type(bad).__name__}: expected strings")
     encoder, parts = pipeline.text_encoder, []
-    with untouched(encoder):
+    with frozen_eval(encoder):
         for start in range(0, len(prompts), batch_size):
             batch = list(prompts[start : start + batch_size])
             parts.append(pipeline.encode_prompt(batch, encoder.device, 1, False)[0].float().cpu())
@@ -203,7 +203,7 @@ def encode_images(pipeline: Any, images: Any, batch_size: int = 8, progress: boo
         return torch.cat(list(_pixels(images, _unet(pipeline).config.in_channels, 1, batch_size)))
     channels, parts = vae.config.in_channels, []
     bar = console.progress("encoding images", len(images), progress, unit="images")
-    with untouched(vae), bar as advance:
+    with frozen_eval(vae), bar as advance:
         for x in _pixels(images, channels, _factor(pipeline), batch_size):
             encoded = vae.encode(x.to(vae.device, vae.dtype)).latent_dist.mean
             parts.append((encoded * vae.config.scaling_factor).float().cpu())
@@ -306,7 +306,7 @@ def _shown(pipeline: Any, example: dict[str, Any]) -> dict[str, Any]:
     """An example as a page shows it; the image is what the VAE makes of the latents."""
     vae, latents = _vae(pipeline), example["latents"][None]
     if vae is not None:
-        with untouched(vae), torch.no_grad():
+        with frozen_eval(vae), torch.no_grad():
             x = latents.to(vae.device, vae.dtype) / vae.config.scaling_factor
             latents = vae.decode(x).sample.float().cpu()
     return {"image": (latents[0] / 2 + 0.5).clamp(0, 1), "prompt": example.get("text")}

@@ -21,8 +21,8 @@ from unde.errors import UndeError
 from unde.evaluate import Training
 from unde.integrations.language import load_model
 from unde.integrations.trainer import STATE
-from unde.recipe import Setup
-from unde.store.reading import read_json
+from unde.setup import Setup
+from unde.store.safe_io import read_json
 
 _ADAPTER, _CONFIG = "adapter_config.json", "config.json"
 

@@ -11,15 +11,15 @@ from torch import nn
 
 from unde import console
 from unde.errors import UndeError
-from unde.integrations import kinds
+from unde.integrations import model_types as kinds
 from unde.integrations.documents import SUFFIXES, Texts, check_file
 from unde.integrations.examples import Answers, causal_examples
 from unde.integrations.labelled import Labelled, Reader, classified, tagged, translations
-from unde.integrations.said import said_by
+from unde.integrations.predicted_targets import said_by
 from unde.integrations.sequences import Sequences, pieces
 from unde.integrations.trainer import home_of, newest
-from unde.recipe import Ask, Setup
-from unde.store.reading import read_json
+from unde.setup import Ask, Setup
+from unde.store.safe_io import read_json
 from unde.tasks import Classification
 from unde.tasks.tokens import text_config
 

@@ -25,8 +25,8 @@ from unde.data import parse_bytes, to_numpy
 from unde.errors import UndeError, unknown
 from unde.groups import Groups
 from unde.methods import TracIn
-from unde.scores import ArrayScores, GroupScores, TrainSide, from_arrays
-from unde.store.reading import read_json
+from unde.scoring import ArrayScores, GroupScores, TrainSide, from_arrays
+from unde.store.safe_io import read_json
 
 Names = Sequence[Any] | None
 File = str | os.PathLike[str]

@@ -16,16 +16,16 @@ from typing import Any
 from torch import nn
 
 from unde import console
-from unde.build.checkpoints import Checkpoint
+from unde.checkpoints import Checkpoint
 from unde.errors import UndeError
 from unde.integrations.documents import Texts
 from unde.integrations.language import hf_setup
 from unde.integrations.trainer import checkpoints_in, newest
-from unde.recipe import Recipe, Setup
+from unde.setup import Recipe, Setup
 from unde.store.files import write_atomically, write_bytes
 from unde.store.layout import REMEMBERED, SOURCE
-from unde.store.reading import read_bounded, read_json, signature, signed
-from unde.store.remote import Place, Unreachable, there
+from unde.store.remote import StorePath, Unreachable, exists
+from unde.store.safe_io import read_bounded, read_json, signature, signed
 
 _LONGEST = 2**20  # bytes of what is remembered
 _TRUST = "trust_remote_code"
@@ -58,7 +58,7 @@ class Source:
         """What was said of a Hugging Face model and its texts."""
         return {k: v for k, v in self.said.items() if k not in ("target", "checkpoints")}
 
-    def settled(self, index: Place | None) -> Source:
+    def settled(self, index: StorePath | None) -> Source:
         """With what the index remembers for all that was not said, and checked to be enough."""
         if index is not None and not index.is_dir():
             raise UndeError(f"no folder {index}: make an index with unde build")
@@ -115,7 +115,7 @@ class Source:
         )
 
     def checkpoints_of(
-        self, model: nn.Module, index: Place | None = None
+        self, model: nn.Module, index: StorePath | None = None
     ) -> tuple[list[Checkpoint] | None, list[float] | None]:
         """The checkpoints that were said, or that an index remembers, with their learning rates where these are known;
         None if it is the model as it is."""
@@ -144,7 +144,7 @@ class Source:
                 settings[name] = str(path.absolute()) if path.exists() else settings[name]
         return settings
 
-    def remember(self, index: Place) -> None:
+    def remember(self, index: StorePath) -> None:
         """Keep this in the folder of an index."""
         settings = self.lasting()
         if self.target is not None:
@@ -158,7 +158,7 @@ def made(**said: Any) -> Setup:
     return Source(**said).setup()
 
 
-def remembered_target(index: Place) -> str | None:
+def remembered_target(index: StorePath) -> str | None:
     """The MODULE:FUNCTION that an index was built from, if it remembers one that may be run.
 
     An index may come from somebody else, and a name in it must not run what nobody has typed: only what this very
@@ -206,7 +206,7 @@ def _lies_in(home: Path, parts: list[str]) -> bool:
     return False
 
 
-def _foreign(index: Place, target: str, why: str) -> UndeError:
+def _foreign(index: StorePath, target: str, why: str) -> UndeError:
     return UndeError(
         f"{index / SOURCE} names {target!r}, which is not run without being asked for ({why}): give MODULE:FUNCTION"
     )
@@ -216,14 +216,14 @@ def _gone(path: str | None) -> bool:
     return path is not None and Path(path).is_absolute() and not Path(path).exists()
 
 
-def _read(index: Place) -> Source:
+def _read(index: StorePath) -> Source:
     return _settings(index)[1]
 
 
-def _settings(index: Place) -> tuple[dict[str, Any], Source]:
+def _settings(index: StorePath) -> tuple[dict[str, Any], Source]:
     """What the file says, and what is taken from it."""
     path = index / SOURCE
-    if not there(path, links=True):
+    if not exists(path, links=True):
         return {}, Source()
     known = {field.name for field in fields(Source)} - {_TRUST}
     try:

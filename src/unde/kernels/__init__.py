@@ -17,7 +17,7 @@ from unde.kernels.base import (
 )
 from unde.kernels.diagonal import Diagonal
 from unde.kernels.ekfac import EKFACKernel
-from unde.kernels.gram import Gram
+from unde.kernels.gram_products import Gram
 from unde.kernels.identity import Identity
 
 __all__ = [

@@ -27,7 +27,7 @@ from unde.kernels.base import (
     read,
     without_content,
 )
-from unde.kernels.numbers import rounded
+from unde.kernels.precision import rounded
 
 
 @dataclass(frozen=True)

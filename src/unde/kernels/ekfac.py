@@ -35,7 +35,7 @@ from unde.kernels.base import (
     read,
     without_content,
 )
-from unde.kernels.numbers import check_rounding, product, within
+from unde.kernels.precision import check_rounding, product, within
 from unde.linalg import eigh
 
 EXACT = 4096  # entries of a parameter whose second moment is kept whole

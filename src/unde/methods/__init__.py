@@ -6,9 +6,8 @@ TracIn has K = I (Eq. 1 of the paper), TRAK K = (ΦᵀΦ + λI)⁻¹ (Eq. 2), Lo
 EKFAC the eigenvalue-corrected Kronecker approximation of the Fisher matrix, inverted.
 """
 
-from unde.methods.base import OWN, Method, Sides
-from unde.methods.elsewhere import Elsewhere
-from unde.methods.known import (
+from unde.methods.base import OWN, FinalContext, Method
+from unde.methods.builtin import (
     DAMPINGS,
     DAS,
     DTRAK,
@@ -23,7 +22,8 @@ from unde.methods.known import (
     LoGRA,
     TracIn,
 )
-from unde.methods.naming import NAMES, PROJECTION, for_building, on_index, parse
+from unde.methods.elsewhere import Elsewhere
+from unde.methods.registry import NAMES, PROJECTION, for_building, on_index, parse
 
 __all__ = [
     "DAMPINGS",
@@ -39,11 +39,11 @@ __all__ = [
     "USUAL",
     "Damped",
     "Elsewhere",
+    "FinalContext",
     "Fisher",
     "JourneyTRAK",
     "LoGRA",
     "Method",
-    "Sides",
     "TracIn",
     "for_building",
     "on_index",

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from unde.kernels import Identity, Kernel
-from unde.methods.own import name_of
+from unde.methods.custom import name_of
 from unde.projection import Spec
 from unde.tasks.reading import package
 
@@ -18,7 +18,7 @@ OWN = "own"  # in a description: of a method that is no part of unde
 
 
 @dataclass(frozen=True)
-class Sides:
+class FinalContext:
     """What `final` may ask about the Q queries and N training examples of a block."""
 
     query_squares: Callable[[], Tensor]  # (Q, M) squared norms of the features of each group
@@ -74,11 +74,11 @@ class Method:
         """K, the identity unless a method says otherwise."""
         return Identity()
 
-    def final(self, linear: Tensor, sides: Sides, weights: Tensor) -> Tensor:
+    def final(self, linear: Tensor, sides: FinalContext, weights: Tensor) -> Tensor:
         """(Q, N) scores, entry by entry from the linear part; differentiable in `weights` (M,)."""
         return linear
 
-    def by_group(self, linear: Tensor, sides: Sides) -> Tensor:
+    def by_group(self, linear: Tensor, sides: FinalContext) -> Tensor:
         """(Q, N, M) contributions of the groups, from their linear parts; weights act on what this gives."""
         return linear
 

@@ -6,10 +6,10 @@ from collections import Counter
 
 import torch
 
-from unde.build.context import Context
-from unde.build.kernels import costs, sizes_of
-from unde.build.shards import on_disk
 from unde.console import counted, line, size
+from unde.index.build_context import Context
+from unde.index.kernel_cache import costs, sizes_of
+from unde.index.shard_writer import on_disk
 from unde.methods import Fisher
 from unde.store.manifest import Manifest
 

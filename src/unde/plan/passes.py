@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unde.build.context import step_of
 from unde.data import tensors
 from unde.errors import UndeError
-from unde.features import Coverage, Unit, floor, placement
-from unde.features.directions import sides_of
-from unde.features.factors import Factors, gathered
-from unde.features.layouts import FAILURES
-from unde.features.meter import Meter
-from unde.features.run import FeaturePass, Measurement, resized, settle_on
+from unde.gradients import Coverage, Unit, floor, placement
+from unde.gradients.batch_axis import FAILURES
+from unde.gradients.factors import Factors, gathered
+from unde.gradients.feature_pass import FeaturePass, Measurement, resized, settle_on
+from unde.gradients.meter import Meter
+from unde.gradients.pca import sides_of
+from unde.index.build_context import step_of
 from unde.methods import Fisher, Method
 from unde.plan.shapes import (
     Batches,
@@ -32,7 +32,7 @@ from unde.plan.shapes import (
 )
 from unde.projection import Spec
 from unde.tasks.base import Task
-from unde.tasks.cutting import recut
+from unde.tasks.batching import recut
 
 
 @dataclass(frozen=True)

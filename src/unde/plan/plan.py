@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from unde import methods
-from unde.build.defaults import default_projection
-from unde.build.settle import rounding_decides, stored_in
 from unde.data import parse_bytes
 from unde.errors import UndeError
-from unde.features import Coverage
+from unde.gradients import Coverage
 from unde.groups import Groups, trainable
+from unde.index.defaults import default_projection
+from unde.index.settle import rounding_decides, stored_in
 from unde.methods import Method
 from unde.plan import stages
 from unde.plan.numbers import Group, Plan

@@ -20,14 +20,14 @@ from torch.utils._pytree import tree_leaves
 
 from unde.data import map_tensors
 from unde.errors import UndeError
-from unde.features.collector import Collector, Coverage
-from unde.features.coverage import EXAMPLES, Planner
-from unde.features.layouts import FAILURES
-from unde.features.record import recorded
-from unde.features.units import Unit, placement
+from unde.gradients.batch_axis import FAILURES
+from unde.gradients.collector import Collector, Coverage
+from unde.gradients.coverage import EXAMPLES, Planner
+from unde.gradients.parameters import Unit, placement
+from unde.gradients.record import recorded
 from unde.projection import Projection, Spec, feature_size
 from unde.tasks.base import Task
-from unde.tasks.cutting import recut
+from unde.tasks.batching import recut
 from unde.tasks.tokens import arguments
 
 Batches = Callable[[int], Any]  # how many examples → a batch of them

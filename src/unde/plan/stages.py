@@ -9,21 +9,23 @@ from functools import cached_property
 import torch
 
 from unde import projection
-from unde.build import kernels, settle, shards
-from unde.build.checkpoints import settled_weights
+from unde.checkpoints import settled_weights
 from unde.errors import UndeError
-from unde.features.directions import SAMPLE
-from unde.features.record import recorded
+from unde.gradients.pca import SAMPLE
+from unde.gradients.record import recorded
 from unde.groups import Groups
+from unde.index import kernel_cache as kernels
+from unde.index import score_needs as scoring
+from unde.index import settle
+from unde.index import shard_writer as shards
+from unde.index.weight_needs import learning
 from unde.kernels import Sizes
 from unde.kernels.base import Settled as SettledKernel
 from unde.methods import Method
 from unde.plan.passes import Measured, Passes
 from unde.plan.workers import Reduced, Stage
-from unde.scores import needs as scoring
 from unde.store.manifest import SCHEMA, Manifest, Settled
 from unde.tasks.base import Task
-from unde.weights.needs import learning
 
 Bytes = dict[str, int]
 _SHA, _BLAKE = "0" * 64, "0" * 32  # digests, of whatever it will be

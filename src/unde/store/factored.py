@@ -30,7 +30,9 @@ from unde.store.codec import (
     neighbours,
 )
 
-Sides = tuple[int, int] | None  # rows and columns of the feature of a parameter; None where it is no matrix
+FinalContext = (
+    tuple[int, int] | None
+)  # rows and columns of the feature of a parameter; None where it is no matrix
 NAMES = (*CODECS, "factored(1)")  # for lists: factored(c) takes other c too
 AUTO = "auto"  # float32 or int8, by the size of the store
 _MOST = 64
@@ -51,7 +53,7 @@ class Factored(Tensors):
     columns_packed: ClassVar[int] = 4
     lossy: ClassVar[bool] = True
     rank: int
-    sides: tuple[Sides, ...]  # of each parameter
+    sides: tuple[FinalContext, ...]  # of each parameter
 
     @property
     def name(self) -> str:
@@ -128,7 +130,7 @@ class Factored(Tensors):
             where = slice(columns[first].start, columns[last - 1].stop)
             yield _Run(units, size, pair, where, numbers, scales)
 
-    def _kept(self, pair: Sides) -> Sides:
+    def _kept(self, pair: FinalContext) -> FinalContext:
         """The sides of a matrix of which outer products are kept."""
         if pair is None or self.rank * (sum(pair) + 4) >= pair[0] * pair[1] + 4:
             return None
@@ -138,7 +140,7 @@ class Factored(Tensors):
 class _Run(NamedTuple):
     units: int
     size: int  # columns of each
-    sides: Sides  # of matrices that are kept as outer products
+    sides: FinalContext  # of matrices that are kept as outer products
     columns: slice
     numbers: slice
     scales: slice
@@ -163,7 +165,7 @@ def leading(matrices: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return (vectors, along) if wide else (along, vectors)
 
 
-def sides_of(units: Sequence[Mapping[str, Any]], projection: str) -> tuple[Sides, ...]:
+def sides_of(units: Sequence[Mapping[str, Any]], projection: str) -> tuple[FinalContext, ...]:
     """Rows and columns of the features of parameters (name, shape, size) under a projection.
 
     >>> sides_of([{"shape": [64, 32], "size": 256}, {"shape": [64], "size": 64}], "kron(16)")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from unde.errors import UndeError
-from unde.store.remote import Place, Remote, Unreachable, there
+from unde.store.remote import Remote, StorePath, Unreachable, exists
 
 Content = bytes | Sequence[bytes | memoryview]  # whole, or in parts that follow one another
 PARTIAL = (
@@ -37,7 +37,7 @@ class CannotWrite(UndeError, OSError):
         return str(self.args[0])
 
 
-def write_atomically(path: Place, content: Content) -> None:
+def write_atomically(path: StorePath, content: Content) -> None:
     """All of the file or none of it, also after a kill or a power cut; an error leaves the old file.
 
     It is written under a name that nobody could foresee and that was not there: a link in its place is no way out of
@@ -46,7 +46,7 @@ def write_atomically(path: Place, content: Content) -> None:
     begin(path, content)()
 
 
-def begin(path: Place, content: Content) -> Callable[[], None]:
+def begin(path: StorePath, content: Content) -> Callable[[], None]:
     """The first half of `write_atomically`, after which the content may change; what is returned is the other half,
     which waits for the disk and puts the file in its place. Of an object it is all, from a copy."""
     if isinstance(path, Remote):
@@ -104,12 +104,12 @@ def _parts(content: Content) -> Sequence[bytes | memoryview]:
     return [content] if isinstance(content, bytes) else content
 
 
-def write_bytes(path: Place, content: Content) -> None:
+def write_bytes(path: StorePath, content: Content) -> None:
     """As `write_atomically`, with an error that says what to do."""
     begin_bytes(path, content)()
 
 
-def begin_bytes(path: Place, content: Content) -> Callable[[], None]:
+def begin_bytes(path: StorePath, content: Content) -> Callable[[], None]:
     """As `begin`, with errors of both halves that say what to do."""
     size = sum(len(part) for part in _parts(content))
     with _told(path, size):
@@ -123,7 +123,7 @@ def begin_bytes(path: Place, content: Content) -> Callable[[], None]:
 
 
 @contextlib.contextmanager
-def _told(path: Place, size: int) -> Generator[None]:
+def _told(path: StorePath, size: int) -> Generator[None]:
     try:
         yield
     except Unreachable:
@@ -136,7 +136,7 @@ def _told(path: Place, size: int) -> Generator[None]:
         ) from e
 
 
-def create_bytes(path: Place, content: Content) -> bool:
+def create_bytes(path: StorePath, content: Content) -> bool:
     """As `write_bytes`, unless something is there; whether it was written.
 
     Locally for who holds the lock of the folder. In a store nobody holds one, and of several that begin at once one
@@ -144,13 +144,13 @@ def create_bytes(path: Place, content: Content) -> bool:
     """
     if isinstance(path, Remote):
         return path.create(joined(content))
-    if there(path):
+    if exists(path):
         return False
     write_bytes(path, content)
     return True
 
 
-def append_line(path: Place, line: str) -> None:
+def append_line(path: StorePath, line: str) -> None:
     """To a log, if that can be: it is no part of what is kept. No link is followed, no pipe waited for. An object is
     read and put again: of two at once, one line may be lost."""
     with contextlib.suppress(OSError):
@@ -162,7 +162,7 @@ def append_line(path: Place, line: str) -> None:
             file.write(line + "\n")
 
 
-def clear_partial(folder: Place) -> None:
+def clear_partial(folder: StorePath) -> None:
     """Remove what killed writers left in a folder. Only for who holds its lock, or knows to be its only writer."""
     if isinstance(folder, Remote):
         return  # no writer leaves anything there

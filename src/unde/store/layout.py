@@ -31,7 +31,7 @@ from pathlib import Path
 
 from unde.errors import UndeError
 from unde.store.files import PARTIAL
-from unde.store.remote import Place, Remote, Unreachable, there
+from unde.store.remote import Remote, StorePath, Unreachable, exists
 
 MANIFEST, IDS, MATRICES, PROBE = "manifest.json", "ids.json", "projection.safetensors", "probe.safetensors"
 SHARDS, FISHER, KERNELS, QUERIES, SCRATCH = "shards", "fisher", "kernels", "queries", "scratch"
@@ -139,7 +139,7 @@ def versioned(name: str) -> bool:
     return re.fullmatch(_VERSIONED, name, re.ASCII) is not None
 
 
-def shard(folder: Place, checkpoint: int, number: int) -> Place:
+def shard(folder: StorePath, checkpoint: int, number: int) -> StorePath:
     return folder / SHARDS / f"c{checkpoint:02d}-{number:06d}.safetensors"
 
 
@@ -154,7 +154,7 @@ def numbers(name: str) -> tuple[int, int] | None:
     return found if found is not None and shard(Path(), *found).name == name else None
 
 
-def listed(folder: Place) -> set[str]:
+def listed(folder: StorePath) -> set[str]:
     """The names in a folder; none if it is not there. One question to a store, however many there are."""
     try:
         return {path.name for path in folder.iterdir()}
@@ -177,11 +177,11 @@ def known(name: str) -> bool:
     return _FILES.fullmatch(name) is not None
 
 
-def prepare(folder: Place) -> None:
+def prepare(folder: StorePath) -> None:
     """Make the folder, unless it holds anything that is not of an index."""
-    if there(folder) and not folder.is_dir():
+    if exists(folder) and not folder.is_dir():
         raise UndeError(f"{folder} is a file: an index needs a folder")
-    if there(folder) and not there(folder / MANIFEST):
+    if exists(folder) and not exists(folder / MANIFEST):
         foreign = sorted(name for name in listed(folder) if not ours(name))
         if foreign:
             raise UndeError(
@@ -195,7 +195,7 @@ def prepare(folder: Place) -> None:
         raise UndeError(f"cannot make the folder {folder} ({e.strerror}): choose another place") from None
 
 
-def refuse_links(folder: Place) -> None:
+def refuse_links(folder: StorePath) -> None:
     """What is read and written in the folder is in the folder; stores have no links."""
     if isinstance(folder, Remote):
         return

@@ -15,9 +15,9 @@ from functools import cache, cached_property
 import torch
 from torch import Tensor
 
-from unde.products import faster_by_onednn, times
+from unde.onednn import faster_by_onednn, times
 from unde.store.codec import Codec, Int8
-from unde.store.packed import Block, Packed, in_runs
+from unde.store.dequantize import Block, Packed, in_runs
 
 _LIMBS = 3
 _MOST = 127 * (2**16 + 2**8 + 1)  # what three limbs of -128 to 127 have on both sides of zero

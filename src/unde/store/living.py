@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unde.store.bounds import SHARDS
+from unde.store.manifest_schema import SHARDS
 
 APPEND, REMOVE, MERGE, REPACK = "append", "remove", "merge", "repack"
 _PAST = ((APPEND, "appended"), (REMOVE, "removed"))

@@ -14,14 +14,16 @@ from typing import IO
 from unde.errors import UndeError
 from unde.store.files import CannotWrite
 from unde.store.layout import LOCK
-from unde.store.reading import check_plain
-from unde.store.remote import Place, Remote
+from unde.store.remote import Remote, StorePath
+from unde.store.safe_io import check_plain
 
 _ORPHANS = 20.0  # seconds that worker processes may outlive a killed writer, lock in hand
 
 
 @contextmanager
-def locked(folder: Place, wait: bool = False, doing: str = "building", name: str = LOCK) -> Generator[None]:
+def locked(
+    folder: StorePath, wait: bool = False, doing: str = "building", name: str = LOCK
+) -> Generator[None]:
     """The lock goes with the process, also when it is killed.
 
     In a store of objects nobody waits for anybody. A lock there would outlive a killed writer, and writers do no harm

@@ -12,14 +12,14 @@ from typing import Any
 from unde import projection
 from unde.errors import UndeError
 from unde.groups import Groups
-from unde.store import bounds
+from unde.store import manifest_schema as bounds
 from unde.store.codec import Codec
 from unde.store.factored import codec_of
 from unde.store.files import create_bytes
 from unde.store.layout import FISHERS, MANIFEST, refuse_links, shard
 from unde.store.living import Living
-from unde.store.reading import read_json
-from unde.store.remote import Place, Unreachable, there
+from unde.store.remote import StorePath, Unreachable, exists
+from unde.store.safe_io import read_json
 
 SCHEMA, SCHEMA_OF_0_1 = 3, 2
 
@@ -115,7 +115,7 @@ class Manifest:
             return self.living.files
         return [(s, self.id) for s in range(len(self.shards))]
 
-    def shard(self, folder: Place, checkpoint: int, s: int) -> Place:
+    def shard(self, folder: StorePath, checkpoint: int, s: int) -> StorePath:
         """The file of shard s."""
         return shard(folder, checkpoint, self.files[s][0])
 
@@ -145,13 +145,13 @@ class Manifest:
         """As it is written."""
         return (json.dumps({"id": self.id} | self.as_dict(), indent=1) + "\n").encode()
 
-    def begin(self, folder: Place) -> Manifest:
+    def begin(self, folder: StorePath) -> Manifest:
         """Write it, unless another began an index there meanwhile; the one that is there."""
         create_bytes(folder / MANIFEST, self.text())
         return Manifest.read(folder)
 
     @classmethod
-    def read(cls, folder: Place) -> Manifest:
+    def read(cls, folder: StorePath) -> Manifest:
         path = folder / MANIFEST
         refuse_links(folder)
         if folder.name in FISHERS.values() and (inside := _of_living(folder)) is not None:
@@ -178,11 +178,11 @@ class Manifest:
             raise damaged(path, e) from None
 
 
-def _of_living(folder: Place) -> Manifest | None:
+def _of_living(folder: StorePath) -> Manifest | None:
     """The manifest of the gradients with other labels of an index that was changed, which its own holds: both change
     in one moment."""
     try:
-        above = Manifest.read(folder.parent) if there(folder.parent / MANIFEST) else None
+        above = Manifest.read(folder.parent) if exists(folder.parent / MANIFEST) else None
     except Unreachable:
         raise
     except UndeError:
@@ -220,7 +220,7 @@ def _id(content: Mapping[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
 
 
-def _read_json(path: Place) -> Any:
+def _read_json(path: StorePath) -> Any:
     try:
         return read_json(path)
     except FileNotFoundError:
@@ -235,7 +235,7 @@ def _read_json(path: Place) -> Any:
         raise UndeError(f"cannot read {path} ({e.strerror})") from None
 
 
-def damaged(path: Place, why: object) -> UndeError:
+def damaged(path: StorePath, why: object) -> UndeError:
     return UndeError(
         f"{path} is damaged ({why}): delete this file and run the same Index.build again, which keeps all "
         "sound shards"

@@ -250,10 +250,10 @@ class Remote:
         )
 
 
-Place: TypeAlias = Path | Remote
+StorePath: TypeAlias = Path | Remote
 
 
-def place(path: str | os.PathLike[str] | Remote) -> Place:
+def place(path: str | os.PathLike[str] | Remote) -> StorePath:
     """A path or a URL as somebody wrote it.
 
     >>> place("s3://bucket/idx"), place("runs/idx").name
@@ -271,7 +271,7 @@ def place(path: str | os.PathLike[str] | Remote) -> Place:
     return Path(text if match is None else match[2]).expanduser()
 
 
-def there(path: Place, links: bool = False) -> bool:
+def exists(path: StorePath, links: bool = False) -> bool:
     """Whether anything is there; a path that cannot be one, too long or below a file, is not. With `links`, what leads
     nowhere is something too."""
     if isinstance(path, Remote):

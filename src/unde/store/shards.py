@@ -16,10 +16,10 @@ from torch import Tensor
 
 from unde.errors import UndeError
 from unde.store.cache import Cache
+from unde.store.file_watch import Hold, Watch
 from unde.store.files import Content, begin_bytes, create_bytes, joined, write_bytes
-from unde.store.reading import check_header
-from unde.store.remote import Place, Remote
-from unde.store.steady import Hold, Watch
+from unde.store.remote import Remote, StorePath
+from unde.store.safe_io import check_header
 
 _META, _META_OF_0_1 = "unde", "whence"  # the package was called whence until 0.1
 WRITTEN = (
@@ -42,7 +42,7 @@ class ShardError(UndeError):
 
 
 @contextmanager
-def damaged(path: Place) -> Generator[None]:
+def damaged(path: StorePath) -> Generator[None]:
     """What cannot be right about the tensors of a shard, a ValueError, as that of its file."""
     try:
         yield
@@ -50,13 +50,13 @@ def damaged(path: Place) -> Generator[None]:
         raise ShardError(f"shard {path} is damaged: {e}") from None
 
 
-def write_shard(path: Place, owner: str, tensors: Mapping[str, Tensor], place: str | None = None) -> None:
+def write_shard(path: StorePath, owner: str, tensors: Mapping[str, Tensor], place: str | None = None) -> None:
     """Write tensors that belong to `owner` and to one place in it, by default the file's name."""
     begin_shard(path, owner, tensors, place)()
 
 
 def begin_shard(
-    path: Place, owner: str, tensors: Mapping[str, Tensor], place: str | None = None
+    path: StorePath, owner: str, tensors: Mapping[str, Tensor], place: str | None = None
 ) -> Callable[[], None]:
     """The first half of that, after which the tensors may change; what is returned is the other, which waits for the
     disk, or sends a copy to a store."""
@@ -72,7 +72,7 @@ def begin_shard(
     return send
 
 
-def create_shard(path: Place, owner: str, tensors: Mapping[str, Tensor]) -> bool:
+def create_shard(path: StorePath, owner: str, tensors: Mapping[str, Tensor]) -> bool:
     """The same, unless a file is there; whether it was written."""
     return create_bytes(path, _packed(tensors, owner, path.name))
 
@@ -103,11 +103,11 @@ def _buffer(t: Tensor) -> memoryview:
 
 
 def read_shard(
-    path: Place, owner: str | None, verify: bool = True, place: str | None = None, lease: bool = True
+    path: StorePath, owner: str | None, verify: bool = True, place: str | None = None, lease: bool = True
 ) -> dict[str, Tensor]:
     """The tensors of a shard, mapped from the file, once it is known to be whole and to belong to `owner`
     (None: whoever it is). Of a remote one from a copy on this machine, which is checked when it is made. Without a
-    `lease` on them the caller has to see to it (`unde.store.steady`)."""
+    `lease` on them the caller has to see to it (`unde.store.file_watch`)."""
     if not isinstance(path, Remote):
         return mapped(path, path, owner, verify, place, lease)
     cache = Cache.here()
@@ -127,7 +127,7 @@ def read_shard(
 
 
 def mapped(
-    file: Path, path: Place, owner: str | None, verify: bool, place: str | None, lease: bool = True
+    file: Path, path: StorePath, owner: str | None, verify: bool, place: str | None, lease: bool = True
 ) -> dict[str, Tensor]:
     """The tensors in a file, which holds the content of `path`."""
     try:
@@ -153,7 +153,7 @@ def mapped(
     return tensors
 
 
-def read_again(path: Place, owner: str, watch: Watch, lease: bool = True) -> dict[str, Tensor]:
+def read_again(path: StorePath, owner: str, watch: Watch, lease: bool = True) -> dict[str, Tensor]:
     """As `read_shard`, of a file that was found whole: its checksum is asked only if it has changed since."""
     changed = watch.changed(path)
     tensors = read_shard(path, owner, verify=changed, lease=lease)
@@ -164,7 +164,7 @@ def read_again(path: Place, owner: str, watch: Watch, lease: bool = True) -> dic
     return tensors
 
 
-def sound(path: Place, owner: str | None, place: str | None = None) -> bool:
+def sound(path: StorePath, owner: str | None, place: str | None = None) -> bool:
     """Whether a whole file of `owner` is there."""
     try:
         read_shard(path, owner, place=place)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from unde.errors import unknown
-from unde.tasks.cutting import Whole
+from unde.tasks.batching import Whole
 from unde.tasks.identity import identity
 from unde.tasks.perturb import Noise, Perturbation
 

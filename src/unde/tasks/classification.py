@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unde.errors import UndeError
-from unde.tasks import fitting, sampling
+from unde.tasks import model_checks as fitting
+from unde.tasks import sampling
 from unde.tasks.perturb import Perturbation
 from unde.tasks.prediction import Prediction, first, one_each
 from unde.tasks.replace import ReplaceInputs, special_tokens

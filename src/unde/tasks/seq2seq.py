@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from unde.errors import UndeError
-from unde.tasks import fitting
+from unde.tasks import model_checks as fitting
 from unde.tasks.perturb import Perturbation
 from unde.tasks.replace import ReplaceBoth, special_tokens
 from unde.tasks.tokens import (

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from unde.data import digest
 from unde.errors import UndeError
-from unde.tasks.cutting import Whole, cuts
+from unde.tasks.batching import Whole, cuts
 from unde.tasks.schedule import sampler_timesteps
 
 ROWS = 80  # noisy images worth having in one forward pass: on CPUs more are slower

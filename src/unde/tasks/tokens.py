@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from unde.errors import BadExample, UndeError, unknown
 from unde.tasks import sampling
 from unde.tasks.base import Task
-from unde.tasks.cutting import Whole
+from unde.tasks.batching import Whole
 
 IGNORE = -100  # a label that carries no loss, as in transformers
 SHORT = 17  # tokens of an example cut short: a prime, so that none of them are taken for a number of examples

@@ -1,6 +1,6 @@
 """Learning, choosing, saving and transferring weights of parameter groups."""
 
-from unde.weights.choose import choose
+from unde.weights.cross_validate import choose
 from unde.weights.learn import learn_weights
 from unde.weights.weights import Weights
 

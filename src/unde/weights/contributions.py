@@ -13,7 +13,7 @@ from unde import console
 from unde.errors import UndeError
 from unde.weights.from_features import FromFeatures
 from unde.weights.noise import Noise, spread
-from unde.weights.source import ResolvedScores
+from unde.weights.protocol import ResolvedScores
 
 KEPT = 2  # contributions stay in memory if they take at most this fraction of the budget, 1 in 2
 SPANS = 4  # what is held for the queries of a span takes at most this fraction

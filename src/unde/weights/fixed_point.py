@@ -47,8 +47,8 @@ from torch import Tensor
 
 from unde.weights import sampled
 from unde.weights.contributions import Contributions
+from unde.weights.nnls import nonnegative_minimum, units
 from unde.weights.problem import Fit, Problem, nothing_to_learn
-from unde.weights.quadratic import nonnegative_minimum, units
 from unde.weights.selection import select
 
 Array = NDArray[np.float64]

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unde.scores import GroupScores
-from unde.scores.columns import joined
+from unde.scoring import GroupScores
+from unde.scoring.blocking import joined
 
 _PAIRS = 2**25  # bytes of features that are multiplied at once for pairs
 

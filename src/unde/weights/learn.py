@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from unde import console
-from unde.build.fingerprints import origins
 from unde.errors import NotRetrievable, UndeError
-from unde.scores.arrays import Array, as_scores
-from unde.scores.roles import refuse_training
+from unde.fingerprints import origins
+from unde.scoring.arrays import Array, as_scores
+from unde.scoring.data_splits import refuse_training
 from unde.weights import retrieval
-from unde.weights.choose import choose
 from unde.weights.contributions import Contributions
+from unde.weights.cross_validate import choose
 from unde.weights.problem import Fit, Problem
+from unde.weights.protocol import ResolvedScores
 from unde.weights.settings import EPOCHS, LEARNING_RATE, WEIGHT_DECAY, Settings, fit
-from unde.weights.source import ResolvedScores
 from unde.weights.weights import Weights
 
 AUTO = "auto"
@@ -78,7 +78,7 @@ def learn_weights(
 
     scores: group-resolved scores of queries that are used for nothing else (`index.score(queries)`), or
         {concept: scores}, which gives {concept: weights}; or those of another library, as an array (Q, N, M) or as
-        `unde.scores.from_arrays` names them. Training examples are refused as queries: to learn from them there is
+        `unde.scoring.from_arrays` names them. Training examples are refused as queries: to learn from them there is
         `Index.learn_weights`.
     k: how many of the highest-scoring training examples of a query are taken for true.
     weight_decay: how strongly weights are pulled to the unweighted method; 0 leaves them free. Each solver
@@ -89,14 +89,14 @@ def learn_weights(
         they do so nearly as surely as with weights of self-retrieval's own; else weights are uniform. That costs about
         700 queries' features, once for each method. Scores without their model and training data at hand (opened
         without, or tensors) cannot be judged: then k is 5 % of the training examples and weights are held near
-        uniform ones. Concepts are judged on their own held-out queries instead (`unde.weights.choose`).
+        uniform ones. Concepts are judged on their own held-out queries instead (`unde.weights.cross_validate`).
     loss: "top-k", or "supervised", "bottom-k", "top-k-bottom-k", "no-norm" of the paper's ablation.
     solver: "fixed-point" (fast; additive methods and normalised losses only) or "adamw" (Algorithm 1 of the
         paper, with its `epochs` and `lr`); None takes the first that can do it.
     positives: for "supervised", the index of the one training example that is right for each query.
     noise: s of the robustness study: adds noise of s times each group's standard deviation.
 
-    >>> from unde.scores import from_arrays
+    >>> from unde.scoring import from_arrays
     >>> generator = torch.Generator().manual_seed(0)
     >>> influence = torch.randn(20, 200, generator=generator).relu()**3
     >>> noise = torch.randn(20, 200, generator=generator)
@@ -128,7 +128,7 @@ def _resolved(scores: Any) -> ResolvedScores:
     if missing:
         raise UndeError(
             f"weights are learned from scores, there is a {type(scores).__name__}: expected index.score(queries), an "
-            "array (queries, training examples, groups), or unde.scores.from_arrays of one"
+            "array (queries, training examples, groups), or unde.scoring.from_arrays of one"
         )
     if found is not scores and len(found.groups) == 1:
         raise UndeError(

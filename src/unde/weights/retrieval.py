@@ -32,8 +32,8 @@ from torch import Tensor
 
 from unde.weights.contributions import Contributions
 from unde.weights.problem import Problem
+from unde.weights.protocol import ResolvedScores
 from unde.weights.settings import Settings, fit
-from unde.weights.source import ResolvedScores
 
 TARGET = 0.25  # the share that the unweighted method should find
 DECAYS = (0.1, 1.0)  # λ′ to choose from

@@ -30,9 +30,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unde.weights.looks import Ask, Draw, Look, looks
+from unde.weights.nnls import nonnegative_minimum, product, units
 from unde.weights.objective import SIDES
 from unde.weights.problem import Problem, nothing_to_learn
-from unde.weights.quadratic import nonnegative_minimum, product, units
 
 Array = NDArray[np.float64]
 

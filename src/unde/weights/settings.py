@@ -11,7 +11,7 @@ from unde.weights.adamw import adamw
 from unde.weights.fixed_point import fixed_points
 from unde.weights.objective import LOSSES
 from unde.weights.problem import Fit, Problem
-from unde.weights.source import ResolvedScores
+from unde.weights.protocol import ResolvedScores
 
 # Raw weights under AdamW settle within ± 1 / decay: 1 keeps weights within a factor e of uniform ones, where 0.1 would
 # let one group take nearly all. The solver is the first that can do the task.

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from unde.errors import UndeError
-from unde.store.reading import read_json
-from unde.store.remote import Place, Unreachable, there
-from unde.store.verified import DAMAGED, Verified
+from unde.store.remote import StorePath, Unreachable, exists
+from unde.store.safe_io import read_json
+from unde.store.verify_report import DAMAGED, Verified
 from unde.weights.weights import Weights
 
 
-def verify(path: Place) -> Verified:
+def verify(path: StorePath) -> Verified:
     found = Verified(path, "weights")
-    if not there(path):
+    if not exists(path):
         raise UndeError(f"no weights file at '{path}': expected a file written by Weights.save")
     try:
         Weights.load(path)

@@ -15,8 +15,8 @@ from torch import Tensor
 from unde.errors import UndeError
 from unde.notebook import bars
 from unde.store.files import write_atomically
-from unde.store.reading import read_json
-from unde.store.remote import Place, Unreachable, place
+from unde.store.remote import StorePath, Unreachable, place
+from unde.store.safe_io import read_json
 
 _FORMAT = "unde weights"
 _FORMATS = (_FORMAT, "whence weights")  # the package was called whence until 0.1
@@ -103,7 +103,7 @@ class Weights:
         rest = len(self.groups) - len(largest)
         return "\n".join([*lines, f"… and {rest} more groups"] if rest else lines)
 
-    def save(self, path: str | os.PathLike[str] | Place) -> None:
+    def save(self, path: str | os.PathLike[str] | StorePath) -> None:
         """Write a JSON file that people can read; an interrupted write leaves an older file intact.
 
         >>> import os, tempfile
@@ -132,7 +132,7 @@ class Weights:
             ) from error
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str] | Place) -> Weights:
+    def load(cls, path: str | os.PathLike[str] | StorePath) -> Weights:
         """Read what `save` wrote, with its checks."""
         try:
             content = read_json(place(path), follow=True)

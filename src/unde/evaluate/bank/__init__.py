@@ -1,6 +1,6 @@
 """The bank of retrained models that LDS is measured with."""
 
 from unde.evaluate.bank.bank import Bank
-from unde.evaluate.bank.loop import Training
+from unde.evaluate.bank.training_spec import Training
 
 __all__ = ["Bank", "Training"]

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from unde.store.files import write_bytes
-from unde.store.reading import check_plain
-from unde.store.remote import Place
+from unde.store.remote import StorePath
+from unde.store.safe_io import check_plain
 from unde.store.shards import checksum
 
 _CHECKSUM = "checksum"
@@ -22,14 +22,14 @@ _SQUEEZED = (
 )
 
 
-def write_arrays(path: Place, arrays: Mapping[str, np.ndarray]) -> None:
+def write_arrays(path: StorePath, arrays: Mapping[str, np.ndarray]) -> None:
     """All arrays and their checksum, not squeezed: the file is as large as they are in memory."""
     buffer = io.BytesIO()
     np.savez(buffer, **{**arrays, _CHECKSUM: np.array(_checksum(arrays))})  # ty: ignore[invalid-argument-type]
     write_bytes(path, buffer.getvalue())
 
 
-def read_arrays(path: Place) -> dict[str, np.ndarray]:
+def read_arrays(path: StorePath) -> dict[str, np.ndarray]:
     """The arrays of a file. A ValueError says what is damaged, an OSError that the file cannot be read."""
     check_plain(path, follow=True)
     content = path.read_bytes()

@@ -13,13 +13,13 @@ import numpy as np
 
 from unde.errors import UndeError
 from unde.evaluate._arrays import Array
-from unde.evaluate.bank.files import PartsFolder, refuse_other_plan
+from unde.evaluate.bank.bank_io import PartsFolder, refuse_other_plan
 from unde.evaluate.bank.finished import read_bank, write_bank
-from unde.evaluate.bank.loop import Training
 from unde.evaluate.bank.subsets import Plan
 from unde.evaluate.bank.training import Train, train_all
-from unde.execution import Executor, ending, named
-from unde.store.remote import Place, place, there
+from unde.evaluate.bank.training_spec import Training
+from unde.parallel import Executor, ending, named
+from unde.store.remote import StorePath, exists, place
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -31,7 +31,7 @@ class Bank:
     before averaging. `seeds` and `seconds` are (S, R); `provenance` tells the plan and the machines.
     """
 
-    path: Place
+    path: StorePath
     masks: np.ndarray
     by_seed: dict[str, np.ndarray]
     seeds: np.ndarray
@@ -46,7 +46,7 @@ class Bank:
     @classmethod
     def run(
         cls,
-        path: str | os.PathLike[str] | Place,
+        path: str | os.PathLike[str] | StorePath,
         *,
         train: Callable[[np.ndarray, int], Any],
         utility: Callable[[Any], Array | Mapping[str, Array]],
@@ -117,14 +117,14 @@ class Bank:
         plan = Plan(name, n_train, subsets, alpha, seed, seeds_per_subset, stratify)
         at = _absolute(place(path))
         folder = PartsFolder(at)
-        if not there(at):
+        if not exists(at):
             try:
                 with ending(asked, runs), folder.held(plan.config()) as parts:
-                    if not there(at):  # else another run has finished it meanwhile
+                    if not exists(at):  # else another run has finished it meanwhile
                         job = Train(plan, train, utility, threads, parts)
                         write_bank(at, plan, list(train_all(job, runs, stacked).values()))
             except UndeError:
-                if isinstance(at, Path) or not there(at):
+                if isinstance(at, Path) or not exists(at):
                     raise  # else another run has finished it meanwhile, and cleared its parts
         bank = cls.open(at)
         refuse_other_plan(bank.provenance["plan"], plan.config(), at)
@@ -132,7 +132,7 @@ class Bank:
         return bank
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str] | Place) -> Bank:
+    def open(cls, path: str | os.PathLike[str] | StorePath) -> Bank:
         """Reads a finished bank.
 
         >>> Bank.open("nowhere.npz")
@@ -140,7 +140,7 @@ class Bank:
         unde.errors.UndeError: there is no bank at nowhere.npz: make one with Bank.run
         """
         at = place(path)
-        if not there(at):
+        if not exists(at):
             raise _not_there(at)
         found = read_bank(at)
         return cls(at, found.masks, found.by_seed, found.seeds, found.seconds, found.provenance)
@@ -166,7 +166,7 @@ def _told(value: Any) -> str:
     return describe_function(value) if callable(value) else _shown(value)
 
 
-def _absolute(path: Place) -> Place:
+def _absolute(path: StorePath) -> StorePath:
     """From any working folder, as other processes may have another."""
     return path.absolute() if isinstance(path, Path) else path
 
@@ -176,7 +176,7 @@ def _shown(value: Any) -> str:
     return repr(value) if plain else type(value).__name__
 
 
-def _not_there(path: Place) -> UndeError:
+def _not_there(path: StorePath) -> UndeError:
     folder = PartsFolder(path)
     if not folder.begun:
         return UndeError(f"there is no bank at {path}: make one with Bank.run")

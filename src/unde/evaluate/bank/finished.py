@@ -15,10 +15,10 @@ import numpy as np
 
 from unde.errors import UndeError
 from unde.evaluate.bank.arrays import match_checksum, read_arrays, write_arrays
-from unde.evaluate.bank.files import FORMAT, OLD_FORMATS, UTILITY, Part, sets_in
+from unde.evaluate.bank.bank_io import FORMAT, OLD_FORMATS, UTILITY, Part, sets_in
 from unde.evaluate.bank.subsets import Plan, described
 from unde.store.files import PARTIAL
-from unde.store.remote import Place, Remote, Unreachable
+from unde.store.remote import Remote, StorePath, Unreachable
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,7 @@ class Content:
     provenance: dict[str, Any]
 
 
-def write_bank(path: Place, plan: Plan, parts: Sequence[Part]) -> None:
+def write_bank(path: StorePath, plan: Plan, parts: Sequence[Part]) -> None:
     grid = (plan.subsets, plan.seeds_per_subset)
     provenance = {
         "format": FORMAT,
@@ -52,7 +52,7 @@ def write_bank(path: Place, plan: Plan, parts: Sequence[Part]) -> None:
     write_arrays(path, arrays)
 
 
-def read_bank(path: Place) -> Content:
+def read_bank(path: StorePath) -> Content:
     try:
         return _checked(read_arrays(path))
     except Unreachable:
@@ -102,7 +102,7 @@ def _environments(parts: Sequence[Part]) -> list[dict[str, Any]]:
     return [{**json.loads(text), "models": count} for text, count in sorted(counts.items())]
 
 
-def _clear_leftovers(path: Place) -> None:
+def _clear_leftovers(path: StorePath) -> None:
     """Of runs that were killed while they wrote this very file. Others may keep their own in this folder."""
     if isinstance(path, Remote):
         return  # nothing is left there

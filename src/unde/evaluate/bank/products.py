@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from unde.evaluate.bank.activations import gelu_tanh
-from unde.evaluate.bank.single_steps import attention
-from unde.products import by_onednn
+from unde.evaluate.bank.vmap_ops import attention
+from unde.onednn import by_onednn
 
 LEAST = 2**20  # multiplications; calling oneDNN from here takes as long as fewer do
 SHORT = 32  # tokens, up to which attention in single steps is quicker than the kernel of torch

@@ -20,9 +20,9 @@ from torch.func import functional_call, vmap
 from torch.overrides import TorchFunctionMode
 
 from unde.evaluate._optimizers import elementwise, of_others, quickened
-from unde.evaluate.bank.loop import Training, scheduled
-from unde.evaluate.bank.luck import own_luck
-from unde.evaluate.bank.single_steps import attention, group_norm
+from unde.evaluate.bank.seeding import isolated_rng
+from unde.evaluate.bank.training_spec import Training, scheduled
+from unde.evaluate.bank.vmap_ops import attention, group_norm
 
 
 class Unstackable(Exception):
@@ -38,7 +38,7 @@ class Stack:
             raise Unstackable("they have different numbers of examples")
         self.models = []
         for _, seed in which:
-            with own_luck(seed):
+            with isolated_rng(seed):
                 self.models.append(training.initial(seed))
         self.batches = stacked_batches(training, which)
         first = self.models[0]
@@ -55,7 +55,7 @@ class Stack:
         """Those that a forward pass writes to, such as running statistics."""
         model = copy.deepcopy(self.models[0])
         before = {name: (b, b._version, b.clone()) for name, b in model.named_buffers()}
-        with torch.no_grad(), own_luck(0):
+        with torch.no_grad(), isolated_rng(0):
             self.training.loss(model, next(self.training.batches(*which)))
         after = dict(model.named_buffers())
         for name, (buffer, _, _) in before.items():

@@ -17,15 +17,15 @@ import torch
 from unde import console
 from unde.errors import UndeError
 from unde.evaluate._arrays import Array, finite, numbers
-from unde.evaluate.bank.files import Part, Parts
-from unde.evaluate.bank.loop import Training
-from unde.evaluate.bank.luck import own_luck
+from unde.evaluate.bank.bank_io import Part, Parts
+from unde.evaluate.bank.seeding import isolated_rng
 from unde.evaluate.bank.stacked import Unstackable, train_stacked
 from unde.evaluate.bank.subsets import Plan
+from unde.evaluate.bank.training_spec import Training
 from unde.evaluate.bank.ways import SIZES, Way, recorded, settled
-from unde.execution import Executor, Job, JobsFailed
-from unde.features.run import threads
+from unde.gradients.feature_pass import threads
 from unde.pages import keep_pages
+from unde.parallel import Executor, Job, JobsFailed
 from unde.version import __version__
 
 UNNAMED = "queries"
@@ -55,7 +55,7 @@ class Train:
         shared = (time.perf_counter() - start) / len(numbers)
         for number, model in zip(numbers, models, strict=True):
             start = time.perf_counter()
-            with own_luck(self.plan.seed):
+            with isolated_rng(self.plan.seed):
                 measured = self.utility(model)
             try:
                 values = _measured(measured)
@@ -73,7 +73,7 @@ class Train:
         which = [self.which(number) for number in numbers]
         if not isinstance(self.train, Training):
             (indices, seed) = which[0]
-            with own_luck(seed):
+            with isolated_rng(seed):
                 return [self.train(indices, seed)], None
         if len(which) > 1:
             try:

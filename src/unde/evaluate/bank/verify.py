@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from unde.errors import UndeError
-from unde.evaluate.bank.files import OLD_FORMATS, PartsFolder
+from unde.evaluate.bank.bank_io import OLD_FORMATS, PartsFolder
 from unde.evaluate.bank.finished import read_bank
 from unde.evaluate.bank.subsets import described
-from unde.store.remote import Place, Unreachable, there
-from unde.store.verified import DAMAGED, Verified
+from unde.store.remote import StorePath, Unreachable, exists
+from unde.store.verify_report import DAMAGED, Verified
 
 _AGAIN = "Bank.run with the same arguments"
 
 
-def verify(path: Place) -> Verified:
+def verify(path: StorePath) -> Verified:
     """The file of a bank, or while there is none the models that are kept for it."""
     found, folder = Verified(path, "bank"), PartsFolder(path)
-    if there(path):
+    if exists(path):
         try:
             content = read_bank(path)
             found.found(path)

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from unde.evaluate.bank.loop import Learner, Training
-from unde.evaluate.bank.luck import own_luck
 from unde.evaluate.bank.products import is_plain
+from unde.evaluate.bank.seeding import isolated_rng
 from unde.evaluate.bank.stacked import Stack, Unstackable
-from unde.products import available
+from unde.evaluate.bank.training_spec import Learner, Training
+from unde.onednn import available
 
 Which = Sequence[tuple[np.ndarray, int]]
 SIZES = (8, 32, 128)  # of stacks that are tried, the next if the one before has won
@@ -99,7 +99,7 @@ class _Own:
         self.training, self.which = training, which
         self.losses, self.gradients, times = [], [], []
         for indices, seed in which:
-            with own_luck(seed):
+            with isolated_rng(seed):
                 learner = Learner(training, indices, seed)
                 if not times:
                     self.bytes, self.convolves = _bytes(learner, indices, seed), _convolves(learner.model)
@@ -120,7 +120,7 @@ class _Own:
         """Seconds of a step, or None if the way cannot be taken."""
         (indices, seed), *_ = self.which
         try:
-            with own_luck(seed):
+            with isolated_rng(seed):
                 learner = Learner(self.training, indices, seed, way.channels_last, way.onednn)
                 losses, gradient, taken = _tried(learner)
         except RuntimeError:  # some view that is none in this layout
@@ -179,7 +179,7 @@ def _bytes(learner: Learner, indices: np.ndarray, seed: int) -> int:
 
     batch = next(learner.training.batches(indices, seed))
     state = {name: b.clone() for name, b in learner.model.named_buffers()}
-    with own_luck(), saved_tensors_hooks(keep, lambda tensor: tensor):
+    with isolated_rng(), saved_tensors_hooks(keep, lambda tensor: tensor):
         loss = learner.training.mean_loss(learner.model, batch)
     del loss
     with torch.no_grad():

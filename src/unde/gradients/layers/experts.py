@@ -1,0 +1,135 @@
+"""Mixtures of experts in one module: (experts, out, in) tensors, and a list of experts and weights for each token.
+
+The rule recomputes what each expert gave, which is one more forward pass through the experts.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unde.gradients.layers.base import CHUNK, Call, Out, Rule, register_where
+from unde.projection import Projection
+
+_ASKED = ("hidden_states", "top_k_index", "top_k_weights")
+
+
+def _is_experts(module: nn.Module) -> bool:
+    both = [module._parameters.get(n) for n in ("down_proj", _up(module) or "")]
+    return (
+        all(p is not None and p.dim() == 3 for p in both)
+        and len(inspect.signature(type(module).forward).parameters) == 1 + len(_ASKED)
+        and not getattr(module, "has_post_expert_norm", False)
+    )
+
+
+def _up(module: nn.Module) -> str | None:
+    return next((n for n in ("gate_up_proj", "up_proj") if module._parameters.get(n) is not None), None)
+
+
+@register_where(_is_experts)
+class Experts(Rule):
+    """As transformers has them: experts of two layers with a gate or an activation between them."""
+
+    whole = True
+
+    @classmethod
+    def names(cls, module: nn.Module) -> tuple[str, ...]:
+        both = (_up(module), "down_proj")
+        return tuple(n for k in both for n in (f"{k}", f"{k}_bias") if module._parameters.get(n) is not None)
+
+    def forward(self, x: Any, y: Tensor, batch: int) -> Any:
+        call: Call = x
+        given = inspect.signature(type(self.module).forward).bind(self.module, *call.args, **call.kwargs)
+        hidden, index, weights = list(given.arguments.values())[1:]
+        if index.shape != weights.shape or len(index) != len(hidden.flatten(0, -2)):
+            raise NotImplementedError("tokens and the experts chosen for them are laid out in another way")
+        return hidden.flatten(0, -2), index, weights.detach()
+
+    def backward(self, kept: Any, g: Tensor, batch: int, out: Out) -> None:
+        g, each = g.flatten(0, -2), len(kept[0]) // batch
+        up = str(_up(self.module))
+        wanted = set(self.projections)
+        sums = {n: _Sum(self.projections[n], batch) for n in wanted}
+        for e, tokens, x, z, of_z, of_y in self._experts(kept, g):
+            example = tokens // each
+            for name, left, right in ((up, of_z, x), ("down_proj", of_y, z)):
+                if f"{name}_bias" in wanted:
+                    sums[f"{name}_bias"].add(e, example, left, None)
+                if name in wanted:
+                    pair = (right, left) if getattr(self.module, "is_transposed", False) else (left, right)
+                    sums[name].add(e, example, *pair)
+        for name, total in sums.items():
+            out.add(name, total.feature())
+
+    def _experts(self, kept: Any, g: Tensor) -> Iterator[tuple[int, Tensor, Tensor, Tensor, Tensor, Tensor]]:
+        """Of every expert with something to do: its tokens, what its two layers got, and the gradients of what they
+        gave."""
+        m, (hidden, index, weights) = self.module, kept
+        up = str(_up(m))
+        for e in range(len(m.down_proj)):
+            tokens, place = torch.where(index == e)
+            if not len(tokens):
+                continue
+            x = hidden[tokens]
+            of_y = (g[tokens] * weights[tokens, place, None]).to(x.dtype)
+            a = self._linear(x, up, e)
+            with torch.enable_grad():
+                a = a.detach().requires_grad_()
+                z = m._apply_gate(a) if getattr(m, "has_gate", up == "gate_up_proj") else m.act_fn(a)
+            down = m.down_proj[e]
+            of_z = of_y @ (down.mT if getattr(m, "is_transposed", False) else down)
+            yield e, tokens, x, z.detach(), torch.autograd.grad(z, a, of_z)[0], of_y
+
+    def _linear(self, x: Tensor, name: str, e: int) -> Tensor:
+        m = self.module
+        weight = m._parameters[name][e]
+        y = x @ (weight if getattr(m, "is_transposed", False) else weight.mT)
+        bias = m._parameters.get(f"{name}_bias")
+        return y if bias is None else y + bias[e]
+
+
+class _Sum:
+    """Per-example gradients of one (experts, …) parameter, projected expert by expert where they can be."""
+
+    def __init__(self, projection: Projection, batch: int) -> None:
+        self.p, self.batch = projection, batch
+        self.rows: dict[int, Tensor] = {}  # of each expert, (B, columns)
+
+    def add(self, e: int, example: Tensor, left: Tensor, right: Tensor | None) -> None:
+        """Σ leftᵀ right over the tokens of each example, or Σ left."""
+        parts = []
+        size = left.shape[-1] * (1 if right is None else right.shape[-1]) * left.element_size()
+        step = max(1, CHUNK // size)
+        for start in range(0, self.batch, step):
+            count = min(step, self.batch - start)
+            here = (example >= start) & (example < start + count)
+            a = _apart(left[here], example[here] - start, count)
+            b = None if right is None else _apart(right[here], example[here] - start, count)
+            whole = a.sum(1) if b is None else torch.bmm(a.mT, b).flatten(1)
+            parts.append(self.p.cols(whole) if self.p.factored else whole)
+        self.rows[e] = torch.cat(parts)
+
+    def feature(self) -> Tensor:
+        some = next(iter(self.rows.values()))
+        none = torch.zeros_like(some)
+        if self.p.factored and self.p.row_matrix is not None:
+            found = (self.p.row_matrix[:, e, None] * rows[:, None] for e, rows in self.rows.items())
+            return sum(found, none.new_zeros(())).flatten(1)
+        whole = torch.stack([self.rows.get(e, none) for e in range(self.p.R)], 1).flatten(1)
+        return whole if self.p.factored else self.p.flat(whole)
+
+
+def _apart(x: Tensor, example: Tensor, batch: int) -> Tensor:
+    """(m, d) rows of several examples → (B, most, d), zeros where an example has fewer."""
+    counts = torch.bincount(example, minlength=batch)
+    order = torch.argsort(example, stable=True)
+    starts = counts.cumsum(0) - counts
+    place = torch.arange(len(example), device=x.device) - starts[example[order]]
+    made = x.new_zeros(batch, int(counts.max()) if len(example) else 0, x.shape[-1])
+    made[example[order], place] = x[order]
+    return made

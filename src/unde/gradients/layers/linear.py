@@ -1,0 +1,69 @@
+"""Linear layers: G = Σ_t δ_t x_tᵀ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from unde.gradients.layers.base import Out, Rule, register, register_where
+from unde.projection import Projection
+
+
+@register(nn.Linear)
+class Linear(Rule):
+    def forward(self, x: Tensor, y: Tensor, batch: int) -> Any:
+        p = self.projections.get("weight")
+        if p is None:
+            return None
+        x = x.reshape(batch, -1, x.shape[-1])  # (B, T, in)
+        return self.inputs(p, x) if p.factored else x
+
+    def backward(self, kept: Any, g: Tensor, batch: int, out: Out) -> None:
+        g = g.reshape(batch, -1, g.shape[-1])  # (B, T, out)
+        p = self.projections.get("weight")
+        if p is not None:
+            self.combine(out, kept, self.outputs(p, g) if p.factored else g)
+        p = self.projections.get("bias")
+        if p is not None:
+            out.add("bias", p(g.sum(1)))
+
+    def inputs(self, p: Projection, x: Tensor) -> Tensor:
+        return p.cols(x)
+
+    def outputs(self, p: Projection, g: Tensor) -> Tensor:
+        return p.rows(g)
+
+    def combine(self, out: Out, x: Tensor, g: Tensor) -> None:
+        out.outer("weight", g, x)
+
+
+def _holds_matrix(module: nn.Module) -> bool:
+    weight = module._parameters.get("weight")
+    return weight is not None and weight.dim() == 2
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+
+
+@register_where(is_conv1d)
+class TransposedLinear(Linear):
+    """Hugging Face's Conv1D, as in GPT-2: a linear layer whose weight is stored (in, out)."""
+
+    def inputs(self, p: Projection, x: Tensor) -> Tensor:
+        return p.rows(x)
+
+    def outputs(self, p: Projection, g: Tensor) -> Tensor:
+        return p.cols(g)
+
+    def combine(self, out: Out, x: Tensor, g: Tensor) -> None:
+        out.outer("weight", x, g)
+
+
+@register_where(_holds_matrix, last=True)
+class InnerLinear(Linear):
+    """A linear map inside a module that does more, as routers do, which choose experts by what it gives."""
+
+    inside = F.linear

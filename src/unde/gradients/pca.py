@@ -1,0 +1,110 @@
+"""Directions for the projection pca(r): leading eigenvectors of the covariances of inputs and output gradients.
+
+One pass over a sample of the data gathers both covariances of every matrix at full width. A side that is too
+wide for that (a vocabulary), and the rows of embeddings, whose inputs are one-hot, keep the random directions
+of kron(r).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor, nn
+
+from unde.data import Rows, evenly
+from unde.gradients.collector import HookedModule
+from unde.gradients.coverage import plan_coverage
+from unde.gradients.factors import LIMIT
+from unde.gradients.feature_pass import FeaturePass, Measurement, cuts, resized, settle
+from unde.gradients.layers.embedding import Embedding
+from unde.gradients.parameters import Unit, make_units
+from unde.linalg import eigh
+from unde.projection import Spec
+from unde.tasks.base import Task
+
+SAMPLE = 256  # examples, evenly spaced
+
+
+class Gathering:
+    """The covariances of a sample, pass by pass; "rows/<name>" (r, R) and "cols/<name>" (r, C) from their sum.
+
+    Passes have `size` examples, or as many as fit the memory.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Task,
+        rows: Rows,
+        names: Sequence[str],
+        spec: Spec,
+        *,
+        seed: int,
+        measure: str,
+        memory: int,
+        size: int | None = None,
+    ) -> None:
+        units = make_units(model, names, Spec("kron", spec.size), seed)
+        coverage = plan_coverage(model, task, rows, units, measure)
+        wanted = {u.name: sides_of(u, spec.size, coverage.uses) for u in units}
+        self.sizes = {n: pair for n, pair in wanted.items() if any(pair)}
+        for u in units:  # those sides come to the factors as they are
+            u.projection.widen(*(n is not None for n in wanted[u.name]))
+        what = Measurement(units, measure, factors=self.sizes, emit=False)
+        self.spec, self.size, self.rows = spec, size, task.cutting.settled
+        if size is None:
+            self.size, self.rows = settle(model, task, rows, what, coverage, memory)
+        self._sample = Rows([rows[i] for i in evenly(len(rows), SAMPLE)], rows.collate)
+        self.passes = cuts(range(len(self._sample)), self.size or 1)
+        self._run = FeaturePass(model, resized(task, self.rows), what, coverage)
+        self._open = ExitStack()
+
+    def __enter__(self) -> Gathering:
+        self._open.enter_context(self._run)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def covariances(self, i: int) -> Tensor:
+        """Of pass i, as one vector."""
+        for _ in self._run.over(self._sample.batches([self.passes[i]])):
+            pass
+        assert self._run.factors is not None
+        return self._run.factors.take().cpu()
+
+    def directions(self, total: Tensor) -> dict[str, Tensor]:
+        """From the sum of all covariances."""
+        found, start = {}, 0
+        for name, pair in self.sizes.items():
+            for side, n in zip(("rows", "cols"), pair):
+                if n is None:
+                    continue
+                covariance = total[start : start + n * n].view(n, n)
+                start += n * n
+                if covariance.any():
+                    found[f"{side}/{name}"] = _leading(covariance, self.spec.size, name)
+        return found
+
+
+def sides_of(unit: Unit, r: int, uses: Sequence[HookedModule]) -> tuple[int | None, int | None]:
+    """The sides of a parameter that get directions of their own."""
+    mine = [use for use in uses if any(u.name == unit.name for u in use.units.values())]
+    whole = unit.projection.R * unit.projection.C <= r * r
+    if len(unit.shape) < 2 or whole or not mine:
+        return None, None
+    looked_up = any(isinstance(use.rule, Embedding) for use in mine)
+    rows, cols = unit.projection.R, unit.projection.C
+    return (
+        rows if r < rows <= LIMIT and not looked_up else None,
+        cols if r < cols <= LIMIT else None,
+    )
+
+
+def _leading(covariance: Tensor, r: int, name: str) -> Tensor:
+    """(r, n) orthonormal rows, largest eigenvalue first, the largest entry of each positive."""
+    vectors = eigh(covariance.cpu(), name)[1][:, -r:].flip(1).T
+    largest = vectors.gather(1, vectors.abs().argmax(1, keepdim=True))
+    return (vectors * largest.sign()).to(torch.float32).contiguous()

@@ -1,0 +1,90 @@
+"""Defaults that depend on the model at hand: small ones can afford whole gradients, and the right curvature."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import torch
+from torch import Tensor, nn
+
+from unde.data import Rows, to_device
+from unde.errors import UndeError
+from unde.gradients.batch_axis import FAILURES
+from unde.gradients.model_state import frozen_eval
+from unde.groups import trainable
+from unde.methods import PROJECTION
+from unde.methods.builtin import MOST_LABELS
+from unde.projection import Spec, feature_size
+from unde.tasks.base import Task
+
+SMALL = 5_000  # parameters of a model whose gradients are kept whole
+FACTOR = 2  # so many times the projected features, too
+DISK = 2**28  # bytes of gradients with every label, at most
+STATIONARY = 0.95  # cosine of the summed gradients with −θ from which on they are those of L2 regularization
+_BATCH = 256
+
+
+def default_projection(model: nn.Module, exclude: Sequence[str] = ()) -> str:
+    """ "none" for small models, and where kron(16) would not keep much less; else kron(16).
+
+    >>> default_projection(nn.Linear(64, 10)), default_projection(nn.Linear(512, 512))
+    ('none', 'kron(16)')
+    """
+    shapes = dict(model.named_parameters())
+    names = trainable(model, exclude)
+    whole, projected = (
+        sum(feature_size(Spec.parse(p), tuple(shapes[n].shape)) for n in names) for p in ("none", PROJECTION)
+    )
+    return "none" if whole <= SMALL or whole <= FACTOR * projected else PROJECTION
+
+
+def weight_decay(model: nn.Module, task: Task, rows: Rows, exclude: Sequence[str] = ()) -> float | None:
+    """λ of the L2 regularization that a small model is at the minimum of, as an addition to the sum of all losses.
+
+    At such a minimum Σ_n g_n = −λ θ. None where the gradients of matrices do not point there, or the model is not
+    small, or has too many labels: then nothing is known about λ.
+    """
+    names = trainable(model, exclude)
+    parameters = [p for n, p in model.named_parameters() if n in set(names)]
+    count = sum(p.numel() for p in parameters)
+    decayed = [p for p in parameters if p.dim() > 1]
+    if count > SMALL or not decayed:
+        return None
+    with suppress(UndeError, *FAILURES):  # the build that follows says what is wrong, and with which example
+        total = _total(model, task, rows, parameters, decayed)
+        if total is not None:
+            return _strength(_flat(total), _flat([p.detach().double() for p in decayed]))
+    return None
+
+
+def _total(
+    model: nn.Module, task: Task, rows: Rows, parameters: list[nn.Parameter], decayed: list[nn.Parameter]
+) -> list[Tensor] | None:
+    """Summed gradients of all examples; None where fisher="true" is not for this task."""
+    device, count = parameters[0].device, sum(p.numel() for p in parameters)
+    with frozen_eval(model):
+        with torch.no_grad():
+            labels = task.outputs(model, to_device(rows.batch([0]), device))
+        if labels is None or labels > MOST_LABELS or 4 * len(rows) * labels * count > DISK:
+            return None
+        for p in parameters:
+            p.requires_grad_(True)
+        total = [torch.zeros_like(p, dtype=torch.float64) for p in decayed]
+        for start in range(0, len(rows), _BATCH):
+            batch = to_device(rows.batch(range(start, min(start + _BATCH, len(rows)))), device)
+            grads = torch.autograd.grad(task.loss(model, batch).sum(), decayed, allow_unused=True)
+            for sum_, g in zip(total, grads):
+                if g is not None:
+                    sum_ += g
+    return total
+
+
+def _flat(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([t.flatten() for t in tensors])
+
+
+def _strength(total: Tensor, theta: Tensor) -> float | None:
+    along = -float(total @ theta)
+    sizes = float(total.norm() * theta.norm())
+    return along / float(theta @ theta) if sizes > 0 and along >= STATIONARY * sizes else None

@@ -1,0 +1,125 @@
+"""How much each token of a training sequence contributes to its score: the parts add up to the score.
+
+The loss of a sequence is a sum over its tokens, so its gradient is, and so is its score:
+
+    ⟨ w ⊙ g(q), K g(n) ⟩ = Σ_t ⟨ K (w ⊙ g(q)), g_t(n) ⟩
+
+The right side is the change of every token's loss along one direction in parameter space: a single forward-mode
+derivative for each pair of query and sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, jvp
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from unde.checkpoints import loaded
+from unde.data import Collate, Rows, to_device
+from unde.errors import UndeError
+from unde.gradients.feature_pass import exclusive
+from unde.gradients.model_state import frozen_eval
+from unde.gradients.parameters import placement
+from unde.index.build_context import checkpoint_of
+from unde.index.scorer import Scorer
+from unde.index.session import Session
+from unde.scoring.group_scores import GroupScores, WeightsLike
+
+NO_FORWARD_MODE = (RuntimeError, NotImplementedError)
+
+
+class TokenScores:
+    """Token by token contributions under the scores of some queries: `tokens(q, example) -> (T,)`."""
+
+    def __init__(
+        self,
+        session: Session,
+        scorer: Scorer,
+        collate: Collate | None,
+        scores: GroupScores,
+        weights: WeightsLike = None,
+    ) -> None:
+        if not hasattr(session.task, "token_losses"):
+            raise UndeError(
+                f"{type(session.task).__name__} defines no token_losses(model, batch): scores have parts for tokens "
+                "where the loss is a sum over tokens, as that of CausalLM is"
+            )
+        self.session, self.scorer, self.collate, self.scores = session, scorer, collate, scores
+        self.w = scores.weights(weights)
+        training = scorer.training(scores.method)
+        scaled = enumerate(scores.asked.scaled(self.w))
+        self.directions = torch.stack([training.transformed(c, q) for c, q in scaled])  # (C, Q, D)
+
+    def __call__(self, q: int, example: Any) -> Tensor:
+        """(T,) contributions of the tokens of `example`, a row of the training data, to its score for query q."""
+        model, checkpoints = self.session.model, self.session.checkpoints
+        device, dtype = placement(model)
+        batch = to_device(Rows([example], self.collate).batch([0]), device)
+        total: Tensor | None = None
+        with exclusive(model):
+            self.session.check_model()
+            for c, directions in enumerate(self.directions):
+                with loaded(model, checkpoint_of(checkpoints, c)):
+                    part = self._along(directions[q].to(device, dtype), batch)
+                total = part if total is None else total + part
+        assert total is not None
+        return self._finished(q, example, total.double().cpu())
+
+    def _along(self, direction: Tensor, batch: Any) -> Tensor:
+        """d/dε of the tokens' losses at θ + ε Pᵀ direction."""
+        model: Any = self.session.model
+        named = dict(model.named_parameters())
+        tangents = {
+            u.name: u.projection.back(direction[u.columns].unsqueeze(0)).view(u.shape).to(named[u.name].dtype)
+            for u in self.session.units
+        }
+        wrapped = _TokenLosses(model, self.session.task)
+
+        def losses(*values: Tensor) -> Tensor:
+            swapped = {f"model.{name}": v for name, v in zip(tangents, values)}
+            return functional_call(wrapped, swapped, (batch,), tie_weights=True)[0]
+
+        primals = tuple(named[name].detach() for name in tangents)
+        with frozen_eval(model):
+            try:
+                with sdpa_kernel(SDPBackend.MATH):  # fused attention has no forward-mode derivative
+                    return jvp(losses, primals, tuple(tangents.values()))[1]
+            except NO_FORWARD_MODE:
+                return _one_by_one(losses, primals, tuple(tangents.values()))
+
+    def _finished(self, q: int, example: Any, linear: Tensor) -> Tensor:
+        """Under a cosine all tokens share the norms."""
+        method, total = self.scores.method, float(linear.sum())
+        if method.linear or total == 0:
+            return linear
+        made = self.session.features(Rows([example], self.collate)).features  # (C, 1, D)
+        own = self.scorer.scores(method, made, [""])
+        squares = own.regroup(self.scores.partition).asked.squares
+        sides = replace(self.scores._sides(slice(q, q + 1), slice(0)), train_squares=lambda: squares)
+        return linear * (float(method.final(torch.tensor([[total]]), sides, self.w)) / total)
+
+
+class _TokenLosses(torch.nn.Module):
+    def __init__(self, model: torch.nn.Module, task: Any) -> None:
+        super().__init__()
+        self.training = model.training
+        self.model, self.task = model, task
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.task.token_losses(self.model, batch)
+
+
+def _one_by_one(losses: Any, primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...]) -> Tensor:
+    """The same by one backward pass for each token, for models with operations that have no forward mode."""
+    leaves = tuple(p.clone().requires_grad_() for p in primals)
+    values = losses(*leaves)
+    out = torch.zeros_like(values)
+    for t in range(len(values)):
+        if values[t].requires_grad:
+            grads = torch.autograd.grad(values[t], leaves, retain_graph=True, allow_unused=True)
+            out[t] = sum((g * v).sum() for g, v in zip(grads, tangents) if g is not None)
+    return out.detach()

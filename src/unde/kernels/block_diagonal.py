@@ -1,0 +1,264 @@
+"""The diagonal blocks of (ΦᵀΦ + λI)⁻¹, one for each layer (LoGRA, app. B.3).
+
+Many small inverses in place of a large one. K does not mix layers, so it acts on the query side. A layer with more
+columns d than there are rows n is inverted in the dual form, n × n:
+
+    K = (ΦᵀΦ + λI)⁻¹ = (I − Φᵀ (ΦΦᵀ + λI)⁻¹ Φ) / λ
+
+which takes two passes over the stored features when K is applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from unde.errors import UndeError
+from unde.kernels.base import (
+    Moments,
+    Needs,
+    Part,
+    Reduction,
+    Round,
+    Sizes,
+    Source,
+    Work,
+    chunks,
+    damped,
+    pending,
+    read,
+    without_content,
+)
+from unde.kernels.gram import ILL, assembled, inverse
+from unde.kernels.precision import within
+
+_TRACES = "traces of dual layers"  # among moments; no module has such a name
+
+
+@dataclass(frozen=True)
+class ByLayer:
+    damping: float
+    relative: bool
+    sizes: Sizes
+    damping_scope: str = "layer"
+
+    @property
+    def key(self) -> str:
+        return "by layer, dual where smaller" if self._dual else "by layer"
+
+    @cached_property
+    def layers(self) -> dict[str, list[slice]]:
+        return layer_columns(self.sizes.parts)
+
+    @property
+    def blocks(self) -> Sequence[Sequence[slice]]:
+        return list(self.layers.values())
+
+    @property
+    def rounds(self) -> Sequence[Round]:
+        panels = (
+            [Round("panels", len(self.sizes.joined()), self._panels, self._assembled)] if self._dual else []
+        )
+        return [Round("grams", len(self.sizes.runs()), self._job), *panels]
+
+    def _job(self, source: Source, i: int, before: Moments) -> Moments:
+        """ΦᵀΦ of each layer over a run of blocks, in float64: they are small. Of dual layers, the trace alone."""
+        grams = {name: torch.zeros(d, d, dtype=torch.float64) for name, d in self._primal.items()}
+        traces = torch.zeros(len(self._dual), dtype=torch.float64)
+        for phi in chunks(source, self.sizes.runs()[i]):
+            for name in grams:
+                part = columns_of(phi, self.layers[name]).double()
+                grams[name].addmm_(part.T, part)
+                del part
+            for j, name in enumerate(self._dual):
+                traces[j] += columns_of(phi, self.layers[name]).double().square_().sum()
+            del phi  # before the next is read
+        return grams | ({_TRACES: traces} if self._dual else {})
+
+    def _panels(self, source: Source, i: int, before: Moments) -> Moments:
+        """ΦΦᵀ of each dual layer, of joined blocks with all rows up to theirs."""
+        joined, out = self.sizes.joined(), {}
+        here = read(source, joined[i])
+        for b in range(i + 1):
+            other = here if b == i else read(source, joined[b])
+            for name in self._dual:
+                left = columns_of(here, self.layers[name]).double()
+                right = left if b == i else columns_of(other, self.layers[name]).double()
+                out.setdefault(name, []).append(left @ right.T)
+                del left, right
+        return {f"panel {i:06d} {name}": torch.cat(panels, 1) for name, panels in out.items()}
+
+    def _assembled(self, panels: Moments) -> Moments:
+        return {
+            name: assembled([panels[key] for key in sorted(panels) if key.split(" ", 2)[2] == name])
+            for name in self._dual
+        }
+
+    def fit(self, moments: Moments, source: Source) -> _Fitted:
+        traces = {name: float(moments[name].diagonal().sum()) for name in self._widths}
+        if not any(traces.values()):
+            raise UndeError("all features of the index are zero: has the loss a gradient?")
+        whole = sum(traces.values()) / self.sizes.width if self.damping_scope == "model" else None
+        inverses, duals = [], []
+        for name, columns in self.layers.items():
+            if traces[name] == 0:
+                continue  # K is 0 there
+            unit = traces[name] / self._widths[name] if whole is None else whole
+            made, lam = self._inverse(name, moments[name], unit)
+            if name in self._dual:
+                duals.append((columns, made, lam))
+            else:
+                inverses.append((columns, made))
+        return _Fitted(source, inverses, duals)
+
+    def _inverse(self, name: str, gram: Tensor, unit: float) -> tuple[Tensor, float]:
+        """(ΦᵀΦ + λI)⁻¹ of a layer, or (ΦΦᵀ + λI)⁻¹, and λ."""
+        lam = damped(self.damping, self.relative, unit)
+        well = float(gram.norm()) <= ILL * lam and name not in self._dual
+        try:
+            if lam == 0 and name in self._dual:
+                raise UndeError(
+                    f"ΦᵀΦ + λI is singular at λ = 0, with {self._widths[name]:,} columns and {len(gram):,} rows: "
+                    "raise the damping"
+                )
+            made, _ = inverse(
+                gram.clone(), self.damping, self.relative, self._widths[name], self.sizes.rounding, unit
+            )
+        except UndeError as e:
+            raise UndeError(f"layer {name!r}: {e}") from None
+        return (within(made, self.sizes.dtype) if well else made), lam
+
+    def needs(self) -> Needs:
+        jobs, rows, n = len(self.sizes.runs()), self.sizes.most, self.sizes.examples
+        widths, dual = list(self._primal.values()), self._dual
+        squares, chunk = [d * d for d in widths], 4 * rows * self.sizes.width
+        total, wide = 8 * sum(squares), 8 * n * n * len(dual)
+        once = 2 * n * sum(squares)
+        job = total + max(self.sizes.read(), chunk + 8 * rows * max(self._widths.values()))
+        items = [4 if self._well(d) else 8 for d in widths] + [8] * len(dual)
+        sides = squares + [n * n] * len(dual)
+        made = [item * side for item, side in zip(items, sides)]
+        spent = [
+            sum(made[:i]) + 8 * side + (item if item == 4 else 0) * side
+            for i, (item, side) in enumerate(zip(items, sides))
+        ]
+        applied = 2 * chunk + 12 * rows * max(self._widths.values())
+        rounds = [Reduction("grams", jobs, once, n, jobs * (total + 8 * len(dual)))]
+        gather = Work(max(job, pending(jobs, total, 8 * max(squares, default=0))), once, n)
+        products = (
+            4 * n * rows * sum(dual.values()) * len(self.sizes.joined())
+        )  # K applied to rows, dual layers
+        if dual:
+            runs = [self.sizes.rows(b) for b in self.sizes.joined()]
+            panels = [(r.stop - r.start) * r.stop for r in runs]
+            flops, seen = 2 * sum(panels) * sum(dual.values()), sum(r.stop for r in runs)
+            widest = 16 * rows * max(dual.values())
+            panel = 8 * rows * n * len(dual)  # of the last rows with all
+            others = self.sizes.read() if len(runs) > 1 else 0
+            peak = max(
+                self.sizes.read(),
+                chunk + others + panel + (2 if others else 1) * 8 * rows * max(dual.values()),
+                chunk + others + 2 * panel,
+                8 * sum(panels) * len(dual) + wide,
+            )
+            rounds.append(Reduction("panels", len(runs), flops, seen, 8 * sum(panels) * len(dual)))
+            gather = Work(max(gather.peak, total + peak), once + flops, n + seen)
+            applied += 8 * rows * (2 * n + max(dual.values())) * len(dual) + chunk + widest
+        moments = {name: without_content(d, d, dtype=torch.float64) for name, d in self._primal.items()}
+        if dual:
+            moments[_TRACES] = without_content(len(dual), dtype=torch.float64)
+            moments |= {name: without_content(n, n, dtype=torch.float64) for name in dual}
+        return Needs(
+            matrices=total + wide + 8 * max(sides),
+            held=sum(made),
+            gather=gather,
+            fit=Work(total + wide + max(spent), sum(d**3 for d in widths) + len(dual) * n**3),
+            train=Work(max(self.sizes.read(), applied), once + products, n),
+            apply=Work(applied, once + products),
+            moments=moments,
+            rounds=tuple(rounds),
+        )
+
+    def _well(self, width: int) -> bool:
+        """Whether the inverse of a layer is sure to be kept in the precision of features."""
+        return self.relative and self.damping_scope == "layer" and width <= ILL * self.damping
+
+    def check(self, memory: int) -> None:
+        d = max(min(d, self.sizes.examples) for d in self._widths.values())
+        self.needs().check(memory, f"the kernels of {len(self.layers)} layers (up to {d:,} × {d:,}) need")
+
+    @cached_property
+    def _widths(self) -> dict[str, int]:
+        return {name: sum(c.stop - c.start for c in columns) for name, columns in self.layers.items()}
+
+    @cached_property
+    def _primal(self) -> dict[str, int]:
+        return {name: d for name, d in self._widths.items() if d <= self.sizes.examples}
+
+    @cached_property
+    def _dual(self) -> dict[str, int]:
+        """The layers with more columns than rows."""
+        return {name: d for name, d in self._widths.items() if d > self.sizes.examples}
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    source: Source
+    inverses: list[tuple[list[slice], Tensor]]
+    duals: list[tuple[list[slice], Tensor, float]]  # with (ΦΦᵀ + λI)⁻¹ and λ
+
+    def apply(self, rows: Tensor) -> Tensor:
+        out = torch.zeros_like(rows)
+        for columns, made in self.inverses:
+            _put(out, columns, columns_of(rows, columns).to(made.dtype) @ made)
+        if self.duals:
+            self._apply_duals(rows, out)
+        return out
+
+    def _apply_duals(self, rows: Tensor, out: Tensor) -> None:
+        """Two passes over the features: A Φᵀ, then A − A Φᵀ (ΦΦᵀ + λI)⁻¹ Φ."""
+        sizes = self.source.sizes
+        along = [torch.empty(len(rows), sizes.examples, dtype=torch.float64) for _ in self.duals]
+        for blocks in sizes.joined():
+            phi, here = read(self.source, blocks), sizes.rows(blocks)
+            for (columns, _, _), products in zip(self.duals, along):
+                products[:, here] = columns_of(rows, columns).double() @ columns_of(phi, columns).double().T
+            del phi
+        left = [columns_of(rows, columns).to(torch.float64, copy=True) for columns, _, _ in self.duals]
+        for i, (_, made, _) in enumerate(self.duals):
+            along[i] = along[i] @ made
+        for blocks in sizes.joined():
+            phi, here = read(self.source, blocks), sizes.rows(blocks)
+            for (columns, _, _), solved, a in zip(self.duals, along, left):
+                a.addmm_(solved[:, here], columns_of(phi, columns).double(), alpha=-1)
+            del phi
+        for (columns, _, lam), a in zip(self.duals, left):
+            _put(out, columns, a.div_(lam))
+
+    def train(self, blocks: Sequence[int]) -> Tensor:
+        return self.apply(read(self.source, blocks))
+
+
+def _put(out: Tensor, columns: Sequence[slice], values: Tensor) -> None:
+    for c, part in zip(columns, values.split([c.stop - c.start for c in columns], 1)):
+        out[:, c] = part
+
+
+def layer_columns(parts: Sequence[Part]) -> dict[str, list[slice]]:
+    """The columns of each layer, as runs."""
+    found: dict[str, list[slice]] = {}
+    for part in parts:
+        runs = found.setdefault(part.layer, [])
+        if runs and runs[-1].stop == part.columns.start:
+            runs[-1] = slice(runs[-1].start, part.columns.stop)
+        else:
+            runs.append(part.columns)
+    return found
+
+
+def columns_of(phi: Tensor, columns: Sequence[slice]) -> Tensor:
+    return phi[:, columns[0]] if len(columns) == 1 else torch.cat([phi[:, c] for c in columns], 1)

@@ -1,0 +1,197 @@
+"""(ΦᵀΦ + λI)⁻¹ without a matrix of D × D or N × N: by Woodbury's identity, from the leading singular vectors of Φ.
+
+With the leading s² and V (D, t) of ΦᵀΦ, and the mean τ of its other eigenvalues in their place,
+
+    ΦᵀΦ ≈ V diag(s²) Vᵀ + τ (I − V Vᵀ)        K = (I − V diag((s² − τ) / (s² + λ)) Vᵀ) / (λ + τ)
+
+which is exact where t is the rank of Φ (then τ = 0). Else K is off by |1 / (s² + λ) − 1 / (τ + λ)| at most, in norm,
+over the other s². Without τ, as LoRIF has it, what varies little would weigh 1 / λ, which is much where λ is small. V
+is found by subspace iteration in passes over the stored blocks: Q ← orth(Φᵀ Φ Q) from random directions, some more
+than t, then the eigenvectors of Qᵀ ΦᵀΦ Q.
+
+K acts on the query side, ⟨K(w ⊙ g(q)), g(n)⟩, and K g(n) is not stored. Contributions of groups are sums as always,
+C_j = ⟨K(1_j ⊙ g(q)), g(n)⟩, but K mixes all columns: M groups take M products.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from unde.errors import UndeError
+from unde.kernels import precision as numbers
+from unde.kernels.base import (
+    Moments,
+    Needs,
+    Reduction,
+    Round,
+    Sizes,
+    Source,
+    Work,
+    chunks,
+    damped,
+    pending,
+    read,
+    without_content,
+)
+from unde.kernels.gram import ILL
+
+MORE = 16  # directions beside those asked for, which make the last of these right
+PASSES = 3  # of Q ← orth(Φᵀ Φ Q)
+
+
+@dataclass(frozen=True)
+class Truncated:
+    damping: float
+    relative: bool
+    sizes: Sizes
+    rank: int  # t, at most
+
+    @property
+    def blocks(self) -> Sequence[Sequence[slice]]:
+        """All columns, mixed on the query side."""
+        return [[slice(0, self.sizes.width)]]
+
+    @property
+    def kept(self) -> int:
+        """t: not more than the rank that Φ can have."""
+        return min(self.rank, self.sizes.examples, self.sizes.width)
+
+    @property
+    def tried(self) -> int:
+        """Directions of the iteration."""
+        return min(self.kept + MORE, self.sizes.width)
+
+    @property
+    def precision(self) -> torch.dtype:
+        """Of products: with relative damping s²/λ is at most D/damping, and K takes differences of that size."""
+        comfortable = self.relative and self.sizes.width <= ILL * self.damping
+        return self.sizes.dtype if comfortable else torch.float64
+
+    @property
+    def key(self) -> str:
+        return f"truncated {self.kept} {self.precision}".replace("torch.", "")
+
+    @property
+    def rounds(self) -> Sequence[Round]:
+        jobs = len(self.sizes.runs())
+        spans = [Round(f"span{i}", jobs, self._span, self._orthonormal) for i in range(PASSES)]
+        return [*spans, Round("small", jobs, self._small)]
+
+    def _span(self, source: Source, i: int, before: Moments) -> Moments:
+        """Φᵀ Φ Q of a run of blocks, and the diagonal of ΦᵀΦ: products in `precision`, summed in float64."""
+        basis = (before["basis"] if before else self._drawn()).to(self.precision)
+        span = torch.zeros(self.sizes.width, self.tried, dtype=torch.float64)
+        diagonal = torch.zeros(self.sizes.width, dtype=torch.float64)
+        for phi in chunks(source, self.sizes.runs()[i]):
+            phi = phi.to(self.precision)
+            along = numbers.product(phi, basis)
+            span += numbers.product(phi.to(along.dtype).T, along)
+            diagonal += torch.linalg.vecdot(phi, phi, dim=0)
+            del phi, along  # before the next is read
+        return {"basis": span, "diagonal": diagonal}
+
+    def _drawn(self) -> Tensor:
+        """(D, ·): the same whoever draws it."""
+        drawing = torch.Generator().manual_seed(0)
+        return torch.randn(self.sizes.width, self.tried, generator=drawing, dtype=torch.float64)
+
+    def _orthonormal(self, summed: Moments) -> Moments:
+        span, diagonal = summed["basis"], summed["diagonal"]
+        if not math.isfinite(float(span.norm())):
+            raise UndeError(
+                "the kernel ΦᵀΦ holds NaN or infinite entries: some features are not finite, or too large to "
+                "square. Rebuild the index with on_bad='skip', or rescale the loss"
+            )
+        return {"basis": torch.linalg.qr(span / (float(span.abs().max()) or 1.0)).Q, "diagonal": diagonal}
+
+    def _small(self, source: Source, i: int, before: Moments) -> Moments:
+        """Qᵀ ΦᵀΦ Q of a run of blocks."""
+        basis, small = before["basis"].to(self.precision), torch.zeros(self.tried, self.tried).double()
+        for phi in chunks(source, self.sizes.runs()[i]):
+            along = numbers.product(phi.to(self.precision), basis)
+            small += numbers.product(along.T, along)
+            del phi
+        return {"small": small}
+
+    def fit(self, moments: Moments, source: Source) -> _Fitted:
+        trace = float(moments["diagonal"].sum())
+        if trace == 0:
+            raise UndeError("all features of the index are zero: has the loss a gradient?")
+        lam = damped(self.damping, self.relative, trace / self.sizes.width)
+        if lam <= 0:
+            raise UndeError(
+                "without damping there is no inverse from some singular vectors alone: raise the damping, or use "
+                "form='primal' or 'dual'"
+            )
+        values, vectors = torch.linalg.eigh(moments["small"])
+        values, vectors = values[-self.kept :].clamp(min=0), vectors[:, -self.kept :]
+        others = min(self.sizes.examples, self.sizes.width) - self.kept
+        left = max(0.0, trace - float(values.sum())) / others if others else 0.0  # τ
+        share = (values - left) / (values + lam)
+        leading = moments["basis"] @ vectors  # V
+        self._check(moments["diagonal"], leading, share, lam, left)
+        return _Fitted(source, leading.to(self.precision), share.to(self.precision), lam + left)
+
+    def _check(self, diagonal: Tensor, leading: Tensor, share: Tensor, lam: float, left: float) -> None:
+        """Whether rounding of what is stored would decide."""
+        inverse = (1 - torch.linalg.vecdot(leading * share, leading)) / (lam + left)  # K_jj
+        explained, mean = ((diagonal + lam) * inverse).mean(), float(diagonal.mean())
+        numbers.check_rounding(
+            float(explained), self.sizes.rounding, lam, mean, mean if self.relative else None
+        )
+
+    def needs(self) -> Needs:
+        n, d, rows, jobs = self.sizes.examples, self.sizes.width, self.sizes.most, len(self.sizes.runs())
+        t, tried, item = self.kept, self.tried, self.precision.itemsize
+        whole, small, wide = 8 * d * (tried + 1), 8 * tried * tried, 8 * d * tried
+        read = max(self.sizes.read(), 12 * rows * d if item == 8 else 0)
+        multiplied = item * (
+            rows * d + rows * tried + max(d * tried, rows * d)
+        )  # the rows, their products, squares
+        held = 3 if jobs > 1 else 2  # moments before, as they are and read from a file, and the sum
+        job = held * whole + (wide // 2 if item == 4 else 0) + max(read, multiplied)
+        merged = whole + max(pending(jobs, whole, wide), whole + 2 * wide + small)
+        once, again, solved = 4 * n * d * tried, 2 * n * tried * (d + tried), 4 * d * tried**2
+        # In float64: what is read, its copy, the result, and that rounded; else the rows and the result.
+        taken = (12 if item == 8 else 4) * rows * d
+        applied = taken + max(item * rows * (t + d), 12 * rows * d if item == 8 else 0)
+        spans = [Reduction(f"span{i}", jobs, once, n, jobs * whole, solved) for i in range(PASSES)]
+        return Needs(
+            matrices=whole + max(pending(jobs, whole, wide), whole + 2 * wide + small),
+            held=item * (d + 1) * t,
+            gather=Work(max(job, merged), PASSES * (once + solved) + again, (PASSES + 1) * n),
+            fit=Work(whole + 2 * small + 24 * d * t, 9 * tried**3 + 2 * d * tried * t),
+            train=Work(max(self.sizes.read(), applied), 4 * n * d * t, n),
+            apply=Work(applied, 4 * n * d * t),
+            moments={
+                "basis": without_content(d, tried, dtype=torch.float64),
+                "diagonal": without_content(d, dtype=torch.float64),
+                "small": without_content(tried, tried, dtype=torch.float64),
+            },
+            rounds=(*spans, Reduction("small", jobs, again, n, jobs * small)),
+        )
+
+    def check(self, memory: int) -> None:
+        what = f"the kernel of {self.kept:,} singular vectors ({self.sizes.width:,} × {self.tried:,}) needs"
+        self.needs().check(memory, what)
+
+
+@dataclass(frozen=True)
+class _Fitted:
+    source: Source
+    leading: Tensor  # V (D, t)
+    share: Tensor  # (s² − τ) / (s² + λ), (t,)
+    rest: float  # λ + τ
+
+    def apply(self, rows: Tensor) -> Tensor:
+        a = rows.to(self.leading.dtype)
+        left = torch.addmm(a, (a @ self.leading).mul_(self.share), self.leading.T, alpha=-1)
+        return numbers.rounded(left.div_(self.rest), rows.dtype)
+
+    def train(self, blocks: Sequence[int]) -> Tensor:
+        return self.apply(read(self.source, blocks))

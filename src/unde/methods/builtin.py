@@ -1,0 +1,404 @@
+"""The methods of unde: TracIn, TRAK, LoGRA, EKFAC, and D-TRAK, Journey-TRAK and DAS of diffusion models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from unde.errors import UndeError, unknown
+from unde.kernels import Diagonal, EKFACKernel, Gram, Identity, Kernel
+from unde.kernels.gram_products import svd_rank
+from unde.methods.base import LATER, FinalContext, Method
+from unde.projection import TWO_SIDED, Spec
+
+LEAST = 1e-3  # of 1 − h in DAS
+AUTO = "auto"
+USUAL = 0.1  # damping of methods and tasks that DAMPINGS does not name
+DAMPINGS: dict[
+    str, dict[str, float]
+] = {  # kind of task → method → relative damping: experiments/studies/damping.py
+    "diffusion": {"trak": 100.0, "journey-trak": 100.0, "d-trak": 100.0, "das": 100.0},
+}
+FISHERS = (AUTO, "empirical", "sampled", "true")
+MOST_LABELS = 32  # that fisher="true" enumerates
+
+
+@dataclass(frozen=True)
+class TracIn(Method):
+    """Inner product of gradients; with several checkpoints, weighted by their learning rates (TracInCP).
+
+    Args:
+        cosine: Divide by the norms of both features, weights inside the norms.
+        metric: "identity", or "diagonal": gradients are compared in the metric of an Adam-like optimizer,
+            diag(mean g²)^−1/2, taken from the stored features.
+    """
+
+    name: ClassVar[str] = "tracin"
+    cosine: bool = False
+    metric: str = field(default="identity", metadata={LATER: "identity"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.metric not in ("identity", "diagonal"):
+            raise unknown("metric", self.metric, ("identity", "diagonal"))
+        if self.cosine and self.metric != "identity":
+            raise UndeError(
+                "cosine=True and metric='diagonal' of TracIn: norms are those of plain features. Use one of the two"
+            )
+
+    @property
+    def kernel(self) -> Kernel:
+        return Diagonal() if self.metric == "diagonal" else Identity()
+
+    @property
+    def linear(self) -> bool:
+        return not self.cosine
+
+    def final(self, linear: Tensor, sides: FinalContext, weights: Tensor) -> Tensor:
+        if not self.cosine:
+            return linear
+        # Clamped before the root: a feature of zeros has score 0, and no NaN as its gradient.
+        tiny = torch.finfo(linear.dtype).tiny
+        q = (sides.query_squares().to(linear) @ weights).clamp(min=tiny).rsqrt()  # (Q,)
+        n = (sides.train_squares().to(linear) @ weights).clamp(min=tiny).rsqrt()  # (N,)
+        return linear * q.unsqueeze(1) * n
+
+
+@dataclass(frozen=True)
+class Damped(Method):
+    """What methods with a kernel share.
+
+    Args:
+        damping: A multiple of the mean diagonal of what is inverted, or with `relative=False` the absolute λ of the
+            paper. "auto" is a number by the kind of task (`DAMPINGS`), which an index records when it is built.
+        relative: Whether `damping` is a multiple.
+    """
+
+    damping: float | str = AUTO
+    relative: bool = True
+    per_example: ClassVar[bool] = False  # whether λ is added to a mean over examples, or to their sum
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.damping == AUTO:
+            if not self.relative:
+                raise UndeError(
+                    f"damping 'auto' of {type(self).__name__} is relative: with relative=False give λ, a number"
+                )
+        else:
+            number = isinstance(self.damping, (int, float)) and not isinstance(self.damping, bool)
+            if not number or not 0 <= float(self.damping) < math.inf:
+                raise UndeError(
+                    f"damping {self.damping!r} of {type(self).__name__}: expected a number ≥ 0, or 'auto'"
+                )
+            object.__setattr__(self, "damping", float(self.damping))
+        if getattr(self, "fisher", AUTO) not in FISHERS:
+            raise unknown("fisher", getattr(self, "fisher", AUTO), FISHERS)
+
+    @property
+    def number(self) -> float:
+        """The damping; where "auto" was not resolved, that of a task of unknown kind."""
+        return USUAL if isinstance(self.damping, str) else self.damping
+
+    @property
+    def labels(self) -> str:
+        """Whose gradients K is made of: `fisher`, or "empirical" where "auto" was not resolved."""
+        found = getattr(self, "fisher", AUTO)
+        return "empirical" if found == AUTO else found
+
+    def resolve(self, kind: str, built: Method | None = None, examples: int = 1) -> Method:
+        """With settings in place of "auto".
+
+        Args:
+            kind: Of the task.
+            built: The method of the index that is asked: its Fisher matrix and its absolute λ are taken over.
+            examples: Of that index.
+
+        >>> TRAK().resolve("classification").damping, TRAK(damping=3).resolve("classification").damping
+        (0.1, 3.0)
+        >>> EKFAC().resolve("classification", TRAK(damping=50, relative=False), examples=100).damping
+        0.5
+        """
+        made = self
+        if getattr(self, "fisher", None) == AUTO:
+            fits = isinstance(built, Damped) and self.measure == "loss" and self.steps == 1
+            made = replace(made, fisher=built.labels if fits else "empirical")
+        if self.damping != AUTO:
+            return made
+        if isinstance(built, Damped) and not built.relative:
+            total = built.number * (examples if built.per_example else 1)
+            return replace(made, damping=total / (examples if self.per_example else 1), relative=False)
+        return replace(made, damping=DAMPINGS.get(kind, {}).get(self.name, USUAL))
+
+    @property
+    def probe(self) -> Method | None:
+        """Gradients with other labels, where `fisher` asks for them."""
+        if self.labels == "empirical":
+            return None
+        exact = self.labels == "true"
+        return Fisher(self.projection, self.factors, exact, labels=0 if exact else 1)
+
+
+@dataclass(frozen=True)
+class TRAK(Damped):
+    """TRAK with the loss as output function.
+
+    Args:
+        form: "primal", "dual", or "auto": the smaller; or "svd(256)": from so many singular vectors of the features,
+            without a matrix of their width or number squared.
+        fisher: Gradients that K is made of. "empirical": those of the training labels. "sampled": one label drawn
+            from the model's predictions for each example. "true": the expectation over all labels, Σ_y p(y|x) g_y g_yᵀ,
+            for tasks with up to 32 of them; for regression 2 JᵀJ over the squared number of outputs. "auto": that of
+            the index, when one is asked; when one is built "empirical", or "true" for a small model at a minimum of an
+            L2 regularized loss (`unde.index.defaults`).
+    """
+
+    name: ClassVar[str] = "trak"
+    form: str = "auto"
+    fisher: str = field(default=AUTO, metadata={LATER: "empirical"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.labels != "empirical" and (self.measure != "loss" or self.steps > 1):
+            raise UndeError(
+                f"fisher={self.fisher!r} of {type(self).__name__}: the Fisher information is that of the loss alone, "
+                "use fisher='empirical'"
+            )
+        if self.form not in ("auto", "primal", "dual") and svd_rank(self.form) is None:
+            raise unknown("form", self.form, ("auto", "primal", "dual", "svd(256)"))
+
+    @property
+    def kernel(self) -> Kernel:
+        return Gram(self.number, self.relative, self.form, fisher=self.labels)
+
+
+@dataclass(frozen=True)
+class LoGRA(Damped):
+    """LoGRA: two-sided projection, kron(r) for random directions or pca(r) for leading ones.
+
+    Args:
+        blocks: "layer", a Gram matrix for each layer, or "full", one for all (as TRAK).
+        fisher: Gradients that K is made of, as in `TRAK`.
+        damping_scope: What relative damping is a multiple of the mean diagonal of: each "layer", or the whole "model".
+    """
+
+    name: ClassVar[str] = "logra"
+    blocks: str = "layer"
+    fisher: str = field(default=AUTO, metadata={LATER: "empirical"})
+    damping_scope: str = field(default="layer", metadata={LATER: "layer"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.blocks not in ("layer", "full"):
+            raise unknown("blocks", self.blocks, ("layer", "full"))
+        check_scope(self.damping_scope)
+        if self.projection is not None and Spec.parse(self.projection).kind not in ("none", *TWO_SIDED):
+            raise UndeError(
+                f"LoGRA projects both sides of a gradient, but {self.projection} projects it whole: use 'kron(16)' or "
+                "'pca(16)', or TRAK for other projections"
+            )
+
+    @property
+    def kernel(self) -> Kernel:
+        return Gram(
+            self.number,
+            self.relative,
+            blocks=self.blocks,
+            fisher=self.labels,
+            damping_scope=self.damping_scope,
+        )
+
+
+@dataclass(frozen=True)
+class EKFAC(Damped):
+    """LoGRA features under the EKFAC kernel; unprojected EKFAC with projection="none".
+
+    Its covariances are gathered while the index is built.
+
+    Args:
+        fisher: Gradients that the covariances and the corrected eigenvalues are taken of, as in `TRAK`. Other than
+            "empirical" costs another pass over the data when the index is built, "true" one for each label.
+        damping_scope: What relative damping is a multiple of the mean eigenvalue of: each parameter ("layer"), or the
+            whole "model".
+    """
+
+    name: ClassVar[str] = "ekfac"
+    factors: ClassVar[bool] = True
+    per_example: ClassVar[bool] = True
+    fisher: str = AUTO
+    damping_scope: str = field(default="layer", metadata={LATER: "layer"})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_scope(self.damping_scope)
+        if self.projection is not None and Spec.parse(self.projection).kind not in ("none", *TWO_SIDED):
+            raise UndeError(
+                f"EKFAC needs the two sides of a gradient, but {self.projection} projects it whole: use 'kron(16)', "
+                "'pca(16)' or 'none'"
+            )
+
+    @property
+    def kernel(self) -> Kernel:
+        return EKFACKernel(self.number, self.relative, self.labels, self.damping_scope)
+
+
+@dataclass(frozen=True)
+class DTRAK(TRAK):
+    """D-TRAK: TRAK on the mean square of the predicted noise in place of the loss."""
+
+    name: ClassVar[str] = "d-trak"
+    measure: ClassVar[str] = "square"
+
+
+@dataclass(frozen=True)
+class JourneyTRAK(TRAK):
+    """TRAK along the trajectory on which a query was sampled (`unde.diffusion.sample`).
+
+    A query's gradients are those of the simple loss at each x_t that the sampler visited, with the noise that x_t holds
+    beside the final image, ε = (x_t − √ᾱ_t x_0) / √(1 − ᾱ_t), as the target.
+
+    `training="averaged"`, as the authors' code does, pairs their mean with the mean of the training gradients over the
+    task's timesteps: one feature for each example, on the same index as TRAK. `training="per-step"` is the equation of
+    the paper: the gradient at step t is paired with the training gradient at the same timestep, for each of the
+    `inference_steps` of the sampler, under the kernel of their mean. It takes as many times the disk. The default is
+    "averaged": it needs no index of its own, and averages the noise of single timesteps out before taking products.
+    """
+
+    name: ClassVar[str] = "journey-trak"
+    training: str = "averaged"
+    inference_steps: int = 50
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.training not in ("averaged", "per-step"):
+            raise unknown("training", self.training, ("averaged", "per-step"))
+
+    def check_query(self, example: Any) -> None:
+        if not isinstance(example, Mapping) or "trajectory" not in example:
+            raise UndeError(
+                "Journey-TRAK follows the trajectory on which a query was sampled, but these queries have none: sample "
+                "them with unde.diffusion.sample and pass its .queries(journey=True)"
+            )
+
+    def query(self, task: Any, example: Any, random: Any) -> Any:
+        return task.journey(example, self.inference_steps, random)
+
+    @property
+    def steps(self) -> int:
+        return self.inference_steps if self.training == "per-step" else 1
+
+
+@dataclass(frozen=True)
+class DAS(TRAK):
+    """Diffusion attribution score, (⟨g(q), K g(n)⟩ r_n / (1 − h_n))², of the mean of the predicted noise.
+
+    h_n = ⟨g(n), K g(n)⟩ is the leverage and r_n the mean square residual of n: for a linear model the square is the
+    exact change of a prediction when n is left out. `weigh` says where weights act: "before" the square, on the signed
+    inner product, Σ_j w_j C_j (contributions of groups can cancel, as they do in the unweighted score, and uniform
+    weights give it back), or "after" it, Σ_j w_j (C_j r_n / (1 − h_n))² (the literal reading of Algorithm 1, whose
+    uniform weights are another score, since cross terms are missing). "signed" leaves the square out, Σ_j w_j C_j
+    r_n / (1 − h_n), which is what self-retrieval learns on. `by_group` gives C_j before, the squares after, and the
+    signed parts.
+    """
+
+    name: ClassVar[str] = "das"
+    measure: ClassVar[str] = "mean"
+    beside: ClassVar[tuple[str, ...]] = ("residual",)
+    weigh: str = "before"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.weigh not in ("before", "after", "signed"):
+            raise unknown("weigh", self.weigh, ("before", "after", "signed"))
+
+    @property
+    def linear(self) -> bool:
+        return self.weigh != "before"
+
+    @property
+    def groupwise(self) -> bool:
+        return self.weigh != "before"
+
+    @property
+    def signed(self) -> Method:
+        return replace(self, weigh="signed")
+
+    def final(self, linear: Tensor, sides: FinalContext, weights: Tensor) -> Tensor:
+        return linear if self.groupwise else (linear * _das_factor(sides).to(linear)).square()
+
+    def by_group(self, linear: Tensor, sides: FinalContext) -> Tensor:
+        if not self.groupwise:
+            return linear
+        scaled = linear * _das_factor(sides).to(linear).unsqueeze(-1)
+        return scaled if self.weigh == "signed" else scaled.square()
+
+
+def _das_factor(sides: FinalContext) -> Tensor:
+    """r_n / (1 − h_n), where an example that nothing else resembles (h near 1) keeps a finite score."""
+    return sides.beside()[:, 0] / (1 - sides.leverage()).clamp(min=LEAST)
+
+
+def check_scope(scope: str) -> None:
+    if scope not in ("layer", "model"):
+        raise unknown("damping_scope", scope, ("layer", "model"))
+
+
+@dataclass(frozen=True)
+class Fisher(Method):
+    """Not for scoring: gradients with other labels than those of the data, of which a kernel is made.
+
+    Args:
+        covariances: Whether those of EKFAC are gathered too.
+        exact: Whether labels are enumerated, each weighted by the root of its probability, or one of them is drawn.
+        labels: How many there are for each example; 0: as many as the task has, see `settle`.
+    """
+
+    name: ClassVar[str] = "fisher"
+    covariances: bool = field(default=True, metadata={LATER: True})
+    exact: bool = field(default=False, metadata={LATER: False})
+    labels: int = field(default=1, metadata={LATER: 1})
+
+    @property
+    def kind(self) -> str:
+        """The value of `fisher` that it is for."""
+        return "true" if self.exact else "sampled"
+
+    @property
+    def measure(self) -> str:  # ty: ignore[incompatible-property-override]
+        return self.measure_of(0)
+
+    @property
+    def factors(self) -> bool:  # ty: ignore[incompatible-property-override]
+        return self.covariances
+
+    @property
+    def terms(self) -> int:
+        return self.labels
+
+    def measure_of(self, term: int) -> str:
+        return f"true {term % max(1, self.labels)}" if self.exact else "sampled"
+
+    def settle(self, task: Any, model: Any, batch: Any) -> Fisher:
+        """With the number of labels that a task has for a model.
+
+        Raises:
+            UndeError: The task cannot enumerate its labels, or they are too many.
+        """
+        if self.labels:
+            return self
+        count = task.outputs(model, batch)
+        if count is None or not 1 <= count <= MOST_LABELS:
+            have = "cannot enumerate its labels" if count is None else f"has {count:,} labels"
+            raise UndeError(
+                f"fisher='true' needs at most {MOST_LABELS} labels, and {type(task).__name__} {have}: use "
+                "fisher='sampled'"
+            )
+        return replace(self, labels=count)
+
+
+METHODS: dict[str, type[Method]] = {m.name: m for m in (TracIn, TRAK, LoGRA, EKFAC, DTRAK, JourneyTRAK, DAS)}

@@ -1,0 +1,146 @@
+"""Workers in several processes of this machine, none of which outlives its parent."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from unde.parallel.base import Answer, Hand
+from unde.parallel.worker_pool import Crew, Gone, Message, how_it_ended
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerContext, SpawnContext
+
+_UNGUARDED = (
+    "process ended with code {code} while starting; its own message is above. A script that starts "
+    "processes must do so under `if __name__ == '__main__':`, and its functions must be in a file that can be imported"
+)
+
+_IMPORTED_BY = os.getpid()
+
+
+class Processes(Crew[Connection]):
+    """`threads` are those of torch in each worker, while it runs a job for which no other number was settled. Where
+    there are several GPUs each worker sees one of them."""
+
+    def __init__(self, count: int, threads: int = 1, timeout: float | None = None) -> None:
+        super().__init__(count, threads, timeout)
+        self._processes: dict[Connection, BaseProcess] = {}
+        self._devices: dict[Connection, int] = {}
+        self._at_work: set[Connection] = set()  # those that have answered once
+        end = weakref.finalize(self, _end_all, self._processes)
+        atexit.register(end)  # before multiprocessing waits for its children
+
+    def __repr__(self) -> str:
+        return f"Processes(count={self.count}, threads={self.threads}, timeout={self.timeout})"
+
+    def start(self) -> Connection:
+        context = _context()
+        ours, theirs = context.Pipe()
+        device = self._free_device()
+        process = context.Process(target=_serve, args=(theirs, self.threads, device, dict(os.environ)))
+        process.start()
+        theirs.close()
+        self._processes[ours] = process
+        if device is not None:
+            self._devices[ours] = device
+        return ours
+
+    def send(self, worker: Connection, message: Message) -> None:
+        with suppress(ConnectionError):
+            worker.send(message)
+
+    def hear(
+        self, workers: Sequence[Connection], seconds: float | None
+    ) -> Sequence[tuple[Connection, Answer | Gone]]:
+        return [(w, self._answer(w)) for w in cast(list[Connection], wait(workers, seconds))]
+
+    def _answer(self, worker: Connection) -> Answer | Gone:
+        try:
+            answer = worker.recv()
+        except (EOFError, OSError):
+            self._processes[worker].join(
+                timeout=5
+            )  # it is about to end by itself, with a code that tells why
+            return self.end(worker)
+        self._at_work.add(worker)
+        return answer
+
+    def end(self, worker: Connection) -> Gone:
+        process, begun = self._processes.pop(worker), worker in self._at_work
+        self._devices.pop(worker, None)
+        self._at_work.discard(worker)
+        _ended(worker, process)
+        code = process.exitcode or 0
+        if code >= 0 and not begun:
+            return Gone(_UNGUARDED.format(code=code), hopeless=True)
+        return Gone(f"process {how_it_ended(code)}")
+
+    def close(self) -> None:
+        for process in self._processes.values():
+            process.terminate()
+        super().close()
+
+    def _free_device(self) -> int | None:
+        """The GPU that the fewest workers have, if there are several to choose from."""
+        count = torch.cuda.device_count()
+        used = list(self._devices.values())
+        return min(range(count), key=used.count) if count > 1 else None
+
+
+def _context() -> SpawnContext | ForkServerContext:
+    """A fork of a process that used torch may hang. So workers are forks of a server that has only imported it, once
+    for all of them. Where there are no forks, and in forks of this process, who cannot share its server, each starts
+    from nothing."""
+    if "forkserver" not in multiprocessing.get_all_start_methods() or os.getpid() != _IMPORTED_BY:
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
+
+
+def _ended(connection: Connection, process: BaseProcess) -> None:
+    process.terminate()
+    process.join(timeout=5)
+    process.kill()  # for user code that ignores the polite signal
+    process.join()
+    connection.close()
+
+
+def _end_all(processes: dict[Connection, BaseProcess]) -> None:
+    while processes:
+        _ended(*processes.popitem())
+
+
+def _serve(connection: Connection, threads: int, device: int | None, environment: dict[str, str]) -> None:
+    os.environ.update(environment)  # the server was started with an earlier one
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends the workers
+    if device is not None:  # torch looks for GPUs when the first is used
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        os.environ["CUDA_VISIBLE_DEVICES"] = seen.split(",")[device] if seen else str(device)
+    torch.set_num_threads(threads)
+    hand = Hand()
+    with suppress(EOFError, ConnectionError):
+        while True:
+            message = connection.recv()
+            connection.send(hand.take(message) if isinstance(message, bytes) else hand.do(message))
+
+
+def _exit_with_parent() -> None:
+    """Even a parent that was killed leaves no process behind that works on for nobody."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -1,0 +1,141 @@
+"""Workers on a Ray cluster: actors that make the model once from its recipe, and write files that all machines see.
+
+Nothing but the recipe and the numbers of jobs goes through Ray; what a worker computes is in the files it wrote.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from unde.errors import UndeError
+from unde.parallel.base import Answer, Hand
+from unde.parallel.worker_pool import Crew, Gone, Message
+
+_PULSE = 1.0  # seconds between looks at the actors
+_ANSWER = 10.0  # seconds in which a cluster must answer
+
+
+class Ray(Crew[Any]):
+    """`count` actors, by default as many as the cluster has processors for, each with `threads` of them and `gpus`.
+
+    `address` is that of a cluster, by default RAY_ADDRESS, or the one that this program is connected to already;
+    without any of them Ray is started on this machine, for as long as the program runs.
+    """
+
+    def __init__(
+        self,
+        count: int | None = None,
+        threads: int = 1,
+        gpus: float = 0,
+        address: str | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        self.address, self.gpus, self._ray = address, gpus, None
+        self._asked: dict[Any, Any] = {}  # what each actor was asked last
+        if count is None:
+            count = self._room(threads)
+        super().__init__(count, threads, timeout)
+
+    def __repr__(self) -> str:
+        return f"Ray(count={self.count}, threads={self.threads}, gpus={self.gpus:g}, timeout={self.timeout})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise UndeError("an executor cannot be sent to another process: name it where it is used")
+
+    def start(self) -> Any:
+        ray = self._connected()
+        actor = ray.remote(_Actor).options(
+            num_cpus=self.threads,
+            num_gpus=self.gpus or None,
+            max_restarts=0,  # a new one takes over, wherever there is room
+            scheduling_strategy="SPREAD",
+        )
+        return actor.remote(self.threads, os.getcwd(), [p for p in sys.path if p])
+
+    def send(self, worker: Any, message: Message) -> None:
+        if isinstance(message, bytes):
+            message = self._connected().put(message)  # one copy on each machine
+        self._asked[worker] = worker.hear.remote(message)
+
+    def hear(self, workers: Sequence[Any], seconds: float | None) -> Sequence[tuple[Any, Answer | Gone]]:
+        ray = self._connected()
+        asked = {self._asked[w]: w for w in workers}
+        ready, _ = ray.wait(list(asked), timeout=min(_PULSE, seconds or _PULSE), fetch_local=False)
+        return [(asked[r], self._answer(asked[r], r)) for r in ready]
+
+    def end(self, worker: Any) -> Gone:
+        ray = self._connected()
+        self._asked.pop(worker, None)
+        ray.kill(worker, no_restart=True)
+        return Gone("was ended")
+
+    def _answer(self, worker: Any, reply: Any) -> Answer | Gone:
+        ray = self._connected()
+        try:
+            return ray.get(reply)
+        except ray.exceptions.RayError as e:  # its process, or its machine, is gone
+            self._asked.pop(worker, None)
+            ray.kill(worker, no_restart=True)
+            failed = "error raised in its creation task" in str(e)  # the next would fare no better
+            return Gone(f"is gone: {' '.join(str(e).split())[-600:]}", hopeless=failed)
+
+    def _room(self, threads: int) -> int:
+        have = self._connected().cluster_resources()
+        by_gpu = have.get("GPU", 0) // self.gpus if self.gpus else have.get("CPU", 1)
+        return max(1, int(min(have.get("CPU", 1) // max(1, threads), by_gpu)))
+
+    def _connected(self) -> Any:
+        if self._ray is None:
+            self._ray = _connect(self.address)
+        return self._ray
+
+
+class _Actor:
+    """A `Hand` in another process, in the folder and with the modules of the program that started it."""
+
+    def __init__(self, threads: int, folder: str, modules: list[str]) -> None:
+        if os.path.isdir(folder):
+            os.chdir(folder)
+        sys.path += [m for m in modules if m not in sys.path]
+        torch.set_num_threads(threads)  # Ray would leave it to OMP_NUM_THREADS
+        self._hand = Hand()
+
+    def hear(self, message: Message) -> Answer:
+        return self._hand.take(message) if isinstance(message, bytes) else self._hand.do(message)
+
+
+def _connect(address: str | None) -> Any:
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise UndeError(
+            "the engine 'ray' needs Ray, which is not installed: pip install 'unde[ray]'"
+        ) from None
+    if ray.is_initialized():
+        return ray
+    where = address or os.environ.get("RAY_ADDRESS")
+    begin = partial(ray.init, log_to_driver=False, logging_level=logging.ERROR)
+    try:
+        _knock(where)
+        begin(address=where) if where else begin(include_dashboard=False)
+    except (ConnectionError, OSError, RuntimeError, ValueError) as e:
+        raise UndeError(
+            f"no Ray cluster answers at {where or 'this machine'} ({str(e).splitlines()[0]}): look whether it runs "
+            "(`ray status`), or leave the address out to start Ray on this machine"
+        ) from None
+    return ray
+
+
+def _knock(address: str | None) -> None:
+    """Whether anybody answers there at all: Ray itself would try for minutes."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), _ANSWER).close()

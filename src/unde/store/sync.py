@@ -1,0 +1,194 @@
+"""Copies of an index or a file between this machine and a store, checked on the way; a copy that stopped goes on.
+
+The manifest is copied first and claims the place, shards last: an index that can be opened has all that it needs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from unde import console
+from unde.errors import UndeError
+from unde.store import layout
+from unde.store.files import clear_partial, create_bytes, temporary_for, write_bytes
+from unde.store.locks import locked
+from unde.store.manifest import Manifest
+from unde.store.remote import Remote, StorePath
+from unde.store.shards import ShardError, mapped, read_shard, sound
+
+_HEAD = 2**16  # bytes at the beginning of a file of tensors that tell it from another: its checksum is there
+_TENSORS = ".safetensors"
+_ON_DEMAND = (f"{layout.KERNELS}/", f"{layout.QUERIES}/")
+
+
+@dataclass(frozen=True)
+class Copied:
+    files: int
+    there: int  # of them, that were there already and equal
+
+
+def copy_index(source: StorePath, target: StorePath) -> Copied:
+    """All that belongs to an index, finished or not; what else is in its folder is left."""
+    manifest, sizes = Manifest.read(source), _sizes(source)
+    strangers = sorted(name for name in sizes if not layout.known(name) and Path(name).name != layout.LOCK)
+    if strangers:
+        more = ", …" if strangers[3:] else ""
+        console.note(f"left where it is, as not of the index: {', '.join(strangers[:3])}{more}")
+    homes = {"": manifest}
+    for inside in layout.FISHERS.values():
+        held = f"{inside}/{layout.MANIFEST}" in sizes
+        homes[f"{inside}/"] = Manifest.read(source / inside) if held else manifest
+    names = sorted((n for n in filter(layout.known, sizes) if _current(n, homes)), key=_order)
+    layout.prepare(target)
+    with locked(target, doing="writing"):
+        clear_partial(target)
+        there, equal = _sizes(target), 0
+        with console.progress("copying", len(names), unit="files") as advance:
+            for name in names:
+                at, to, same_size = source / name, target / name, sizes[name] == there.get(name)
+                to.parent.mkdir(parents=True, exist_ok=True)
+                if at.name == layout.MANIFEST:
+                    copied = _claimed(at, to)
+                elif name.endswith(_TENSORS):
+                    belonging = _belonging(*_home(name, homes))
+                    copied = _tensors(at, to, *belonging, same_size, name.startswith(_ON_DEMAND))
+                else:
+                    copied = _text(at, to, same_size)
+                equal += not copied
+                advance(1)
+    return Copied(len(names), equal)
+
+
+def copy_file(content: bytes, target: StorePath) -> Copied:
+    """A file that was checked, to where nothing is, or the same."""
+    if target.is_dir():
+        raise UndeError(f"{target} is a folder: name the file that is to be written")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if create_bytes(target, content):
+        return Copied(1, 0)
+    if target.read_bytes() != content:
+        raise UndeError(f"{target} holds something else: choose another place, or delete it")
+    return Copied(1, 1)
+
+
+def _order(name: str) -> tuple[bool, bool, bool, str]:
+    shards = name.startswith(f"{layout.SHARDS}/")
+    fisher = name.startswith(tuple(f"{inside}/" for inside in layout.FISHERS.values()))
+    return shards, fisher, not name.endswith(layout.MANIFEST), name
+
+
+def _claimed(at: StorePath, to: StorePath) -> bool:
+    """Put a manifest there, if none is; refuse a place that holds another index."""
+    if create_bytes(to, at.read_bytes()):
+        return True
+    if Manifest.read(to.parent).id != Manifest.read(at.parent).id:
+        raise UndeError(
+            f"{to.parent} holds another index than {at.parent}: choose another place, or delete it"
+        )
+    return False
+
+
+def _text(at: StorePath, to: StorePath, same_size: bool) -> bool:
+    content = at.read_bytes()
+    if same_size and to.read_bytes() == content:
+        return False
+    write_bytes(to, content)
+    return True
+
+
+def _tensors(
+    at: StorePath, to: StorePath, owner: str | None, place: str, same_size: bool, on_demand: bool
+) -> bool:
+    """Whether it was copied, after its checksum was found right; on this machine, what is there is checked too."""
+    if same_size and _head(at) == _head(to) and (isinstance(to, Remote) or sound(to, owner, place)):
+        return False
+    try:
+        if isinstance(at, Remote) and isinstance(to, Path):
+            _fetch(at, to, owner, place)
+        else:
+            read_shard(at, owner, place=place)
+            _send(at, to)
+    except ShardError as e:
+        if not on_demand:
+            raise UndeError(f"{e}. Run the same Index.build again to repair it, then copy it") from None
+        console.note(f"{e}: left out, it is made anew when it is needed")
+    return True
+
+
+def _fetch(at: Remote, to: Path, owner: str | None, place: str) -> None:
+    temporary = temporary_for(to)
+    try:
+        at.download(temporary)
+        mapped(temporary, at, owner, True, place)
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, to)
+    except OSError as e:
+        if isinstance(e, UndeError):
+            raise
+        raise UndeError(
+            f"cannot write {to} ({e.strerror}): make room there and run the same again, it goes on where it stopped"
+        ) from e
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _send(at: StorePath, to: StorePath) -> None:
+    if not isinstance(at, Path) or not isinstance(to, Remote):
+        write_bytes(to, at.read_bytes())
+        return
+    to.upload(at)
+    sent, arrived = at.stat().st_size, to.stat().st_size
+    if sent != arrived:
+        raise UndeError(f"{to} has {arrived:,} of {sent:,} bytes: run the same again, it is sent anew")
+
+
+def _home(name: str, homes: Mapping[str, Manifest]) -> tuple[str, Manifest]:
+    """What a file is called in the index that it is of: the whole, or the gradients with other labels in it."""
+    inside = next((home for home in homes if home and name.startswith(home)), "")
+    return name.removeprefix(inside), homes[inside]
+
+
+def _current(name: str, homes: Mapping[str, Manifest]) -> bool:
+    """Whether a file is of the index as it is, and not of a state before, or of a change that is not made yet."""
+    inside, of = _home(name, homes)
+    at = layout.numbers(inside.removeprefix(f"{layout.SHARDS}/"))
+    if at is not None and of.living is not None:
+        return at[1] in {number for number, _ in of.files}
+    current = (layout.version(layout.IDS, of.generation), layout.version(layout.PROBE, of.generation))
+    return not layout.versioned(inside) or inside in current
+
+
+def _belonging(inside: str, of: Manifest) -> tuple[str | None, str]:
+    """Whose a file of tensors is, and what it is called in itself."""
+    folder, _, file = inside.rpartition("/")
+    if file == layout.MATRICES:
+        return None, file
+    if folder == layout.QUERIES:
+        return of.lineage, layout.QUERIES
+    if folder == layout.SHARDS:
+        at = layout.numbers(file)
+        return dict(of.files).get(-1 if at is None else at[1], of.id), file
+    return (folder.rpartition("/")[2] if folder.startswith(f"{layout.KERNELS}/") else of.id), file
+
+
+def _head(path: StorePath) -> bytes:
+    if isinstance(path, Remote):
+        return path.read_bytes(first=_HEAD)
+    with open(path, "rb") as file:
+        return file.read(_HEAD)
+
+
+def _sizes(folder: StorePath) -> dict[str, int]:
+    """Every file below a folder, by its name there. Links are not followed."""
+    if isinstance(folder, Remote):
+        return folder.sizes()
+    found = {}
+    for where, _, names in os.walk(folder):
+        for path in (Path(where) / name for name in names):
+            if path.is_file() and not path.is_symlink():
+                found[path.relative_to(folder).as_posix()] = path.stat().st_size
+    return found

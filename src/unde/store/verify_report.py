@@ -1,0 +1,65 @@
+"""What a look at every byte of an index, a bank or a file of weights has found."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from unde.store.remote import Remote, StorePath
+
+DAMAGED, FOREIGN, MISSING = "damaged", "foreign", "missing"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`name` is that of a file in what was looked at; `advice` is what restores it."""
+
+    name: str
+    kind: str  # damaged, foreign or missing
+    why: str
+    advice: str
+
+    def __str__(self) -> str:
+        why = f" ({self.why})" if self.why else ""
+        return f"{self.name} is {self.kind}{why}: {self.advice}"
+
+
+@dataclass
+class Verified:
+    """True if nothing is damaged. What is `unfinished` is not: it says what is still to do."""
+
+    path: StorePath
+    what: str  # index, bank or weights
+    files: int = 0
+    bytes: int = 0
+    unfinished: str = ""
+    notes: list[str] = field(default_factory=list)  # what could not be checked, or does no harm
+    problems: list[Problem] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return not self.problems
+
+    def __str__(self) -> str:
+        count = f"{self.files:,} file{'s' if self.files != 1 else ''}, {self.bytes:,} bytes"
+        state = "whole" if self else f"{len(self.problems)} of its files are not as they were written"
+        if self and self.unfinished:
+            state = "sound as far as it goes"
+        lines = [f"{self.path}: {self.what}, {state} ({count} checked)"]
+        lines += [f"  {problem}" for problem in self.problems]
+        lines += [f"  not finished: {self.unfinished}"] * bool(self.unfinished)
+        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
+
+    def found(self, path: StorePath) -> None:
+        """A file that was read to its end."""
+        self.files += 1
+        self.bytes += path.stat().st_size
+
+    def report(self, path: StorePath, kind: str, why: object, advice: str) -> None:
+        slash = "/" if isinstance(path, Remote) else os.sep
+        name = str(path).removeprefix(f"{self.path}{slash}")
+        self.problems.append(Problem(name, kind, str(why), advice))
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self) | {"path": str(self.path), "sound": bool(self)}

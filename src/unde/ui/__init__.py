@@ -1,0 +1,1 @@
+"""What a person looks at: report pages, the live explorer and the demo."""

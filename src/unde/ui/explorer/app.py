@@ -1,0 +1,254 @@
+"""The addresses behind the page. Answers are JSON; what went wrong is one line in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from unde import console
+from unde.errors import UndeError
+from unde.ui.explorer.baselines import Missing
+from unde.ui.explorer.catalogue import Catalogue, Unread
+from unde.ui.explorer.jobs import Job
+from unde.ui.explorer.marks import FORMATS
+from unde.ui.explorer.page import page
+from unde.ui.explorer.questions import Inquiry
+from unde.ui.explorer.security import PICTURES, Guard, Refused
+from unde.ui.explorer.session import Gone, Session
+from unde.ui.report.style import CSS
+
+STATIC = Path(__file__).parent / "static"
+KINDS = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
+STEP = 0.25  # seconds that a request waits for a job before it says how far it is
+ENTRIES = 120  # examples in one answer
+
+
+def application(session: Session, token: str, host: str = "127.0.0.1") -> Starlette:
+    """The page of a session, behind its guard."""
+    return Starlette(
+        routes=_Addresses(session).routes(),
+        middleware=[Middleware(Guard, token=token, host=host)],
+        exception_handlers={UndeError: _bad, HTTPException: _http, Exception: _broken},
+    )
+
+
+class _Addresses:
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.files = {p.name: p.read_bytes() for p in STATIC.iterdir() if p.suffix in KINDS}
+        self.files["explorer.css"] = CSS.encode() + self.files["explorer.css"]
+
+    def routes(self) -> list[Route]:
+        get = {
+            "/": self.page,
+            "/static/{name}": self.static,
+            "/api/session": self.described,
+            "/api/line": self.line,
+            "/api/queries": self.queries,
+            "/api/example": self.example,
+            "/api/jobs/{id}": self.job,
+            "/api/marks": self.marks,
+            "/api/export": self.export,
+        }
+        post = {
+            PICTURES: self.picture,
+            "/api/ask": self.ask,
+            "/api/influenced": self.influenced,
+            "/api/shade": self.shade,
+            "/api/baseline": self.baseline,
+            "/api/read": self.read,
+            "/api/rank": self.rank,
+            "/api/examples": self.examples,
+            "/api/find": self.find,
+            "/api/mark": self.mark,
+            "/api/jobs/{id}/cancel": self.cancel,
+        }
+        return [
+            *(Route(path, handler, methods=["GET"]) for path, handler in get.items()),
+            *(Route(path, handler, methods=["POST"]) for path, handler in post.items()),
+        ]
+
+    # --- the page ---------------------------------------------------------------------------------------
+
+    async def page(self, request: Request) -> Response:
+        return HTMLResponse(page(self.session.title, len(self.session.index), self.session.calibration))
+
+    async def static(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in self.files:
+            raise HTTPException(404, "no such file")
+        return Response(self.files[name], media_type=KINDS[Path(name).suffix])
+
+    async def described(self, request: Request) -> Response:
+        about = await run_in_threadpool(self.session.described)
+        return Json(about | {"queue": len(self.session.jobs)})
+
+    async def line(self, request: Request) -> Response:
+        return Json({"queue": len(self.session.jobs), "marks": self.session.marks.version})
+
+    # --- asking -----------------------------------------------------------------------------------------
+
+    async def picture(self, request: Request) -> Response:
+        content = await request.body()
+        return Json(await run_in_threadpool(self.session.asker.keep, content))
+
+    async def ask(self, request: Request) -> Response:
+        inquiry = Inquiry.read(await _said(request))
+        return self._queued(lambda job: self.session.ask(inquiry, job))
+
+    async def influenced(self, request: Request) -> Response:
+        said = await _said(request)
+        at = self.session.train.check(said.get("at"))
+        return self._queued(lambda job: self.session.influenced(at, said, job))
+
+    async def shade(self, request: Request) -> Response:
+        said = await _said(request)
+        return self._queued(lambda job: self.session.shade(said, job), quiet=True)
+
+    async def baseline(self, request: Request) -> Response:
+        said = await _said(request)
+        return self._queued(lambda job: self.session.compare(said, job))
+
+    async def read(self, request: Request) -> Response:
+        said = await _said(request)
+        what, of = said.get("what"), self._catalogue(said)
+        if what not in ("texts", "labels"):
+            raise UndeError("read what? Expected texts or labels")
+        return self._queued(lambda job: of.read(what, job))
+
+    def _queued(self, work: Callable[[Job], Any], quiet: bool = False) -> Response:
+        job = self.session.jobs.submit(work, quiet)
+        return Json({"job": job.id}, 202)
+
+    async def job(self, request: Request) -> Response:
+        jobs = self.session.jobs
+        job = jobs.find(request.path_params["id"])
+        await run_in_threadpool(job.wait, STEP)
+        known = {"state": job.state, "ahead": jobs.ahead(job), "queue": len(jobs)}
+        if job.state == "done":
+            return Json(known | {"result": job.result})
+        if job.state == "failed":
+            return Json(known | {"error": job.error})
+        return Json(known | {"doing": job.doing, "done": job.done, "total": job.total})
+
+    async def cancel(self, request: Request) -> Response:
+        self.session.jobs.cancel(self.session.jobs.find(request.path_params["id"]))
+        return Json({})
+
+    # --- seeing -----------------------------------------------------------------------------------------
+
+    async def rank(self, request: Request) -> Response:
+        return Json(await run_in_threadpool(self.session.rank, await _said(request)))
+
+    def _catalogue(self, said: Mapping[str, Any]) -> Catalogue:
+        where = said.get("where", "train")
+        if where == "pool":
+            return self.session.answer(said.get("answer")).of
+        if isinstance(where, str) and where in self.session.roles:
+            return self.session.roles[where]
+        if where != "train":
+            raise UndeError(f"no examples called {str(where)[:40]!r}: expected train, eval, learn or pool")
+        return self.session.train
+
+    async def examples(self, request: Request) -> Response:
+        said = await _said(request)
+        of, wanted = self._catalogue(said), said.get("at")
+        if not isinstance(wanted, list) or len(wanted) > ENTRIES:
+            raise UndeError(f"which examples? Expected at most {ENTRIES} positions")
+        return Json(await run_in_threadpool(lambda: [of.entry(at) for at in wanted]))
+
+    async def queries(self, request: Request) -> Response:
+        where, start = request.query_params.get("role", "eval"), request.query_params.get("from", "0")
+        if where not in (*self.session.roles, "train"):
+            raise UndeError(f"this setup has no {where[:20]}_queries")
+        if not (start.isascii() and start.isdigit() and len(start) < 12):
+            raise UndeError(f"from {start[:20]!r}: expected a position")
+        of = self._catalogue({"where": where})
+        wanted = range(int(start), min(int(start) + 24, len(of)))
+        return Json(await run_in_threadpool(lambda: [of.entry(at) for at in wanted]))
+
+    async def example(self, request: Request) -> Response:
+        at = request.query_params.get("at", "")
+        train = self.session.train
+        number = train.check(int(at) if at.isascii() and at.isdigit() and len(at) < 12 else at)
+
+        def found() -> dict[str, Any]:
+            return train.entry(number) | {
+                "whole": train.whole(number),
+                "mark": self.session.marks.all().get(number),
+            }
+
+        return Json(await run_in_threadpool(found))
+
+    async def find(self, request: Request) -> Response:
+        name = (await _said(request)).get("name")
+        if not isinstance(name, str) or not name.strip():
+            raise UndeError("which training example? Give its id or its position")
+        return Json({"at": await run_in_threadpool(self.session.train.find, name)})
+
+    # --- marking ----------------------------------------------------------------------------------------
+
+    async def marks(self, request: Request) -> Response:
+        marks = self.session.marks
+        listed = await run_in_threadpool(marks.listed)
+        return Json({"version": marks.version, "marks": marks.all(), "listed": listed})
+
+    async def mark(self, request: Request) -> Response:
+        said = await _said(request)
+        self.session.marks.put(self.session.train.check(said.get("at")), said.get("mark"))
+        return Json({"version": self.session.marks.version})
+
+    async def export(self, request: Request) -> Response:
+        format = request.query_params.get("format", "csv")
+        text = await run_in_threadpool(self.session.marks.export, format)
+        return Response(text, media_type=FORMATS[format])
+
+
+class Json(JSONResponse):
+    """In ASCII: a text may hold half of a character, which is no UTF-8."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
+
+
+async def _said(request: Request) -> dict[str, Any]:
+    """The JSON object of a request."""
+    try:
+        said = json.loads(await request.body())
+    except (ValueError, RecursionError):
+        raise UndeError("this is no JSON") from None
+    if not isinstance(said, dict):
+        raise UndeError("expected a JSON object")
+    return said
+
+
+async def _bad(request: Request, error: Exception) -> Response:
+    if isinstance(error, Unread):
+        return Json({"error": f"the {error} are not read yet", "read": str(error)}, 409)
+    if isinstance(error, Missing):
+        return Json({"error": f"{error} is not computed yet", "baseline": str(error)}, 409)
+    if isinstance(error, Gone):
+        return Json({"error": str(error), "gone": True}, 410)
+    return Json({"error": str(error)}, 400)
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    return Json({"error": getattr(error, "detail", "") or "not found"}, status)
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    if isinstance(error, (Refused, ClientDisconnect)):
+        raise error
+    console.note(f"{request.url.path}: {type(error).__name__}: {error}")
+    return Json({"error": f"{type(error).__name__}: {error}"}, 500)

@@ -1,0 +1,161 @@
+"""Baselines of the live page: computed when they are switched on; the training side is computed once."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from unde import console
+from unde.data import Rows
+from unde.errors import UndeError, unknown
+from unde.evaluate.baselines import BM25, HIDDEN_STATES, WordIndex
+from unde.evaluate.hidden_states import HiddenStates
+from unde.setup import Setup
+from unde.tasks import Diffusion
+from unde.ui.explorer.catalogue import Catalogue
+from unde.ui.explorer.jobs import Job
+from unde.ui.explorer.query_builder import Asked
+from unde.ui.explorer.ranking import Held, scored
+
+TOP = 10  # examples that are compared with those of the method
+SHARE = 4  # hidden states are held if they take at most this fraction of the budget, 1 in 4
+_STEP = 500  # texts between two reports of progress
+
+
+class Missing(UndeError):
+    """A baseline that is not computed yet; its name is the message."""
+
+
+class Ranked(Protocol):
+    """An answer: what ranks its examples, and the (N,) scores of the baselines that were computed for it."""
+
+    @property
+    def held(self) -> Held: ...
+
+    @property
+    def baselines(self) -> dict[str, Tensor]: ...
+
+
+class Baselines:
+    """Scores of the baselines for answers of the page.
+
+    Args:
+        setup: The setup of the model.
+        train: The training examples.
+        memory: Budget of the index, in bytes.
+    """
+
+    def __init__(self, setup: Setup, train: Catalogue, memory: int) -> None:
+        self.setup, self.train, self.memory = setup, train, memory
+        self.names: list[str] = []
+        if not isinstance(setup.task, Diffusion):
+            readable = train.kind == "text" and setup.text(train.rows[0]) is not None
+            if readable and importlib.util.find_spec("bm25s") is not None:
+                self.names.append(BM25)
+            elif readable:
+                console.note(
+                    f"the page has no {BM25}: it comes from the package bm25s, pip install 'unde[hf]'"
+                )
+            self.names.append(HIDDEN_STATES)
+        self._words: WordIndex | None = None
+        self._reader: HiddenStates | None = None
+        self._hidden: Tensor | None = None  # (N, d), of length 1 each
+
+    def check(self, name: object) -> str:
+        """The name of a baseline of this page.
+
+        Raises:
+            UndeError: There is no such baseline.
+        """
+        if not isinstance(name, str) or name not in self.names:
+            raise unknown("baseline for this index", str(name)[:40], self.names)
+        return name
+
+    def score(self, name: str, plus: Sequence[Asked], minus: Sequence[Asked], job: Job) -> Tensor:
+        """(N,) scores for the mean of some queries, less the mean of others."""
+        score = self._score_words if name == BM25 else self._score_states
+        queries = [*plus, *minus]
+        each = score(queries, job)  # (Q, N)
+        total = each[: len(plus)].mean(0)
+        return total - each[len(plus) :].mean(0) if minus else total
+
+    def rows(
+        self, answer: Ranked, names: Any, ways: Mapping[str, Tensor], count: int, among: Tensor | None
+    ) -> list[dict[str, Any]]:
+        """Top examples of each baseline of an answer, and how many of its first 10 it shares.
+
+        Args:
+            answer: An answer about training examples.
+            names: Names of baselines, as the page sends them.
+            ways: Weights to compare with, by name.
+            count: Examples in a row.
+            among: (N,) examples to choose from; None for all.
+
+        Raises:
+            Missing: A baseline is not computed yet.
+        """
+        if not isinstance(names, list):
+            raise UndeError("baselines are a list of names")
+        rows, held = [], answer.held
+        for name in map(self.check, names):
+            if name not in answer.baselines:
+                raise Missing(name)
+            best = held.best(answer.baselines[name], max(count, TOP), among, True)
+            first = {at for at, _ in best[:TOP]}
+            shared = {
+                way: sum(at in first for at, _ in held.best(held.total(w), TOP, among, True))
+                for way, w in ways.items()
+            }
+            high = [scored(*one) for one in best[:count]]
+            compared = {"shared": shared, "of": len(first)}
+            rows.append({"name": name, "signed": False, "high": high, "low": [], "baseline": compared})
+        return rows
+
+    def _score_words(self, queries: Sequence[Asked], job: Job) -> Tensor:
+        if self._words is None:
+            texts, count = [], len(self.train)
+            for at in range(count):
+                if at % _STEP == 0:
+                    job.tell("reading texts", at, count)
+                texts.append(self.setup.text(self.train.rows[at]) or "")
+            self._words = WordIndex(texts)
+        wanted = []
+        for asked in queries:
+            parts = [self.setup.text(asked.rows[i]) or "" for i in range(len(asked.rows))]
+            wanted.append(" ".join(parts))
+        return self._words.score(wanted)
+
+    def _score_states(self, queries: Sequence[Asked], job: Job) -> Tensor:
+        reader = self._reader = self._reader or HiddenStates(
+            self.setup.model, self.setup.task, self.train.rows
+        )
+        if reader.problem:
+            raise UndeError(f"no {HIDDEN_STATES}: {reader.problem}")
+        wanted = [
+            torch.cat([self._states(reader, asked.rows, r) for r in reader.ranges(asked.rows)])
+            for asked in queries
+        ]
+        if self._hidden is not None:
+            return torch.stack([(rows @ self._hidden.T).mean(0) for rows in wanted])
+        train, held = self.train.rows, []
+        scores = torch.empty(len(queries), len(train))
+        fits = 4 * len(train) * wanted[0].shape[1] <= self.memory // SHARE
+        for r in reader.ranges(train):
+            job.tell("reading hidden states", r.start, len(train))
+            states = self._states(reader, train, r)
+            scores[:, r.start : r.stop] = torch.stack([(rows @ states.T).mean(0) for rows in wanted])
+            if fits:
+                held.append(states)
+        self._hidden = torch.cat(held) if fits else None
+        return scores
+
+    @staticmethod
+    def _states(reader: HiddenStates, rows: Rows, which: range) -> Tensor:
+        hidden = reader.read(rows, which).hidden
+        assert hidden is not None  # the reader has no problem
+        return F.normalize(hidden, dim=1)

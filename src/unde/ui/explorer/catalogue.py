@@ -1,0 +1,192 @@
+"""Examples as the page knows them: what each is called, how it is shown, its label and its text; and filters."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unde.data import Rows
+from unde.errors import UndeError
+from unde.setup import Setup
+from unde.tasks import Classification, Diffusion
+from unde.ui.explorer.jobs import Job
+from unde.ui.report.classes import class_names, named, true_numbers
+from unde.ui.report.example_view import as_item, drawn_by, label_of
+from unde.ui.report.items import MISLABELLED, Item, Scored, example, kind_of, label_text, passage, picture
+
+SAMPLED = 8  # examples that tell how all are laid out
+HELD = 4096  # rendered examples
+TOLD = 500  # examples between two words about how far it is
+_SHOWING = threading.RLock()  # what shows an example may run a model, the same one for all catalogues
+
+
+class Unread(UndeError):
+    """A filter that needs all examples to be read first."""
+
+
+class Catalogue:
+    """Training examples, or queries, by position."""
+
+    def __init__(
+        self,
+        rows: Rows,
+        setup: Setup,
+        names: Sequence[Any] | None = None,
+        questions: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        """`questions` ask about the examples, where these are queries of several kinds."""
+        self.rows, self.setup, self.names, self.questions = rows, setup, names, questions
+        self.classes = class_names(setup)
+        self._true: Any = None
+        self._texts: list[str] | None = None
+        self._labels: list[str] | None = None
+        self.item = lru_cache(256)(self._item)
+        self.html = lru_cache(HELD)(self._html)
+        self.kind = kind_of(self.item(i) for i in range(min(SAMPLED, len(rows))))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def check(self, at: Any) -> int:
+        """A position, if it is one."""
+        if not isinstance(at, int) or isinstance(at, bool) or not 0 <= at < len(self):
+            raise UndeError(f"no example {str(at)[:40]!r}: expected a position from 0 to {len(self) - 1}")
+        return at
+
+    def name(self, at: int) -> int | str:
+        if self.names is None:
+            return at
+        name = self.names[at]
+        return name if isinstance(name, (int, str)) else str(name)
+
+    def find(self, name: str) -> int:
+        """The position of an example that is named by its id, or by its position."""
+        name = name.strip()
+        if self.names is not None and name in (known := [str(n) for n in self.names]):
+            return known.index(name)
+        number = name.removeprefix("#")
+        if number.isascii() and number.isdigit() and len(number) < 16 and int(number) < len(self):
+            return int(number)
+        raise UndeError(
+            f"no training example {name[:60]!r}: expected "
+            + ("an id, or " if self.names is not None else "")
+            + f"a position from 0 to {len(self) - 1}"
+        )
+
+    def _item(self, at: int) -> Item:
+        with _SHOWING:
+            row = self.rows[at]
+            item = shown(self.setup, row, self.name(at), self.classes)
+            if self._true is None or int(self._true[at]) == label_of(row):
+                return item
+            return replace(item, true_label=named(int(self._true[at]), self.classes), mislabelled=True)
+
+    def know(self) -> None:
+        """These are the training examples: what their labels should be is known where the setup tells it."""
+        if isinstance(self.setup.task, Classification):
+            self._true = true_numbers(self.setup, self.classes, len(self))
+            self.item.cache_clear()
+            self.html.cache_clear()
+
+    def _html(self, at: int) -> str:
+        """The example as an entry of a list, by the report's own renderer; the page fills in its score."""
+        item = self.item(at)
+        return example(Scored(item, 0.0), self.kind, 0.0, [MISLABELLED] if item.is_mislabelled else [])
+
+    def entry(self, at: int) -> dict[str, Any]:
+        item = self.item(self.check(at))
+        return {
+            "at": at,
+            "name": item.name,
+            "label": None if item.label is None else label_text(item.label),
+            "html": self.html(at),
+            "question": None if self.questions is None else self.questions[at],
+        }
+
+    def whole(self, at: int) -> str:
+        """The example at its largest: picture and text."""
+        return figure(self.item(self.check(at)), "training example")
+
+    # --- what filters look at ---------------------------------------------------------------------------
+
+    def label(self, at: int) -> str | None:
+        found = label_of(self.rows[at])
+        if found is None or self.setup.show is not None:
+            found = self.item(at).label
+        return None if found is None else label_text(named(found, self.classes))
+
+    def text(self, at: int) -> str | None:
+        row = self.rows[at]
+        if isinstance(row, Mapping) and isinstance(row.get("text"), str):
+            return row["text"]  # of a picture, its prompt: without drawing it
+        if self.kind == "image" and self.setup.show is None:
+            return None
+        item = self.item(at)
+        return item.text if item.text is not None else item.prompt
+
+    def read(self, what: str, job: Job) -> None:
+        """All texts or labels, once."""
+        find = self.text if what == "texts" else self.label
+        found = []
+        for at in range(len(self)):
+            if at % TOLD == 0:
+                job.tell(f"reading {what}", at, len(self))
+            found.append(find(at) or "")
+        if what == "texts":
+            self._texts = [text.casefold() for text in found]
+        else:
+            self._labels = found
+
+    def matching(self, asked: Mapping[str, Any]) -> Tensor | None:
+        """(N,) bool: the examples that pass all filters; None without any."""
+        mask: Tensor | None = None
+        for kind, value in asked.items():
+            if value in (None, ""):
+                continue
+            if not isinstance(value, str) or len(value) > 1000:
+                raise UndeError(f"cannot filter by {str(value)[:40]!r}: expected a text")
+            found = torch.tensor(self._passing(kind, value), dtype=torch.bool)
+            mask = found if mask is None else mask & found
+        return mask
+
+    def _passing(self, kind: str, value: str) -> list[bool]:
+        if kind == "id":
+            wanted = [part.strip() for part in value.split(",") if part.strip()]
+            names = range(len(self)) if self.names is None else self.names
+            exact = {w.removeprefix("#") for w in wanted}
+            return [
+                str(n) in exact or (self.names is not None and any(w in str(n) for w in wanted))
+                for n in names
+            ]
+        if kind == "label":
+            if self._labels is None:
+                raise Unread("labels")
+            return [label == value for label in self._labels]
+        if kind == "text":
+            if self._texts is None:
+                raise Unread("texts")
+            return [value.casefold() in text for text in self._texts]
+        raise UndeError(f"no filter {kind[:40]!r}: expected label, id or text")
+
+
+def shown(setup: Setup, row: Any, name: int | str, classes: Sequence[str] | None = None) -> Item:
+    """How an example is shown, with the name of its class where classes have names."""
+    show = setup.show or (drawn_by(setup.task) if isinstance(setup.task, Diffusion) else None)
+    with _SHOWING:
+        return as_item(row, name, show, classes)
+
+
+def figure(item: Item, role: str) -> str:
+    """An example at its largest."""
+    parts = [
+        picture(item, role) if item.image is not None else "",
+        passage(item.prompt or "(empty)") if item.prompt is not None else "",
+        passage(item.text) if item.text is not None else "",
+    ]
+    return "".join(parts)

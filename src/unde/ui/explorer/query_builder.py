@@ -1,0 +1,264 @@
+"""From a question to features: what it is about is read or made, shown, and put through the model once."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from unde.data import Rows, to_device
+from unde.errors import UndeError
+from unde.gradients.model_state import frozen_eval
+from unde.gradients.parameters import placement
+from unde.index import Index
+from unde.index.query_features import QueryFeatures
+from unde.integrations.pictures import Likeness, decoded, relabelled
+from unde.methods import JourneyTRAK, Method
+from unde.setup import Setup
+from unde.tasks import Classification
+from unde.ui.explorer.catalogue import Catalogue, figure, shown
+from unde.ui.explorer.jobs import Job
+from unde.ui.explorer.questions import Question
+from unde.ui.report.example_view import label_of
+from unde.ui.report.items import Item
+from unde.ui.report.panels import predictions
+
+HELD = 128  # questions whose features are held
+PICTURES = 32  # pictures that were sent
+
+
+@dataclass
+class Told:
+    """How a question is shown above its answer."""
+
+    name: str
+    html: str
+    notes: list[str] = field(default_factory=list)
+    own: int | None = None  # the class it has
+    predicted: int | None = None
+    label: int | None = None  # the class asked about
+    question: dict[str, Any] | None = None  # the one it is
+
+    def shown(self, minus: bool) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "html": self.html,
+            "notes": self.notes,
+            "own": self.own,
+            "predicted": self.predicted,
+            "label": self.label,
+            "minus": minus,
+        }
+
+
+@dataclass
+class Asked:
+    """A question with its features, as one query."""
+
+    told: Told
+    features: QueryFeatures | None
+    digests: list[str]
+    rows: Rows
+    key: str = ""
+    journey: bool = False  # whether it is followed along its trajectory
+
+
+class Asker:
+    """Makes queries of questions; features of those asked last are held."""
+
+    def __init__(self, index: Index, setup: Setup, train: Catalogue, roles: Mapping[str, Catalogue]) -> None:
+        self.index, self.setup, self.train, self.roles = index, setup, train, roles
+        self.collate = train.rows.collate
+        self.classifies = isinstance(setup.task, Classification)
+        self.likeness = None if setup.ask.picture is not None else Likeness.of(train.rows)
+        self.classes = self._classes()
+        self._asked: OrderedDict[str, Asked] = OrderedDict()
+        self._pictures: OrderedDict[str, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def ways(self) -> dict[str, Any]:
+        """What can be asked about, and how much of it there is."""
+        ask = self.setup.ask
+        sides = None if self.likeness is None else self.likeness.sides
+        return {
+            **{role: len(some) for role, some in self.roles.items()},
+            "train": len(self.train),
+            "text": ask.text is not None,
+            "picture": ask.picture is not None or (self.likeness is not None and self.train.kind == "image"),
+            "sides": sides,
+            "prompt": ask.prompt is not None,
+            "prompted": ask.prompted and ask.prompt is not None,
+        }
+
+    def _classes(self) -> list[str] | None:
+        """What the classes are called, of a classifier."""
+        if not self.classifies:
+            return None
+        names = self.train.classes
+        return list(names) if names is not None else [str(c) for c in range(self._logits())]
+
+    def _logits(self) -> int:
+        model, task = self.setup.model, self.setup.task
+        assert isinstance(task, Classification)
+        with frozen_eval(model), torch.no_grad():
+            return task.logits(model, to_device(self.train.rows.batch([0]), placement(model)[0])).shape[-1]
+
+    # --- what a question is about -----------------------------------------------------------------------
+
+    def keep(self, content: bytes) -> dict[str, Any]:
+        """A picture that was sent, for questions about it."""
+        image = decoded(content)
+        digest = hashlib.blake2b(content, digest_size=12).hexdigest()
+        with self._lock:  # several may be sent at once
+            self._pictures[digest] = image
+            self._pictures.move_to_end(digest)
+            while len(self._pictures) > PICTURES:
+                self._pictures.popitem(last=False)
+        return {"picture": digest, "width": image.size[0], "height": image.size[1]}
+
+    def asked(self, question: Question, method: Method, job: Job) -> Asked:
+        """The features of a question. Of a text in several parts, their mean."""
+        journey = isinstance(method, JourneyTRAK)
+        followed = journey and question.kind == "prompt"
+        key = f"{question.key} {followed}"
+        found = self._asked.get(key)
+        if found is None:
+            rows, notes = self._rows(question, journey, job)
+            rows, told = self._told(question, rows, notes)
+            job.tell("computing features")
+            features = self.index.features(rows)
+            digests = list(features.digests)
+            if len(rows) > 1:
+                told.notes.append(f"It was cut into {len(rows)} parts: scores are of their mean.")
+            found = Asked(told, features.mean(), digests, rows, key, followed)
+            self._asked[key] = found
+            while len(self._asked) > HELD:
+                self._asked.popitem(last=False)
+        self._asked.move_to_end(key)
+        method.check_query(found.rows[0])
+        return found
+
+    def recent(self, method: Method) -> list[Asked]:
+        """Texts, pictures and prompts that were asked about as the method asks, in their order."""
+        typed, journey = ("text", "picture", "prompt"), isinstance(method, JourneyTRAK)
+        return [
+            a
+            for a in self._asked.values()
+            if (a.told.question or {}).get("kind") in typed and a.journey == journey
+        ]
+
+    def example(self, at: int) -> Told:
+        """A training example, as what is asked about."""
+        item = self.train.item(at)
+        own = label_of(self.train.rows[at])
+        own = int(own) if self.classifies and own is not None else None
+        return Told(f"training example {item.name}", figure(item, "training example"), own=own)
+
+    def _rows(self, question: Question, journey: bool, job: Job) -> tuple[Rows, list[str]]:
+        kind, ask = question.kind, self.setup.ask
+        if kind in ("eval", "learn", "train"):
+            some = self.train if kind == "train" else self.roles.get(kind)
+            if some is None:
+                raise UndeError(f"this setup has no {kind}_queries: set Setup(..., {kind}_queries=...)")
+            assert question.at is not None
+            return self._as_rows([some.rows[some.check(question.at)]]), []
+        if kind == "text":
+            if ask.text is None:
+                raise UndeError(
+                    "texts cannot be asked about here: give Setup(ask=Ask(text=...)), a function that makes queries "
+                    "of a text"
+                )
+            return self._as_rows(ask.text(question.text or "")), []
+        if kind == "picture":
+            return self._pictured(question)
+        if ask.prompt is None:
+            raise UndeError(
+                "nothing is generated here: give Setup(ask=Ask(prompt=...)), a function that makes queries of a prompt"
+            )
+
+        def advance(done: int, total: int) -> None:
+            job.tell("generating the image", done, total)
+
+        job.tell("generating the image")
+        return self._as_rows(ask.prompt(question.text or "", question.seed, journey, advance)), [
+            f"Generated with seed {question.seed}."
+        ]
+
+    def _pictured(self, question: Question) -> tuple[Rows, list[str]]:
+        image = self._pictures.get(question.picture or "")
+        if image is None:
+            raise UndeError("this picture is not held any more: choose or drop the file again")
+        if self.setup.ask.picture is not None:
+            rows = self._as_rows(self.setup.ask.picture(image, question.text or ""))
+            seen = shown(self.setup, rows[0], 0).image
+            sides = None if seen is None or seen.ndim != 3 else (int(seen.shape[-1]), int(seen.shape[-2]))
+            changed = sides is not None and sides != image.size
+            return rows, [
+                f"The picture was resized from {image.size[0]} × {image.size[1]}."
+            ] if changed else []
+        if self.likeness is None:
+            raise UndeError(
+                "pictures cannot be asked about here, as training examples are not a picture and a label: give "
+                "Setup(ask=Ask(picture=...)), a function that makes queries of a picture"
+            )
+        example, notes = self.likeness.made(image)
+        if self.classifies:
+            example = relabelled(example, 0)  # whatever it is: the label asked about follows
+        return self._as_rows([example]), notes
+
+    def _as_rows(self, data: Any) -> Rows:
+        return Rows(data, self.collate)
+
+    def _told(self, question: Question, rows: Rows, notes: list[str]) -> tuple[Rows, Told]:
+        """How the question is shown, and its rows under the label that is asked about."""
+        item = self._item(question, rows)
+        told = Told(f"{item.name}", figure(item, "query"), notes)
+        told.question = question.said
+        if not self.classifies or self.classes is None:
+            if question.label is not None:
+                raise UndeError("there is no label to ask about: the task is no classification")
+            return rows, told
+        if question.label is not None and question.label >= len(self.classes):
+            raise UndeError(f"unknown label {question.label}: expected 0 to {len(self.classes) - 1}")
+        found = predictions(self.setup, rows)
+        told.predicted = None if found is None else found[0]
+        own = label_of(rows[0]) if question.kind != "picture" else None
+        told.own = None if own is None else int(own)
+        told.label = next(x for x in (question.label, told.own, told.predicted, 0) if x is not None)
+        if told.label != own:
+            rows = self._as_rows([relabelled(rows[i], told.label) for i in range(len(rows))])
+        return rows, told
+
+    def _item(self, question: Question, rows: Rows) -> Item:
+        if question.kind in ("eval", "learn", "train"):
+            assert question.at is not None
+            some = self.train if question.kind == "train" else self.roles[question.kind]
+            item = some.item(question.at)
+            what = {"eval": "held-out query", "learn": "query for learning", "train": "training example"}
+            return replace(item, id=f"{what[question.kind]} {item.name}")
+        called = {"text": "your text", "picture": "your picture", "prompt": "your prompt"}[question.kind]
+        if question.kind == "text":
+            return Item(called, text=question.text)
+        return replace(shown(self.setup, rows[0], called), label=None)
+
+
+def joined(some: Sequence[QueryFeatures]) -> QueryFeatures:
+    """Several sets of queries as one."""
+    return QueryFeatures(
+        some[0].index,
+        torch.cat([f.features for f in some], 1),
+        torch.cat([f.loss for f in some], 1),
+        [d for f in some for d in f.digests],
+    )
+
+
+def combined(plus: Sequence[Asked], minus: Sequence[Asked]) -> QueryFeatures:
+    """The mean of some, less the mean of others."""
+    first, rest = ([a.features for a in side if a.features is not None] for side in (plus, minus))
+    made = joined(first).mean()
+    return made - joined(rest).mean() if rest else made

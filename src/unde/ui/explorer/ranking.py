@@ -1,0 +1,187 @@
+"""What was asked, held so that other weights are one product: contributions of every group to every example.
+
+Scores are linear in w, Σ_j w_j C_nj, but for what `final` does to them (cosine divides by weighted norms, DAS squares):
+that is done after the product, as everywhere else. Where there are more groups than a page has room for sliders, a
+slider moves a block of them together, in proportion.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unde.errors import UndeError
+from unde.scoring import GroupScores
+from unde.ui.report.html import score
+from unde.ui.report.weights import block_names, short_names
+from unde.unet import stages
+
+SLIDERS = 24  # more groups than this share sliders
+LARGEST = 1e6  # a weight
+SHARE = 4  # contributions are held if they take at most this fraction of the budget, 1 in 4
+TOTALS = 3  # scores that are held beside them
+
+
+@dataclass(frozen=True)
+class Sliders:
+    """Which groups move together."""
+
+    names: list[str]
+    of: Tensor  # (M,): the slider of each group
+
+    @classmethod
+    def for_groups(cls, groups: Sequence[str]) -> Sliders:
+        """One for each group, or for each block of a model with many.
+
+        >>> Sliders.for_groups(["a", "b"]).names
+        ['a', 'b']
+        >>> Sliders.for_groups([f"layers.{i}.{n}" for i in range(12) for n in "kqv"]).of[:4].tolist()
+        [0, 0, 0, 1]
+        """
+        if len(groups) <= SLIDERS:
+            return cls(_apart(groups), torch.arange(len(groups)))
+        blocks = stages(groups) or _prefixes(groups)
+        names = list(dict.fromkeys(blocks))
+        if len(names) > SLIDERS:
+            return _consecutive(groups)
+        short = short_names(names)
+        return cls([short[name] for name in names], torch.tensor([names.index(b) for b in blocks]))
+
+    def means(self, weights: Tensor) -> Tensor:
+        """(B,): where the sliders stand under some weights."""
+        total = torch.zeros(len(self.names), dtype=weights.dtype).index_add_(0, self.of, weights)
+        return total / torch.bincount(self.of, minlength=len(self.names))
+
+    def weights(self, base: Tensor, values: Tensor) -> Tensor:
+        """(M,) weights when the sliders stand at `values` (B,); within a block in the proportions of `base`."""
+        means = self.means(base)
+        moved = values != means
+        factor = torch.where(means > 0, values / means.clamp(min=1e-30), torch.zeros_like(means))
+        scaled = base * factor[self.of]
+        bare = (means <= 0)[self.of]  # nothing to be in proportion to
+        return torch.where(moved[self.of], torch.where(bare, values[self.of], scaled), base)
+
+
+def _apart(groups: Sequence[str]) -> list[str]:
+    """Names without the words that all of them begin with.
+
+    >>> _apart(["net.body.0", "net.head"]), _apart(["fc"])
+    (['body.0', 'head'], ['fc'])
+    """
+    words = [name.split(".") for name in groups]
+    same = 0
+    while all(len(w) > same + 1 and w[same] == words[0][same] for w in words):
+        same += 1
+    return [".".join(w[same:]) for w in words] if len(groups) > 1 else list(groups)
+
+
+def _prefixes(groups: Sequence[str]) -> list[str]:
+    """The longest dotted prefixes that a page has room for."""
+    found = block_names(groups) or list(groups)
+    for depth in range(1, 1 + max(name.count(".") for name in groups)):
+        cut = [".".join(name.split(".")[:depth]) for name in groups]
+        if len(set(cut)) > SLIDERS:
+            break
+        if len(set(cut)) > len(set(found)) or len(set(found)) > SLIDERS:
+            found = cut
+    return found
+
+
+def _consecutive(groups: Sequence[str]) -> Sliders:
+    of = torch.arange(len(groups)) * SLIDERS // len(groups)
+    ends = [(of == b).nonzero()[[0, -1], 0].tolist() for b in range(SLIDERS)]
+    return Sliders([f"{groups[a]} … {groups[b]}" if a < b else groups[a] for a, b in ends], of)
+
+
+class Held:
+    """Scores of one query against the training examples, or of one example against queries, under any weights.
+
+    `contributions` (n, M) of the groups make that one product. They are None where memory does not hold them: then
+    the features are read again for weights that were not asked for just now.
+    """
+
+    def __init__(
+        self, contributions: Tensor | None, total: Callable[[Tensor], Tensor], usable: Tensor
+    ) -> None:
+        self.contributions, self._total, self.usable = contributions, total, usable
+        self._all = bool(usable.all())
+        self._last: OrderedDict[bytes, Tensor] = OrderedDict()
+
+    @classmethod
+    def forward(cls, scores: GroupScores) -> Held:
+        """The training examples behind a query."""
+        every, one, usable = slice(0, scores.shape[1]), slice(0, 1), ~scores.train.skipped()
+        if 4 * scores.shape[1] * len(scores.groups) > scores.memory // SHARE:
+            return cls(None, lambda w: scores.total(w)[0], usable)
+        parts = scores.contributions(one)[0]
+        held = cls(parts, lambda w: scores.finish(product(parts, w)[None], w, one, every)[0], usable)
+        held.total(torch.ones(len(scores.groups)))  # norms and leverages are read here, not under a slider
+        return held
+
+    @classmethod
+    def backward(cls, scores: GroupScores) -> Held:
+        """The queries that a training example, the only one of these scores, is behind."""
+        every, one = slice(0, scores.shape[0]), slice(0, 1)
+        parts = scores.contributions(every)[:, 0]
+        usable = torch.ones(len(parts), dtype=torch.bool)
+        return cls(parts, lambda w: scores.finish(product(parts, w)[:, None], w, every, one)[:, 0], usable)
+
+    def total(self, w: Tensor) -> Tensor:
+        """(n,) scores under weights (M,); the ones used last are held on to."""
+        key = w.numpy().tobytes()
+        found = self._last.get(key)
+        if found is None:
+            found = self._last[key] = self._total(w)
+            while len(self._last) > TOTALS:
+                self._last.popitem(last=False)
+        return found
+
+    def best(self, total: Tensor, k: int, among: Tensor | None, largest: bool) -> list[tuple[int, float]]:
+        """The k best of those `among` which to choose, best first."""
+        order = -total.numpy() if largest else total.numpy()
+        if among is not None or not self._all:
+            usable = (self.usable if among is None else self.usable & among).numpy()
+            k = min(k, int(usable.sum()))
+            order = np.where(usable, order, np.inf)
+        k = min(k, len(order))
+        if not k:
+            return []
+        last = np.partition(order, k - 1)[k - 1]
+        ahead, level = np.flatnonzero(order < last), np.flatnonzero(order == last)
+        at = np.sort(np.concatenate([ahead, level[: k - len(ahead)]]))  # of equal scores the earlier examples
+        at = at[np.argsort(order[at], kind="stable")]
+        return [(int(i), float(total[i])) for i in at]
+
+    @property
+    def nbytes(self) -> int:
+        return TOTALS * self.usable.nbytes * 4 + (
+            0 if self.contributions is None else self.contributions.nbytes
+        )
+
+
+def product(contributions: Tensor, w: Tensor) -> Tensor:
+    """(n,): in this thread alone. Two that wait for each other on a busy machine take longer than one does."""
+    return torch.from_numpy(np.einsum("nm,m->n", contributions.numpy(), w.numpy()))
+
+
+def scored(at: int, value: float) -> dict[str, Any]:
+    """An example of a ranking, for the page."""
+    return {"at": at, "value": value, "text": score(value)}
+
+
+def slid(sliders: Sliders, base: Tensor, values: Any) -> Tensor:
+    """(M,) weights of what the page says: None for none moved, else a number for each slider."""
+    if values is None:
+        return base
+    numbers = isinstance(values, list) and all(
+        isinstance(v, (int, float)) and not isinstance(v, bool) and 0 <= v <= LARGEST for v in values
+    )
+    if not numbers or len(values) != len(sliders.names):
+        raise UndeError(f"weights of the page: expected {len(sliders.names)} numbers from 0 to {LARGEST:g}")
+    return sliders.weights(base, torch.tensor(values, dtype=torch.float32))

@@ -1,0 +1,101 @@
+"""The other direction: which queries a training example has influenced."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from unde.data import Rows, evenly
+from unde.index.query_features import QueryFeatures
+from unde.methods import Method
+from unde.scoring import GroupScores
+from unde.ui.explorer.catalogue import Catalogue
+from unde.ui.explorer.jobs import Job
+from unde.ui.explorer.query_builder import Asker, joined
+
+MOST = 200  # queries, evenly spaced: each takes a pass of the model, once
+AT_ONCE = 8  # between two words about how far it is
+
+
+class Pool:
+    """Queries to look at from a training example: held-out ones, and those asked about in this session.
+
+    Where there are neither, other training examples take their place.
+    """
+
+    def __init__(self, asker: Asker) -> None:
+        self.asker = asker
+        self._kept: tuple[list[str], QueryFeatures] | None = None  # of the queries that do not change
+
+    def key(self, method: Method) -> list[str]:
+        """What it is made of, beside the queries that do not change."""
+        return [asked.key for asked in self.asker.recent(method)]
+
+    def made(self, method: Method, job: Job) -> tuple[Catalogue, QueryFeatures, str]:
+        """What is ranked, its features, and what it is in words."""
+        asker, own = self.asker, self.asker.recent(method)
+        rows: list[Any] = []
+        names: list[str] = []
+        questions: list[dict[str, Any]] = []
+        total = sum(map(len, asker.roles.values()))
+        held_out = [(role, i) for role, some in asker.roles.items() for i in range(len(some))]
+        chosen = [held_out[i] for i in evenly(len(held_out), MOST)] if held_out else []
+        for role, i in chosen:
+            some = asker.roles[role]
+            rows.append(some.rows[i])
+            names.append(f"{'held-out' if role == 'eval' else 'learning'} {some.item(i).name}")
+            questions.append({"kind": role, "at": i})
+        note = f"Looked at {len(chosen)} of {total:,} queries of the setup" if chosen else ""
+        if not rows and not own:
+            some = evenly(len(asker.train), MOST)
+            rows = [asker.train.rows[i] for i in some]
+            names = [f"training {asker.train.item(i).name}" for i in some]
+            questions = [{"kind": "train", "at": i} for i in some]
+            note = f"There are no queries yet: looked at {len(rows)} of the training examples instead"
+        if rows:
+            method.check_query(rows[0])
+        parts = [self._of(rows, list(names), job)] if rows else []
+        for asked in own:
+            assert asked.features is not None
+            rows.append(asked.rows[0])
+            names.append(f"{asked.told.name} {len(names) + 1}")
+            questions.append(asked.told.question or {})
+            parts.append(replace(asked.features, digests=[""]))
+        if own:
+            session = f"the {len(own)} asked in this session"
+            note = f"{note}, and {session}" if note else f"Looked at {session}"
+        return Catalogue(Rows(rows, asker.collate), asker.setup, names, questions), joined(parts), note + "."
+
+    def _of(self, rows: list[Any], names: list[str], job: Job) -> QueryFeatures:
+        if self._kept is None or self._kept[0] != names:
+            parts = []
+            for start in range(0, len(rows), AT_ONCE):
+                job.tell("computing features of the queries, once", start, len(rows))
+                parts.append(
+                    self.asker.index.features(Rows(rows[start : start + AT_ONCE], self.asker.collate))
+                )
+            self._kept = names, joined(parts)
+        return self._kept[1]
+
+
+def seen_from(scores: GroupScores, at: int) -> GroupScores:
+    """The same scores against one training example alone."""
+    train = scores.train
+    s = next(i for i, rows in enumerate(train.cuts) if rows.start <= at < rows.stop)
+    local = at - train.cuts[s].start
+    row = [block[local : local + 1].clone() for block in train.block(s)]
+    here = slice(at, at + 1)
+    alone = replace(
+        train,
+        examples=1,
+        cuts=[slice(0, 1)],
+        block=lambda _: row,
+        packed=None,
+        squares=lambda: train.squares()[here],
+        skipped=lambda: train.skipped()[here],
+        leverage=lambda: train.leverage()[here],
+        beside=lambda: train.beside()[here],
+        ids=None,
+        some=None,
+    )
+    return replace(scores, train=alone, spread=None, judging=None)

@@ -1,0 +1,422 @@
+"""An open index with its model, and everything that a page asks of it. Nothing here knows the web."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unde import methods
+from unde.data import Rows
+from unde.errors import UndeError, unknown
+from unde.index import Index
+from unde.methods import Damped, Method
+from unde.scoring import GroupScores
+from unde.scoring.data_splits import shared
+from unde.scoring.diagnostics import TOP, describe_hubs, hub_examples
+from unde.setup import Setup
+from unde.store.manifest import Manifest
+from unde.tasks import Diffusion
+from unde.ui.explorer.baselines import Baselines
+from unde.ui.explorer.catalogue import Catalogue
+from unde.ui.explorer.jobs import Job, Jobs
+from unde.ui.explorer.marks import KINDS, Marks
+from unde.ui.explorer.query_builder import Asked, Asker, combined
+from unde.ui.explorer.questions import Inquiry, read_method
+from unde.ui.explorer.ranking import Held, Sliders, scored, slid
+from unde.ui.explorer.reverse import Pool, seen_from
+from unde.ui.report.items import shaded_passage
+from unde.version import __version__
+from unde.weights import Weights
+
+UNWEIGHTED, YOURS, CALIBRATED = "unweighted", "your weights", "calibrated"
+COUNT = 50  # examples on a side, at most
+SHADED = 24  # passages that one job shades
+FEWEST, MOST = 2, 64  # answers that are held: however large they are, and however small
+SHADES = 2000  # shaded passages of one answer: every place of a slider gives others
+
+
+class Gone(UndeError):
+    """An answer that is not held any more."""
+
+
+@dataclass(eq=False)
+class Answer:
+    """What came of a question, held so that weights, filters and counts cost no pass."""
+
+    id: str
+    scores: GroupScores
+    held: Held
+    of: Catalogue  # what is ranked
+    where: str  # "train" or "pool"
+    asked: list[Asked]
+    method: Method
+    plus: int = 1  # of `asked`; the others are subtracted
+    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    digests: list[str] = field(default_factory=list)
+    shades: dict[tuple[bytes, int], str] = field(default_factory=dict)
+    first: tuple[int, dict[str, Any]] | None = None  # the unweighted row, and how many are in it
+    baselines: dict[str, Tensor] = field(default_factory=dict)  # (N,) scores
+
+
+class Session:
+    """One index, one model, one task; all that the page shows comes from here.
+
+    `weights` are named sets of weights; `names` what the queries of a role are called.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        setup: Setup,
+        weights: Mapping[str, Weights] | None = None,
+        *,
+        title: str = "What made it do that?",
+        names: Mapping[str, Sequence[Any]] | None = None,
+    ) -> None:
+        self.index, self.setup, self.title = index, setup, title
+        rows = setup.train_data if index.train_data is None else index.train_data
+        self.train = Catalogue(setup.rows(rows), setup, setup.ids if index.ids is None else index.ids)
+        if len(self.train) != len(index):
+            raise UndeError(
+                f"{len(self.train)} training examples for an index of {len(index)}: give what it was made from"
+            )
+        self.train.know()
+        given = {"eval": setup.eval_queries, "learn": setup.learn_queries}
+        self.roles = {
+            role: Catalogue(setup.rows(data), setup, (names or {}).get(role))
+            for role, data in given.items()
+            if data is not None
+        }
+        self._calibration = index.calibration
+        self.weights = dict(weights or {})
+        if self._calibration is not None and self._calibration.weights is not None:
+            self.weights.setdefault(CALIBRATED, self._calibration.weights)
+        for name in self.weights:
+            if name in (UNWEIGHTED, YOURS):
+                raise UndeError(
+                    f"weights named {name!r}, which the page calls something else: choose another name"
+                )
+        groups = index.groups.names
+        self.bases = {UNWEIGHTED: torch.ones(len(groups))}
+        self.bases |= {name: w.aligned_to(groups) for name, w in self.weights.items()}
+        self.sliders = Sliders.for_groups(groups)
+        self.methods = _methods(index)
+        if self._calibration is not None:
+            chosen = self._calibration.method
+            self.methods = {_called(chosen): chosen} | {
+                name: method for name, method in self.methods.items() if name != _called(chosen)
+            }
+        self.jobs, self.marks = Jobs(), Marks(self.train)
+        self.asker = Asker(index, setup, self.train, self.roles)
+        self.pool = Pool(self.asker)
+        self.baselines = Baselines(setup, self.train, index.memory)
+        self._answers: OrderedDict[str, Answer] = OrderedDict()
+        self._lock = threading.Lock()
+
+    # --- what there is ----------------------------------------------------------------------------------
+
+    def described(self) -> dict[str, Any]:
+        """All that the page needs to know before the first question."""
+        return {
+            "version": __version__,
+            "title": self.title,
+            "index": self.index.manifest.id,
+            "folder": str(self.index.folder),
+            "examples": len(self.index),
+            "groups": len(self.index.groups),
+            "kind": self.train.kind,
+            "named": self.train.names is not None,
+            "sliders": [
+                {"name": name, "groups": int(size)}
+                for name, size in zip(self.sliders.names, torch.bincount(self.sliders.of).tolist())
+            ],
+            "weights": {
+                name: {"values": self.sliders.means(base).tolist(), "uniform": bool((base == 1).all())}
+                for name, base in self.bases.items()
+            },
+            "methods": [
+                {"name": name, "damping": m.damping if isinstance(m, Damped) else None}
+                for name, m in self.methods.items()
+            ],
+            "asks": self.asker.ways(),
+            "classes": self.asker.classes,
+            "shaded": self.shaded,
+            "baselines": self.baselines.names,
+            "marks": KINDS,
+        }
+
+    def method(self, name: str | None, damping: float | None) -> Method:
+        if name is not None and name not in self.methods:
+            raise unknown("method for this index", name[:40], self.methods)
+        chosen = next(iter(self.methods.values())) if name is None else self.methods[name]
+        if damping is None or not isinstance(chosen, Damped) or damping == chosen.damping:
+            return chosen
+        return replace(chosen, damping=damping)
+
+    @property
+    def shaded(self) -> bool:
+        """Whether single tokens of a passage have parts in a score that can be shown."""
+        return self.setup.pieces is not None and hasattr(self.setup.task, "token_losses")
+
+    def unchanged(self) -> None:
+        """Raises if what lies on disk is no longer what was opened."""
+        try:
+            there = Manifest.read(self.index.folder)
+        except UndeError as e:
+            raise UndeError(
+                f"the index is gone, or no longer whole ({e}): start `unde serve` again"
+            ) from None
+        if there != self.index.manifest:
+            raise UndeError("the index was changed since the page was opened: start `unde serve` again")
+
+    # --- asking -----------------------------------------------------------------------------------------
+
+    def ask(self, inquiry: Inquiry, job: Job) -> dict[str, Any]:
+        """The training examples behind the mean of some questions, less the mean of others."""
+        known = self._held(inquiry.key)
+        if known is None:
+            self.unchanged()
+            method = self.method(inquiry.method, inquiry.damping)
+            plus = [self.asker.asked(q, method, job) for q in inquiry.plus]
+            minus = [self.asker.asked(q, method, job) for q in inquiry.minus]
+            job.tell("scoring")
+            scores = self._score(combined(plus, minus), method)
+            held = Held.forward(scores)
+            known = Answer(inquiry.key, scores, held, self.train, "train", plus + minus, method, len(plus))
+            known.digests = [d for asked in known.asked for d in asked.digests if d]
+            known.notes = self._notes(known, len(plus), len(minus))
+            known.warnings = self._warnings(known)
+            self._hold(known)
+        return self._told(known, len(inquiry.plus))
+
+    @property
+    def calibration(self) -> str | None:
+        """What the calibration of the index says, in a sentence."""
+        return None if self._calibration is None else str(self._calibration)
+
+    def _score(self, features: Any, method: Method) -> GroupScores:
+        """Scores under a method; those of the calibration where it is the method of that."""
+        calibrated = self._calibration is not None and method == self._calibration.method
+        return self.index.score(features, None if calibrated else method)
+
+    def influenced(self, at: int, said: Mapping[str, Any], job: Job) -> dict[str, Any]:
+        """The queries that a training example has influenced."""
+        name, damping = read_method(said)
+        method, at = self.method(name, damping), self.train.check(at)
+        if bool(self.index.skipped[at]):
+            raise UndeError(f"training example {at} has NaN gradients and was left out of the index")
+        key = hashlib.blake2b(f"{at} {method} {self.pool.key(method)}".encode(), digest_size=12).hexdigest()
+        known = self._held(key)
+        if known is None:
+            self.unchanged()
+            pool, features, note = self.pool.made(method, job)
+            job.tell("scoring")
+            scores = seen_from(self._score(features, method), at)
+            asked = [Asked(self.asker.example(at), None, [], Rows([self.train.rows[at]]))]
+            known = Answer(key, scores, Held.backward(scores), pool, "pool", asked, method, notes=[note])
+            self._hold(known)
+        return self._told(known, 1)
+
+    def _notes(self, answer: Answer, plus: int, minus: int) -> list[str]:
+        notes = []
+        if plus > 1 or minus:
+            mean = "the query" if plus == 1 else f"the mean of {plus} queries"
+            less = (
+                "" if not minus else ", less " + ("another" if minus == 1 else f"the mean of {minus} others")
+            )
+            notes.append(f"Asked about {mean}{less}.")
+        for name, w in self.weights.items():
+            if shared(answer.digests, w.query_digests):
+                notes.append(
+                    f"The weights “{name}” were learned on this query: they say more of it than they should."
+                )
+        if self.index.skipped.any():
+            notes.append(
+                f"{int(self.index.skipped.sum())} training examples with NaN gradients were left out."
+            )
+        if answer.held.contributions is None:
+            notes.append(
+                "There are too many groups and examples to hold: other weights take a pass over the features."
+            )
+        return notes
+
+    def _warnings(self, answer: Answer) -> list[str]:
+        """What to know before this answer is read; lists are compared with those of other questions that are held."""
+        found = self.index.diagnose(answer.scores)
+        with self._lock:
+            others = [a for a in self._answers.values() if a.where == "train" and a.method == answer.method]
+        count = min(TOP, len(self.index) // 10)
+        rows = [
+            a.held.best(a.held.total(self.bases[UNWEIGHTED]), count, None, True) for a in [*others, answer]
+        ]
+        lists = [[at for at, value in row if value] for row in rows]
+        lists = [row for row in lists if row and len(row) == count]
+        top = torch.tensor(lists) if lists else torch.zeros(0, 0, dtype=torch.int64)
+        hubs = hub_examples(top, len(self.index))
+        return found + ([describe_hubs(hubs, top, self.train.names)] if hubs else [])
+
+    def _told(self, answer: Answer, plus: int) -> dict[str, Any]:
+        return {
+            "answer": answer.id,
+            "where": answer.where,
+            "kind": answer.of.kind,
+            "asked": [a.told.shown(i >= plus) for i, a in enumerate(answer.asked)],
+            "method": _called(answer.method),
+            "notes": answer.notes,
+            "warnings": answer.warnings,
+            "count": len(answer.of),
+        }
+
+    def _held(self, key: str) -> Answer | None:
+        with self._lock:
+            if key in self._answers:
+                self._answers.move_to_end(key)
+            return self._answers.get(key)
+
+    def _hold(self, answer: Answer) -> None:
+        """The answers asked for last, as many as half of the budget holds."""
+        budget = self.index.memory // 2
+        with self._lock:
+            held = self._answers
+            held[answer.id] = answer
+            while len(held) > FEWEST and (
+                len(held) > MOST or sum(a.held.nbytes for a in held.values()) > budget
+            ):
+                held.popitem(last=False)
+
+    def answer(self, key: Any) -> Answer:
+        found = self._held(key) if isinstance(key, str) else None
+        if found is None:
+            raise Gone("this answer is not held any more: ask again")
+        return found
+
+    # --- ranking ----------------------------------------------------------------------------------------
+
+    def weighing(self, said: Mapping[str, Any]) -> tuple[str, Tensor]:
+        """The weights that the page says, and what they are called."""
+        name = said.get("weights") or UNWEIGHTED
+        if not isinstance(name, str) or name not in self.bases:
+            raise unknown("weights", str(name)[:40], self.bases)
+        base = self.bases[name]
+        w = slid(self.sliders, base, said.get("values"))
+        return (name if torch.equal(w, base) else YOURS), w
+
+    def rank(self, said: Mapping[str, Any]) -> dict[str, Any]:
+        """Proponents and opponents, unweighted and under the weights of the page."""
+        answer = self.answer(said.get("answer"))
+        count, filters = said.get("count", 10), said.get("filter") or {}
+        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= COUNT:
+            raise UndeError(f"{str(count)[:20]} examples on a side: expected 1 to {COUNT}")
+        if not isinstance(filters, Mapping):
+            raise UndeError("filters are a JSON object: label, id and text")
+        among = answer.of.matching(filters)
+        name, w = self.weighing(said)
+        ways = {UNWEIGHTED: self.bases[UNWEIGHTED]}
+        if not bool((w == 1).all()):
+            ways[name] = w
+        usable = (answer.held.usable if among is None else answer.held.usable & among).numpy()
+        first, *others = ways.items()
+        kept = answer.first if among is None else None
+        if kept is None or kept[0] != count:
+            kept = count, self._row(answer, *first, count, among)
+        if among is None:
+            answer.first = kept  # a slider changes nothing about it
+        rows = [kept[1]]
+        rows += [self._row(answer, *way, count, among) for way in others]
+        if answer.where == "train":
+            rows += self.baselines.rows(answer, said.get("baselines") or [], ways, count, among)
+        return {
+            "answer": answer.id,
+            "rows": rows,
+            "matched": int(usable.sum()),
+            "marks": self.marks.version,
+        }
+
+    def _row(self, answer: Answer, name: str, w: Tensor, count: int, among: Tensor | None) -> dict[str, Any]:
+        held = answer.held
+        total = held.total(w)
+        if not np.isfinite(total.numpy()).all():
+            raise UndeError("these weights give scores that are not finite: bring the sliders back")
+        high, low = (held.best(total, count, among, largest) for largest in (True, False))
+        signed = bool(total.numpy().min() < 0)
+        if not total.any():  # neither for nor against: their order means nothing
+            high, low = [], []
+        if signed:  # of few examples, the last proponents would be opponents
+            high, low = [one for one in high if one[1] > 0], [one for one in low if one[1] < 0]
+        return {
+            "name": name,
+            "signed": signed,
+            "high": [scored(*one) for one in high],
+            "low": [scored(*one) for one in low],
+        }
+
+    def compare(self, said: Mapping[str, Any], job: Job) -> dict[str, Any]:
+        """Compute a baseline for an answer; `rank` shows it."""
+        answer, name = self.answer(said.get("answer")), self.baselines.check(said.get("baseline"))
+        if answer.where != "train":
+            raise UndeError("baselines rank training examples: ask about a query")
+        if name not in answer.baselines:
+            plus, minus = answer.asked[: answer.plus], answer.asked[answer.plus :]
+            answer.baselines[name] = self.baselines.score(name, plus, minus, job)
+        return {"baseline": name}
+
+    def shade(self, said: Mapping[str, Any], job: Job) -> dict[str, Any]:
+        """Passages of training examples, their tokens shaded by what they add to the score under some weights."""
+        answer = self.answer(said.get("answer"))
+        if not self.shaded or answer.where != "train":
+            raise UndeError("tokens have no parts in these scores")
+        wanted = said.get("at")
+        if not isinstance(wanted, list) or not 0 < len(wanted) <= SHADED:
+            raise UndeError(f"which passages? Expected 1 to {SHADED} positions")
+        _, w = self.weighing(said)
+        found, made, key = {}, None, w.numpy().tobytes()
+        if len(answer.shades) > SHADES:
+            answer.shades.clear()
+        for done, at in enumerate(map(self.train.check, wanted)):
+            job.tell("shading tokens", done, len(wanted))
+            if (key, at) not in answer.shades:
+                made = made or self.index.tokens(answer.scores, w)
+                row = self.train.rows[at]
+                values = made(0, row)
+                pieces = self.setup.pieces(row) if self.setup.pieces is not None else []
+                if len(pieces) != len(values):
+                    raise UndeError(
+                        f"Setup.pieces gives {len(pieces)} pieces for training example {at}, which has {len(values)} "
+                        "tokens: expected one for each"
+                    )
+                answer.shades[key, at] = shaded_passage(list(zip(pieces, map(float, values))))
+            found[at] = answer.shades[key, at]
+        return {"passages": found}
+
+
+def _called(method: Method) -> str:
+    return method.name + ("-cosine" if getattr(method, "cosine", False) else "")
+
+
+def _methods(index: Index) -> dict[str, Method]:
+    """The methods that what is stored permits, the index's own first."""
+    built = index.method
+    found = {_called(built): built}
+    for name in methods.NAMES:
+        if name in found:
+            continue
+        try:
+            method = index.method_for(name)
+        except UndeError:
+            continue
+        journey = isinstance(method, methods.JourneyTRAK)
+        if (method.factors and not index.manifest.factors) or (
+            journey and not isinstance(index.task, Diffusion)
+        ):
+            continue
+        found[name] = method
+    return found

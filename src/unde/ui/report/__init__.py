@@ -1,0 +1,42 @@
+"""Reports: plain values in, one self-contained HTML page out.
+
+A `Page` is put together from what the rest of the package found. Its parts read no models, indexes or files: `panels`
+makes them of scores and weights, and `of_index` a whole page of what an index says about some queries.
+
+>>> from unde.ui.report import Item, Page, QueryPanel, Row, Scored
+>>> row = Row("unweighted", [Scored(Item(12, label="cat"), 0.8)], [Scored(Item(7, label="dog"), -0.3)])
+>>> page = Page("Two cats", queries=[QueryPanel(Item("q0", label="cat"), [row], predicted="cat")])
+>>> path = page.write("report.html")  # doctest: +SKIP
+"""
+
+from unde.ui.report.contributors import Mark
+from unde.ui.report.heatmap import HeatmapPanel
+from unde.ui.report.items import Item, Scored
+from unde.ui.report.mislabel import MislabelPanel, RocCurve, Said
+from unde.ui.report.page import Page
+from unde.ui.report.queries import QueryPanel, Row
+from unde.ui.report.score_semantics import Meaning, meaning
+from unde.ui.report.tables import Card, Step, Table
+from unde.ui.report.trust import TrustCurve, TrustPanel
+from unde.ui.report.weights import WeightsPanel
+
+__all__ = [
+    "Card",
+    "HeatmapPanel",
+    "Item",
+    "Mark",
+    "Meaning",
+    "MislabelPanel",
+    "Page",
+    "QueryPanel",
+    "RocCurve",
+    "Row",
+    "Said",
+    "Scored",
+    "Step",
+    "Table",
+    "TrustCurve",
+    "TrustPanel",
+    "WeightsPanel",
+    "meaning",
+]

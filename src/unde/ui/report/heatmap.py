@@ -1,0 +1,132 @@
+"""Heat maps: shares by row and column, several side by side under one colour scale."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from unde.data import to_numpy
+from unde.errors import UndeError
+from unde.ui.report.html import Html, el, number
+from unde.ui.report.svg import HEATS, heat_map
+from unde.ui.report.tables import Table, result_table
+
+_TOPS = (0.01, 0.02, 0.05, *(t / 10 for t in range(1, 11)))  # round ends of the scale
+
+
+@dataclass(frozen=True, eq=False)
+class HeatmapPanel:
+    """Values in [0, 1] by row and column, one map for each name; NaN where there is no such cell.
+
+    `measure` says what the values are.
+
+    >>> maps = {"style": [[0.5, 0.1], [0.2, float("nan")]], "subject": [[0.1, 0.3], [0.4, float("nan")]]}
+    >>> panel = HeatmapPanel("Recall@10", ["down", "up"], ["q", "k"], maps, measure="recall@10")
+    >>> panel.top
+    0.5
+    """
+
+    title: str
+    rows: Sequence[str]
+    columns: Sequence[str]
+    maps: Mapping[str, object]  # (rows, columns) each
+    measure: str = ""
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        shape = (len(self.rows), len(self.columns))
+        if not all(shape) or not self.maps:
+            raise UndeError(
+                f"the heat map {self.title!r} has {shape[0]} rows, {shape[1]} columns and {len(self.maps)} maps: "
+                "expected at least one of each"
+            )
+        maps = {name: to_numpy(values).astype(np.float64) for name, values in self.maps.items()}
+        for name, values in maps.items():
+            if values.shape != shape:
+                raise UndeError(
+                    f"the map {name!r} of {self.title!r} has the shape {values.shape}: expected {shape}, a value for "
+                    "each row and column (NaN where there is no such cell)"
+                )
+            bad = np.argwhere(~np.isnan(values) & ~((values >= 0) & (values <= 1)))
+            if len(bad):
+                r, c = bad[0]
+                raise UndeError(
+                    f"the map {name!r} of {self.title!r} has {values[r, c]:.6g} at {self.rows[r]!r}, "
+                    f"{self.columns[c]!r}: expected shares from 0 to 1 (divide per cents by 100), or NaN for no cell"
+                )
+        object.__setattr__(self, "maps", maps)
+
+    @property
+    def top(self) -> float:
+        """Where the shared colour scale ends: the first round number that no value exceeds."""
+        known = [v[~np.isnan(v)].max() for v in map(np.asarray, self.maps.values()) if not np.isnan(v).all()]
+        return next(t for t in _TOPS if t >= max(known, default=1.0))
+
+
+def heatmaps_section(panels: Sequence[HeatmapPanel]) -> Html:
+    """The section with all heat maps."""
+    return el(
+        "section",
+        {"id": "heatmaps", "aria-labelledby": "heatmaps-title"},
+        el("h2", {"id": "heatmaps-title"}, "Heat maps"),
+        [_panel(panel) for panel in panels],
+    )
+
+
+def _panel(panel: HeatmapPanel) -> Html:
+    return el(
+        "div",
+        {"class": "heat-panel"},
+        el("h3", None, panel.title),
+        el("p", {"class": "note"}, panel.note) if panel.note else None,
+        _scale(panel),
+        el("div", {"class": "maps"}, [_map(panel, name) for name in panel.maps]),
+        el(
+            "details",
+            {"class": "fold"},
+            el("summary", None, "The same numbers as tables"),
+            [result_table(_as_table(panel, name)) for name in panel.maps],
+        ),
+    )
+
+
+def _scale(panel: HeatmapPanel) -> Html:
+    shades = [el("i", {"class": f"heat-{level}"}) for level in range(HEATS)]
+    return el(
+        "p",
+        {"class": "note heat-scale"},
+        f"{panel.measure or 'share'} in %: 0 ",
+        el("span", {"class": "shades", "aria-hidden": "true"}, shades),
+        f" {number(100 * panel.top)}",
+    )
+
+
+def _map(panel: HeatmapPanel, name: str) -> Html:
+    values = np.asarray(panel.maps[name])
+    if np.isnan(values).all():
+        best = "no cell"
+    else:
+        r, c = map(int, np.unravel_index(np.nanargmax(values), values.shape))
+        best = f"highest {number(100 * values[r, c])} % at {panel.rows[r]}, {panel.columns[c]}"
+    title = f"Heat map of {panel.measure or panel.title} for {name}: {best}"
+    return el(
+        "figure",
+        {"class": "scroll", "tabindex": "0", "role": "region", "aria-label": f"heat map of {name}"},
+        el("h4", None, name),
+        heat_map(values, panel.rows, panel.columns, title=title, top=panel.top),
+        el("figcaption", None, best[0].upper() + best[1:]),
+    )
+
+
+def _as_table(panel: HeatmapPanel, name: str) -> Table:
+    values = np.asarray(panel.maps[name])
+    return Table(
+        name,
+        ["", *panel.columns],
+        [
+            [row, *(None if np.isnan(v) else f"{100 * v:.1f}" for v in line)]
+            for row, line in zip(panel.rows, values)
+        ],
+    )

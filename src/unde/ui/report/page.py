@@ -1,0 +1,238 @@
+"""One self-contained HTML page: what was asked, which training examples answered, and how it was found."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from unde.errors import UndeError
+from unde.store.files import write_atomically
+from unde.ui.report.calibration import CalibrationPanel, calibration_section
+from unde.ui.report.dedupe_images import each_picture_once
+from unde.ui.report.heatmap import HeatmapPanel, heatmaps_section
+from unde.ui.report.html import Html, el
+from unde.ui.report.mislabel import MislabelPanel, mislabel_section
+from unde.ui.report.queries import QueryPanel, baseline_names, queries_section
+from unde.ui.report.score_semantics import Meaning
+from unde.ui.report.style import CSS
+from unde.ui.report.tables import (
+    Card,
+    Step,
+    Table,
+    cards_list,
+    evaluation_section,
+    provenance_section,
+    steps_section,
+)
+from unde.ui.report.trust import TrustPanel, trust_section
+from unde.ui.report.weight_sets import check_sets, weight_sets_section
+from unde.ui.report.weights import WeightsPanel, weights_section
+
+# The browser itself is told to fetch nothing and to run nothing.
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
+
+@dataclass(frozen=True, eq=False)
+class Page:
+    """A report. Every part but the title may be left out; `write` makes one HTML file of it.
+
+    Several sets of weights over the same groups are a list, in which each has a name. `meaning` is what scores say, by
+    default what those of a loss do.
+
+    >>> from unde.ui.report import Item, Row, Scored
+    >>> row = Row("unweighted", [Scored(Item(12, label="cat"), 0.8)], [Scored(Item(7, label="dog"), -0.3)])
+    >>> page = Page("Two cats", queries=[QueryPanel(Item("q0", label="cat"), [row], predicted="cat")])
+    >>> page.html()[:15]
+    '<!doctype html>'
+    """
+
+    title: str
+    subtitle: str = ""
+    cards: Sequence[Card] = ()
+    queries: Sequence[QueryPanel] = ()
+    weights: WeightsPanel | Sequence[WeightsPanel] | None = None
+    trust: TrustPanel | None = None
+    calibration: CalibrationPanel | None = None
+    heatmaps: Sequence[HeatmapPanel] = ()
+    mislabelled: MislabelPanel | None = None
+    tables: Sequence[Table] = ()
+    steps: Sequence[Step] = ()
+    provenance: Mapping[str, object] = field(default_factory=dict)
+    meaning: Meaning | None = None
+    note: str = ""
+    warnings: Sequence[str] = ()  # what to know before the answers are read
+
+    def __post_init__(self) -> None:
+        if len(self._weights) > 1:
+            check_sets(self._weights)
+
+    @property
+    def _weights(self) -> list[WeightsPanel]:
+        if self.weights is None:
+            return []
+        return [self.weights] if isinstance(self.weights, WeightsPanel) else list(self.weights)
+
+    def html(self) -> str:
+        """The whole page as text."""
+        sections = list(self._sections())
+        nav = el(
+            "nav",
+            {"class": "contents", "aria-label": "sections of this page"},
+            el(
+                "ul",
+                None,
+                el("li", {"class": "brand"}, el("a", {"href": "#top"}, "unde")),
+                [el("li", None, el("a", {"href": f"#{anchor}"}, name)) for anchor, name, _ in sections],
+            ),
+        )
+        body = el(
+            "body",
+            {"id": "top"},
+            el("a", {"class": "skip", "href": "#main"}, "Skip to the content"),
+            nav,
+            el(
+                "header",
+                {"class": "masthead"},
+                el("h1", None, self.title),
+                el("p", {"class": "subtitle"}, self.subtitle) if self.subtitle else None,
+                cards_list(self.cards),
+            ),
+            el(
+                "main",
+                {"id": "main"},
+                _read_first(self.warnings) if len(self.warnings) else None,
+                _how_to_read(self) if len(self.queries) else None,
+                [section for _, _, section in sections],
+            ),
+        )
+        body = each_picture_once(body)
+        return f'<!doctype html>\n<html lang="en">\n{_head(self.title)}\n{body}\n</html>\n'
+
+    def write(self, path: str | os.PathLike[str]) -> Path:
+        """Write the page to `path` and return it. The file is whole or frozen_eval, whatever happens."""
+        target = Path(path).expanduser()
+        if target.is_dir():
+            raise UndeError(f"cannot write the report to {str(target)!r}: it is a folder; give a file in it")
+        content = self.html().encode("utf-8")
+        # Through a link, the file behind it is replaced, not the link.
+        target = Path(os.path.realpath(target))
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(target, content)
+        except OSError as error:
+            raise UndeError(f"cannot write the report to {str(path)!r}: {error}") from error
+        return Path(path).expanduser()
+
+    def _sections(self) -> Iterator[tuple[str, str, Html]]:
+        if len(self.queries):
+            yield "queries", "Queries", queries_section(self.queries)
+        if self.calibration is not None:
+            yield "calibration", "Calibration", calibration_section(self.calibration)
+        if len(self._weights) == 1:
+            yield "weights", "Weights", weights_section(self._weights[0])
+        elif self._weights:
+            yield "weights", "Weights", weight_sets_section(self._weights)
+        if self.trust is not None:
+            yield "trust", "Trust", trust_section(self.trust)
+        if len(self.heatmaps):
+            yield "heatmaps", "Heat maps", heatmaps_section(self.heatmaps)
+        if self.mislabelled is not None:
+            yield "mislabelled", "Labels", mislabel_section(self.mislabelled)
+        if len(self.tables):
+            yield "evaluation", "Evaluation", evaluation_section(self.tables)
+        if len(self.steps):
+            yield "steps", "Steps", steps_section(self.steps)
+        if len(self.provenance):
+            yield "provenance", "Provenance", provenance_section(self.provenance)
+
+
+def _head(title: str) -> Html:
+    return el(
+        "head",
+        None,
+        el("meta", {"charset": "utf-8"}),
+        el("meta", {"http-equiv": "Content-Security-Policy", "content": _POLICY}),
+        el("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}),
+        el("meta", {"name": "color-scheme", "content": "light dark"}),
+        el("meta", {"name": "generator", "content": "unde"}),
+        el("title", None, title),
+        # An empty icon keeps a browser from asking a server for one.
+        el("link", {"rel": "icon", "href": "data:,"}),
+        el("style", None, Html(CSS)),
+    )
+
+
+def _read_first(warnings: Sequence[str]) -> Html:
+    return el(
+        "aside",
+        {"class": "warnings", "aria-labelledby": "warnings-title"},
+        el("h2", {"id": "warnings-title"}, "Read this first"),
+        el("ul", None, [el("li", None, sentence) for sentence in warnings]),
+    )
+
+
+def _how_to_read(page: Page) -> Html:
+    queries = page.queries
+    rows = [row for panel in queries for row in panel.rows if row.shared is None]
+    prompted = all(panel.query.prompt is not None for panel in queries)
+    told = page.meaning or (_OF_IMAGES if prompted else _OF_LOSSES)
+    source = " from the prompt below it" if prompted else ""
+    asked = (
+        f"A query is an image that the model made{source}; beside it stand the training examples that mattered most to "
+        "it. "
+        if prompted or told.images
+        else "A query is something the model was asked; beside it stand the training examples that moved its answer "
+        "most. "
+    )
+    return el(
+        "aside",
+        {"class": "reading-help", "aria-labelledby": "reading-title"},
+        el("h2", {"id": "reading-title"}, "How to read this page"),
+        el("p", None, asked),
+        el("p", None, _signs(told, [row.signed for row in rows])),
+        el(
+            "p",
+            None,
+            "Each bar is a score relative to the largest one in its row; rows can have different units, so compare "
+            "which examples are there and in what order, rather than the numbers.",
+            " A weighted row trusts some layers of the model more than others." if page._weights else None,
+            _BASELINES if baseline_names(queries) else None,
+            f" {page.note}" if page.note else None,
+        ),
+    )
+
+
+_BASELINES = (
+    " Baselines can be switched on: BM25 ranks training texts by the words they share with the query, hidden-state "
+    "similarity by what the last layer of the model sees. Neither knows what training did."
+)
+
+# Where nobody says which method it was. Those for diffusion models need not differentiate the loss.
+_OF_LOSSES = Meaning("training on it lowers the model’s loss on the query", "training on it raises that loss")
+_OF_IMAGES = Meaning(
+    "by this method, training on it helped to make the image", "training on it worked against the image"
+)
+
+
+def _signs(told: Meaning, signed: Sequence[bool]) -> list[Html | str]:
+    """What scores mean, by the method; where it has signs and the scores of some row do not, that is said too."""
+    note = f" {told.note}" if told.note else ""
+    if told.hurts is None:
+        return [el("strong", {"class": "high"}, "High scores ▲"), f": {told.helps}.{note}"]
+    words: list[Html | str] = []
+    if any(signed):
+        words += [
+            "A ",
+            el("strong", {"class": "pro"}, "proponent ▲"),
+            f" has a positive score: {told.helps}. An ",
+            el("strong", {"class": "opp"}, "opponent ▼"),
+            f" has a negative score: {told.hurts}.{note}",
+        ]
+    if not all(signed):
+        words.append(
+            " Where not even the lowest score is negative there are no opponents: the highest scores are of examples "
+            "that mattered, the lowest of those that hardly did."
+        )
+    return words

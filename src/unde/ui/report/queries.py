@@ -1,0 +1,391 @@
+"""Queries and the training examples behind them: a panel for each query, a row for each way of scoring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from unde.console import counted
+from unde.data import to_numpy
+from unde.errors import UndeError
+from unde.ui.report.contributors import Mark, checked, legend_of, marks_for
+from unde.ui.report.html import Html, el, mark
+from unde.ui.report.items import (
+    DIFFERS,
+    MISLABELLED,
+    Item,
+    Scored,
+    example,
+    kind_of,
+    label_text,
+    largest_score,
+    passage,
+    picture,
+    same,
+)
+from unde.ui.report.tokens import key
+
+RIGHT = mark("right", "✓", "right", "the prediction equals the true label")
+WRONG = mark("wrong", "✗", "wrong", "the prediction differs from the true label")
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """What one way of scoring found for a query: the highest scores first, the lowest first.
+
+    Where not even the lowest scores are negative, as with methods whose scores are squares, they are shown as the
+    lowest ones and not as opponents. The row of a baseline has `shared`: how many of its top examples are also among
+    those of the first row, and of how many. Such rows are hidden until they are switched on.
+
+    >>> row = Row("unweighted", [Scored(Item(3), 0.9)], [Scored(Item(8), -0.4)])
+    >>> row.name, len(row.opponents)
+    ('unweighted', 1)
+    """
+
+    name: str
+    proponents: Sequence[Scored]
+    opponents: Sequence[Scored] = ()
+    note: str = ""
+    shared: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if not len(self.proponents) and not len(self.opponents):
+            raise UndeError(f"the row {self.name!r} holds no example: expected proponents, opponents or both")
+
+    @property
+    def signed(self) -> bool:
+        """Whether scores tell for from against; not known without the lowest ones, and then assumed."""
+        if self.shared is not None:
+            return False
+        return not len(self.opponents) or any(scored.score < 0 for scored in self.opponents)
+
+
+@dataclass(frozen=True, eq=False)
+class QueryPanel:
+    """A query, what the model made of it, and its rows, in the order they are read (unweighted first).
+
+    Three labels are kept apart: the true one (`query.true_label`, or else `query.label`), the one that was
+    `predicted`, and the one `asked` about, whose loss was attributed: by default that of the query. `right` says
+    whether the prediction is the true label, where these are not to be compared as they are shown.
+
+    >>> row = Row("weighted", [Scored(Item(3, label=7), 0.9)])
+    >>> QueryPanel(Item("q0", label=7), [row], predicted=7).is_right
+    True
+    >>> QueryPanel(Item("q0", label="cat"), [row], predicted=7).is_right is None
+    True
+    """
+
+    query: Item
+    rows: Sequence[Row]
+    predicted: int | str | None = None
+    note: str = ""
+    asked: int | str | None = None
+    right: bool | None = None
+
+    def __post_init__(self) -> None:
+        if not len(self.rows):
+            raise UndeError(f"the query {self.query.id!r} has no row of examples: expected at least one")
+
+    @classmethod
+    def from_scores(
+        cls,
+        query: Item,
+        example: Callable[[int], Item],
+        scores: Mapping[str, object],
+        *,
+        count: int = 5,
+        contributors: Mapping[str, object] | None = None,
+    ) -> QueryPanel:
+        """The panel of a query's scores (N,) under each of several names; `example` shows training example n.
+
+        `contributors` marks the examples (N,) that are known to have given the query its subject, style, …
+
+        >>> scores = {"no weights": [0.1, 0.9, -0.5], "style": [0.8, 0.2, -0.1]}
+        >>> known = {"style": [True, False, False]}
+        >>> panel = QueryPanel.from_scores(Item(0), Item, scores, count=1, contributors=known)
+        >>> [(row.name, row.proponents[0].item.id, row.proponents[0].marks) for row in panel.rows]
+        [('no weights', 1, []), ('style', 0, [Mark(letter='S', contribution='style')])]
+        """
+        rows = {name: to_numpy(values) for name, values in scores.items()}
+        examples = len(next(iter(rows.values()), ()))
+        for name, values in rows.items():
+            if values.shape != (examples,) or not examples:
+                raise UndeError(
+                    f"the scores {name!r} have the shape {values.shape}: expected one for each training example, "
+                    f"{(examples,)}"
+                )
+        if count < 1:
+            raise UndeError(f"{count} examples on each side: expected at least 1")
+        flags = checked(contributors or {}, (examples,), "each training example")
+        marks = marks_for(flags)
+
+        def scored(values: np.ndarray, order: np.ndarray) -> list[Scored]:
+            return [
+                Scored(example(n), values[n], marks=[marks[name] for name in flags if flags[name][n]])
+                for n in map(int, order[:count])
+            ]
+
+        return cls(
+            query,
+            [
+                Row(name, scored(v, np.argsort(-v, kind="stable")), scored(v, np.argsort(v, kind="stable")))
+                for name, v in rows.items()
+            ],
+        )
+
+    @property
+    def true_label(self) -> int | str | None:
+        """What the query really is, if that is known."""
+        return self.query.label if self.query.true_label is None else self.query.true_label
+
+    @property
+    def asked_about(self) -> int | str | None:
+        """The label whose loss was attributed."""
+        return self.query.label if self.asked is None else self.asked
+
+    @property
+    def is_right(self) -> bool | None:
+        """Whether the prediction equals the true label; None where one of them is not known, or one is a number and
+        the other a name."""
+        if self.right is not None or self.predicted is None or self.true_label is None:
+            return self.right
+        if same(self.predicted, self.true_label):
+            return True
+        return None if _is_number(self.predicted) != _is_number(self.true_label) else False
+
+    @property
+    def kind(self) -> str:
+        """How the panel is laid out: as "text", "image" or "id", after the training examples in it."""
+        return "text" if self.shaded else kind_of(scored.item for scored in self._scored())
+
+    @property
+    def shaded(self) -> bool:
+        """Whether some example shows what its tokens add to the score."""
+        return any(scored.tokens is not None for scored in self._scored())
+
+    def _scored(self) -> Iterator[Scored]:
+        for row in self.rows:
+            yield from row.proponents
+            yield from row.opponents
+
+
+def _is_number(label: object) -> bool:
+    return label_text(label).lstrip("-").isdecimal()
+
+
+def queries_section(panels: Sequence[QueryPanel]) -> Html:
+    """The section with all query panels, behind a strip of links to them."""
+    marks = legend_of(m for panel in panels for scored in panel._scored() for m in scored.marks)
+    return el(
+        "section",
+        {"id": "queries", "aria-labelledby": "queries-title"},
+        el("h2", {"id": "queries-title"}, "Queries and the examples behind them"),
+        _legend(panels, marks),
+        _switches(panels),
+        _contents(panels) if len(panels) > 2 else None,
+        [_panel(panel, position, marks, baseline_names(panels)) for position, panel in enumerate(panels, 1)],
+    )
+
+
+def _legend(panels: Sequence[QueryPanel], marks: Sequence[Mark]) -> Html | None:
+    entries: list[Html] = []
+    if any(_differs(scored.item, panel) for panel in panels for scored in panel._scored()):
+        entries.append(el("li", None, DIFFERS, "its label is not the one asked about"))
+    if any(scored.item.is_mislabelled for panel in panels for scored in panel._scored()):
+        entries.append(el("li", None, MISLABELLED, "its label is known to be wrong; given → true"))
+    entries += [
+        el("li", None, each.html(), f"known contributor to the query’s {each.contribution}") for each in marks
+    ]
+    if any(panel.shaded for panel in panels):
+        entries.append(key())
+    return el("ul", {"class": "legend", "aria-label": "marks"}, entries) if entries else None
+
+
+def baseline_names(panels: Sequence[QueryPanel]) -> list[str]:
+    """Names of the baselines that the panels have rows of."""
+    rows = (row for panel in panels for row in panel.rows)
+    return list(dict.fromkeys(row.name for row in rows if row.shared is not None))
+
+
+def _switches(panels: Sequence[QueryPanel]) -> Html | None:
+    """A switch for each baseline, with the mean number of top examples that it shares with the first row."""
+    names = baseline_names(panels)
+    if not names:
+        return None
+    labels = []
+    for number, name in enumerate(names):
+        shared = [row.shared for panel in panels for row in panel.rows if row.name == name and row.shared]
+        mean = sum(count for count, _ in shared) / len(shared)
+        box = el("input", {"type": "checkbox", "class": "switch", "id": f"show-baseline-{number}"})
+        share = f"{mean:.1f}" if shared[1:] else f"{mean:.0f}"
+        words = f" shares {share} of its top {shared[0][1]}" + (" on average" if shared[1:] else "")
+        labels.append(el("label", None, box, f" show {name}", el("span", {"class": "note"}, words)))
+    return el("div", {"class": "switches", "role": "group", "aria-label": "baselines"}, labels)
+
+
+def _contents(panels: Sequence[QueryPanel]) -> Html:
+    links = []
+    for position, panel in enumerate(panels, 1):
+        query = panel.query
+        face = (
+            picture(query, "query", 64)
+            if query.image is not None
+            else el("span", {"class": "id"}, query.name)
+        )
+        links.append(el("li", None, el("a", {"href": f"#query-{position}"}, face, _verdict(panel))))
+    return el("ol", {"class": "strip", "aria-label": "all queries"}, links)
+
+
+def _verdict(panel: QueryPanel) -> Html | None:
+    return None if panel.is_right is None else RIGHT if panel.is_right else WRONG
+
+
+def _panel(panel: QueryPanel, position: int, marks: Sequence[Mark], baselines: Sequence[str]) -> Html:
+    query = panel.query
+    facts = [
+        (term, label_text(label), sign)
+        for term, label, sign in (
+            ("true label", panel.true_label, None),
+            ("predicted", panel.predicted, _verdict(panel)),
+            ("asked about", panel.asked_about if panel.predicted is not None else None, None),
+        )
+        if label is not None
+    ]
+    return el(
+        "article",
+        {"class": f"query kind-{panel.kind}", "id": f"query-{position}"},
+        el(
+            "header",
+            {"class": "asked"},
+            el("h3", None, el("span", {"class": "faint"}, "Query "), query.name),
+            el("div", {"class": "frame"}, picture(query, "query")) if query.image is not None else None,
+            _prompt(query) if query.prompt is not None else None,
+            passage(query.text) if query.text is not None else None,
+            el(
+                "dl",
+                {"class": "facts"},
+                [
+                    el("div", None, el("dt", None, term), el("dd", {"dir": "auto"}, value, sign))
+                    for term, value, sign in facts
+                ],
+            )
+            if facts
+            else None,
+            el("p", {"class": "note"}, panel.note) if panel.note else None,
+        ),
+        el(
+            "div",
+            {"class": _layout(panel)},
+            [
+                _row(panel, row, panel.rows[0] if index else None, marks, baselines)
+                for index, row in enumerate(panel.rows)
+            ],
+        ),
+    )
+
+
+def _layout(panel: QueryPanel) -> str:
+    """Classes of the rows: beside each other where there are several, those of baselines when they are shown."""
+    compared = any(row.shared is not None for row in panel.rows)
+    several = sum(row.shared is None for row in panel.rows) > 1
+    return "rows" + (" beside" if several else "") + (" compared" if compared else "")
+
+
+def _prompt(query: Item) -> Html:
+    return el(
+        "div",
+        {"class": "prompt"},
+        el("h4", {"class": "note"}, "Prompt"),
+        passage(query.prompt or "(empty)"),
+    )
+
+
+def _row(
+    panel: QueryPanel, row: Row, first: Row | None, marks: Sequence[Mark], baselines: Sequence[str]
+) -> Html:
+    largest = largest_score(row.proponents, row.opponents)
+    high, low = (
+        (("pro", "▲", "Proponents"), ("opp", "▼", "Opponents"))
+        if row.signed
+        else (("high", "▲", "Highest scores"), ("low", "▽", "Lowest scores"))
+    )
+    return el(
+        "section",
+        {"class": "row" if row.shared is None else f"row baseline baseline-{baselines.index(row.name)}"},
+        el(
+            "div",
+            {"class": "row-head"},
+            el("h4", None, row.name),
+            el("p", {"class": "note"}, " · ".join(_remarks(panel, row, first, marks))),
+        ),
+        el(
+            "div",
+            {"class": "sides"},
+            _side(panel, *high, row.proponents, largest),
+            _side(panel, *low, row.opponents, largest),
+        ),
+    )
+
+
+def _remarks(panel: QueryPanel, row: Row, first: Row | None, marks: Sequence[Mark]) -> Iterator[str]:
+    if row.note:
+        yield row.note
+    labelled = [scored for scored in row.proponents if scored.item.label is not None]
+    if panel.asked_about is not None and labelled:
+        agreeing = sum(same(scored.item.label, panel.asked_about) for scored in labelled)
+        yield f"{agreeing} of {counted(len(labelled), 'proponent')} with the label asked about"
+    if marks:
+        found = [m for scored in row.proponents for m in scored.marks]
+        amounts = ", ".join(f"{found.count(each)} {each.contribution}" for each in marks)
+        yield f"of the first {len(row.proponents)}: {amounts}"
+    if first is not None and row.shared is not None:
+        yield f"shares {row.shared[0]} of its top {row.shared[1]} with “{first.name}”"
+    elif first is not None:
+        high, low = ("proponent", "opponent") if row.signed else ("high score", "low score")
+        new = [
+            counted(_new(here, there), noun)
+            for noun, here, there in (
+                (high, row.proponents, first.proponents),
+                (low, row.opponents, first.opponents),
+            )
+            if _new(here, there)
+        ]
+        yield f"{' and '.join(new)} not in “{first.name}”" if new else f"the same examples as “{first.name}”"
+
+
+def _new(here: Sequence[Scored], there: Sequence[Scored]) -> int:
+    known = {scored.item.id for scored in there}
+    return sum(scored.item.id not in known for scored in here)
+
+
+def _side(
+    panel: QueryPanel, tone: str, sign: str, title: str, examples: Sequence[Scored], largest: float
+) -> Html | None:
+    if not len(examples):
+        return None
+    return el(
+        "div",
+        {"class": f"side {tone}"},
+        el("h5", None, el("span", {"aria-hidden": "true"}, sign + " "), title),
+        el(
+            "ol",
+            {"class": f"examples as-{panel.kind}"},
+            [example(scored, panel.kind, largest, _marks(scored, panel)) for scored in examples],
+        ),
+    )
+
+
+def _differs(item: Item, panel: QueryPanel) -> bool:
+    asked = panel.asked_about
+    return item.label is not None and asked is not None and not same(item.label, asked)
+
+
+def _marks(scored: Scored, panel: QueryPanel) -> list[Html]:
+    item = scored.item
+    return [
+        *(each.html() for each in scored.marks),
+        *([DIFFERS] if _differs(item, panel) else []),
+        *([MISLABELLED] if item.is_mislabelled else []),
+    ]

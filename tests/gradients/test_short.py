@@ -1,0 +1,239 @@
+"""Ways are chosen on examples cut short and confirmed on whole ones: what only whole ones show is still found."""
+
+import json
+from contextlib import suppress
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+import toy
+from oracles import assert_features, collect, plan, slow_gradients, ways
+from unde import Index, Setup, UndeError, bench
+from unde.data import Rows
+from unde.gradients import make_units
+from unde.gradients.coverage import decide
+from unde.gradients.feature_pass import FeaturePass, Measurement, settle
+from unde.index.probe import probe_of
+from unde.index.reader import Stored
+from unde.index.shard_writer import compute_shard
+from unde.methods import TracIn
+from unde.store.shards import read_shard
+from unde.tasks import CausalLM
+from unde.tasks.tokens import IGNORE, SHORT
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+LONG, VOCABULARY = 41, 11
+
+
+class Reads(nn.Module):
+    """A language model that looks back by a running mean; `long` names what it does to texts longer than short ones."""
+
+    def __init__(self, long=""):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.mix = nn.Embedding(VOCABULARY, 6), nn.Linear(6, 6)
+        self.head = nn.Linear(6, VOCABULARY)
+        self.far = nn.Parameter(torch.randn(6))
+        self.long, self.seen, self.kind = long, [], "whole"
+        self.double()
+
+    def forward(self, input_ids, attention_mask=None):
+        x = self.words(input_ids)
+        self.seen.append(tuple(input_ids.shape))
+        long = input_ids.shape[1] > SHORT
+        x = x.cumsum(1) / torch.arange(1, x.shape[1] + 1).view(-1, 1)
+        x = self.mix(x.transpose(0, 1)).transpose(0, 1) if long and self.long == "turned" else self.mix(x)
+        x = torch.tanh(x)
+        if long and self.long == "mixed":
+            x = x + x.mean(0, keepdim=True)
+        if self.long != "parameter":
+            x = x * self.far
+        elif long:
+            x = x + self.far
+        if not long:
+            self.kind = "short"
+        return self.head(x)
+
+
+def texts(n=7, length=LONG):
+    torch.manual_seed(1)
+    return Rows({"input_ids": torch.randint(VOCABULARY, (n, length))}, CausalLM().collate)
+
+
+def test_few_passes_have_whole_texts():
+    model = Reads()
+    plan(model, CausalLM(), texts())
+    whole = [shape for shape in model.seen if shape[1] == LONG]
+    assert whole == [(1, LONG), (2, LONG)]  # one with autograd, two through the collector
+    assert len(model.seen) > len(whole) and {shape[1] for shape in model.seen} == {LONG, SHORT}
+
+
+@pytest.mark.parametrize("long", ["", "turned", "parameter"])
+def test_features_are_those_of_autograd(long):
+    """Where short texts tell something else, whole ones decide."""
+    model, rows = Reads(long), texts()
+    units, coverage = plan(model, CausalLM(), rows)
+    found = ways(units, coverage)
+    assert found == dict.fromkeys(found, "hook") | {"far": "expanded"}
+    layouts = {use.name: use.layout for use in coverage.uses}
+    assert layouts["mix"] == ("second" if long == "turned" else "front")
+    features = collect(model, CausalLM(), rows, units, coverage, 4)
+    assert_features(features, slow_gradients(model, CausalLM(), rows), units, 1e-10)
+
+
+def test_texts_that_meet_each_other_when_they_are_long_are_refused():
+    with pytest.raises(UndeError, match=r"alone but .* in a batch: features of an example must not depend"):
+        plan(Reads("mixed"), CausalLM(), texts())
+
+
+def test_what_short_texts_set_in_a_model_is_gone():
+    model = Reads()
+    plan(model, CausalLM(), texts())
+    assert any(shape[1] == SHORT for shape in model.seen)
+    assert model.kind == "whole"
+
+
+def test_one_text_and_texts_of_many_lengths():
+    for lengths in ([LONG], [40, 3, 36, 5, 9]):
+        torch.manual_seed(2)
+        data = [{"input_ids": torch.randint(VOCABULARY, (n,))} for n in lengths]
+        model, rows = Reads().float(), Rows(data, CausalLM().collate)
+        units, coverage = plan(model, CausalLM(), rows)
+        features = collect(model, CausalLM(), rows, units, coverage, 1)
+        assert_features(features, slow_gradients(model, CausalLM(), rows), units, 1e-4)
+
+
+def test_the_probe_and_the_cost_of_a_pass_are_those_of_the_check(tmp_path):
+    """Not computed again: they are what a pass of their own would give."""
+    model, rows, task = Reads().float(), texts(), CausalLM()
+    index = Index.build(model, task, rows, tmp_path / "i", method=TracIn(projection="none"), progress=False)
+    m = index.manifest
+    probe = read_shard(probe_of(index.folder, m), m.id)
+    want = slow_gradients(model, task, Rows([rows[i] for i in probe["where"].tolist()], task.collate))
+    units = make_units(model, m.unit_names, "none", 0)
+    assert len(probe["where"]) == 2
+    assert_features(probe["features"], want, units, 1e-5)
+    coverage, tried = decide(model, task, rows, units)
+    for memory in (10**9, 200_000, 60_000):
+        given = (model, task, rows, Measurement(units), coverage, memory)
+        assert settle(*given, tried.cost) == settle(*given)
+    with FeaturePass(model, task, Measurement(units), coverage) as run:
+        again, _ = run.collect(rows.batch(tried.where), tried.where)
+    torch.testing.assert_close(tried.features, again)
+
+
+def building(folder, model, rows, **options):
+    with toy.cut():
+        return Index.build(
+            model, CausalLM(), rows, folder, method=TracIn(projection="none"), progress=False, **options
+        )
+
+
+def whole_passes(model):
+    return [shape for shape in model.seen if shape[1] == LONG]
+
+
+def test_the_pass_of_the_check_is_the_first_of_the_build(tmp_path):
+    model, rows = Reads(), texts(9)
+    index = building(tmp_path / "i", model, rows)
+    assert [shape[0] for shape in whole_passes(model)] == [
+        1,
+        2,
+        4,
+        2,
+        1,
+    ]  # a reference, then all of them once
+    features = Stored(index.folder, index.manifest, 0).rows(torch.arange(9))[0]
+    units = make_units(model, index.manifest.unit_names, "none", 0)
+    assert_features(features.double(), slow_gradients(model, CausalLM(), rows), units, 1e-5)
+
+
+def test_whoever_runs_the_first_pass_again_gets_the_same_bytes(tmp_path):
+    states = [Reads().state_dict(), {k: -v for k, v in Reads().state_dict().items()}]
+    index = building(tmp_path / "i", Reads(), texts(9), checkpoints=states)
+    whole = toy.content(index.folder)
+    for shard in (index.folder / "shards").glob("c*-000000.*"):
+        shard.unlink()
+    model = Reads()
+    building(tmp_path / "i", model, texts(9), checkpoints=states)
+    assert [shape[0] for shape in whole_passes(model)] == 2 * [
+        2,
+        4,
+        2,
+    ]  # for each checkpoint the first of two shards
+    assert toy.content(index.folder) == whole
+
+
+def test_what_reads_otherwise_when_its_shard_is_computed_is_run_again(tmp_path):
+    """Features are of what the digests are of."""
+    model, rows = Reads(), texts(9)
+    found = settle_index(tmp_path, model, rows)
+    rows.data["input_ids"][1] = rows.data["input_ids"][2]
+    compute_shard(found, 0, 0)
+    found.close()
+    shard = read_shard(found.manifest.shard(tmp_path, 0, 0), found.manifest.id)
+    assert torch.equal(shard["features"][1], shard["features"][2])
+    assert shard["digest"][1] == shard["digest"][2]
+
+
+def settle_index(folder, model, rows):
+    with toy.cut(), mock.patch("unde.index.builder.compute", lambda context, *rest: kept.append(context)):
+        kept = []
+        with suppress(UndeError):  # there is no shard to open
+            Index.build(model, CausalLM(), rows, folder, method=TracIn(projection="none"), progress=False)
+    return kept[0]
+
+
+def test_where_a_later_text_is_the_largest_no_pass_is_ahead(tmp_path):
+    torch.manual_seed(2)
+    data = [{"input_ids": torch.randint(VOCABULARY, (n,))} for n in (40, 3, 41, 5, 9)]
+    index = building(tmp_path / "i", Reads(), data)
+    assert index.manifest.settled.ahead == 0
+    assert "ahead" not in json.loads((index.folder / "manifest.json").read_text())["settled"]
+
+
+def test_what_is_cut_out_of_a_text():
+    ids = torch.arange(2 * LONG).view(2, LONG)
+    cutting = CausalLM().cutting
+    plain = cutting.shortened({"input_ids": ids, "weight": torch.tensor([1.0, 2.0])})
+    assert torch.equal(plain["input_ids"], ids[:, :SHORT])
+    assert torch.equal(plain["weight"], torch.tensor([1.0, 2.0]))
+    mask = torch.ones_like(ids)
+    mask[1, :5] = 0
+    labels = ids.clone()
+    labels[0, :20] = IGNORE  # a prompt
+    labels[1, :39] = IGNORE  # a long one
+    cut = cutting.shortened({"input_ids": ids, "attention_mask": mask, "labels": labels})
+    assert torch.equal(cut["input_ids"][0], ids[0, 19 : 19 + SHORT])
+    assert torch.equal(cut["input_ids"][1], ids[1, LONG - SHORT :])
+    assert all((row != IGNORE).any() for row in cut["labels"])
+    padded = cutting.shortened({"input_ids": ids, "attention_mask": mask})
+    assert torch.equal(padded["input_ids"][1], ids[1, 5 : 5 + SHORT]) and padded["attention_mask"].all()
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        torch.zeros(2, LONG),
+        {"input_ids": torch.zeros(2, 2 * SHORT - 1)},
+        {"input_ids": torch.zeros(2, LONG), "attention_mask": torch.zeros(2, 1, LONG, LONG)},
+        {"input_ids": torch.zeros(2, LONG), "cache": object()},
+    ],
+    ids=["no columns", "short already", "a mask of pairs", "something else"],
+)
+def test_what_is_not_cut(batch):
+    assert CausalLM().cutting.shortened(batch) is None
+
+
+def test_what_was_measured_while_planning_counts_when_a_build_is_timed():
+    found = {}
+
+    def use(index):
+        log = json.loads((index.folder / "log.jsonl").read_text().splitlines()[-1])
+        found.update(ahead=index.manifest.settled.ahead, seconds=log["seconds"])
+
+    with toy.cut():
+        took = bench.build(Setup(Reads(), CausalLM(), None), texts(9), TracIn(projection="none"), use)
+    assert found["ahead"] == 2 and took == pytest.approx(found["seconds"] * 9 / 7)

@@ -1,0 +1,120 @@
+"""Builds in several processes: the same bytes as in one, also when workers are killed."""
+
+import os
+import random
+import signal
+import threading
+from contextlib import closing, contextmanager
+
+import projects
+import psutil
+import pytest
+
+import toy
+from unde import Index, UndeError
+from unde.evaluate import Bank
+from unde.methods import EKFAC, TracIn
+from unde.parallel import Processes
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+METHOD = EKFAC(projection="kron(3)", fisher="sampled")
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_the_same_bytes_for_any_number_of_workers(tmp_path, count):
+    states = [toy.net(1).state_dict(), toy.net(2).state_dict()]
+    options = {"method": METHOD, "checkpoints": states}
+    serial = toy.build(tmp_path / "serial", **options)
+    made = toy.build(tmp_path / "i", **options, executor=f"processes:{count}", recipe="projects:make")
+    assert toy.content(made.folder) == toy.content(serial.folder)
+
+
+@contextmanager
+def killing(count, done, seed=0):
+    """Workers of this process are killed at random moments, up to `count`; between two kills something gets `done`, so
+    that all ends in time on a slow machine too."""
+    stop, killed, chance = threading.Event(), [], random.Random(seed)
+
+    def kill():
+        before = 0
+        while len(killed) < count and not stop.wait(0.02):
+            if len(done()) <= before:
+                continue
+            stop.wait(chance.uniform(0, 0.2))
+            found = [worker for server in psutil.Process().children() for worker in server.children()]
+            if found:
+                os.kill(chance.choice(found).pid, signal.SIGKILL)
+                killed.append(1)
+                before = len(done())
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        yield killed
+    finally:
+        stop.set()
+        killer.join()
+
+
+def test_workers_that_are_killed_at_random(tmp_path):
+    """Whoever dies, the build ends by itself in the bytes of a serial one."""
+    whole = toy.content(toy.build(tmp_path / "serial", 60, pass_size=1, shard_passes=2).folder)
+    with killing(12, lambda: list((tmp_path / "i" / "shards").glob("*"))) as killed:
+        toy.build(
+            tmp_path / "i", 60, pass_size=1, shard_passes=2, executor=Processes(2), recipe="projects:slower"
+        )  # fmt: skip
+    assert len(killed) >= 10
+    assert toy.content(tmp_path / "i") == whole
+
+
+def test_workers_of_a_bank_that_are_killed_at_random(tmp_path):
+    options = {"utility": projects.closeness, "n_train": 20, "subsets": 30, "name": "means"}
+    serial = Bank.run(tmp_path / "serial.npz", train=projects.mean_of, **options)
+    parts = tmp_path / "bank.npz.parts"
+    with killing(12, lambda: list(parts.glob("model-*")), seed=1) as killed:
+        bank = Bank.run(tmp_path / "bank.npz", train=projects.slow_mean_of, executor="processes:2", **options)
+    assert len(killed) >= 10
+    assert bank.utility["queries"].tobytes() == serial.utility["queries"].tobytes()
+    assert bank.masks.tobytes() == serial.masks.tobytes()
+
+
+def test_each_worker_gets_a_gpu_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,7")
+    with closing(Processes(2)) as pool:
+        assert sorted(pool.run(projects.note_gpu, tmp_path, [(0,), (1,)])) == [(0,), (1,)]
+        assert sorted(pool._devices.values()) == [0, 1]
+    assert {p.read_text() for p in tmp_path.iterdir()} <= {"4", "5"}
+
+
+def test_a_model_object_asks_for_a_recipe(tmp_path):
+    with pytest.raises(UndeError, match=r"cannot be sent to another process: name a function .*recipe="):
+        toy.build(tmp_path / "i", executor="processes:2")
+    toy.build(tmp_path / "i")  # settled, and gone on with in this process
+
+
+def test_a_shard_that_always_fails_is_named(tmp_path):
+    with pytest.raises(
+        UndeError, match=r"(?s)shard 1 \(examples 8 to 15, checkpoint 0\) failed .*out of luck"
+    ) as e:
+        toy.build(
+            tmp_path / "i",
+            task=projects.Unlucky(),
+            method=TracIn(projection="none"),
+            executor="processes:2",
+            recipe="projects:unlucky",
+        )
+    assert "All others are done" in str(e.value)
+    assert len(list((tmp_path / "i" / "shards").glob("*.safetensors"))) == 2
+    with pytest.raises(UndeError, match="1 of 3 shards are missing"):
+        Index.open(tmp_path / "i")
+
+
+def test_an_example_that_cannot_be_used_keeps_nobody_from_the_others(tmp_path):
+    x, y = toy.data(22)
+    x[9] = float("nan")
+    with pytest.raises(
+        UndeError, match=r"(?s)shard 1 .*failed .*gradient of example 9 is NaN.*All others are done"
+    ):
+        toy.build(tmp_path / "i", train_data=(x, y), executor="processes:1", recipe="projects:spoilt")
+    assert len(list((tmp_path / "i" / "shards").glob("*.safetensors"))) == 2

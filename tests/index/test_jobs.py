@@ -1,0 +1,153 @@
+"""Jobs: a shard is the same bytes whoever computes it, in whatever order, in this process or in another."""
+
+import pickle
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import projects
+import pytest
+import torch
+
+import toy
+from unde import UndeError, methods
+from unde.data import Rows, parse_bytes
+from unde.index.build_context import Context
+from unde.index.settle import settle
+from unde.index.shard_writer import compute_shard, missing
+from unde.parallel.model_transport import BuildInputs
+from unde.setup import Recipe
+from unde.store import layout
+from unde.tasks import Classification
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+HERE = Path(__file__).parent
+METHOD = methods.EKFAC(projection="kron(3)", damping=0.1, fisher="empirical")  # as Index.build settles it
+
+
+def begun(folder: Path, recipe: Recipe | None = None, setup=None, **options) -> Context:
+    """An index that is settled, and of which no shard is there."""
+    setup = setup or projects.make()
+    given = BuildInputs(
+        setup.model, setup.task, Rows(setup.train_data), options.pop("checkpoints", None), recipe
+    )
+    layout.prepare(folder)
+    asked = {
+        "groups": "layer", "exclude": (), "store_dtype": "float32", "seed": 0, "on_bad": "error",
+        "checkpoint_weights": None, "ids": None, "second_moments": None, "memory": parse_bytes("50MB"), "workers": 0,
+        "each": None, "seen_by": methods.EKFAC(),
+    }  # fmt: skip
+    with toy.cut():
+        return settle(folder, given, METHOD, **(asked | options))
+
+
+def built(folder: Path, **options) -> dict[str, bytes]:
+    return toy.content(toy.build(folder, method=METHOD, **options).folder)
+
+
+STATES = [toy.net(1).state_dict(), toy.net(2).state_dict()]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_shards_in_any_order_are_those_of_a_serial_build(tmp_path, seed):
+    context = begun(tmp_path / "i", checkpoints=STATES)
+    jobs = missing(context)
+    assert sorted(jobs) == [(c, s) for c in range(2) for s in range(3)]
+    random.Random(seed).shuffle(jobs)
+    for job in jobs:
+        compute_shard(context, *job)
+    context.close()
+    assert toy.content(tmp_path / "i") == built(tmp_path / "serial", checkpoints=STATES)
+
+
+def test_settled_once_whatever_the_budget_and_the_threads_of_who_goes_on(tmp_path):
+    first = begun(tmp_path / "i")
+    compute_shard(first, 0, 1)
+    first.close()
+    own = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        again = begun(tmp_path / "i", memory=2000)
+        assert again.manifest == first.manifest
+        assert again.manifest.settled.threads == 1
+        assert missing(again) == [(0, 0), (0, 2)]
+        for job in missing(again):
+            compute_shard(again, *job)
+            assert torch.get_num_threads() == 2  # one inside, those of the caller after
+        again.close()
+    finally:
+        torch.set_num_threads(own)
+    assert toy.content(tmp_path / "i") == built(tmp_path / "serial")
+
+
+@pytest.mark.parametrize("recipe", [Recipe("projects:make"), Recipe("projects:make", {"n": 22})])
+def test_a_context_travels_by_its_recipe(tmp_path, recipe):
+    context = begun(tmp_path / "i", recipe)
+    sent = pickle.loads(pickle.dumps(context))
+    assert sent.given.model is not context.given.model
+    for job in missing(context):
+        compute_shard(sent, *job)
+    sent.close()
+    assert toy.content(tmp_path / "i") == built(tmp_path / "serial")
+
+
+def test_another_process_computes_the_same_bytes(tmp_path):
+    context = begun(tmp_path / "i", Recipe("projects:make"))
+    (tmp_path / "context").write_bytes(pickle.dumps(context))
+    code = (
+        "import pickle, sys; sys.path[:0] = sys.argv[2:]\n"
+        "from unde.index.shard_writer import compute_shard, missing\n"
+        "context = pickle.loads(open(sys.argv[1], 'rb').read())\n"
+        "for job in reversed(missing(context)): compute_shard(context, *job)\n"
+        "context.close()\n"
+        "assert 'torch._dynamo' not in sys.modules"  # a second for every worker, for nothing
+    )
+    command = [sys.executable, "-c", code, tmp_path / "context", HERE, HERE.parent]
+    subprocess.run(command, check=True, timeout=120)
+    assert toy.content(tmp_path / "i") == built(tmp_path / "serial")
+
+
+def test_what_is_pickled_holds_no_model(tmp_path):
+    setup = projects.make()
+    setup.model.big = torch.nn.Parameter(torch.zeros(10**6), requires_grad=False)
+    inputs = BuildInputs(setup.model, setup.task, Rows(setup.train_data), recipe=Recipe("projects:make"))
+    context = Context(tmp_path, begun(tmp_path / "i").manifest, inputs)
+    assert len(pickle.dumps(context)) < 20_000
+
+
+def test_a_model_object_cannot_be_sent(tmp_path):
+    with pytest.raises(UndeError, match=r"this Sequential cannot be sent .*recipe='my_project.setup:make'"):
+        pickle.dumps(begun(tmp_path / "i"))
+
+
+def test_a_recipe_that_makes_another_model_is_refused(tmp_path):
+    context = begun(tmp_path / "i", Recipe("projects:moody"), projects.moody())
+    with pytest.raises(UndeError, match="projects:moody makes a model with other weights"):
+        pickle.loads(pickle.dumps(context))
+
+
+def test_a_recipe_that_gives_other_data_is_refused(tmp_path):
+    context = begun(tmp_path / "i", Recipe("projects:make", {"n": 23}))
+    with pytest.raises(UndeError, match="projects:make gives other data here"):
+        pickle.loads(pickle.dumps(context))
+
+
+def test_the_model_is_as_it_was_after_an_error(tmp_path):
+    class Failing(Classification):
+        calls = 0
+
+        def identity(self):
+            return {"name": "Failing", "code": None}
+
+        def loss(self, model, batch):
+            if len(batch[0]) == 4:
+                raise RuntimeError("out of luck")
+            return super().loss(model, batch)
+
+    model = toy.net().train()
+    with pytest.raises(RuntimeError, match="out of luck"):
+        toy.build(tmp_path / "i", model=model, task=Failing())
+    assert model.training
+    assert not any(m._forward_hooks for m in model.modules())
+    assert all(p.requires_grad for p in model.parameters())

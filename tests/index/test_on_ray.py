@@ -1,0 +1,250 @@
+"""Builds, questions and banks on a Ray cluster of three nodes: the same bytes as in one process, whatever dies."""
+
+import logging
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import projects
+import psutil
+import pytest
+
+import toy
+from unde import UndeError
+from unde.evaluate import Bank
+from unde.methods import EKFAC
+from unde.parallel import JobsFailed, Ray, named
+
+ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.usefixtures("one_thread")
+HERE = Path(__file__).parent
+ERRANDS = HERE.parent / "execution"
+CUT = {"n": 60, "pass_size": 1, "shard_passes": 2}  # 30 shards
+
+
+class Nodes:
+    """A head without room for jobs, and nodes with room for one worker each."""
+
+    def __init__(self):
+        from ray.cluster_utils import Cluster
+
+        self.folder = tempfile.mkdtemp(prefix="r", dir="/tmp")  # paths of sockets must be short
+        Path("/tmp/ray").mkdir(exist_ok=True)  # wherever its folder is, it notes its address there
+        head = {"num_cpus": 0, "temp_dir": self.folder, "object_store_memory": 80_000_000}
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.nodes = []
+
+    def add(self, count):
+        while len(self.nodes) < count:
+            self.nodes.append(self.cluster.add_node(num_cpus=1, object_store_memory=80_000_000))
+
+    def remove(self):
+        """One, as if its power was cut."""
+        self.cluster.remove_node(self.nodes.pop(), allow_graceful=False)
+
+    def end(self):
+        ray.shutdown()
+        self.cluster.shutdown()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def nodes():
+    sys.path.insert(0, str(ERRANDS))
+    made = Nodes()
+    made.add(3)
+    ray.init(address=made.cluster.address, log_to_driver=False, logging_level=logging.CRITICAL)
+    yield made
+    made.end()
+    sys.path.remove(str(ERRANDS))
+
+
+@pytest.fixture(scope="module")
+def crew(nodes):
+    executor = Ray(3)
+    yield executor
+    executor.close()
+
+
+@pytest.fixture
+def three(nodes, crew):
+    """Workers that stay from test to test, as from run to run: each takes seconds to start."""
+    nodes.add(3)
+    return crew
+
+
+def workers():
+    """The processes of this cluster that run jobs."""
+    return [p for p in psutil.process_iter(["cmdline"]) if "ray::_Actor" in " ".join(p.info["cmdline"] or [])]
+
+
+def meanwhile(act, until, seconds=60):
+    """A thread that acts once something is so."""
+
+    def wait():
+        give_up = time.monotonic() + seconds
+        while time.monotonic() < give_up:
+            if until():
+                act()
+                return
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+def written(folder):
+    return len(list(folder.glob("shards/*.safetensors")))
+
+
+def stamps(folder):
+    return {p.name: p.stat().st_mtime_ns for p in folder.glob("shards/*.safetensors")}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """What one process makes of it."""
+    return toy.content(toy.build(tmp_path_factory.mktemp("whole") / "i", **CUT).folder)
+
+
+def test_everything_is_what_one_process_makes_of_it(tmp_path, three):
+    method = EKFAC(projection="kron(3)", fisher="sampled")
+    here = toy.build(tmp_path / "here", method=method)
+    there = toy.build(tmp_path / "there", method=method, executor=three, recipe="projects:make")
+    queries = toy.data(9, seed=5)
+    one, other = here.score(queries), there.score(queries)
+    assert other.queries.numpy().tobytes() == one.queries.numpy().tobytes()
+    assert other.top(5).values.tolist() == one.top(5).values.tolist()
+    assert there.self_influence().tolist() == here.self_influence().tolist()
+    assert toy.content(there.folder) == toy.content(here.folder)
+
+
+def test_workers_that_are_killed(tmp_path, three, whole):
+    chance, killed, stop = random.Random(0), [], threading.Event()
+
+    def kill():
+        while not stop.is_set() and len(killed) < 4:
+            time.sleep(chance.uniform(0.05, 0.4))
+            found = workers()
+            if found and written(tmp_path / "i"):
+                victim = chance.choice(found)
+                os.kill(victim.pid, signal.SIGKILL)
+                killed.append(victim.pid)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        toy.build(tmp_path / "i", **CUT, executor=three, recipe="projects:slower")
+    finally:
+        stop.set()
+        killer.join()
+    assert len(killed) >= 3
+    assert toy.content(tmp_path / "i") == whole
+
+
+def test_a_node_that_is_lost_during_a_build(tmp_path, nodes, three, whole):
+    """What was whole by then is not computed again."""
+    before = {}
+
+    def lose():
+        before.update(stamps(tmp_path / "i"))
+        nodes.remove()
+
+    thread = meanwhile(lose, lambda: written(tmp_path / "i") >= 4)
+    toy.build(tmp_path / "i", **CUT, executor=three, recipe="projects:slower")
+    thread.join()
+    assert 4 <= len(before) < 30 and len(nodes.nodes) == 2
+    assert toy.content(tmp_path / "i") == whole
+    assert stamps(tmp_path / "i").items() >= before.items()
+
+
+def test_a_node_that_is_lost_during_a_bank(tmp_path, nodes, three):
+    options = {"train": projects.mean_of, "utility": projects.closeness, "n_train": 20, "subsets": 20}
+    serial = Bank.run(tmp_path / "serial.npz", **options)
+    parts = tmp_path / "bank.npz.parts"
+    thread = meanwhile(nodes.remove, lambda: len(list(parts.glob("model-*"))) >= 2)
+    bank = Bank.run(tmp_path / "bank.npz", **(options | {"train": projects.slow_mean_of}), executor=three,
+                    name=serial.provenance["plan"]["name"])  # fmt: skip
+    thread.join()
+    assert len(nodes.nodes) == 2
+    assert bank.utility["queries"].tobytes() == serial.utility["queries"].tobytes()
+    assert bank.masks.tobytes() == serial.masks.tobytes()
+
+
+def test_a_job_that_hangs(tmp_path, three, monkeypatch):
+    import errands
+
+    monkeypatch.setattr(three, "timeout", 3)
+    jobs = [(i,) for i in range(4)]
+    assert sorted(three.run(errands.hang_once, tmp_path, jobs)) == jobs
+
+
+def test_what_fails_again_and_again_is_named_and_the_rest_is_done(tmp_path, three):
+    import errands
+
+    for job, bad, said in (
+        (errands.fail_always, 1, "never"),
+        (errands.die_always, 2, "3 workers died of it"),
+    ):
+        folder = tmp_path / str(bad)
+        folder.mkdir()
+        with pytest.raises(JobsFailed) as failure:
+            list(three.run(job, folder, [(i,) for i in range(5)]))
+        assert list(failure.value.reasons) == [(bad,)]
+        assert said in failure.value.reasons[(bad,)]
+        assert sorted(int(p.stem) for p in folder.glob("*.txt")) == [i for i in range(5) if i != bad]
+
+
+def test_a_program_that_is_killed_leaves_nobody_and_goes_on_when_started_again(tmp_path, nodes, three, whole):
+    three.close()
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys; sys.path[:0] = sys.argv[2:]\n"
+        "import toy\n"
+        "from unde.parallel import Ray\n"
+        "if __name__ == '__main__':\n"
+        "    cut = {'pass_size': 1, 'shard_passes': 2, 'threads': 1}\n"
+        "    toy.build(sys.argv[1], 60, **cut, executor=Ray(2), recipe='projects:slow')\n"
+    )
+    environment = os.environ | {"RAY_ADDRESS": nodes.cluster.address, "OMP_NUM_THREADS": "1"}
+    program = subprocess.Popen(
+        [sys.executable, script, tmp_path / "i", HERE, HERE.parent],
+        env=environment,
+        stderr=subprocess.DEVNULL,
+    )
+    give_up = time.monotonic() + 60
+    while written(tmp_path / "i") < 3 and time.monotonic() < give_up:
+        time.sleep(0.02)
+    program.kill()
+    program.wait()
+    before = stamps(tmp_path / "i")
+    assert 3 <= len(before) < 30
+    give_up = time.monotonic() + 20
+    while workers() and time.monotonic() < give_up:
+        time.sleep(0.1)
+    assert not workers()
+    toy.build(tmp_path / "i", **CUT, executor="ray", recipe="projects:slow")
+    assert toy.content(tmp_path / "i") == whole
+    assert stamps(tmp_path / "i").items() >= before.items()
+
+
+def test_an_engine_that_is_not_there(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UndeError, match=r"needs Ray, which is not installed: pip install 'unde\[ray\]'"):
+        named("ray")
+
+
+def test_a_cluster_that_cannot_be_reached(tmp_path):
+    said = subprocess.run(
+        [sys.executable, "-c", "from unde.parallel import named; named('ray', address='127.0.0.1:9')"],
+        capture_output=True, text=True, timeout=60,
+    ).stderr  # fmt: skip
+    assert "no Ray cluster answers at 127.0.0.1:9" in said.splitlines()[-1]

@@ -1,0 +1,113 @@
+"""A session: what queries need is settled once."""
+
+import threading
+
+import pytest
+import torch
+
+import toy
+from unde import UndeError
+from unde.data import Rows
+from unde.gradients.coverage import plan_coverage
+from unde.gradients.record import recorded, restored
+from unde.index import session as module
+from unde.methods import TRAK
+from unde.tasks import Classification
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def index(tmp_path):
+    return toy.build(tmp_path / "i", method=TRAK(projection="kron(3)"))
+
+
+def test_the_second_query_costs_one_pass_and_nothing_else(index, monkeypatch):
+    """One forward pass, no coverage plan, no fingerprint of all weights, no projection drawn anew."""
+    passes = []
+
+    class Counted(Classification):
+        def identity(self):
+            return Classification().identity()
+
+        def loss(self, model, batch):
+            passes.append(len(batch[0]))
+            return super().loss(model, batch)
+
+    opened = toy.reopen(index, task=Counted())
+    x, y = toy.data(5, seed=3)
+    opened.score((x[:1], y[:1])).total()
+    want = index.score((x, y)).total()
+    passes.clear()
+    for name in ("fingerprints", "plan_coverage", "make_units"):
+        monkeypatch.setattr(module, name, lambda *a, name=name: pytest.fail(f"{name} again"))
+    for i in range(1, 5):
+        one = opened.score((x[i : i + 1], y[i : i + 1])).total()
+        torch.testing.assert_close(one, want[i : i + 1], rtol=1e-5, atol=1e-6)
+    assert passes == [1] * 4
+
+
+@pytest.mark.parametrize("change", ["in place", "data", "numpy", "replaced", "buffer"])
+def test_a_model_that_changed_since_is_refused(tmp_path, change):
+    model = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 3)).eval()
+    index = toy.build(tmp_path / "i", model=model)
+    queries = toy.data(3, seed=3)
+    index.score(queries)
+    kept = {k: v.clone() for k, v in model.state_dict().items()}
+    with torch.no_grad():
+        if change == "in place":
+            model[0].weight[2, 3] += 1
+        elif change == "data":
+            model[0].weight.data.mul_(1.01)
+        elif change == "numpy":
+            model[0].weight.detach().numpy()[:] *= 1.01
+        elif change == "replaced":
+            model[0].weight = torch.nn.Parameter(model[0].weight * 2)
+        else:
+            model[1].running_mean += 1
+    with pytest.raises(UndeError, match="the model's weights are not those"):
+        index.score(queries)
+    model.load_state_dict(kept)
+    index.score(queries)  # as it was: versions are others, content is not
+
+
+def test_the_full_check_finds_what_a_sample_may_miss(index):
+    weight = index.model[0].weight
+    weight.detach().numpy()  # an alias
+    session = index._opened.session
+    session.check_model(full=True)
+    big = torch.nn.Linear(1000, 3)
+    sample = module.Watch(big)
+    big.weight.detach().numpy()[1, 501] += (
+        1  # past the version counter, between the entries that are looked at
+    )
+    assert sample.unchanged()
+    weight.detach().numpy()[1, 1] += 1
+    with pytest.raises(UndeError, match="not those"):
+        session.check_model(full=True)
+
+
+def test_coverage_is_restored_as_it_was_decided(index):
+    stored, model = toy.stored(index), index.model
+    units = index._opened.session.units
+    decided = plan_coverage(model, index.task, Rows(toy.data(22)), units)
+    again = restored(stored.manifest.settled.coverage[0], model, units)
+    assert recorded(again) == recorded(decided)
+    assert [type(u.rule) for u in again.uses] == [type(u.rule) for u in decided.uses]
+
+
+def test_threads_take_turns(index):
+    """Hooks change the model: two threads that ask at once get what each would alone."""
+    x, y = toy.data(40, seed=5)
+    want = [index.score((x[i : i + 4], y[i : i + 4])).total() for i in range(0, 40, 4)]
+    got = [None] * 10
+
+    def ask(i):
+        got[i] = index.score((x[4 * i : 4 * i + 4], y[4 * i : 4 * i + 4])).total()
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(10)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+    assert all(torch.equal(a, b) for a, b in zip(got, want))

@@ -1,0 +1,118 @@
+"""Contributions of groups that are alike, which are made in one product: as one by one, in float64."""
+
+import pytest
+import torch
+
+from unde import Groups, GroupScores
+from unde import onednn as products
+from unde.methods import TracIn
+from unde.scoring import TrainSide, budget, query_side
+from unde.scoring.blocking import batches
+
+SIZES = [4, 4, 4, 2, 4, 4, 1, 4, 0]
+NAMES = [f"u{i}" for i in range(len(SIZES))]
+STARTS = [sum(SIZES[:i]) for i in range(len(SIZES) + 1)]
+COLUMNS = [slice(a, b) for a, b in zip(STARTS, STARTS[1:])]
+ETAS = [0.5, -2.0]
+PARTITIONS = {
+    "one each": [[0], [1], [2], [3], [4], [5], [6], [7], [8]],  # the last has no columns
+    "turned": [[8], [7], [6], [5], [4], [3], [2], [1], [0]],
+    "twice": [[0, 4], [1, 5], [2, 7], [3], [6, 8]],  # groups 0 and 1 come again, side by side
+    "before and after": [[0, 5], [1], [2, 3], [4, 6, 7, 8]],
+    "all": [[0, 1, 2, 3, 4, 5, 6, 7, 8]],
+}
+
+
+def random_scores(partition, q=3, n=50, rows=20):
+    g = torch.Generator().manual_seed(0)
+    queries, train = torch.randn(2, q, STARTS[-1], generator=g), torch.randn(2, n, STARTS[-1], generator=g)
+    cuts = [slice(a, min(a + rows, n)) for a in range(0, n, rows)]
+    side = TrainSide(
+        examples=n,
+        units=NAMES,
+        columns=COLUMNS,
+        checkpoint_weights=ETAS,
+        cuts=cuts,
+        block=lambda s: [t[cuts[s]] for t in train],
+        squares=lambda: torch.ones(n, len(NAMES)),
+        skipped=lambda: torch.zeros(n, dtype=torch.bool),
+        ids=None,
+    )
+    groups = Groups({f"g{j}": tuple(NAMES[u] for u in own) for j, own in enumerate(partition)})
+    return GroupScores(side, queries, TracIn(), groups, [""] * q, {}, 10**9), queries, train
+
+
+@pytest.fixture(params=["as it is", "by oneDNN", "by oneDNN, groups together"])
+def library(request, monkeypatch):
+    if request.param != "as it is":
+        if not products.available():
+            pytest.skip("torch was built without oneDNN")
+        monkeypatch.setattr(query_side, "_LARGE", 0)
+        monkeypatch.setattr(products, "_LEAST", 0)
+        monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
+    if request.param == "by oneDNN, groups together":
+        monkeypatch.setattr(query_side, "each_faster_by_onednn", each_faster)
+
+
+def each_faster(x, rows=None):
+    """Of all but what ends a block, so that both ways meet."""
+    return x.shape[1] > 1 and (rows is None or rows % 16 == 0)
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_contributions_are_those_of_one_group_after_the_other(name, library, monkeypatch):
+    monkeypatch.setattr(budget, "BLOCK", 4 * 3 * len(PARTITIONS[name]) * 17)  # 16 rows at a time
+    scores, queries, train = random_scores(PARTITIONS[name])
+    want = torch.zeros(3, 50, len(PARTITIONS[name]), dtype=torch.float64)
+    for eta, q, t in zip(ETAS, queries.double(), train.double()):
+        for j, own in enumerate(PARTITIONS[name]):
+            for u in own:
+                want[..., j] += eta * q[:, COLUMNS[u]] @ t[:, COLUMNS[u]].T
+    torch.testing.assert_close(scores.by_group().double(), want, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(scores.contributions(slice(1, 3)).double(), want[1:], rtol=1e-5, atol=1e-5)
+    assert [rows for rows, _ in scores.stream(slice(0, 3))][:2] == [slice(0, 16), slice(16, 20)]
+
+
+@pytest.mark.skipif(not products.available(), reason="torch was built without oneDNN")
+@pytest.mark.parametrize(
+    ("r", "m", "c", "n"), [(300, 5, 16, 32), (40, 3, 57, 20), (1, 2, 3, 1), (7, 1, 5, 9)]
+)
+def test_each_matrix_by_its_own(r, m, c, n):
+    g = torch.Generator().manual_seed(0)
+    x, w = torch.randn(r, m, c, generator=g), torch.randn(n, m, c, generator=g)
+    want = torch.stack([x[:, j].double() @ w[:, j].double().T for j in range(m)], 1)
+    torch.testing.assert_close(products.times_each(x, w).double(), want, rtol=1e-5, atol=1e-4)
+    within = torch.randn(n, m * c + 4, generator=g)[:, 3:-1].unflatten(1, (m, c))  # columns of wider rows
+    want = torch.stack([x[:, j].double() @ within[:, j].double().T for j in range(m)], 1)
+    torch.testing.assert_close(products.times_each(x, within).double(), want, rtol=1e-5, atol=1e-4)
+
+
+def test_when_matrices_are_multiplied_together(monkeypatch):
+    x = torch.empty(256, 2, 256)
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: False)
+    assert not products.each_faster_by_onednn(x) and not products.arranged(256, 32, 512)
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
+    assert products.each_faster_by_onednn(x) and products.each_faster_by_onednn(x, 32)
+    assert not any(products.each_faster_by_onednn(x, rows) for rows in (16, 40))
+    for few in (x[1:], x[:, :1], x[..., :15], torch.empty(256, 2, 257), x.double()):
+        assert not products.each_faster_by_onednn(few)
+    assert products.arranged(256, 32, 512) == 2 * 4 * 32 * 512 and not products.arranged(255, 32, 512)
+
+
+def test_what_is_made_together():
+    runs = [(0, slice(0, 4)), (1, slice(4, 8)), (2, slice(8, 10)), (0, slice(10, 14)), (1, slice(14, 18))]
+    found = [(b.groups.start, b.groups.stop, b.columns.start, b.columns.stop, b.more) for b in batches(runs)]
+    assert found == [(0, 2, 0, 8, False), (2, 3, 8, 10, False), (0, 2, 10, 18, True)]
+    gap = [
+        (0, slice(0, 4)),
+        (1, slice(5, 9)),
+        (3, slice(9, 13)),
+    ]  # columns between them, a group between them
+    assert len(batches(gap)) == 3
+    assert [b.more for b in batches(gap, {1})] == [False, True, False]
+
+
+@pytest.mark.parametrize(("queries", "groups", "rows"), [(1, 1, 2**21), (1000, 64, 32), (10**4, 64, 3)])
+def test_rows_at_once(queries, groups, rows):
+    """By sixteens, where there are so many."""
+    assert budget.rows_at_once(queries, groups, 10**12) == rows

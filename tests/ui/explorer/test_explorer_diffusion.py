@@ -1,0 +1,92 @@
+"""A pipeline of diffusers: prompts are generated first, pictures are encoded, and both are asked about."""
+
+import pytest
+
+pytest.importorskip("diffusers")
+pytest.importorskip("peft")
+
+import sd_toy
+import torch
+
+import pages
+from unde.data import Rows
+from unde.integrations.diffusers import (
+    diffusion_setup,
+    encode_images,
+    encode_prompts,
+    query_columns,
+    sample_pipeline,
+)
+from unde.methods import DTRAK, JourneyTRAK
+from unde.ui.explorer.jobs import Job
+from unde.ui.explorer.questions import Inquiry
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory, one_thread):
+    folder = tmp_path_factory.mktemp("diffusion")
+    pipeline = sd_toy.trained(sd_toy.load(sd_toy.save(folder)))
+    setup = diffusion_setup(pipeline, sd_toy.pixels(8), sd_toy.PROMPTS * 2, timesteps=2)
+    made = pages.session(setup, folder / "idx", DTRAK(projection="kron(4)"))
+    made.pipeline = pipeline
+    return made
+
+
+def asked(session, question, told=None):
+    job = Job(lambda job: None, False)
+    if told is not None:
+        tell = job.tell
+        job.tell = lambda *said: (told.append(said), tell(*said))
+    return session.ask(Inquiry.read({"plus": [question]}), job)
+
+
+def best(session, answer):
+    row = session.rank({"answer": answer["answer"], "count": 8})["rows"][0]
+    return {one["at"]: one["value"] for one in [*row["high"], *row["low"]]}
+
+
+def test_a_prompt_is_generated_with_its_seed(session):
+    told = []
+    answer = asked(session, {"kind": "prompt", "text": "a red dog", "seed": 5}, told)
+    assert [said[1:] for said in told if said[0] == "generating the image" and said[1:]][-1] == (50, 50)
+    samples = sample_pipeline(session.pipeline, ["a red dog"], [5], progress=False)
+    scores = session.index.score(Rows(query_columns(samples), session.setup.task.collate))
+    assert best(session, answer) == pytest.approx(dict(enumerate(scores.total()[0].tolist())), rel=1e-3)
+    shown = answer["asked"][0]
+    assert "a red dog" in shown["html"] and "data:image/png" in shown["html"]
+    assert shown["notes"] == ["Generated with seed 5."]
+
+
+def test_a_picture_is_encoded_with_its_prompt(session):
+    image = sd_toy.pixels(8)[3]
+    picture = pages.encoded(image.permute(1, 2, 0).numpy())
+    digest = session.asker.keep(picture)["picture"]
+    answer = asked(session, {"kind": "picture", "picture": digest, "text": "a fish"})
+    latents = encode_images(session.pipeline, image[None], progress=False)  # noise follows from their bits
+    prompt = encode_prompts(session.pipeline, ["a fish"])
+    assert torch.allclose(latents[0], session.train.rows[3]["latents"], atol=1e-6)
+    columns = {"latents": latents, "encoder_hidden_states": prompt, "text": ["a fish"]}
+    [total] = session.index.score(Rows(columns, session.setup.task.collate)).total()
+    assert best(session, answer) == pytest.approx(dict(enumerate(total.tolist())), rel=1e-3)
+    large = session.asker.keep(pages.png((20, 12), "RGB", "white"))["picture"]  # as bright as can be
+    assert (
+        "resized from 20 × 12"
+        in asked(session, {"kind": "picture", "picture": large})["asked"][0]["notes"][0]
+    )
+
+
+def test_what_is_generated_is_influenced_too(session):
+    asked(session, {"kind": "prompt", "text": "a red dog", "seed": 5})
+    told = session.influenced(2, {}, Job(lambda job: None, False))
+    assert "asked in this session" in told["notes"][0]
+    entry = session.answer(told["answer"]).of.entry(0)
+    assert entry["question"]["kind"] in ("prompt", "picture")
+    assert session.asker.recent(session.index.method)
+    assert not session.asker.recent(JourneyTRAK())  # whose features are of a trajectory
+
+
+def test_prompts_can_be_searched(session):
+    session.train.read("texts", Job(lambda job: None, False))
+    found = session.train.matching({"text": "red"})
+    assert torch.equal(found, torch.tensor(["red" in p for p in sd_toy.PROMPTS * 2]))
+    assert session.described()["asks"]["prompted"] is True
