@@ -106,7 +106,7 @@ class Context:
 
     def drawn(self, where: Sequence[int]) -> list[int]:
         """The numbers under which examples are measured."""
-        return [self.manifest.drawn[i] for i in where]
+        return [self.manifest.numbers[i] for i in where]
 
     def cuts(self, s: int) -> list[range]:
         """The rows of each pass of a shard."""

@@ -69,8 +69,10 @@ class IndexReader:
 
     def __repr__(self) -> str:
         m, groups = self.manifest, len(self.groups)
-        lived = "" if m.living is None else f"; {m.living.brief}"
-        return f"Index({str(self.folder)!r}, {self.method}, {m.examples} × {m.width}, {groups} groups{lived})"
+        changes = "" if m.changes is None else f"; {m.changes.summary}"
+        return (
+            f"Index({str(self.folder)!r}, {self.method}, {m.examples} × {m.width}, {groups} groups{changes})"
+        )
 
     def _repr_html_(self) -> str:
         return index_facts(self.folder, self.manifest, self.method, self.groups.names)

@@ -23,7 +23,6 @@ from unde.index.query_features import QueryFeatures
 from unde.index.reader import Stored
 from unde.index.remeasured import Remeasured
 from unde.index.session import Session
-from unde.index.views import Picked
 from unde.kernels import Identity
 from unde.methods import Method, TracIn
 from unde.parallel.model_transport import BuildInputs
@@ -59,7 +58,7 @@ class Asked:
     def of(self, queries: Tensor) -> Asked:
         if self.queries is None:
             return self
-        return replace(self, queries=Rows(Picked(self.queries, queries), self.queries.collate))
+        return replace(self, queries=self.queries.subset(queries.tolist()))
 
     def rescored(
         self,
@@ -203,7 +202,7 @@ class _Measuring:
     def _block(self, q: slice, some: Tensor, advance: Callable[[int], None]) -> None:
         """The candidates `some` of a block of queries."""
         m = self.again.manifest
-        asked = Rows(Picked(self.queries, torch.arange(q.start, q.stop)), self.queries.collate)
+        asked = self.queries.subset(range(q.start, q.stop))
         features = self.again.queries(asked)
         cuts = list(cut(slice(0, len(some)), self.step))
         within = torch.searchsorted(some, self.where[q])

@@ -272,7 +272,7 @@ def _with_matrices(
     """What the projection needs that is not drawn from the seed."""
     spec = Spec.parse(str(method.projection))
     found = scales
-    if there is not None and there.living is not None and there.matrices:
+    if there is not None and there.changes is not None and there.matrices:
         kept = matrices.read(matrices.home(folder), there)  # of the examples that it was built on
         if all(name in kept and torch.equal(kept[name], value) for name, value in scales.items()):
             found = kept

@@ -10,15 +10,14 @@ from unde.evaluate.bank.bank_io import PARTS
 from unde.evaluate.bank.verify import verify as verify_bank
 from unde.index import matrices
 from unde.index.calibration import Calibration
-from unde.index.changing import begun, committed
 from unde.index.probe import probe_of
 from unde.index.query_features import PLACE as QUERIES
 from unde.index.reader import belongs
 from unde.index.shard_writer import Shapes
+from unde.index.updates import is_committed, read_note
 from unde.index.validation import read_ids
 from unde.store import layout
 from unde.store.files import PARTIAL
-from unde.store.living import told
 from unde.store.manifest import SCHEMA, Manifest
 from unde.store.remote import StorePath, Unreachable, exists
 from unde.store.safe_io import check_plain, checksum, read_bounded, read_json, signed
@@ -46,7 +45,7 @@ def verify(folder: StorePath) -> Verified:
 
 def _index(folder: StorePath, found: Verified, of: Manifest | None = None) -> None:
     manifest = _manifest(folder, found, of)
-    changing = begun(folder if of is None else folder.parent) is not None
+    changing = read_note(folder if of is None else folder.parent) is not None
     _names(folder, found, manifest, changing)
     if of is None and manifest is not None:
         _history(folder, manifest, found)
@@ -92,14 +91,14 @@ def _manifest(folder: StorePath, found: Verified, of: Manifest | None) -> Manife
 
 def _history(folder: StorePath, manifest: Manifest, found: Verified) -> None:
     """What became of the index, and whether a change of it is not finished."""
-    if manifest.living is not None:
-        found.notes += [told(entry) for entry in manifest.living.history]
+    if manifest.changes is not None:
+        found.notes += manifest.changes.lines
         if manifest.settled.directions is not None:
             found.notes.append(
-                f"pca directions are those of the {manifest.living.built} examples it was built on"
+                f"pca directions are those of the {manifest.changes.built} examples it was built on"
             )
-    change = begun(folder)
-    if change is not None and committed(manifest, change):
+    change = read_note(folder)
+    if change is not None and is_committed(manifest, change):
         _unfinished(
             found,
             f"a change ({change['what']}, begun {change['on']}) is made, but files of before are still there: run the "

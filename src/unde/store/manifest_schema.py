@@ -92,8 +92,12 @@ def _coverage(coverage: Any, terms: int) -> None:
         raise ValueError(f"{len(coverage)} coverages for {terms} checkpoints")
 
 
+def is_count(value: Any, most: int = MOST) -> bool:
+    return type(value) is int and 1 <= value <= most
+
+
 def _count(name: str, value: Any, most: int = MOST) -> int:
-    if type(value) is not int or not 1 <= value <= most:
+    if not is_count(value, most):
         raise ValueError(f"{name} is {str(value)[:40]}, expected a number from 1 to {most:,}")
     return value
 

@@ -156,7 +156,7 @@ def _current(name: str, homes: Mapping[str, Manifest]) -> bool:
     """Whether a file is of the index as it is, and not of a state before, or of a change that is not made yet."""
     inside, of = _home(name, homes)
     at = layout.numbers(inside.removeprefix(f"{layout.SHARDS}/"))
-    if at is not None and of.living is not None:
+    if at is not None and of.changes is not None:
         return at[1] in {number for number, _ in of.files}
     current = (layout.version(layout.IDS, of.generation), layout.version(layout.PROBE, of.generation))
     return not layout.versioned(inside) or inside in current
