@@ -95,8 +95,8 @@ def test_leftover_parts_go_if_they_are_of_this_bank_and_stay_if_not(tmp_path):
     for plan, stays in ((bank.provenance["plan"], False), ({**bank.provenance["plan"], "seed": 9}, True)):
         parts = tmp_path / "bank.parts"
         parts.mkdir()
-        (parts / "plan.json").write_text(json.dumps({"format": "unde bank 1", "plan": plan}))
-        (parts / "model-00000.npz").write_bytes(b"")
+        (parts / "plan.json").write_text(json.dumps({"format": "unde bank 2", "plan": plan}))
+        (parts / "model-00000.safetensors").write_bytes(b"")
         run(tmp_path / "bank", subsets=1)
         assert parts.exists() == stays
 
