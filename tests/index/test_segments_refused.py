@@ -126,7 +126,7 @@ def test_an_index_that_is_not_finished(tmp_path):
 
 class Other(Classification):
     def identity(self):
-        return super().identity() | {"name": "Other", "code": None}
+        return super().identity() | {"name": "Other"}
 
 
 @pytest.mark.parametrize(
