@@ -61,7 +61,7 @@ def test_only_what_is_new(grown, capsys):
 def test_killed_at_its_end(grown):
     with mock.patch.object(updates, "clear", side_effect=KeyboardInterrupt), pytest.raises(BaseException):  # noqa: B017
         run("append", f"{grown}:grown", "--index", "idx")
-    assert "files of before are still there" in run("verify", "idx")
+    assert "old files are still there" in run("verify", "idx")
     assert run("append", f"{grown}:grown", "--index", "idx").strip() == "idx: 69 examples now"
     assert "still there" not in run("verify", "idx")
     with mock.patch.object(updates, "clear", side_effect=KeyboardInterrupt), pytest.raises(BaseException):  # noqa: B017

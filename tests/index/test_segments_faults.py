@@ -180,7 +180,7 @@ def test_another_change_clears_what_was_begun(base):
     with killed_at(6):
         append(place)
     told = str(opened(place, ALL).verify())
-    assert "append 9, begun today" in told and "the same again goes on with it" in told
+    assert "append 9, begun today" in told and "the same again resumes it" in told
     opened(place, ALL).remove([5])
     assert not (place / layout.CHANGE).exists()
     fresh = shutil.copytree(base, base.parent / "fresh", dirs_exist_ok=True)

@@ -15,7 +15,7 @@ from unde.evaluate.bank import verify as bank
 from unde.evaluate.bank.bank_io import unfinished_bank
 from unde.index import verify as index
 from unde.store.remote import Remote, StorePath, exists, place
-from unde.store.verify_report import Verified
+from unde.store.verify_report import VerifyReport
 from unde.weights import verify as weights
 
 
@@ -51,7 +51,7 @@ def verify(
         raise typer.Exit(1)
 
 
-def verified(path: StorePath) -> Verified:
+def verified(path: StorePath) -> VerifyReport:
     """By what is there: a folder, an archive of arrays, or else JSON."""
     unfinished = unfinished_bank(path)
     if unfinished is not None:

@@ -8,13 +8,13 @@ from typing import Any
 from torch import nn
 
 from unde.groups import Groups
-from unde.store.manifest import Manifest, asked
+from unde.store.manifest import Manifest, request_fields
 
 
 def refused_for(there: Manifest, wanted: Manifest, other: str = "asked for") -> list[str]:
     """What differs between an index on disk and one that is asked for, but for the task and what was settled."""
     out = []
-    for name, value in asked(wanted).items():
+    for name, value in request_fields(wanted).items():
         old = getattr(there, name)
         same = json.dumps(old) == json.dumps(value)  # order counts: it is part of the id
         if same or name in ("schema", "task") or (name == "data" and there.examples != wanted.examples):

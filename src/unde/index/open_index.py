@@ -36,7 +36,7 @@ from unde.scoring.top import Top
 from unde.store import layout
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath, exists, place
-from unde.store.verify_report import Verified
+from unde.store.verify_report import VerifyReport
 from unde.tasks.base import Task
 from unde.tasks.identity import kind_of
 from unde.weights import Weights
@@ -313,7 +313,7 @@ class IndexReader:
             top = scores.top(count, weights, queries=queries)
         return diagnose(self._opened, scores, top, queries)
 
-    def verify(self) -> Verified:
+    def verify(self) -> VerifyReport:
         """Every byte on disk against its checksum: true if all is well, else it says what is damaged and what to do."""
         return verify(self.folder)
 

@@ -68,7 +68,7 @@ def write_probe(context: Context, tried: CoverageTrial | None) -> None:
 
 
 def probe_of(folder: StorePath, manifest: Manifest) -> StorePath:
-    return folder / layout.version(layout.PROBE, manifest.generation)
+    return folder / layout.versioned_name(layout.PROBE, manifest.generation)
 
 
 def changed_features(context: Context) -> str | None:

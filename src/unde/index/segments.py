@@ -236,7 +236,7 @@ def _write_shards(
         console.progress("moving", len(new), unit="shards") as advance,
     ):
         for c, shard in new:
-            path = layout.shard(home, c, shard.number)
+            path = layout.shard_path(home, c, shard.number)
             if not sound(path, shard.owner):
                 tensors = _join([part.read(c, context) for part in shard.parts])
                 write_shard(path, shard.owner, _encode(tensors, shard.parts[0].source.manifest, target))
@@ -272,7 +272,7 @@ def _sum_covariances(context: Context, c: int, rows: list[int]) -> Tensor:
 
 
 def _digests(home: StorePath, plan: Sequence[NewShard]) -> Tensor:
-    files = ((layout.shard(home, 0, shard.number), shard.owner) for shard in plan)
+    files = ((layout.shard_path(home, 0, shard.number), shard.owner) for shard in plan)
     return torch.cat([read_shard(path, owner, verify=False)["digest"].clone() for path, owner in files])
 
 

@@ -299,7 +299,9 @@ def _with_matrices(
 
 def write_ids(folder: StorePath, ids: Sequence[Any] | None, generation: int = 0) -> None:
     if ids is not None:
-        write_bytes(folder / layout.version(layout.IDS, generation), (json.dumps(list(ids)) + "\n").encode())
+        write_bytes(
+            folder / layout.versioned_name(layout.IDS, generation), (json.dumps(list(ids)) + "\n").encode()
+        )
 
 
 def _distinct(records: list[dict[str, Any]]) -> list[dict[str, Any]]:

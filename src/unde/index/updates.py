@@ -350,12 +350,11 @@ def clear(folder: StorePath, now: Manifest, kernels: bool = True) -> None:
     for home, of in homes(folder, now):
         numbers = {number for number, _ in of.files}
         for path in _files(home / layout.SHARDS):
-            at = layout.numbers(path.name)
+            at = layout.parse_shard_name(path.name)
             if at is not None and at[1] not in numbers:
                 delete(path)
-        current = {layout.version(name, now.generation) for name in (layout.IDS, layout.PROBE)}
         for path in _files(home):
-            if layout.versioned(path.name) and path.name not in current:
+            if layout.is_versioned(path.name) and path.name not in layout.current_names(now.generation):
                 delete(path)
         if home != folder:
             write_bytes(home / layout.MANIFEST, of.text())
@@ -374,7 +373,7 @@ def homes(folder: StorePath, manifest: Manifest) -> Iterator[tuple[StorePath, Ma
 
 
 def _files(folder: StorePath) -> list[StorePath]:
-    return [folder / name for name in sorted(layout.listed(folder))]
+    return [folder / name for name in sorted(layout.list_names(folder))]
 
 
 def _check_unchanged(folder: StorePath, opened: Manifest) -> None:

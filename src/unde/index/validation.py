@@ -46,7 +46,7 @@ def check_shards(folder: StorePath, manifest: Manifest, verify: bool) -> None:
 def _missing(paths: Sequence[StorePath]) -> list[str]:
     """Of this machine, what cannot be looked at may well be there: its error is told when it is read."""
     if isinstance(paths[0], Remote):
-        there = layout.listed(paths[0].parent)
+        there = layout.list_names(paths[0].parent)
         return [p.name for p in paths if p.name not in there]
     missing = []
     for path in paths:
@@ -63,7 +63,7 @@ def read_ids(folder: StorePath, manifest: Manifest) -> list[Any] | None:
     """The user's names; a file that claims far more of them than there are examples is not even read."""
     if not manifest.ids:
         return None
-    path = folder / layout.version(layout.IDS, manifest.generation)
+    path = folder / layout.versioned_name(layout.IDS, manifest.generation)
     try:
         ids = read_json(path, max(_SMALL, _LONGEST_ID * manifest.examples))
         if not isinstance(ids, list) or len(ids) != manifest.examples:

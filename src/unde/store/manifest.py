@@ -1,4 +1,4 @@
-"""The manifest: one JSON file that says what an index holds, what it was made from, and what was settled for it."""
+"""The manifest of an index: a JSON file with its request, its settled sizes, and its segments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unde.store import manifest_schema as bounds
 from unde.store.codec import Codec
 from unde.store.factored import codec_of
 from unde.store.files import create_bytes
-from unde.store.layout import FISHERS, MANIFEST, refuse_links, shard
+from unde.store.layout import FISHERS, MANIFEST, refuse_links, shard_path
 from unde.store.remote import StorePath, Unreachable, exists
 from unde.store.safe_io import read_json
 
@@ -30,7 +30,7 @@ _FILES = 10**9  # numbers that names of shards have room for
 
 @dataclass(frozen=True)
 class Settled:
-    """What the last bits of features depend on, decided once; whoever goes on with a build takes it from here."""
+    """Sizes and choices that the last bits of features depend on: decided by the first build, read by later ones."""
 
     pass_size: int  # examples that go through the model together
     shard_size: int  # examples in a shard, a whole number of passes but for the first
@@ -41,7 +41,7 @@ class Settled:
     ahead: int = 0  # examples in a pass before all others, if there is one
 
     def as_dict(self) -> dict[str, Any]:
-        """Without what earlier releases did not know, where it is as they did it: ids stay."""
+        """Omit a field added later when it holds its default, so that ids are stable."""
         return {name: value for name, value in vars(self).items() if name != "ahead" or value != 0}
 
 
@@ -174,7 +174,7 @@ class Manifest:
 
     @property
     def terms(self) -> int:
-        """How many terms the sum over c has: checkpoints, or steps of a trajectory."""
+        """Number of checkpoints, or of steps of a trajectory."""
         return len(self.checkpoint_weights)
 
     @property
@@ -183,7 +183,7 @@ class Manifest:
 
     @cached_property
     def columns(self) -> list[slice]:
-        """Of each parameter, in a feature."""
+        """Columns of each parameter in a feature."""
         out, start = [], 0
         for u in self.units:
             out.append(slice(start, start + u["size"]))
@@ -192,7 +192,7 @@ class Manifest:
 
     @cached_property
     def codec(self) -> Codec:
-        """How features are stored."""
+        """Encoding of the features."""
         return codec_of(self.store_dtype, self.units, str(self.method["projection"]))
 
     @cached_property
@@ -215,8 +215,8 @@ class Manifest:
         return [(s.first + i, s.owner) for s in self.segments for i in range(len(s.rows))]
 
     def shard(self, folder: StorePath, checkpoint: int, s: int) -> StorePath:
-        """The file of shard s."""
-        return shard(folder, checkpoint, self.files[s][0])
+        """Path of the file of shard s."""
+        return shard_path(folder, checkpoint, self.files[s][0])
 
     @cached_property
     def numbers(self) -> Sequence[int]:
@@ -238,11 +238,11 @@ class Manifest:
         return out if self.changes is None else out | {"changes": self.changes.as_dict()}
 
     def text(self) -> bytes:
-        """As it is written."""
+        """Content of the file."""
         return (json.dumps({"id": self.id} | self.as_dict(), indent=1) + "\n").encode()
 
     def begin(self, folder: StorePath) -> Manifest:
-        """Write it, unless another began an index there meanwhile; the one that is there."""
+        """Write the manifest, unless another process wrote one meanwhile; return the one on disk."""
         create_bytes(folder / MANIFEST, self.text())
         return Manifest.read(folder)
 
@@ -252,23 +252,23 @@ class Manifest:
         refuse_links(folder)
         if folder.name in FISHERS.values() and (inside := _read_fisher(folder)) is not None:
             return inside
-        found = _read_json(path)
-        if not isinstance(found, dict) or not {"schema", "id"} <= set(found):
+        content = _read_json(path)
+        if not isinstance(content, dict) or not {"schema", "id"} <= set(content):
             raise UndeError(f"{path} is not the manifest of an unde index: choose another folder")
-        if found["schema"] != SCHEMA:
+        if content["schema"] != SCHEMA:
             raise UndeError(
-                f"{folder} was written with index schema {found['schema']}, this release reads {SCHEMA}: "
+                f"{folder} was written with index schema {content['schema']}, this release reads {SCHEMA}: "
                 "rebuild it, or install the release of unde that wrote it"
             )
-        if found.get("projection_version") != projection.VERSION:
+        if content.get("projection_version") != projection.VERSION:
             raise UndeError(
-                f"{folder} was projected with version {found.get('projection_version')} of the random "
+                f"{folder} was projected with version {content.get('projection_version')} of the random "
                 f"matrices, this release draws {projection.VERSION}: scores would be noise. Rebuild the index"
             )
-        if found.pop("id") != _id(found):
+        if content.pop("id") != _id(content):
             raise damaged(path, "its content does not match its id")
         try:
-            return _parsed(found)
+            return _parse(content)
         except (TypeError, KeyError, ValueError, AttributeError) as e:
             raise damaged(path, e) from None
 
@@ -282,20 +282,20 @@ def _read_fisher(folder: StorePath) -> Manifest | None:
     except UndeError:
         return None
     fields = None if above is None or above.changes is None else above.changes.fishers.get(folder.name)
-    return None if fields is None else _parsed(fields)
+    return None if fields is None else _parse(fields)
 
 
-def _parsed(found: Mapping[str, Any]) -> Manifest:
-    fields: dict[str, Any] = {**found, "settled": Settled(**found["settled"])}
+def _parse(content: Mapping[str, Any]) -> Manifest:
+    fields: dict[str, Any] = {**content, "settled": Settled(**content["settled"])}
     if fields.get("changes") is not None:
         fields["changes"] = Changes.parse(fields["changes"])
-    made = Manifest(**fields)
-    bounds.check(made.as_dict())
-    if made.changes is not None:
-        made.changes.check(made.examples, made.settled.shard_size, made.terms)
-        for inside in made.changes.fishers.values():
-            _parsed(inside)
-    return made
+    manifest = Manifest(**fields)
+    bounds.check(manifest.as_dict())
+    if manifest.changes is not None:
+        manifest.changes.check(manifest.examples, manifest.settled.shard_size, manifest.terms)
+        for inside in manifest.changes.fishers.values():
+            _parse(inside)
+    return manifest
 
 
 def _id(content: Mapping[str, Any]) -> str:
@@ -324,13 +324,13 @@ def damaged(path: StorePath, why: object) -> UndeError:
     )
 
 
-def asked(manifest: Manifest) -> dict[str, Any]:
-    """What was asked for, without what was settled for it: by this a build finds its folder again."""
+def request_fields(manifest: Manifest) -> dict[str, Any]:
+    """Fields of the request: a resumed build compares them."""
     return {
         f.name: getattr(manifest, f.name) for f in fields(manifest) if f.name not in ("settled", "changes")
     }
 
 
 def with_method(manifest: Manifest, method: dict[str, Any]) -> Manifest:
-    """The same index under another measurement."""
+    """The manifest with another method."""
     return replace(manifest, method=method)
