@@ -82,7 +82,9 @@ def test_it_scores_as_a_new_index_of_the_same_data(old, tmp_path):
 
 def test_kept_query_features_are_used(old):
     index, (_, queries) = opened(old / "index"), rows()
-    with mock.patch("unde.index.session.Session.features", side_effect=AssertionError("computed anew")):
+    with mock.patch(
+        "unde.index.query_features.QueryRunner.features", side_effect=AssertionError("computed anew")
+    ):
         kept = index.features(queries, old / "queries.safetensors")
     torch.testing.assert_close(kept.features, index.features(queries).features, rtol=1e-6, atol=1e-6)
 
