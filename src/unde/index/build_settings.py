@@ -211,14 +211,14 @@ def _gone_on(
     writer = ShardWriter(folder, there, given, workers, ids)
     differ = list_differences(there, asked)
     if not differ:  # else the probe may not even run
-        differ = changed_task(writer.runner, given.rows, asked.task)
+        differ = changed_task(writer.runner, given.rows)
     if differ:
         raise UndeError(
             f"{folder} already holds another index. What differs: {'; '.join(differ)}. "
             "Choose another folder, or delete this one"
         )
     (folder / layout.SHARDS).mkdir(exist_ok=True)
-    if there.schema == SCHEMA and not sound(probe_of(folder, there), there.id):
+    if not sound(probe_of(folder, there), there.id):
         restore_probe(writer.runner, given.rows)
     write_ids(folder, ids, there.generation)
     return writer

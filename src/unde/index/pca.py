@@ -18,7 +18,7 @@ from unde.gradients.pca import Gathering
 from unde.parallel import SERIAL, Executor, Job, shown
 from unde.parallel.model_transport import BuildInputs
 from unde.projection import Spec
-from unde.store.file_watch import copied
+from unde.store.file_watch import copy_tensors
 from unde.store.job_results import Results, scratch
 from unde.store.layout import FISHERS, MANIFEST, MATRICES
 from unde.store.manifest import Manifest
@@ -114,7 +114,7 @@ def made_once(
     """
     path, owner = folder / MATRICES, hashlib.blake2b(origin.encode(), digest_size=16).hexdigest()
     try:
-        return copied(read_shard(path, owner))
+        return copy_tensors(read_shard(path, owner))
     except ShardError as e:
         damage = e
     if there is None:
@@ -140,7 +140,7 @@ def read(folder: StorePath, manifest: Manifest) -> dict[str, Tensor]:
     path = folder / MATRICES
     advice = f"delete {path} and run the same Index.build again, which makes it anew as it was"
     try:
-        matrices = copied(read_shard(path, None, verify=False))
+        matrices = copy_tensors(read_shard(path, None, verify=False))
     except ShardError as e:
         raise UndeError(f"{e}: queries cannot be projected as the index was; {advice}") from None
     if fingerprint(matrices) != manifest.matrices:

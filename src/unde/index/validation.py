@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unde import console
 from unde.checkpoints import loaded, select_checkpoint
 from unde.data import Rows, evenly, to_device
 from unde.errors import UndeError
@@ -20,14 +19,11 @@ from unde.groups import Groups
 from unde.index.feature_runner import FeatureRunner
 from unde.index.shard_writer import Shapes
 from unde.store import layout
-from unde.store.files import append_line
 from unde.store.manifest import Manifest, asked
 from unde.store.remote import Remote, StorePath, Unreachable
 from unde.store.safe_io import read_json
 from unde.store.shards import ShardError, read_shard, write_shard
-from unde.tasks import identity
-from unde.tasks.base import Task
-from unde.tasks.identity import same_but_code
+from unde.tasks.identity import differences, is_builtin
 
 _SMALL, _LONGEST_ID = 2**20, 2**12  # bytes of the ids of any index, and of an id on average
 
@@ -123,21 +119,6 @@ def _words(name: str, old: Any, value: Any, other: str) -> str:
     return f"{name} ({old!r} there, {value!r} {other})"
 
 
-def task_differences(there: dict[str, Any], given: dict[str, Any], task: Task) -> list[str]:
-    """Releases before 0.2 noted the class of a task and its plain settings alone."""
-    if there.get("release") != "0.1":
-        return identity.differences(there, given)
-    name = label(task)
-    return [] if name == there["name"] else [f"the task ({there['name']} there, {name} given)"]
-
-
-def label(task: Task) -> str:
-    """The task's class and its plain settings."""
-    plain = (str, int, float, bool, type(None))
-    settings = [f"{k}={v!r}" for k, v in sorted(vars(task).items()) if isinstance(v, plain)]
-    return f"{type(task).__name__}({', '.join(settings)})"
-
-
 def brief(old: Any, new: Any, other: str = "asked for") -> str:
     named = [{u["name"]: u for u in x} if isinstance(x, list) else x for x in (old, new)]
     lone = [n for n in [*named[0], *named[1]] if n not in named[0] or n not in named[1]]
@@ -184,21 +165,14 @@ def _model_differences(manifest: Manifest, model: nn.Module, models: list[str]) 
 PROBED = 2  # examples
 
 
-def changed_task(runner: FeatureRunner, rows: Rows, identity: dict[str, Any]) -> list[str]:
-    """How the task that is given differs from that of the index, in words; other code that computes the same does
-    not, and is noted."""
-    there = runner.manifest.task
-    differ = task_differences(there, identity, runner.inputs.task)
-    if not differ or not same_but_code(there, identity):
+def changed_task(runner: FeatureRunner, rows: Rows) -> list[str]:
+    """How the given task differs from that of the index, in words; features are compared for a user's own task."""
+    task = runner.inputs.task
+    differ = differences(runner.manifest.task, task.identity())
+    if differ or is_builtin(type(task)):
         return differ
-    other = changed_by_code(runner, rows)
-    if other is None:
-        console.note(
-            f"the code of {there['name']} is not what it was when {runner.folder} was begun, but gives the same "
-            "features: going on"
-        )
-        return []
-    return [f"{d}: {other}" for d in differ]
+    other = changed_features(runner, rows)
+    return [] if other is None else [f"what {type(task).__name__} computes ({other})"]
 
 
 def _probe_features(runner: FeatureRunner, rows: Rows, where: list[int]) -> Tensor:
@@ -239,15 +213,15 @@ def probe_of(folder: StorePath, manifest: Manifest) -> StorePath:
     return folder / layout.version(layout.PROBE, manifest.generation)
 
 
-def changed_by_code(runner: FeatureRunner, rows: Rows) -> str | None:
-    """How features of the probe come out now, if not as they did; None if they do."""
+def changed_features(runner: FeatureRunner, rows: Rows) -> str | None:
+    """Compare features of the examples of the probe with those stored; None if they are equal or cannot be read."""
     try:
-        noted = read_shard(probe_of(runner.folder, runner.manifest), runner.manifest.id)
-    except ShardError as e:
-        return f"whether it gives the same features cannot be told ({e})"
-    where, then = noted["where"], noted["features"]
+        probe = read_shard(probe_of(runner.folder, runner.manifest), runner.manifest.id)
+    except ShardError:  # lost or damaged: `verify` reports it, a build that goes on writes it again
+        return None
+    where, then = probe["where"], probe["features"]
     if len(where) != len(then) or not all(0 <= i < runner.manifest.examples for i in where.tolist()):
-        return "whether it gives the same features cannot be told (the probe is not of these examples)"
+        return "the features to compare with are not of these examples"
     now = _probe_features(runner, rows, where.tolist())
     error = (now - then).norm(dim=1)
     bound = TOLERANCE[next(runner.inputs.model.parameters()).dtype] * then.norm(dim=1)
@@ -256,10 +230,4 @@ def changed_by_code(runner: FeatureRunner, rows: Rows) -> str | None:
         return None
     worst = int(wrong[0])
     off = 100 * float(error[worst] / then[worst].norm().clamp(min=1e-38))
-    return f"the features of example {int(where[worst])} come out {off:.3g} % different"
-
-
-def note_accepted(folder: StorePath, identity: dict[str, Any]) -> None:
-    """That somebody opened the index with other code and said that it computes the same."""
-    entry = {"accepted_code": identity.get("code"), "task": identity["name"]}
-    append_line(folder / layout.LOG, json.dumps(entry))
+    return f"features of example {int(where[worst])} differ by {off:.3g} %"
