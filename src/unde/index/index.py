@@ -18,9 +18,9 @@ from unde.gradients import adam_preconditioner as moments
 from unde.groups import Groups, trainable, unwrapped
 from unde.index import builder as making
 from unde.index import segments, updates
-from unde.index.open_index import IndexReader
-from unde.index.opened import Opened
-from unde.index.settle import checked, settle
+from unde.index.build_settings import checked, settle
+from unde.index.query_api import QueryableIndex
+from unde.index.state import IndexState
 from unde.index.validation import read_ids
 from unde.methods import Method
 from unde.parallel import Executor, ending, named
@@ -32,7 +32,7 @@ from unde.store.remote import StorePath, place
 from unde.tasks.base import Task
 
 
-class Index(IndexReader):
+class Index(QueryableIndex):
     """Make one with `Index.build` or `Index.open`."""
 
     # --- making one -------------------------------------------------------------------------------------
@@ -117,8 +117,8 @@ class Index(IndexReader):
                 each=threads or runs.threads,
                 executor=runs,
             )
-            contexts = making.computed(folder, given, chosen, settling, runs, progress)
-        return cls(making.opened(contexts, budget, ids, runs))
+            writers = making.computed(folder, given, chosen, settling, runs, progress)
+        return cls(making.opened(writers, budget, ids, runs))
 
     @classmethod
     def finish(
@@ -160,7 +160,7 @@ class Index(IndexReader):
         runs = named(executor, threads=threads)
         if not runs.alone:
             raise UndeError(f"{runs} does a share of a build: ask an index with another executor")
-        at = Opened(
+        at = IndexState(
             making.found(place(path), parse_bytes(memory), verify),
             model=None if model is None else unwrapped(model),
             task=task,
@@ -175,7 +175,7 @@ class Index(IndexReader):
     @property
     def fishers(self) -> tuple[str, ...]:
         """The values of `fisher` that methods can have on this index: "empirical", and what was built or added."""
-        return self._opened.stored.fishers
+        return self._state.stored.fishers
 
     def add_fisher(self, kind: str, *, progress: bool = True) -> None:
         """Compute the gradients that methods with `fisher=kind` need, beside those of the index.
@@ -191,7 +191,7 @@ class Index(IndexReader):
         >>> index.add_fisher("true")  # doctest: +SKIP
         >>> index.score(queries, unde.methods.TRAK(fisher="true"))  # doctest: +SKIP
         """
-        making.add_fisher(self._opened, kind, progress)
+        making.add_fisher(self._state, kind, progress)
 
     # --- changing it ------------------------------------------------------------------------------------
 
@@ -211,13 +211,13 @@ class Index(IndexReader):
 
         >>> index.append(more_data, ids=more_ids)  # doctest: +SKIP
         """
-        self.__init__(updates.append(self._opened, more_data, ids, progress))
+        self.__init__(updates.append(self._state, more_data, ids, progress))
 
     def holds(self, data: Any) -> Tensor:
         """(n,) bool: which examples are in the index already, by their content."""
         rows = Rows(data)
         held = torch.zeros(len(rows), dtype=torch.bool)
-        held[self._opened.stored.holding(rows.digests())] = True
+        held[self._state.stored.holding(rows.digests())] = True
         return held
 
     def remove(self, ids: Sequence[Any] | None = None, *, indices: Sequence[int] | None = None) -> None:
@@ -235,7 +235,7 @@ class Index(IndexReader):
 
         >>> index.remove(["doc-17", "doc-42"])  # doctest: +SKIP
         """
-        self.__init__(updates.remove(self._opened, ids, indices))
+        self.__init__(updates.remove(self._state, ids, indices))
 
     @classmethod
     def merge(cls, indexes: Sequence[Index | str | StorePath], path: str | StorePath) -> Index:
@@ -268,10 +268,10 @@ class Index(IndexReader):
 
         >>> small = index.repack("runs/small", "int8")  # doctest: +SKIP
         """
-        self._opened.check_finished()
+        self._state.check_finished()
         segments.repack(self.folder, place(path), store_dtype)
         found = making.found(place(path), self.memory, verify=False)
-        return Index(replace(self._opened, stored=found, ids=read_ids(found.folder, found.manifest)))
+        return Index(replace(self._state, stored=found, ids=read_ids(found.folder, found.manifest)))
 
     @staticmethod
     def plan(model: nn.Module, task: Task, example: Any = None, **options: Any) -> Plan:

@@ -27,14 +27,11 @@ from unde.data import evenly
 from unde.errors import UndeError
 from unde.fingerprints import fingerprint_of, ids_fingerprint
 from unde.gradients.feature_pass import cuts, threads
-from unde.index import matrices
-from unde.index.build_context import Context
-from unde.index.compare import refused_for
-from unde.index.probe import PROBED, probe_of
+from unde.index import pca as matrices
+from unde.index.build_settings import write_ids
 from unde.index.reader import Stored
-from unde.index.settle import write_ids
-from unde.index.shard_writer import Shapes, covariances
-from unde.index.validation import check_shards, read_ids
+from unde.index.shard_writer import Shapes, ShardWriter, covariances
+from unde.index.validation import PROBED, check_shards, list_differences, probe_of, read_ids
 from unde.parallel.model_transport import BuildInputs
 from unde.store import factored, layout
 from unde.store.files import clear_partial, create_bytes, write_bytes
@@ -81,7 +78,7 @@ class Selection:
     def is_file_in(self, home: StorePath) -> bool:
         return isinstance(self.positions, range) and self.source.folder == home
 
-    def read(self, c: int, context: Context | None) -> dict[str, Tensor]:
+    def read(self, c: int, writer: ShardWriter | None) -> dict[str, Tensor]:
         """Its rows under checkpoint c. The file is checked to its last byte: they get a new checksum."""
         m = self.source.manifest
         shard = self.source.shapes.read(m.shard(self.source.folder, c, self.s))
@@ -90,19 +87,19 @@ class Selection:
         rows = torch.tensor(self.positions) - m.shards[self.s].start
         selected = {name: t[rows] for name, t in shard.items() if name != FACTORS}
         if FACTORS in shard:
-            assert context is not None
-            selected[FACTORS] = self._covariances(c, shard, context)
+            assert writer is not None
+            selected[FACTORS] = self._covariances(c, shard, writer)
         return selected
 
-    def _covariances(self, c: int, shard: dict[str, Tensor], context: Context) -> Tensor:
+    def _covariances(self, c: int, shard: dict[str, Tensor], writer: ShardWriter) -> Tensor:
         """Sum over the kept examples: computed, or the stored one less that of the others, whichever are fewer."""
         start = self.source.manifest.shards[self.s].start
         counted = [start + i for i, skipped in enumerate(shard["skipped"].tolist()) if not skipped]
         kept = sorted({*counted} & {*self.positions})
         others = sorted({*counted} - {*self.positions})
         if len(kept) <= len(others):
-            return _sum_covariances(context, c, kept)
-        return shard[FACTORS] - _sum_covariances(context, c, others)
+            return _sum_covariances(writer, c, kept)
+        return shard[FACTORS] - _sum_covariances(writer, c, others)
 
 
 @dataclass(frozen=True)
@@ -230,15 +227,15 @@ def _write_shards(
     if not new:
         return
     (home / layout.SHARDS).mkdir(parents=True, exist_ok=True)
-    context = Context(home, target, inputs) if target.factors and inputs is not None else None
+    writer = ShardWriter(home, target, inputs) if target.factors and inputs is not None else None
     with (
-        nullcontext() if context is None else closing(context),
+        nullcontext() if writer is None else closing(writer),
         console.progress("moving", len(new), unit="shards") as advance,
     ):
         for c, shard in new:
             path = layout.shard_path(home, c, shard.number)
             if not sound(path, shard.owner):
-                tensors = _join([part.read(c, context) for part in shard.parts])
+                tensors = _join([part.read(c, writer) for part in shard.parts])
                 write_shard(path, shard.owner, _encode(tensors, shard.parts[0].source.manifest, target))
             advance(1)
 
@@ -260,14 +257,14 @@ def _encode(shard: dict[str, Tensor], before: Manifest, after: Manifest) -> dict
     return rest | after.codec.pack(features, after.columns)
 
 
-def _sum_covariances(context: Context, c: int, rows: list[int]) -> Tensor:
+def _sum_covariances(writer: ShardWriter, c: int, rows: list[int]) -> Tensor:
     """Covariances of some examples from the model, in passes of the settled size."""
-    settled = context.manifest.settled
+    settled = writer.manifest.settled
     with threads(settled.threads):
-        run = context.running(c)
-        total = covariances(context, run, [])
+        run = writer.runner.open_pass(c)
+        total = covariances(writer, run, [])
         for part in cuts(range(len(rows)), settled.pass_size):
-            total += covariances(context, run, rows[part.start : part.stop])
+            total += covariances(writer, run, rows[part.start : part.stop])
     return total
 
 
@@ -373,7 +370,7 @@ def _check_alike(first: Source, other: Source) -> None:
     a, b = first.manifest, other.manifest
     if other.folder == first.folder or a.id == b.id:
         raise UndeError(f"{first.folder} and {other.folder} are one index: expected different ones")
-    differ = refused_for(a, replace(b, examples=a.examples, data=a.data, ids=a.ids), _OTHER)
+    differ = list_differences(a, replace(b, examples=a.examples, data=a.data, ids=a.ids), _OTHER)
     differ += identity.differences(a.task, b.task)
     if a.settled.coverage != b.settled.coverage:
         differ.append("which way parameters go")

@@ -26,13 +26,12 @@ from unde.data import Rows, own_collate
 from unde.errors import UndeError
 from unde.fingerprints import ids_fingerprint, plain_ids
 from unde.index import builder
-from unde.index.build_context import Context
-from unde.index.opened import Opened
 from unde.index.reader import Stored
 from unde.index.segments import Source, make_entry, make_token, rewrite, today
-from unde.index.shard_writer import GivenUp
+from unde.index.shard_writer import GivenUp, ShardWriter
+from unde.index.state import IndexState
 from unde.index.validation import read_ids
-from unde.parallel.model_transport import BuildInputs, carried, on_other_data
+from unde.parallel.model_transport import BuildInputs, recipe_for_data
 from unde.store import layout
 from unde.store.cache import delete, delete_folder
 from unde.store.files import clear_partial, create_bytes, write_bytes
@@ -47,7 +46,7 @@ _NAMED = 3  # ids in a message
 # --- append and remove ------------------------------------------------------------------------------------
 
 
-def append(at: Opened, data: Any, ids: Sequence[Any] | None, progress: bool) -> Opened:
+def append(at: IndexState, data: Any, ids: Sequence[Any] | None, progress: bool) -> IndexState:
     """Compute the features of more examples as a new segment."""
     m = _check_changeable(at)
     if at.model is None or at.task is None:
@@ -61,16 +60,16 @@ def append(at: Opened, data: Any, ids: Sequence[Any] | None, progress: bool) -> 
         if change.committed is None:
             _check_new_ids(at.ids, new_ids, len(rows))
             _note_twins(at.stored, digests)
-            at.session.check_model(full=True)
+            at.query_runner.check_model(full=True)
             change.begin(f"{APPEND} {len(rows)}")
-            recipe = on_other_data(at.recipe, rows.data, rows.collate)
-            if recipe is None and not at.executor.here:
-                recipe = carried(at.model, at.task, rows.data, rows.collate, change.folder / layout.SCRATCH)
+            recipe = recipe_for_data(at.recipe, rows.data, rows.collate)
             inputs = BuildInputs(at.model, at.task, rows, at.checkpoints, recipe, at.device)
+            if not at.executor.here:
+                inputs = inputs.portable(change.folder / layout.SCRATCH, rows)
 
             def sources(home: StorePath, manifest: Manifest) -> list[Source]:
                 segment = _new_segment(manifest, change.token, inputs, new_ids)
-                builder.compute(Context(home, segment, inputs, ids=new_ids), at.executor, progress)
+                builder.compute(ShardWriter(home, segment, inputs, ids=new_ids), at.executor, progress)
                 return [Source(home, manifest), Source(home, segment)]
 
             ids = None if new_ids is None else [*(at.ids or ()), *new_ids]
@@ -82,7 +81,7 @@ def append(at: Opened, data: Any, ids: Sequence[Any] | None, progress: bool) -> 
     return _reopen(at, whole)
 
 
-def remove(at: Opened, ids: Sequence[Any] | None, indices: Sequence[int] | None) -> Opened:
+def remove(at: IndexState, ids: Sequence[Any] | None, indices: Sequence[int] | None) -> IndexState:
     """Rewrite the shards that hold some examples without them, and delete the old files."""
     m = _check_changeable(at)
     if (ids is None) == (indices is None):
@@ -103,7 +102,7 @@ def remove(at: Opened, ids: Sequence[Any] | None, indices: Sequence[int] | None)
     return _reopen(at, rows)
 
 
-def _remove(at: Opened, change: Transaction, removed: Tensor, left: list[int]) -> None:
+def _remove(at: IndexState, change: Transaction, removed: Tensor, left: list[int]) -> None:
     m, count = change.before, int(removed.sum())
     partly = any(removed[rows].any() and not removed[rows].all() for rows in m.shards)
     inputs = _covariance_inputs(at) if m.factors and partly else None
@@ -143,7 +142,7 @@ def _new_segment(m: Manifest, owner: str, inputs: BuildInputs, ids: Sequence[Any
     return replace(m, examples=count, data=inputs.data, ids=ids_fingerprint(ids), changes=changes)
 
 
-def _covariance_inputs(at: Opened) -> BuildInputs:
+def _covariance_inputs(at: IndexState) -> BuildInputs:
     model, task, rows = at.model, at.task, at.rows
     if model is None or task is None or rows is None:
         missing = [n for n, x in (("model=", model), ("task=", task), ("train_data=", rows)) if x is None]
@@ -151,18 +150,18 @@ def _covariance_inputs(at: Opened) -> BuildInputs:
             "the covariances of EKFAC are sums over examples: removed ones are run through the model once more. "
             f"Pass {', '.join(missing)} to Index.open"
         )
-    at.session.check_model(full=True)
+    at.query_runner.check_model(full=True)
     return BuildInputs(model, task, rows, at.checkpoints)
 
 
-def _reopen(at: Opened, rows: Rows | None) -> Opened:
+def _reopen(at: IndexState, rows: Rows | None) -> IndexState:
     folder = at.stored.folder
     manifest = Manifest.read(folder)
     stored = Stored(folder, manifest, at.stored.memory)
     return replace(at, stored=stored, ids=read_ids(folder, manifest), rows=rows)
 
 
-def _check_changeable(at: Opened) -> Manifest:
+def _check_changeable(at: IndexState) -> Manifest:
     at.check_finished()
     if not at.executor.alone:
         raise UndeError(
@@ -216,7 +215,7 @@ def _find_ids(ids: Sequence[Any], which: list[Any]) -> Tensor:
     return torch.tensor([i in wanted for i in ids])
 
 
-def _find_positions(at: Opened, which: list[Any]) -> Tensor:
+def _find_positions(at: IndexState, which: list[Any]) -> Tensor:
     """(N,) bool"""
     count = at.stored.manifest.examples
     odd = [i for i in which if type(i) is not int or not 0 <= i < count]
