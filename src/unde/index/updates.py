@@ -46,68 +46,68 @@ _NAMED = 3  # ids in a message
 # --- append and remove ------------------------------------------------------------------------------------
 
 
-def append(at: IndexState, data: Any, ids: Sequence[Any] | None, progress: bool) -> IndexState:
+def append(state: IndexState, data: Any, ids: Sequence[Any] | None, progress: bool) -> IndexState:
     """Compute the features of more examples as a new segment."""
-    m = _check_changeable(at)
-    if at.model is None or at.task is None:
+    m = _check_changeable(state)
+    if state.model is None or state.task is None:
         raise UndeError(
             "this index was opened without its model and task: pass both to Index.open to append examples"
         )
-    rows = Rows(data, at.collate or own_collate(at.task.collate, data))
+    rows = Rows(data, state.collate or own_collate(state.task.collate, data))
     new_ids, digests = builder.ids_for(rows, ids), rows.digests()
     token = partial(make_token, APPEND, digests, ids_fingerprint(new_ids))
-    with transaction(at.stored.folder, m, token) as change:
+    with transaction(state.stored.folder, m, token) as change:
         if change.committed is None:
-            _check_new_ids(at.ids, new_ids, len(rows))
-            _note_twins(at.stored, digests)
-            at.query_runner.check_model(full=True)
+            _check_new_ids(state.ids, new_ids, len(rows))
+            _note_twins(state.stored, digests)
+            state.query_runner.check_model(full=True)
             change.begin(f"{APPEND} {len(rows)}")
-            recipe = recipe_for_data(at.recipe, rows.data, rows.collate)
-            inputs = BuildInputs(at.model, at.task, rows, at.checkpoints, recipe, at.device)
-            if not at.executor.here:
+            recipe = recipe_for_data(state.recipe, rows.data, rows.collate)
+            inputs = BuildInputs(state.model, state.task, rows, state.checkpoints, recipe, state.device)
+            if not state.executor.here:
                 inputs = inputs.portable(change.folder / layout.SCRATCH, rows)
 
             def sources(home: StorePath, manifest: Manifest) -> list[Source]:
                 segment = _new_segment(manifest, change.token, inputs, new_ids)
-                builder.compute(ShardWriter(home, segment, inputs, ids=new_ids), at.executor, progress)
+                builder.compute(ShardWriter(home, segment, inputs, ids=new_ids), state.executor, progress)
                 return [Source(home, manifest), Source(home, segment)]
 
-            ids = None if new_ids is None else [*(at.ids or ()), *new_ids]
+            ids = None if new_ids is None else [*(state.ids or ()), *new_ids]
             entry = make_entry(APPEND, len(rows), m.examples + len(rows), change.token, m.id)
             _apply(change, entry, sources, ids)
-        whole = at.rows
+        whole = state.rows
         if whole is not None and change.applies_to(m):
             whole = whole.concat(rows)
-    return _reopen(at, whole)
+    return _reopen(state, whole)
 
 
-def remove(at: IndexState, ids: Sequence[Any] | None, indices: Sequence[int] | None) -> IndexState:
+def remove(state: IndexState, ids: Sequence[Any] | None, indices: Sequence[int] | None) -> IndexState:
     """Rewrite the shards that hold some examples without them, and delete the old files."""
-    m = _check_changeable(at)
+    m = _check_changeable(state)
     if (ids is None) == (indices is None):
         raise UndeError("say which examples to remove: ids, or indices, one of the two")
     which = plain_ids(_as_list(ids if ids is not None else indices))
-    by_id = ids is not None and at.ids is not None
+    by_id = ids is not None and state.ids is not None
     token = partial(make_token, REMOVE, by_id, sorted(map(str, which)))
-    with transaction(at.stored.folder, m, token) as change:
-        rows = at.rows
+    with transaction(state.stored.folder, m, token) as change:
+        rows = state.rows
         if change.applies_to(m):
-            removed = _find_ids(at.ids, which) if by_id and at.ids else _find_positions(at, which)
+            removed = _find_ids(state.ids, which) if by_id and state.ids else _find_positions(state, which)
             left = (~removed).nonzero()[:, 0].tolist()
             if not left:
                 raise UndeError(f"that would remove all {m.examples} examples: delete the index instead")
             if change.committed is None:
-                _remove(at, change, removed, left)
+                _remove(state, change, removed, left)
             rows = None if rows is None else rows.subset(left)
-    return _reopen(at, rows)
+    return _reopen(state, rows)
 
 
-def _remove(at: IndexState, change: Transaction, removed: Tensor, left: list[int]) -> None:
+def _remove(state: IndexState, change: Transaction, removed: Tensor, left: list[int]) -> None:
     m, count = change.before, int(removed.sum())
     partly = any(removed[rows].any() and not removed[rows].all() for rows in m.shards)
-    inputs = _covariance_inputs(at) if m.factors and partly else None
+    inputs = _covariance_inputs(state) if m.factors and partly else None
     change.begin(f"{REMOVE} {count}")
-    ids = None if at.ids is None else [at.ids[i] for i in left]
+    ids = None if state.ids is None else [state.ids[i] for i in left]
     entry = make_entry(REMOVE, count, len(left), change.token, m.id)
     _apply(change, entry, lambda home, manifest: [Source(home, manifest, removed)], ids, inputs)
 
@@ -142,32 +142,32 @@ def _new_segment(m: Manifest, owner: str, inputs: BuildInputs, ids: Sequence[Any
     return replace(m, examples=count, data=inputs.data, ids=ids_fingerprint(ids), changes=changes)
 
 
-def _covariance_inputs(at: IndexState) -> BuildInputs:
-    model, task, rows = at.model, at.task, at.rows
+def _covariance_inputs(state: IndexState) -> BuildInputs:
+    model, task, rows = state.model, state.task, state.rows
     if model is None or task is None or rows is None:
         missing = [n for n, x in (("model=", model), ("task=", task), ("train_data=", rows)) if x is None]
         raise UndeError(
             "the covariances of EKFAC are sums over examples: removed ones are run through the model once more. "
             f"Pass {', '.join(missing)} to Index.open"
         )
-    at.query_runner.check_model(full=True)
-    return BuildInputs(model, task, rows, at.checkpoints)
+    state.query_runner.check_model(full=True)
+    return BuildInputs(model, task, rows, state.checkpoints)
 
 
-def _reopen(at: IndexState, rows: Rows | None) -> IndexState:
-    folder = at.stored.folder
+def _reopen(state: IndexState, rows: Rows | None) -> IndexState:
+    folder = state.stored.folder
     manifest = Manifest.read(folder)
-    stored = Stored(folder, manifest, at.stored.memory)
-    return replace(at, stored=stored, ids=read_ids(folder, manifest), rows=rows)
+    stored = Stored(folder, manifest, state.stored.memory)
+    return replace(state, stored=stored, ids=read_ids(folder, manifest), rows=rows)
 
 
-def _check_changeable(at: IndexState) -> Manifest:
-    at.check_finished()
-    if not at.executor.alone:
+def _check_changeable(state: IndexState) -> Manifest:
+    state.check_finished()
+    if not state.executor.alone:
         raise UndeError(
-            f"{at.executor} does a share of a build: open the index with another executor to change it"
+            f"{state.executor} does a share of a build: open the index with another executor to change it"
         )
-    return at.stored.manifest
+    return state.stored.manifest
 
 
 def _check_new_ids(known: Sequence[Any] | None, new: list[Any] | None, count: int) -> None:
@@ -215,14 +215,14 @@ def _find_ids(ids: Sequence[Any], which: list[Any]) -> Tensor:
     return torch.tensor([i in wanted for i in ids])
 
 
-def _find_positions(at: IndexState, which: list[Any]) -> Tensor:
+def _find_positions(state: IndexState, which: list[Any]) -> Tensor:
     """(N,) bool"""
-    count = at.stored.manifest.examples
+    count = state.stored.manifest.examples
     odd = [i for i in which if type(i) is not int or not 0 <= i < count]
     if odd:
         raise UndeError(
             f"no example {odd[0]!r} in the index: expected positions from 0 to {count - 1}"
-            + (" (it has no ids)" if at.ids is None else "")
+            + (" (it has no ids)" if state.ids is None else "")
         )
     return torch.zeros(count, dtype=torch.bool).index_fill_(0, torch.tensor(which), True)
 
@@ -349,8 +349,8 @@ def clear(folder: StorePath, now: Manifest, kernels: bool = True) -> None:
     for home, of in homes(folder, now):
         numbers = {number for number, _ in of.files}
         for path in _files(home / layout.SHARDS):
-            at = layout.parse_shard_name(path.name)
-            if at is not None and at[1] not in numbers:
+            place = layout.parse_shard_name(path.name)
+            if place is not None and place[1] not in numbers:
                 delete(path)
         for path in _files(home):
             if layout.is_versioned(path.name) and path.name not in layout.current_names(now.generation):
