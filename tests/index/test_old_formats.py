@@ -112,17 +112,6 @@ def test_a_build_resumes_it(old):
     torch.testing.assert_close(again, toy.stored(index).block(0, 1), rtol=1e-6, atol=1e-6)
 
 
-def test_weights_load_and_are_saved_under_the_new_name(old):
-    content = json.loads((OLD / "weights.json").read_text())
-    assert content["format"] == "whence weights"
-    weights = Weights.load(OLD / "weights.json")
-    assert dict(zip(weights.groups, weights.values.tolist())) == pytest.approx(content["weights"])
-    assert weights.query_digests == content["query_digests"] and weights.provenance == content["provenance"]
-    weights.save(old / "again.json")
-    assert torch.equal(Weights.load(old / "again.json").values, weights.values)
-    assert json.loads((old / "again.json").read_text())["format"] == "unde weights"
-
-
 def counted(indices, seed=0):
     return torch.from_numpy(np.bincount(indices, minlength=24)).float()
 

@@ -16,7 +16,7 @@ from unde.evaluate.bank.bank_io import bank_of
 from unde.index import verify as index
 from unde.store.remote import Remote, StorePath, exists, place
 from unde.store.verify_report import Verified
-from unde.weights import verify as weights
+from unde.weights import weights
 
 
 def verify(

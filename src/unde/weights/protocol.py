@@ -1,18 +1,17 @@
-"""What weight learning needs to know of scores, and scores that are already in memory."""
+"""The interface of scores that weights are learned from, and of the judge of learned weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
-from unde.scoring.arrays import ArrayScores as TensorScores
+if TYPE_CHECKING:
+    from unde.weights.retrieval import JudgedWeights, Trial
 
-__all__ = ["Method", "ResolvedScores", "TensorScores"]
 
-
-class Method(Protocol):
+class ScoringMethod(Protocol):
     """How the scores were made: the name, and whether the final score is the sum of the groups' parts."""
 
     @property
@@ -29,7 +28,7 @@ class ResolvedScores(Protocol):
     @property
     def shape(self) -> tuple[int, int]: ...  # (Q, N)
     @property
-    def method(self) -> Method: ...
+    def method(self) -> ScoringMethod: ...
     @property
     def query_digests(self) -> list[str]: ...  # one for each query
     @property
@@ -47,4 +46,25 @@ class ResolvedScores(Protocol):
 
     def finish(self, linear: Tensor, weights: Tensor, queries: slice, train: slice) -> Tensor:
         """Weighted sums (q, n) → final scores (q, n), differentiable in the weights."""
+        ...
+
+
+class SelfRetrieval(Protocol):
+    """Perturbed training examples under one method: what weights are judged by (see `retrieval`)."""
+
+    @property
+    def trials(self) -> Sequence[Trial]: ...  # held-out copies of each kind of perturbation
+    @property
+    def candidates(self) -> Sequence[JudgedWeights]: ...  # weights learned from copies, judged by the trials
+
+
+class Judge(Protocol):
+    """What tells good weights from bad ones, e.g. an `unde.Index` opened with its model and training data."""
+
+    def self_retrieval(self, scores: Any) -> SelfRetrieval:
+        """Run self-retrieval under the method and groups of `scores`.
+
+        Raises:
+            NotRetrievable: If it cannot be run.
+        """
         ...
