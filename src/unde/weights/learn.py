@@ -17,8 +17,8 @@ from unde.scoring.data_splits import refuse_training
 from unde.weights.contributions import Contributions
 from unde.weights.cross_validate import choose
 from unde.weights.objective import Fit, Problem
-from unde.weights.protocol import Judge, ResolvedScores, SelfRetrieval
-from unde.weights.retrieval import best_confirmed, judge_weights
+from unde.weights.protocol import ResolvedScores
+from unde.weights.retrieval import Judge, SelfRetrieval, best_confirmed, judge_weights
 from unde.weights.settings import EPOCHS, LEARNING_RATE, WEIGHT_DECAY, Settings, fit
 from unde.weights.weights import Weights
 

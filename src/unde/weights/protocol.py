@@ -1,14 +1,11 @@
-"""The interface of scores that weights are learned from, and of the judge of learned weights."""
+"""The interface of scores that weights are learned from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from unde.weights.retrieval import JudgedWeights, Trial
 
 
 class ScoringMethod(Protocol):
@@ -46,25 +43,4 @@ class ResolvedScores(Protocol):
 
     def finish(self, linear: Tensor, weights: Tensor, queries: slice, train: slice) -> Tensor:
         """Weighted sums (q, n) → final scores (q, n), differentiable in the weights."""
-        ...
-
-
-class SelfRetrieval(Protocol):
-    """Perturbed training examples under one method: what weights are judged by (see `retrieval`)."""
-
-    @property
-    def trials(self) -> Sequence[Trial]: ...  # held-out copies of each kind of perturbation
-    @property
-    def candidates(self) -> Sequence[JudgedWeights]: ...  # weights learned from copies, judged by the trials
-
-
-class Judge(Protocol):
-    """What tells good weights from bad ones, e.g. an `unde.Index` opened with its model and training data."""
-
-    def self_retrieval(self, scores: Any) -> SelfRetrieval:
-        """Run self-retrieval under the method and groups of `scores`.
-
-        Raises:
-            NotRetrievable: If it cannot be run.
-        """
         ...

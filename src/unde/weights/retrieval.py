@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -220,3 +220,24 @@ def gain_of(weights: Tensor, copies: Copies) -> tuple[float, float]:
     t = 0.0 if mean == 0 else mean / spread if spread > 0 else math.copysign(math.inf, mean)
     size = abs(float(before.mean()))
     return (mean / size if size > 0 else 0.0), t
+
+
+class SelfRetrieval(Protocol):
+    """Perturbed training examples under one method: what weights are judged by."""
+
+    @property
+    def trials(self) -> Sequence[Trial]: ...  # held-out copies of each kind of perturbation
+    @property
+    def candidates(self) -> Sequence[JudgedWeights]: ...  # weights learned from copies, judged by the trials
+
+
+class Judge(Protocol):
+    """What tells good weights from bad ones, e.g. an `unde.Index` opened with its model and training data."""
+
+    def self_retrieval(self, scores: Any) -> SelfRetrieval:
+        """Run self-retrieval under the method and groups of `scores`.
+
+        Raises:
+            NotRetrievable: If it cannot be run.
+        """
+        ...
