@@ -286,7 +286,7 @@ def expand_groups(function: Callable[..., None]) -> Callable[..., None]:
             options[name] = kind(**{f.name: options.pop(f.name) for f in fields(kind)})
         function(**options)
 
-    run.__signature__ = inspect.Signature(parameters)  # ty: ignore[unresolved-attribute]
+    run.__signature__ = inspect.Signature(parameters)  # ty: ignore[missing-attribute]
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     return run
 

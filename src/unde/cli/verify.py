@@ -52,11 +52,11 @@ def verify(
 def verify_path(path: StorePath) -> Verified:
     """Verify an index (a folder), a bank (an archive of arrays), or else weights (JSON)."""
     from unde.evaluate.bank import verify as bank
-    from unde.evaluate.bank.bank_io import bank_of
+    from unde.evaluate.bank.bank_io import unfinished_bank
     from unde.index import verify as index
     from unde.weights import verify as weights
 
-    unfinished = bank_of(path)
+    unfinished = unfinished_bank(path)
     if unfinished is not None:
         return bank.verify(unfinished)
     if path.is_dir():
