@@ -11,28 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from unde import console
-from unde.cli.options import (
-    Checkpoints,
-    Data,
-    Device,
-    Engine,
-    HFModel,
-    IndexPath,
-    PackedDtype,
-    SeqLen,
-    Target,
-    TargetField,
-    TextField,
-    Threads,
-    TrustRemoteCode,
-    Workers,
-    source_of,
-)
-from unde.cli.project import Project, remembered
+from unde.cli.completion import one_of
+from unde.cli.options import CODECS, IndexPath, TrainingOptions, WorkerOptions, join_names
 from unde.errors import UndeError
-from unde.index import Index
-from unde.index.updates import finish
-from unde.parallel import named
 from unde.store.remote import StorePath, place
 
 _REMOVE = "remove"  # the mark of the live page
@@ -41,18 +22,8 @@ _LONGEST = 2**28  # bytes of a list of ids
 
 def append(
     index: IndexPath,
-    target: Target = None,
-    hf_model: HFModel = None,
-    data: Data = None,
-    text_field: TextField = None,
-    target_field: TargetField = None,
-    seq_len: SeqLen = None,
-    trust_remote_code: TrustRemoteCode = False,
-    checkpoints: Checkpoints = None,
-    device: Device = None,
-    engine: Engine = "serial",
-    threads: Threads = None,
-    workers: Workers = None,
+    model: TrainingOptions,
+    worker: WorkerOptions,
 ) -> None:
     """Add training examples to an index: what is in it already, by content, is not computed again.
 
@@ -65,10 +36,13 @@ def append(
 
     `unde append my_project.setup:make --index runs/idx`
     """
-    source = source_of(hf_model, data, text_field, seq_len, trust_remote_code, target_field, checkpoints)
-    project = Project(target or remembered(index, source), source, index=index, device=device)
+    from unde.cli.project import Project
+    from unde.index import Index
+    from unde.index.updates import finish
+
+    project = Project(model.remembered(index), index=index)
     setup = project.setup
-    opened = project.index(index, named(engine, threads=threads, workers=workers), whole=False)
+    opened = project.index(index, worker.executor(), whole=False)
     rows = setup.rows(setup.train_data)
     known = opened.holds(rows)
     if known.all() and finish(index):  # the same command was killed after it committed
@@ -87,7 +61,7 @@ def append(
         opened.append(rows.subset(new), ids=ids)
     try:
         Index.open(index, train_data=setup.train_data, verify=False)
-        project.remembered.remember(index)
+        project.memory.remember(index)
     except UndeError:
         console.note(
             "this is not all training data of the index: commands that show or perturb training examples need all of "
@@ -120,19 +94,11 @@ def remove(
             ".jsonl with a column id, such as the marks of the live page",
         ),
     ],
+    model: TrainingOptions,
     mark: Annotated[
         list[str] | None,
         typer.Option(help="of a file with a column mark, take those marked so; repeatable (default: remove)"),
     ] = None,
-    target: Target = None,
-    hf_model: HFModel = None,
-    data: Data = None,
-    text_field: TextField = None,
-    target_field: TargetField = None,
-    seq_len: SeqLen = None,
-    trust_remote_code: TrustRemoteCode = False,
-    checkpoints: Checkpoints = None,
-    device: Device = None,
 ) -> None:
     """Remove training examples from an index and erase their bytes.
 
@@ -145,12 +111,13 @@ def remove(
 
     `unde remove --index runs/idx --ids marks.csv --mark remove --mark "wrong label"`
     """
+    from unde.cli.project import Project
+    from unde.index import Index
+
     names = _read_names(ids, mark)
     opened = Index.open(index)
     if opened.manifest.factors:
-        source = source_of(hf_model, data, text_field, seq_len, trust_remote_code, target_field, checkpoints)
-        project = Project(target or remembered(index, source), source, index=index, device=device)
-        opened = project.index(index)
+        opened = Project(model.remembered(index), index=index).index(index)
     if opened.ids is None:
         odd = [name for name in names if not name.isascii() or not name.isdigit()]
         if odd:
@@ -179,6 +146,8 @@ def merge(
 
     `unde merge runs/all runs/monday runs/tuesday`
     """
+    from unde.index import Index
+
     merged = Index.merge(list(indexes), out)
     console.echo(f"{out}: {len(merged):,} examples of {len(indexes)} indexes in {len(merged.groups)} groups")
 
@@ -186,7 +155,9 @@ def merge(
 def repack(
     out: Annotated[Any, typer.Argument(parser=place, metavar="OUT", help="folder or URL for the new index")],
     index: Annotated[Any, typer.Argument(parser=place, metavar="INDEX", help="the index to repack")],
-    store_dtype: PackedDtype = "int8",
+    store_dtype: Annotated[
+        str, typer.Option(help=join_names(CODECS), autocompletion=one_of(*CODECS))
+    ] = "int8",
 ) -> None:
     """Store the features of an index in another precision, as a new index: int8 takes a quarter of float32.
 
@@ -196,6 +167,8 @@ def repack(
 
     `unde repack runs/small runs/idx --store-dtype int8`
     """
+    from unde.index import Index
+
     old = Index.open(index)
     new = old.repack(out, store_dtype)
     sizes = [m.codec.nbytes(m.examples, m.columns) for m in (old.manifest, new.manifest)]
