@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -13,16 +12,16 @@ from torch import Tensor, nn
 
 from unde import console, methods
 from unde.data import Rows, own_collate
-from unde.errors import UndeError
+from unde.errors import NotRetrievable, UndeError
 from unde.evaluate.baselines import baseline_scores
 from unde.groups import Groups
-from unde.index import self_retrieval
 from unde.index.calibrate import calibrate
 from unde.index.calibration import Calibration
 from unde.index.diagnose import diagnose
 from unde.index.query_features import QueryFeatures
 from unde.index.rescore import Asked
 from unde.index.retrieval_curve import SHOWN, Trust, of_several
+from unde.index.self_retrieval import EXAMPLES, Retrieval
 from unde.index.state import IndexState
 from unde.index.token_scores import TokenScores
 from unde.index.verify import verify
@@ -40,7 +39,7 @@ from unde.store.remote import StorePath, exists, place
 from unde.store.verify_report import Verified
 from unde.tasks.base import Task
 from unde.tasks.identity import kind_of
-from unde.weights import Weights
+from unde.weights import Weights, learn_weights
 
 R = TypeVar("R", bound="QueryableIndex")
 
@@ -199,16 +198,14 @@ class QueryableIndex:
         made = self.features(queries)
         if not isinstance(queries, QueryFeatures):
             chosen.check_query(Rows(queries)[0])
-        at_hand = None not in (self.model, self.task, self.train_data)
-        judging = partial(self._retrieval, chosen) if at_hand else None
         at = self._state
         rows = None if made is queries else Rows(queries, own_collate(at.collate, queries))
         again = Asked(at.stored, lambda: at.query_runner, at.rows, rows)
         if calibration is None:
-            return replace(at.scorer.scores(chosen, made.features, made.digests, judging), again=again)
+            return replace(at.scorer.scores(chosen, made.features, made.digests), again=again)
         self._announce(calibration)
         last = calibration.setting.last_checkpoint
-        scores = at.scorer.scores(chosen, made.features, made.digests, judging, last_checkpoint=last)
+        scores = at.scorer.scores(chosen, made.features, made.digests, last_checkpoint=last)
         provenance = scores.provenance | {"calibration": str(calibration)}
         return replace(scores, again=again, default_weights=calibration.weights, provenance=provenance)
 
@@ -400,23 +397,42 @@ class QueryableIndex:
         self,
         method: str | Method | None = None,
         perturb: Any = None,
-        examples: int = self_retrieval.EXAMPLES,
+        examples: int = EXAMPLES,
         seed: int = 0,
+        *,
+        queries: Any = None,
     ) -> Weights:
-        """Weights with which perturbed training examples find themselves: no labels, no queries, no k.
+        """Learn weights with which perturbed training examples find themselves: no labels, no queries, no k.
 
-        `perturb` is a function (example, strength, random) -> example, with a strength from 0.05 to 1 and a NumPy
-        generator to draw from; "weights" for noise on the model's weights; or None for what the task knows: noise,
-        replaced tokens, augmented images. The strength is searched. `examples` copies are learned from, others judge
-        and report, all of different training examples. Where weights would not help they are uniform;
-        `weights.provenance` tells what was found. Costs as much as 600 queries, and `examples` more, at most.
+        Costs as much as 600 queries, and `examples` more, at most.
+
+        Args:
+            method: The method to learn for; by default that of the calibration or of the index.
+            perturb: A function (example, strength, random) -> example, with a strength from 0.05 to 1 and a NumPy
+                generator to draw from; "weights" for noise on the model's weights; None for the perturbations of the
+                task: noise, replaced tokens, augmented images. The strength is searched.
+            examples: Copies to learn from. Others judge and report, all of different training examples.
+            seed: Seed of the examples and their copies.
+            queries: Learn from these queries by the paper's objective instead, judged by self-retrieval:
+                `unde.learn_weights(index.score(queries, method), seed=seed, judge=index)`.
+
+        Returns:
+            The weights; uniform ones where no candidate passes the guard. `weights.provenance` records why.
+
+        Raises:
+            UndeError: If the index was opened without model, task or training data, or has too few examples.
+
+        >>> weights = index.learn_weights()  # doctest: +SKIP
         """
+        if queries is not None:
+            if (perturb, examples) != (None, EXAMPLES):
+                raise UndeError("perturb= and examples= belong to learning without queries: leave them out")
+            return learn_weights(self.score(queries, method), seed=seed, judge=self)
         chosen = self._method(method)
-        usual = (None, self_retrieval.EXAMPLES, 0)  # what also judges weights from queries
-        if (perturb, examples, seed) == usual:
-            return self._retrieval(chosen, self.groups).weights()
-        self._retrieved = None  # its memory is free for this one
-        return self_retrieval.Retrieval.made(self._state, chosen, perturb, examples, seed).weights()
+        if (perturb, examples, seed) == (None, EXAMPLES, 0):
+            return self._default_retrieval(chosen, self.groups).weights()
+        self._retrieved = None  # free its memory
+        return Retrieval.run(self._state, chosen, perturb, examples, seed).weights()
 
     def trust(
         self,
@@ -461,11 +477,17 @@ class QueryableIndex:
             return self.calibration.method
         return self.method_for(method)
 
-    def _retrieval(self, method: Method, groups: Groups) -> self_retrieval.Retrieval:
-        """Self-retrieval as it is by default, under one method and partition; the one used last is held on to."""
+    def self_retrieval(self, scores: GroupScores) -> Retrieval:
+        """Judge of `unde.learn_weights`: self-retrieval under the method and groups of `scores`."""
+        if None in (self.model, self.task, self.train_data):
+            raise NotRetrievable("the index was opened without its model, task or training data")
+        return self._default_retrieval(scores.method, scores.partition)
+
+    def _default_retrieval(self, method: Method, groups: Groups) -> Retrieval:
+        """Self-retrieval with default settings under one method and partition; the last one is cached."""
         key = (method, tuple(groups.members.items()))
         if self._retrieved is None or self._retrieved[0] != key:
-            self._retrieved = None  # its memory is free for the next
-            few, made = self_retrieval.EXAMPLES, self_retrieval.Retrieval.made
-            self._retrieved = (key, made(self._state, method, None, few, 0, groups))
+            self._retrieved = None  # free its memory
+            few, run = EXAMPLES, Retrieval.run
+            self._retrieved = (key, run(self._state, method, None, few, 0, groups))
         return self._retrieved[1]
