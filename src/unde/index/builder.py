@@ -116,7 +116,7 @@ def fisher_home(folder: StorePath, given: BuildInputs, probe: Method) -> tuple[S
     assert isinstance(probe, methods.Fisher)
     device = next(given.model.parameters()).device
     with frozen_eval(given.model), torch.no_grad():
-        settled = probe.settle(given.task, given.model, to_device(given.rows.batch([0]), device))
+        settled = probe.resolve_labels(given.task, given.model, to_device(given.rows.batch([0]), device))
     return folder / layout.FISHERS[settled.kind], settled
 
 
