@@ -28,7 +28,7 @@ from unde.kernels.base import Moments, Round, Settled, Work, read, reduced
 from unde.kernels.fingerprint import code_of, described
 from unde.parallel import SERIAL, Executor, Job, shown
 from unde.store import layout
-from unde.store.file_watch import Watch, copied
+from unde.store.file_watch import FileWatch, copy_tensors
 from unde.store.files import clear_partial
 from unde.store.locks import locked
 from unde.store.manifest import Manifest
@@ -39,7 +39,7 @@ VERSION = 2  # raise when kernels come out differently: files of another version
 MOMENTS = "moments.safetensors"
 
 
-class KernelFiles:
+class KernelCache:
     """One kernel under one checkpoint: its moments, and K g(n), on disk; made if not there or not whole."""
 
     def __init__(self, stored: Stored, kernel: Kernel, checkpoint: int, executor: Executor = SERIAL) -> None:
@@ -48,7 +48,7 @@ class KernelFiles:
         self._own = FeatureSource(stored, checkpoint)  # what K is applied to
         self.settled = kernel.on(self.source.sizes)
         self._fitted: Fitted | None = None
-        self.watch = Watch()
+        self.watch = FileWatch()
         of = self.source.stored.manifest.id
         self._moments = _Folder(
             stored.folder, f"{VERSION} {of} {self.settled.key}{code_of(kernel)} {self.source.checkpoint}"
@@ -68,19 +68,15 @@ class KernelFiles:
         """Of K g(n) of shard s."""
         return self._rows.shard(s)
 
-    def packed(self, s: int, lease: bool = True) -> dict[str, Tensor]:
+    def packed(self, s: int) -> dict[str, Tensor]:
         """K g(n) of shard s, as it is stored."""
         try:
-            shard = read_again(self.path(s), self._rows.owner, self.watch, lease)
+            shard = read_again(self.path(s), self._rows.owner, self.watch)
             self.stored.check(self.path(s), shard, s)
         except ShardError as e:
             again = ShardError(f"{e}. Open the index again, which makes K g(n) anew")
             raise self.stored.changed() or again from None
         return shard
-
-    def rows(self, s: int, lease: bool = True) -> Tensor:
-        """K g(n) of shard s."""
-        return self.stored.codec.unpack(self.packed(s, lease), self.stored.manifest.columns)
 
     def make_rows(self) -> None:
         """All K g(n), unless they are there."""
@@ -88,7 +84,7 @@ class KernelFiles:
         if not all(self._sound(s) for s in range(count)):
             self._rows.written(lambda: self._write_rows(count))
             self._fitted = None  # as large as all that is stored, and not needed any more
-        self.watch.note(self._rows.shard(s) for s in range(count))
+        self.watch.record(self._rows.shard(s) for s in range(count))
 
     def _sound(self, s: int) -> bool:
         """Whether K g(n) of shard s is there, and can be unpacked."""
@@ -125,7 +121,7 @@ class KernelFiles:
             return {}
         at = self._moments
         with contextlib.suppress(ShardError):
-            return copied(read_shard(at.path / MOMENTS, at.owner))
+            return copy_tensors(read_shard(at.path / MOMENTS, at.owner))
         try:
             at.written(self._write_moments)
         except (
@@ -133,7 +129,7 @@ class KernelFiles:
         ):  # in a store of objects, another may have cleared the partial results it is done with
             if not sound(at.path / MOMENTS, at.owner):
                 raise
-        return copied(read_shard(at.path / MOMENTS, at.owner, verify=False))
+        return copy_tensors(read_shard(at.path / MOMENTS, at.owner, verify=False))
 
     def _write_moments(self) -> None:
         at, moments = self._moments, {}
@@ -181,11 +177,11 @@ class KernelFiles:
         self._moments.path, self._rows.path = places  # where they are, should that be elsewhere
 
 
-def gather_moments(files: KernelFiles, n: int, i: int) -> None:
+def gather_moments(files: KernelCache, n: int, i: int) -> None:
     files.write_partial(n, i)
 
 
-def apply_kernel(files: KernelFiles, i: int) -> None:
+def apply_kernel(files: KernelCache, i: int) -> None:
     files.write_rows(i)
 
 
