@@ -123,7 +123,7 @@ def test_kernels_of_several_checkpoints(method, tmp_path, tensors_alone):
     with Meter() as meter:
         made = toy.training(index, method)
         assert found.held == pytest.approx(meter.live, rel=0.01)
-    assert made.mixes is not None
+    assert made.kernel_blocks is not None
     assert sum(found.memory.values()) == pytest.approx(meter.peak, rel=0.05)
     assert found.flops == meter.flops + decomposed(index, method)
 
@@ -185,7 +185,7 @@ def test_moments_are_those_that_are_kept(blocks):
 def test_scoring_and_learning(method, memory, examples, queries, store_dtype, tmp_path):
     index = toy.reopen(build(tmp_path, method, "2GB", store_dtype, examples), memory=memory)
     asked, found = index.features(data(queries)), costs(index, method)
-    given = (toy.training(index, method).mixes, found.held, queries, index.memory)
+    given = (toy.training(index, method).kernel_blocks, found.held, queries, index.memory)
     learn = partial(learn_weights, k=3, weight_decay=0.1)  # as asked for: nothing is judged
     for planned, use in (
         (scoring.total(index.manifest, method, *given), lambda s: s.total()),
@@ -194,7 +194,7 @@ def test_scoring_and_learning(method, memory, examples, queries, store_dtype, tm
         index._opened.scorer._training.clear()
         gc.collect()
         with Meter():  # K is there
-            index._opened.scorer.training(method)
+            index._opened.scorer.train_features(method)
         meter = Meter()
         meter.hold([asked.features])
         with meter:
@@ -212,7 +212,7 @@ def test_learning_from_few_queries(projection, memory, some, tmp_path):
     index = toy.reopen(build(tmp_path, method, groups="tensor"), memory=memory)
     for queries in some:
         asked = index.features(data(queries))
-        mixes = toy.training(index, method).mixes
+        mixes = toy.training(index, method).kernel_blocks
         planned = learning(index.manifest, index.groups, mixes, 0, queries, index.memory)
         index._opened.scorer._training.clear()
         gc.collect()
@@ -236,7 +236,7 @@ def test_scoring_of_denoisers(method, memory, tmp_path):
     toy.training(index, method)
     index = toy.reopen(index, memory=memory)
     planned = scoring.total(
-        index.manifest, method, toy.training(index, method).mixes, 0, QUERIES, index.memory
+        index.manifest, method, toy.training(index, method).kernel_blocks, 0, QUERIES, index.memory
     )
     meter = Meter()
     meter.hold([queries.features])
@@ -273,9 +273,9 @@ def test_groups_within_a_block_of_a_kernel(tmp_path):
     """Weight and bias of a layer are one block of LoGRA: to tell them apart K is applied twice."""
     method = methods.LoGRA(projection="kron(4)")
     index = build(tmp_path, method, examples=64)
-    mixes = toy.training(index, method).mixes
+    mixes = toy.training(index, method).kernel_blocks
     tensor = Groups.parse("tensor", index.model, ())
     assert scoring.passes(index.manifest, index.groups, mixes) == 1
     assert scoring.passes(index.manifest, tensor, mixes) == 2
     scores = index.score(index.features(data(3)))
-    assert [len(s.asked.passes) for s in (scores, scores.regroup(tensor))] == [1, 2]
+    assert [len(s.query_side.passes) for s in (scores, scores.regroup(tensor))] == [1, 2]

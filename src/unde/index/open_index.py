@@ -23,15 +23,16 @@ from unde.index.diagnose import diagnose
 from unde.index.facts import index_facts
 from unde.index.opened import Opened
 from unde.index.query_features import QueryFeatures
-from unde.index.rescore import Asked
+from unde.index.rescore import IndexRescorer
 from unde.index.retrieval_curve import SHOWN, Trust, of_several
 from unde.index.token_scores import TokenScores
 from unde.index.verify import verify
 from unde.methods import Method
 from unde.parallel import Executor, ending, named
 from unde.scoring import diagnostics
+from unde.scoring.base import WeightsLike
 from unde.scoring.documents import Pieces
-from unde.scoring.group_scores import GroupScores, WeightsLike
+from unde.scoring.group_scores import GroupScores
 from unde.scoring.top import Top
 from unde.store import layout
 from unde.store.manifest import Manifest
@@ -171,14 +172,14 @@ class IndexReader:
         judging = partial(self._retrieval, chosen) if at_hand else None
         at = self._opened
         rows = None if made is queries else Rows(queries, own_collate(at.collate, queries))
-        again = Asked(at.stored, lambda: at.session, at.rows, rows)
+        rescorer = IndexRescorer(at.stored, lambda: at.session, at.rows, rows)
         if calibration is None:
-            return replace(at.scorer.scores(chosen, made.features, made.digests, judging), again=again)
+            return replace(at.scorer.scores(chosen, made.features, made.digests, judging), rescorer=rescorer)
         self._announce(calibration)
         last = calibration.setting.last_checkpoint
         scores = at.scorer.scores(chosen, made.features, made.digests, judging, last_checkpoint=last)
         provenance = scores.provenance | {"calibration": str(calibration)}
-        return replace(scores, again=again, default_weights=calibration.weights, provenance=provenance)
+        return replace(scores, rescorer=rescorer, default_weights=calibration.weights, provenance=provenance)
 
     # --- calibration ------------------------------------------------------------------------------------
 

@@ -8,10 +8,9 @@ import torch
 
 from unde.groups import Groups
 from unde.index.kernel_cache import block_bytes, reading
-from unde.index.training import in_memory, kept, packed, run_bytes
+from unde.index.train_features import HELD_SHARE, run_rows
 from unde.methods import Method
-from unde.scoring import budget
-from unde.store.limbs import nbytes
+from unde.scoring import blocks as budget
 from unde.store.manifest import Manifest
 
 Mixes = Sequence[Sequence[slice]] | None
@@ -35,11 +34,9 @@ def total(
     made = part if method.linear else 3 * part  # `final` makes two more of it
     one = 4 * m.terms * m.examples * m.width if kept(m, memory) else m.terms * block_bytes(m)
     streamed = in_memory(m, memory) + reading(m, precision) + (last if len(m.shards) > 1 else 0)
-    limbs = 0
     if packed(m, memory) and weighted == queries:  # one shard is there while the next is read
         shard = m.terms * reading(m, precision)
-        limbs, sums = nbytes(m.codec, m.columns, rows, queries, together)
-        run = sums or run_bytes(m, rows)
+        run = run_bytes(m, rows)
         one, streamed = shard + run, min(2, len(m.shards)) * shard + before
     blocks = max(streamed, one + before + made)
     if method.beside:
@@ -47,7 +44,7 @@ def total(
     scaled = 4 * m.terms * weighted * m.width
     applied = 0 if mixes is None else 2 * scaled  # K of them, before and after it is put together
     found = {
-        "query features, weighted too": features + scaled + m.terms * limbs,
+        "query features, weighted too": features + scaled,
         "scores": 4 * queries * m.examples,
         "K": held,
         "blocks of features": max(blocks, applied),
@@ -74,3 +71,26 @@ def passes(m: Manifest, groups: Groups, mixes: Sequence[Sequence[slice]]) -> int
     owner = {c.start: j for c, j in zip(m.columns, groups.of(m.unit_names))}
     inside = ({owner[a] for c in block for a in owner if c.start <= a < c.stop} for block in mixes)
     return max(len(met) for met in inside)
+
+
+def packed(m: Manifest, memory: int) -> bool:
+    """Whether blocks are unpacked a few rows at a time."""
+    return not (m.codec.mapped or kept(m, memory))
+
+
+def run_bytes(m: Manifest, rows: int) -> int:
+    """Bytes of rows that are unpacked together."""
+    rows = min(rows, run_rows(m.width * m.terms))
+    factors = m.codec.nbytes(rows, m.columns) if m.codec.lossy else 0  # of like parameters, in float32
+    return 4 * m.terms * m.width * rows + factors
+
+
+def in_memory(m: Manifest, memory: int) -> int:
+    """Bytes of the blocks that scores are made with: all if they stay, else two of them."""
+    whole = 4 * m.examples * m.width * m.terms
+    return whole if kept(m, memory) else min(whole, 2 * m.terms * block_bytes(m))
+
+
+def kept(m: Manifest, memory: int) -> bool:
+    """Whether blocks stay in memory once they were read."""
+    return not m.codec.mapped and 4 * m.examples * m.width * m.terms <= memory // HELD_SHARE

@@ -64,7 +64,9 @@ class StoredFeatures(TrainFeatures):
             )
         for cache in self._caches:
             cache.fitted() if self.kernel_blocks is not None else cache.make_rows()
-        unpacked = not reader.codec.mapped and 4 * m.examples * m.width * m.terms <= reader.memory // HELD_SHARE
+        unpacked = (
+            not reader.codec.mapped and 4 * m.examples * m.width * m.terms <= reader.memory // HELD_SHARE
+        )
         self._held: dict[int, list[Tensor]] | None = {} if unpacked else None
         self.selected = range(len(m.shards))  # shards that are read
         self._leverage: Tensor | None = None
@@ -193,7 +195,12 @@ class StoredFeatures(TrainFeatures):
             yield self.select_run(run).inside(which).nonzero()[:, 0], result["values"]
 
     def map(
-        self, function: Function, inputs: dict[str, Tensor], settings: Any, jobs: Sequence[Job], title: str = "scores"
+        self,
+        function: Function,
+        inputs: dict[str, Tensor],
+        settings: Any,
+        jobs: Sequence[Job],
+        title: str = "scores",
     ) -> Iterator[tuple[Job, dict[str, Tensor]]]:
         """Results of `function` for jobs (run of shards, …), in any order."""
         with scratch(self.reader.folder) as folder:

@@ -7,9 +7,9 @@ import torch
 from unde.groups import Groups
 from unde.index import score_needs as scoring
 from unde.index.kernel_cache import block_bytes, reading
-from unde.index.training import in_memory, packed, run_bytes
+from unde.index.score_needs import in_memory, packed, run_bytes
 from unde.onednn import arranged
-from unde.scoring import budget
+from unde.scoring import blocks as budget
 from unde.store.manifest import Manifest
 from unde.weights import contributions
 

@@ -270,9 +270,7 @@ def _check_ids(what: str, ids: Sequence[Any] | None, shape: Sequence[int], axis:
     if ids is not None and len(ids) != shape[axis]:
         transposed = len(ids) == shape[1 - axis]
         hint = ". The array looks transposed: pass it with queries first" if transposed else ""
-        raise UndeError(
-            f"{len(ids)} {what} for scores of shape {tuple(shape)}: expected {shape[axis]}{hint}"
-        )
+        raise UndeError(f"{len(ids)} {what} for scores of shape {tuple(shape)}: expected {shape[axis]}{hint}")
 
 
 def _check_finite(scores: ArrayScores) -> None:

@@ -103,7 +103,11 @@ class Scores(ABC):
 
     def _repr_html_(self) -> str:
         q, n = self.shape
-        table = {"method": str(getattr(self.method, "name", self.method)), "queries": f"{q:,}", self.noun: f"{n:,}"}
+        table = {
+            "method": str(getattr(self.method, "name", self.method)),
+            "queries": f"{q:,}",
+            self.noun: f"{n:,}",
+        }
         return facts(self.title, table | {"groups": listed(self.groups)})
 
     # --- ranking ----------------------------------------------------------------------------------------

@@ -97,7 +97,9 @@ class TopK:
     def top(self, ids: Sequence[Any] | None) -> Top:
         """The result, with the users' ids if there are any."""
         rows = self.indices.tolist()
-        return Top(self.indices, self.values, rows if ids is None else [[ids[i] for i in row] for row in rows])
+        return Top(
+            self.indices, self.values, rows if ids is None else [[ids[i] for i in row] for row in rows]
+        )
 
 
 def stable_top(values: Tensor, k: int, largest: bool) -> tuple[Tensor, Tensor]:

@@ -181,7 +181,9 @@ class GroupScores(Scores):
             UndeError: If model, task or data are missing, or `index` is one of other examples.
         """
         if self.rescorer is None:
-            raise UndeError("these scores do not know their queries and model: rescore what index.score returns")
+            raise UndeError(
+                "these scores do not know their queries and model: rescore what index.score returns"
+            )
         return self.rescorer.rescore(self, top, projection, index, queries)
 
     def regroup(self, groups: Groups | Mapping[str, Sequence[str]]) -> GroupScores:
@@ -292,8 +294,8 @@ class GroupScores(Scores):
         return FinalContext(
             query_squares=lambda: self.query_side.squared_norms[queries],
             train_squares=lambda: self.train_squares[train],
-            leverage=lambda: self._leverage[train],
-            beside=lambda: self._extra_measures[train],
+            leverage=lambda: self.leverage[train],
+            beside=lambda: self.extra_measures[train],
         )
 
     # --- blocks of totals ---------------------------------------------------------------------------------
@@ -352,7 +354,9 @@ class GroupScores(Scores):
     def query_blocks(self) -> list[slice]:
         """Queries that are in memory together."""
         step = budget.queries_at_once(
-            4 * self.queries.shape[0] * self.queries.shape[2], self.train.kernel_blocks is not None, self.memory
+            4 * self.queries.shape[0] * self.queries.shape[2],
+            self.train.kernel_blocks is not None,
+            self.memory,
         )
         if self.method.groupwise:
             step = max(1, self.memory // (64 * len(self.partition) * self._most))
@@ -366,7 +370,7 @@ class GroupScores(Scores):
     # --- both sides ---------------------------------------------------------------------------------------
 
     def self_contributions(self, blocks: Tensor, train: Tensor) -> Tensor:
-        """(n, M) contributions of queries to themselves: they are the training examples `train`, with blocks (C, n, D)."""
+        """(n, M) contributions of training examples `train`, these queries, to themselves; blocks are (C, n, D)."""
         parts = torch.zeros(len(self), len(self.partition))
         factors = self.query_side.factors(slice(0, len(self)))
         for eta, of_checkpoint, t in zip(self.train.checkpoint_weights, factors, blocks):
@@ -384,14 +388,16 @@ class GroupScores(Scores):
     def train_squares(self) -> Tensor:
         """(N, M) squared norms of the training features of each group."""
         out = torch.zeros(self.train.examples, len(self.partition))
-        return out.index_add_(1, torch.tensor(self.partition.of(self.train.units)), self.train.squared_norms())
+        return out.index_add_(
+            1, torch.tensor(self.partition.of(self.train.units)), self.train.squared_norms()
+        )
 
     @cached_property
-    def _leverage(self) -> Tensor:
+    def leverage(self) -> Tensor:
         return self.train.leverage()
 
     @cached_property
-    def _extra_measures(self) -> Tensor:
+    def extra_measures(self) -> Tensor:
         return self.train.extra_measures()
 
 

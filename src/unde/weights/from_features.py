@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from unde.scoring import GroupScores
-from unde.scoring.blocking import joined
+from unde.scoring.query_side import join
 
 _PAIRS = 2**25  # bytes of features that are multiplied at once for pairs
 
@@ -24,7 +24,7 @@ class FromFeatures:
 
     def __init__(self, source: GroupScores) -> None:
         self._source = source
-        runs = joined(zip(source.partition.of(source.train.units), source.train.columns))
+        runs = join(zip(source.partition.of(source.train.units), source.train.columns))
         runs.sort(key=lambda run: run[1].start)
         self._owner = torch.tensor([j for j, _ in runs])
         self._starts = np.array([c.start for _, c in runs])
@@ -36,7 +36,7 @@ class FromFeatures:
         if not isinstance(source, GroupScores) or not source.method.linear or source.method.groupwise:
             return None
         owners = list(zip(source.partition.of(source.train.units), source.train.columns))
-        for block in source.train.mixes or ():
+        for block in source.train.kernel_blocks or ():
             inside = {j for j, c in owners for b in block if c.start < b.stop and b.start < c.stop}
             if len(inside) > 1:
                 return None
@@ -45,7 +45,7 @@ class FromFeatures:
     def scores(self, which: Tensor, weights: Tensor) -> Tensor:
         """(q, N)"""
         out = torch.empty(len(which), self._source.shape[1])
-        for rows, q, part in self._source.picked(which).totals(weights.float()):
+        for rows, q, part in self._source.select(which).totals(weights.float()):
             out[q, rows] = part
         return out
 
@@ -53,8 +53,8 @@ class FromFeatures:
         """Σ_n pull[q, n] C_q[n], (q, M), and the contributions of picked examples, (q, r, M)."""
         train, groups = self._source.train, len(self._source.groups)
         features = self._source.queries[:, which]  # (C, q, D)
-        if train.mixes is not None:
-            features = torch.stack([train.on_queries(c, q) for c, q in enumerate(features)])
+        if train.kernel_blocks is not None:
+            features = torch.stack([train.apply_kernel(c, q) for c, q in enumerate(features)])
         sums, rows = torch.zeros_like(features), torch.zeros(*picks.shape, groups)
         for here, blocks in train.blocks():
             query, place = ((picks >= here.start) & (picks < here.stop)).nonzero(as_tuple=True)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from unde.scoring.top import stable_top
+from unde.scoring.blocks import stable_top
 from unde.weights.objective import SIDES
 from unde.weights.problem import Problem
 
