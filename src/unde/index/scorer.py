@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,7 +34,6 @@ class Scorer:
     stored: Stored
     groups: Groups
     ids: Sequence[Any] | None
-    provenance: Mapping[str, Any]
     executor: Executor = SERIAL
     _features: dict[Kernel, StoredFeatures] = field(default_factory=dict, init=False, repr=False)
 
@@ -62,7 +61,7 @@ class Scorer:
             train = copy(train)
             train.checkpoint_weights = [0.0] * (m.terms - 1) + m.checkpoint_weights[-1:]
         provenance = {"index": m.id, "method": method.describe(), "model": m.models}
-        provenance |= {"data": m.data, "task": m.task["name"], **self.provenance}
+        provenance |= {"data": m.data, "task": m.task["name"]}
         return GroupScores(
             train, features, method, self.groups, digests, provenance, self.stored.memory, judging
         )
