@@ -172,57 +172,6 @@ def test_moments_are_those_that_are_kept(blocks):
     }
 
 
-@pytest.mark.parametrize("store_dtype", ["float32", "float16", "int8", "factored(1)"])
-@pytest.mark.parametrize(
-    ("method", "memory", "examples", "queries"),
-    [
-        (methods.TracIn(projection="kron(16)"), "2GB", EXAMPLES, QUERIES),
-        (methods.TracIn(projection="kron(16)"), "6MB", EXAMPLES, QUERIES),
-        (methods.TracIn(projection="kron(16)"), "300kB", EXAMPLES, 20),  # some at a time
-        (methods.LoGRA(projection="kron(16)"), "2GB", EXAMPLES, QUERIES),
-    ],
-)
-def test_scoring_and_learning(method, memory, examples, queries, store_dtype, tmp_path):
-    index = toy.reopen(build(tmp_path, method, "2GB", store_dtype, examples), memory=memory)
-    asked, found = index.features(data(queries)), costs(index, method)
-    given = (toy.training(index, method).kernel_blocks, found.held, queries, index.memory)
-    learn = partial(learn_weights, k=3, weight_decay=0.1)  # as asked for: nothing is judged
-    for planned, use in (
-        (scoring.total(index.manifest, method, *given), lambda s: s.total()),
-        (learning(index.manifest, index.groups, *given), learn),
-    ):
-        index._opened.scorer._training.clear()
-        gc.collect()
-        with Meter():  # K is there
-            index._opened.scorer.train_features(method)
-        meter = Meter()
-        meter.hold([asked.features])
-        with meter:
-            use(index.score(asked))
-        assert sum(planned.values()) - found.held == pytest.approx(meter.peak, rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("projection", "memory", "some"),
-    [("kron(4)", "2GB", [1, 3]), ("kron(4)", "400kB", [1, 2, 8]), ("kron(16)", "6MB", [20, 40])],
-)
-def test_learning_from_few_queries(projection, memory, some, tmp_path):
-    """They are read with more training examples at once, and so are those that are left over of many."""
-    method = methods.TracIn(projection=projection)
-    index = toy.reopen(build(tmp_path, method, groups="tensor"), memory=memory)
-    for queries in some:
-        asked = index.features(data(queries))
-        mixes = toy.training(index, method).kernel_blocks
-        planned = learning(index.manifest, index.groups, mixes, 0, queries, index.memory)
-        index._opened.scorer._training.clear()
-        gc.collect()
-        meter = Meter()
-        meter.hold([asked.features])
-        with meter:
-            learn_weights(index.score(asked), k=3, weight_decay=0.1)
-        assert sum(planned.values()) == pytest.approx(meter.peak, rel=0.1)
-
-
 @pytest.mark.parametrize("memory", ["2GB", "200kB"])
 @pytest.mark.parametrize(
     "method",

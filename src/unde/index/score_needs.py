@@ -93,4 +93,4 @@ def in_memory(m: Manifest, memory: int) -> int:
 
 def kept(m: Manifest, memory: int) -> bool:
     """Whether blocks stay in memory once they were read."""
-    return not m.codec.mapped and 4 * m.examples * m.width * m.terms <= memory // HELD_SHARE
+    return 4 * m.examples * m.width * m.terms <= memory // HELD_SHARE

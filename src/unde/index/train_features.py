@@ -64,10 +64,8 @@ class StoredFeatures(TrainFeatures):
             )
         for cache in self._caches:
             cache.fitted() if self.kernel_blocks is not None else cache.make_rows()
-        unpacked = (
-            not reader.codec.mapped and 4 * m.examples * m.width * m.terms <= reader.memory // HELD_SHARE
-        )
-        self._held: dict[int, list[Tensor]] | None = {} if unpacked else None
+        small = 4 * m.examples * m.width * m.terms <= reader.memory // HELD_SHARE
+        self._held: dict[int, list[Tensor]] | None = {} if small else None
         self.selected = range(len(m.shards))  # shards that are read
         self._leverage: Tensor | None = None
 
@@ -93,7 +91,7 @@ class StoredFeatures(TrainFeatures):
     # --- blocks ---------------------------------------------------------------------------------------------
 
     def block(self, s: int) -> list[Tensor]:
-        if self._held is not None and s in self._held:
+        if self._held is not None and s in self._held and not self._changed(s):
             return self._held[s]
         codec = self.reader.codec
         parts = [codec.unpack(shard, self.columns) for shard in self._shards(s)]
@@ -133,6 +131,15 @@ class StoredFeatures(TrainFeatures):
                 packed = [{name: shard[name][local] for name in names} for shard in shards]
                 outs = buffers[:, : rows.stop - rows.start]
                 yield rows, [codec.unpack(part, self.columns, out) for part, out in zip(packed, outs)]
+
+    def _changed(self, s: int) -> bool:
+        """Whether a file that a block in memory is mapped from has changed."""
+        if not self.reader.codec.mapped:
+            return False
+        if self.kernel_blocks is None:
+            return any(cache.watch.changed(cache.path(s)) for cache in self._caches)
+        m, reader = self.reader.manifest, self.reader
+        return any(reader.watch.changed(m.shard(reader.folder, c, s)) for c in range(m.terms))
 
     def _shards(self, s: int) -> list[dict[str, Tensor]]:
         """Shard s as it is stored, under each checkpoint."""
