@@ -150,7 +150,7 @@ def test_fitted_once_however_often_it_is_asked(index, monkeypatch):
         monkeypatch.setattr(kind, "fit", lambda *args, real=kind.fit: (fits.append(1), real(*args))[1])
     for _ in range(3):
         opened.score(features).total()
-        opened._opened.scorer.train_features(opened.method).kernel_times(0, features.features[0])
+        opened._state.scorer.train_features(opened.method).kernel_times(0, features.features[0])
     assert len(fits) == 2  # one for each checkpoint
 
 

@@ -1,21 +1,17 @@
 """What stages say that they need, against what they take under the meter."""
 
-import gc
-from functools import partial
-
 import pytest
 import torch
 from reality import Denoiser, diffusion
 from torch import nn
 
 import toy
-from unde import Groups, Index, UndeError, learn_weights, methods
+from unde import Groups, Index, UndeError, methods
 from unde.gradients.meter import Meter
 from unde.index import kernel_cache as kernels
 from unde.index import score_needs as scoring
 from unde.index import shard_writer as shards
-from unde.index.build_context import Context
-from unde.index.weight_needs import learning
+from unde.index.shard_writer import ShardWriter
 from unde.kernels.base import InMemory, Part, moments_of
 from unde.kernels.low_rank import Truncated
 from unde.parallel.model_transport import BuildInputs
@@ -212,7 +208,7 @@ def test_shards(method, store_dtype, tmp_path, tensors_alone):
     covariances = content["factors"].nbytes if m.factors else 0
     behind = sum(t.nbytes for t in content.values())
     assert shards.waiting(m, F32) == 3 * 128 * 4 * m.width + 2 * covariances + behind
-    context = Context(index.folder, m, BuildInputs(index.model, index.task, index.train_data))
+    context = ShardWriter(index.folder, m, BuildInputs(index.model, index.task, index.train_data))
     with Meter() as meter:
         shards.compute_shard(context, 0, 1)
     assert shards.writing(m, F32) - behind == pytest.approx(meter.peak, rel=0.1)

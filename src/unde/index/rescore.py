@@ -17,15 +17,13 @@ from torch import Tensor
 
 from unde import console
 from unde.data import Rows
-from unde.errors import UndeError
-from unde.index.query_features import QueryFeatures
-from unde.index.reader import Stored
-from unde.index.remeasured import Remeasured
-from unde.index.session import Session
+from unde.errors import BadExample, UndeError
+from unde.fingerprints import Watch, reads_differently, to_signed
+from unde.gradients.feature_pass import exclusive
+from unde.index.query_features import QueryFeatures, QueryRunner
 from unde.index.views import Picked
 from unde.kernels import Identity
 from unde.methods import Method, TracIn
-from unde.parallel.model_transport import BuildInputs
 from unde.projection import Spec
 from unde.scoring.blocks import cut
 from unde.scoring.candidates import CandidateNorms, Candidates, CandidateScores, candidate_positions
@@ -50,8 +48,7 @@ class ScoringIndex(Protocol):
 class IndexRescorer:
     """Model, training data and queries behind scores of an index."""
 
-    stored: Stored
-    session: Callable[[], Session]  # raises without model and task
+    query_runner: Callable[[], QueryRunner]  # raises without model and task
     train: Rows | None
     queries: Rows | None  # None: features were scored in their place
 
@@ -85,9 +82,7 @@ class IndexRescorer:
         _check_same(index, larger, scores)
         candidate_positions(where, larger)
         distinct = where.unique()
-        some = replace(
-            larger.regroup(scores.partition), train=SelectedFeatures(larger.train, distinct), judging=None
-        )
+        some = replace(larger.regroup(scores.partition), train=SelectedFeatures(larger.train, distinct))
         within = torch.searchsorted(distinct, where)
         linear = torch.empty(*where.shape, len(scores.partition))
         with console.progress("rescoring", len(distinct), unit="examples") as advance:
@@ -120,7 +115,7 @@ class IndexRescorer:
                 "it, scores.rescore(top, index=larger), or use 'kron(64)' or 'none'"
             )
         method = replace(scores.method, projection=str(spec))
-        session = self.session()
+        query_runner = self.query_runner()
         if self.train is None:
             raise UndeError(
                 "this index was opened without its training data, whose gradients are computed anew: pass "
@@ -132,10 +127,10 @@ class IndexRescorer:
                 f"these are features of queries, which have no other projection than that of their index: pass the "
                 f"queries themselves to rescore under {spec}"
             )
-        rows = data if isinstance(data, Rows) else Rows(data, session.task.collate)
-        session.check_model()
-        inputs = BuildInputs(session.model, session.task, self.train, session.checkpoints)
-        return _CandidatePass(scores, where, Remeasured(self.stored, inputs, method), rows).run(method)
+        rows = data if isinstance(data, Rows) else Rows(data, query_runner.inputs.task.collate)
+        query_runner.check_model()
+        measure = OtherProjection(query_runner, self.train, method)
+        return _CandidatePass(scores, where, measure, rows).run(method)
 
     def _query_data(self, scores: GroupScores, queries: Any, option: str) -> Any:
         """The queries that were scored, or those passed in their place."""
@@ -150,6 +145,41 @@ class IndexRescorer:
         return data
 
 
+class OtherProjection:
+    """Features of queries and training examples of an index under another projection; nothing is stored."""
+
+    def __init__(self, query_runner: QueryRunner, train: Rows, method: Method) -> None:
+        stored, inputs = query_runner.stored, query_runner.inputs
+        with exclusive(inputs.model):
+            self.runner = query_runner.runner.with_method(method, train, stored.memory // 2)
+        self.method, self.manifest, self.train = method, self.runner.manifest, train
+        watch = Watch(inputs.model, inputs.checkpoints)
+        self._queries = QueryRunner(stored, self.runner, watch=watch)
+        self._digests = stored.values("digest")
+
+    def queries(self, rows: Rows) -> Tensor:
+        """(C, Q, D) features of queries."""
+        return self._queries.features(rows).features
+
+    def rows(self, where: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Features (n, D) of training examples under each checkpoint, and further measures (n, ·) of the method."""
+        numbers, some = where.tolist(), Rows(Picked(self.train, where), self.train.collate)
+        with exclusive(self.runner.inputs.model):
+            result = self.runner.compute(
+                some, numbers=self.runner.sample_numbers(numbers), names=numbers, what="example"
+            )
+        wanted = self._digests[where].tolist()
+        changed = [i for i, digest, then in zip(numbers, result.digests, wanted) if to_signed(digest) != then]
+        if changed:
+            raise reads_differently(changed[0])
+        bad = (~result.features.isfinite().all(2).all(0)).nonzero()[:, 0].tolist()
+        if bad:
+            raise BadExample(
+                f"the gradient of example {numbers[bad[0]]} is NaN or infinite: leave it out of the candidates"
+            )
+        return list(result.features), result.beside
+
+
 class CandidateFeatures(TrainFeatures):
     """Gradients of some training examples, computed block by block; their norms are noted on the way."""
 
@@ -161,7 +191,7 @@ class CandidateFeatures(TrainFeatures):
 
     def block(self, s: int) -> list[Tensor]:
         which = self.which[self.cuts[s]]
-        block, extra = self.computation.measure.rows(which.tolist())
+        block, extra = self.computation.measure.rows(which)
         self.computation.note(which, self._squared_norms(block), extra)
         return block
 
@@ -169,7 +199,7 @@ class CandidateFeatures(TrainFeatures):
 class _CandidatePass:
     """Candidates measured under another projection."""
 
-    def __init__(self, scores: GroupScores, where: Tensor, measure: Remeasured, queries: Rows) -> None:
+    def __init__(self, scores: GroupScores, where: Tensor, measure: OtherProjection, queries: Rows) -> None:
         self.scores, self.where, self.measure, self.queries = scores, where, measure, queries
         m = measure.manifest
         self.distinct = where.unique()
@@ -212,16 +242,12 @@ class _CandidatePass:
             method=TracIn(),
             query_digests=self.scores.query_digests[q],
             query_ids=None,
-            judging=None,
         )
         self.query_squares[q] = part.query_side.squared_norms
         within = torch.searchsorted(some, self.where[q])
-        try:
-            for block, parts in part.stream(slice(0, len(part))):
-                _put(self.linear[q], within, block, parts)
-                advance(block.stop - block.start)
-        finally:
-            self.measure.close()
+        for block, parts in part.stream(slice(0, len(part))):
+            _put(self.linear[q], within, block, parts)
+            advance(block.stop - block.start)
 
     def note(self, which: Tensor, squares: Tensor, extra_measures: Tensor) -> None:
         """Keep the squared norms (n, U) and further measures of training examples."""

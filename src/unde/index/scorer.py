@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,7 +52,6 @@ class Scorer:
         method: Method,
         features: Tensor,
         digests: list[str],
-        judging: Callable[[Groups], Any] | None = None,
         last_checkpoint: bool = False,
     ) -> GroupScores:
         """Scores of queries with features (C, Q, D), under all checkpoints or the last one."""
@@ -62,9 +61,7 @@ class Scorer:
             train.checkpoint_weights = [0.0] * (m.terms - 1) + m.checkpoint_weights[-1:]
         provenance = {"index": m.id, "method": method.describe(), "model": m.models}
         provenance |= {"data": m.data, "task": m.task["name"]}
-        return GroupScores(
-            train, features, method, self.groups, digests, provenance, self.stored.memory, judging
-        )
+        return GroupScores(train, features, method, self.groups, digests, provenance, self.stored.memory)
 
     def self_influence(
         self, method: Method, weights: WeightsLike, normalize_top: int | None, which: Tensor

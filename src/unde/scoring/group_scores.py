@@ -8,7 +8,7 @@ mix layers it acts there too, after the weights: ⟨K(w ⊙ g(q)), g(n)⟩, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -70,14 +70,9 @@ class GroupScores(Scores):
     query_digests: list[str]
     provenance: dict[str, Any]
     memory: int
-    judging: Callable[[Groups], Any] | None = None  # self-retrieval of the same method, where it can be run
     query_ids: Sequence[Any] | None = None
     rescorer: Rescorer | None = None
     default_weights: GroupWeights | None = None
-
-    def judge(self) -> Any:
-        """What tells good weights from bad ones, or None without model and training data (`index.self_retrieval`)."""
-        return None if self.judging is None else self.judging(self.partition)
 
     @property
     def groups(self) -> list[str]:

@@ -83,4 +83,4 @@ class Pool:
 
 def seen_from(scores: GroupScores, at: int) -> GroupScores:
     """The same scores against one training example alone."""
-    return replace(scores, train=SelectedFeatures(scores.train, torch.tensor([at])), judging=None)
+    return replace(scores, train=SelectedFeatures(scores.train, torch.tensor([at])))
