@@ -13,7 +13,7 @@ class MeasuredFeatures(ArrayFeatures):
     def leverage(self):
         return torch.linspace(0.1, 0.6, self.examples)
 
-    def extra_measures(self):
+    def extra_values(self):
         return torch.linspace(1.0, 2.0, self.examples).unsqueeze(1)
 
 

@@ -21,7 +21,6 @@ from unde.errors import BadExample, UndeError
 from unde.fingerprints import Watch, reads_differently, to_signed
 from unde.gradients.feature_pass import exclusive
 from unde.index.query_features import QueryFeatures, QueryRunner
-from unde.index.views import Picked
 from unde.kernels import Identity
 from unde.methods import Method, TracIn
 from unde.projection import Spec
@@ -55,7 +54,7 @@ class IndexRescorer:
     def select(self, queries: Tensor) -> IndexRescorer:
         if self.queries is None:
             return self
-        return replace(self, queries=Rows(Picked(self.queries, queries), self.queries.collate))
+        return replace(self, queries=self.queries.subset(queries.tolist()))
 
     def rescore(
         self,
@@ -93,7 +92,7 @@ class IndexRescorer:
         norms = CandidateNorms(
             *_squared_norms(some),
             leverage=lambda: some.leverage,
-            extra_measures=lambda: some.extra_measures,
+            extra_values=lambda: some.extra_values,
             where=within,
         )
         provenance = larger.provenance | {"candidates": scores.provenance}
@@ -163,7 +162,7 @@ class OtherProjection:
 
     def rows(self, where: Tensor) -> tuple[list[Tensor], Tensor]:
         """Features (n, D) of training examples under each checkpoint, and further measures (n, ·) of the method."""
-        numbers, some = where.tolist(), Rows(Picked(self.train, where), self.train.collate)
+        numbers, some = where.tolist(), self.train.subset(where.tolist())
         with exclusive(self.runner.inputs.model):
             result = self.runner.compute(
                 some, numbers=self.runner.sample_numbers(numbers), names=numbers, what="example"
@@ -207,7 +206,7 @@ class _CandidatePass:
         self.group = torch.tensor(scores.partition.of(m.unit_names))
         self.linear = torch.empty(*where.shape, groups)
         self.train_squares, self.query_squares = torch.zeros(count, groups), torch.zeros(len(scores), groups)
-        self.extra_measures = torch.zeros(count, len(measure.method.beside))
+        self.extra_values = torch.zeros(count, len(measure.method.extra_measures))
         row = 4 * m.terms * m.width
         self.queries_at_once = max(1, scores.memory // (QUERY_SHARE * row))
         size = m.settled.pass_size
@@ -223,7 +222,7 @@ class _CandidatePass:
             self.query_squares,
             self.train_squares,
             leverage=_no_kernel,
-            extra_measures=lambda: self.extra_measures,
+            extra_values=lambda: self.extra_values,
             where=torch.searchsorted(self.distinct, self.where),
         )
         provenance = self.scores.provenance | {
@@ -234,7 +233,7 @@ class _CandidatePass:
 
     def _score_block(self, q: slice, some: Tensor, advance: Callable[[int], None]) -> None:
         """Score a block of queries against its candidates `some`."""
-        rows = Rows(Picked(self.queries, torch.arange(q.start, q.stop)), self.queries.collate)
+        rows = self.queries.subset(range(q.start, q.stop))
         part = replace(
             self.scores,
             train=CandidateFeatures(self, some),
@@ -249,12 +248,12 @@ class _CandidatePass:
             _put(self.linear[q], within, block, parts)
             advance(block.stop - block.start)
 
-    def note(self, which: Tensor, squares: Tensor, extra_measures: Tensor) -> None:
+    def note(self, which: Tensor, squares: Tensor, extra_values: Tensor) -> None:
         """Keep the squared norms (n, U) and further measures of training examples."""
         at = torch.searchsorted(self.distinct, which)
         groups = self.train_squares.shape[1]
         self.train_squares[at] = torch.zeros(len(which), groups).index_add_(1, self.group, squares)
-        self.extra_measures[at] = extra_measures
+        self.extra_values[at] = extra_values
 
 
 def _put(linear: Tensor, within: Tensor, rows: slice, parts: Tensor) -> None:

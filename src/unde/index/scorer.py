@@ -15,8 +15,8 @@ from unde.groups import Groups
 from unde.index.reader import Stored
 from unde.index.train_features import ScoreSettings, StoredFeatures
 from unde.kernels import Kernel
-from unde.methods import OWN, Method
-from unde.methods.custom import check_travels
+from unde.methods import CUSTOM, Method
+from unde.methods.custom import check_picklable
 from unde.parallel import SERIAL, Executor
 from unde.scoring.base import WeightsLike
 from unde.scoring.blocks import TINY, check_finite, underflow
@@ -40,8 +40,8 @@ class Scorer:
     def train_features(self, method: Method) -> StoredFeatures:
         """Training features under the kernel of a method; those of the last two kernels stay in memory."""
         kernel = method.kernel
-        if not self.executor.here and OWN in method.describe():
-            check_travels(method)
+        if not self.executor.here and CUSTOM in method.describe():
+            check_picklable(method)
         features = self._features.pop(kernel, None)
         features = features or StoredFeatures(self.stored, kernel, self.executor, self.ids)
         self._features = dict([*self._features.items(), (kernel, features)][-_KERNELS:])

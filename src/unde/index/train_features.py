@@ -162,7 +162,7 @@ class StoredFeatures(TrainFeatures):
     def skipped(self) -> Tensor:
         return self.reader.skipped
 
-    def extra_measures(self) -> Tensor:
+    def extra_values(self) -> Tensor:
         return self.reader.values("beside")
 
     def find(self, digests: Sequence[str]) -> list[int]:
@@ -313,7 +313,7 @@ class ParallelScoring:
         self, function: Function, scores: GroupScores, w: Tensor, k: int = 0, largest: bool = True
     ) -> Iterator[tuple[Job, dict[str, Tensor]]]:
         inputs = {"queries": scores.queries, "weights": w}
-        if scores.method.beside:
+        if scores.method.extra_measures:
             inputs["leverage"] = self.features.leverage()
         settings = ScoreSettings(scores.method, scores.partition, scores.memory, k, largest)
         runs = range(len(shard_runs(len(self.features.cuts))))

@@ -27,7 +27,7 @@ class CandidateNorms:
     queries: Tensor  # (Q, M) squared norms
     train: Tensor  # (n, M) of the examples that are candidates of some query
     leverage: Callable[[], Tensor]  # (n,)
-    extra_measures: Callable[[], Tensor]  # (n, ·)
+    extra_values: Callable[[], Tensor]  # (n, ·)
     where: Tensor  # (Q, k): which of these n a candidate is
 
     def select(self, queries: Tensor) -> CandidateNorms:
@@ -40,7 +40,7 @@ class CandidateNorms:
             query_squares=lambda: self.queries[q : q + 1] @ joint,
             train_squares=lambda: self.train[rows] @ joint,
             leverage=lambda: self.leverage()[rows],
-            beside=lambda: self.extra_measures()[rows],
+            extra_values=lambda: self.extra_values()[rows],
         )
 
 

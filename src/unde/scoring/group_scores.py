@@ -290,7 +290,7 @@ class GroupScores(Scores):
             query_squares=lambda: self.query_side.squared_norms[queries],
             train_squares=lambda: self.train_squares[train],
             leverage=lambda: self.leverage[train],
-            beside=lambda: self.extra_measures[train],
+            extra_values=lambda: self.extra_values[train],
         )
 
     # --- blocks of totals ---------------------------------------------------------------------------------
@@ -392,8 +392,8 @@ class GroupScores(Scores):
         return self.train.leverage()
 
     @cached_property
-    def extra_measures(self) -> Tensor:
-        return self.train.extra_measures()
+    def extra_values(self) -> Tensor:
+        return self.train.extra_values()
 
 
 def _products(queries: Sequence[Tensor] | Tensor, blocks: Sequence[Tensor]) -> Tensor:

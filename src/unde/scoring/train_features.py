@@ -95,7 +95,7 @@ class TrainFeatures(ABC):
         """(N,) ⟨g(n), K g(n)⟩, summed over checkpoints with η."""
         raise UndeError("these features have no leverages: score through an Index")
 
-    def extra_measures(self) -> Tensor:
+    def extra_values(self) -> Tensor:
         """(N, ·) further measures that the method keeps of each example."""
         raise UndeError("these features come without further measures: score through an Index")
 
@@ -131,8 +131,8 @@ class SelectedFeatures(TrainFeatures):
     def leverage(self) -> Tensor:
         return self.features.leverage()[self.which]
 
-    def extra_measures(self) -> Tensor:
-        return self.features.extra_measures()[self.which]
+    def extra_values(self) -> Tensor:
+        return self.features.extra_values()[self.which]
 
     def find(self, digests: Sequence[str]) -> list[int]:
         return self.features.find(digests)
