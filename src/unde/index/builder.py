@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from unde import console, methods, plan
+from unde import console, methods
 from unde.checkpoints import Checkpoint, fingerprints
 from unde.data import Rows, own_collate, to_device
 from unde.errors import UndeError, unknown
@@ -22,6 +22,7 @@ from unde.groups import Groups, trainable
 from unde.index import defaults
 from unde.index import shard_writer as shards
 from unde.index.build_context import Context
+from unde.index.build_summary import print_summary
 from unde.index.compare import differs_from, task_differences
 from unde.index.opened import Opened
 from unde.index.probe import changed_task, note_accepted
@@ -179,7 +180,7 @@ def compute(context: Context, executor: Executor, progress: bool) -> None:
     m = context.manifest
     count = sum(m.shards[s].stop - m.shards[s].start for _, s in jobs)
     if progress:
-        plan.show_build(context, count)
+        print_summary(context, count)
     with console.progress("features", count, progress, estimate="examples") as context.advance:
         shards.compute(context, jobs, executor)
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unde import plan
 from unde.checkpoints import Checkpoint
 from unde.data import Collate, Rows, own_collate, parse_bytes
 from unde.errors import UndeError
@@ -25,7 +24,7 @@ from unde.index.validation import read_ids
 from unde.methods import Method
 from unde.parallel import Executor, ending, named
 from unde.parallel.model_transport import BuildInputs
-from unde.plan import Plan
+from unde.plan import Plan, plan
 from unde.setup import Recipe
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath, place
@@ -240,9 +239,18 @@ class Index(IndexReader):
         return Index(replace(self._opened, stored=found, ids=read_ids(found.folder, found.manifest)))
 
     @staticmethod
-    def plan(model: nn.Module, task: Task, example: Any = None, **options: Any) -> Plan:
-        """What building and asking an index would need, for a model that may be on the meta device.
+    def plan(model: nn.Module, task: Task, train_data: Any = None, **options: Any) -> Plan:
+        """Tell what `build` would take on disk, in memory and in minutes.
 
-        Options are those of `unde.plan.plan`: n_examples, seq_len, and most of `Index.build`.
+        Args:
+            model: The trained model; on the meta device, only bytes on disk are told.
+            task: What the model was trained on.
+            train_data: The training data, or some of it: a few passes are timed.
+            options: Those of `unde.plan.plan`: n_examples, workers, and most of `build`.
+
+        Returns:
+            The plan: `.disk`, `.memory`, `.minutes`; `print` shows it.
+
+        >>> print(unde.Index.plan(model, task, data, method="logra"))  # doctest: +SKIP
         """
-        return plan.plan(unwrapped(model), task, example, **options)
+        return plan(model, task, train_data, **options)

@@ -24,11 +24,10 @@ from unde.gradients.record import recorded
 from unde.groups import Groups, trainable
 from unde.index import matrices
 from unde.index import pca as directions
-from unde.index import shard_writer as shards
 from unde.index.build_context import Context, checkpoint_of, step_of
 from unde.index.compare import refused_for
 from unde.index.failing_example import blaming
-from unde.index.probe import PROBED, changed_task, probe_of, restore_probe, write_probe
+from unde.index.probe import changed_task, probe_of, restore_probe, write_probe
 from unde.kernels.precision import could_refuse
 from unde.methods import TRAK, USUAL, Damped, Method
 from unde.parallel import SERIAL, Executor
@@ -40,7 +39,7 @@ from unde.store.factored import AUTO
 from unde.store.files import write_bytes
 from unde.store.manifest import SCHEMA, Manifest, Settled
 from unde.store.remote import StorePath
-from unde.store.shards import file_bytes, sound
+from unde.store.shards import sound
 
 EXACT = 2**28  # bytes up to which every digit is kept where nothing else is asked for
 SHARD_BYTES = 2**24  # in float32: what allocators hand out again and again without asking the system
@@ -247,15 +246,6 @@ def shard_size(pass_size: int, width: int, memory: int) -> int:
     """Examples in a shard: a whole number of passes, so that a resumed build runs the very same passes."""
     passes = min(SHARD_BYTES, memory // SHARD_SHARE) // max(1, 4 * pass_size * width)
     return pass_size * min(max(1, passes), SHARD_PASSES)
-
-
-def on_disk(m: Manifest, precision: torch.dtype, made: Mapping[str, Tensor]) -> dict[str, int]:
-    """Bytes of a finished index by what they hold; of the matrices that are `made` and not drawn, shapes suffice."""
-    where = torch.empty(min(m.examples, PROBED), dtype=torch.int64, device="meta")
-    probe = {"where": where, "features": torch.empty(len(where), m.width, device="meta")}
-    found = shards.on_disk(m, precision)
-    found |= {"manifest": len(m.text()), "probe": file_bytes(probe, layout.PROBE)}
-    return found | ({"directions": file_bytes(made, layout.MATRICES)} if made else {})
 
 
 def _with_matrices(
