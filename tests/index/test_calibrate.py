@@ -13,7 +13,7 @@ import torch
 import toy
 import unde
 from unde import Index, UndeError
-from unde.evaluate import Bank, Training
+from unde.evaluate import Bank, TrainingSpec
 from unde.index import calibrate as module
 from unde.index.calibration import Calibration
 from unde.index.predictions import Predictor
@@ -32,7 +32,7 @@ def loss(model, batch):
 
 
 def training(**other):
-    return Training(
+    return TrainingSpec(
         model=toy.net, data=toy.data(N), loss=loss, optimizer=partial(torch.optim.Adam, lr=0.05), epochs=4,
         batch_size=8, **other,
     )  # fmt: skip
@@ -274,7 +274,7 @@ def test_local_training_continues_from_the_final_model(index):
     made = index.calibrate(training(), QUERIES, how="local", halves=4, baselines=False)
     assert made.how == "local" and "no estimate" in str(made)
     start = module._retraining(index._opened, training(), "local")
-    first = start.initial(0)
+    first = start.initial_model(0)
     assert start.epochs == 1 and start.schedule is None
     for (name, a), (_, b) in zip(first.named_parameters(), index.model.named_parameters()):
         assert torch.equal(a, b) and a is not b, name

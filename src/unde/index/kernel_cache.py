@@ -25,7 +25,7 @@ from unde.kernels.base import Moments, Round, Settled, read, reduced
 from unde.kernels.fingerprint import code_of, described
 from unde.parallel import SERIAL, Executor, Job, shown
 from unde.store import layout
-from unde.store.file_watch import Watch, copied
+from unde.store.file_watch import FileWatch, copy_tensors
 from unde.store.files import clear_partial
 from unde.store.locks import locked
 from unde.store.manifest import Manifest
@@ -45,7 +45,7 @@ class KernelFiles:
         self._own = FeatureSource(stored, checkpoint)  # what K is applied to
         self.settled = kernel.on(self.source.sizes)
         self._fitted: Fitted | None = None
-        self.watch = Watch()
+        self.watch = FileWatch()
         of = self.source.stored.manifest.id
         self._moments = _Folder(
             stored.folder, f"{VERSION} {of} {self.settled.key}{code_of(kernel)} {self.source.checkpoint}"
@@ -65,19 +65,19 @@ class KernelFiles:
         """Of K g(n) of shard s."""
         return self._rows.shard(s)
 
-    def packed(self, s: int, lease: bool = True) -> dict[str, Tensor]:
+    def packed(self, s: int) -> dict[str, Tensor]:
         """K g(n) of shard s, as it is stored."""
         try:
-            shard = read_again(self.path(s), self._rows.owner, self.watch, lease)
+            shard = read_again(self.path(s), self._rows.owner, self.watch)
             self.stored.check(self.path(s), shard, s)
         except ShardError as e:
             again = ShardError(f"{e}. Open the index again, which makes K g(n) anew")
             raise self.stored.changed() or again from None
         return shard
 
-    def rows(self, s: int, lease: bool = True) -> Tensor:
+    def rows(self, s: int) -> Tensor:
         """K g(n) of shard s."""
-        return self.stored.codec.unpack(self.packed(s, lease), self.stored.manifest.columns)
+        return self.stored.codec.unpack(self.packed(s), self.stored.manifest.columns)
 
     def make_rows(self) -> None:
         """All K g(n), unless they are there."""
@@ -85,7 +85,7 @@ class KernelFiles:
         if not all(self._sound(s) for s in range(count)):
             self._rows.written(lambda: self._write_rows(count))
             self._fitted = None  # as large as all that is stored, and not needed any more
-        self.watch.note(self._rows.shard(s) for s in range(count))
+        self.watch.record(self._rows.shard(s) for s in range(count))
 
     def _sound(self, s: int) -> bool:
         """Whether K g(n) of shard s is there, and can be unpacked."""
@@ -122,7 +122,7 @@ class KernelFiles:
             return {}
         at = self._moments
         with contextlib.suppress(ShardError):
-            return copied(read_shard(at.path / MOMENTS, at.owner))
+            return copy_tensors(read_shard(at.path / MOMENTS, at.owner))
         try:
             at.written(self._write_moments)
         except (
@@ -130,7 +130,7 @@ class KernelFiles:
         ):  # in a store of objects, another may have cleared the partial results it is done with
             if not sound(at.path / MOMENTS, at.owner):
                 raise
-        return copied(read_shard(at.path / MOMENTS, at.owner, verify=False))
+        return copy_tensors(read_shard(at.path / MOMENTS, at.owner, verify=False))
 
     def _write_moments(self) -> None:
         at, moments = self._moments, {}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from unde import console
 from unde.errors import UndeError
-from unde.store.file_watch import copied
+from unde.store.file_watch import copy_tensors
 from unde.store.layout import FISHERS, MANIFEST, MATRICES
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath
@@ -35,7 +35,7 @@ def made_once(
     """
     path, owner = folder / MATRICES, hashlib.blake2b(origin.encode(), digest_size=16).hexdigest()
     try:
-        return copied(read_shard(path, owner))
+        return copy_tensors(read_shard(path, owner))
     except ShardError as e:
         damage = e
     if there is None:
@@ -61,7 +61,7 @@ def read(folder: StorePath, manifest: Manifest) -> dict[str, Tensor]:
     path = folder / MATRICES
     advice = f"delete {path} and run the same Index.build again, which makes it anew as it was"
     try:
-        matrices = copied(read_shard(path, None, verify=False))
+        matrices = copy_tensors(read_shard(path, None, verify=False))
     except ShardError as e:
         raise UndeError(f"{e}: queries cannot be projected as the index was; {advice}") from None
     if fingerprint(matrices) != manifest.matrices:

@@ -203,12 +203,12 @@ class IndexReader:
 
         Args:
             train: A function (indices, seed) -> model that trains on these training examples as the model was trained,
-                or an `unde.evaluate.Training`.
+                or an `unde.evaluate.TrainingSpec`.
             queries: Data like that which will be asked about, 100 to 500 examples, none of them trained on.
             halves: How many random halves to train on: 8 choose a setting, 16 also fit weights.
             budget: A time, such as "30min", after which no further model is begun.
             how: "retrain" from the start, or "local": one more epoch from the final model with the optimizer of a
-                `Training`. Local trainings are cheap and order settings as retraining does; their LDS means nothing
+                `TrainingSpec`. Local trainings are cheap and order settings as retraining does; their LDS means nothing
                 else.
             bank: An `unde.evaluate.Bank` of the same queries, or (masks, utility): then nothing is trained.
             seed: Of the halves, the trainings and the folds.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from unde.errors import UndeError
 from unde.fingerprints import origins, to_digest, to_signed
-from unde.store.file_watch import copied
+from unde.store.file_watch import copy_tensors
 from unde.store.files import CannotWrite
 from unde.store.remote import StorePath
 from unde.store.shards import ShardError, read_shard, write_shard
@@ -73,7 +73,7 @@ class QueryFeatures:
         try:
             found = read_shard(path, index, place=PLACE)
             _check_shapes(path, found, shape)
-            shard = copied(found)
+            shard = copy_tensors(found)
         except ShardError as e:
             raise UndeError(
                 f"{path} does not hold query features of this index ({e}): choose another path, or delete it"

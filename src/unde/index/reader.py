@@ -14,11 +14,10 @@ from unde import methods
 from unde.errors import UndeError, unknown
 from unde.fingerprints import origins, to_signed
 from unde.gradients.factors import gathered, split
-from unde.index.shard_writer import BESIDE_OF_0_1
 from unde.kernels import Part, Sizes
 from unde.methods import Method
 from unde.store import layout
-from unde.store.file_watch import Watch
+from unde.store.file_watch import FileWatch
 from unde.store.manifest import Manifest, with_method
 from unde.store.remote import StorePath, exists
 from unde.store.shards import ShardError, damaged, read_again
@@ -31,7 +30,7 @@ class Stored:
         self.folder, self.manifest, self.memory = folder, manifest, memory
         self.method: Method = methods.parse(manifest.method)
         self.codec = manifest.codec
-        self.watch = Watch()
+        self.watch = FileWatch()
         self._fishers: dict[str, Stored] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -40,13 +39,13 @@ class Stored:
     def found_whole(self) -> None:
         """The shards were looked at just now: whatever changes from here on is noticed."""
         m = self.manifest
-        self.watch.note(m.shard(self.folder, c, s) for c in range(m.terms) for s in range(len(m.shards)))
+        self.watch.record(m.shard(self.folder, c, s) for c in range(m.terms) for s in range(len(m.shards)))
 
-    def shard(self, checkpoint: int, s: int, lease: bool = True) -> dict[str, Tensor]:
+    def shard(self, checkpoint: int, s: int) -> dict[str, Tensor]:
         """Mapped: to be held on to for the time of a block only."""
         m = self.manifest
         try:
-            return read_again(m.shard(self.folder, checkpoint, s), m.files[s][1], self.watch, lease)
+            return read_again(m.shard(self.folder, checkpoint, s), m.files[s][1], self.watch)
         except ShardError as e:
             raise self.changed() or e from None
 
@@ -61,9 +60,9 @@ class Stored:
         what = "" if now.living is None else f" ({now.living.told})"
         return ShardError(f"{self.folder} has changed since it was opened{what}: open it again")
 
-    def packed(self, checkpoint: int, s: int, lease: bool = True) -> dict[str, Tensor]:
+    def packed(self, checkpoint: int, s: int) -> dict[str, Tensor]:
         """Shard s, looked at whether it can be unpacked."""
-        shard = self.shard(checkpoint, s, lease)
+        shard = self.shard(checkpoint, s)
         self.check(self.manifest.shard(self.folder, checkpoint, s), shard, s)
         return shard
 
@@ -72,13 +71,13 @@ class Stored:
         with damaged(path):
             self.codec.check(shard, rows.stop - rows.start, self.manifest.columns)
 
-    def block(self, checkpoint: int, s: int, lease: bool = True) -> Tensor:
+    def block(self, checkpoint: int, s: int) -> Tensor:
         """(n, D) float32 features of shard s."""
-        return self.codec.unpack(self.packed(checkpoint, s, lease), self.manifest.columns)
+        return self.codec.unpack(self.packed(checkpoint, s), self.manifest.columns)
 
-    def blocks(self, s: int, lease: bool = True) -> list[Tensor]:
+    def blocks(self, s: int) -> list[Tensor]:
         """The features of shard s under each checkpoint."""
-        return [self.block(c, s, lease) for c in range(self.manifest.terms)]
+        return [self.block(c, s) for c in range(self.manifest.terms)]
 
     def rows(self, which: Tensor) -> Tensor:
         """(C, n, D) float32 features of the training examples `which`, from the shards that hold them."""
@@ -99,7 +98,7 @@ class Stored:
             raise unknown("stored value", name, known)
         shards = (self.shard(checkpoint, s) for s in range(len(self.manifest.shards)))
         # copies: a view would keep its whole file mapped until all are read
-        return torch.cat([shard[name if name in shard else BESIDE_OF_0_1].clone() for shard in shards])
+        return torch.cat([shard[name].clone() for shard in shards])
 
     @cached_property
     def skipped(self) -> Tensor:

@@ -12,7 +12,7 @@ from unde.index.reader import Stored
 from unde.kernels import Kernel
 from unde.parallel import SERIAL, Executor
 from unde.store.dequantize import Block, Packed
-from unde.store.file_watch import Held, Hold, Watch
+from unde.store.file_watch import FileWatch
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath
 from unde.store.safe_io import ahead
@@ -53,21 +53,12 @@ class Training:
     def block(self, s: int) -> list[Tensor]:
         """The rows `cuts[s]`, (n, D) for each checkpoint."""
         self._look_ahead(s)
-        leases = (
-            [Hold(path) for _, path in self._files(s)] if self._keep else []
-        )  # before files are looked at
         if s in self._kept and not any(watch.changed(path) for watch, path in self._files(s)):
-            return Held(self._kept[s], leases)
-        lease = not leases
-        parts = (
-            self._stored.blocks(s, lease)
-            if self.mixes is not None
-            else [k.rows(s, lease) for k in self._kernels]
-        )
-        if not self._keep:
-            return parts
-        self._kept[s] = parts
-        return Held(parts, leases)
+            return self._kept[s]
+        parts = self._stored.blocks(s) if self.mixes is not None else [k.rows(s) for k in self._kernels]
+        if self._keep:
+            self._kept[s] = parts
+        return parts
 
     def packed(self, s: int) -> Sequence[Block]:
         """The same to be multiplied: as it is stored, where it would have to be unpacked and is not kept."""
@@ -111,7 +102,7 @@ class Training:
         m = self._stored.manifest
         return [m.shard(self._stored.folder, c, s) for c in range(m.terms)]
 
-    def _files(self, s: int) -> list[tuple[Watch, StorePath]]:
+    def _files(self, s: int) -> list[tuple[FileWatch, StorePath]]:
         """What the blocks of shard s are mapped from for as long as they are kept; nothing where they are not."""
         if not handed_on(self._stored.manifest):
             return []

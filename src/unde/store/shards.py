@@ -16,12 +16,12 @@ from torch import Tensor
 
 from unde.errors import UndeError
 from unde.store.cache import Cache
-from unde.store.file_watch import Hold, Watch
+from unde.store.file_watch import FileWatch
 from unde.store.files import Content, begin_bytes, create_bytes, joined, write_bytes
 from unde.store.remote import Remote, StorePath
 from unde.store.safe_io import check_header
 
-_META, _META_OF_0_1 = "unde", "whence"  # the package was called whence until 0.1
+_META = "unde"
 WRITTEN = (
     1  # times that a file is in memory while it is sent to a store, beside the tensors; on a disk it never is
 )
@@ -103,13 +103,12 @@ def _buffer(t: Tensor) -> memoryview:
 
 
 def read_shard(
-    path: StorePath, owner: str | None, verify: bool = True, place: str | None = None, lease: bool = True
+    path: StorePath, owner: str | None, verify: bool = True, place: str | None = None
 ) -> dict[str, Tensor]:
     """The tensors of a shard, mapped from the file, once it is known to be whole and to belong to `owner`
-    (None: whoever it is). Of a remote one from a copy on this machine, which is checked when it is made. Without a
-    `lease` on them the caller has to see to it (`unde.store.file_watch`)."""
+    (None: whoever it is). Of a remote one from a copy on this machine, which is checked when it is made."""
     if not isinstance(path, Remote):
-        return mapped(path, path, owner, verify, place, lease)
+        return mapped(path, path, owner, verify, place)
     cache = Cache.here()
     # What belongs to an index has one content, so a sound copy of it is as good as the object: the store is not asked.
     copy = None if verify or owner is None else cache.newest(path)
@@ -118,24 +117,23 @@ def read_shard(
         if copy.exists():
             cache.touch(copy)
             with suppress(ShardError):  # a copy that is damaged, or was removed this moment, is replaced
-                return mapped(copy, path, owner, verify, place, lease)
+                return mapped(copy, path, owner, verify, place)
             copy = cache.at(path)
         with cache.fetched(path, copy) as file:
-            return mapped(file, path, owner, True, place, lease)
+            return mapped(file, path, owner, True, place)
     except FileNotFoundError:
         raise ShardError(f"shard {path.name} is missing from {path.parent}") from None
 
 
 def mapped(
-    file: Path, path: StorePath, owner: str | None, verify: bool, place: str | None, lease: bool = True
+    file: Path, path: StorePath, owner: str | None, verify: bool, place: str | None
 ) -> dict[str, Tensor]:
     """The tensors in a file, which holds the content of `path`."""
     try:
         check_header(file)
-        hold = Hold(file)
         with safe_open(file, framework="pt") as f:
             found = f.metadata() or {}
-            meta = json.loads(found.get(_META, found.get(_META_OF_0_1, "{}")))
+            meta = json.loads(found.get(_META, "{}"))
             tensors = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise ShardError(f"shard {path.name} is missing from {path.parent}") from None
@@ -148,17 +146,15 @@ def mapped(
         raise ShardError(f"shard {path} is foreign: it was written for another index or another place in it")
     if verify and not _matches(meta.get("checksum"), tensors):
         raise ShardError(f"shard {path} is damaged: its content does not match its checksum")
-    if lease:
-        hold.until_gone(tensors.values())
     return tensors
 
 
-def read_again(path: StorePath, owner: str, watch: Watch, lease: bool = True) -> dict[str, Tensor]:
+def read_again(path: StorePath, owner: str, watch: FileWatch) -> dict[str, Tensor]:
     """As `read_shard`, of a file that was found whole: its checksum is asked only if it has changed since."""
     changed = watch.changed(path)
-    tensors = read_shard(path, owner, verify=changed, lease=lease)
+    tensors = read_shard(path, owner, verify=changed)
     if changed:
-        watch.note([path])
+        watch.record([path])
     elif watch.changed(path):
         raise ShardError(f"shard {path} is being changed by another program: it cannot be relied on")
     return tensors

@@ -1,16 +1,14 @@
-"""Files that others cut or overwrite while they are used: an error, or right scores; never a dead process."""
+"""Files that others cut or overwrite between uses: an error, or right scores."""
 
 import multiprocessing
 import os
-import time
 
 import pytest
 import torch
 
 import toy
 from unde import Index, UndeError, methods
-from unde.scoring import group_scores
-from unde.store.file_watch import Watch
+from unde.store.file_watch import FileWatch
 from unde.store.shards import ShardError, read_again, read_shard, write_shard
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -42,75 +40,52 @@ def zero(path):
         file.write(bytes(size - size // 2))
 
 
-def score(folder, memory, during, ready, go, said):
-    """Scores twice; exits with 0 if both are the same, 1 on an error, 3 if the second is wrong."""
+def score(folder, memory, ready, go, messages):
+    """Score twice; exit with 0 if both are the same, 1 on an error, 3 if the second is wrong."""
     torch.set_num_threads(1)
     index = Index.open(folder, model=toy.net(), task=toy.Classification(), memory=memory)
     scores = index.score(QUERIES)
     first = scores.total()
-    if during:
-        real, met = group_scores._linear, []
-
-        def slowly(scaled, queries, blocks, out):
-            met.append(blocks[0].data_ptr())  # not the block itself, whose lease would go on
-            if met[-1] != met[0] and not ready.is_set():  # the second block
-                ready.set()
-                time.sleep(0.4)  # it is being cut meanwhile
-            return real(scaled, queries, blocks, out)
-
-        group_scores._linear = slowly
-        if not torch.equal(scores.total(), first):
-            os._exit(3)
-    else:
-        ready.set()
+    ready.set()
     go.wait(30)
     try:
-        again = scores.total()
+        second = scores.total()
     except UndeError as e:
-        said.put(str(e))
-        said.close()
-        said.join_thread()
+        messages.put(str(e))
+        messages.close()
+        messages.join_thread()
         os._exit(1)
-    os._exit(0 if torch.equal(first, again) else 3)
+    os._exit(0 if torch.equal(first, second) else 3)
 
 
-def damaged(folder, name, damage, memory, during=False):
-    """The exit code of a process that scores while a file is damaged, and what it said."""
+def score_damaged(folder, name, damage, memory):
+    """The exit code of a process that scores before and after a file is damaged, and its message."""
     index = toy.build(folder / "i", method=METHODS[name])
     index.score(QUERIES)
-    ready, go, said = FORK.Event(), FORK.Event(), FORK.Queue()
-    child = FORK.Process(target=score, args=(index.folder, memory, during, ready, go, said))
+    ready, go, messages = FORK.Event(), FORK.Event(), FORK.Queue()
+    child = FORK.Process(target=score, args=(index.folder, memory, ready, go, messages))
     child.start()
     assert ready.wait(30)
     [path] = index.folder.glob(FILES[name])
     damage(path)
     go.set()
     child.join(30)
-    return child.exitcode, said.get(timeout=5) if child.exitcode == 1 else ""
+    return child.exitcode, messages.get(timeout=5) if child.exitcode == 1 else ""
 
 
 @pytest.mark.parametrize("memory", [STREAMED, KEPT])
 @pytest.mark.parametrize("damage", [cut, zero])
 @pytest.mark.parametrize("name", ["features", "K g(n)"])
 def test_between_scores(tmp_path, name, damage, memory):
-    code, said = damaged(tmp_path, name, damage, memory)
+    code, message = score_damaged(tmp_path, name, damage, memory)
     assert code == 1
-    assert "000001.safetensors is " in said
-    assert "damaged" in said
-
-
-@pytest.mark.parametrize("memory", [STREAMED, KEPT])
-@pytest.mark.parametrize("name", ["features", "K g(n)"])
-def test_in_the_middle_of_a_score(tmp_path, name, memory):
-    """Who cuts the file waits for the block; the next that asks for it is told."""
-    code, said = damaged(tmp_path, name, cut, memory, during=True)
-    assert code == 1
-    assert "000001.safetensors is truncated" in said
+    assert "000001.safetensors is " in message
+    assert "damaged" in message
 
 
 @pytest.mark.parametrize("damage", [cut, zero])
 def test_what_a_kernel_is_made_of_is_copied(tmp_path, damage):
-    assert damaged(tmp_path, "moments", damage, KEPT) == (0, "")
+    assert score_damaged(tmp_path, "moments", damage, KEPT) == (0, "")
 
 
 @pytest.mark.parametrize("damage", [cut, zero])
@@ -139,9 +114,9 @@ def test_the_checksum_is_asked_again_only_of_what_changed(tmp_path, monkeypatch)
         return real(path, owner, verify, **options)
 
     monkeypatch.setattr("unde.store.shards.read_shard", counting)
-    path, watch = tmp_path / "s.safetensors", Watch()
+    path, watch = tmp_path / "s.safetensors", FileWatch()
     write_shard(path, "me", {"x": torch.arange(9000.0)})
-    watch.note([path])
+    watch.record([path])
     for _ in range(2):
         assert read_again(path, "me", watch)["x"][8999] == 8999
     path.touch()
