@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from unde import methods, projection
-from unde.checkpoints import settled_weights
+from unde.checkpoints import resolve_checkpoint_weights
 from unde.console import counted, duration, size
 from unde.data import Collate, Rows, own_collate, parse_bytes, to_device
 from unde.errors import UndeError
@@ -24,10 +24,10 @@ from unde.gradients.feature_pass import FeaturePass, Measurement, cuts, resized,
 from unde.gradients.model_state import frozen_eval
 from unde.gradients.pca import SAMPLE
 from unde.groups import Groups, trainable, unwrapped
-from unde.index.build_context import step_of
+from unde.index.build_settings import rounding_decides, shard_size, stored_in
 from unde.index.defaults import default_projection
+from unde.index.feature_runner import step_of
 from unde.index.kernel_cache import kernel_files, sizes_of
-from unde.index.settle import rounding_decides, shard_size, stored_in
 from unde.index.shard_writer import on_disk
 from unde.methods import Fisher, Method
 from unde.projection import Spec, feature_size
@@ -372,7 +372,7 @@ class _Job:
             units=[{"name": n, "shape": list(shapes[n]), "size": sizes[n]} for n in self.names],
             groups={k: list(v) for k, v in self.groups.members.items()},
             models=[""] * self.checkpoints,
-            checkpoint_weights=settled_weights(None, self.checkpoints, part.terms),
+            checkpoint_weights=resolve_checkpoint_weights(None, self.checkpoints, part.terms),
             data="",
             ids="",
             factors=part.factors,

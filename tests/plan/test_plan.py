@@ -15,7 +15,6 @@ from unde import Index, UndeError, methods
 from unde.gradients.meter import Meter
 from unde.index import kernel_cache as kernels
 from unde.index import shard_writer as shards
-from unde.index.build_context import Context
 from unde.parallel.model_transport import BuildInputs
 from unde.plan import plan
 from unde.tasks import CausalLM, Classification, Diffusion, Task
@@ -322,7 +321,7 @@ def test_a_shard_takes_two_copies_in_memory(tmp_path):
     with toy.cut(16, 6):
         index = built(MLP, tmp_path, "tracin", store_dtype="int8")
     m = index.manifest
-    context = Context(index.folder, m, BuildInputs(index.model, index.task, index.train_data))
+    writer = shards.ShardWriter(index.folder, m, BuildInputs(index.model, index.task, index.train_data))
     with Meter() as meter:
-        shards.compute_shard(context, 0, 0)
+        shards.compute_shard(writer, 0, 0)
     assert meter.peak <= 2 * 4 * m.settled.shard_size * m.width + 2**20

@@ -12,59 +12,40 @@ from unde import console
 from unde.cli.config import Config
 from unde.cli.options import (
     HF,
-    Checkpoints,
-    Data,
     Exclude,
-    Groups,
-    HFModel,
+    GroupsName,
     Memory,
-    Method,
+    MethodName,
     Projection,
-    SeqLen,
     StoreDtype,
-    Target,
-    TargetField,
-    TextField,
-    TrustRemoteCode,
-    Unneeded,
+    TrainingOptions,
+    build_method,
     check_format,
-    method_of,
-    path_of,
-    source_of,
+    local_path,
 )
-from unde.cli.project import Project
 from unde.errors import UndeError
-from unde.integrations.config import model_of_config
-from unde.plan import plan as make_plan
 
 
 def plan(
-    target: Target = None,
-    hf_model: HFModel = None,
+    model: TrainingOptions,
     hf_config: Annotated[
         Path | None,
         typer.Option(
-            parser=path_of,
+            parser=local_path,
             metavar="FILE",
             help="config.json of a model, or its folder, where there are no weights and no data yet: bytes on disk "
             "alone; give --examples",
             rich_help_panel=HF,
         ),
     ] = None,
-    data: Data = None,
-    text_field: TextField = None,
-    target_field: TargetField = None,
-    seq_len: SeqLen = None,
-    trust_remote_code: TrustRemoteCode = False,
     examples: Annotated[
         int | None, typer.Option(help="training examples (default: those of the data)")
     ] = None,
-    method: Method = "trak",
+    method: MethodName = "trak",
     projection: Projection = None,
-    groups: Groups = "layer",
+    groups: GroupsName = "layer",
     exclude: Exclude = None,
-    checkpoints: Checkpoints = None,
-    batch_size: Unneeded = None,
+    batch_size: Annotated[int | None, typer.Option("--batch-size", hidden=True)] = None,
     store_dtype: StoreDtype = "auto",
     memory: Memory = "2GB",
     workers: Annotated[
@@ -86,10 +67,22 @@ def plan(
 
     `unde plan --hf-config my_model/ --examples 100000 --projection "kron(16)"`
     """
+    from dataclasses import replace
+
+    from unde.cli.project import Project
+    from unde.integrations.config import model_of_config
+    from unde.plan import plan as make_plan
+
     check_format(format, "table", "json")
-    sources = [target, hf_model or data or text_field or target_field, hf_config]
-    count = int(checkpoints) if checkpoints is not None and checkpoints.isdecimal() else None
-    folder = checkpoints if count is None else None
+    sources = [
+        model.target,
+        model.hf_model or model.data or model.text_field or model.target_field,
+        hf_config,
+    ]
+    checkpoints = model.checkpoints or ""
+    count = int(checkpoints) if checkpoints.isdecimal() else None
+    if count is not None:
+        model = replace(model, checkpoints=None)
     if len([source for source in sources if source is not None]) != 1:
         raise UndeError(
             "expected one of three things to plan for: MODULE:FUNCTION of a setup, --hf-model with --data, or "
@@ -98,22 +91,21 @@ def plan(
     if hf_config is not None:
         if examples is None:
             raise UndeError("--examples is missing: a config does not say how much data there will be")
-        if folder is not None:
-            raise UndeError(f"--checkpoints {folder}: with --hf-config give a number")
-        model, task = model_of_config(hf_config, trust_remote_code)
-        rows = collate = None
+        if model.checkpoints is not None:
+            raise UndeError(f"--checkpoints {model.checkpoints}: with --hf-config give a number")
+        network, task = model_of_config(hf_config, model.trust_remote_code)
+        data = collate = None
     else:
-        source = source_of(hf_model, data, text_field, seq_len, trust_remote_code, target_field, folder)
-        project = Project(target, source)
+        project = Project(model)
         setup = project.setup
-        model, task, rows, collate = setup.model, setup.task, setup.train_data, setup.collate
+        network, task, data, collate = setup.model, setup.task, setup.train_data, setup.collate
         count = len(project.checkpoints) if project.checkpoints is not None else count
     result = make_plan(
-        model,
+        network,
         task,
-        rows,
+        data,
         n_examples=examples,
-        method=method_of(method, projection),
+        method=build_method(method, projection),
         groups=groups,
         exclude=exclude or (),
         batch_size=batch_size,

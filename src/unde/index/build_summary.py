@@ -8,7 +8,7 @@ import torch
 
 from unde.console import counted, line, size
 from unde.gradients import Coverage
-from unde.index.build_context import Context
+from unde.index.feature_runner import FeatureRunner
 from unde.index.kernel_cache import kernel_files, sizes_of
 from unde.index.shard_writer import on_disk
 from unde.methods import Fisher
@@ -20,22 +20,22 @@ def index_bytes(manifest: Manifest, precision: torch.dtype = torch.float32) -> i
     return sum(on_disk(manifest, precision).values())
 
 
-def print_summary(context: Context, missing: int) -> None:
+def print_summary(runner: FeatureRunner, missing: int) -> None:
     """Print what will be built and what it takes; `missing` examples are still to do."""
-    m, terms = context.manifest, context.manifest.terms
-    kernel = sum(kernel_files(m, context.method.kernel.on(sizes_of(m))).values())
+    m, terms = runner.manifest, runner.manifest.terms
+    kernel = sum(kernel_files(m, runner.method.kernel.on(sizes_of(m))).values())
     line(
-        f"{context.folder}: {counted(m.examples, 'example')} × {counted(m.width, 'feature')} "
+        f"{runner.folder}: {counted(m.examples, 'example')} × {counted(m.width, 'feature')} "
         f"({counted(len(m.units), 'parameter')} in {counted(len(m.groups), 'group')}"
-        + (f", {terms} {_name_terms(context)}" if terms > 1 else "")
-        + f"), {size(index_bytes(m, context.units[0].projection.dtype))} on disk in {m.store_dtype}, "
+        + (f", {terms} {_name_terms(runner)}" if terms > 1 else "")
+        + f"), {size(index_bytes(m, runner.units[0].projection.dtype))} on disk in {m.store_dtype}, "
         + counted(terms * len(m.shards), "shard")
         + (f"; its kernel will take {size(kernel)} more" if kernel else ""),
         style="bold",
     )
     if missing < m.examples * terms:
         line(f"  going on: {missing:,} of {m.examples * terms:,} are still to do")
-    _print_routes(context.coverage(0), m.settled.pass_size)
+    _print_routes(runner.coverage(0), m.settled.pass_size)
 
 
 def _print_routes(coverage: Coverage, pass_size: int) -> None:
@@ -52,8 +52,8 @@ def _print_routes(coverage: Coverage, pass_size: int) -> None:
             line(f"  {route}: {', '.join(names)}")
 
 
-def _name_terms(context: Context) -> str:
+def _name_terms(runner: FeatureRunner) -> str:
     """What several features of an example are of."""
-    if isinstance(context.method, Fisher) and context.method.labels > 1:
-        return "checkpoints and labels" if len(context.manifest.models) > 1 else "labels"
-    return "checkpoints" if len(context.manifest.models) > 1 else "steps"
+    if isinstance(runner.method, Fisher) and runner.method.labels > 1:
+        return "checkpoints and labels" if len(runner.manifest.models) > 1 else "labels"
+    return "checkpoints" if len(runner.manifest.models) > 1 else "steps"
