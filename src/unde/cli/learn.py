@@ -124,6 +124,7 @@ def learn(
             loss=loss or "top-k",
             solver=solver,
             seed=seed,
+            judge=opened,
         )
     weights.save(out)
     if not no_trust:

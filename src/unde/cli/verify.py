@@ -54,7 +54,7 @@ def verify_path(path: StorePath) -> Verified:
     from unde.evaluate.bank import verify as bank
     from unde.evaluate.bank.bank_io import unfinished_bank
     from unde.index import verify as index
-    from unde.weights import verify as weights
+    from unde.weights import weights
 
     unfinished = unfinished_bank(path)
     if unfinished is not None:
