@@ -349,7 +349,7 @@ class _Job:
             return replace(probe, labels=1)
         with frozen_eval(self.model), torch.no_grad():
             batch = to_device(self.rows.batch([0]), placement(self.model)[0])
-            return probe.settle(self.task, self.model, batch)
+            return probe.resolve_labels(self.task, self.model, batch)
 
     def _manifest(self, part: Method, pass_size: int) -> Manifest:
         """The manifest that a build would write, without fingerprints."""
@@ -401,7 +401,7 @@ class _Job:
         units = make_units(self.model, self.names, spec, 0)
         described = [{"name": u.name, "shape": list(u.shape)} for u in units]
         factors = gathered(described, spec) if part.factors else None
-        what = Measurement(units, part.measure, part.beside, factors)
+        what = Measurement(units, part.measure, part.extra_measures, factors)
         coverage = plan_coverage(self.model, self.task, self.rows, units, part.measure)
         task = step_of(self.task, part, 0)
         pass_size, in_pass = settle(self.model, task, self.rows, what, coverage, self.memory)
