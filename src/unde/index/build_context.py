@@ -23,7 +23,7 @@ from unde.parallel.model_transport import BuildInputs
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath
 from unde.tasks.base import Task
-from unde.tasks.batching import recut
+from unde.tasks.batching import with_batching
 
 
 class Context:
@@ -129,4 +129,4 @@ def checkpoint_of(checkpoints: Sequence[Checkpoint] | None, c: int) -> Checkpoin
 
 def step_of(task: Task, method: Method, c: int) -> Task:
     """The task at step c, for methods that keep the steps of a trajectory apart."""
-    return task if method.steps == 1 else recut(task, task.cutting.step(c, method.steps))
+    return task if method.steps == 1 else with_batching(task, task.batching.step(c, method.steps))

@@ -32,7 +32,7 @@ from unde.plan.shapes import (
 )
 from unde.projection import Spec
 from unde.tasks.base import Task
-from unde.tasks.batching import recut
+from unde.tasks.batching import with_batching
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class _Run:
         model, parameters = self.model, list(self.model.named_parameters())
         weights = self.meter.hold([*model.parameters(), *model.buffers()])
         trained = sum(p.nbytes for _, p in parameters if p.requires_grad)
-        brief = recut(self.task, self.task.cutting.brief())
+        brief = with_batching(self.task, self.task.batching.reduced())
         self._cost(lambda batch: floor.plain(model, brief, [batch]), 1)  # fails where values decide what runs
         own = self._index(method)
         probe = None if method.probe is None else self._index(self._probe(method.probe))
@@ -187,7 +187,7 @@ class _Run:
         if what.factors is None:
             return set()
         seen = _Names(self.model)
-        brief = recut(task, task.cutting.brief())
+        brief = with_batching(task, task.batching.reduced())
         with Meter(), FeaturePass(self.model, brief, what, coverage) as run:
             run.collect.factors = seen
             run.collect(self.batches(1), [0])

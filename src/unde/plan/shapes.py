@@ -27,7 +27,7 @@ from unde.gradients.parameters import Unit, placement
 from unde.gradients.record import recorded
 from unde.projection import Projection, Spec, feature_size
 from unde.tasks.base import Task
-from unde.tasks.batching import recut
+from unde.tasks.batching import with_batching
 from unde.tasks.tokens import arguments
 
 Batches = Callable[[int], Any]  # how many examples → a batch of them
@@ -142,7 +142,7 @@ def matrices(units: Sequence[Unit]) -> list[Tensor]:
 
 def covered(model: nn.Module, task: Task, batches: Batches, units: Sequence[Unit], measure: str) -> Coverage:
     """The way of each parameter, found as a build finds it, except that what runs counts as right."""
-    brief, short = recut(task, task.cutting.brief()), _shortened(task, batches)
+    brief, short = with_batching(task, task.batching.reduced()), _shortened(task, batches)
     if brief is task and short is not None:
         found = ShapePlanner(model, task, short, units, measure).run()
         if not (found.later or found.vmapped or found.looped or found.unused):
@@ -158,7 +158,7 @@ def _shortened(task: Task, batches: Batches) -> Batches | None:
         batch = batches(n)
         if not isinstance(batch, Mapping):
             return None
-        cut = task.cutting.shortened({k: x for k, x in batch.items() if isinstance(x, Tensor)})
+        cut = task.batching.shorten({k: x for k, x in batch.items() if isinstance(x, Tensor)})
         return None if cut is None else {**batch, **cut}
 
     return None if make(1) is None else make

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from unde.errors import unknown
-from unde.tasks.batching import Whole
+from unde.tasks.batching import Batching
 from unde.tasks.identity import identity
 from unde.tasks.perturb import Noise, Perturbation
 
@@ -27,7 +27,7 @@ class Task:
     """
 
     version = 1  # of the numbers that a task gives: raised when its code begins to give others
-    cutting: Whole = Whole()
+    batching: Batching = Batching()
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         raise TypeError(f"{type(self).__name__} defines no loss(model, batch) -> (B,) tensor")

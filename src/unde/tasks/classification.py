@@ -41,7 +41,7 @@ class Classification(Prediction):
     torch.Size([5])
     """
 
-    def predicted(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    def predict(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         logits, labels = self.logits(model, batch), self.split(batch)[1]
         if not isinstance(labels, Tensor):
             some = next(iter(labels), None) if isinstance(labels, (list, tuple)) else labels
@@ -68,16 +68,16 @@ class Classification(Prediction):
             )
         return logits, labels.long()
 
-    def compared(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def compare(self, logits: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(logits, labels, reduction="none")
 
-    def drawn(self, logits: Tensor, ids: Sequence[int] | None) -> Tensor:
+    def sample_labels(self, logits: Tensor, ids: Sequence[int] | None) -> Tensor:
         return sampling.draw(logits, sampling.uniforms(ids, 1)[:, 0])
 
-    def expected(self, logits: Tensor, labels: Tensor, label: int) -> Tensor:
+    def fisher_term(self, logits: Tensor, labels: Tensor, label: int) -> Tensor:
         """The loss of a label times √p; 0 for examples that the loss leaves out."""
         share = logits.detach().softmax(1)[:, label].sqrt() * (labels != LEFT_OUT)
-        return self.compared(logits, torch.full_like(labels, label)) * share
+        return self.compare(logits, torch.full_like(labels, label)) * share
 
 
 class MultiLabel(Prediction):
@@ -86,7 +86,7 @@ class MultiLabel(Prediction):
     As `problem_type="multi_label_classification"` of transformers. Batches are those of `Classification`.
     """
 
-    def predicted(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    def predict(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         logits, labels = self.logits(model, batch), self.split(batch)[1]
         labels = one_each(labels, len(logits), "0 or 1 for each class")
         if labels.shape != logits.shape or logits.dim() != 2:
@@ -99,14 +99,14 @@ class MultiLabel(Prediction):
             raise Unreadable(row, f"has the labels {labels[row].tolist()}: expected numbers from 0 to 1")
         return logits, labels.to(logits.dtype)
 
-    def compared(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def compare(self, logits: Tensor, labels: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(1)
 
-    def drawn(self, logits: Tensor, ids: Sequence[int] | None) -> Tensor:
+    def sample_labels(self, logits: Tensor, ids: Sequence[int] | None) -> Tensor:
         u = sampling.uniforms(ids, logits.shape[1]).to(logits.device)
         return (u < logits.double().sigmoid()).to(logits.dtype)
 
-    def expected(self, logits: Tensor, labels: Tensor, label: int) -> Tensor:
+    def fisher_term(self, logits: Tensor, labels: Tensor, label: int) -> Tensor:
         """Labels are independent: an output times the standard deviation of its label."""
         p = logits.detach()[:, label].sigmoid()
         return logits[:, label] * (p * (1 - p)).sqrt() / logits.shape[1]

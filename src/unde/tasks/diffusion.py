@@ -22,10 +22,8 @@ from torch import Tensor, nn
 from unde.data import digest
 from unde.errors import UndeError, unknown
 from unde.tasks.base import Task
-from unde.tasks.latents import Inputs, decoded, encoded
 from unde.tasks.perturb import Augment, Noise, Perturbation
-from unde.tasks.schedule import configured, sampler_timesteps, training_timesteps
-from unde.tasks.timesteps import PREPARED, Timesteps
+from unde.tasks.timesteps import PREPARED, TimestepBatching, configured, sampler_timesteps, training_timesteps
 
 MEASURES = ("loss", "square", "mean", "residual")
 
@@ -62,7 +60,7 @@ class Diffusion(Task):
         self.alphas = torch.as_tensor(scheduler.alphas_cumprod, dtype=torch.float64)  # ᾱ
         self.settings = f"timesteps={self.timesteps} alphas={digest(self.alphas)}"  # in the name of the task
         self.inputs = Inputs(vae, text_encoder)
-        self.cutting = Timesteps(self, rows)
+        self.batching = TimestepBatching(self, rows)
 
     # --- measures ---------------------------------------------------------------------------------------
 
@@ -82,7 +80,7 @@ class Diffusion(Task):
             if name not in MEASURES:
                 raise unknown("measure of Diffusion", name, MEASURES)
         if not (isinstance(batch, Mapping) and PREPARED in batch):
-            parts = [self.measures(model, part, names, ids) for part in self.cutting.passes(batch, ids)]
+            parts = [self.measures(model, part, names, ids) for part in self.batching.passes(batch, ids)]
             return {name: torch.stack([p[name] for p in parts]).sum(0) for name in names}
         noisy, t = batch[PREPARED], batch["t"]  # (B, k, C, H, W), (B, k)
         out = self._predict(model, batch, noisy.flatten(0, 1), t.flatten()).view_as(noisy)
@@ -183,3 +181,56 @@ def prediction(out: Any, channels: int) -> Tensor:
     out = getattr(out, "sample", out)
     out = out[0] if isinstance(out, tuple) else out
     return out[:, :channels] if out.shape[1] == 2 * channels else out
+
+
+class Inputs:
+    """`clean, given = inputs(batch)`: images or latents, and what the denoiser is conditioned on."""
+
+    def __init__(self, vae: nn.Module | None, text_encoder: nn.Module | None) -> None:
+        self.vae, self.text_encoder = vae, text_encoder
+
+    @torch.no_grad()
+    def __call__(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        if isinstance(batch, (tuple, list)) and len(batch) == 1:
+            batch = batch[0]
+        rest: dict[str, Any] = {"images": batch} if isinstance(batch, Tensor) else dict(batch)
+        clean = self._clean(rest)
+        prompts = rest.pop("prompts", None)
+        if prompts is not None:
+            rest["encoder_hidden_states"] = self._read(prompts)
+        return clean, {k: v for k, v in rest.items() if isinstance(v, Tensor)}
+
+    def _clean(self, rest: dict[str, Any]) -> Tensor:
+        """Takes images and latents out of a batch."""
+        clean, images = rest.pop("latents", None), rest.pop("images", None)
+        if clean is None:
+            if images is None:
+                raise UndeError(f"a diffusion batch has 'images' or 'latents': this one has {sorted(rest)}")
+            clean = images if self.vae is None else encoded(self.vae, images)
+        if not isinstance(clean, Tensor) or not clean.is_floating_point() or clean.dim() < 3:
+            known = isinstance(clean, Tensor)
+            found = f"{clean.dtype} of shape {tuple(clean.shape)}" if known else type(clean).__name__
+            raise UndeError(f"images are {found}: expected floating point (B, C, H, W), in [−1, 1]")
+        return clean
+
+    def _read(self, prompts: Tensor) -> Tensor:
+        if self.text_encoder is None:
+            raise UndeError(
+                "the batch has 'prompts' (token ids), but the task has no text_encoder to read them: pass "
+                "Diffusion(..., text_encoder=), or 'encoder_hidden_states' in the batch"
+            )
+        return self.text_encoder.to(prompts.device)(prompts)[0]
+
+
+@torch.no_grad()
+def encoded(vae: Any, images: Tensor) -> Tensor:
+    """Latents of images: the mean of the VAE's distribution."""
+    distribution = vae.to(images.device).encode(images.to(next(vae.parameters()).dtype)).latent_dist
+    return (distribution.mean * vae.config.scaling_factor).to(images.dtype)
+
+
+@torch.no_grad()
+def decoded(vae: Any, latents: Tensor) -> Tensor:
+    """Images in [−1, 1] from latents."""
+    home = next(vae.parameters())
+    return vae.decode(latents.to(home) / vae.config.scaling_factor).sample.to(latents).clamp(-1, 1)

@@ -31,7 +31,7 @@ KINDS = {
     "language": ("CausalLM", "MaskedLM", "Seq2SeqLM", "Preference"),
 }
 _LONG = 64  # longer lists are stored as a digest
-_NO_SETTINGS = {"cutting", "version"}  # `cutting` changes no number, `version` has an entry
+_NO_SETTINGS = {"batching", "version"}  # `batching` changes no number, `version` has an entry
 _NO_NUMBERS = {
     "training",
     "gradient_checkpointing",
@@ -52,8 +52,8 @@ def identity(task: Any) -> dict[str, Any]:
 
 def _settings(task: Any) -> Iterator[tuple[str, Any]]:
     """Attributes of the user's classes, then of the task itself."""
-    if not is_builtin(type(task.cutting)):
-        yield "cutting", task.cutting
+    if not is_builtin(type(task.batching)):
+        yield "batching", task.batching
     for cls in reversed([c for c in type(task).__mro__ if not _of_library(c)]):
         for name, value in vars(cls).items():
             code = isinstance(

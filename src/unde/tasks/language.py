@@ -9,20 +9,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unde.errors import UndeError
 from unde.tasks import model_checks as fitting
 from unde.tasks.perturb import Perturbation
-from unde.tasks.replace import Replace, special_tokens
+from unde.tasks.replace import Replace, ReplaceBoth, special_tokens
 from unde.tasks.tokens import (
     IGNORE,
     Predictions,
     TokenTask,
     check,
     columns,
+    inner,
     like,
     padded,
     padding_ahead,
+    right_padded,
     rolled,
     run,
+    text_config,
     token_logits,
 )
 
@@ -84,3 +88,73 @@ class CausalLM(TokenTask):
 
         # Shift the labels, not the logits: no copy of the largest tensor.
         return Predictions(logits, F.pad(target[:, 1:], (0, 1), value=IGNORE), placed)
+
+
+class Seq2SeqLM(TokenTask):
+    """Loss of the target text given the source, for T5, BART and their kin.
+
+    Batches are dicts of input_ids (B, S) and labels (B, T), −100 where nothing is predicted, and optionally
+    attention_mask; decoder_input_ids, if they are not given, are the labels moved one place to the right as the model
+    itself does it. `reduction` is over the tokens of one target, as in `CausalLM`. Padding of the source may be on
+    either side.
+    """
+
+    def collate(self, examples: list[Any]) -> Any:
+        """Pads sources and targets on the right; the padding is masked and carries no loss."""
+        return padded(examples)
+
+    def mask(self, batch: Any) -> Any:
+        """Of the source and of the target; where both are equally long, what is real in either."""
+        ids, labels = batch["input_ids"], batch["labels"]
+        real = super().mask(batch)
+        real = torch.ones_like(ids, dtype=torch.bool) if real is None else real
+        asked = labels != IGNORE
+        return [real | asked] if real.shape == asked.shape else [real, asked]
+
+    def perturbations(self, model: nn.Module, examples: Sequence[Any]) -> list[Perturbation]:
+        """Tokens of source and target replaced by others of the training data; special ones and padding stay."""
+        return [ReplaceBoth.of(examples, special_tokens(model))]
+
+    def check(self, model: nn.Module, batch: Any) -> None:
+        """Refuses models without a decoder of their own."""
+        fitting.an_encoder_decoder(self, model)
+        fitting.whole_vocabulary(self, model, self.predictions(model, batch).logits)
+
+    def predictions(self, model: nn.Module, batch: Any) -> Predictions:
+        ids, real = columns(batch, "Seq2SeqLM", like=("attention_mask",))
+        labels = batch.get("labels")
+        if labels is None:
+            raise UndeError(
+                f"a batch of Seq2SeqLM needs 'labels', the tokens of the target text: this one has {sorted(batch)}"
+            )
+        if labels.dim() != 2 or len(labels) != len(ids):
+            raise UndeError(
+                f"labels of shape {tuple(labels.shape)} for input_ids of shape {tuple(ids.shape)}: expected the "
+                f"tokens of a target for each source, ({len(ids)}, T)"
+            )
+        target = labels.long()
+        inputs = {k: v for k, v in batch.items() if k != "labels"}
+        decoder = {k: inputs.pop(k) for k in list(inputs) if k.startswith("decoder_")}
+        ahead = torch.zeros_like(ids[:, :1]) if real is None else padding_ahead(real)
+        left = check(model, inputs, target, real, ahead, "every label is -100, or the target is empty")
+        inputs = right_padded(model, inputs, real, left)
+        if "decoder_input_ids" not in decoder:
+            decoder["decoder_input_ids"] = _moved_right(model, target)
+        logits = token_logits(run(model, {**inputs, **decoder}), target.shape)
+        return Predictions(logits, target, lambda x: x)
+
+
+def _moved_right(model: nn.Module, labels: Tensor) -> Tensor:
+    """What the decoder sees: the labels one place later, behind the token that starts a text."""
+    own = getattr(inner(model), "prepare_decoder_input_ids_from_labels", None)
+    if callable(own):
+        return own(labels=labels)
+    config = text_config(model)
+    start, pad = (getattr(config, f"{n}_token_id", None) for n in ("decoder_start", "pad"))
+    if start is None or pad is None:
+        raise UndeError(
+            f"the config of {type(model).__name__} names no decoder_start_token_id or no pad_token_id, so nobody knows "
+            "what its decoder sees: set them, or give decoder_input_ids"
+        )
+    moved = torch.cat([torch.full_like(labels[:, :1], start), labels[:, :-1]], 1)
+    return moved.masked_fill(moved == IGNORE, pad)

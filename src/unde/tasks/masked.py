@@ -43,7 +43,7 @@ class MaskedLM(TokenTask):
     same way, whatever its batch. That takes the tokenizer, or its mask token and special tokens by number:
 
     >>> task = MaskedLM(mask_token_id=4, special_tokens=[0, 1, 2], seed=1)
-    >>> hidden = task.hidden({"input_ids": torch.tensor([[1, 9, 8, 7, 2]])}, vocabulary=10)
+    >>> hidden = task.hide_tokens({"input_ids": torch.tensor([[1, 9, 8, 7, 2]])}, vocabulary=10)
     >>> hidden["labels"].shape, (hidden["labels"] != -100).any().item()
     (torch.Size([1, 5]), True)
 
@@ -77,7 +77,7 @@ class MaskedLM(TokenTask):
         self.special_tokens = sorted({int(t) for t in (*special_tokens, *known)})
         self.probability, self.seed = probability, seed
 
-    def hidden(self, batch: Mapping[str, Any], vocabulary: int) -> dict[str, Any]:
+    def hide_tokens(self, batch: Mapping[str, Any], vocabulary: int) -> dict[str, Any]:
         """The batch with some tokens hidden, and what they were as its labels."""
         if self.mask_token_id is None:
             raise UndeError(
@@ -146,7 +146,7 @@ class MaskedLM(TokenTask):
         return right_padded(model, inputs, real, left), rolled(target, ahead), ahead
 
     def _labelled(self, model: nn.Module, batch: Any) -> dict[str, Any]:
-        return dict(batch) if "labels" in batch else self.hidden(batch, _vocabulary(model))
+        return dict(batch) if "labels" in batch else self.hide_tokens(batch, _vocabulary(model))
 
     def _logits(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
         return token_logits(run(model, inputs), inputs["input_ids"].shape)

@@ -78,7 +78,7 @@ class Prediction(Task):
         return real if real is None or "input_ids" not in batch else rolled(real, padding_ahead(real))
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        return self.compared(*self.predicted(model, batch))
+        return self.compare(*self.predict(model, batch))
 
     def measure(
         self, model: nn.Module, batch: Any, *, name: str = "loss", ids: Sequence[int] | None = None
@@ -92,32 +92,32 @@ class Prediction(Task):
             if name == "loss":
                 return self.loss(model, batch)
             if name == "sampled":
-                logits, _ = self.predicted(model, batch)
-                return self.compared(logits, self.drawn(logits.detach(), ids))
+                logits, _ = self.predict(model, batch)
+                return self.compare(logits, self.sample_labels(logits.detach(), ids))
             if name.startswith(TRUE):
-                return self.expected(*self.predicted(model, batch), int(name.removeprefix(TRUE)))
+                return self.fisher_term(*self.predict(model, batch), int(name.removeprefix(TRUE)))
         except Unreadable as e:
             raise Unreadable(e.row, e.what, ids) from None
         raise unknown(f"measure of {type(self).__name__}", name, ("loss", "sampled"))
 
     def outputs(self, model: nn.Module, batch: Any) -> int | None:
-        return self.predicted(model, batch)[0].shape[1]
+        return self.predict(model, batch)[0].shape[1]
 
-    def predicted(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    def predict(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         """Logits and labels, checked."""
-        raise TypeError(f"{type(self).__name__} defines no predicted(model, batch)")
+        raise TypeError(f"{type(self).__name__} defines no predict(model, batch)")
 
-    def compared(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def compare(self, logits: Tensor, labels: Tensor) -> Tensor:
         """(B,) losses."""
-        raise TypeError(f"{type(self).__name__} defines no compared(logits, labels)")
+        raise TypeError(f"{type(self).__name__} defines no compare(logits, labels)")
 
-    def drawn(self, logits: Tensor, ids: Sequence[int] | None) -> Tensor:
+    def sample_labels(self, logits: Tensor, ids: Sequence[int] | None) -> Tensor:
         """Labels drawn from predictions."""
-        raise TypeError(f"{type(self).__name__} defines no drawn(logits, ids)")
+        raise TypeError(f"{type(self).__name__} defines no sample_labels(logits, ids)")
 
-    def expected(self, logits: Tensor, labels: Tensor, label: int) -> Tensor:
+    def fisher_term(self, logits: Tensor, labels: Tensor, label: int) -> Tensor:
         """(B,) values v with Σ_label ∇v ∇vᵀ = E ∇loss ∇lossᵀ over labels as `drawn` gives them."""
-        raise TypeError(f"{type(self).__name__} defines no expected(logits, labels, label)")
+        raise TypeError(f"{type(self).__name__} defines no fisher_term(logits, labels, label)")
 
 
 def _right_padded(model: nn.Module, inputs: Mapping[str, Any]) -> Mapping[str, Any]:

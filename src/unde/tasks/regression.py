@@ -24,7 +24,7 @@ class Regression(Prediction):
     tensor([0., 9.])
     """
 
-    def predicted(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    def predict(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         found, labels = self.logits(model, batch), self.split(batch)[1]
         labels = one_each(labels, len(found), "real numbers")
         made, wanted = (
@@ -41,14 +41,14 @@ class Regression(Prediction):
             raise Unreadable(row, f"has the label {wanted[row].tolist()}: expected finite numbers")
         return made, wanted.to(made.dtype)
 
-    def compared(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def compare(self, logits: Tensor, labels: Tensor) -> Tensor:
         return (logits - labels).square().mean(1)
 
-    def drawn(self, logits: Tensor, ids: Sequence[int] | None) -> Tensor:
+    def sample_labels(self, logits: Tensor, ids: Sequence[int] | None) -> Tensor:
         """A squared error is the −log p of a normal distribution with variance 1/2."""
         u = sampling.uniforms(ids, logits.shape[1]).clamp(min=2.0**-54).to(logits.device)
         return logits + (torch.special.ndtri(u) / 2**0.5).to(logits.dtype)
 
-    def expected(self, logits: Tensor, labels: Tensor, label: int) -> Tensor:
+    def fisher_term(self, logits: Tensor, labels: Tensor, label: int) -> Tensor:
         """Errors are independent with variance 1/2: an output times √2, over their number."""
         return logits[:, label] * (2**0.5 / logits.shape[1])

@@ -12,15 +12,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from unde.data import digest
 from unde.errors import UndeError
-from unde.tasks.batching import Whole, cuts
-from unde.tasks.schedule import sampler_timesteps
+from unde.tasks.batching import Batching, even_slices
 
 ROWS = 80  # noisy images worth having in one forward pass: on CPUs more are slower
 PREPARED = "noisy"  # marks a batch that `passes` made
 
 
 class Noised(Protocol):
-    """What the cutting asks of a diffusion task."""
+    """What the batching asks of a diffusion task."""
 
     timesteps: list[int]
     scheduler: Any
@@ -33,7 +32,7 @@ class Noised(Protocol):
     def target(self, clean: Tensor, noise: Tensor, signal: Tensor, spread: Tensor) -> Tensor: ...
 
 
-class Timesteps(Whole):
+class TimestepBatching(Batching):
     """As many timesteps of as many examples in one pass as `rows` noisy images hold, or as fit."""
 
     def __init__(self, task: Noised, rows: int | None) -> None:
@@ -59,15 +58,15 @@ class Timesteps(Whole):
             yield from self._along(clean, given)
             return
         keys = [_key(image) for image in clean.cpu()]
-        for cut in cuts(len(self.timesteps), self.rows // len(clean)):
+        for cut in even_slices(len(self.timesteps), self.rows // len(clean)):
             yield self._prepared(clean, given, keys, self.timesteps[cut])
 
     def portions(self, batch: Any) -> Iterator[tuple[slice, Any]]:
         clean, given = self.task.inputs(batch)
-        for cut in cuts(len(clean), self.most or len(clean)):
+        for cut in even_slices(len(clean), self.most or len(clean)):
             yield cut, {"latents": clean[cut], **{name: v[cut] for name, v in given.items()}}
 
-    def within(self, memory: int, example: Any, peak: Callable[[Any, int], int]) -> Timesteps:
+    def fit_memory(self, memory: int, example: Any, peak: Callable[[Any, int], int]) -> TimestepBatching:
         """As many rows as fit: a pass of one row and a pass of two tell what a row takes."""
         if self.given is not None:
             return self
@@ -82,30 +81,30 @@ class Timesteps(Whole):
         return self._by(1 + max(0, memory - one) // max(1, two - one))
 
     @property
-    def examples(self) -> int:
+    def examples_per_pass(self) -> int:
         return max(1, self.rows // len(self.timesteps))
 
     @property
-    def settled(self) -> int | None:
+    def row_limit(self) -> int | None:
         return self.most
 
-    def of(self, rows: int) -> Timesteps:
+    def with_rows(self, rows: int) -> TimestepBatching:
         return self if self.given is not None else self._by(rows)
 
-    def brief(self) -> Timesteps:
+    def reduced(self) -> TimestepBatching:
         """Two timesteps, the least noisy and one in the middle."""
         short = copy.copy(self)
         short.timesteps, short.short = self.timesteps[_two(len(self.timesteps))], True
         return short
 
-    def step(self, c: int, steps: int) -> Timesteps:
+    def step(self, c: int, steps: int) -> TimestepBatching:
         """Step c of a DDIM trajectory of `steps`."""
         one = copy.copy(self)
         one.timesteps = [sampler_timesteps(self.task.scheduler, steps)[c]]
         one.only, one.steps = c, steps
         return one
 
-    def _by(self, most: int) -> Timesteps:
+    def _by(self, most: int) -> TimestepBatching:
         """With at most so many rows, and not many more than are useful."""
         sized = copy.copy(self)
         sized.given, sized.most = min(ROWS, most), most
@@ -133,7 +132,7 @@ class Timesteps(Whole):
         signal, spread = self.task.scales(t, noisy)
         noise = (noisy - signal * clean.unsqueeze(1)) / spread
         target = self.task.target(clean, noise, signal, spread)
-        for cut in cuts(t.shape[1], self.rows // len(clean)):
+        for cut in even_slices(t.shape[1], self.rows // len(clean)):
             part = {PREPARED: noisy[:, cut], "target": target[:, cut], "t": t[:, cut]}
             yield part | {"given": given, "of": t.shape[1]}
 
@@ -167,3 +166,39 @@ def _two(count: int) -> slice:
 def _key(image: Tensor) -> str:
     """What the noise of an image is drawn from: its content, which shapes alone (a plan) do not have."""
     return "" if isinstance(image, FakeTensor) else digest(image)
+
+
+def configured(owner: Any, name: str, default: Any = None) -> Any:
+    """An entry of the config of a model or a scheduler."""
+    config = getattr(owner, "config", None)
+    found = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
+    return default if found is None else found
+
+
+def training_timesteps(scheduler: Any, timesteps: int | Sequence[int]) -> list[int]:
+    """K timesteps evenly spaced from 0, or those that are given."""
+    total = configured(scheduler, "num_train_timesteps")
+    if total is None or not hasattr(scheduler, "alphas_cumprod"):
+        raise UndeError(
+            f"{type(scheduler).__name__} has no training timesteps (config.num_train_timesteps and alphas_cumprod): "
+            "pass the scheduler that the model was trained with, such as diffusers' DDPMScheduler"
+        )
+    if isinstance(timesteps, int):
+        if not 1 <= timesteps <= total:
+            raise UndeError(
+                f"timesteps={timesteps}: expected 1 to {total}, the scheduler's training timesteps"
+            )
+        return [k * total // timesteps for k in range(timesteps)]
+    found = [int(t) for t in timesteps]
+    if not found or not all(0 <= t < total for t in found):
+        raise UndeError(f"timesteps {found[:5]}: expected at least one, each from 0 to {total - 1}")
+    return found
+
+
+def sampler_timesteps(scheduler: Any, steps: int) -> list[int]:
+    """The timesteps of a DDIM sampler under the schedule of `scheduler`, the noisiest first."""
+    from diffusers import DDIMScheduler
+
+    sampler: Any = DDIMScheduler.from_config(scheduler.config)
+    sampler.set_timesteps(steps)
+    return [int(t) for t in sampler.timesteps]

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from unde.errors import BadExample, UndeError, unknown
 from unde.tasks import sampling
 from unde.tasks.base import Task
-from unde.tasks.batching import Whole
+from unde.tasks.batching import Batching
 
 IGNORE = -100  # a label that carries no loss, as in transformers
 SHORT = 17  # tokens of an example cut short: a prime, so that none of them are taken for a number of examples
@@ -42,10 +42,10 @@ class Predictions(NamedTuple):
     placed: Callable[[Tensor], Tensor]
 
 
-class Sequences(Whole):
+class TokenBatching(Batching):
     """Sequences go through a model whole, and can be cut short for checks."""
 
-    def shortened(self, batch: Any) -> Any | None:
+    def shorten(self, batch: Any) -> Any | None:
         """A few tokens of each example, from where its first target is; None if that gains little, or if a column does
         not go along the tokens."""
         ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
@@ -66,7 +66,7 @@ class Sequences(Whole):
 class TokenTask(Task):
     """A cross-entropy for each token, added up or averaged over those of a sequence."""
 
-    cutting: Whole = Sequences()
+    batching: Batching = TokenBatching()
 
     def __init__(self, reduction: str = "mean") -> None:
         if reduction not in ("mean", "sum"):

@@ -16,7 +16,7 @@ from unde.errors import UndeError, unknown
 from unde.gradients.model_state import frozen_eval
 from unde.setup import Setup
 from unde.tasks import Classification, Diffusion
-from unde.tasks.latents import decoded
+from unde.tasks.diffusion import decoded
 from unde.ui.report.classes import class_names, named, true_numbers
 from unde.ui.report.items import MAX_SIDE, Item
 from unde.ui.report.pixels import to_pixels
