@@ -11,10 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unde.errors import UndeError
-from unde.tasks import model_checks as fitting
-from unde.tasks import sampling
+from unde.tasks import model_checks, sampling
 from unde.tasks.perturb import Perturbation
-from unde.tasks.prediction import Prediction, first, one_each
+from unde.tasks.prediction import Prediction, first, label_tensor
 from unde.tasks.replace import ReplaceInputs, special_tokens
 from unde.tasks.tokens import (
     Predictions,
@@ -22,7 +21,6 @@ from unde.tasks.tokens import (
     Unreadable,
     check,
     columns,
-    padding_ahead,
     right_padded,
     rolled,
     run,
@@ -43,12 +41,7 @@ class Classification(Prediction):
 
     def predict(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         logits, labels = self.logits(model, batch), self.split(batch)[1]
-        if not isinstance(labels, Tensor):
-            some = next(iter(labels), None) if isinstance(labels, (list, tuple)) else labels
-            raise UndeError(
-                f"labels such as {some!r}: expected class numbers, from 0 to {logits.shape[-1] - 1}. Number the "
-                "classes in the data set"
-            )
+        labels = label_tensor(labels, f"class numbers, from 0 to {logits.shape[-1] - 1}")
         if labels.is_floating_point():
             raise UndeError(
                 f"labels of type {labels.dtype}: expected class numbers. For several classes at once use "
@@ -88,7 +81,7 @@ class MultiLabel(Prediction):
 
     def predict(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         logits, labels = self.logits(model, batch), self.split(batch)[1]
-        labels = one_each(labels, len(logits), "0 or 1 for each class")
+        labels = label_tensor(labels, "0 or 1 for each class", len(logits))
         if labels.shape != logits.shape or logits.dim() != 2:
             raise UndeError(
                 f"logits of shape {tuple(logits.shape)} for labels of shape {tuple(labels.shape)}: expected (B, "
@@ -124,23 +117,17 @@ class TokenClassification(TokenTask):
         return [ReplaceInputs.of(examples, special_tokens(model))]
 
     def check(self, model: nn.Module, batch: Any) -> None:
-        """Refuses language models, which give a number to every token that they know."""
-        fitting.no_vocabulary(self, model, self.predictions(model, batch).logits)
+        """Refuse language models, which give a number to every token that they know."""
+        model_checks.check_classes(self, model, self.predictions(model, batch).logits)
 
     def predictions(self, model: nn.Module, batch: Any) -> Predictions:
-        ids, real = columns(batch, "TokenClassification")
+        ids, real, ahead = tokens = columns(batch, "TokenClassification")
         if "labels" not in batch:
-            raise UndeError(
-                f"a batch of TokenClassification needs 'labels', a class for each token: this one has {sorted(batch)}"
-            )
+            raise UndeError(f"a batch of TokenClassification needs 'labels': this one has {sorted(batch)}")
         target = batch["labels"].long()
         inputs = {k: v for k, v in batch.items() if k not in ("labels", "special_tokens_mask")}
-        ahead = torch.zeros_like(ids[:, :1]) if real is None else padding_ahead(real)
         why = "every label is -100"
-        left = check(
-            model, inputs, target, real, ahead, why, sys.maxsize
-        )  # how many classes, the model knows
-        given = right_padded(model, inputs, real, left)
-        logits = token_logits(run(model, given), ids.shape)
-        check(model, inputs, target, real, ahead, why, logits.shape[-1])
+        left = check(model, inputs, target, tokens, why, sys.maxsize)
+        logits = token_logits(run(model, right_padded(model, inputs, real, left)), ids.shape)
+        check(model, inputs, target, tokens, why, logits.shape[-1])
         return Predictions(logits, rolled(target, ahead), lambda x: rolled(x, -ahead))

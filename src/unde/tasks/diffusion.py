@@ -19,11 +19,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unde.data import digest
 from unde.errors import UndeError, unknown
 from unde.tasks.base import Task
 from unde.tasks.perturb import Augment, Noise, Perturbation
-from unde.tasks.timesteps import PREPARED, TimestepBatching, configured, sampler_timesteps, training_timesteps
+from unde.tasks.timesteps import (
+    PREPARED,
+    TimestepBatching,
+    config_value,
+    sampler_timesteps,
+    training_timesteps,
+)
 
 MEASURES = ("loss", "square", "mean", "residual")
 
@@ -54,11 +59,10 @@ class Diffusion(Task):
     ) -> None:
         self.scheduler, self.seed = scheduler, seed
         self.timesteps = training_timesteps(scheduler, timesteps)
-        self.prediction = configured(scheduler, "prediction_type", "epsilon")
+        self.prediction = config_value(scheduler, "prediction_type", "epsilon")
         if self.prediction not in ("epsilon", "v_prediction"):
             raise unknown("prediction_type of the scheduler", self.prediction, ("epsilon", "v_prediction"))
         self.alphas = torch.as_tensor(scheduler.alphas_cumprod, dtype=torch.float64)  # ᾱ
-        self.settings = f"timesteps={self.timesteps} alphas={digest(self.alphas)}"  # in the name of the task
         self.inputs = Inputs(vae, text_encoder)
         self.batching = TimestepBatching(self, rows)
 
@@ -95,24 +99,23 @@ class Diffusion(Task):
         return {name: share * values[name]().flatten(1).mean(1) for name in names}
 
     def _predict(self, model: nn.Module, batch: Mapping[str, Any], x: Tensor, t: Tensor) -> Tensor:
-        k, channels = batch["t"].shape[1], configured(model, "in_channels")
+        k, channels = batch["t"].shape[1], config_value(model, "in_channels")
         if isinstance(channels, int) and channels != x.shape[1]:
             raise UndeError(
                 f"images or latents of shape {tuple(x.shape[1:])} for a model of {channels} channels: pass images "
                 "with a vae=, or latents as the model was trained on"
             )
-        given = {name: v.repeat_interleave(k, 0) for name, v in batch["given"].items()}
+        condition = {name: v.repeat_interleave(k, 0) for name, v in batch["condition"].items()}
         try:
-            out = model(x, t, **given)
+            out = prediction(model(x, t, **condition), x.shape[1])
         except TypeError as e:
             raise UndeError(
-                f"{type(model).__name__} does not take {', '.join(given) or 'images and timesteps alone'} ({e}): an "
+                f"{type(model).__name__} does not take {', '.join(condition) or 'images and timesteps alone'} ({e}): an "
                 "unconditional model has no prompts, a conditional one needs encoder_hidden_states or prompts"
             ) from e
-        out = prediction(out, x.shape[1])
         if out.shape != x.shape:
             raise UndeError(
-                f"the model gave {tuple(out.shape)} for images of {tuple(x.shape)}: expected the shape of the images"
+                f"the model gave {tuple(out.shape)} for images of {tuple(x.shape)}: expected the same shape"
             )
         return out
 
@@ -124,12 +127,13 @@ class Diffusion(Task):
         return signal * out + noise * noisy
 
     def identity(self) -> dict[str, Any]:
-        """Of the scheduler, ᾱ and the prediction count, which are settings, and where a sampler makes its steps."""
-        found = super().identity()
-        del found["settings"]["settings"]  # the others in one line
+        """Of the scheduler count ᾱ, the prediction and where a sampler makes its steps."""
+        identity = super().identity()
         defaults = {"timestep_spacing": "leading", "steps_offset": 0}
-        found["settings"]["scheduler"] = {k: configured(self.scheduler, k, v) for k, v in defaults.items()}
-        return found
+        identity["settings"]["scheduler"] = {
+            k: config_value(self.scheduler, k, v) for k, v in defaults.items()
+        }
+        return identity
 
     # --- noise ------------------------------------------------------------------------------------------
 
@@ -145,35 +149,31 @@ class Diffusion(Task):
 
     def noise(self, key: str, timesteps: Sequence[int], shape: Sequence[int]) -> Tensor:
         """(k, *shape) standard normal, of one example: the same on every machine."""
-        drawn = []
+        noise = []
         for t in timesteps:
             words = hashlib.blake2b(f"{self.seed} {key} {t}".encode(), digest_size=16).digest()
             generator = np.random.Generator(np.random.Philox(key=int.from_bytes(words, "little")))
-            drawn.append(generator.standard_normal(tuple(shape), dtype=np.float32))
-        return torch.from_numpy(np.stack(drawn))
+            noise.append(generator.standard_normal(tuple(shape), dtype=np.float32))
+        return torch.from_numpy(np.stack(noise))
 
     # --- queries ----------------------------------------------------------------------------------------
 
     def perturbations(self, model: nn.Module, examples: Sequence[Any]) -> list[Perturbation]:
-        """Flipped, cropped and recoloured images, through the VAE where there is one; and images with noise. To a
-        denoiser, whose inputs are noisy anyway, neither alone is always the right question."""
+        """Flipped, cropped and recoloured images, through the VAE where there is one; and images with noise."""
         vae = self.inputs.vae
         if vae is None:
             return [Augment(), Noise()]
-        through = Augment(lambda latents: decoded(vae, latents), lambda images: encoded(vae, images))
-        return [through, Noise()]
+        return [Augment(lambda latents: decode(vae, latents), lambda images: encode(vae, images)), Noise()]
 
     def journey(self, example: Any, steps: int, random: np.random.Generator) -> dict[str, Any]:
-        """An image that no sampler made, with what a sampler of `steps` would have seen of it: one noise, less of it at
-        every step."""
-        clean, given = self.inputs(self.collate([example]))
+        """An image with the trajectory that a sampler of `steps` would have seen: less of one noise at every step."""
+        clean, condition = self.inputs(self.collate([example]))
         t = torch.tensor(sampler_timesteps(self.scheduler, steps)).unsqueeze(0)
         noise = torch.from_numpy(random.standard_normal(tuple(clean.shape), dtype=np.float32)).to(clean)
-        signal, spread = self.scales(
-            t.to(clean.device), clean.unsqueeze(1).expand(-1, steps, *clean.shape[1:])
-        )
-        made = {"trajectory": signal * clean.unsqueeze(1) + spread * noise.unsqueeze(1), "timesteps": t}
-        return {k: v[0] for k, v in {"latents": clean, **given, **made}.items()}
+        signal, spread = self.scales(t.to(clean.device), clean.unsqueeze(1))
+        trajectory = signal * clean.unsqueeze(1) + spread * noise.unsqueeze(1)
+        columns = {"latents": clean, **condition, "trajectory": trajectory, "timesteps": t}
+        return {k: v[0] for k, v in columns.items()}
 
 
 def prediction(out: Any, channels: int) -> Tensor:
@@ -184,7 +184,7 @@ def prediction(out: Any, channels: int) -> Tensor:
 
 
 class Inputs:
-    """`clean, given = inputs(batch)`: images or latents, and what the denoiser is conditioned on."""
+    """`clean, condition = inputs(batch)`: images (through a VAE) or latents, and what the denoiser is conditioned on."""
 
     def __init__(self, vae: nn.Module | None, text_encoder: nn.Module | None) -> None:
         self.vae, self.text_encoder = vae, text_encoder
@@ -206,11 +206,14 @@ class Inputs:
         if clean is None:
             if images is None:
                 raise UndeError(f"a diffusion batch has 'images' or 'latents': this one has {sorted(rest)}")
-            clean = images if self.vae is None else encoded(self.vae, images)
+            clean = images if self.vae is None else encode(self.vae, images)
         if not isinstance(clean, Tensor) or not clean.is_floating_point() or clean.dim() < 3:
-            known = isinstance(clean, Tensor)
-            found = f"{clean.dtype} of shape {tuple(clean.shape)}" if known else type(clean).__name__
-            raise UndeError(f"images are {found}: expected floating point (B, C, H, W), in [−1, 1]")
+            what = (
+                f"{clean.dtype} of shape {tuple(clean.shape)}"
+                if isinstance(clean, Tensor)
+                else type(clean).__name__
+            )
+            raise UndeError(f"images are {what}: expected floating point (B, C, H, W), in [−1, 1]")
         return clean
 
     def _read(self, prompts: Tensor) -> Tensor:
@@ -223,14 +226,14 @@ class Inputs:
 
 
 @torch.no_grad()
-def encoded(vae: Any, images: Tensor) -> Tensor:
+def encode(vae: Any, images: Tensor) -> Tensor:
     """Latents of images: the mean of the VAE's distribution."""
     distribution = vae.to(images.device).encode(images.to(next(vae.parameters()).dtype)).latent_dist
     return (distribution.mean * vae.config.scaling_factor).to(images.dtype)
 
 
 @torch.no_grad()
-def decoded(vae: Any, latents: Tensor) -> Tensor:
+def decode(vae: Any, latents: Tensor) -> Tensor:
     """Images in [−1, 1] from latents."""
     home = next(vae.parameters())
     return vae.decode(latents.to(home) / vae.config.scaling_factor).sample.to(latents).clamp(-1, 1)

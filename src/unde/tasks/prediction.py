@@ -1,11 +1,10 @@
-"""Tasks with one prediction for each example: what their batches look like, and how texts among them are padded."""
+"""Base of the tasks with one prediction for each example: batches, padding, and the measures of labels."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from unde.errors import UndeError, unknown
@@ -40,8 +39,8 @@ class Prediction(Task):
         logits = getattr(output, "logits", output)
         if not isinstance(logits, Tensor):
             raise UndeError(
-                f"the model returned a {type(logits).__name__}: expected logits, a tensor of shape (B, classes), or an "
-                f"output with .logits. Override {type(self).__name__}.logits to pick them out"
+                f"the model returned a {type(logits).__name__}: expected logits (B, classes), or an output with "
+                f".logits. Override {type(self).__name__}.logits to pick them out"
             )
         return logits
 
@@ -132,32 +131,28 @@ def _right_padded(model: nn.Module, inputs: Mapping[str, Any]) -> Mapping[str, A
     finds_the_end = "past_key_values" in arguments(model) and hasattr(config, "pad_token_id")
     if finds_the_end and config.pad_token_id is None and len(ids) > 1:
         raise UndeError(
-            f"{type(model).__name__} predicts from the last token of a text, and its config names no padding token to "
-            "tell it by: set model.config.pad_token_id (pad_token_id in its config.json), to that of the "
-            "tokenizer or, if it has none, to its eos_token_id"
+            f"{type(model).__name__} predicts from the last token of a text, and its config names no padding token: "
+            "set model.config.pad_token_id to that of the tokenizer or, if it has none, to its eos_token_id"
         )
     return right_padded(model, {k: v for k, v in inputs.items() if k != "special_tokens_mask"}, real)
 
 
-def one_each(labels: Any, count: int, expected: str) -> Tensor:
-    """Labels as a tensor with one row for each example."""
+def label_tensor(labels: Any, expected: str, count: int | None = None) -> Tensor:
+    """Check that labels are a tensor, with one row for each of `count` examples."""
     if not isinstance(labels, Tensor):
         some = next(iter(labels), None) if isinstance(labels, (list, tuple)) else labels
         raise UndeError(f"labels such as {some!r}: expected {expected}")
-    if labels.dim() == 0 or len(labels) != count:
+    if count is not None and (labels.dim() == 0 or len(labels) != count):
+        shape = tuple(labels.shape)
         raise UndeError(
-            f"labels of shape {tuple(labels.shape)} for {count} examples: expected {expected}, for each of them"
+            f"labels of shape {shape} for {count} examples: expected {expected}, for each of them"
         )
     return labels
 
 
 def first(wrong: Tensor) -> int | None:
-    """The first example of a (B,) tensor of flags; None if there is none, or nothing can be asked (torch.func.vmap)."""
+    """The first example that is flagged in a (B,) tensor; None if there is none, or under torch.func.vmap."""
     try:
         return int(wrong.nonzero()[0]) if bool(wrong.any()) else None
     except RuntimeError:
         return None
-
-
-def not_finite(labels: Tensor) -> int | None:
-    return first(~torch.isfinite(labels.flatten(1) if labels.dim() > 1 else labels[:, None]).all(1))
