@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from unde import UndeError
 from unde.integrations import sequences
-from unde.integrations.sequences import Sequences, cut, pieces
+from unde.integrations.documents import Sequences, cut, pieces
 
 TOKENIZER = tokenizer()
 

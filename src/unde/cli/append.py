@@ -28,7 +28,7 @@ from unde.cli.options import (
     Workers,
     source_of,
 )
-from unde.cli.project import Project, remembered
+from unde.cli.project import Project, saved_target
 from unde.data import Rows
 from unde.errors import UndeError
 from unde.index import Index
@@ -68,7 +68,7 @@ def append(
     `unde append my_project.setup:make --index runs/idx`
     """
     source = source_of(hf_model, data, text_field, seq_len, trust_remote_code, target_field, checkpoints)
-    project = Project(target or remembered(index, source), source, index=index, device=device)
+    project = Project(target or saved_target(index, source), source, index=index, device=device)
     setup = project.setup
     opened = project.index(index, named(engine, threads=threads, workers=workers), whole=False)
     rows = setup.rows(setup.train_data)
@@ -89,7 +89,7 @@ def append(
         opened.append(Rows(Picked(rows, new), rows.collate), ids=ids)
     try:
         Index.open(index, train_data=setup.train_data, verify=False)
-        project.remembered.remember(index)
+        project.model_source.save(index)
     except UndeError:
         console.note(
             "this is not all training data of the index: commands that show or perturb training examples need all of "
@@ -151,7 +151,7 @@ def remove(
     opened = Index.open(index)
     if opened.manifest.factors:
         source = source_of(hf_model, data, text_field, seq_len, trust_remote_code, target_field, checkpoints)
-        project = Project(target or remembered(index, source), source, index=index, device=device)
+        project = Project(target or saved_target(index, source), source, index=index, device=device)
         opened = project.index(index)
     if opened.ids is None:
         odd = [name for name in wanted if not name.isascii() or not name.isdigit()]

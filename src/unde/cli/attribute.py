@@ -35,12 +35,11 @@ from unde.cli.options import (
     place_option,
     source_of,
 )
-from unde.cli.project import Project, kept_scores, remembered, weights_in
+from unde.cli.project import Project, kept_scores, saved_target, weights_in
 from unde.cli.queries import use_samples
 from unde.data import Rows
 from unde.errors import UndeError, unknown
-from unde.integrations.examples import Answers
-from unde.integrations.sequences import Sequences
+from unde.integrations.documents import Sequences
 from unde.parallel import named
 from unde.scoring import Pieces, Top, documents
 from unde.scoring.table import FORMATS, format_of
@@ -50,7 +49,7 @@ from unde.store.remote import StorePath, exists
 from unde.ui.report.example_view import as_item
 
 TABLE = "table"
-CUT = (Sequences, Answers)  # data whose ids are record:part
+CUT = Sequences  # data whose ids are record:part
 
 
 def attribute(
@@ -112,7 +111,7 @@ def attribute(
     if query and queries:
         raise UndeError("--query and --queries: give one of the two")
     source = source_of(hf_model, data, text_field, seq_len, trust_remote_code)
-    target = target or remembered(index, source)
+    target = target or saved_target(index, source)
     if target is None and not query and not queries:
         raise UndeError('nothing to attribute: give --query "some text", or --queries FILE.jsonl')
     texts = query or (Path(queries) if queries and target is None else None)

@@ -129,7 +129,7 @@ def build(
         on_bad=on_bad,
     )
     index.close()
-    project.remembered.remember(out)
+    project.model_source.save(out)
     settings = context.params | _settled(project, index)
     write_config(out, {p.name: settings[p.name] for p in context.command.params if p.name in settings})
     console.echo(said(index, out))
@@ -137,7 +137,7 @@ def build(
 
 def _settled(project: Project, index: Index) -> dict[str, Any]:
     """What became of options that were not said, or that mean something else elsewhere."""
-    noted = project.remembered.lasting()
+    noted = project.model_source.absolute()
     noted["hf_model"] = noted.pop("model")
     m = index.manifest
     settled = {"projection": str(index.method.projection), "threads": m.settled.threads}

@@ -25,7 +25,7 @@ from unde.cli.options import (
     place_option,
     source_of,
 )
-from unde.cli.project import Project, remembered
+from unde.cli.project import Project, saved_target
 from unde.errors import UndeError, unknown
 from unde.evaluate import Bank
 from unde.evaluate.baselines import setup_baselines
@@ -106,7 +106,7 @@ def calibrate(
     if how not in ("retrain", "local"):
         raise unknown("--how", how, ("retrain", "local"))
     source = source_of(hf_model, data, text_field, seq_len, trust_remote_code)
-    target = target or remembered(index, source)
+    target = target or saved_target(index, source)
     if target is None and queries is None:
         raise UndeError("no queries: give texts that are not in the training data (--queries FILE.jsonl)")
     texts = None if target is not None else Path(str(queries))

@@ -30,7 +30,7 @@ from unde.cli.options import (
     place_option,
     source_of,
 )
-from unde.cli.project import Project, kept_scores, remembered, weights_in
+from unde.cli.project import Project, kept_scores, saved_target, weights_in
 from unde.errors import UndeError, unknown
 from unde.evaluate import Bank, Estimate, compare, lds, paired
 from unde.evaluate.baselines import setup_baselines
@@ -76,7 +76,7 @@ def evaluate(
     """
     check_format(format, "table", "json")
     source = source_of(hf_model, data, text_field, seq_len, trust_remote_code)
-    target = target or remembered(index, source)
+    target = target or saved_target(index, source)
     project = Project(target, source, index=index, evaluate=queries, query_field=query_field, device=device)
     asked = project.queries_apart("eval")
     opened = project.index(index, named(engine, threads=threads, workers=workers), uncalibrated=uncalibrated)

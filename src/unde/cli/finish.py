@@ -28,7 +28,7 @@ from unde.cli.options import (
     Workers,
     source_of,
 )
-from unde.cli.project import Project, remembered
+from unde.cli.project import Project, saved_target
 from unde.index import Index
 from unde.parallel import named
 from unde.store.remote import place
@@ -72,7 +72,7 @@ def finish(
     `unde finish runs/idx --engine processes:4`
     """
     source = source_of(hf_model, data, text_field, seq_len, trust_remote_code, target_field, checkpoints)
-    project = Project(target or remembered(index, source), source, index=index, device=device)
+    project = Project(target or saved_target(index, source), source, index=index, device=device)
     setup = project.setup
     made = Index.finish(
         index,

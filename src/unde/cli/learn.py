@@ -28,7 +28,7 @@ from unde.cli.options import (
     place_option,
     source_of,
 )
-from unde.cli.project import Project, kept_scores, remembered
+from unde.cli.project import Project, kept_scores, saved_target
 from unde.errors import UndeError, unknown
 from unde.index import Index
 from unde.parallel import named
@@ -116,7 +116,7 @@ def learn(
     own = {"k": k, "weight-decay": weight_decay, "loss": loss, "solver": solver, "query-field": query_field}
     _check(queries, own, {"examples": examples, "perturb": perturb}, out)
     source = source_of(hf_model, data, text_field, seq_len, trust_remote_code)
-    target = target or remembered(index, source)
+    target = target or saved_target(index, source)
     texts = None if queries is None or (target is not None and queries == "learn") else Path(queries)
     project = Project(target, source, index=index, learn=texts, query_field=query_field, device=device)
     if queries is None:

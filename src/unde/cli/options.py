@@ -12,7 +12,7 @@ import typer
 from unde import methods
 from unde.cli import completion
 from unde.errors import UndeError, unknown
-from unde.integrations.source import Source
+from unde.integrations.source import ModelSource
 from unde.store.factored import AUTO
 from unde.store.factored import NAMES as CODECS
 from unde.store.remote import place
@@ -242,10 +242,10 @@ def source_of(
     trust_remote_code: bool = False,
     target_field: str | None = None,
     checkpoints: str | None = None,
-) -> Source:
+) -> ModelSource:
     """What was said on the command line."""
     file = None if data is None else str(data)
-    return Source(
+    return ModelSource(
         hf_model,
         file,
         text_field,

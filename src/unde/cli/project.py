@@ -13,7 +13,7 @@ from unde.data import Rows
 from unde.errors import UndeError, unknown
 from unde.index import Index
 from unde.integrations.documents import Texts
-from unde.integrations.source import Source, remembered_target
+from unde.integrations.source import ModelSource, trusted_target
 from unde.parallel import SERIAL, Executor
 from unde.scoring import GroupScores
 from unde.scoring.data_splits import refuse_shared, shared
@@ -34,7 +34,7 @@ class Project:
     def __init__(
         self,
         target: str | None,
-        source: Source | None = None,
+        source: ModelSource | None = None,
         *,
         index: StorePath | None = None,
         learn: Texts | None = None,
@@ -42,8 +42,8 @@ class Project:
         query_field: str | None = None,
         device: str | None = None,
     ) -> None:
-        source = source or Source()
-        said = source.texts
+        source = source or ModelSource()
+        said = source.text_options
         if target is not None and said:
             raise UndeError(
                 f"{target} and --{'hf-model' if 'model' in said else next(iter(said)).replace('_', '-')}: give "
@@ -51,7 +51,7 @@ class Project:
             )
         if target is not None and source.trust_remote_code:
             raise UndeError(f"--trust-remote-code goes with --hf-model: the code of {target} is run anyway")
-        self.source: Source | None = None
+        self.source: ModelSource | None = None
         if target is not None:
             if learn is not None or evaluate is not None:
                 raise UndeError(
@@ -59,14 +59,14 @@ class Project:
                 )
             self.name, self.setup = target, Recipe(target).make()
         else:
-            settled = source.settled(index)
+            settled = source.complete(index)
             self.name, self.setup = str(settled.model), settled.setup(learn, evaluate, query_field)
             self.source = replace(settled, seq_len=getattr(self.setup.train_data, "length", settled.seq_len))
         self.checkpoints, self.rates = source.checkpoints_of(self.setup.model, index)
         self.shares: Sequence[float] | None = None  # of checkpoints, for all methods
         if self.checkpoints is None and self.setup.checkpoints is not None:
             self.checkpoints, self.shares = list(self.setup.checkpoints), self.setup.checkpoint_weights
-        self.remembered = self.source or Source(target=target, checkpoints=source.checkpoints)
+        self.model_source = self.source or ModelSource(target=target, checkpoints=source.checkpoints)
         self.device = device
         if device is not None:
             _move(self.setup.model, device)
@@ -130,9 +130,9 @@ class Project:
         return self.queries(role).data.ids if self.source is not None else None
 
 
-def remembered(index: StorePath, source: Source) -> str | None:
+def saved_target(index: StorePath, source: ModelSource) -> str | None:
     """The MODULE:FUNCTION that an index remembers, said in a line; None if a model was named or none is there."""
-    target = None if source.texts else remembered_target(index)
+    target = None if source.text_options else trusted_target(index)
     if target is not None:
         console.note(f"using {target}, as remembered by {index}")
     return target

@@ -29,7 +29,7 @@ from unde.cli.options import (
     path_option,
     source_of,
 )
-from unde.cli.project import Project, kept_scores, remembered, weights_in
+from unde.cli.project import Project, kept_scores, saved_target, weights_in
 from unde.cli.queries import asked_about
 from unde.data import Rows
 from unde.errors import UndeError, unknown
@@ -107,7 +107,7 @@ def report(
     """
     _check(labels, query, queries, csv, by)
     source = source_of(hf_model, data, text_field, seq_len, trust_remote_code)
-    target = target or remembered(index, source)
+    target = target or saved_target(index, source)
     texts = (queries or query) if target is None else None
     project = Project(target, source, index=index, evaluate=texts, query_field=query_field, device=device)
     files, named = named_files(weights or ()), Path(project.name.partition(":")[0]).name

@@ -24,7 +24,7 @@ from unde.cli.options import (
     WeightsFiles,
     source_of,
 )
-from unde.cli.project import Project, remembered
+from unde.cli.project import Project, saved_target
 from unde.cli.report import named_files
 from unde.errors import UndeError
 from unde.weights import Weights
@@ -65,7 +65,7 @@ def serve(
     check_extra()
     with closing(bound(host, port)) as listening:
         source = source_of(hf_model, data, text_field, seq_len, trust_remote_code)
-        target = target or remembered(index, source)
+        target = target or saved_target(index, source)
         project = Project(
             target, source, index=index, evaluate=queries, query_field=query_field, device=device
         )

@@ -110,8 +110,8 @@ class Diffusion(Task):
             out = prediction(model(x, t, **condition), x.shape[1])
         except TypeError as e:
             raise UndeError(
-                f"{type(model).__name__} does not take {', '.join(condition) or 'images and timesteps alone'} ({e}): an "
-                "unconditional model has no prompts, a conditional one needs encoder_hidden_states or prompts"
+                f"{type(model).__name__} does not take {', '.join(condition) or 'images and timesteps alone'} ({e}): "
+                "an unconditional model has no prompts, a conditional one needs encoder_hidden_states or prompts"
             ) from e
         if out.shape != x.shape:
             raise UndeError(
@@ -184,7 +184,7 @@ def prediction(out: Any, channels: int) -> Tensor:
 
 
 class Inputs:
-    """`clean, condition = inputs(batch)`: images (through a VAE) or latents, and what the denoiser is conditioned on."""
+    """`clean, condition = inputs(batch)`: images (through a VAE) or latents, and the condition."""
 
     def __init__(self, vae: nn.Module | None, text_encoder: nn.Module | None) -> None:
         self.vae, self.text_encoder = vae, text_encoder
