@@ -348,7 +348,7 @@ def test_bad_labels_of_other_tasks():
             TokenClassification(),
             tagger,
             {"input_ids": torch.ones(1, 3).long()},
-            "needs 'labels', a class for each",
+            "needs 'labels': this one has",
         ),
         (
             TokenClassification(),
