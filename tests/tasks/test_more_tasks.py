@@ -360,7 +360,7 @@ def test_bad_labels_of_other_tasks():
             Seq2SeqLM(),
             s2s,
             {"input_ids": torch.ones(1, 3).long()},
-            "needs 'labels', the tokens of the target",
+            "needs 'labels', tokens of the target",
         ),
         (
             Seq2SeqLM(),
