@@ -15,7 +15,7 @@ from unde.integrations import model_types as kinds
 from unde.integrations.documents import SUFFIXES, Sequences, Texts, check_file, pieces
 from unde.integrations.examples import causal_examples
 from unde.integrations.labelled import Labelled, Reader, classified, tagged, translations
-from unde.integrations.model_types import said_by
+from unde.integrations.model_types import predictor
 from unde.integrations.trainer import home_of, newest
 from unde.setup import Ask, Setup
 from unde.store.safe_io import read_json
@@ -88,7 +88,7 @@ def hf_setup(
     length = _length(loaded, seq_len, name)
 
     classes = getattr(text_config(loaded), "label2id", None) or {}
-    says = said_by(loaded, task, length)
+    says = predictor(loaded, task, length)
 
     def examples(
         texts: Texts, text: str | None, target: str | None, option: str, asked: bool = False
@@ -166,7 +166,7 @@ def load_model(name: str, trust_remote_code: bool = False) -> nn.Module:
         raise _cannot("model", name, e, trust_remote_code) from e
     if missing:
         raise UndeError(
-            f"{name} does not hold all weights of a {kind.called}: {missing[0]!r} is missing"
+            f"{name} does not hold all weights of a {kind.label}: {missing[0]!r} is missing"
             + (f" (and {len(missing) - 1} more)" if missing[1:] else "")
             + f". Save it with AutoModelFor{kind.auto} … save_pretrained"
         )

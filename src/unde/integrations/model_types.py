@@ -32,7 +32,7 @@ class Kind:
     auto: str
     table: str
     adapter: str
-    called: str
+    label: str
 
 
 CAUSAL = Kind("CausalLM", "CAUSAL_LM", "CAUSAL_LM", "causal language model")
@@ -106,7 +106,7 @@ def task_for(kind: Kind, model: nn.Module, tokenizer: Any) -> Task:
     return {CAUSAL: CausalLM, SEQ2SEQ: Seq2SeqLM, TOKEN: TokenClassification}[kind]()
 
 
-def said_by(model: nn.Module, task: Task, length: int) -> Callable[[Tensor], Tensor] | None:
+def predictor(model: nn.Module, task: Task, length: int) -> Callable[[Tensor], Tensor] | None:
     """A function from the tokens of a text to the labels that the model gives it: the likeliest class, that of every
     token, or the text that it writes, of at most `length` tokens. None where the model's own answer has no gradient,
     as for squared errors."""
