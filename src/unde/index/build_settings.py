@@ -27,7 +27,7 @@ from unde.index.feature_runner import FeatureRunner, describe_units, name_failin
 from unde.index.shard_writer import ShardWriter
 from unde.index.validation import PROBED, changed_task, list_differences, probe_of, restore_probe, write_probe
 from unde.kernels.precision import could_refuse
-from unde.methods import TRAK, USUAL, Damped, Method
+from unde.methods import DEFAULT_DAMPING, TRAK, Damped, Method
 from unde.parallel import SERIAL, Executor
 from unde.parallel.model_transport import BuildInputs
 from unde.projection import Spec
@@ -132,7 +132,7 @@ def rounding_decides(method: Method, examples: int, width: int) -> bool:
         return False
     whole = isinstance(method, TRAK)  # others invert by layer, or parameter
     wide = max(1.0, width / max(1, examples)) if whole else 1.0
-    safe = method.relative and method.number >= USUAL
+    safe = method.relative and method.number >= DEFAULT_DAMPING
     return not safe or could_refuse(Int8.rounding, method.number, wide)
 
 
@@ -253,7 +253,7 @@ def _with_matrices(
     """What the projection needs that is not drawn from the seed."""
     spec = Spec.parse(str(method.projection))
     found = scales
-    if there is not None and there.living is not None and there.matrices:
+    if there is not None and there.changes is not None and there.matrices:
         kept = matrices.read(matrices.home(folder), there)  # of the examples that it was built on
         if all(name in kept and torch.equal(kept[name], value) for name, value in scales.items()):
             found = kept
@@ -280,4 +280,5 @@ def _with_matrices(
 
 def write_ids(folder: StorePath, ids: Sequence[Any] | None, generation: int = 0) -> None:
     if ids is not None:
-        write_bytes(folder / layout.version(layout.IDS, generation), (json.dumps(list(ids)) + "\n").encode())
+        path = folder / layout.versioned_name(layout.IDS, generation)
+        write_bytes(path, (json.dumps(list(ids)) + "\n").encode())
