@@ -315,7 +315,7 @@ def _doubts(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def _asked(task: Classification | TokenClassification, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
     """(B, classes) logits and the (B,) labels they are compared with."""
     if isinstance(task, Classification):
-        return task.predicted(model, batch)
+        return task.predict(model, batch)
     logits, target, _ = task.predictions(model, batch)
     losses = F.cross_entropy(
         logits.flatten(0, 1).float(), target.flatten(), reduction="none", ignore_index=IGNORE
