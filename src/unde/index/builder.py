@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from unde import console, methods, plan
+from unde import console, methods
 from unde.checkpoints import Checkpoint, fingerprints
 from unde.data import Rows, own_collate, to_device
 from unde.errors import UndeError, unknown
@@ -22,6 +22,7 @@ from unde.groups import Groups, trainable
 from unde.index import defaults
 from unde.index import shard_writer as shards
 from unde.index.build_settings import settle
+from unde.index.build_summary import print_summary
 from unde.index.feature_runner import FeatureRunner
 from unde.index.reader import Stored
 from unde.index.shard_writer import ShardWriter
@@ -179,7 +180,7 @@ def compute(writer: ShardWriter, executor: Executor, progress: bool) -> None:
     m = writer.manifest
     count = sum(m.shards[s].stop - m.shards[s].start for _, s in jobs)
     if progress:
-        plan.show_build(writer.runner, count)
+        print_summary(writer.runner, count)
     with console.progress("features", count, progress, estimate="examples") as writer.advance:
         shards.compute(writer, jobs, executor)
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from unde import plan
 from unde.checkpoints import Checkpoint
 from unde.data import Collate, Rows, own_collate, parse_bytes
 from unde.errors import UndeError
@@ -25,11 +24,13 @@ from unde.index.validation import read_ids
 from unde.methods import Method
 from unde.parallel import Executor, ending, named
 from unde.parallel.model_transport import BuildInputs
-from unde.plan import Plan
 from unde.setup import Recipe
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath, place
 from unde.tasks.base import Task
+
+if TYPE_CHECKING:
+    from unde.plan import Plan
 
 
 class Index(QueryableIndex):
@@ -274,9 +275,20 @@ class Index(QueryableIndex):
         return Index(replace(self._state, stored=found, ids=read_ids(found.folder, found.manifest)))
 
     @staticmethod
-    def plan(model: nn.Module, task: Task, example: Any = None, **options: Any) -> Plan:
-        """What building and asking an index would need, for a model that may be on the meta device.
+    def plan(model: nn.Module, task: Task, train_data: Any = None, **options: Any) -> Plan:
+        """Tell what `build` would take on disk, in memory and in minutes.
 
-        Options are those of `unde.plan.plan`: n_examples, seq_len, and most of `Index.build`.
+        Args:
+            model: The trained model; on the meta device, only bytes on disk are told.
+            task: What the model was trained on.
+            train_data: The training data, or some of it: a few passes are timed.
+            options: Those of `unde.plan.plan`: n_examples, workers, and most of `build`.
+
+        Returns:
+            The plan: `.disk`, `.memory`, `.minutes`; `print` shows it.
+
+        >>> print(unde.Index.plan(model, task, data, method="logra"))  # doctest: +SKIP
         """
-        return plan.plan(unwrapped(model), task, example, **options)
+        from unde.plan import plan  # which imports modules of this package
+
+        return plan(model, task, train_data, **options)
