@@ -15,7 +15,7 @@ from unde.data import Rows
 from unde.gradients import make_units
 from unde.gradients.coverage import decide
 from unde.gradients.feature_pass import FeaturePass, Measurement, settle
-from unde.index.reader import Stored
+from unde.index.reader import IndexReader
 from unde.index.shard_writer import compute_shard
 from unde.index.validation import probe_of
 from unde.methods import TracIn
@@ -145,7 +145,7 @@ def test_the_pass_of_the_check_is_the_first_of_the_build(tmp_path):
         2,
         1,
     ]  # a reference, then all of them once
-    features = Stored(index.folder, index.manifest, 0).rows(torch.arange(9))[0]
+    features = IndexReader(index.folder, index.manifest, 0).rows(torch.arange(9))[0]
     units = make_units(model, index.manifest.unit_names, "none", 0)
     assert_features(features.double(), slow_gradients(model, CausalLM(), rows), units, 1e-5)
 
@@ -196,8 +196,8 @@ def test_where_a_later_text_is_the_largest_no_pass_is_ahead(tmp_path):
 
 def test_what_is_cut_out_of_a_text():
     ids = torch.arange(2 * LONG).view(2, LONG)
-    cutting = CausalLM().cutting
-    plain = cutting.shortened({"input_ids": ids, "weight": torch.tensor([1.0, 2.0])})
+    batching = CausalLM().batching
+    plain = batching.shorten({"input_ids": ids, "weight": torch.tensor([1.0, 2.0])})
     assert torch.equal(plain["input_ids"], ids[:, :SHORT])
     assert torch.equal(plain["weight"], torch.tensor([1.0, 2.0]))
     mask = torch.ones_like(ids)
@@ -205,11 +205,11 @@ def test_what_is_cut_out_of_a_text():
     labels = ids.clone()
     labels[0, :20] = IGNORE  # a prompt
     labels[1, :39] = IGNORE  # a long one
-    cut = cutting.shortened({"input_ids": ids, "attention_mask": mask, "labels": labels})
+    cut = batching.shorten({"input_ids": ids, "attention_mask": mask, "labels": labels})
     assert torch.equal(cut["input_ids"][0], ids[0, 19 : 19 + SHORT])
     assert torch.equal(cut["input_ids"][1], ids[1, LONG - SHORT :])
     assert all((row != IGNORE).any() for row in cut["labels"])
-    padded = cutting.shortened({"input_ids": ids, "attention_mask": mask})
+    padded = batching.shorten({"input_ids": ids, "attention_mask": mask})
     assert torch.equal(padded["input_ids"][1], ids[1, 5 : 5 + SHORT]) and padded["attention_mask"].all()
 
 
@@ -224,7 +224,7 @@ def test_what_is_cut_out_of_a_text():
     ids=["no columns", "short already", "a mask of pairs", "something else"],
 )
 def test_what_is_not_cut(batch):
-    assert CausalLM().cutting.shortened(batch) is None
+    assert CausalLM().batching.shorten(batch) is None
 
 
 def test_what_was_measured_while_planning_counts_when_a_build_is_timed():
