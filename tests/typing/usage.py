@@ -14,7 +14,9 @@ from unde.tasks import CausalLM, Classification
 def build(model: nn.Module, data: Any) -> unde.Index:
     groups: unde.Groups = unde.Groups.by_layer(model)
     task: unde.Task = Classification()
-    return unde.Index.build(model, task, data, "runs/idx", method=unde.methods.TRAK(damping=0.1), groups=groups)
+    return unde.Index.build(
+        model, task, data, "runs/idx", method=unde.methods.TRAK(damping=0.1), groups=groups
+    )
 
 
 def ask(index: unde.Index, queries: Any) -> list[int]:

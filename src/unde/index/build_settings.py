@@ -253,7 +253,7 @@ def _with_matrices(
     """What the projection needs that is not drawn from the seed."""
     spec = Spec.parse(str(method.projection))
     found = scales
-    if there is not None and there.living is not None and there.matrices:
+    if there is not None and there.changes is not None and there.matrices:
         kept = matrices.read(matrices.home(folder), there)  # of the examples that it was built on
         if all(name in kept and torch.equal(kept[name], value) for name, value in scales.items()):
             found = kept
@@ -280,4 +280,5 @@ def _with_matrices(
 
 def write_ids(folder: StorePath, ids: Sequence[Any] | None, generation: int = 0) -> None:
     if ids is not None:
-        write_bytes(folder / layout.version(layout.IDS, generation), (json.dumps(list(ids)) + "\n").encode())
+        path = folder / layout.versioned_name(layout.IDS, generation)
+        write_bytes(path, (json.dumps(list(ids)) + "\n").encode())

@@ -129,7 +129,7 @@ class FeatureRunner:
 
     def sample_numbers(self, where: Sequence[int]) -> list[int]:
         """The numbers that seed the random draws of training examples (labels, noise)."""
-        return [self.manifest.drawn[i] for i in where]
+        return [self.manifest.numbers[i] for i in where]
 
     def compute(
         self,

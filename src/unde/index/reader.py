@@ -57,7 +57,7 @@ class Stored:
             return None
         if now.id == self.manifest.id:
             return None
-        what = "" if now.living is None else f" ({now.living.told})"
+        what = "" if now.changes is None else f" ({'; '.join(now.changes.lines)})"
         return ShardError(f"{self.folder} has changed since it was opened{what}: open it again")
 
     def packed(self, checkpoint: int, s: int) -> dict[str, Tensor]:

@@ -163,7 +163,7 @@ class Shapes:
     def read(self, path: StorePath, verify: bool = True) -> dict[str, Tensor]:
         """The tensors of a shard. One that is made up is refused by its shapes, before it is read to its end; one that
         was fetched was read."""
-        place = layout.numbers(path.name)
+        place = layout.parse_shard_name(path.name)
         assert place is not None
         s = self._by_number[place[1]]
         owner = self.m.files[s][1]
@@ -178,7 +178,7 @@ class Shapes:
 
     def has(self, path: StorePath) -> bool:
         """Whether it is called like a shard of the index."""
-        place = layout.numbers(path.name)
+        place = layout.parse_shard_name(path.name)
         return place is not None and place[0] < self.m.terms and place[1] in self._by_number
 
     def _check(self, path: StorePath, s: int, tensors: Mapping[str, Tensor]) -> None:
@@ -206,7 +206,9 @@ def on_disk(m: Manifest, precision: torch.dtype) -> dict[str, int]:
     whole = covariances = 0
     for rows, count in Counter(r.stop - r.start for r in m.shards).items():
         tensors = content(m, rows, precision)
-        whole += count * sum(file_bytes(tensors, layout.shard(Path(), c, 0).name) for c in range(m.terms))
+        whole += count * sum(
+            file_bytes(tensors, layout.shard_path(Path(), c, 0).name) for c in range(m.terms)
+        )
         covariances += count * m.terms * (tensors["factors"].nbytes if m.factors else 0)
     found = {"features": features, "norms, losses, digests": whole - features - covariances}
     return found | ({"covariances": covariances} if m.factors else {})
@@ -286,7 +288,7 @@ def missing(writer: ShardWriter, executor: Executor = SERIAL) -> list[Job]:
     where, digests = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
     if executor.alone:
         clear_partial(writer.folder / layout.SHARDS)
-    written, shapes = layout.listed(writer.folder / layout.SHARDS), Shapes(m)
+    written, shapes = layout.list_names(writer.folder / layout.SHARDS), Shapes(m)
     for c in range(m.terms):
         for s, r in enumerate(m.shards):
             if not executor.mine((c, s)):
