@@ -179,7 +179,10 @@ def test_what_reads_otherwise_when_its_shard_is_computed_is_run_again(tmp_path):
 
 
 def settle_index(folder, model, rows):
-    with toy.cut(), mock.patch("unde.index.builder.compute", lambda context, *rest: kept.append(context)):
+    with (
+        toy.cut(),
+        mock.patch("unde.index.builder.compute_missing", lambda context, *rest: kept.append(context)),
+    ):
         kept = []
         with suppress(UndeError):  # there is no shard to open
             Index.build(model, CausalLM(), rows, folder, method=TracIn(projection="none"), progress=False)
