@@ -152,7 +152,7 @@ class Study(ABC):
         key = (method.measure, method.projection, method.steps)
         if key not in self._indexes:
             those = [m for m in self.methods(model).values() if (m.measure, m.projection, m.steps) == key]
-            builder = max(those or [method], key=lambda m: (m.factors, bool(m.beside)))
+            builder = max(those or [method], key=lambda m: (m.factors, bool(m.extra_measures)))
             short = f"{method.measure}-{method.projection}".replace("(", "").replace(")", "")
             self._indexes[key] = Index.build(
                 model,

@@ -25,7 +25,7 @@ from unde.index.feature_runner import FeatureRunner, describe_units, name_failin
 from unde.index.shard_writer import ShardWriter
 from unde.index.validation import PROBED, compare_task, list_differences, probe_of, restore_probe, write_probe
 from unde.kernels.precision import could_refuse
-from unde.methods import TRAK, USUAL, Damped, Method
+from unde.methods import DEFAULT_DAMPING, TRAK, Damped, Method
 from unde.parallel import SERIAL, Executor
 from unde.parallel.model_transport import BuildInputs
 from unde.projection import Spec
@@ -208,7 +208,7 @@ def rounding_decides(method: Method, examples: int, width: int) -> bool:
         return False
     whole = isinstance(method, TRAK)  # others invert by layer, or parameter
     wide = max(1.0, width / max(1, examples)) if whole else 1.0
-    safe = method.relative and method.number >= USUAL
+    safe = method.relative and method.number >= DEFAULT_DAMPING
     return not safe or could_refuse(Int8.rounding, method.number, wide)
 
 

@@ -93,7 +93,7 @@ class Stored:
     def values(self, name: str, checkpoint: int = 0) -> Tensor:
         """A stored value of every example: "loss" (N,), "squares" (N, parameters), "skipped" (N,), "digest" (N,), and
         "beside" (N, ·), the measures that the method keeps beside features."""
-        known = ("loss", "squares", "skipped", "digest", *["beside"] * bool(self.method.beside))
+        known = ("loss", "squares", "skipped", "digest", *["beside"] * bool(self.method.extra_measures))
         if name not in known:
             raise unknown("stored value", name, known)
         shards = (self.shard(checkpoint, s) for s in range(len(self.manifest.shards)))

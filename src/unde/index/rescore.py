@@ -205,7 +205,7 @@ class _Measuring:
         _check_memory(scores, where, groups)
         self.linear = torch.empty(*where.shape, groups)
         self.of_train, self.of_queries = torch.zeros(count, groups), torch.zeros(len(scores), groups)
-        self.beside = torch.zeros(count, len(again.method.beside))
+        self.beside = torch.zeros(count, len(again.method.extra_measures))
         each = 4 * m.terms * m.width
         self.at_once = max(1, scores.memory // (QUERIES * each))
         size = m.settled.pass_size

@@ -42,7 +42,7 @@ def total(
         run = sums or run_bytes(m, rows)
         one, streamed = shard + run, min(2, len(m.shards)) * shard + before
     blocks = max(streamed, one + before + made)
-    if method.beside:
+    if method.extra_measures:
         blocks = max(blocks, _leverages(m, memory) + part + reading(m, precision))
     scaled = 4 * m.terms * weighted * m.width
     applied = 0 if mixes is None else 2 * scaled  # K of them, before and after it is put together

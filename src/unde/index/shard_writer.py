@@ -144,7 +144,7 @@ def content(m: Manifest, rows: int, precision: torch.dtype) -> dict[str, Tensor]
         "skipped": empty(rows, dtype=torch.uint8),
         "digest": empty(rows, dtype=torch.int64),
     }
-    if beside := methods.parse(m.method).beside:
+    if beside := methods.parse(m.method).extra_measures:
         found[BESIDE] = empty(rows, len(beside))
     if m.factors:
         sizes = gathered(m.units, m.method["projection"])
@@ -353,7 +353,7 @@ def _tensors(writer: ShardWriter, run: FeaturePass, rows: range, found: PassResu
         if writer.manifest.on_bad == "error":
             raise _bad(writer, [rows[int(i)] for i in (~finite).nonzero()[:, 0]])
         found.features[~finite] = squares[~finite] = 0.0
-    beside = {"beside": found.beside} if writer.runner.method.beside else {}
+    beside = {"beside": found.beside} if writer.runner.method.extra_measures else {}
     if run.factors is not None:
         beside["factors"] = run.factors.take().cpu()
         if not finite.all():

@@ -134,7 +134,11 @@ class _Run:
 
     def _probe(self, probe: Method) -> Method:
         """With as many labels as the task has."""
-        return probe.settle(self.task, self.model, self.batches(1)) if isinstance(probe, Fisher) else probe
+        return (
+            probe.resolve_labels(self.task, self.model, self.batches(1))
+            if isinstance(probe, Fisher)
+            else probe
+        )
 
     def _index(self, method: Method) -> Measured:
         """Settled in the order of a build."""
@@ -144,7 +148,7 @@ class _Run:
         coverage, checking = self._covered(units, method)
         described = [{"name": u.name, "shape": u.shape} for u in units]
         sizes = gathered(described, str(spec)) if method.factors else None
-        what = Measurement(units, method.measure, method.beside, sizes)
+        what = Measurement(units, method.measure, method.extra_measures, sizes)
         size, rows = self._settled(self.step, what, coverage)
         met = self._met(self.step, what, coverage)
         features = self._pass(resized(self.step, rows), what, coverage, size)
