@@ -47,11 +47,21 @@ def test_features_of_another_pass_size(tmp_path, size):
     assert error.max() <= TOLERANCE
 
 
-def test_the_batch_size_of_a_user_changes_no_bit(tmp_path):
-    for size in (None, 1, 7, 512):
-        toy.build(tmp_path / str(size), batch_size=size)
-    first, *others = (toy.content(tmp_path / str(size)) for size in (None, 1, 7, 512))
-    assert all(other == first for other in others)
+@pytest.mark.parametrize("size", [1, 7, 512])
+def test_passes_have_the_batch_size_of_the_user(tmp_path, monkeypatch, size):
+    counts, over = [], FeaturePass.over
+
+    def counting(self, batches, out=None):
+        for result in over(self, batches, out):
+            counts.append(len(result.where))
+            yield result
+
+    monkeypatch.setattr(FeaturePass, "over", counting)
+    index = Index.build(
+        conv(), Classification(), images(20), tmp_path / "i", method="tracin", batch_size=size, progress=False
+    )
+    assert counts == [min(size, 20 - at) for at in range(0, 20, size)]
+    assert index.manifest.settled.pass_size == min(size, 20)
 
 
 @pytest.mark.parametrize("budget", [300_000, 1_000_000, 10_000_000])

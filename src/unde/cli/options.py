@@ -84,8 +84,9 @@ Projection = Annotated[
 ]
 Groups = Annotated[str, typer.Option(help="layer, tensor or consecutive(128)")]
 Exclude = Annotated[list[str] | None, typer.Option(help="regex of parameters to leave out; repeatable")]
-# The memory budget decides how many examples are in a pass. Commands of 0.1 named a number; they still run.
-Unneeded = Annotated[int | None, typer.Option("--batch-size", hidden=True)]
+PassSize = Annotated[
+    int | None, typer.Option("--batch-size", help="examples in one pass (default: as many as fit --memory)")
+]
 BatchSize = Annotated[int, typer.Option(help="examples in one pass; fewer need less memory")]
 DTYPES = (AUTO, *CODECS)
 STORED = f"{listed(DTYPES)}; auto is float32 up to 256 MiB and int8 beyond"

@@ -16,7 +16,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -46,14 +46,11 @@ REFERENCES = (
 
 @dataclass(frozen=True)
 class CoverageTrial:
-    """What a check found: features of the examples `where`, their values, and what their pass took if the largest is
-    there. Of the first examples of the data `digests` are known: a build need not run them again."""
+    """Features of the examples `where`, and the cost of their pass if each is as large as the largest."""
 
     where: list[int]
     features: Tensor  # (n, D)
-    values: Tensor  # (n,)
     cost: Cost | None
-    digests: list[str] = field(default_factory=list)
 
 
 def plan_coverage(
@@ -93,15 +90,14 @@ def decide(
         alone = [fallback.single(short, b, len(ids)) for b in range(len(ids))]
         coverage = _by_short(Planner(model, task, units, measure, ids, short, alone, references=1))
         if coverage is not None:
-            where = [0, 1] if at == 0 and len(rows) > 1 else [at, 0]
+            where = [at, 1 if at == 0 and len(rows) > 1 else 0]
             both = to_device(rows.batch(where), device)
             full = Planner(model, task, units, measure, where, both, [whole(at)], telling(where, both))
             if full.confirms(coverage):
-                assert full.tried is not None
                 again = _among_mates(full, coverage, rows, ids, mates, task.cutting.shortened)
                 if again is not None:
                     return again, None
-                return coverage, replace(full.tried, digests=rows.digests(where) if where == [0, 1] else [])
+                return coverage, full.tried
     with frozen_eval(model), torch.no_grad(), suppress(Unreadable):  # it is named when it is measured
         task.check(model, batch)
     alone = [whole(i) for i in ids]
@@ -458,7 +454,7 @@ class Planner:
         wrong = [u for u in units if not agrees(u)]
         if not wrong and not alone and {u.name for u in units} == {u.name for u in self.units}:
             cost = meter.cost(len(ids)) if isinstance(meter, Meter) else None
-            self._agreed, self.tried = recorded(self.coverage), CoverageTrial(ids, features, values, cost)
+            self._agreed, self.tried = recorded(self.coverage), CoverageTrial(ids, features, cost)
         return wrong
 
 

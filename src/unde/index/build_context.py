@@ -10,7 +10,6 @@ from typing import Any
 from unde import methods
 from unde.checkpoints import Checkpoint
 from unde.gradients import Coverage, Unit, make_units, plan_coverage
-from unde.gradients.coverage import CoverageTrial
 from unde.gradients.factors import gathered
 from unde.gradients.feature_pass import Batch, FeaturePass, Measurement, cuts, resized
 from unde.gradients.record import restored
@@ -40,7 +39,6 @@ class Context:
         self.folder, self.manifest, self.given, self.workers, self.ids = folder, manifest, given, workers, ids
         self.advance: Callable[[int], None] = lambda count: None
         self.upcoming: list[Job] = []  # jobs in the order that they will be asked for, if known
-        self.ready: dict[int, CoverageTrial] = {}  # of each checkpoint, the pass ahead if it was run here
         self.passing = Running()
         self.behind = Behind()
         self._stream: tuple[list[Job], Generator[Batch]] | None = None
@@ -110,10 +108,8 @@ class Context:
 
     def cuts(self, s: int) -> list[range]:
         """The rows of each pass of a shard."""
-        rows, settled = self.manifest.shards[s], self.manifest.settled
-        ahead = min(settled.ahead, rows.stop) if rows.start == 0 else 0
-        rest = cuts(range(rows.start + ahead, rows.stop), settled.pass_size)
-        return [range(ahead), *rest] if ahead else rest
+        rows = self.manifest.shards[s]
+        return cuts(range(rows.start, rows.stop), self.manifest.settled.pass_size)
 
     def close(self) -> None:
         """The model as it was, and nobody reading ahead or writing."""

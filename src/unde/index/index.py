@@ -76,8 +76,8 @@ class Index(IndexReader):
         `checkpoints` may be those of one training, or an ensemble of models trained independently: scores are the mean
         of theirs.
         `store_dtype` is how features are stored: "float32", "float16", "bfloat16", "int8", "int4", "factored(1)", or
-        "auto": float32 up to 256 MiB, int8 beyond. `memory` and what is fast decide how many examples go through the
-        model at a time, which is recorded; a `batch_size` is understood and not needed.
+        "auto": float32 up to 256 MiB, int8 beyond. A pass has `batch_size` examples; by default `memory` and what is
+        fast decide. The number is recorded, and an index that was begun keeps it.
 
         `executor` says who computes: "serial", "processes:4", "ray", "array" (one of many workers, each of which does
         its share; the index is whole when all have ended and `build` was called once more without it), or an Executor;
@@ -113,6 +113,7 @@ class Index(IndexReader):
                 ids=ids,
                 second_moments=second_moments,
                 memory=budget,
+                batch_size=batch_size,
                 workers=num_workers,
                 each=threads or runs.threads,
                 executor=runs,

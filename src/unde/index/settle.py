@@ -18,7 +18,7 @@ from unde.fingerprints import ids_fingerprint
 from unde.gradients import Coverage, Unit, make_units
 from unde.gradients import adam_preconditioner as moments
 from unde.gradients.coverage import EXAMPLES, CoverageTrial, decide
-from unde.gradients.feature_pass import Measurement, largest, threads
+from unde.gradients.feature_pass import largest, threads
 from unde.gradients.feature_pass import settle as settle_passes
 from unde.gradients.record import recorded
 from unde.groups import Groups, trainable
@@ -67,9 +67,11 @@ def settle(
     workers: int,
     each: int | None,
     executor: Executor = SERIAL,
+    batch_size: int | None = None,
 ) -> Context:
     """The index that is asked for, as it was begun in the folder, or settled now and begun. Jobs have `each` threads,
-    by default as many as there are now; pca directions are found by `executor`."""
+    by default as many as there are now; pca directions are found by `executor`. Passes have `batch_size` examples, by
+    default as many as fit the memory."""
     if workers < 0:
         raise UndeError(f"num_workers is {workers}: expected 0, or how many processes read the data")
     names, partition, scales = checked(given, method, groups, exclude, second_moments)
@@ -108,7 +110,7 @@ def settle(
             usual = stored_in(asked.examples, asked.width * asked.terms, exact)
             asked = replace(asked, store_dtype=usual if there is None else there.store_dtype)
         if there is None:
-            return _begun(folder, given, asked, units, ids, memory, workers)
+            return _begun(folder, given, asked, units, ids, memory, workers, batch_size)
         return _gone_on(folder, given, asked, there, ids, workers)
 
 
@@ -168,54 +170,46 @@ def _begun(
     ids: Sequence[Any] | None,
     memory: int,
     workers: int,
+    batch_size: int | None,
 ) -> Context:
     """A new index: coverage, pass and shard sizes are decided, then its manifest is written. In a store of objects
     another process may begin the same index at the same time: whoever is first has settled it."""
     draft = Context(folder, asked, given, workers, ids)
     draft.units = units
     decided: list[tuple[int, int | None, Coverage]] = []
-    ready: dict[int, CoverageTrial] = {}
+    trials: list[CoverageTrial | None] = []
     for c in range(len(asked.models)):
         with loaded(given.model, checkpoint_of(given.checkpoints, c)):
             what = draft.measurement
-            coverage, tried = decide(given.model, given.task, given.rows, what.units, what.measure)
+            coverage, trial = decide(given.model, given.task, given.rows, what.units, what.measure)
             task = step_of(given.task, draft.method, c)
-            if tried is None or draft.method.terms > 1:
-                size, rows = settle_passes(given.model, task, given.rows, what, coverage, memory)
-            else:
-                size, rows = settle_passes(given.model, task, given.rows, what, coverage, memory, tried.cost)
-                ready[c] = tried
+            if draft.method.terms > 1:
+                trial = None
+            cost = None if trial is None else trial.cost
+            size, rows = settle_passes(given.model, task, given.rows, what, coverage, memory, cost)
+            trials.append(trial)
             decided.append((size, rows, coverage))
     size, rows, _ = min(decided, key=lambda d: d[0])
+    if batch_size is not None:
+        size = min(batch_size, asked.examples)
     settled = replace(
         asked.settled,
         pass_size=size,
         shard_size=shard_size(size, asked.width, memory),
         coverage=_distinct([recorded(coverage) for _, _, coverage in decided]),
         rows=rows,
-        ahead=0 if rows else _ahead([ready.get(c) for c in range(len(decided))], draft.measurement, size),
     )
     manifest = replace(asked, settled=settled)
     context = Context(folder, manifest, given, workers, ids)
     context.units = units
     (folder / layout.SHARDS).mkdir(exist_ok=True)
-    write_probe(context, ready.get(0))
+    write_probe(context, trials[0])
     write_ids(folder, ids)
     there = manifest.begin(folder)
     if there.id == manifest.id:
-        context.ready = ready if settled.ahead else {}
         return context
     with threads(there.settled.threads):
         return _gone_on(folder, given, asked, there, ids, workers)
-
-
-def _ahead(tried: Sequence[CoverageTrial | None], what: Measurement, size: int) -> int:
-    """How many examples were tried under every checkpoint that are the first of the data, and in the way of a pass:
-    theirs need not be run again. 0 where there is something else to keep of a pass."""
-    counts = {0 if t is None else len(t.digests) for t in tried}
-    if len(counts) > 1 or what.factors is not None or what.beside:
-        return 0
-    return min(counts) if min(counts) <= size else 0
 
 
 def _gone_on(

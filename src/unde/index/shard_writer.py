@@ -8,7 +8,6 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 
 import torch
@@ -56,7 +55,7 @@ def _computed(context: Context, c: int, s: int) -> dict[str, Tensor]:
         run = context.running(c)
         features = context.behind.memory(_length(context, s), m.width)
         parts: list[dict[str, Tensor]] = []
-        for rows, found in zip(context.cuts(s), _passes(context, run, c, s, features)):
+        for rows, found in zip(context.cuts(s), run.over(_read(context, c, s), features)):
             parts.append(_tensors(context, run, rows, found))
             _gather(parts)
             context.advance(len(rows))
@@ -240,21 +239,6 @@ def missing(context: Context, executor: Executor = SERIAL) -> list[Job]:
             "Restore the data, or build in another folder"
         )
     return jobs
-
-
-def _passes(context: Context, run: FeaturePass, c: int, s: int, out: Tensor) -> Iterator[PassResult]:
-    """Pass after pass; the one ahead of all others need not be run if it was when the index was settled."""
-    batches, at = _read(context, c, s), 0
-    tried = context.ready.pop(c, None) if context.manifest.shards[s].start == 0 else None
-    if tried is not None:
-        where, batch, digests = next(batches)
-        if digests == tried.digests:
-            at = len(where)
-            values, features = tried.values.float().cpu(), out[:at].copy_(tried.features)
-            yield PassResult(where, features, values, torch.empty(at, 0), digests)
-        else:
-            batches = chain([(where, batch, digests)], batches)
-    yield from run.over(batches, out[at:])
 
 
 def _read(context: Context, c: int, s: int) -> Iterator[Batch]:

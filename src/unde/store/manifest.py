@@ -29,16 +29,14 @@ class Settled:
     """What the last bits of features depend on, decided once; whoever goes on with a build takes it from here."""
 
     pass_size: int  # examples that go through the model together
-    shard_size: int  # examples in a shard, a whole number of passes but for the first
+    shard_size: int  # examples in a shard, a whole number of passes
     threads: int | None  # of torch, for each job; None: as they come (releases before 0.2)
     coverage: list[dict[str, Any]] | None = None  # for each checkpoint: which way each parameter goes
     rows: int | None = None  # rows in a pass where a task makes several of an example
     directions: list[int | None] | None = None  # the same two for the pass that finds pca directions
-    ahead: int = 0  # examples in a pass before all others, if there is one
 
     def as_dict(self) -> dict[str, Any]:
-        """Without what earlier releases did not know, where it is as they did it: ids stay."""
-        return {name: value for name, value in vars(self).items() if name != "ahead" or value != 0}
+        return dict(vars(self))
 
 
 @dataclass(frozen=True)
