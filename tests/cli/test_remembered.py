@@ -1,6 +1,7 @@
 """What an index remembers of how it was built, and what is not run because of it."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from safetensors.torch import save_file
 
 from unde import UndeError
 from unde.setup import Recipe
-from unde.store.safe_io import signature
+from unde.store.safe_io import settings_checksum
 
 
 def test_commands_remember_what_an_index_was_built_from(built):
@@ -52,6 +53,12 @@ def test_a_remembered_name_is_found_as_a_typed_one_is(built, tmp_path, monkeypat
         run("attribute", "--index", tmp_path / "idx")
 
 
+def write_source(target):
+    settings = {"target": target}
+    content = settings | {"checksum": settings_checksum(settings)}
+    Path("idx/source.json").write_text(json.dumps(content))
+
+
 @pytest.mark.parametrize(
     ("target", "why"),
     [
@@ -65,14 +72,14 @@ def test_a_remembered_name_is_found_as_a_typed_one_is(built, tmp_path, monkeypat
 )
 def test_names_in_a_foreign_index_are_not_run(built, target, why):
     Path("idx/evil.py").write_text("raise SystemExit('run')")
-    Path("idx/source.json").write_text(json.dumps({"target": target}))
+    write_source(target)
     with pytest.raises(UndeError, match=f"which is not run without being asked for .*{why}"):
         run("learn", "--index", "idx")
 
 
 def test_modules_inside_the_index_are_not_run_from_there(built, monkeypatch):
     Path("idx/evil.py").write_text("raise SystemExit('run')")
-    Path("idx/source.json").write_text(json.dumps({"target": "evil:make"}))
+    write_source("evil:make")
     monkeypatch.chdir("idx")
     with pytest.raises(UndeError, match="evil lies in the index itself"):
         run("learn", "--index", ".")
@@ -90,17 +97,21 @@ def test_what_somebody_else_has_built_with_is_not_run(built, tmp_path, monkeypat
     run("attribute", "--index", "idx")
 
 
-@pytest.mark.parametrize("key", [b"", b"short", None])
-def test_a_damaged_key_signs_nothing(built, tmp_path, monkeypatch, key):
-    home = tmp_path / "home"
-    monkeypatch.setenv("XDG_STATE_HOME", str(home))
+def test_a_copy_is_not_known(built):
+    shutil.copytree("idx", "copy")
+    with pytest.raises(UndeError, match="somebody else, or elsewhere"):
+        run("attribute", "--index", "copy")
+    run("attribute", built, "--index", "copy")
+
+
+@pytest.mark.parametrize("content", ["", "[1, 2]", '{"a": ', None])
+def test_a_damaged_list_knows_no_index(built, tmp_path, monkeypatch, content):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "home"))
     run("build", built, "--out", "idx", "--projection", "none")
-    noted = json.loads(Path("idx/source.json").read_text())
-    path = home / "unde" / "key"
-    assert path.stat().st_mode & 0o077 == 0 and len(path.read_bytes()) == 32
-    path.unlink() if key is None else path.write_bytes(key)
-    for made_by in (noted["made_by"], "", None, 3):
-        forged = {"target": built, "made_by": made_by}
-        Path("idx/source.json").write_text(json.dumps(forged | {"checksum": signature(forged)}))
-        with pytest.raises(UndeError, match="somebody else"):
-            run("attribute", "--index", "idx")
+    path = tmp_path / "home" / "unde" / "indexes.json"
+    assert json.loads(path.read_text()) == {str(Path("idx").resolve()): built}
+    path.unlink() if content is None else path.write_text(content)
+    with pytest.raises(UndeError, match="somebody else"):
+        run("attribute", "--index", "idx")
+    run("build", built, "--out", "idx", "--projection", "none")
+    run("attribute", "--index", "idx")

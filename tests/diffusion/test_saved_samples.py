@@ -8,7 +8,7 @@ import torch
 
 from unde import UndeError
 from unde.diffusion import Samples
-from unde.diffusion.saved import NAME, signature
+from unde.diffusion.saved import NAME, settings_checksum
 
 
 def samples(count=3, seed=0, prompts=True):
@@ -94,7 +94,7 @@ def test_other_files_are_not_overwritten(tmp_path):
 
 def forged(folder, **changes):
     about = json.loads((folder / NAME).read_text()) | changes
-    (folder / NAME).write_text(json.dumps(about | {"checksum": signature(about)}))
+    (folder / NAME).write_text(json.dumps(about | {"checksum": settings_checksum(about)}))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from unde.evaluate.bank import bank_io as files
 
 MODELS = 2 * bank_jobs.SUBSETS
 ROOT = Path(__file__).parents[2]
-BEGUN = {"n_train": 24, "subsets": 4, "seeds_per_subset": 2, "name": "which examples were there"}
 
 
 def begin(path, models, **changes):
@@ -52,7 +51,7 @@ def test_torn_parts_and_leftovers_are_made_anew(tmp_path, reference):
     content = bytearray(flipped.read_bytes())
     content[-3] ^= 0xFF
     flipped.write_bytes(content)
-    for leftover in (".model-00003.npz.99.tmp", "plan.json.partial", "model-00003.safetensors.0a1b.partial"):
+    for leftover in ("plan.json.partial", "model-00003.safetensors.0a1b.partial"):
         (parts / leftover).write_bytes(b"half")
     (tmp_path / "bank.0a1b2c3d.partial").write_bytes(b"half")
     (tmp_path / "bank.other.0a1b2c3d.partial").write_bytes(b"somebody else's")
@@ -96,8 +95,8 @@ def test_leftover_parts_go_if_they_are_of_this_bank_and_stay_if_not(tmp_path):
     for plan, stays in ((bank.provenance["plan"], False), ({**bank.provenance["plan"], "seed": 9}, True)):
         parts = tmp_path / "bank.parts"
         parts.mkdir()
-        (parts / "plan.json").write_text(json.dumps({"format": "unde bank 1", "plan": plan}))
-        (parts / "model-00000.npz").write_bytes(b"")
+        (parts / "plan.json").write_text(json.dumps({"format": "unde bank 2", "plan": plan}))
+        (parts / "model-00000.safetensors").write_bytes(b"")
         run(tmp_path / "bank", subsets=1)
         assert parts.exists() == stays
 
@@ -270,38 +269,6 @@ def test_a_small_file_that_would_fill_the_memory_is_refused_unread(tmp_path, ref
 )
 def test_banks_of_the_experiments_open(path):
     assert len(Bank.open(path).masks) >= 16
-
-
-def begun_by_0_1(tmp_path):
-    shutil.copytree(ROOT / "tests" / "data" / "whence-0.1" / "begun.npz.parts", tmp_path / "b.parts")
-    return tmp_path / "b.parts"
-
-
-def finish(path):
-    trained = []
-
-    def train(indices, seed):
-        trained.append(seed)
-        return np.bincount(indices, minlength=24).astype(float)
-
-    bank = Bank.run(path, train=train, utility=lambda c: {"learn": -c[:3]}, **BEGUN)
-    assert np.array_equal(bank.utility["learn"], -bank.masks[:, :3].astype(float))
-    return [bank.seeds.ravel().tolist().index(seed) for seed in trained]
-
-
-def test_old_parts_are_read_unless_they_are_damaged(tmp_path):
-    parts = begun_by_0_1(tmp_path)
-    odd = dict(np.load(parts / "model-00003.npz"))
-    np.savez(parts / "model-00003.npz", **{**odd, "utility/learn": np.array([np.nan, 0, 0])})
-    (parts / "model-00005.npz").write_bytes((parts / "model-00005.npz").read_bytes()[:-9])
-    assert finish(tmp_path / "b") == [3, 5, 7]
-    assert os.listdir(tmp_path) == ["b"]
-
-
-def test_old_parts_in_a_new_folder_are_not_trusted(tmp_path):
-    plan = begun_by_0_1(tmp_path) / "plan.json"
-    plan.write_text(plan.read_text().replace("whence bank 1", "unde bank 2"))
-    assert finish(tmp_path / "b") == list(range(8))
 
 
 # --- what the disk says -----------------------------------------------------------------------------------

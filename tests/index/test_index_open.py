@@ -97,7 +97,7 @@ def test_all_differences_are_said_at_once(tmp_path):
 @pytest.mark.parametrize(
     ("field", "said"),
     [
-        ("schema", "was written with index schema 99, this release reads 2"),
+        ("schema", "was written with index schema 99, this release reads 4"),
         ("projection_version", "projected with version 99 of the random matrices, this release draws 1"),
     ],
 )

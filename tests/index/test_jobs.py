@@ -138,7 +138,7 @@ def test_the_model_is_as_it_was_after_an_error(tmp_path):
         calls = 0
 
         def identity(self):
-            return {"name": "Failing", "code": None}
+            return {"name": "Failing"}
 
         def loss(self, model, batch):
             if len(batch[0]) == 4:

@@ -1,7 +1,6 @@
 """What cannot be appended, removed or merged: one error that says what is wrong, and the index stays as it is."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from unde.parallel import Array
 from unde.tasks import Classification
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-OLD = Path(__file__).parents[1] / "data" / "whence-0.1"
 
 
 @pytest.fixture(scope="module")
@@ -126,18 +124,9 @@ def test_an_index_that_is_not_finished(tmp_path):
     refused(index, "not finished", lambda: index.remove(indices=[0]))
 
 
-def test_indexes_of_0_1(tmp_path):
-    folder = next(p.parent for p in OLD.rglob("manifest.json"))
-    shutil.copytree(folder, tmp_path / "i")
-    index = Index.open(tmp_path / "i")
-    refused(index, "release 0.1", lambda: index.remove(indices=[0]))
-    with pytest.raises(UndeError, match=r"release 0\.1"):
-        Index.merge([tmp_path / "i", tmp_path / "i"], tmp_path / "m")
-
-
 class Other(Classification):
     def identity(self):
-        return super().identity() | {"name": "Other", "code": None}
+        return super().identity() | {"name": "Other"}
 
 
 @pytest.mark.parametrize(

@@ -239,13 +239,6 @@ def test_weights(tmp_path):
     assert result.exit_code == 1 and "learn and save them again" in result.stdout
 
 
-def test_an_index_of_0_1_is_verified(tmp_path):
-    old = Path(__file__).parents[1] / "data" / "whence-0.1"
-    for folder in [p.parent for p in old.rglob("manifest.json") if p.parent.name != "fisher"]:
-        found = verify(folder)
-        assert found, str(found)
-
-
 def test_opening_does_not_need_a_look_at_everything(copy):
     shutil.rmtree(copy / "kernels")  # of all settings that were calibrated
     Index.open(copy, model=toy.net(), task=Classification()).score(toy.data(3, seed=3), "ekfac").total()

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from unde import UndeError, cli
 from unde.integrations.language import hf_setup, load_model
 from unde.integrations.source import Source, made
-from unde.store.safe_io import signature
+from unde.store.safe_io import settings_checksum
 
 CODE = """
 from pathlib import Path
@@ -78,7 +78,7 @@ def test_code_is_run_if_it_is_asked_for_on_this_very_line(with_code, tmp_path):
     settings = json.loads(Path("idx/source.json").read_text())
     assert "trust_remote_code" not in settings
     settings |= {"trust_remote_code": True}
-    Path("idx/source.json").write_text(json.dumps(settings | {"checksum": signature(settings)}))
+    Path("idx/source.json").write_text(json.dumps(settings | {"checksum": settings_checksum(settings)}))
     ask = ("attribute", "--index", "idx", "--query", "The mills are busy.")
     result = invoke(*ask)
     assert isinstance(result.exception, UndeError) and REFUSED in str(result.exception)

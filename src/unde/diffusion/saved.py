@@ -19,7 +19,7 @@ from torch import Tensor
 
 from unde.errors import UndeError
 from unde.store.files import clear_partial, write_bytes
-from unde.store.safe_io import check_plain, read_bounded, read_json, signature
+from unde.store.safe_io import check_plain, read_bounded, read_json, settings_checksum
 
 FORMAT, VERSION = "unde samples", 1
 NAME = "samples.json"
@@ -46,7 +46,7 @@ def write(folder: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any])
     file = folder / f"samples-{digest[:12]}.safetensors"
     write_bytes(file, content)
     settings = {"format": FORMAT, "version": VERSION, "tensors": file.name, "digest": digest, **about}
-    settings["checksum"] = signature(settings)
+    settings["checksum"] = settings_checksum(settings)
     write_bytes(folder / NAME, (json.dumps(settings, indent=1) + "\n").encode())
     for old in folder.glob(_TENSORS):  # of samples that were here before
         if old.name != file.name:
@@ -68,7 +68,7 @@ def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             raise ValueError("it is no file of samples")
         if about.get("version") != VERSION:
             raise ValueError(f"it has the version {about.get('version')!r}, expected {VERSION}")
-        if about.get("checksum") != signature(about):
+        if about.get("checksum") != settings_checksum(about):
             raise ValueError("its content does not match its checksum")
         file = folder / str(about["tensors"])
         if file.parent != folder or not file.match(_TENSORS):

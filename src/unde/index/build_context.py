@@ -9,7 +9,7 @@ from typing import Any
 
 from unde import methods
 from unde.checkpoints import Checkpoint
-from unde.gradients import Coverage, Unit, make_units, plan_coverage
+from unde.gradients import Coverage, Unit, make_units
 from unde.gradients.factors import gathered
 from unde.gradients.feature_pass import Batch, FeaturePass, Measurement, cuts, resized
 from unde.gradients.record import restored
@@ -72,11 +72,10 @@ class Context:
         return c * len(self.manifest.models) // self.manifest.terms
 
     def coverage(self, c: int) -> Coverage:
-        """Which way each parameter goes: as it was settled, or for releases that did not record it, decided now."""
-        noted, given = self.manifest.settled.coverage, self.given
-        if noted is None:
-            return plan_coverage(given.model, given.task, given.rows, self.units, self.method.measure)
-        return restored(noted[min(self.model_of(c), len(noted) - 1)], given.model, self.units)
+        """Which way each parameter goes, as it was decided when the build began."""
+        records = self.manifest.settled.coverage
+        assert records is not None
+        return restored(records[min(self.model_of(c), len(records) - 1)], self.given.model, self.units)
 
     def running(self, c: int) -> FeaturePass:
         """The pass under checkpoint or step c."""

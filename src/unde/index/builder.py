@@ -22,9 +22,9 @@ from unde.groups import Groups, trainable
 from unde.index import defaults
 from unde.index import shard_writer as shards
 from unde.index.build_context import Context
-from unde.index.compare import differs_from, task_differences
+from unde.index.compare import differs_from
 from unde.index.opened import Opened
-from unde.index.probe import changed_task, note_accepted
+from unde.index.probe import changed_task
 from unde.index.reader import Stored
 from unde.index.settle import settle
 from unde.index.validation import check_shards, read_ids
@@ -42,7 +42,7 @@ from unde.store.manifest import Manifest
 from unde.store.remote import StorePath, exists
 from unde.store.shards import ShardError
 from unde.tasks.base import Task
-from unde.tasks.identity import kind_of, same_but_code
+from unde.tasks.identity import differences, kind_of
 
 _TRIES = 3  # looks at an index that others change meanwhile
 
@@ -238,23 +238,23 @@ def found(folder: StorePath, memory: int, verify: bool) -> Stored:
     return Stored(folder, manifest, memory)
 
 
-def checked(at: Opened, train_data: Any, groups: Groups | None, accept_code: bool) -> Opened:
+def checked(at: Opened, train_data: Any, groups: Groups | None) -> Opened:
     """With its training data and ids, after checking that the index was made from all that is given."""
     folder, manifest = at.stored.folder, at.stored.manifest
     if at.task is not None and at.collate is None:
         at = replace(at, collate=own_collate(at.task.collate, train_data))
     rows = None if train_data is None else Rows(train_data, at.collate)
     models = [] if at.model is None else fingerprints(at.model, at.checkpoints)
-    differ, noted = differs_from(manifest, at.model, models, groups), {}
+    differ = differs_from(manifest, at.model, models, groups)
     if rows is not None:
         rows, other = examples_of(at.stored, rows)
         differ += other
     if at.task is not None and not differ:
-        differ, noted = task_of(at.stored, at.task, at.model, rows, at.checkpoints, accept_code)
+        differ = task_of(at.stored, at.task, at.model, rows, at.checkpoints)
     if differ:
         raise UndeError(f"{folder} was made from something else. What differs: {'; '.join(differ)}")
     watch = None if at.model is None else Watch(at.model, at.checkpoints)
-    return replace(at, ids=read_ids(folder, manifest), rows=rows, noted=noted, watch=watch)
+    return replace(at, ids=read_ids(folder, manifest), rows=rows, watch=watch)
 
 
 def examples_of(stored: Stored, rows: Rows) -> tuple[Rows, list[str]]:
@@ -296,22 +296,11 @@ def task_of(
     model: nn.Module | None,
     rows: Rows | None,
     checkpoints: Sequence[Checkpoint] | None,
-    accept_code: bool,
-) -> tuple[list[str], dict[str, Any]]:
-    """How a task differs from that of an index, and what to note about it; other code may be accepted."""
-    there, given = stored.manifest.task, task.identity()
-    differ = task_differences(there, given, task)
-    if not differ or not same_but_code(there, given):
-        return differ, {}
-    if accept_code:
-        note_accepted(stored.folder, given)
-        return [], {"accepted_code": given.get("code")}
+) -> list[str]:
+    """How a task differs from that of an index: in its identity, and with model and data in its features."""
     if model is None or rows is None:
-        return [
-            f"{d}; pass model and train_data to see whether it matters, or accept_code=True" for d in differ
-        ], {}
-    context = Context(stored.folder, stored.manifest, BuildInputs(model, task, rows, checkpoints))
-    return changed_task(context, given), {}
+        return differences(stored.manifest.task, task.identity())
+    return changed_task(Context(stored.folder, stored.manifest, BuildInputs(model, task, rows, checkpoints)))
 
 
 def plainly(device: str | torch.device | None) -> str | None:

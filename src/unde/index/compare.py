@@ -9,8 +9,6 @@ from torch import nn
 
 from unde.groups import Groups
 from unde.store.manifest import Manifest, asked
-from unde.tasks import identity
-from unde.tasks.base import Task
 
 
 def refused_for(there: Manifest, wanted: Manifest, other: str = "asked for") -> list[str]:
@@ -43,21 +41,6 @@ def _words(name: str, old: Any, value: Any, other: str) -> str:
     if name == "examples":
         return f"the length of the training data ({old} there, {value} given)"
     return f"{name} ({old!r} there, {value!r} {other})"
-
-
-def task_differences(there: dict[str, Any], given: dict[str, Any], task: Task) -> list[str]:
-    """Releases before 0.2 noted the class of a task and its plain settings alone."""
-    if there.get("release") != "0.1":
-        return identity.differences(there, given)
-    name = label(task)
-    return [] if name == there["name"] else [f"the task ({there['name']} there, {name} given)"]
-
-
-def label(task: Task) -> str:
-    """The task's class and its plain settings."""
-    plain = (str, int, float, bool, type(None))
-    settings = [f"{k}={v!r}" for k, v in sorted(vars(task).items()) if isinstance(v, plain)]
-    return f"{type(task).__name__}({', '.join(settings)})"
 
 
 def brief(old: Any, new: Any, other: str = "asked for") -> str:

@@ -145,7 +145,6 @@ class Index(IndexReader):
         collate: Collate | None = None,
         memory: int | str = "2GB",
         verify: bool = True,
-        accept_code: bool = False,
         executor: str | Executor = "serial",
         threads: int | None = None,
         recipe: str | Recipe | None = None,
@@ -154,9 +153,9 @@ class Index(IndexReader):
         """An index on disk, after checking that it is whole and was made from what is given here.
 
         Without `model` and `task` it can score stored query features only. `train_data` is compared with what
-        was indexed (all of it if that takes seconds). `verify=False` skips the checksums. A task whose code changed
-        since is refused, unless it gives the same features (which is tried where model and `train_data` are given), or
-        `accept_code=True` says that it does; that is noted in the index and in all scores. `executor` says who
+        was indexed (all of it if that takes seconds). `verify=False` skips the checksums. A task of another name,
+        version or settings is refused; with model and `train_data`, a user's own task also if features of a few
+        examples differ from those in the index. `executor` says who
         computes what is asked, as in `build`; other processes put the model on `device`.
         """
         runs = named(executor, threads=threads)
@@ -172,7 +171,7 @@ class Index(IndexReader):
             recipe=making.as_recipe(recipe),
             device=device,
         )
-        return cls(making.checked(at, train_data, groups, accept_code))
+        return cls(making.checked(at, train_data, groups))
 
     @property
     def fishers(self) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ from unde.index.views import Joined, Picked
 from unde.parallel.model_transport import BuildInputs, carried, on_other_data
 from unde.store import layout
 from unde.store.living import APPEND, REMOVE
-from unde.store.manifest import SCHEMA, Manifest
+from unde.store.manifest import Manifest
 from unde.store.remote import StorePath
 
 _NAMED = 3  # ids in a message
@@ -102,11 +102,6 @@ def _remove(at: Opened, change: Change, gone: Tensor, left: Tensor) -> None:
 
 def _checked(at: Opened) -> Stored:
     at.check_finished()
-    if at.stored.manifest.schema != SCHEMA:
-        raise UndeError(
-            f"{at.stored.folder} was written by release 0.1, which did not record all that new features would depend "
-            "on: build it anew to change it"
-        )
     if not at.executor.alone:
         raise UndeError(
             f"{at.executor} does a share of a build: open the index with another executor to change it"

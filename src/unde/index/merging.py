@@ -20,7 +20,7 @@ from unde.store import factored, layout
 from unde.store.files import clear_partial, create_bytes, write_bytes
 from unde.store.living import MERGE, REPACK
 from unde.store.locks import locked
-from unde.store.manifest import SCHEMA, Manifest
+from unde.store.manifest import Manifest
 from unde.store.remote import StorePath, exists
 from unde.tasks import identity
 
@@ -79,10 +79,6 @@ def _made(
 
 def _finished(folder: StorePath) -> Manifest:
     manifest = Manifest.read(folder)
-    if manifest.schema != SCHEMA:
-        raise UndeError(
-            f"{folder} was written by release 0.1, which did not record all that features depend on: build it anew"
-        )
     check_shards(folder, manifest, verify=False)  # every shard is checked when it is copied
     return manifest
 
@@ -152,7 +148,7 @@ def _written(
 ) -> Manifest:
     plan = repack.numbered([p for origin in found for p in repack.all_of(origin)], home, made, 0)
     first = found[0]
-    packed = None if store_dtype is None else replace(first.manifest, store_dtype=store_dtype, noted="")
+    packed = None if store_dtype is None else replace(first.manifest, store_dtype=store_dtype)
     repack.write(plan, home, first.manifest.terms, packed=packed)
     return written(home, first, plan, history, ids, fishers, packed)
 

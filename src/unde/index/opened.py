@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -33,7 +33,6 @@ class Opened:
     checkpoints: Sequence[Checkpoint] | None = None
     collate: Collate | None = None
     rows: Rows | None = None  # the training data
-    noted: Mapping[str, Any] = field(default_factory=dict)  # what all scores of it say about themselves
     executor: Executor = SERIAL  # who computes what is asked
     recipe: Recipe | Carried | Elsewhere | None = None  # how others make the model
     device: str | None = None  # where they put it
@@ -65,7 +64,7 @@ class Opened:
     @cached_property
     def scorer(self) -> Scorer:
         self.check_finished()
-        return Scorer(self.stored, self.groups, self.ids, self.noted, self.executor)
+        return Scorer(self.stored, self.groups, self.ids, self.executor)
 
     @cached_property
     def session(self) -> Session:

@@ -1,46 +1,34 @@
-"""Has the code of a task changed what it computes? Features of a few examples, kept with an index, tell."""
+"""Features of a few examples, stored with an index: compared to notice a task whose code changed."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from unde import console
 from unde.checkpoints import loaded
 from unde.data import evenly, to_device
 from unde.gradients.coverage import TOLERANCE, CoverageTrial, decide
 from unde.gradients.feature_pass import FeaturePass, resized
 from unde.index.build_context import Context, checkpoint_of, step_of
-from unde.index.compare import task_differences
 from unde.store import layout
-from unde.store.files import append_line
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath
 from unde.store.shards import ShardError, read_shard, write_shard
-from unde.tasks.identity import same_but_code
+from unde.tasks.identity import differences, is_builtin
 
 PROBED = 2  # examples
 
 
-def changed_task(context: Context, identity: dict[str, Any]) -> list[str]:
-    """How the task that is given differs from that of the index, in words; other code that computes the same does
-    not, and is noted."""
-    there = context.manifest.task
-    differ = task_differences(there, identity, context.given.task)
-    if not differ or not same_but_code(there, identity):
+def changed_task(context: Context) -> list[str]:
+    """How the given task differs from that of the index, in words; features are compared for a user's own task."""
+    task = context.given.task
+    differ = differences(context.manifest.task, task.identity())
+    if differ or is_builtin(type(task)):
         return differ
-    other = changed_by_code(context)
-    if other is None:
-        console.note(
-            f"the code of {there['name']} is not what it was when {context.folder} was begun, but gives the same "
-            "features: going on"
-        )
-        return []
-    return [f"{d}: {other}" for d in differ]
+    other = changed_features(context)
+    return [] if other is None else [f"what {type(task).__name__} computes ({other})"]
 
 
 def probed(context: Context, where: list[int]) -> Tensor:
@@ -83,15 +71,15 @@ def probe_of(folder: StorePath, manifest: Manifest) -> StorePath:
     return folder / layout.version(layout.PROBE, manifest.generation)
 
 
-def changed_by_code(context: Context) -> str | None:
-    """How features of the probe come out now, if not as they did; None if they do."""
+def changed_features(context: Context) -> str | None:
+    """Compare features of the examples of the probe with those stored; None if they are equal or cannot be read."""
     try:
         noted = read_shard(probe_of(context.folder, context.manifest), context.manifest.id)
-    except ShardError as e:
-        return f"whether it gives the same features cannot be told ({e})"
+    except ShardError:  # lost or damaged: `verify` reports it, a build that goes on writes it again
+        return None
     where, then = noted["where"], noted["features"]
     if len(where) != len(then) or not all(0 <= i < context.manifest.examples for i in where.tolist()):
-        return "whether it gives the same features cannot be told (the probe is not of these examples)"
+        return "the features to compare with are not of these examples"
     now = probed(context, where.tolist())
     error = (now - then).norm(dim=1)
     bound = TOLERANCE[next(context.given.model.parameters()).dtype] * then.norm(dim=1)
@@ -100,10 +88,4 @@ def changed_by_code(context: Context) -> str | None:
         return None
     worst = int(wrong[0])
     off = 100 * float(error[worst] / then[worst].norm().clamp(min=1e-38))
-    return f"the features of example {int(where[worst])} come out {off:.3g} % different"
-
-
-def note_accepted(folder: StorePath, identity: dict[str, Any]) -> None:
-    """That somebody opened the index with other code and said that it computes the same."""
-    entry = {"accepted_code": identity.get("code"), "task": identity["name"]}
-    append_line(folder / layout.LOG, json.dumps(entry))
+    return f"features of example {int(where[worst])} differ by {off:.3g} %"

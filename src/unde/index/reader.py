@@ -14,7 +14,6 @@ from unde import methods
 from unde.errors import UndeError, unknown
 from unde.fingerprints import origins, to_signed
 from unde.gradients.factors import gathered, split
-from unde.index.shard_writer import BESIDE_OF_0_1
 from unde.kernels import Part, Sizes
 from unde.methods import Method
 from unde.store import layout
@@ -99,7 +98,7 @@ class Stored:
             raise unknown("stored value", name, known)
         shards = (self.shard(checkpoint, s) for s in range(len(self.manifest.shards)))
         # copies: a view would keep its whole file mapped until all are read
-        return torch.cat([shard[name if name in shard else BESIDE_OF_0_1].clone() for shard in shards])
+        return torch.cat([shard[name].clone() for shard in shards])
 
     @cached_property
     def skipped(self) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,14 +35,13 @@ class Scorer:
     stored: Stored
     groups: Groups
     ids: Sequence[Any] | None
-    noted: Mapping[str, Any]  # goes into the provenance of all scores
     executor: Executor = SERIAL  # who computes
 
     def __post_init__(self) -> None:
         self._training: dict[Kernel, Training] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Scorer, (self.stored, self.groups, None, {})  # what it takes to score elsewhere
+        return Scorer, (self.stored, self.groups, None)  # what it takes to score elsewhere
 
     def training(self, method: Method) -> Training:
         """The training side under the kernel of a method; the two used last are held on to."""
@@ -85,7 +84,7 @@ class Scorer:
             holding=self.stored.holding,
         )
         provenance = {"index": m.id, "method": method.describe(), "model": m.models}
-        provenance |= {"data": m.data, "task": m.task["name"], **self.noted}
+        provenance |= {"data": m.data, "task": m.task["name"]}
         memory = self.stored.memory
         spread = Spread(self, self.executor, train.leverage) if self._shared else None
         return GroupScores(train, features, method, self.groups, digests, provenance, memory, judging, spread)

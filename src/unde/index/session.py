@@ -14,7 +14,7 @@ from unde.checkpoints import Checkpoint, fingerprints
 from unde.data import Rows, evenly
 from unde.errors import UndeError
 from unde.fingerprints import SAMPLED, Watch, reads_differently, to_digest, to_signed
-from unde.gradients import Coverage, Unit, make_units, plan_coverage
+from unde.gradients import Coverage, Unit, make_units
 from unde.gradients.feature_pass import FeaturePass, Measurement, cuts, exclusive, resized
 from unde.gradients.record import restored
 from unde.index import matrices
@@ -127,14 +127,11 @@ class Session:
         return digests
 
     def coverage(self, c: int, rows: Rows) -> Coverage:
-        """As it was settled; for releases that did not record it, decided on the first queries."""
+        """Which way each parameter goes, as it was decided when the index was built."""
         if c not in self._coverages:
-            noted, method = self.stored.manifest.settled.coverage, self.stored.method
-            if noted is not None:
-                made = restored(noted[min(c, len(noted) - 1)], self.model, self.units)
-            else:
-                made = plan_coverage(self.model, self.task, rows, self.units, method.measure)
-            self._coverages[c] = made
+            records = self.stored.manifest.settled.coverage
+            assert records is not None
+            self._coverages[c] = restored(records[min(c, len(records) - 1)], self.model, self.units)
         return self._coverages[c]
 
     def _check_finite(self, features: Tensor) -> None:

@@ -224,14 +224,14 @@ def _gone_on(
     context = Context(folder, there, given, workers, ids)
     differ = refused_for(there, asked)
     if not differ:  # else the probe may not even run
-        differ = changed_task(context, asked.task)
+        differ = changed_task(context)
     if differ:
         raise UndeError(
             f"{folder} already holds another index. What differs: {'; '.join(differ)}. "
             "Choose another folder, or delete this one"
         )
     (folder / layout.SHARDS).mkdir(exist_ok=True)
-    if there.schema == SCHEMA and not sound(probe_of(folder, there), there.id):
+    if not sound(probe_of(folder, there), there.id):
         restore_probe(context)
     write_ids(folder, ids, there.generation)
     return context

@@ -30,7 +30,7 @@ from unde.store.manifest import Manifest
 from unde.store.remote import Remote, StorePath, exists
 from unde.store.shards import ShardError, damaged, file_bytes, read_shard
 
-BESIDE, BESIDE_OF_0_1 = "beside", "also"  # measures that the method keeps beside features
+BESIDE = "beside"  # measures that the method keeps beside features
 
 
 class GivenUp(UndeError):
@@ -118,7 +118,7 @@ class Shapes:
         rows = self.m.shards[s]
         wanted = dict(self._of(rows.stop - rows.start))
         for name, t in tensors.items():
-            if wanted.pop(BESIDE if name == BESIDE_OF_0_1 else name, None) != tuple(t.shape):
+            if wanted.pop(name, None) != tuple(t.shape):
                 raise ShardError(
                     f"shard {path} is damaged: {name!r} of shape {tuple(t.shape)} is not in its plan"
                 )

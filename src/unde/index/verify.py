@@ -19,9 +19,9 @@ from unde.index.validation import read_ids
 from unde.store import layout
 from unde.store.files import PARTIAL
 from unde.store.living import told
-from unde.store.manifest import SCHEMA, Manifest
+from unde.store.manifest import Manifest
 from unde.store.remote import StorePath, Unreachable, exists
-from unde.store.safe_io import check_plain, checksum, read_bounded, read_json, signed
+from unde.store.safe_io import check_plain, check_settings, checksum, read_bounded, read_json
 from unde.store.shards import ShardError, read_shard
 from unde.store.verify_report import DAMAGED, FOREIGN, MISSING, Verified
 
@@ -179,15 +179,13 @@ def _run(path: StorePath, found: Verified) -> None:
 
 
 def _source(path: StorePath, found: Verified) -> None:
-    """Of older releases it has no checksum: then no more is known than that it can be read."""
     if not exists(path, links=True) or path.is_symlink():
         return
     try:
         settings = read_json(path)
         if not isinstance(settings, dict):
             raise ValueError(f"a {type(settings).__name__}")
-        if not signed(settings, layout.REMEMBERED):
-            found.notes.append(f"{path.name} has no checksum, as releases before 0.2 wrote none")
+        check_settings(settings)
     except Unreachable:
         raise
     except (OSError, ValueError) as e:
@@ -216,8 +214,7 @@ def _beside(folder: StorePath, manifest: Manifest, found: Verified) -> None:
     elif exists(drawn, links=True):
         found.report(drawn, FOREIGN, "the index was built without such matrices", _NOT_OURS)
     probe = probe_of(folder, manifest)
-    if manifest.schema == SCHEMA or exists(probe, links=True):
-        _tensors(probe, manifest.id, layout.PROBE, found)
+    _tensors(probe, manifest.id, layout.PROBE, found)
 
 
 def _missing_shards(folder: StorePath, manifest: Manifest, found: Verified) -> None:

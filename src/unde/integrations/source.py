@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hmac
 import json
 import os
-import secrets
 import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
@@ -23,13 +21,12 @@ from unde.integrations.language import hf_setup
 from unde.integrations.trainer import checkpoints_in, newest
 from unde.setup import Recipe, Setup
 from unde.store.files import write_atomically, write_bytes
-from unde.store.layout import REMEMBERED, SOURCE
+from unde.store.layout import SOURCE
 from unde.store.remote import StorePath, Unreachable, exists
-from unde.store.safe_io import read_bounded, read_json, signature, signed
+from unde.store.safe_io import check_settings, read_json, settings_checksum
 
 _LONGEST = 2**20  # bytes of what is remembered
 _TRUST = "trust_remote_code"
-_KEY = 32  # bytes
 
 
 @dataclass(frozen=True)
@@ -145,12 +142,12 @@ class Source:
         return settings
 
     def remember(self, index: StorePath) -> None:
-        """Keep this in the folder of an index."""
+        """Write this into the folder of an index; list the index as this user's if it names a function."""
         settings = self.lasting()
-        if self.target is not None:
-            settings["made_by"] = _made_by(self.target)
-        settings["checksum"] = signature(settings)
+        settings["checksum"] = settings_checksum(settings)
         write_bytes(index / SOURCE, (json.dumps(settings, indent=1) + "\n").encode())
+        if self.target is not None:
+            _add_known(index, self.target)
 
 
 def made(**said: Any) -> Setup:
@@ -159,16 +156,15 @@ def made(**said: Any) -> Setup:
 
 
 def remembered_target(index: StorePath) -> str | None:
-    """The MODULE:FUNCTION that an index was built from, if it remembers one that may be run.
+    """The MODULE:FUNCTION that an index was built from; None if it names none.
 
-    An index may come from somebody else, and a name in it must not run what nobody has typed: only what this very
-    user has built with is taken, which a signature with a key in their home folder tells. The module must lie outside
-    of the index, too. It is then found as it is when typed, from the current folder or the Python path.
+    An index may come from somebody else: the function is returned only if this user has built this index with it,
+    according to a list in the user's home folder, and if the module lies outside of the index.
+
+    Raises:
+        UndeError: The index names a function that may not be run.
     """
-    if not index.is_dir():
-        return None
-    settings, found = _settings(index)
-    target = found.target
+    target = _read(index).target if index.is_dir() else None
     if target is None:
         return None
     module, _, function = target.partition(":")
@@ -176,24 +172,35 @@ def remembered_target(index: StorePath) -> str | None:
         raise _foreign(index, target, "it is no MODULE:FUNCTION")
     if isinstance(index, Path) and _lies_in(index.resolve(), module.split(".")):
         raise _foreign(index, target, f"{module} lies in the index itself")
-    ours, noted = _made_by(target, make=False), settings.get("made_by")
-    if not ours or not isinstance(noted, str) or not hmac.compare_digest(ours.encode(), noted.encode()):
+    if _known().get(_name(index)) != target:
         raise _foreign(index, target, "the index was built by somebody else, or elsewhere")
     return target
 
 
-def _made_by(target: str, make: bool = True) -> str:
-    """A signature of who has typed this name; "" where no key can be kept."""
+def _known_file() -> Path:
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    path = Path(state).expanduser() / "unde" / "key"
-    with suppress(OSError, ValueError):
-        if make and not (path.is_file() and path.stat().st_size == _KEY):
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_atomically(path, secrets.token_bytes(_KEY))
-            path.chmod(0o600)
-        key = read_bounded(path, _KEY)
-        return hmac.new(key, target.encode(), "sha256").hexdigest() if len(key) == _KEY else ""
-    return ""
+    return Path(state).expanduser() / "unde" / "indexes.json"
+
+
+def _known() -> dict[str, str]:
+    """MODULE:FUNCTION by path of the indexes that this user has built; empty if the list cannot be read."""
+    try:
+        listed = read_json(_known_file(), _LONGEST)
+    except (OSError, ValueError):
+        return {}
+    return listed if isinstance(listed, dict) else {}
+
+
+def _add_known(index: StorePath, target: str) -> None:
+    listed = {name: value for name, value in _known().items() if not _gone(name)} | {_name(index): target}
+    file = _known_file()
+    with suppress(OSError):  # without a home folder, the function is typed each time
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomically(file, (json.dumps(listed, indent=1) + "\n").encode())
+
+
+def _name(index: StorePath) -> str:
+    return str(index.resolve() if isinstance(index, Path) else index)
 
 
 def _lies_in(home: Path, parts: list[str]) -> bool:
@@ -217,22 +224,16 @@ def _gone(path: str | None) -> bool:
 
 
 def _read(index: StorePath) -> Source:
-    return _settings(index)[1]
-
-
-def _settings(index: StorePath) -> tuple[dict[str, Any], Source]:
-    """What the file says, and what is taken from it."""
+    """What `Source.remember` wrote."""
     path = index / SOURCE
     if not exists(path, links=True):
-        return {}, Source()
-    known = {field.name for field in fields(Source)} - {_TRUST}
+        return Source()
+    names = {field.name for field in fields(Source)} - {_TRUST}
     try:
         settings = read_json(path, _LONGEST)
-        signed(settings, REMEMBERED)
-        found = Source(**{k: v for k, v in settings.items() if k in known})
-        rest, length = {k: v for k, v in asdict(found).items() if k not in ("seq_len", _TRUST)}, found.seq_len
-        whole = isinstance(length, (int, type(None))) and not isinstance(length, bool)
-        if not whole or not all(isinstance(x, (str, type(None))) for x in rest.values()):
+        check_settings(settings)
+        source = Source(**{k: v for k, v in settings.items() if k in names})
+        if not all(type(v) is (int if k == "seq_len" else str) for k, v in source.said.items()):
             raise TypeError("a value of another type")
     except Unreachable:
         raise
@@ -240,4 +241,4 @@ def _settings(index: StorePath) -> tuple[dict[str, Any], Source]:
         raise UndeError(
             f"{path} is damaged ({e}): delete it, and give --hf-model and --data, or MODULE:FUNCTION"
         ) from None
-    return settings, found
+    return source

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from unde.errors import UndeError
-from unde.tasks.reading import Reader, package, sealed
+from unde.tasks.identity import describe, digest_json, is_builtin
 
 
 def described(kernel: Any, method: str = "") -> str:
-    """Settings, and for a kernel of the user's own also its code, so that files made by another version are not used.
+    """Settings, and for a user's own kernel also its class and `version`, so that files of another one are not used.
 
     >>> from unde.kernels import Gram
     >>> described(Gram(0.1))
     "Gram(damping=0.1, relative=True, form='auto', blocks='full', fisher='empirical', damping_scope='layer')"
     """
     kind = type(kernel)
-    if package(kind) == "unde":
+    if is_builtin(kind):
         return repr(kernel)
     of = f" of the method {method}" if method else ""
     missing = [name for name in ("on", "fisher") if not hasattr(kernel, name)]
@@ -32,9 +32,10 @@ def described(kernel: Any, method: str = "") -> str:
             f"the kernel {kind.__name__}{of} cannot be hashed: write it as a @dataclass(frozen=True) of numbers and "
             "names"
         ) from None
-    return f"{kind.__module__}:{kind.__qualname__} {sealed(Reader().value(kernel, kind.__module__))}"
+    settings = digest_json([describe(kernel, kind.__module__), getattr(kernel, "version", 1)])
+    return f"{kind.__module__}:{kind.__qualname__} {settings}"
 
 
 def code_of(kernel: Any) -> str:
-    """What tells the moments of a kernel of the user's own from those of another; "" for those of unde."""
-    return "" if package(type(kernel)) == "unde" else f" {described(kernel)}"
+    """What tells the moments of a kernel of the user's own from those of another; "" for kernels of unde."""
+    return "" if is_builtin(type(kernel)) else f" {described(kernel)}"

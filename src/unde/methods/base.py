@@ -11,7 +11,7 @@ from torch import Tensor
 from unde.kernels import Identity, Kernel
 from unde.methods.custom import name_of
 from unde.projection import Spec
-from unde.tasks.reading import package
+from unde.tasks.identity import is_builtin
 
 LATER = "later"  # in the metadata of a field: the value that descriptions leave out, that of earlier releases
 OWN = "own"  # in a description: of a method that is no part of unde
@@ -111,7 +111,7 @@ class Method:
 
     def describe(self) -> dict[str, Any]:
         """A JSON-able description that `parse` reads back; of a method of one's own also where it is defined."""
-        if package(type(self)) == "unde":
+        if is_builtin(type(self)):
             return {"name": self.name, **self.settings()}
         own = {
             "class": name_of(type(self)),

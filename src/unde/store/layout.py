@@ -39,7 +39,6 @@ FISHERS = {"sampled": FISHER, "true": "fisher-true"}  # by the kind of labels
 CHANGE, SOURCE, RUN, LOG, LOCK = "change.json", "source.json", "run.toml", "log.jsonl", ".lock"
 CALIBRATION, CALIBRATION_HALVES = "calibration.json", "halves"
 CHECKSUM = "# Checksum of the lines above: "  # the last line of RUN
-REMEMBERED = ("model", "data", "text_field", "seq_len", "target")  # in SOURCE, where it has no checksum
 
 
 @dataclass(frozen=True)

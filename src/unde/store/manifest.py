@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,7 +21,7 @@ from unde.store.living import Living
 from unde.store.remote import StorePath, Unreachable, exists
 from unde.store.safe_io import read_json
 
-SCHEMA, SCHEMA_OF_0_1 = 3, 2
+SCHEMA = 4
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Settled:
 
     pass_size: int  # examples that go through the model together
     shard_size: int  # examples in a shard, a whole number of passes
-    threads: int | None  # of torch, for each job; None: as they come (releases before 0.2)
+    threads: int | None  # of torch, for each job; None: as they come
     coverage: list[dict[str, Any]] | None = None  # for each checkpoint: which way each parameter goes
     rows: int | None = None  # rows in a pass where a task makes several of an example
     directions: list[int | None] | None = None  # the same two for the pass that finds pca directions
@@ -59,11 +59,10 @@ class Manifest:
     matrices: str  # fingerprint of the matrices that are not drawn (pca, second moments), or ""
     settled: Settled
     living: Living | None = None  # what became of it since it was built
-    noted: str = field(default="", repr=False)  # the id that an older release gave it
 
     @cached_property
     def id(self) -> str:
-        return self.noted or _id(self.as_dict())
+        return _id(self.as_dict())
 
     @property
     def lineage(self) -> str:
@@ -131,11 +130,7 @@ class Manifest:
         return Groups({k: tuple(v) for k, v in self.groups.items()})
 
     def as_dict(self) -> dict[str, Any]:
-        out = {
-            f.name: getattr(self, f.name)
-            for f in fields(self)
-            if f.name not in ("settled", "living", "noted")
-        }
+        out = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("settled", "living")}
         out["settled"] = self.settled.as_dict()
         return out if self.living is None else out | {"living": self.living.as_dict()}
 
@@ -157,21 +152,20 @@ class Manifest:
         found = _read_json(path)
         if not isinstance(found, dict) or not {"schema", "id"} <= set(found):
             raise UndeError(f"{path} is not the manifest of an unde index: choose another folder")
-        if found["schema"] not in (SCHEMA, SCHEMA_OF_0_1):
+        if found["schema"] != SCHEMA:
             raise UndeError(
-                f"{folder} was written with index schema {found['schema']}, this release reads {SCHEMA_OF_0_1} and "
-                f"{SCHEMA}: rebuild it, or install the release of unde that wrote it"
+                f"{folder} was written with index schema {found['schema']}, this release reads {SCHEMA}: "
+                "rebuild it, or install the release of unde that wrote it"
             )
         if found.get("projection_version") != projection.VERSION:
             raise UndeError(
                 f"{folder} was projected with version {found.get('projection_version')} of the random "
                 f"matrices, this release draws {projection.VERSION}: scores would be noise. Rebuild the index"
             )
-        noted = found.pop("id")
-        if _id(found) != noted:
+        if found.pop("id") != _id(found):
             raise damaged(path, "its content does not match its id")
         try:
-            return _of_0_1(found, noted) if found["schema"] == SCHEMA_OF_0_1 else _parsed(found)
+            return _parsed(found)
         except (TypeError, KeyError, ValueError, AttributeError) as e:
             raise damaged(path, e) from None
 
@@ -200,17 +194,6 @@ def _parsed(found: Mapping[str, Any]) -> Manifest:
         made.living.check(made.examples, made.settled.shard_size, made.terms)
         for inside in made.living.fishers.values():
             _parsed(inside)
-    return made
-
-
-def _of_0_1(found: Mapping[str, Any], noted: str) -> Manifest:
-    """The same facts under today's names."""
-    old: dict[str, Any] = dict(found)
-    settled = Settled(old.pop("batch_size"), old.pop("shard_size"), None)
-    task = {"name": old.pop("task"), "release": "0.1"}
-    matrices = old.pop("given")
-    made = Manifest(**old, task=task, matrices=matrices, settled=settled, noted=noted)
-    bounds.check(made.as_dict())
     return made
 
 
@@ -243,12 +226,10 @@ def damaged(path: StorePath, why: object) -> UndeError:
 def asked(manifest: Manifest) -> dict[str, Any]:
     """What was asked for, without what was settled for it: by this a build finds its folder again."""
     return {
-        f.name: getattr(manifest, f.name)
-        for f in fields(manifest)
-        if f.name not in ("settled", "living", "noted")
+        f.name: getattr(manifest, f.name) for f in fields(manifest) if f.name not in ("settled", "living")
     }
 
 
 def with_method(manifest: Manifest, method: dict[str, Any]) -> Manifest:
     """The same index under another measurement."""
-    return replace(manifest, method=method, noted="")
+    return replace(manifest, method=method)

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -90,22 +89,16 @@ def read_json(path: StorePath, longest: int = LONGEST, follow: bool = False) -> 
         raise ValueError("it is nested too deeply") from None
 
 
-def signed(settings: dict[str, Any], unsigned: Collection[str]) -> bool:
-    """Whether settings carry a checksum; a ValueError if it is that of others, or if there is none though there are
-    other names than releases have written without one, the `unsigned`."""
-    if "checksum" not in settings:
-        if not set(settings) <= set(unsigned):
-            raise ValueError("it has no checksum")
-        return False
-    if settings["checksum"] != signature(settings):
+def check_settings(settings: dict[str, Any]) -> None:
+    """Raise a ValueError if settings do not match the checksum among them."""
+    if settings.get("checksum") != settings_checksum(settings):
         raise ValueError("its content does not match its checksum")
-    return True
 
 
 def checksum(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def signature(settings: dict[str, Any]) -> str:
+def settings_checksum(settings: dict[str, Any]) -> str:
     rest = {name: value for name, value in settings.items() if name != "checksum"}
     return checksum(json.dumps(rest, sort_keys=True))

@@ -21,7 +21,7 @@ from unde.store.files import Content, begin_bytes, create_bytes, joined, write_b
 from unde.store.remote import Remote, StorePath
 from unde.store.safe_io import check_header
 
-_META, _META_OF_0_1 = "unde", "whence"  # the package was called whence until 0.1
+_META = "unde"
 WRITTEN = (
     1  # times that a file is in memory while it is sent to a store, beside the tensors; on a disk it never is
 )
@@ -133,7 +133,7 @@ def mapped(
         check_header(file)
         with safe_open(file, framework="pt") as f:
             found = f.metadata() or {}
-            meta = json.loads(found.get(_META, found.get(_META_OF_0_1, "{}")))
+            meta = json.loads(found.get(_META, "{}"))
             tensors = {k: f.get_tensor(k) for k in f.keys()}  # noqa: SIM118
     except FileNotFoundError:
         raise ShardError(f"shard {path.name} is missing from {path.parent}") from None

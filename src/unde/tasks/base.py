@@ -48,7 +48,7 @@ class Task:
         return default_collate(examples)
 
     def identity(self) -> dict[str, Any]:
-        """What an index keeps to refuse another task: the name, settings, version and code of this one, in JSON.
+        """What an index keeps to refuse another task: the name, version, settings and tensors of this one, in JSON.
 
         All attributes count. Override it to leave out one that changes no number, such as a counter.
         """

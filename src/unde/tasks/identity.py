@@ -1,76 +1,80 @@
-"""What a task is, so that an index can refuse features of another one.
+"""Identity of a task as JSON: name, version, settings and digests of its tensors. Two of them can be compared.
 
-Built-in tasks are told apart by their settings and a version number. Tasks of the user's own are also told apart by
-their code: the syntax of `loss`, `measure` and the like, with the methods, the functions and classes of the same
-module, the constants, defaults and closures that they use. Comments, docstrings, annotations, layout and the name of
-the file do not count; functions of other modules count by name.
-
-Another release of Python reads the same syntax alike as long as its grammar has not changed there.
+Code is not part of it: raise `version` when a task begins to compute other numbers. Entries that begin with $ stand for
+values that are not written out, such as {"$tensor": digest}.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import inspect
 import json
+import math
+from argparse import Namespace
 from collections.abc import Iterator, Mapping
-from types import CodeType, FunctionType
+from enum import Enum
+from hashlib import blake2b
+from pathlib import Path
+from types import FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
-from unde.tasks.reading import Reader, attributes, closed_code, package, sealed, underlying
-from unde.tasks.syntax import names
+import numpy as np
+import torch
+from torch import Tensor, nn
 
-ROOTS = ("loss", "measure", "measures", "token_losses", "mask", "collate")
-_ASIDE = {"cutting", "version"}  # the one changes no numbers, the other stands for itself
-_LIBRARIES = {"unde", "builtins", "abc", "typing", "torch"}  # whose classes have versions, not digests
+from unde.data import digest
+from unde.errors import UndeError
+
 KINDS = {
     "classification": ("Classification", "MultiLabel", "TokenClassification"),
     "language": ("CausalLM", "MaskedLM", "Seq2SeqLM", "Preference"),
 }
+_LONG = 64  # longer lists are stored as a digest
+_NO_SETTINGS = {"cutting", "version"}  # `cutting` changes no number, `version` has an entry
+_NO_NUMBERS = {
+    "training",
+    "gradient_checkpointing",
+    "name_or_path",
+}  # attributes of modules that change no result
 _MISSING = "(nothing)"
 
 
 def identity(task: Any) -> dict[str, Any]:
-    """In JSON: the name, the settings, the version and the code of a task, which is None for one of unde's own.
-
-    "source" is False if some code had no source to read, as in an interactive Python: it is told by its bytecode
-    then, which another release of Python does not share.
-    """
-    classes = [c for c in type(task).__mro__ if package(c) not in _LIBRARIES]
-    readers: list[Reader] = []
-
-    def reader() -> Reader:
-        readers.append(Reader([task, *classes]))
-        return readers[-1]
-
-    settings = {name: closed_code(reader().value(v, home)) for name, v, home in _settings(task, classes)}
-    roots = ROOTS if classes else ()
-    code = {name: _Methods(type(task), classes, reader()).definitions(name) for name in roots}
+    """The name, settings and version of a task, in JSON."""
+    settings = {name: describe(value, type(task).__module__) for name, value in _settings(task)}
     return {
         "name": type(task).__name__,
         "settings": dict(sorted(settings.items())),
         "version": task.version,
-        "code": {name: sealed(found) for name, found in code.items() if found} if classes else None,
-        "source": all(reader.source for reader in readers),
     }
 
 
-def _settings(task: Any, classes: list[type]) -> Iterator[tuple[str, Any, str]]:
-    """The attributes of a task and of the user's classes, and the module where they are at home."""
-    home = type(task).__module__
-    if package(type(task.cutting)) != "unde":
-        yield "cutting", task.cutting, home
-    for cls in reversed(classes):
+def _settings(task: Any) -> Iterator[tuple[str, Any]]:
+    """Attributes of the user's classes, then of the task itself."""
+    if not is_builtin(type(task.cutting)):
+        yield "cutting", task.cutting
+    for cls in reversed([c for c in type(task).__mro__ if not _of_library(c)]):
         for name, value in vars(cls).items():
-            code = underlying(value) is not None or isinstance(value, type) or inspect.isdatadescriptor(value)
-            if not (code or name in _ASIDE or name.startswith(("__", "_abc_"))):
-                yield name, value, cls.__module__
-    for name, value in attributes(task).items():
-        if name not in _ASIDE:
-            yield name, value, home
+            code = isinstance(
+                value, (type, FunctionType, staticmethod, classmethod, functools.cached_property)
+            )
+            if not (code or inspect.isdatadescriptor(value) or name.startswith(("__", "_abc_"))):
+                yield from [(name, value)] if name not in _NO_SETTINGS else []
+    yield from ((name, value) for name, value in _attributes(task).items() if name not in _NO_SETTINGS)
+
+
+def _of_library(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] in {"unde", "builtins", "abc", "typing", "torch"}
+
+
+def is_builtin(cls: type) -> bool:
+    """Whether a class is defined in unde."""
+    return cls.__module__.partition(".")[0] == "unde"
 
 
 def kind_of(task: Mapping[str, Any]) -> str:
-    """The kind of a task, by its identity: "classification", "language", "diffusion", or "" where it is not known.
+    """The kind of a task, by its identity: "classification", "language", "diffusion", or "" if unknown.
 
     >>> kind_of({"name": "CausalLM", "settings": {}})
     'language'
@@ -82,113 +86,158 @@ def kind_of(task: Mapping[str, Any]) -> str:
     return next((kind for kind, names in KINDS.items() if task.get("name") in names), "")
 
 
-class _Methods:
-    """The methods of the user's classes that are reached from one of them, each with its code."""
-
-    def __init__(self, cls: type, classes: list[type], reader: Reader) -> None:
-        self.cls, self.classes, self.reader = cls, classes, reader
-        self.met = {*ROOTS}  # they are read on their own
-        self.bases = {c.__name__ for c in cls.__mro__}
-
-    def definitions(self, name: str) -> list[Any]:
-        """Of one method: the one that is called, then those that it calls with super(), and what they reach."""
-        self.met.add(name)
-        found: list[Any] = []
-        for cls in self.cls.__mro__:
-            member = vars(cls).get(name)
-            function = member if isinstance(member, type) else underlying(member)
-            if function is None:
-                continue
-            if cls in self.classes:
-                found.append(self.reader.value(function, cls.__module__))
-            named = names(*_codes(function))
-            for other in sorted(named.attributes | self.reader.attributes):
-                code = [] if other in self.met else self.definitions(other)
-                found += [{other: code}] if code else []
-            if not named.globals & {"super", *self.bases}:
-                break
-        return found
+# --- values as JSON --------------------------------------------------------------------------------------
 
 
-def _codes(function: Any) -> Iterator[CodeType]:
-    """The code of a function, and of the one inside that its decorators hide."""
-    while function is not None:
-        if isinstance(function, FunctionType):
-            yield function.__code__
-        function = getattr(function, "__wrapped__", None)
+def describe(value: Any, home: str, parents: tuple[int, ...] = ()) -> Any:
+    """A value as JSON, equal for equal content in every process.
+
+    Args:
+        value: Tensors and modules become digests, functions and classes their names.
+        home: Module whose objects are described by their attributes; those of other libraries by their type.
+        parents: ids of the objects around `value`, for objects that contain themselves.
+    """
+    if id(value) in parents:
+        return {"$type": type(value).__name__}
+    inside = functools.partial(describe, home=home, parents=(*parents, id(value)))
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, Enum):
+        return {"$name": f"{type(value).__name__}.{value.name}"}
+    if isinstance(value, (bool, int, float, complex, str, type(None))):
+        return _plain(value)
+    if isinstance(value, (Tensor, np.ndarray)):
+        return _tensor(value)
+    if isinstance(value, nn.Module):
+        return _module(value)
+    if isinstance(value, Mapping):
+        return {str(k): inside(v) for k, v in sorted(value.items(), key=lambda item: str(item[0]))}
+    if isinstance(value, (list, tuple, range, set, frozenset)):
+        items = [inside(v) for v in value]
+        return _list(sorted(items, key=json.dumps) if isinstance(value, (set, frozenset)) else items)
+    if isinstance(value, (bytes, bytearray)):
+        return {"$bytes": digest_json(value.hex()), "of": len(value)}
+    if isinstance(value, (torch.dtype, Path, slice)):
+        return str(value)
+    if isinstance(value, MethodType):
+        return {"$name": value.__qualname__, "of": inside(value.__self__)}
+    if isinstance(value, functools.partial):
+        arguments = {"args": inside(value.args), "keywords": inside(value.keywords)}
+        return {"$type": "partial", "function": inside(value.func), **arguments}
+    if hasattr(value, "__name__"):  # functions, classes and modules
+        return {"$name": getattr(value, "__qualname__", value.__name__)}
+    return _object(value, home, inside)
+
+
+def _object(value: Any, home: str, inside: Any) -> Any:
+    """An object by its config or attributes, where these can be expected to be all there is to it."""
+    cls = type(value)
+    if isinstance(getattr(value, "config", None), Mapping):  # a scheduler of diffusers
+        config = {k: v for k, v in value.config.items() if not k.startswith("_")}
+        return {"$type": cls.__name__, **inside(config)}
+    plain = dataclasses.is_dataclass(value) or isinstance(value, (SimpleNamespace, Namespace))
+    if plain or is_builtin(cls) or cls.__module__ == home:
+        return {"$type": cls.__name__, **inside(_attributes(value))}
+    return {"$type": f"{cls.__module__}.{cls.__qualname__}"}
+
+
+def _plain(value: Any) -> Any:
+    for kind in (bool, str, int):
+        if isinstance(value, kind):
+            return kind(value)
+    if value is None or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return {"$number": repr(value)}  # JSON has neither NaN nor complex numbers
+
+
+def _list(items: list[Any]) -> Any:
+    return items if len(items) < _LONG else {"$list": digest_json(items), "of": len(items)}
+
+
+def _tensor(value: Any) -> dict[str, str]:
+    of = f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+    dense = value.to_dense() if isinstance(value, Tensor) and value.layout is not torch.strided else value
+    try:
+        return {"$tensor": digest(dense), "of": of}
+    except (UndeError, RuntimeError, TypeError):  # arrays of objects; tensors on the meta device
+        return {"$type": f"{type(value).__name__}, {of}"}
+
+
+def _module(value: nn.Module) -> dict[str, str]:
+    tensors = {**dict(value.named_parameters()), **dict(value.named_buffers())}
+    content = {name: _tensor(t.detach()) for name, t in tensors.items()}
+    parts = {name: [type(m).__name__, _module_settings(m)] for name, m in value.named_modules()}
+    return {"$module": digest_json([content, parts]), "of": type(value).__name__}
+
+
+def _module_settings(module: nn.Module) -> dict[str, str]:
+    """The plain attributes of a module, such as the smoothing of a loss."""
+    plain = (bool, int, float, str, type(None))
+    settings = {k: v for k, v in vars(module).items() if isinstance(v, plain) and not k.startswith("_")}
+    return {k: repr(v) for k, v in sorted(settings.items()) if k not in _NO_NUMBERS}
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """The attributes of an instance, in __slots__ or not."""
+    declared = [vars(cls).get("__slots__", ()) for cls in type(value).__mro__]
+    slots = [name for names in declared for name in ([names] if isinstance(names, str) else names)]
+    return {n: getattr(value, n) for n in slots if hasattr(value, n) and not n.startswith("__")} | dict(
+        getattr(value, "__dict__", {})
+    )
+
+
+def digest_json(tree: Any) -> str:
+    """A digest of what `describe` returns."""
+    return blake2b(json.dumps(tree, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 # --- two identities --------------------------------------------------------------------------------------
 
 
-def same_but_code(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Whether two identities differ in their code at most."""
-    plain = [{k: v for k, v in x.items() if k not in ("code", "source")} for x in (old, new)]
-    return _same(*map(_without_code, plain))
-
-
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """What differs between two identities, in words.
 
-    >>> a = {"name": "Mine", "settings": {"alpha": 0.1}, "version": 1, "code": {"loss": "8a"}, "source": True}
-    >>> differences(a, a | {"settings": {"alpha": 0.2}, "code": {"loss": "3f"}})
-    ['the code of loss() (another version)', 'setting alpha (0.1 there, 0.2 given)']
+    >>> a = {"name": "Mine", "settings": {"alpha": 0.1}, "version": 1}
+    >>> differences(a, a | {"settings": {"alpha": 0.2}, "version": 2})
+    ['the version of Mine (1 there, 2 given)', 'setting alpha (0.1 there, 0.2 given)']
     """
     out = []
     if old["name"] != new["name"]:
         out.append(f"the task ({old['name']} there, {new['name']} given)")
     if old.get("version") != new.get("version"):
         out.append(f"the version of {new['name']} ({old.get('version')} there, {new.get('version')} given)")
-    there, given = old.get("code") or {}, new.get("code") or {}
-    unread = "; compared without its source, so that layout may count"
-    said = "" if old.get("source") and new.get("source") else unread
-    for name in ROOTS:
-        if there.get(name) != given.get(name):
-            lone = (how for how, side in (("only there", given), ("only given", there)) if name not in side)
-            out.append(f"the code of {name}() ({next(lone, 'another version')}{said})")
-    settings = [x.get("settings") or {} for x in (old, new)]
-    for name in sorted({*settings[0], *settings[1]}):
-        out += _differing(name, *(x.get(name, _MISSING) for x in settings))
-    own = sorted(
-        {*old, *new} - {"name", "version", "code", "source", "settings"}
-    )  # of an identity() of one's own
-    for name in own:
-        out += _differing(name, *(x.get(name, _MISSING) for x in (old, new)))
+    rest = [{k: v for k, v in x.items() if k not in ("name", "version", "settings")} for x in (old, new)]
+    for a, b in ([x.get("settings") or {} for x in (old, new)], rest):
+        for name in sorted({*a, *b}):
+            out += _compare(name, a.get(name, _MISSING), b.get(name, _MISSING))
     return out
 
 
-def _differing(path: str, there: Any, given: Any) -> list[str]:
-    """What differs in one setting, or in the parts of it that it is written out with."""
-    if _same(there, given):
+def _compare(path: str, old: Any, new: Any) -> list[str]:
+    """What differs in a setting, or in the parts of it."""
+    if json.dumps(old, sort_keys=True) == json.dumps(new, sort_keys=True):  # for Python, 1 == True
         return []
-    if isinstance(there, dict) and isinstance(given, dict):
-        if "$code" in there and "$code" in given and there["$code"] != given["$code"]:
-            rest = [{k: v for k, v in x.items() if k != "$code"} for x in (there, given)]
-            return [f"the code of {path} (another version)", *_differing(path, *rest)]
-        if _kind(there) == _kind(given) is not None:
-            pairs = {k: [x.get(k, _MISSING) for x in (there, given)] for k in sorted({*there, *given})}
-            return [d for k, pair in pairs.items() for d in _differing(f"{path}.{k}", *pair)]
-    if isinstance(there, list) and isinstance(given, list) and len(there) == len(given):
-        parts = [d for i, pair in enumerate(zip(there, given)) for d in _differing(f"{path}[{i}]", *pair)]
-        if any(isinstance(x, dict) for x in (*there, *given)):
-            return parts
-    word, shown = _word(given), [_shown(x) for x in (there, given)]
-    how = "other content" if shown[0] == shown[1] else f"{shown[0]} there, {shown[1]} given"
-    return [f"{word} {path} ({how})"]
+    if isinstance(old, dict) and isinstance(new, dict) and _type(old) == _type(new) is not None:
+        pairs = {k: (old.get(k, _MISSING), new.get(k, _MISSING)) for k in sorted({*old, *new})}
+        return [d for k, pair in pairs.items() for d in _compare(f"{path}.{k}", *pair)]
+    lists = isinstance(old, list) and isinstance(new, list) and len(old) == len(new)
+    if lists and any(isinstance(x, dict) for x in (*old, *new)):
+        return [d for i, pair in enumerate(zip(old, new)) for d in _compare(f"{path}[{i}]", *pair)]
+    marks = new if isinstance(new, dict) else {}
+    word = "tensor" if "$tensor" in marks else "module" if "$module" in marks else "setting"
+    a, b = _brief(old), _brief(new)
+    return [f"{word} {path} ({'other content' if a == b else f'{a} there, {b} given'})"]
 
 
-def _kind(value: dict[str, Any]) -> str | None:
-    """What a description is of, if its parts are worth comparing one by one."""
-    marks = [k for k in value if k.startswith("$") and k not in ("$type", "$code")]
-    return None if marks else value.get("$type", "")
+def _type(value: dict[str, Any]) -> str | None:
+    """The type of a described object, if its parts are worth comparing one by one."""
+    if "$name" in value and "of" not in value:
+        return None
+    return (
+        None if {"$tensor", "$module", "$list", "$bytes", "$number"} & set(value) else value.get("$type", "")
+    )
 
 
-def _word(value: Any) -> str:
-    marked = value if isinstance(value, dict) else {}
-    return "tensor" if "$tensor" in marked else "module" if "$module" in marked else "setting"
-
-
-def _shown(value: Any) -> str:
+def _brief(value: Any) -> str:
     if value == _MISSING:
         return "none"
     if not isinstance(value, dict):
@@ -198,21 +247,4 @@ def _shown(value: Any) -> str:
         return f"a list of {value['of']}"
     if "$bytes" in value:
         return f"{value['of']} bytes"
-    if "$tensor" in value or "$module" in value:
-        return str(value["of"])
-    if "$code" in value and "$type" not in value:
-        return "a function"
-    return str(next((value[k] for k in ("$number", "$name", "$type") if k in value), "a dict"))
-
-
-def _without_code(tree: Any) -> Any:
-    if isinstance(tree, list):
-        return [_without_code(v) for v in tree]
-    if not isinstance(tree, dict):
-        return tree
-    return {k: _without_code(v) for k, v in tree.items() if k != "$code"}
-
-
-def _same(a: Any, b: Any) -> bool:
-    """As JSON: for Python, 1 and True are equal."""
-    return json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True)
+    return str(next((value[k] for k in ("$number", "$name", "$type", "of") if k in value), "a dict"))

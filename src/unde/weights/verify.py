@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from unde.errors import UndeError
 from unde.store.remote import StorePath, Unreachable, exists
-from unde.store.safe_io import read_json
 from unde.store.verify_report import DAMAGED, Verified
 from unde.weights.weights import Weights
 
@@ -16,8 +15,6 @@ def verify(path: StorePath) -> Verified:
     try:
         Weights.load(path)
         found.found(path)
-        if "checksum" not in read_json(path, follow=True):
-            found.notes.append("it has no checksum, as releases before 0.2 wrote none")
     except Unreachable:
         raise
     except UndeError as e:

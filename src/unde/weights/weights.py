@@ -19,7 +19,6 @@ from unde.store.remote import StorePath, Unreachable, place
 from unde.store.safe_io import read_json
 
 _FORMAT = "unde weights"
-_FORMATS = (_FORMAT, "whence weights")  # the package was called whence until 0.1
 _VERSION = 1
 
 
@@ -148,14 +147,13 @@ class Weights:
             raise UndeError(
                 f"'{path}' is not a whole JSON file ({error}): learn and save it again"
             ) from error
-        if not isinstance(content, Mapping) or content.get("format") not in _FORMATS:
+        if not isinstance(content, Mapping) or content.get("format") != _FORMAT:
             raise UndeError(f"'{path}' does not hold weights: expected a file written by Weights.save")
         if content.get("version") != _VERSION:
             raise UndeError(
                 f"'{path}' has version {content.get('version')!r} of the weights file, this release reads "
                 f"version {_VERSION}: use the release that wrote it, or learn and save it again"
             )
-        # Releases before 0.2 wrote no checksum.
         if "checksum" in content and content["checksum"] != _checksum(content):
             raise UndeError(
                 f"'{path}' is damaged or was changed: its content does not match its checksum. Learn and save it "

@@ -1,8 +1,7 @@
 """While a bank is being filled: a folder with its plan, and a file for each model that is finished.
 
-plan.json                what is trained; releases before 0.2 wrote an older format
+plan.json                what is trained
 model-00000.safetensors  what is kept of a model, with a checksum, its plan and its number
-model-00000.npz          the same from a release before 0.2, read if the plan is of that release too
 .lock                    held by who fills it
 """
 
@@ -21,7 +20,6 @@ import numpy as np
 import torch
 
 from unde.errors import UndeError
-from unde.evaluate.bank.arrays import read_arrays
 from unde.evaluate.bank.subsets import described
 from unde.store.files import clear_partial, create_bytes
 from unde.store.layout import LOCK
@@ -33,8 +31,8 @@ from unde.store.shards import read_shard, write_shard
 FORMAT = "unde bank 2"
 OLD_FORMATS = ("unde bank 1", "whence bank 1")  # the package was called whence until 0.1
 UTILITY = "utility/"
-PARTS, _PLAN, _PART = ".parts", "plan.json", re.compile(r"model-(\d{5,})\.(npz|safetensors)")
-_OURS = re.compile(r"\.lock|plan\.json|model-\d{5,}\.safetensors|(plan\.json|model-).*\.partial|\..*\.tmp")
+PARTS, _PLAN, _PART = ".parts", "plan.json", re.compile(r"model-(\d{5,})\.safetensors")
+_OURS = re.compile(r"\.lock|plan\.json|model-\d{5,}\.safetensors|(plan\.json|model-).*\.partial")
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +53,6 @@ class Parts:
 
     path: StorePath
     owner: str
-    old: bool = False  # whether a release before 0.2 began them
 
     def write(self, number: int, part: Part) -> None:
         tensors = {UTILITY + name: torch.from_numpy(values) for name, values in part.utility.items()}
@@ -67,8 +64,6 @@ class Parts:
         """The part, or None if it is not there, not whole, or of another model."""
         file = self.file(number)
         try:
-            if self.old and not file.exists():
-                return _checked_part(read_arrays(file.with_suffix(".npz")))
             # Copied, since the tensors are views of the file.
             found = {name: tensor.numpy().copy() for name, tensor in read_shard(file, self.owner).items()}
             return _checked_part({**found, "environment": np.array(found["environment"].tobytes().decode())})
@@ -116,9 +111,9 @@ class PartsFolder:
                     f"cannot keep models in {self.path} ({e.strerror}): choose a path for the bank in a folder that "
                     "can be written to"
                 ) from e
-            form, there = self._read_plan()
+            there = self._read_plan()
             refuse_other_plan(there, config, self.path)
-            yield Parts(self.path, _owner(config), old=form in OLD_FORMATS)
+            yield Parts(self.path, _owner(config))
 
     @property
     def begun(self) -> bool:
@@ -131,17 +126,17 @@ class PartsFolder:
 
     def kept(self) -> tuple[Parts, dict[str, Any]]:
         """The parts as they are, for who looks at them alone, and the plan that they belong to."""
-        form, config = self._read_plan()
-        return Parts(self.path, _owner(config), old=form in OLD_FORMATS), config
+        config = self._read_plan()
+        return Parts(self.path, _owner(config)), config
 
     def remove(self, config: Mapping[str, Any]) -> None:
         """Once the bank of this plan is one file: what a bank has written, and no other plan's."""
         with suppress(OSError, UndeError):
             if self.begun:
-                if self._read_plan()[1] != dict(config):
+                if self._read_plan() != dict(config):
                     return
                 clear_partial(self.path)
-                for pattern in ("model-*.npz", "model-*.safetensors", ".*.tmp", _PLAN):  # .tmp: left by 0.1
+                for pattern in ("model-*.safetensors", _PLAN):
                     for file in self.path.glob(pattern):
                         file.unlink(missing_ok=True)
             (self.path / LOCK).unlink(missing_ok=True)
@@ -157,8 +152,8 @@ class PartsFolder:
                     f"{self.path} holds something else than a bank ({foreign[0]}): choose another path"
                 )
 
-    def _read_plan(self) -> tuple[str, dict[str, Any]]:
-        """The format, and what makes this bank this bank."""
+    def _read_plan(self) -> dict[str, Any]:
+        """What makes this bank this bank."""
         try:
             found = read_json(self.plan)
             form, config = found["format"], found["plan"]
@@ -170,12 +165,12 @@ class PartsFolder:
                 f"{self.plan} is not the plan of a bank, or is damaged ({error}): delete this file and call Bank.run "
                 "with the same arguments again, which keeps all sound models; or choose another path"
             ) from error
-        if form not in (FORMAT, *OLD_FORMATS):
+        if form != FORMAT:
             raise UndeError(
                 f"{self.plan} is of format {form!r}, this release reads {FORMAT!r}: finish it with the release that "
                 "began it, or choose another path"
             )
-        return form, config
+        return config
 
 
 def bank_of(path: StorePath) -> StorePath | None:
