@@ -11,24 +11,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unde.evaluate import Training
+from unde.evaluate import TrainingSpec
 
 N = 512
 
 
-def digits(architecture: str) -> Training:
+def digits(architecture: str) -> TrainingSpec:
     from experiments.shared.classification_bank import training
 
     return training(architecture, (torch.rand(N, 1, 28, 28), torch.randint(0, 10, (N,))))
 
 
-def cifar10(architecture: str) -> Training:
+def cifar10(architecture: str) -> TrainingSpec:
     from experiments.shared.cifar10_bank import training
 
     return training(architecture, (torch.randn(N, 3, 32, 32), torch.randint(0, 10, (N,))))
 
 
-def language(vocabulary: int, **changes: Any) -> Training:
+def language(vocabulary: int, **changes: Any) -> TrainingSpec:
     from experiments.shared.corpora import training
     from experiments.shared.language_bank import initial
 
@@ -36,7 +36,7 @@ def language(vocabulary: int, **changes: Any) -> Training:
     return training(partial(initial, vocabulary=vocabulary), tokens, **{"epochs": 5, **changes})
 
 
-def cifar2() -> Training:
+def cifar2() -> TrainingSpec:
     from experiments.shared import cifar2 as study
     from experiments.shared.denoising import training
 
@@ -44,7 +44,7 @@ def cifar2() -> Training:
     return training(lambda seed: study.unet(), data, steps=study.STEPS, lr=study.LR, batch_size=study.BATCH)
 
 
-def robots() -> Training:
+def robots() -> TrainingSpec:
     """The UNet with LoRA, fresh: its frozen weights are not those of the study, which takes a file."""
     from experiments.shared import pictures
     from experiments.shared import robots as study
@@ -61,11 +61,11 @@ def robots() -> Training:
     return training(initial, data, steps=study.STEPS, lr=study.LR, nothing=nothing)
 
 
-def tiny(make: Callable[[], nn.Module]) -> Training:
+def tiny(make: Callable[[], nn.Module]) -> TrainingSpec:
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return F.cross_entropy(model(batch[0]), batch[1])
 
-    return Training(
+    return TrainingSpec(
         model=lambda seed: make(),
         data=(torch.randn(N, 64), torch.randint(0, 10, (N,))),
         loss=loss,
@@ -75,7 +75,7 @@ def tiny(make: Callable[[], nn.Module]) -> Training:
     )
 
 
-CASES: dict[str, Callable[[], Training]] = {
+CASES: dict[str, Callable[[], TrainingSpec]] = {
     "linear": lambda: tiny(lambda: nn.Linear(64, 10)),
     "mlp": lambda: tiny(lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))),
     "mnist-resnet": lambda: digits("resnet"),

@@ -10,8 +10,7 @@ Ratios are those of the quickest turns: whatever else a machine does only ever a
 for each other. Loops as people write them have processes of their own, in which nothing else has happened.
 Ways that compile say apart how long that took.
 
-The floor is what no way goes below: the multiplications and additions of a step at the rate of large products on both
-cores, by whichever library is quicker.
+The floor is the time of the multiplications and additions of a step at the rate of large products on both cores.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -35,17 +35,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.bank_cases import CASES, QUICK, which
 from benchmarks.machine import machine
 from unde.bench import median_interval
-from unde.evaluate import Training
-from unde.evaluate.bank.products import Products
-from unde.evaluate.bank.seeding import isolated_rng
-from unde.evaluate.bank.stacked import Stack, Unstackable, stacked_batches
-from unde.evaluate.bank.training_spec import Learner
-from unde.evaluate.bank.ways import settled
-from unde.onednn import available
-from unde.pages import keep_pages
+from unde.evaluate import TrainingSpec
+from unde.evaluate.bank.stacked import StackedTrainer, Unstackable, default_stack, stacked_batches
+from unde.evaluate.bank.training_spec import SingleTrainer, isolated_rng
 
 RESULTS = Path(__file__).parent / "results" / "banks.json"
-STACKED, MODELS, ROUNDS = 8, 64, 7
+STACKED, ROUNDS = 8, 7
 SECONDS = 0.1  # of a turn of a way
 
 # name → processes at the same time, threads of each, how a model is trained
@@ -55,8 +50,6 @@ WAYS: dict[str, tuple[int, int, str]] = {
     "loop, a process a core": (2, 1, "loop"),
     "+ fused optimizer": (2, 1, "fused"),
     "+ channels last": (2, 1, "channels last"),
-    "+ products by oneDNN": (2, 1, "onednn"),
-    "+ channels last and products by oneDNN": (2, 1, "channels last onednn"),
     "stacks of 8, 2 threads": (1, 2, "stacked"),
     "stacks of 8, a process a core": (2, 1, "stacked"),
     "stacks of 32, a process a core": (2, 1, "stacked 32"),
@@ -69,60 +62,51 @@ TINY = (
     "stacks of 32, a process a core",
 )  # for models that are smaller than the studies'
 LARGE = 1024  # rows and columns of the products whose rate is measured
-PRODUCTS = ("torch", "oneDNN")
+PRODUCT = "large product"
 
 
-def stepping(training: Training, how: str) -> tuple[Callable[[], None], int]:
+def stepping(training: TrainingSpec, how: str) -> tuple[Callable[[], Any], int]:
     """A function that takes one step, and of how many models."""
-    if how in PRODUCTS:
-        return large_product(how), 1
+    if how == PRODUCT:
+        a, b = torch.randn(2, LARGE, LARGE)
+        return partial(torch.mm, a, b), 1
     if "stacked" in how:
         size = 32 if how.endswith("32") else STACKED
-        stack = Stack(training, which(size))
+        stack = StackedTrainer(training, which(size))
         stack.batches = endless(partial(stacked_batches, training, which(size)))
         stack.schedule = None  # steps go on for longer than it does
         if how.startswith("compiled"):
-            stack._one = torch.compile(stack._one, dynamic=False)
+            stack.single_loss = torch.compile(stack.single_loss, dynamic=False)
 
         def step() -> None:
             stack.backward()
-            stack.advance()
+            stack.step()
 
         return step, size
     ((indices, seed),) = which(1)
     with isolated_rng(seed):
-        learner = Learner(training, indices, seed, "channels last" in how, "onednn" in how)
-    learner.schedule = None
+        trainer = SingleTrainer(replace(training, channels_last=how == "channels last"), indices, seed)
+    trainer.schedule = None
     if how == "loop":  # as people write it
-        learner.optimizer = training.optimizer(list(learner.parameters))
+        trainer.optimizer = training.optimizer(list(trainer.parameters))
     if how == "compiled":
-        learner.model = torch.compile(learner.model, dynamic=False)
+        trainer.model = torch.compile(trainer.model, dynamic=False)
     batches = endless(partial(training.batches, indices, seed))
 
     def step() -> None:
-        learner.backward(next(batches))
-        learner.advance()
+        trainer.backward(next(batches))
+        trainer.step()
 
     return step, 1
 
 
-def large_product(library: str) -> Callable[[], None]:
-    a, b = torch.randn(2, LARGE, LARGE)
-
-    def multiply() -> None:
-        with Products() if library == "oneDNN" and available() else nullcontext():
-            torch.mm(a, b)
-
-    return multiply
-
-
-def operations(training: Training) -> float:
+def operations(training: TrainingSpec) -> float:
     """Multiplications and additions of a step, 10⁹."""
     ((indices, seed),) = which(1)
     with isolated_rng(seed):
-        learner = Learner(training, indices, seed)
+        trainer = SingleTrainer(training, indices, seed)
         with FlopCounterMode(display=False) as counter:
-            learner.backward(next(learner.batches))
+            trainer.backward(next(trainer.batches))
     return counter.get_total_flops() / 1e9
 
 
@@ -144,8 +128,6 @@ def serve(connection: Connection) -> None:
         assert training is not None
         threads, how, steps = asked
         torch.set_num_threads(threads)
-        if how != "loop":
-            keep_pages()
         if how not in made:
             start = time.perf_counter()
             try:
@@ -209,16 +191,13 @@ def measure_case(
         size = 32 if how.endswith("32") else STACKED if "stacked" in how else 1
         steps[way] = max(1, int(SECONDS / (first * size)))
         times[way] = []
-    for library in PRODUCTS:
-        ask(library, 2, 1, 0)
-    rates = dict.fromkeys(PRODUCTS, 0.0)  # 10⁹ operations a second, of both processes
+    ask(PRODUCT, 2, 1, 0)
+    rate = 0.0  # 10⁹ operations a second, of both processes
     for _ in range(rounds):
         for way in steps:
             processes, threads, how = WAYS[way]
             times[way].append(1e3 * statistics.mean(ask(how, processes, threads, steps[way])) / processes)
-        for library in PRODUCTS:
-            seconds = statistics.mean(ask(library, 2, 1, 5))
-            rates[library] = max(rates[library], 2 * 2e-9 * LARGE**3 / seconds)
+        rate = max(rate, 2 * 2e-9 * LARGE**3 / statistics.mean(ask(PRODUCT, 2, 1, 5)))
     for way, taken in times.items():
         found[way] = {
             **found.get(way, {}),
@@ -232,19 +211,16 @@ def measure_case(
             row["times_plain"] = quickest / row["best_ms"]
     torch.manual_seed(0)
     gflop = operations(CASES[case]())
-    floor = {"gflop": gflop, "gflop_per_second": rates, "ms": 1e3 * gflop / max(rates.values())}
+    floor = {"gflop": gflop, "gflop_per_second": {"torch": rate}, "ms": 1e3 * gflop / rate}
     return {"case": case, "ways": found, "floor": floor}
 
 
 def chosen(case: str) -> str:
-    """What `Bank.run` settles on, for 64 models in 2 processes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        torch.manual_seed(0)
-        return str(settled(CASES[case](), which(MODELS // 2), MODELS, workers=2))
-    finally:
-        torch.set_num_threads(before)
+    """What `Bank.run` does by default."""
+    training = CASES[case]()
+    stacked = default_stack(training, seed=0)
+    single = "channels last" if training.channels_last else "a plain loop"
+    return f"stacks of {stacked}" if stacked > 1 else single
 
 
 def measure(quick: bool = False, cases: list[str] | None = None, compile: bool = False) -> dict[str, Any]:
@@ -259,7 +235,7 @@ def _measured(quick: bool, cases: Iterable[str], compile: bool) -> Iterator[dict
                 way
                 for way, (_, _, how) in WAYS.items()
                 if (compile or not how.startswith("compiled"))
-                and (not quick or how in ("loop", "fused", "onednn", "stacked"))
+                and (not quick or how in ("loop", "fused", "stacked"))
                 and ("channels last" not in how or not case.endswith(("vit", "gpt2", "linear", "mlp")))
                 and (case in ("linear", "mlp") or way not in TINY)
             ]
@@ -280,8 +256,8 @@ def show(row: dict[str, Any]) -> None:
         spread = f"{found['ms']:8.2f} ms ({low:.2f}-{high:.2f}), best {found['best_ms']:.2f}"
         print(f"  {way:40s} {spread}  {found['times_plain']:.2f}x{apart}", flush=True)
     floor = row["floor"]
-    rates = ", ".join(f"{library} {rate:.0f}" for library, rate in floor["gflop_per_second"].items())
-    print(f"  {'floor':40s} {floor['ms']:8.2f} ms: {floor['gflop']:.3g} GFLOP, a second at most {rates}")
+    rate = floor["gflop_per_second"]["torch"]
+    print(f"  {'floor':40s} {floor['ms']:8.2f} ms: {floor['gflop']:.3g} GFLOP, a second at most {rate:.0f}")
 
 
 def main() -> None:

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from experiments.shared import cifar10
 from experiments.shared.banks import Recipe
 from experiments.shared.classification_bank import cross_entropy, one_cycle
-from unde.evaluate import Training
+from unde.evaluate import TrainingSpec
 from unde.tasks import Classification
 
 
-def training(architecture: str, data: cifar10.Pair | Callable[[], cifar10.Pair]) -> Training:
+def training(architecture: str, data: cifar10.Pair | Callable[[], cifar10.Pair]) -> TrainingSpec:
     """As `cifar10.train`: AdamW under a one-cycle schedule on mirrored and shifted images."""
     _, epochs, lr, decay = cifar10.RECIPES[architecture]
-    return Training(
+    return TrainingSpec(
         model=partial(_initial, architecture),
         data=data,
         loss=cross_entropy,
@@ -27,6 +27,7 @@ def training(architecture: str, data: cifar10.Pair | Callable[[], cifar10.Pair])
         prepare=_moved,
         epochs=epochs,
         batch_size=cifar10.BATCH,
+        channels_last=architecture == "resnet",
     )
 
 

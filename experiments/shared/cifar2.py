@@ -17,7 +17,7 @@ from experiments.shared.denoising import training as described
 from experiments.shared.models import load_half, load_into, save_half, trainable
 from experiments.shared.places import MODELS
 from unde.diffusion import Samples, sample
-from unde.evaluate import Training
+from unde.evaluate import TrainingSpec
 
 N = 2000  # half of them of each class
 QUERIES = 200  # generated images for each role
@@ -68,7 +68,7 @@ def train(rows: np.ndarray | None = None, seed: int = 0) -> UNet2DModel:
     return model
 
 
-def training() -> Training:
+def training() -> TrainingSpec:
     """Of a bank: on half of the images."""
     return described(_initial, _training_images, steps=STEPS, lr=LR, batch_size=BATCH)
 

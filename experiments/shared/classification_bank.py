@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from experiments.shared.banks import Recipe
-from unde.evaluate import Training
+from unde.evaluate import TrainingSpec
 from unde.tasks import Classification
 from unde.ui.demo.digits import RECIPES, digits
 
@@ -21,10 +21,10 @@ Pair = tuple[Tensor, Tensor]
 SUBSETS = {"resnet": 100, "vit": 64}  # 100 in the paper
 
 
-def training(architecture: str, data: Pair | Callable[[], Pair]) -> Training:
+def training(architecture: str, data: Pair | Callable[[], Pair]) -> TrainingSpec:
     """As `unde.ui.demo.digits.train`: AdamW and a one-cycle schedule, all drawn from the seed."""
     make, epochs, lr, decay = RECIPES[architecture]
-    return Training(
+    return TrainingSpec(
         model=partial(_initial, make),
         data=data,
         loss=cross_entropy,
@@ -32,6 +32,7 @@ def training(architecture: str, data: Pair | Callable[[], Pair]) -> Training:
         schedule=partial(one_cycle, lr),
         epochs=epochs,
         batch_size=64,
+        channels_last=architecture == "resnet",
     )
 
 

@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from experiments.shared.data import folder
-from unde.evaluate import Training
+from unde.evaluate import TrainingSpec
 from unde.tasks import CausalLM
 
 LENGTH = 64  # tokens of a sequence
@@ -116,9 +116,9 @@ def training(
     epochs: int,
     batch_size: int = BATCH,
     lr: float = PEAK_LR,
-) -> Training:
+) -> TrainingSpec:
     """As `train`, for a bank."""
-    return Training(
+    return TrainingSpec(
         model=model,
         data=tokens,
         loss=_loss,

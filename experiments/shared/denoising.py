@@ -12,7 +12,7 @@ from diffusers import DDPMScheduler
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from unde.evaluate import Training
+from unde.evaluate import TrainingSpec
 from unde.tasks import Diffusion
 
 TIMESTEPS = 1000
@@ -57,9 +57,9 @@ def training(
     lr: float,
     batch_size: int = 16,
     nothing: Tensor | None = None,
-) -> Training:
+) -> TrainingSpec:
     """As `fit`, described for a bank. `data` has the images as "x", and "conditions" if there are any."""
-    return Training(
+    return TrainingSpec(
         model=model,
         data=data,
         loss=simple_loss,

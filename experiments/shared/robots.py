@@ -17,7 +17,7 @@ from experiments.shared.denoising import training as described
 from experiments.shared.models import load_half, load_into, save_half, trainable
 from experiments.shared.places import MODELS
 from unde.diffusion import Samples
-from unde.evaluate import Training
+from unde.evaluate import TrainingSpec
 
 N = 600
 QUERIES = 100  # generated pictures for LDS, for each role
@@ -47,7 +47,7 @@ def train(rows: np.ndarray | None = None, seed: int = 0) -> UNet2DConditionModel
     return pictures.finetuned(x, told, steps=STEPS * len(chosen) * 2 // N, seed=seed, lr=LR)
 
 
-def training() -> Training:
+def training() -> TrainingSpec:
     """Of a bank: on half of the pictures."""
     return described(_initial, _training_pictures, steps=STEPS, lr=LR, nothing=pictures.nothing())
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unde.evaluate import Bank, Training, lds, paired
+from unde.evaluate import Bank, TrainingSpec, lds, paired
 
 PAPER = ""
 N, QUERIES, EPOCHS, BATCH, KEPT = 300, 100, 20, 32, 5
@@ -85,7 +85,7 @@ def run(variant: str | None) -> dict[str, Any]:
     from unde.tasks import Classification
 
     torch.set_num_threads(1)
-    training = Training(
+    training = TrainingSpec(
         model=make, data=train_data(), loss=loss, optimizer=optimizer, schedule=schedule, clip=1.0, epochs=EPOCHS,
         batch_size=BATCH,
     )  # fmt: skip

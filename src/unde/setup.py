@@ -53,7 +53,7 @@ class Setup:
     in the config of a Hugging Face model, which is used by itself where nothing is given. `true_labels` says what the
     labels of the training data should be, one for each example, where that is known: it is used to tell how well wrong
     labels are found. `train` repeats the training on some of the examples, for `unde calibrate`: a function (indices,
-    seed) -> model, or an `unde.evaluate.Training`. `ask` tells the live page how to read texts and to make images;
+    seed) -> model, or an `unde.evaluate.TrainingSpec`. `ask` tells the live page how to read texts and to make images;
     pictures to ask about are made like those of the training data without it.
 
     `checkpoints` are several sets of weights that features are computed under, of one training or of an ensemble of

@@ -47,19 +47,7 @@ def test_every_way_is_compared_with_the_loop_of_two_threads(here):
     # Two layers, forward and the gradients of their weights; the gradient of the second's input; 32 examples.
     assert floor["gflop"] == pytest.approx(2e-9 * 32 * (2 * 64 * 64 + 3 * 64 * 10))
     assert floor["ms"] == pytest.approx(1e3 * floor["gflop"] / max(floor["gflop_per_second"].values()))
-    assert set(floor["gflop_per_second"]) == set(banks.PRODUCTS) and floor["ms"] > 0
-
-
-def test_loops_as_people_write_them_run_where_no_pages_were_kept(here, monkeypatch):
-    kept, asked = [], []
-    monkeypatch.setattr(banks, "keep_pages", lambda: kept.append(threading.get_ident()))
-    real = banks.stepping
-    monkeypatch.setattr(
-        banks, "stepping", lambda t, how: asked.append((how, threading.get_ident())) or real(t, how)
-    )
-    banks.measure(quick=True, cases=["mlp"])
-    plain = {where for how, where in asked if how == "loop"}
-    assert len(plain) == 2 and not plain & set(kept) and len(set(kept)) == 2
+    assert set(floor["gflop_per_second"]) == {"torch"} and floor["ms"] > 0
 
 
 def test_a_way_that_does_not_run_is_told_and_what_was_measured_before_stays(here, monkeypatch):
@@ -92,7 +80,7 @@ def test_stacks_and_loops_take_the_same_steps():
         stacked()
         alone()
     stack, learner = (step.__closure__ for step in (stacked, alone))
-    stack = next(c.cell_contents for c in stack if isinstance(c.cell_contents, banks.Stack))
-    learner = next(c.cell_contents for c in learner if isinstance(c.cell_contents, banks.Learner))
+    stack = next(c.cell_contents for c in stack if isinstance(c.cell_contents, banks.StackedTrainer))
+    learner = next(c.cell_contents for c in learner if isinstance(c.cell_contents, banks.SingleTrainer))
     for name, p in learner.model.named_parameters():
         torch.testing.assert_close(stack.trained[name][0], p, rtol=1e-4, atol=1e-5)

@@ -1,4 +1,4 @@
-"""Described trainings: by themselves as a loop written out, stacked as by themselves, and the choice between them."""
+"""Described trainings: single models as in a loop written out, stacks as single models."""
 
 import json
 from functools import partial
@@ -11,12 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from unde.errors import UndeError
-from unde.evaluate import Bank, Training
-from unde.evaluate.bank import ways
-from unde.evaluate.bank.stacked import Stack, Unstackable, train_stacked
-from unde.evaluate.bank.training_spec import Learner
-from unde.evaluate.bank.vmap_ops import attention, group_norm
-from unde.evaluate.bank.ways import Way, settled
+from unde.evaluate import Bank, TrainingSpec
+from unde.evaluate.bank.stacked import Unstackable, attention, default_stack, group_norm, train_stacked
 
 N = 24
 GENERATOR = torch.Generator().manual_seed(0)
@@ -82,7 +78,7 @@ def training(**changes):
         "epochs": 4,
         "batch_size": 5,
     }
-    return Training(**{**given, **changes})
+    return TrainingSpec(**{**given, **changes})
 
 
 def written_out(indices, seed, *, optimizer, schedule=None, clip=None, prepare=None):
@@ -279,7 +275,7 @@ def test_a_bank_of_stacks_is_the_bank_of_single_models(tmp_path):
     np.testing.assert_allclose(stacks.utility["queries"], alone.utility["queries"], rtol=1e-8)
     np.testing.assert_array_equal(stacks.masks, alone.masks)
     assert (stacks.seconds > 0).all()
-    assert [e["stacked"] for e in stacks.provenance["environments"]] == [3]
+    assert sorted((e["stacked"], e["models"]) for e in stacks.provenance["environments"]) == [(1, 1), (3, 6)]
     loop = partial(written_out, optimizer=adamw)
     written = run(tmp_path / "loop", train=loop)
     np.testing.assert_allclose(stacks.utility["queries"], written.utility["queries"], rtol=1e-8)
@@ -300,8 +296,7 @@ def test_a_stack_that_ends_early_loses_its_own_models_and_is_gone_on_with(tmp_pa
     bank = run(tmp_path / "bank", utility=lambda model: measured.append(model) or utility(model))
     assert len(measured) == 3  # one that was trained already but not written, and those that had not begun
     np.testing.assert_allclose(bank.utility["queries"], alone.utility["queries"], rtol=1e-8)
-    (environment,) = bank.provenance["environments"]
-    assert (environment["stacked"], environment["models"]) == (3, 7)  # as it was begun
+    assert sorted((e["stacked"], e["models"]) for e in bank.provenance["environments"]) == [(1, 3), (3, 4)]
 
 
 def test_a_bank_begun_by_a_loop_goes_on_in_stacks(tmp_path):
@@ -309,7 +304,7 @@ def test_a_bank_begun_by_a_loop_goes_on_in_stacks(tmp_path):
     with pytest.raises(UndeError, match="StopIteration"):
         run(tmp_path / "bank", train=lambda indices, seed: (next(left), loop(indices, seed))[1])
     bank = run(tmp_path / "bank", stacked=4)
-    assert sorted(e["models"] for e in bank.provenance["environments"]) == [2, 5]
+    assert sorted(e["models"] for e in bank.provenance["environments"]) == [1, 2, 4]
     np.testing.assert_allclose(
         bank.utility["queries"], run(tmp_path / "loop", train=loop).utility["queries"], rtol=1e-8
     )
@@ -329,97 +324,39 @@ def test_a_nan_in_a_stack_names_its_model(tmp_path):
         run(tmp_path / "bank", subsets=3, stacked=3, train=training(model=marked), utility=diverged)
 
 
-# --- the choice -------------------------------------------------------------------------------------------
+# --- defaults ---------------------------------------------------------------------------------------------
 
 
-def small(**changes):
-    return training(
-        model=lambda seed: nn.Sequential(
-            nn.Flatten(), nn.Linear(108, 8), nn.ReLU(), nn.Linear(8, 3)
-        ).double(),
-        epochs=400,
-        **changes,
-    )
+def small(width=8, *layers):
+    return lambda seed: nn.Sequential(
+        nn.Flatten(), nn.Linear(108, width), *layers, nn.Linear(width, 3)
+    ).double()
 
 
-def which(count):
-    return [(np.arange(i, i + 12), i) for i in range(count)]
+def test_small_models_are_stacked_by_default(tmp_path):
+    assert default_stack(training(model=small()), 0) == 32
+    assert default_stack(training(model=small(400)), 0) == 1  # 44,803 parameters
+    assert default_stack(training(), 0) == 1  # a convolution
+    banks = [run(tmp_path / str(n), train=training(model=small()), stacked=n) for n in (None, 1)]
+    assert [b.provenance["environments"][0]["stacked"] for b in banks] == [7, 1]
+    np.testing.assert_allclose(banks[0].utility["queries"], banks[1].utility["queries"], rtol=1e-8)
 
 
-def test_small_models_are_stacked_and_a_few_are_not(monkeypatch):
-    quick, real = {8: 0.5, 12: 0.1}, ways._Own.compare_stack
-    monkeypatch.setattr(
-        ways._Own, "compare_stack", lambda own, w: real(own, w) and own.seconds * quick.get(len(w), 0.8)
-    )
-    assert settled(small(), which(12), 12) == Way(12)
-    quick[12] = 0.6
-    assert settled(small(), which(12), 12) == Way(8)  # more are not quicker
-    quick[8] = 0.95
-    assert settled(small(), which(12), 12) == Way()  # nor clearly these
-    assert settled(small(), which(12), 12, workers=6) == Way(2)  # a stack for each worker
-    assert settled(small(), which(1), 1) == Way()
-    assert settled(training(), which(4), 4) == Way()  # 12 steps each: a trial would take as long
+def test_a_small_model_that_cannot_be_stacked_is_trained_by_itself(tmp_path):
+    spec = training(model=small(8, nn.Dropout(0.5)))
+    bank = run(tmp_path / "bank", train=spec)
+    assert [e["stacked"] for e in bank.provenance["environments"]] == [1]
+    assert_utility(bank, spec(np.flatnonzero(bank.masks[1]), int(bank.seeds[1, 0])), 1)
 
 
-@pytest.mark.parametrize("wrong", ["gradient", "other model", "luck"])
-def test_a_stack_that_gives_other_gradients_is_not_taken(monkeypatch, wrong):
-    backward = Stack.backward
-
-    def other(self):
-        losses = backward(self)
-        if wrong == "gradient":
-            next(iter(self.trained.values())).grad.mul_(1.01)
-        return losses.flip(0) if wrong == "other model" else losses
-
-    if wrong == "luck":  # noise of the global generator, which stacks do not share out as loops do
-        described = small(
-            prepare=lambda batch, generator: (batch[0] + torch.randn(len(batch[0]), 1, 1, 1), batch[1])
-        )
-    else:
-        monkeypatch.setattr(Stack, "backward", other)
-        described = small()
-    assert settled(described, which(12), 12).stacked == 1
-
-
-def test_no_stack_beyond_the_memory_that_is_free_or_the_time_that_may_be_lost(monkeypatch):
-    monkeypatch.setattr(ways, "_free", lambda: 1000)
-    assert settled(small(), which(12), 12).stacked == 1
-    monkeypatch.undo()
-    monkeypatch.setattr(ways, "LOST", 1e-6)
-    assert settled(small(), which(12), 12).stacked == 1
-
-
-def test_the_memory_of_a_model_is_what_it_keeps():
-    described = training(
-        model=lambda seed: nn.Sequential(
-            nn.Flatten(), nn.Linear(108, 50), nn.Sigmoid(), nn.Linear(50, 3)
-        ).double()
-    )
-    learner = Learner(described, *WHICH[0])
-    parameters = 8 * (108 * 50 + 50 + 50 * 3 + 3)
-    kept = ways._bytes(learner, *WHICH[0]) - 4 * parameters
-    # Of 5 examples, for the backward pass: inputs and outputs of layers, log-probabilities; and weights besides.
-    activations = 8 * 5 * (108 + 50 + 3 + 3)
-    assert 2 * activations <= kept <= 2 * (activations + parameters + 8 * 5 * 60)
-
-
-def test_channels_last_gives_the_same_weights_and_is_taken_where_it_is_quicker(monkeypatch):
+def test_channels_last_gives_the_same_weights(tmp_path):
+    last = training(channels_last=True)
     for indices, seed in WHICH:
-        assert_alike(training()(indices, seed), training().one(indices, seed, channels_last=True))
-        assert training().one(indices, seed, channels_last=True).conv.weight.is_contiguous()
-    quick, real = {"last": 0.1, "own": 1.0}, ways._tried
-
-    def timed(learner):
-        losses, gradient, _ = real(learner)
-        return losses, gradient, quick["last" if learner.channels_last else "own"]
-
-    monkeypatch.setattr(ways, "_tried", timed)
-    monkeypatch.setattr(ways, "SIZES", (8,))
-    monkeypatch.setattr(ways, "LOST", 0.0)
-    long = training(epochs=400)
-    assert settled(long, which(12), 12) == Way(channels_last=True)
-    quick["last"] = 0.95
-    assert settled(long, which(12), 12) == Way()
+        assert_alike(training()(indices, seed), last(indices, seed))
+        assert last(indices, seed).conv.weight.is_contiguous()
+    bank = run(tmp_path / "bank", train=last, name=None)
+    assert bank.provenance["environments"][0]["channels_last"]
+    run(tmp_path / "bank", name=None)  # the same training
 
 
 # --- what is asked wrongly --------------------------------------------------------------------------------
@@ -431,7 +368,7 @@ def test_channels_last_gives_the_same_weights_and_is_taken_where_it_is_quicker(m
         ({"stacked": 0}, "stacked is 0: expected at least 1"),
         (
             {"stacked": 4, "train": bank_jobs.train},
-            r"a function of one model: expected an unde.evaluate.Training",
+            r"a function of one model: expected an unde.evaluate.TrainingSpec",
         ),
         ({"train": lambda: training(epochs=0)}, "epochs is 0"),
         ({"train": lambda: training(clip=-1.0)}, "clip is -1.0"),

@@ -3,11 +3,11 @@ import pytest
 import torch
 
 from unde.errors import UndeError
-from unde.evaluate.bank.subsets import Plan
+from unde.evaluate.bank.subsets import SubsetPlan
 
 
 def plan(**changes):
-    return Plan(**{"name": "test", "n_train": 40, "subsets": 6, "alpha": 0.5, "seed": 0, **changes})
+    return SubsetPlan(**{"name": "test", "n_train": 40, "subsets": 6, "alpha": 0.5, "seed": 0, **changes})
 
 
 def test_streams_are_the_same_everywhere_and_for_ever():

@@ -8,9 +8,9 @@ from oracles import assert_features, collect, plan, slow_gradients, ways
 from unde import Index, UndeError
 from unde.data import Rows
 from unde.gradients import make_units
-from unde.gradients.coverage import decide
-from unde.gradients.feature_pass import FeaturePass, Measurement, settle
-from unde.index.probe import probe_of
+from unde.gradients.coverage import try_coverage
+from unde.gradients.feature_pass import FeaturePass, Measurement, choose_pass_size
+from unde.index.validation import probe_of
 from unde.methods import TracIn
 from unde.store.shards import read_shard
 from unde.tasks import CausalLM
@@ -70,7 +70,7 @@ def test_features_are_those_of_autograd(long):
     units, coverage = plan(model, CausalLM(), rows)
     found = ways(units, coverage)
     assert found == dict.fromkeys(found, "hook") | {"far": "expanded"}
-    layouts = {use.name: use.layout for use in coverage.uses}
+    layouts = {use.name: use.layout for use in coverage.modules}
     assert layouts["mix"] == ("second" if long == "turned" else "front")
     features = collect(model, CausalLM(), rows, units, coverage, 4)
     assert_features(features, slow_gradients(model, CausalLM(), rows), units, 1e-10)
@@ -108,10 +108,10 @@ def test_the_probe_and_the_cost_of_a_pass_are_those_of_the_check(tmp_path):
     units = make_units(model, m.unit_names, "none", 0)
     assert len(probe["where"]) == 2
     assert_features(probe["features"], want, units, 1e-5)
-    coverage, trial = decide(model, task, rows, units)
+    coverage, trial = try_coverage(model, task, rows, units)
     for memory in (10**9, 200_000, 60_000):
         given = (model, task, rows, Measurement(units), coverage, memory)
-        assert settle(*given, trial.cost) == settle(*given)
+        assert choose_pass_size(*given, trial.cost) == choose_pass_size(*given)
     with FeaturePass(model, task, Measurement(units), coverage) as run:
         again, _ = run.collect(rows.batch(trial.where), trial.where)
     torch.testing.assert_close(trial.features, again)

@@ -8,7 +8,7 @@ import toy
 from unde import Index
 from unde.data import Rows
 from unde.gradients import make_units, plan_coverage
-from unde.gradients.feature_pass import MOST, FeaturePass, Measurement, largest, settle
+from unde.gradients.feature_pass import MOST, FeaturePass, Measurement, choose_pass_size, largest
 from unde.gradients.meter import Meter
 from unde.methods import TRAK, TracIn
 from unde.tasks import CausalLM, Classification
@@ -69,7 +69,7 @@ def test_a_pass_takes_no_more_than_its_share(budget):
     model, rows = conv(), Rows(images(300))
     what = Measurement(make_units(model, [n for n, _ in model.named_parameters()], "kron(4)", 0))
     coverage = plan_coverage(model, Classification(), rows, what.units)
-    size, _ = settle(model, Classification(), rows, what, coverage, budget)
+    size, _ = choose_pass_size(model, Classification(), rows, what, coverage, budget)
     with FeaturePass(model, Classification(), what, coverage) as run:
         peaks = []
         for count in (size, size + 1):

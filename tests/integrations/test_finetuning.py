@@ -107,7 +107,7 @@ def test_an_adapter_starts_from_its_base_with_fresh_weights(trained, tmp_path):
     tokenizer().save_pretrained(tmp_path / "adapter")
     setup = hf_setup(tmp_path / "adapter", trained / "train.jsonl")
     training = fine_tuning(setup, str(tmp_path / "adapter"), epochs=1, lr=0.1, batch_size=4)
-    start = training.initial(0)
+    start = training.initial_model(0)
     trainable = {n for n, p in start.named_parameters() if p.requires_grad}
     assert trainable and all("lora" in n for n in trainable)
     assert all(not p.any() for n, p in start.named_parameters() if "lora_B" in n)

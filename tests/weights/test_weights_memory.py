@@ -44,8 +44,8 @@ def peak(index, memory, queries, use):
     features = index.features(data(queries, seed=1))
     toy.training(index, index.method)
     small = toy.reopen(index, memory=memory)
-    small._opened.scorer._training = dict(index._opened.scorer._training)
-    for training in small._opened.scorer._training.values():
+    small._state.scorer._training = dict(index._state.scorer._training)
+    for training in small._state.scorer._training.values():
         training._keep, training._kept = False, {}
     gc.collect()
     meter = Meter()

@@ -177,6 +177,6 @@ def _training(
     if project.setup.train is None:
         raise UndeError(
             f"there is no way to train: {project.name} gives none. Set Setup(..., train=...), a function (indices, "
-            "seed) -> model or an unde.evaluate.Training, or give a --bank of retrained models"
+            "seed) -> model or an unde.evaluate.TrainingSpec, or give a --bank of retrained models"
         )
     return project.setup.train

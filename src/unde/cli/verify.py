@@ -12,7 +12,7 @@ from unde import console
 from unde.cli import completion
 from unde.errors import UndeError
 from unde.evaluate.bank import verify as bank
-from unde.evaluate.bank.bank_io import bank_of
+from unde.evaluate.bank.bank_io import unfinished_bank
 from unde.index import verify as index
 from unde.store.remote import Remote, StorePath, exists, place
 from unde.store.verify_report import Verified
@@ -53,7 +53,7 @@ def verify(
 
 def verified(path: StorePath) -> Verified:
     """By what is there: a folder, an archive of arrays, or else JSON."""
-    unfinished = bank_of(path)
+    unfinished = unfinished_bank(path)
     if unfinished is not None:
         return bank.verify(unfinished)
     if path.is_dir():

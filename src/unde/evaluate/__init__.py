@@ -1,6 +1,6 @@
 """How good is an attribution? Metrics, the baselines to beat, and the bank of retrained models that LDS needs."""
 
-from unde.evaluate.bank import Bank, Training
+from unde.evaluate.bank import Bank, TrainingSpec
 from unde.evaluate.baselines import (
     baseline_scores,
     bm25,
@@ -23,6 +23,8 @@ from unde.evaluate.strength import (
 )
 from unde.evaluate.tail_patch import TailPatch, tail_patch
 
+Training = TrainingSpec  # its name before 0.3
+
 __all__ = [
     "Bank",
     "Comparison",
@@ -30,7 +32,7 @@ __all__ = [
     "FineGrained",
     "Heatmap",
     "TailPatch",
-    "Training",
+    "TrainingSpec",
     "baseline_scores",
     "bm25",
     "compare",

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from unde.evaluate._arrays import Array
+from unde.evaluate.arrays import Array
 from unde.evaluate.estimate import Estimate, paired
 from unde.evaluate.lds import lds
 from unde.scoring.arrays import as_scores

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import stdtrit  # Student's t quantiles; scipy.stats is slow to import
 
 from unde.errors import UndeError
-from unde.evaluate._arrays import numbers
+from unde.evaluate.arrays import numbers
 from unde.markup import Child
 from unde.notebook import facts, interval
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from unde.errors import UndeError
-from unde.evaluate._arrays import Array, numbers
+from unde.evaluate.arrays import Array, numbers
 from unde.evaluate.estimate import Estimate, paired
 from unde.evaluate.recall import contributors, ranked, recall_at_k, skipped
 from unde.scoring.data_splits import Learned, refuse_seen, refuse_training

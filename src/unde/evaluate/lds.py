@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from unde.errors import UndeError
-from unde.evaluate._arrays import Array, booleans, finite, numbers
+from unde.evaluate.arrays import Array, booleans, finite, numbers
 from unde.evaluate.estimate import Estimate, SubsetBootstrap
 from unde.scoring.data_splits import refuse_training
 

@@ -8,7 +8,7 @@ import numpy as np
 from scipy.special import expit, logit
 
 from unde.errors import UndeError
-from unde.evaluate._arrays import Array, booleans, numbers
+from unde.evaluate.arrays import Array, booleans, numbers
 
 
 def mislabel_auc(self_influence: Array, is_mislabeled: Array) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from unde.errors import UndeError
-from unde.evaluate._arrays import Array, booleans, finite, numbers
+from unde.evaluate.arrays import Array, booleans, finite, numbers
 from unde.evaluate.estimate import Estimate
 
 

@@ -12,7 +12,7 @@ import torch
 
 from unde import console
 from unde.errors import UndeError
-from unde.evaluate._arrays import Array, finite, numbers
+from unde.evaluate.arrays import Array, finite, numbers
 from unde.evaluate.lds import lds
 from unde.evaluate.recall import contributors, ranked, recall_at_k, skipped
 from unde.scoring.data_splits import refuse_training

@@ -19,9 +19,9 @@ from torch.optim import Optimizer
 
 from unde.data import Collate, Rows, own_collate, to_device
 from unde.errors import UndeError
-from unde.evaluate._arrays import Array, numbers
-from unde.evaluate._optimizers import Factory, explained, optimizers
+from unde.evaluate.arrays import Array, numbers
 from unde.evaluate.estimate import Estimate
+from unde.evaluate.optimizers import Factory, explain_step_errors, optimizer_factory
 from unde.gradients.model_state import frozen_eval
 from unde.parallel import Executor, Job, ending, named, shown
 from unde.parallel.model_transport import BuildInputs
@@ -188,7 +188,7 @@ class Patch:
     def made(self) -> tuple[list[nn.Parameter], Callable[[], Optimizer], list[tuple[nn.Parameter, Tensor]]]:
         """The trainable parameters, what makes the optimizer, and the weights as they are."""
         trainable = [p for p in self.given.model.parameters() if p.requires_grad]
-        make, stepped = optimizers(self.given.model, trainable, self.optimizer, self.state, self.lr)
+        make, stepped = optimizer_factory(self.given.model, trainable, self.optimizer, self.state, self.lr)
         return trainable, make, [(p, p.detach().clone()) for p in stepped]
 
     def check(self) -> None:
@@ -269,7 +269,7 @@ def _step(
             (loss.sum() / examples).backward()
         if max_grad_norm is not None:
             nn.utils.clip_grad_norm_(trainable, max_grad_norm)
-        with explained(optimizer):
+        with explain_step_errors(optimizer):
             optimizer.step()
 
 

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from unde.data import map_tensors, to_device
 from unde.errors import UndeError
 from unde.gradients import fallback
-from unde.gradients.activations import quick_activations
 from unde.gradients.factors import Factors
 from unde.gradients.fallback import DeferredParams, DeferredTensor
 from unde.gradients.hooks import SHARED, Coverage, HookedModule, attach, expand_shared
@@ -29,7 +28,6 @@ from unde.gradients.memory_format import channels_last
 from unde.gradients.meter import Meter
 from unde.gradients.model_state import frozen_eval
 from unde.gradients.parameters import Unit, placement
-from unde.pages import keep_pages, kept_pages
 from unde.tasks.base import Task
 from unde.tasks.batching import recut
 
@@ -76,18 +74,17 @@ class Collector:
         self._unset: set[str] = set()  # units whose columns hold nothing yet
         self._batch = 0
         self._anchor = torch.zeros((), device=self.device, requires_grad=True)
-        self._loose = set(self._by_name).difference(*(m.unit_names for m in coverage.modules))  # in no hooked module
+        self._loose = set(self._by_name).difference(
+            *(m.unit_names for m in coverage.modules)
+        )  # in no hooked module
         self._wrapped = fallback.MeasureModule(model, task, measure, extra_measures)
         self.extra = torch.empty(0, len(extra_measures))
 
     def __enter__(self) -> Collector:
-        keep_pages()
         with ExitStack() as stack:
             stack.enter_context(frozen_eval(self.model))
             stack.enter_context(quick_linears(self.model))
-            stack.enter_context(quick_activations(self.model))
             if self.many:
-                stack.enter_context(kept_pages())
                 stack.enter_context(channels_last(self.model))
             for hooked in self.coverage.modules:
                 stack.callback(attach(hooked, partial(self._on_forward, hooked)))

@@ -27,8 +27,7 @@ from unde.gradients.hooks import Coverage
 from unde.gradients.model_state import frozen_eval, restore_attributes
 from unde.gradients.parameters import Unit, placement
 from unde.tasks.base import Task
-from unde.tasks.batching import recut
-from unde.tasks.batching import Whole
+from unde.tasks.batching import Whole, recut
 from unde.tasks.tokens import Unreadable
 
 EXAMPLES = 3

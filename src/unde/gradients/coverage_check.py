@@ -181,7 +181,9 @@ class CoverageCheck:
         values = self.task.measure(self.model, batch, name=self.measure, ids=ids)
         if not isinstance(values, Tensor) or values.shape != (len(ids),):
             shape = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-            hint = " Use reduction='none' and average over everything but the first axis." if shape == () else ""
+            hint = (
+                " Use reduction='none' and average over everything but the first axis." if shape == () else ""
+            )
             raise UndeError(
                 f"{type(self.task).__name__} gave {'a scalar' if shape == () else shape} for a batch of {len(ids)}: "
                 f"expected one value for each example, shape ({len(ids)},).{hint}"

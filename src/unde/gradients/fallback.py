@@ -25,7 +25,9 @@ from unde.tasks.base import Task
 class MeasureModule(nn.Module):
     """The task's measure as a module, so that torch.func can swap parameters of the user's model in it."""
 
-    def __init__(self, model: nn.Module, task: Task, measure: str, extra_measures: Sequence[str] = ()) -> None:
+    def __init__(
+        self, model: nn.Module, task: Task, measure: str, extra_measures: Sequence[str] = ()
+    ) -> None:
         super().__init__()
         self.training = model.training  # registering a child must not be followed by a mode change
         self.model = model
@@ -37,9 +39,7 @@ class MeasureModule(nn.Module):
         extra = [values[name].detach() for name in self.extra_measures]
         return main, torch.stack(extra, 1) if extra else main.new_zeros(len(ids), 0)
 
-    def values(
-        self, swapped: Mapping[str, Tensor], batch: Any, ids: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
+    def values(self, swapped: Mapping[str, Tensor], batch: Any, ids: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The measure, (B,), and the extra ones, (B, ·), with the `swapped` parameters."""
         if not swapped:
             return self(batch, ids)
@@ -115,9 +115,7 @@ class DeferredParams:
         parameters = dict(model.named_parameters()) if names else {}
         self.batch = batch
         self._parameters = {n: parameters[n].detach() for n in names}
-        self.swapped: dict[str, Tensor] = {
-            n: _defer(p, self, _Trace(n)) for n, p in self._parameters.items()
-        }
+        self.swapped: dict[str, Tensor] = {n: _defer(p, self, _Trace(n)) for n, p in self._parameters.items()}
         self.leaves: list[Tensor] = []
         self._traces: list[_Trace] = []
 
@@ -163,7 +161,7 @@ class DeferredTensor(Tensor):
 
     value: Tensor
     params: DeferredParams
-    trace: _Trace
+    path: _Trace
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -172,7 +170,7 @@ class DeferredTensor(Tensor):
 
 def _defer(value: Tensor, params: DeferredParams, trace: _Trace) -> Tensor:
     deferred: Any = value.as_subclass(DeferredTensor)
-    deferred.value, deferred.params, deferred.trace = value, params, trace
+    deferred.value, deferred.params, deferred.path = value, params, trace
     return deferred
 
 
@@ -183,7 +181,7 @@ def _apply(func: Any, args: Any, kwargs: Any) -> Any:
     others = [x for x in operands.values() if not isinstance(x, DeferredTensor)]
     if more or getattr(func, "__name__", "") == "apply":
         raise NotImplementedError("two parameters meet, or one meets a custom autograd function")
-    params, trace, value = source.params, source.trace, source.value
+    params, trace, value = source.params, source.path, source.value
 
     def step(x: Tensor) -> Any:
         return func(*_replace(args, source, x), **_replace(kwargs, source, x))

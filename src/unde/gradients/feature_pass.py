@@ -82,7 +82,15 @@ class FeaturePass:
         self.model = model
         self.factors = None if what.factors is None else Factors(what.factors, *placement(model))
         self.collect = Collector(
-            model, task, what.units, coverage, what.measure, self.factors, what.emit, what.extra_measures, many
+            model,
+            task,
+            what.units,
+            coverage,
+            what.measure,
+            self.factors,
+            what.emit,
+            what.extra_measures,
+            many,
         )
 
     def __enter__(self) -> FeaturePass:

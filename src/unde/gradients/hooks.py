@@ -62,7 +62,9 @@ class HookedModule:
 
     def arrange(self, x: Tensor, batch: int) -> Tensor:
         """An input or output of the module, its examples in front."""
-        return self.batch_first(expand_shared(x, batch, self.singleton) if self.layout == SHARED else x, batch)
+        return self.batch_first(
+            expand_shared(x, batch, self.singleton) if self.layout == SHARED else x, batch
+        )
 
     def batch_first(self, x: Tensor, batch: int) -> Tensor:
         """The same for tensors that have a row for each example, as output gradients."""

@@ -17,18 +17,18 @@ from unde import console
 from unde.data import Rows, own_collate, to_device
 from unde.errors import UndeError, unknown
 from unde.evaluate import calibration as statistics
-from unde.evaluate.bank import Bank, Training
+from unde.evaluate.bank import Bank, TrainingSpec
 from unde.evaluate.bank.bank import describe_function
-from unde.evaluate.bank.bank_io import Part, PartsFolder
-from unde.evaluate.bank.subsets import Plan
-from unde.evaluate.bank.training import UNNAMED, EnoughModels, Train, train_all
+from unde.evaluate.bank.bank_io import ModelResult, UnfinishedBank
+from unde.evaluate.bank.subsets import SubsetPlan
+from unde.evaluate.bank.training import UNNAMED, EnoughModels, TrainJob, train_all
 from unde.evaluate.rank_correlation import quantile, standard_error
 from unde.gradients.model_state import frozen_eval
 from unde.index.calibration import BANK, LOCAL, RETRAIN, Calibration
 from unde.index.ground_truth import FEWEST_HALVES, Truth, parse_duration, read_bank
-from unde.index.opened import Opened
 from unde.index.predictions import Predictor
 from unde.index.settings import Setting, list_settings
+from unde.index.state import IndexState
 from unde.parallel import Executor
 from unde.scoring.data_splits import refuse_shared
 from unde.store import layout
@@ -48,8 +48,8 @@ Retrain = Callable[[np.ndarray, int], nn.Module]
 class Candidates:
     """What every setting of an index predicts for given subsets and queries."""
 
-    def __init__(self, opened: Opened, queries: Rows, masks: np.ndarray) -> None:
-        features = opened.session.features(queries)
+    def __init__(self, opened: IndexState, queries: Rows, masks: np.ndarray) -> None:
+        features = opened.query_runner.features(queries)
         predictor = Predictor(opened.scorer, features.features, features.digests, masks)
         curves = list_settings(opened.stored)
         self.settings: dict[str, Setting] = {}
@@ -84,9 +84,9 @@ class Candidates:
 
 
 def calibrate(
-    opened: Opened,
+    opened: IndexState,
     queries: Any,
-    train: Retrain | Training | None,
+    train: Retrain | TrainingSpec | None,
     halves: int,
     budget: str | float | None,
     how: str,
@@ -117,7 +117,7 @@ def calibrate(
     return conclude(opened, rows, candidates, truth, how, seed, baselines, record)
 
 
-def _check_queries(opened: Opened, rows: Rows) -> None:
+def _check_queries(opened: IndexState, rows: Rows) -> None:
     if opened.model is None or opened.task is None:
         raise UndeError("calibration asks the model about queries: open the index with model= and task=")
     if len(rows) < FEWEST_QUERIES:
@@ -163,30 +163,30 @@ class CopyModel:
         return copy
 
 
-def _retraining(opened: Opened, train: Retrain | Training | None, how: str) -> Retrain | Training:
+def _retraining(opened: IndexState, train: Retrain | TrainingSpec | None, how: str) -> Retrain | TrainingSpec:
     if train is None:
         raise UndeError(
-            "there is no way to train: pass train=, a function (indices, seed) -> model or an unde.evaluate.Training, "
-            "or bank=(masks, utility) of models that are retrained already"
+            "there is no way to train: pass train=, a function (indices, seed) -> model or an "
+            "unde.evaluate.TrainingSpec, or bank=(masks, utility) of models that are retrained already"
         )
     if not callable(train):
         raise UndeError(f"train is a {type(train).__name__}: expected a function (indices, seed) -> model")
     if how == RETRAIN:
         return train
-    if not isinstance(train, Training):
+    if not isinstance(train, TrainingSpec):
         raise UndeError(
             "how='local' continues the training for an epoch with its own optimizer and rate: pass train= as an "
-            "unde.evaluate.Training, which says what they are"
+            "unde.evaluate.TrainingSpec, which says what they are"
         )
     assert opened.model is not None
     return replace(train, model=CopyModel(opened.model), epochs=1, schedule=None, order=None)
 
 
-def _plan(opened: Opened, rows: Rows, train: Retrain, how: str, seed: int) -> Plan:
+def _plan(opened: IndexState, rows: Rows, train: Retrain, how: str, seed: int) -> SubsetPlan:
     """Which examples and seeds models get. Its name says what is trained, so that other trainings are refused."""
     asked = hashlib.sha256("".join(rows.digests()).encode()).hexdigest()[:16]
     name = f"{how}, {describe_function(train)}, index {opened.stored.manifest.id}, queries {asked}"
-    return Plan(name, opened.stored.manifest.examples, MOST_HALVES, 0.5, seed, seeds_per_subset=2)
+    return SubsetPlan(name, opened.stored.manifest.examples, MOST_HALVES, 0.5, seed, seeds_per_subset=2)
 
 
 def order_of(halves: int) -> list[int]:
@@ -200,10 +200,10 @@ def order_of(halves: int) -> list[int]:
 
 
 def train_halves(
-    opened: Opened,
+    opened: IndexState,
     rows: Rows,
-    plan: Plan,
-    train: Retrain | Training,
+    plan: SubsetPlan,
+    train: Retrain | TrainingSpec,
     halves: int,
     budget: str | float | None,
     executor: Executor,
@@ -213,10 +213,10 @@ def train_halves(
     assert opened.task is not None
     home = opened.stored.folder / layout.CALIBRATION_HALVES
     home.mkdir(parents=True, exist_ok=True)
-    folder = PartsFolder(home / hashlib.sha256(plan.name.encode()).hexdigest()[:16])
+    folder = UnfinishedBank.of(home / hashlib.sha256(plan.name.encode()).hexdigest()[:16])
     watcher = Watcher(candidates, halves, None if budget is None else parse_duration(budget))
-    with folder.held(plan.config()) as parts:
-        job = Train(
+    with folder.fill(plan.config()) as parts:
+        job = TrainJob(
             plan, train, QueryUtility(opened.task, rows), executor.threads or torch.get_num_threads(), parts
         )
         train_all(job, executor, numbers=order_of(halves), watch=watcher)
@@ -224,7 +224,7 @@ def train_halves(
     return _truth(plan, found)
 
 
-def _truth(plan: Plan, found: Mapping[int, Part]) -> Truth:
+def _truth(plan: SubsetPlan, found: Mapping[int, ModelResult]) -> Truth:
     """Of subsets 0 … S − 1, all of which have a model; what is beyond a gap waits for the next call."""
     done = 0
     while 2 * done in found:
@@ -249,7 +249,7 @@ class Watcher:
         self.started = time.monotonic()
         self.trained = -1  # in this call; the first look comes before the first model
 
-    def __call__(self, found: Mapping[int, Part]) -> str:
+    def __call__(self, found: Mapping[int, ModelResult]) -> str:
         self.trained += 1
         subsets = [s for s in range(self.halves) if 2 * s in found]
         enough = len(subsets) >= FEWEST_HALVES
@@ -294,7 +294,7 @@ def is_sure(predictions: Mapping[str, np.ndarray], utility: np.ndarray, best: st
 
 
 def conclude(
-    opened: Opened,
+    opened: IndexState,
     rows: Rows,
     candidates: Candidates,
     truth: Truth,

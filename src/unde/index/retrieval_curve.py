@@ -25,8 +25,8 @@ from torch import Tensor
 
 from unde.errors import UndeError
 from unde.evaluate.estimate import Estimate
-from unde.index.opened import Opened
 from unde.index.self_retrieval import EXAMPLES, FEWEST, Copier, Parts
+from unde.index.state import IndexState
 from unde.methods import Method
 from unde.tasks.perturb import Perturbation
 from unde.weights import Weights
@@ -113,7 +113,7 @@ def strengths(kind: Perturbation) -> list[float]:
 
 
 def of_several(
-    index: Opened,
+    index: IndexState,
     weights: Mapping[str, Weights],
     method: Method,
     examples: int = SHOWN,

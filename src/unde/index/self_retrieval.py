@@ -21,8 +21,8 @@ from unde.data import Rows, digest, map_tensors
 from unde.errors import NotRetrievable, UndeError
 from unde.fingerprints import to_digest
 from unde.groups import Groups
-from unde.index.opened import Opened
 from unde.index.query_features import BadQuery
+from unde.index.state import IndexState
 from unde.methods import Method
 from unde.tasks.perturb import CORPUS, Perturbation
 from unde.weights import Weights, retrieval
@@ -51,7 +51,7 @@ class Retrieval:
     @classmethod
     def made(
         cls,
-        index: Opened,
+        index: IndexState,
         method: Method,
         perturb: Any,
         examples: int,
@@ -151,7 +151,7 @@ class Parts:
     rest: Tensor  # used for nothing
 
     @classmethod
-    def drawn(cls, index: Opened, content: Tensor, examples: int, kinds: int, seed: int) -> Parts:
+    def drawn(cls, index: IndexState, content: Tensor, examples: int, kinds: int, seed: int) -> Parts:
         """One of each set of equal examples, in random order, dealt out; all parts shrink where there are few."""
         if examples < 2 * FEWEST:
             raise UndeError(f"examples is {examples}: expected at least {2 * FEWEST} to learn weights from")
@@ -182,7 +182,7 @@ class Copier:
     """Makes perturbed copies of training examples and scores them."""
 
     def __init__(
-        self, index: Opened, method: Method, perturb: Any, seed: int, groups: Groups | None = None
+        self, index: IndexState, method: Method, perturb: Any, seed: int, groups: Groups | None = None
     ) -> None:
         if index.model is None or index.task is None or index.rows is None:
             missing = [n for n in ("model", "task") if getattr(index, n) is None]
@@ -195,7 +195,7 @@ class Copier:
             raise UndeError(f"seed is {seed}: expected a whole number, 0 or larger")
         self.index, self.method, self.seed, self.groups = index, method, seed, groups or index.groups
         self.model, self.task, self.rows = index.model, index.task, index.rows
-        index.session.check_model()  # from here on, whatever changes it is what is called below
+        index.query_runner.check_model()  # from here on, whatever changes it is what is called below
         self._user_code = not (perturb is None or perturb == "weights")
         self.kinds = self._kinds(perturb)
         digests = index.stored.values("digest").numpy()
@@ -214,7 +214,7 @@ class Copier:
             under = partial(kind.on, strength=strength, seed=self.seed)
         try:
             rows = Rows(made, self.index.collate or self.rows.collate)
-            features = self.index.session.features(rows, under)
+            features = self.index.query_runner.features(rows, under)
         except BadQuery as e:
             raise UndeError(
                 f"the copy of training example {int(which[e.row])} at strength {strength:.3g} ({kind.name}) has a "
@@ -234,7 +234,7 @@ class Copier:
 
     def check_model(self) -> None:
         try:
-            self.index.session.check_model()
+            self.index.query_runner.check_model()
         except UndeError:
             if not self._user_code:
                 raise

@@ -1,4 +1,4 @@
-"""How a Hugging Face model was fine-tuned, as a Training that a calibration can repeat on halves of the data."""
+"""How a Hugging Face model was fine-tuned, as a TrainingSpec that a calibration can repeat on halves of the data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from unde import console
 from unde.data import own_collate
 from unde.errors import UndeError
-from unde.evaluate import Training
+from unde.evaluate import TrainingSpec
 from unde.integrations.language import load_model
 from unde.integrations.trainer import STATE
 from unde.setup import Setup
@@ -50,7 +50,7 @@ def fine_tuning(
     batch_size: int | None = None,
     local: bool = False,
     trust_remote_code: bool = False,
-) -> Training:
+) -> TrainingSpec:
     """The fine-tuning of a Hugging Face model, from its base checkpoint.
 
     Args:
@@ -74,7 +74,7 @@ def fine_tuning(
     start = None if local else _start(folder, base, trust_remote_code)
     console.note(f"training: {arguments}" + ("" if start is None else f", from {start.base}"))
     whole = max(1, math.ceil(arguments.epochs))
-    return Training(
+    return TrainingSpec(
         model=start if start is not None else _unused,
         data=setup.train_data,
         loss=setup.task.loss,

@@ -22,7 +22,6 @@ from unde.errors import UndeError, unknown
 from unde.groups import Groups
 from unde.methods import FinalContext, Method
 from unde.notebook import facts, listed
-from unde.pages import large
 from unde.scoring import budget
 from unde.scoring.blocking import cut
 from unde.scoring.candidates import Candidates, CandidateScores
@@ -103,7 +102,7 @@ class GroupScores(Ranked):
         w = self.weights(weights)
         if self.spread is not None:
             return self.spread.total(self, w)
-        out = large(*self.shape)
+        out = torch.empty(*self.shape)
         for rows, q, part in self.totals(w, into=out):
             if part.data_ptr() != out[q, rows].data_ptr():
                 out[q, rows] = part
@@ -140,7 +139,7 @@ class GroupScores(Ranked):
                 f"by_group() of {q} × {n} × {len(self.partition)} needs {need / 2**30:.3g} GiB, the budget "
                 f"is {self.memory / 2**30:.3g} GiB: score fewer queries, regroup, or raise memory="
             )
-        out = large(q, len(self.partition), n)  # of a query a matrix (M, n): turning it takes as long
+        out = torch.empty(q, len(self.partition), n)  # of a query a matrix (M, n): turning it takes as long
         whole = out.transpose(1, 2)
         for rows, part in self._streamed(slice(0, q), out.transpose(0, 1)):
             if self.method.groupwise:
@@ -186,7 +185,7 @@ class GroupScores(Ranked):
     def contributions(self, queries: slice) -> Tensor:
         """(q, N, M) linear contributions of a block of queries; those of an example lie together in memory."""
         count = len(range(*queries.indices(len(self))))
-        out = large(count, self.train.examples, len(self.partition))
+        out = torch.empty(count, self.train.examples, len(self.partition))
         for rows, part in self.stream(queries):
             out[:, rows] = part
         return out

@@ -1,6 +1,6 @@
-"""The bank of retrained models that LDS is measured with."""
+"""Banks of retrained models, the ground truth of LDS."""
 
 from unde.evaluate.bank.bank import Bank
-from unde.evaluate.bank.training_spec import Training
+from unde.evaluate.bank.training_spec import TrainingSpec
 
-__all__ = ["Bank", "Training"]
+__all__ = ["Bank", "TrainingSpec"]

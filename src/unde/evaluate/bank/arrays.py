@@ -1,4 +1,4 @@
-"""Arrays by name in one .npz file, which is read without trusting a word of it."""
+"""Named arrays in one .npz file; reading does not trust its content."""
 
 from __future__ import annotations
 
@@ -16,52 +16,52 @@ from unde.store.safe_io import check_plain
 from unde.store.shards import checksum
 
 _CHECKSUM = "checksum"
-_ROOM = 2**24  # bytes that arrays of any file may take in memory
-_SQUEEZED = (
-    20  # and how many times the size of a larger file: what is measured hardly gets smaller when squeezed
-)
+_MAX_BYTES = 2**24  # of all arrays in memory, for any file
+_MAX_RATIO = 20  # of bytes in memory to bytes of a larger file: measurements hardly compress
 
 
 def write_arrays(path: StorePath, arrays: Mapping[str, np.ndarray]) -> None:
-    """All arrays and their checksum, not squeezed: the file is as large as they are in memory."""
+    """Write arrays and their checksum, not compressed."""
     buffer = io.BytesIO()
     np.savez(buffer, **{**arrays, _CHECKSUM: np.array(_checksum(arrays))})  # ty: ignore[invalid-argument-type]
     write_bytes(path, buffer.getvalue())
 
 
 def read_arrays(path: StorePath) -> dict[str, np.ndarray]:
-    """The arrays of a file. A ValueError says what is damaged, an OSError that the file cannot be read."""
+    """Read the arrays of a file; raise ValueError if it is damaged, OSError if it cannot be read."""
     check_plain(path, follow=True)
     content = path.read_bytes()
     try:
-        return _unpacked(content)
+        return _unpack(content)
     except Exception as e:  # damaged bytes make zipfile and numpy raise a dozen kinds of errors
         raise ValueError(str(e)) from e
 
 
 def match_checksum(arrays: Mapping[str, np.ndarray]) -> bool:
-    """Whether arrays are as `write_arrays` wrote them."""
+    """Whether arrays match the checksum that `write_arrays` wrote."""
     signed = {name: array for name, array in arrays.items() if name != _CHECKSUM}
     return _CHECKSUM in arrays and str(arrays[_CHECKSUM]) == _checksum(signed)
 
 
-def _unpacked(content: bytes) -> dict[str, np.ndarray]:
+def _unpack(content: bytes) -> dict[str, np.ndarray]:
     with zipfile.ZipFile(io.BytesIO(content)) as file:
         entries = file.infolist()
         size = sum(entry.file_size for entry in entries)
-        if size > max(_ROOM, _SQUEEZED * len(content)):
+        if size > max(_MAX_BYTES, _MAX_RATIO * len(content)):
             raise ValueError(f"its {len(content):,} bytes would take {size:,} in memory")
-        return {entry.filename.removesuffix(".npy"): _array(_bounded(file, entry)) for entry in entries}
+        return {
+            entry.filename.removesuffix(".npy"): _parse_array(_read_entry(file, entry)) for entry in entries
+        }
 
 
-def _bounded(file: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
-    """No more than the entry says that it holds: to read all would unpack whatever is there, and then cut it."""
+def _read_entry(file: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    """Read no more bytes than the entry declares; `ZipFile.read` would unpack all of them first."""
     with file.open(entry) as unpacked:
         return unpacked.read(entry.file_size)
 
 
-def _array(content: bytes) -> np.ndarray:
-    """From the bytes of a .npy file, once they are known to be as many as its header says."""
+def _parse_array(content: bytes) -> np.ndarray:
+    """Parse a .npy file after checking that it is as long as its header says."""
     file = io.BytesIO(content)
     if np.lib.format.read_magic(file) != (1, 0):
         raise ValueError("an array is of a later version of the .npy format")

@@ -1,8 +1,8 @@
-"""While a bank is being filled: a folder with its plan, and a file for each model that is finished.
+"""Files of a bank: one .npz when it is finished; until then a folder `<bank>.parts` with a file for each model.
 
 plan.json                what is trained
-model-00000.safetensors  what is kept of a model, with a checksum, its plan and its number
-.lock                    held by who fills it
+model-00000.safetensors  the result of a model, with a checksum, the digest of its plan and its number
+.lock                    held by the process that fills the folder
 """
 
 from __future__ import annotations
@@ -11,33 +11,36 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Generator, Mapping
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from typing import Any
 
 import numpy as np
 import torch
 
 from unde.errors import UndeError
-from unde.evaluate.bank.subsets import described
-from unde.store.files import clear_partial, create_bytes
+from unde.evaluate.bank.arrays import match_checksum, read_arrays, write_arrays
+from unde.evaluate.bank.subsets import SubsetPlan, parse_plan
+from unde.store.files import PARTIAL, clear_partial, create_bytes
 from unde.store.layout import LOCK
 from unde.store.locks import locked
-from unde.store.remote import StorePath, Unreachable, exists
+from unde.store.remote import Remote, StorePath, Unreachable, exists
 from unde.store.safe_io import read_json
 from unde.store.shards import read_shard, write_shard
 
 FORMAT = "unde bank 2"
-OLD_FORMATS = ("unde bank 1", "whence bank 1")  # the package was called whence until 0.1
+OLD_FORMATS = ("unde bank 1", "whence bank 1")  # finished banks without a checksum
 UTILITY = "utility/"
-PARTS, _PLAN, _PART = ".parts", "plan.json", re.compile(r"model-(\d{5,})\.safetensors")
+PARTS, _PLAN, _MODEL = ".parts", "plan.json", re.compile(r"model-(\d{5,})\.safetensors")
 _OURS = re.compile(r"\.lock|plan\.json|model-\d{5,}\.safetensors|(plan\.json|model-).*\.partial")
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """What is kept of one retrained model."""
+class ModelResult:
+    """What a bank keeps of one retrained model."""
 
     utility: dict[str, np.ndarray]  # name → (Q,)
     seconds: float
@@ -48,62 +51,33 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Parts:
-    """The models that are finished; `owner` stands for the plan that they belong to."""
+class UnfinishedBank:
+    """The folder of a bank that is being filled."""
 
     path: StorePath
-    owner: str
+    owner: str = ""  # digest of the plan; results of other plans are not read
 
-    def write(self, number: int, part: Part) -> None:
-        tensors = {UTILITY + name: torch.from_numpy(values) for name, values in part.utility.items()}
-        tensors["seconds"] = torch.tensor(part.seconds, dtype=torch.float64)
-        tensors["environment"] = torch.tensor(list(part.environment.encode()), dtype=torch.uint8)
-        write_shard(self.file(number), self.owner, tensors)
+    @classmethod
+    def of(cls, bank: StorePath) -> UnfinishedBank:
+        return cls(bank.with_name(bank.name + PARTS))
 
-    def read(self, number: int) -> Part | None:
-        """The part, or None if it is not there, not whole, or of another model."""
-        file = self.file(number)
-        try:
-            # Copied, since the tensors are views of the file.
-            found = {name: tensor.numpy().copy() for name, tensor in read_shard(file, self.owner).items()}
-            return _checked_part({**found, "environment": np.array(found["environment"].tobytes().decode())})
-        except Unreachable:
-            raise
-        except (ValueError, KeyError, TypeError, OSError):
-            return None
+    @property
+    def plan_file(self) -> StorePath:
+        return self.path / _PLAN
 
-    def count(self) -> int:
-        """How many models have a file."""
-        return len({match[1] for file in self.path.iterdir() if (match := _PART.fullmatch(file.name))})
-
-    def files(self) -> list[tuple[int, StorePath]]:
-        """The files of models, by number."""
-        found = [(match, file) for file in self.path.iterdir() if (match := _PART.fullmatch(file.name))]
-        return sorted(
-            ((int(match[1]), file) for match, file in found), key=lambda part: (part[0], str(part[1]))
-        )
-
-    def file(self, number: int) -> StorePath:
-        return self.path / f"model-{number:05d}.safetensors"
-
-
-class PartsFolder:
-    """`<bank>.parts`."""
-
-    def __init__(self, bank: StorePath) -> None:
-        self.path = bank.with_name(bank.name + PARTS)
-        self.plan = self.path / _PLAN
+    def exists(self) -> bool:
+        return exists(self.plan_file)
 
     @contextmanager
-    def held(self, config: Mapping[str, Any]) -> Generator[Parts]:
-        """The parts of this plan, for one run at a time."""
+    def fill(self, config: Mapping[str, Any]) -> Generator[UnfinishedBank]:
+        """Lock the folder for results of this plan."""
         with ExitStack() as stack:
             try:
                 self._prepare()
                 stack.enter_context(locked(self.path, doing="filling"))
-                if not self.begun:
+                if not self.exists():
                     text = json.dumps({"format": FORMAT, "plan": dict(config)}, indent=1)
-                    create_bytes(self.plan, text.encode())
+                    create_bytes(self.plan_file, text.encode())
             except UndeError:
                 raise
             except OSError as e:
@@ -111,41 +85,62 @@ class PartsFolder:
                     f"cannot keep models in {self.path} ({e.strerror}): choose a path for the bank in a folder that "
                     "can be written to"
                 ) from e
-            there = self._read_plan()
-            refuse_other_plan(there, config, self.path)
-            yield Parts(self.path, _owner(config))
+            refuse_other_plan(self._read_plan(), config, self.path)
+            yield replace(self, owner=_digest(config))
 
-    @property
-    def begun(self) -> bool:
-        return exists(self.plan)
-
-    def progress(self) -> tuple[int, int]:
-        """How many models are there, and how many there will be."""
-        parts, config = self.kept()
-        return parts.count(), described(config).models
-
-    def kept(self) -> tuple[Parts, dict[str, Any]]:
-        """The parts as they are, for who looks at them alone, and the plan that they belong to."""
+    def open(self) -> tuple[UnfinishedBank, SubsetPlan]:
+        """The folder for reading, and its plan."""
         config = self._read_plan()
-        return Parts(self.path, _owner(config)), config
+        return replace(self, owner=_digest(config)), parse_plan(config)
 
     def remove(self, config: Mapping[str, Any]) -> None:
-        """Once the bank of this plan is one file: what a bank has written, and no other plan's."""
+        """Delete the files that a bank of this plan has written."""
         with suppress(OSError, UndeError):
-            if self.begun:
+            if self.exists():
                 if self._read_plan() != dict(config):
                     return
                 clear_partial(self.path)
-                for pattern in ("model-*.safetensors", _PLAN):
-                    for file in self.path.glob(pattern):
-                        file.unlink(missing_ok=True)
+                for _, file in self.files():
+                    file.unlink(missing_ok=True)
+                self.plan_file.unlink(missing_ok=True)
             (self.path / LOCK).unlink(missing_ok=True)
             self.path.rmdir()
 
+    # --- results of models ------------------------------------------------------------------------------
+
+    def write(self, number: int, result: ModelResult) -> None:
+        tensors = {UTILITY + name: torch.from_numpy(values) for name, values in result.utility.items()}
+        tensors["seconds"] = torch.tensor(result.seconds, dtype=torch.float64)
+        tensors["environment"] = torch.tensor(list(result.environment.encode()), dtype=torch.uint8)
+        write_shard(self.file(number), self.owner, tensors)
+
+    def read(self, number: int) -> ModelResult | None:
+        """The result of a model; None if it is missing, damaged, or of another plan or model."""
+        try:
+            # Copied, since the tensors are views of the file.
+            arrays = {name: t.numpy().copy() for name, t in read_shard(self.file(number), self.owner).items()}
+            environment = arrays["environment"].tobytes().decode()
+            result = ModelResult(utilities(arrays), float(arrays["seconds"]), environment)
+            flat = all(values.ndim == 1 for values in result.utility.values())
+            sound = flat and 0 <= result.seconds < math.inf and isinstance(json.loads(environment), dict)
+            return result if sound else None
+        except Unreachable:
+            raise
+        except (ValueError, KeyError, TypeError, OSError):
+            return None
+
+    def files(self) -> list[tuple[int, StorePath]]:
+        """Files of models, by number."""
+        matches = [(_MODEL.fullmatch(file.name), file) for file in self.path.iterdir()]
+        return sorted((int(match[1]), file) for match, file in matches if match)
+
+    def file(self, number: int) -> StorePath:
+        return self.path / f"model-{number:05d}.safetensors"
+
     def _prepare(self) -> None:
-        """Makes the folder, unless it holds anything that no bank has written."""
+        """Create the folder; refuse one that holds files which are not of a bank."""
         self.path.mkdir(parents=True, exist_ok=True)
-        if not self.begun:  # another run may begin it this moment
+        if not self.exists():  # another run may create it at this moment
             foreign = sorted(file.name for file in self.path.iterdir() if not _OURS.fullmatch(file.name))
             if foreign:
                 raise UndeError(
@@ -153,46 +148,44 @@ class PartsFolder:
                 )
 
     def _read_plan(self) -> dict[str, Any]:
-        """What makes this bank this bank."""
         try:
-            found = read_json(self.plan)
-            form, config = found["format"], found["plan"]
-            described(config)
+            content = read_json(self.plan_file)
+            version, config = content["format"], content["plan"]
+            parse_plan(config)
         except Unreachable:
             raise
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise UndeError(
-                f"{self.plan} is not the plan of a bank, or is damaged ({error}): delete this file and call Bank.run "
-                "with the same arguments again, which keeps all sound models; or choose another path"
+                f"{self.plan_file} is not the plan of a bank, or is damaged ({error}): delete this file and call "
+                "Bank.run with the same arguments again, which keeps all sound models; or choose another path"
             ) from error
-        if form != FORMAT:
+        if version != FORMAT:
             raise UndeError(
-                f"{self.plan} is of format {form!r}, this release reads {FORMAT!r}: finish it with the release that "
-                "began it, or choose another path"
+                f"{self.plan_file} is of format {version!r}, this release reads {FORMAT!r}: finish it with the "
+                "release that began it, or choose another path"
             )
         return config
 
 
-def bank_of(path: StorePath) -> StorePath | None:
-    """The bank that a path names, if it is one that is not finished: its file, or the folder of its parts."""
+def unfinished_bank(path: StorePath) -> StorePath | None:
+    """The bank that a path (its file, or the folder of its parts) names, if it is not finished."""
     if path.is_dir() and path.suffix == PARTS and exists(path / _PLAN):
         return path.with_suffix("")
-    begun = not exists(path) and PartsFolder(path).begun
-    return path if begun else None
+    return path if not exists(path) and UnfinishedBank.of(path).exists() else None
 
 
-def refuse_other_plan(there: Mapping[str, Any], here: Mapping[str, Any], path: StorePath) -> None:
-    differing = [key for key in here if there.get(key) != here[key]]
+def refuse_other_plan(stored: Mapping[str, Any], config: Mapping[str, Any], path: StorePath) -> None:
+    differing = [key for key in config if stored.get(key) != config[key]]
     if differing:
-        told = "; ".join(f"{key} is {there.get(key)!r} there and {here[key]!r} here" for key in differing)
+        pairs = "; ".join(f"{key} is {stored.get(key)!r} there and {config[key]!r} here" for key in differing)
         raise UndeError(
-            f"{path} belongs to a bank with another plan: {told}. Use the same arguments to continue it, or "
+            f"{path} belongs to a bank with another plan: {pairs}. Use the same arguments to continue it, or "
             "another path for a new bank"
         )
 
 
-def sets_in(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The sets of queries, each with its utilities: finite numbers, on as many axes as there are."""
+def utilities(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The utilities of each set of queries, which must be finite."""
     sets = {key.removeprefix(UTILITY): values for key, values in arrays.items() if key.startswith(UTILITY)}
     if not sets:
         raise ValueError("it has no utilities")
@@ -202,13 +195,97 @@ def sets_in(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     return sets
 
 
-def _checked_part(arrays: Mapping[str, np.ndarray]) -> Part:
-    part = Part(sets_in(arrays), float(arrays["seconds"]), str(arrays["environment"]))
-    one_axis = all(values.ndim == 1 for values in part.utility.values())
-    if not one_axis or not 0 <= part.seconds < math.inf or not isinstance(json.loads(part.environment), dict):
-        raise ValueError("a part that no release has written")
-    return part
-
-
-def _owner(config: Mapping[str, Any]) -> str:
+def _digest(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(dict(config), sort_keys=True).encode()).hexdigest()[:32]
+
+
+# --- finished banks ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class BankContent:
+    """The arrays of a finished bank."""
+
+    masks: np.ndarray  # (S, N)
+    by_seed: dict[str, np.ndarray]  # (S, R, Q)
+    seeds: np.ndarray  # (S, R)
+    seconds: np.ndarray  # (S, R)
+    provenance: dict[str, Any]
+
+
+def write_bank(path: StorePath, plan: SubsetPlan, results: Sequence[ModelResult]) -> None:
+    grid = (plan.subsets, plan.seeds_per_subset)
+    environments = Counter(result.environment for result in results)
+    provenance = {
+        "format": FORMAT,
+        "plan": plan.config(),
+        "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "environments": [
+            {**json.loads(text), "models": count} for text, count in sorted(environments.items())
+        ],
+    }
+    arrays = {
+        "masks": np.packbits(plan.masks(), axis=1),
+        "seeds": plan.train_seeds(),
+        "seconds": np.array([result.seconds for result in results]).reshape(grid),
+        "provenance": np.array(json.dumps(provenance)),
+    }
+    for name in results[0].utility:
+        arrays[UTILITY + name] = np.stack([result.utility[name] for result in results]).reshape(*grid, -1)
+    _clear_leftovers(path)
+    write_arrays(path, arrays)
+
+
+def read_bank(path: StorePath) -> BankContent:
+    try:
+        return _check_content(read_arrays(path))
+    except Unreachable:
+        raise
+    except OSError as e:
+        raise UndeError(f"cannot read {path} ({e.strerror}): expected the file of a bank") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as e:
+        raise UndeError(
+            f"{path} is not a bank that can be read, or is damaged ({e}): choose another path, or delete it and "
+            "make it anew with Bank.run"
+        ) from e
+
+
+def _check_content(arrays: Mapping[str, np.ndarray]) -> BankContent:
+    provenance = json.loads(str(arrays["provenance"]))
+    version, plan = provenance["format"], parse_plan(provenance["plan"])
+    if version not in (FORMAT, *OLD_FORMATS):
+        raise ValueError(f"format {version!r} instead of {FORMAT!r}")
+    if version == FORMAT and not match_checksum(arrays):
+        raise ValueError("its content does not match its checksum")
+    grid = (plan.subsets, plan.seeds_per_subset)
+    seeds, seconds, by_seed = arrays["seeds"], arrays["seconds"], utilities(arrays)
+    # Shapes first: the masks of a forged plan may be too large for memory.
+    if seeds.shape != grid or not np.array_equal(seeds, plan.train_seeds()):
+        raise ValueError("its seeds are not those of its plan")
+    if seconds.shape != grid or not (np.isfinite(seconds) & (seconds >= 0)).all():
+        raise ValueError(f"its seconds are not one duration for each of {grid} models")
+    for name, values in by_seed.items():
+        if values.ndim != 3 or values.shape[:2] != grid:
+            raise ValueError(f"the utilities of {name!r} have shape {values.shape}, expected {(*grid, 'Q')}")
+    return BankContent(_unpack_masks(arrays["masks"], plan), by_seed, seeds, seconds, provenance)
+
+
+def _unpack_masks(packed: np.ndarray, plan: SubsetPlan) -> np.ndarray:
+    expected = (plan.subsets, -(-plan.n_train // 8))
+    if packed.dtype != np.uint8 or packed.shape != expected:
+        raise ValueError(f"its masks have shape {packed.shape}, expected {expected}")
+    masks = np.unpackbits(packed, axis=1, count=plan.n_train).view(bool)
+    if (masks.sum(axis=1) != plan.subset_size).any():
+        raise ValueError(f"not all of its subsets have {plan.subset_size} examples")
+    return masks
+
+
+def _clear_leftovers(path: StorePath) -> None:
+    """Delete partial files of this bank, which killed runs leave in a local folder."""
+    if isinstance(path, Remote):
+        return
+    leftover = re.compile(re.escape(path.name) + r"\.[0-9a-f]+" + re.escape(PARTIAL))
+    with suppress(OSError):
+        for file in path.parent.iterdir():
+            if leftover.fullmatch(file.name):
+                file.unlink()

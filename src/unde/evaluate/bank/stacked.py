@@ -1,14 +1,14 @@
-"""Several models trained as one: their parameters lie in one tensor each, and `vmap` runs over them.
+"""Train several models as one: each parameter is a stack of the models' parameters, and `vmap` runs over them.
 
-Each model has its own examples, order, luck and gradient; steps, schedule and settings are shared. Optimizers that
-step each number by itself do to a stack what they would do to each of its models, so weights are those of one model
-after the other, up to the rounding of sums. What draws inside the forward pass (dropout) cannot be the same, and is
-refused.
+Each model has its own examples, order, seed and gradient; steps, schedule and settings are shared. Optimizers that
+step each number by itself do to a stack what they would do to each model, so the weights are those of single
+trainings up to the rounding of sums. Models that draw random numbers in their forward pass (dropout) are refused.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,122 +19,130 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.overrides import TorchFunctionMode
 
-from unde.evaluate._optimizers import elementwise, of_others, quickened
-from unde.evaluate.bank.seeding import isolated_rng
-from unde.evaluate.bank.training_spec import Training, scheduled
-from unde.evaluate.bank.vmap_ops import attention, group_norm
+from unde.evaluate.bank.training_spec import TrainingSpec, isolated_rng
+from unde.evaluate.optimizers import is_elementwise, rebuild, use_fused
+
+STACK = 32  # models, by default
+SMALL = 2**15  # parameters of a model that is stacked by default
+Assignments = Sequence[tuple[np.ndarray, int]]  # examples and seed of each model
 
 
 class Unstackable(Exception):
     """Why models cannot be trained as one."""
 
 
-class Stack:
-    """Models while they are trained as one. Parameters that are not trained are shared if they are all alike."""
+def default_stack(spec: TrainingSpec, seed: int) -> int:
+    """32 for models of at most 32,768 parameters without convolutions, whose steps are mostly overhead; else 1."""
+    with isolated_rng(seed):
+        parameters = list(spec.initial_model(seed).parameters())
+    small = sum(p.numel() for p in parameters) <= SMALL and all(p.ndim <= 2 for p in parameters)
+    return STACK if small else 1
 
-    def __init__(self, training: Training, which: Sequence[tuple[np.ndarray, int]]) -> None:
-        self.training = training
-        if len({len(indices) for indices, _ in which}) > 1:
+
+def train_stacked(spec: TrainingSpec, assignments: Assignments) -> list[nn.Module]:
+    """A model for each assignment, as `spec(indices, seed)` gives it up to rounding."""
+    trainer = StackedTrainer(spec, assignments)
+    for _ in range(spec.count_steps(len(assignments[0][0]))):
+        trainer.backward()
+        trainer.step()
+    return trainer.finish()
+
+
+class StackedTrainer:
+    """Models in training as one. Frozen parameters are shared if they are equal in all models."""
+
+    def __init__(self, spec: TrainingSpec, assignments: Assignments) -> None:
+        self.spec = spec
+        if len({len(indices) for indices, _ in assignments}) > 1:
             raise Unstackable("they have different numbers of examples")
         self.models = []
-        for _, seed in which:
+        for _, seed in assignments:
             with isolated_rng(seed):
-                self.models.append(training.initial(seed))
-        self.batches = stacked_batches(training, which)
+                self.models.append(spec.initial_model(seed))
+        self.batches = stacked_batches(spec, assignments)
         first = self.models[0]
-        one = training.optimizer([p for p in first.parameters() if p.requires_grad])
-        if not elementwise(one):
-            raise Unstackable(f"{type(one).__name__} is not known to step each number by itself")
-        self._lay_out(first, self._changed_buffers(which[0]))
+        single = spec.optimizer([p for p in first.parameters() if p.requires_grad])
+        if not is_elementwise(single):
+            raise Unstackable(f"{type(single).__name__} is not known to step each number by itself")
+        self._stack_tensors(self._written_buffers(assignments[0]))
         names = {id(p): name for name, p in first.named_parameters()}
-        self.optimizer = quickened(of_others(one, lambda p: self.trained[names[id(p)]]))
-        self.schedule = scheduled(training, self.optimizer, len(which[0][0]))
-        self._whole = _Loss(training, first)
+        self.optimizer = use_fused(rebuild(single, lambda p: self.trained[names[id(p)]]))
+        self.schedule = spec.make_schedule(self.optimizer, len(assignments[0][0]))
+        self._loss = _Loss(spec, first)
 
-    def _changed_buffers(self, which: tuple[np.ndarray, int]) -> set[str]:
-        """Those that a forward pass writes to, such as running statistics."""
+    def _written_buffers(self, assignment: tuple[np.ndarray, int]) -> set[str]:
+        """Names of buffers that a forward pass writes to, such as running statistics."""
         model = copy.deepcopy(self.models[0])
-        before = {name: (b, b._version, b.clone()) for name, b in model.named_buffers()}
+        before = {name: (b, b.clone()) for name, b in model.named_buffers()}
         with torch.no_grad(), isolated_rng(0):
-            self.training.loss(model, next(self.training.batches(*which)))
+            self.spec.loss(model, next(self.spec.batches(*assignment)))
         after = dict(model.named_buffers())
-        for name, (buffer, _, _) in before.items():
+        for name, (buffer, _) in before.items():
             if after.get(name) is not buffer:
                 raise Unstackable(f"the forward pass puts another tensor in place of the buffer {name!r}")
-        return {
-            name
-            for name, (buffer, version, value) in before.items()
-            if buffer._version != version or not torch.equal(buffer, value)
-        }
+        return {name for name, (buffer, value) in before.items() if not torch.equal(buffer, value)}
 
-    def _lay_out(self, first: nn.Module, changed: set[str]) -> None:
+    def _stack_tensors(self, written: set[str]) -> None:
         self.trained: dict[str, nn.Parameter] = {}
-        self.buffers: dict[str, Tensor] = {}  # of each model, not trained
+        self.buffers: dict[str, Tensor] = {}  # stacked, not trained
         self.shared: dict[str, Tensor] = {}
-        all_of = [dict(m.named_parameters()) | dict(m.named_buffers()) for m in self.models]
-        for name, tensor in all_of[0].items():
+        by_model = [dict(m.named_parameters()) | dict(m.named_buffers()) for m in self.models]
+        for name, tensor in by_model[0].items():
             try:
-                same = [tensors[name] for tensors in all_of]
+                tensors = [tensors[name] for tensors in by_model]
                 if tensor.requires_grad:
-                    self.trained[name] = nn.Parameter(torch.stack([t.detach() for t in same]))
-                elif name in changed or not all(torch.equal(tensor, t) for t in same[1:]):
-                    self.buffers[name] = torch.stack(same)
+                    self.trained[name] = nn.Parameter(torch.stack([t.detach() for t in tensors]))
+                elif name in written or not all(torch.equal(tensor, t) for t in tensors[1:]):
+                    self.buffers[name] = torch.stack(tensors)
                 else:
                     self.shared[name] = tensor
             except (KeyError, RuntimeError) as e:
                 raise Unstackable(f"{name!r} is not alike in all of them ({e})") from e
 
     def backward(self) -> Tensor:
-        """(S,) losses of the next batches; gradients are then those of the stacked parameters."""
+        """Compute the gradients of the next batches; returns the (S,) losses."""
         try:
             batches = next(self.batches)
             self.optimizer.zero_grad()
-            losses = vmap(self._one, in_dims=(0, 0, 0), randomness="error")(
+            losses = vmap(self.single_loss, in_dims=(0, 0, 0), randomness="error")(
                 self.trained, self.buffers, batches
             )
             losses.sum().backward()
         except (RuntimeError, NotImplementedError, ValueError, TypeError) as e:
-            raise Unstackable(_first_line(e)) from e
+            line = str(e).strip().partition("\n")[0]
+            raise Unstackable(f"{type(e).__name__}: {line}") from e
         return losses.detach()
 
-    def _one(self, trained: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any) -> Tensor:
+    def single_loss(self, trained: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any) -> Tensor:
+        """Loss of one model, which `vmap` runs over."""
         tensors = {f"model.{name}": t for name, t in {**self.shared, **buffers, **trained}.items()}
         with _Batchable():
-            return functional_call(self._whole, tensors, (batch,))
+            return functional_call(self._loss, tensors, (batch,))
 
-    def advance(self) -> None:
-        if self.training.clip is not None:
-            clip_each([p.grad for p in self.trained.values() if p.grad is not None], self.training.clip)
+    def step(self) -> None:
+        if self.spec.clip is not None:
+            clip_each([p.grad for p in self.trained.values() if p.grad is not None], self.spec.clip)
         self.optimizer.step()
         if self.schedule is not None:
             self.schedule.step()
 
-    def finished(self) -> list[nn.Module]:
+    def finish(self) -> list[nn.Module]:
         with torch.no_grad():
             for i, model in enumerate(self.models):
                 tensors = dict(model.named_parameters()) | dict(model.named_buffers())
-                for name, stacked in {**self.trained, **self.buffers}.items():
-                    tensors[name].copy_(stacked[i])
+                for name, stack in {**self.trained, **self.buffers}.items():
+                    tensors[name].copy_(stack[i])
         return [model.eval() for model in self.models]
 
 
-def train_stacked(training: Training, which: Sequence[tuple[np.ndarray, int]]) -> list[nn.Module]:
-    """A model for each pair of examples and seed, as `training(indices, seed)` gives it up to rounding."""
-    stack = Stack(training, which)
-    for _ in training.steps(len(which[0][0])):
-        stack.backward()
-        stack.advance()
-    return stack.finished()
-
-
-def stacked_batches(training: Training, which: Sequence[tuple[np.ndarray, int]]) -> Iterator[Any]:
-    """The batches of all models, step after step."""
-    if training.prepare is None and training.columns:  # read at once
-        rows = [training.rows(indices, torch.Generator().manual_seed(seed)) for indices, seed in which]
-        yield from (training.read(_stacked(list(at))) for at in zip(*rows, strict=True))
+def stacked_batches(spec: TrainingSpec, assignments: Assignments) -> Iterator[Any]:
+    """The batches of all models, step by step."""
+    if spec.prepare is None and spec.has_columns:  # one read for all models
+        rows = [spec.rows(indices, torch.Generator().manual_seed(seed)) for indices, seed in assignments]
+        yield from (spec.read(_stack(list(at))) for at in zip(*rows, strict=True))
     else:
-        of_each = [training.batches(indices, seed) for indices, seed in which]
-        yield from (_stacked(list(batches)) for batches in zip(*of_each, strict=True))
+        by_model = [spec.batches(indices, seed) for indices, seed in assignments]
+        yield from (_stack(list(batches)) for batches in zip(*by_model, strict=True))
 
 
 def clip_each(gradients: Sequence[Tensor], norm: float) -> None:
@@ -147,17 +155,30 @@ def clip_each(gradients: Sequence[Tensor], norm: float) -> None:
         g.mul_(factors.to(g.dtype).view(-1, *[1] * (g.ndim - 1)))
 
 
+def _stack(batches: list[Any]) -> Any:
+    first = batches[0]
+    if isinstance(first, Tensor):
+        if len({b.shape for b in batches}) > 1:
+            raise Unstackable(f"their batches have shapes {sorted({tuple(b.shape) for b in batches})}")
+        return torch.stack(batches)
+    if isinstance(first, Mapping):
+        return {name: _stack([b[name] for b in batches]) for name in first}
+    if isinstance(first, (tuple, list)):
+        return tuple(_stack(list(column)) for column in zip(*batches, strict=True))
+    raise Unstackable(f"their batches hold a {type(first).__name__}, which is not a tensor")
+
+
 class _Loss(nn.Module):
-    def __init__(self, training: Training, model: nn.Module) -> None:
+    def __init__(self, spec: TrainingSpec, model: nn.Module) -> None:
         super().__init__()
-        self.training_, self.model = training, model
+        self.spec, self.model = spec, model
 
     def forward(self, batch: Any) -> Tensor:
-        return self.training_.mean_loss(self.model, batch)
+        return self.spec.mean_loss(self.model, batch)
 
 
 class _Batchable(TorchFunctionMode):
-    """Functions that `vmap` cannot run over, or only one after the other, by others that it can."""
+    """Replace functions without a batching rule for `vmap` by ones that have it."""
 
     def __torch_function__(
         self, func: Callable, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -175,18 +196,48 @@ def _dropout_rate(input: Tensor, p: float = 0.5, training: bool = True, inplace:
     return p if training else 0.0
 
 
-def _stacked(batches: list[Any]) -> Any:
-    first = batches[0]
-    if isinstance(first, Tensor):
-        if len({b.shape for b in batches}) > 1:
-            raise Unstackable(f"their batches have shapes {sorted({tuple(b.shape) for b in batches})}")
-        return torch.stack(batches)
-    if isinstance(first, Mapping):
-        return {name: _stacked([b[name] for b in batches]) for name in first}
-    if isinstance(first, (tuple, list)):
-        return tuple(_stacked(list(column)) for column in zip(*batches, strict=True))
-    raise Unstackable(f"their batches hold a {type(first).__name__}, which is not a tensor")
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`F.scaled_dot_product_attention`; a token that may attend to none gets zeros, as there."""
+    if enable_gqa:
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
+    products = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if is_causal:
+        visible = torch.ones(products.shape[-2:], dtype=torch.bool, device=products.device).tril()
+        products = products.masked_fill(~visible, -math.inf)
+    if attn_mask is None:
+        shares = products.softmax(-1)
+    else:
+        boolean = attn_mask.dtype == torch.bool
+        products = products.masked_fill(~attn_mask, -math.inf) if boolean else products + attn_mask
+        empty = (products == -math.inf).all(-1, keepdim=True)  # a softmax over nothing has no gradient
+        shares = products.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
+    return (F.dropout(shares, dropout_p) if dropout_p else shares) @ value
 
 
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+def group_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Tensor:
+    """`F.group_norm`."""
+    groups = input.reshape(input.shape[0], num_groups, -1)
+    centred = groups - groups.mean(-1, keepdim=True)
+    scale = (centred.square().mean(-1, keepdim=True) + eps).rsqrt()
+    out = (centred * scale).reshape(input.shape)
+    by_channel = (-1, *[1] * (input.ndim - 2))
+    if weight is not None:
+        out = out * weight.view(by_channel)
+    return out if bias is None else out + bias.view(by_channel)

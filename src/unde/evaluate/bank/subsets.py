@@ -1,4 +1,4 @@
-"""Which examples and which seed each retrained model gets: a pure function of a seed and a number."""
+"""The examples and the seed of each retrained model, as a function of the bank's seed and the model's number."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy as np
 
 from unde.data import to_numpy
 from unde.errors import UndeError
-from unde.evaluate._arrays import Array
+from unde.evaluate.arrays import Array
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class SubsetPlan:
     """The subsets and seeds of a bank of retrained models.
 
-    Subset s depends on (seed, s) only, through numpy's raw bit streams, which are the same on every machine
-    and in every numpy version: any subset can be drawn again on its own, in any order, in any process.
+    Subset s depends on (seed, s) only, through numpy's raw bit streams, which are the same on every machine and in
+    every numpy version.
 
-    >>> plan = Plan("digits", n_train=10, subsets=3, alpha=0.5, seed=0)
+    >>> plan = SubsetPlan("digits", n_train=10, subsets=3, alpha=0.5, seed=0)
     >>> plan.mask(2).sum(), (plan.mask(2) == plan.masks()[2]).all()
     (np.int64(5), np.True_)
     """
@@ -40,7 +40,7 @@ class Plan:
                 raise UndeError(f"{name} is {getattr(self, name)}: expected at least 1")
         if self.seed < 0:
             raise UndeError(f"seed is {self.seed}: expected 0 or more")
-        if not 0 < self.alpha < 1 or not 0 < self._taken(self.n_train) < self.n_train:
+        if not 0 < self.alpha < 1 or not 0 < self._count_members(self.n_train) < self.n_train:
             raise UndeError(
                 f"alpha is {self.alpha}: expected a fraction between 0 and 1 that takes some of the "
                 f"{self.n_train} training examples and leaves some"
@@ -53,29 +53,28 @@ class Plan:
 
     @property
     def models(self) -> int:
-        """How many models are trained: one for each subset and each of its seeds."""
+        """Number of models: one for each subset and each of its seeds."""
         return self.subsets * self.seeds_per_subset
 
     @property
     def subset_size(self) -> int:
-        return int(self._taken(self.n_train))
+        return int(self._count_members(self.n_train))
 
     def mask(self, subset: int) -> np.ndarray:
         """(N,) True for the examples of the subset: a random α of all, and of each class if stratified.
 
-        Classes and the examples within them are put in random order, and then every 1/α-th of this one line
-        is taken. Each class gives its α share, rounded up or down, the total is exact, and every example has
-        the same chance.
+        Classes, and the examples of each class, are put in random order; every 1/α-th of this line is taken. Each class
+        gives its α share, rounded up or down, the total is exact, and every example has the same chance.
         """
         classes, labels = 1, np.zeros(self.n_train, dtype=np.int64)
         if self.stratify is not None:
-            found, labels = np.unique(to_numpy(self.stratify), return_inverse=True)
-            classes = len(found)
+            names, labels = np.unique(to_numpy(self.stratify), return_inverse=True)
+            classes = len(names)
         bits = np.random.Philox(np.random.SeedSequence(self.seed, spawn_key=(subset, 0)))
         class_keys, keys = np.split(bits.random_raw(classes + self.n_train), [classes])
         line = np.lexsort((keys, class_keys[labels]))
         mask = np.zeros(self.n_train, dtype=bool)
-        mask[line] = np.diff(self._taken(np.arange(self.n_train + 1))) > 0
+        mask[line] = np.diff(self._count_members(np.arange(self.n_train + 1))) > 0
         return mask
 
     def masks(self) -> np.ndarray:
@@ -93,7 +92,7 @@ class Plan:
         return np.array(rows, dtype=np.int64)
 
     def config(self) -> dict[str, str | int | float | None]:
-        """What makes two banks the same bank, ready for JSON."""
+        """What identifies a bank, ready for JSON."""
         return {
             "name": self.name,
             "n_train": int(self.n_train),
@@ -104,13 +103,13 @@ class Plan:
             "stratify": None if self.stratify is None else _digest(to_numpy(self.stratify)),
         }
 
-    def _taken(self, count: np.ndarray | int) -> np.ndarray:
-        """How many of the first `count` in line are taken."""
+    def _count_members(self, count: np.ndarray | int) -> np.ndarray:
+        """Number of examples taken from the first `count` in line."""
         return np.floor(np.asarray(count) * self.alpha + 0.5)
 
 
-def described(config: Any) -> Plan:
-    """The plan that a file describes, in the words of `Plan.config`; the labels of its classes are not known."""
+def parse_plan(config: Any) -> SubsetPlan:
+    """Read a plan that `SubsetPlan.config` has written; the labels of its classes are not stored."""
     if not isinstance(config, Mapping):
         raise UndeError(f"a plan is a {type(config).__name__}: expected names and values")
     counts = ("n_train", "subsets", "seed", "seeds_per_subset")
@@ -119,10 +118,10 @@ def described(config: Any) -> Plan:
             raise UndeError(
                 f"{name} is {config.get(name)!r} in a plan: expected a value of type {kind.__name__}"
             )
-    return Plan(config["name"], alpha=config["alpha"], **{count: config[count] for count in counts})
+    return SubsetPlan(config["name"], alpha=config["alpha"], **{count: config[count] for count in counts})
 
 
 def _digest(labels: np.ndarray) -> str:
-    """Of which examples share a label, whatever the labels are called and however they are stored."""
+    """Digest of which examples share a label, whatever the names and the type of labels."""
     codes = np.unique(labels, return_inverse=True)[1].astype("<i8")
     return hashlib.sha256(codes.tobytes()).hexdigest()[:16]

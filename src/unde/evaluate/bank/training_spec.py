@@ -1,9 +1,10 @@
-"""A training that is described rather than written out: the bank may then run it in several ways."""
+"""A training described by its parts (model, data, loss, optimizer), so that a bank can train several models at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+import random
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,40 +17,46 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from unde.data import Rows
 from unde.errors import UndeError
-from unde.evaluate._optimizers import quickened
-from unde.evaluate.bank.products import Products
-from unde.evaluate.bank.seeding import isolated_rng
-from unde.gradients.activations import quick_activations
+from unde.evaluate.optimizers import use_fused
 
 Order = Callable[[int, torch.Generator], Iterable[Tensor]]
+NOT_IN_NAME = ("data", "channels_last")  # fields that do not tell one training from another
 
 
 @dataclass(frozen=True, eq=False)
-class Training:
-    """How each model of a bank is trained: `Bank.run(path, train=Training(...), utility=…)`.
+class TrainingSpec:
+    """How each model of a bank is trained. Call it as `spec(indices, seed)` to train one model.
 
-    `model(seed)` makes the initial weights; python, numpy and torch are seeded before. `data` are the training
-    examples, as tensors, a tuple or dict of them, or any data set (`collate` puts its examples into batches); a
-    function is called for them once in each process. `loss(model, batch)` gives one loss for all, or one for each
-    example, of which the mean is taken; so `task.loss` will do. `optimizer(parameters)` makes an optimizer,
-    `schedule(optimizer, steps)` a scheduler of torch that takes a step after each of the optimizer's; `clip` bounds
-    the norm of the gradient.
+    Args:
+        model: Function of a seed that returns the initial model. Python, numpy and torch are seeded before.
+        data: Training examples: a tensor, a tuple or dict of tensors, or a data set; or a function that returns them,
+            called once in each process.
+        loss: Function of (model, batch) that returns a scalar, or one loss for each example, such as `task.loss`.
+        optimizer: Function that makes an optimizer from a list of parameters.
+        epochs: Passes over the examples, in random order.
+        batch_size: Examples in a step.
+        schedule: Function of (optimizer, number of steps) that returns a scheduler of torch, stepped after each step.
+        clip: Largest norm of the gradient; None for no clipping.
+        prepare: Function of (batch, generator) that changes a batch before the model sees it. It must draw all random
+            numbers (augmentations, noise, timesteps) from the generator.
+        order: Function of (number of examples, generator) that returns the positions of each batch, in place of
+            `epochs` and `batch_size`.
+        collate: Function that makes a batch of examples.
+        channels_last: Train in the channels-last memory format: about 1.4 times as fast for ResNets on a CPU. The
+            model must not call `view` on the output of a convolution. Stacked models ignore it.
 
-    Examples come in random order, `epochs` times, `batch_size` at once, or in the `order(count, generator)` of your
-    own, which gives the positions of each batch. `prepare(batch, generator)` may change a batch before the model sees
-    it: whatever it draws (augmentations, noise, timesteps) must come from the generator, which is the model's own.
+    Raises:
+        UndeError: `epochs`, `batch_size` or `clip` is not positive.
 
-    It is a function as `Bank.run` takes it: `training(indices, seed)` returns a model. What the bank makes of it, see
-    `stacked=` there.
-
-    >>> x = torch.linspace(-1, 1, 20).unsqueeze(1)
-    >>> training = Training(
-    ...     model=lambda seed: nn.Linear(1, 1), data=(x, 3 * x + 1),
-    ...     loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
-    ...     optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.3), epochs=30, batch_size=5,
-    ... )
-    >>> round(training(np.arange(20), seed=0).weight.item(), 2)
-    3.0
+    Example:
+        >>> x = torch.linspace(-1, 1, 20).unsqueeze(1)
+        >>> spec = TrainingSpec(
+        ...     model=lambda seed: nn.Linear(1, 1), data=(x, 3 * x + 1),
+        ...     loss=lambda model, batch: (model(batch[0]) - batch[1]).square().mean(),
+        ...     optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.3), epochs=30, batch_size=5,
+        ... )
+        >>> round(spec(np.arange(20), seed=0).weight.item(), 2)
+        3.0
     """
 
     model: Callable[[int], nn.Module]
@@ -63,31 +70,25 @@ class Training:
     prepare: Callable[[Any, torch.Generator], Any] | None = None
     order: Order | None = None
     collate: Callable[[list[Any]], Any] | None = None
+    channels_last: bool = False
 
     def __post_init__(self) -> None:
-        for what, value in (("epochs", self.epochs), ("batch_size", self.batch_size)):
+        for name, value in (("epochs", self.epochs), ("batch_size", self.batch_size)):
             if value < 1:
-                raise UndeError(f"{what} is {value}: expected at least 1")
+                raise UndeError(f"{name} is {value}: expected at least 1")
         if self.clip is not None and not self.clip > 0:
-            raise UndeError(
-                f"clip is {self.clip}: expected a positive norm, or None for gradients as they are"
-            )
+            raise UndeError(f"clip is {self.clip}: expected a positive norm, or None for no clipping")
 
     def __call__(self, indices: np.ndarray, seed: int) -> nn.Module:
-        return self.one(indices, seed)
-
-    def one(
-        self, indices: np.ndarray, seed: int, channels_last: bool = False, onednn: bool = False
-    ) -> nn.Module:
-        """A model, trained by itself."""
+        """Train one model on the examples `indices`."""
         with isolated_rng(seed):
-            learner = Learner(self, indices, seed, channels_last, onednn)
-            for batch in learner.batches:
-                learner.backward(batch)
-                learner.advance()
-        return learner.finished()
+            trainer = SingleTrainer(self, indices, seed)
+            for batch in trainer.batches:
+                trainer.backward(batch)
+                trainer.step()
+        return trainer.finish()
 
-    def initial(self, seed: int) -> nn.Module:
+    def initial_model(self, seed: int) -> nn.Module:
         model = self.model(seed)
         if not isinstance(model, nn.Module):
             raise UndeError(f"model(seed) gave a {type(model).__name__}: expected a torch module")
@@ -97,9 +98,9 @@ class Training:
             )
         return model.train()
 
-    def steps(self, count: int) -> list[Tensor]:
-        """Which of `count` examples each step takes, for a model whose draws do not matter."""
-        return list(self.positions(count, torch.Generator().manual_seed(0)))
+    def count_steps(self, count: int) -> int:
+        """Number of steps of a training on `count` examples."""
+        return sum(1 for _ in self.positions(count, torch.Generator().manual_seed(0)))
 
     def positions(self, count: int, generator: torch.Generator) -> Iterator[Tensor]:
         if self.order is not None:
@@ -109,12 +110,12 @@ class Training:
             yield from torch.randperm(count, generator=generator).split(self.batch_size)
 
     def rows(self, indices: np.ndarray, generator: torch.Generator) -> Iterator[Tensor]:
-        """Which examples each step takes."""
+        """The examples of each step."""
         rows = torch.as_tensor(np.asarray(indices))
         yield from (rows[at] for at in self.positions(len(rows), generator))
 
     def batches(self, indices: np.ndarray, seed: int) -> Iterator[Any]:
-        """What the model of this seed sees, step after step."""
+        """The batch of each step of the model with this seed."""
         generator = torch.Generator().manual_seed(seed)
         for rows in self.rows(indices, generator):
             batch = self.read(rows)
@@ -123,11 +124,21 @@ class Training:
     def mean_loss(self, model: nn.Module, batch: Any) -> Tensor:
         loss = self.loss(model, batch)
         if not isinstance(loss, Tensor) or loss.ndim > 1:
-            told = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+            what = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
             raise UndeError(
-                f"loss(model, batch) gave {told}: expected a scalar, or one loss for each example"
+                f"loss(model, batch) gave {what}: expected a scalar, or one loss for each example"
             )
         return loss.mean()
+
+    def make_schedule(self, optimizer: Optimizer, count: int) -> LRScheduler | None:
+        if self.schedule is None:
+            return None
+        schedule = self.schedule(optimizer, self.count_steps(count))
+        if not isinstance(schedule, LRScheduler):
+            raise UndeError(
+                f"schedule(optimizer, steps) gave a {type(schedule).__name__}: expected a scheduler of torch.optim"
+            )
+        return schedule
 
     @cached_property
     def _data(self) -> Any:
@@ -138,90 +149,65 @@ class Training:
         return Rows(self._data, self.collate)
 
     @cached_property
-    def columns(self) -> bool:
-        """Whether data are tensors, a tuple or a dict of them."""
+    def has_columns(self) -> bool:
+        """Whether the data are a tensor, or a tuple or dict of tensors."""
         data = self._data
-        held = data.values() if isinstance(data, Mapping) else data if type(data) is tuple else [data]
-        return self.collate is None and all(isinstance(v, Tensor) for v in held)
+        columns = data.values() if isinstance(data, Mapping) else data if type(data) is tuple else [data]
+        return self.collate is None and all(isinstance(column, Tensor) for column in columns)
 
     def read(self, rows: Tensor) -> Any:
-        """Columns at once, whatever the shape of `rows`; other data example by example."""
+        """A batch of these examples. Columns may be indexed by `rows` of any shape."""
         data = self._data
-        if not self.columns:
+        if not self.has_columns:
             return self._rows.batch(rows.tolist())
         if isinstance(data, Mapping):
-            return {name: v[rows] for name, v in data.items()}
-        return tuple(v[rows] for v in data) if isinstance(data, tuple) else data[rows]
+            return {name: column[rows] for name, column in data.items()}
+        return tuple(column[rows] for column in data) if isinstance(data, tuple) else data[rows]
 
     def settings(self) -> dict[str, Any]:
-        """What tells it from others: all but its data, as far as it is given."""
-        given = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "data"}
-        return {name: value for name, value in given.items() if value is not None}
+        """The fields that tell this training from others."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in NOT_IN_NAME}
+        return {name: value for name, value in fields.items() if value is not None}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what was made here, which another process makes for itself."""
-        return {name: value for name, value in self.__dict__.items() if name in self.__dataclass_fields__}
+        """Only the fields: another process reads the data by itself."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
-class Learner:
-    """One model while it is trained, convolutions with channels last or products by oneDNN if it is said so."""
+class SingleTrainer:
+    """One model in training."""
 
-    def __init__(
-        self,
-        training: Training,
-        indices: np.ndarray,
-        seed: int,
-        channels_last: bool = False,
-        onednn: bool = False,
-    ) -> None:
-        self.training, self.channels_last, self.onednn = training, channels_last, onednn
-        self.model = training.initial(seed)
-        if channels_last:
-            self.model = laid_out(self.model, torch.channels_last)
+    def __init__(self, spec: TrainingSpec, indices: np.ndarray, seed: int) -> None:
+        self.spec, self.model = spec, spec.initial_model(seed)
+        if spec.channels_last:
+            self._set_format(torch.channels_last)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
-        self.optimizer = quickened(training.optimizer(list(self.parameters)))
-        self.schedule = scheduled(training, self.optimizer, len(indices))
-        self.batches = training.batches(indices, seed)
+        self.optimizer = use_fused(spec.optimizer(list(self.parameters)))
+        self.schedule = spec.make_schedule(self.optimizer, len(indices))
+        self.batches = spec.batches(indices, seed)
 
     def backward(self, batch: Any) -> Tensor:
-        """The loss; its gradients are then those of the parameters."""
+        """Compute the gradients of a batch; returns its loss."""
         self.optimizer.zero_grad()
-        if self.channels_last:
-            batch = _channels_last(batch)
-        with ExitStack() as quick:
-            if self.onednn:
-                quick.enter_context(quick_activations(self.model))
-                quick.enter_context(Products())
-            loss = self.training.mean_loss(self.model, batch)
+        loss = self.spec.mean_loss(self.model, _channels_last(batch) if self.spec.channels_last else batch)
         loss.backward()
         return loss.detach()
 
-    def advance(self) -> None:
-        if self.training.clip is not None:
-            nn.utils.clip_grad_norm_(self.parameters, self.training.clip)
+    def step(self) -> None:
+        if self.spec.clip is not None:
+            nn.utils.clip_grad_norm_(self.parameters, self.spec.clip)
         self.optimizer.step()
         if self.schedule is not None:
             self.schedule.step()
 
-    def finished(self) -> nn.Module:
+    def finish(self) -> nn.Module:
         self.optimizer.zero_grad()
-        model = laid_out(self.model, torch.contiguous_format) if self.channels_last else self.model
-        return model.eval()
+        if self.spec.channels_last:
+            self._set_format(torch.contiguous_format)
+        return self.model.eval()
 
-
-def scheduled(training: Training, optimizer: Optimizer, count: int) -> LRScheduler | None:
-    if training.schedule is None:
-        return None
-    made = training.schedule(optimizer, len(training.steps(count)))
-    if not isinstance(made, LRScheduler):
-        raise UndeError(
-            f"schedule(optimizer, steps) gave a {type(made).__name__}: expected a scheduler of torch.optim"
-        )
-    return made
-
-
-def laid_out(model: nn.Module, layout: torch.memory_format) -> nn.Module:
-    return model.to(memory_format=layout)  # ty: ignore[no-matching-overload]
+    def _set_format(self, memory_format: torch.memory_format) -> None:
+        self.model = self.model.to(memory_format=memory_format)  # ty: ignore[no-matching-overload]
 
 
 def _channels_last(batch: Any) -> Any:
@@ -232,3 +218,19 @@ def _channels_last(batch: Any) -> Any:
     if isinstance(batch, (tuple, list)):
         return type(batch)(map(_channels_last, batch))
     return batch
+
+
+@contextmanager
+def isolated_rng(seed: int | None = None) -> Generator[None]:
+    """Seed python, numpy and torch inside the block; restore the caller's generators afterwards."""
+    python, legacy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            if seed is not None:
+                random.seed(seed)
+                np.random.seed(seed % 2**32)
+                torch.manual_seed(seed)
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(legacy)

@@ -1,11 +1,9 @@
-"""Every byte of a bank against its checksum, finished or not."""
+"""Check every byte of a bank, finished or not, against its checksum."""
 
 from __future__ import annotations
 
 from unde.errors import UndeError
-from unde.evaluate.bank.bank_io import OLD_FORMATS, PartsFolder
-from unde.evaluate.bank.finished import read_bank
-from unde.evaluate.bank.subsets import described
+from unde.evaluate.bank.bank_io import OLD_FORMATS, UnfinishedBank, read_bank
 from unde.store.remote import StorePath, Unreachable, exists
 from unde.store.verify_report import DAMAGED, Verified
 
@@ -13,40 +11,38 @@ _AGAIN = "Bank.run with the same arguments"
 
 
 def verify(path: StorePath) -> Verified:
-    """The file of a bank, or while there is none the models that are kept for it."""
-    found, folder = Verified(path, "bank"), PartsFolder(path)
+    """Check the file of a bank, or while there is none the results of its models."""
+    report, folder = Verified(path, "bank"), UnfinishedBank.of(path)
     if exists(path):
         try:
             content = read_bank(path)
-            found.found(path)
+            report.found(path)
             if content.provenance["format"] in OLD_FORMATS:
-                found.notes.append("it has no checksum, as releases before 0.2 wrote none")
+                report.notes.append("it has no checksum, as releases before 0.2 wrote none")
         except Unreachable:
             raise
         except UndeError as e:
-            why = (
-                str(e).removeprefix(f"{path} is not a bank that can be read, or is damaged ").partition("): ")
-            )
-            found.report(path, DAMAGED, why[0].lstrip("("), f"delete it, {_AGAIN} makes it anew")
-        return found
-    if not folder.begun:
+            prefix = f"{path} is not a bank that can be read, or is damaged "
+            reason = str(e).removeprefix(prefix).partition("): ")[0].lstrip("(")
+            report.report(path, DAMAGED, reason, f"delete it, {_AGAIN} makes it anew")
+        return report
+    if not folder.exists():
         raise UndeError(f"there is no bank at {path}: make one with Bank.run")
     try:
-        parts, config = folder.kept()
+        results, plan = folder.open()
     except Unreachable:
         raise
     except UndeError as e:
-        found.report(
-            folder.plan, DAMAGED, str(e).partition(": ")[0], f"delete it, {_AGAIN} keeps all sound models"
-        )
-        return found
-    found.found(folder.plan)
-    models, done = described(config).models, 0
-    for number, file in parts.files():
-        if number < models and parts.read(number) is not None:
-            found.found(file)
+        cure = f"delete it, {_AGAIN} keeps all sound models"
+        report.report(folder.plan_file, DAMAGED, str(e).partition(": ")[0], cure)
+        return report
+    report.found(folder.plan_file)
+    done = 0
+    for number, file in results.files():
+        if number < plan.models and results.read(number) is not None:
+            report.found(file)
             done += 1
         else:
-            found.report(file, DAMAGED, "", f"delete it, {_AGAIN} trains this model again")
-    found.unfinished = f"{done} of {models} models are trained; {_AGAIN} goes on"
-    return found
+            report.report(file, DAMAGED, "", f"delete it, {_AGAIN} trains this model again")
+    report.unfinished = f"{done} of {plan.models} models are trained; {_AGAIN} goes on"
+    return report

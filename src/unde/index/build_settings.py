@@ -11,24 +11,21 @@ import torch
 from torch import Tensor
 
 from unde import projection
-from unde.checkpoints import loaded, settled_weights
+from unde.checkpoints import resolve_checkpoint_weights
 from unde.data import evenly
 from unde.errors import UndeError
 from unde.fingerprints import ids_fingerprint
-from unde.gradients import Coverage, Unit, make_units
+from unde.gradients import Unit, make_units
 from unde.gradients import adam_preconditioner as moments
-from unde.gradients.coverage import EXAMPLES, CoverageTrial, decide
-from unde.gradients.feature_pass import largest, threads
-from unde.gradients.feature_pass import settle as settle_passes
-from unde.gradients.record import recorded
+from unde.gradients.coverage import EXAMPLES
+from unde.gradients.feature_pass import largest, torch_threads
 from unde.groups import Groups, trainable
-from unde.index import matrices
 from unde.index import pca as directions
+from unde.index import pca as matrices
 from unde.index import shard_writer as shards
-from unde.index.build_context import Context, checkpoint_of, step_of
-from unde.index.compare import refused_for
-from unde.index.failing_example import blaming
-from unde.index.probe import PROBED, changed_task, probe_of, restore_probe, write_probe
+from unde.index.feature_runner import FeatureRunner, describe_units, name_failing_example
+from unde.index.shard_writer import ShardWriter
+from unde.index.validation import PROBED, changed_task, list_differences, probe_of, restore_probe, write_probe
 from unde.kernels.precision import could_refuse
 from unde.methods import TRAK, USUAL, Damped, Method
 from unde.parallel import SERIAL, Executor
@@ -68,7 +65,7 @@ def settle(
     each: int | None,
     executor: Executor = SERIAL,
     batch_size: int | None = None,
-) -> Context:
+) -> ShardWriter:
     """The index that is asked for, as it was begun in the folder, or settled now and begun. Jobs have `each` threads,
     by default as many as there are now; pca directions are found by `executor`. Passes have `batch_size` examples, by
     default as many as fit the memory."""
@@ -89,7 +86,7 @@ def settle(
         units=[],
         groups={k: list(v) for k, v in partition.members.items()},
         models=models,
-        checkpoint_weights=settled_weights(checkpoint_weights, len(models), method.terms),
+        checkpoint_weights=resolve_checkpoint_weights(checkpoint_weights, len(models), method.terms),
         data=given.data,
         ids=ids_fingerprint(ids),
         factors=method.factors,
@@ -100,11 +97,13 @@ def settle(
     def tried() -> list[int]:
         return sorted({*evenly(len(given.rows), EXAMPLES), largest(given.rows)})
 
-    with threads(asked.settled.threads), blaming(given.model, given.task, given.rows, tried, ids):
+    with (
+        torch_threads(asked.settled.threads),
+        name_failing_example(given.model, given.task, given.rows, tried, ids),
+    ):
         asked, found = _with_matrices(folder, given, method, names, asked, there, scales, memory, executor)
         units = make_units(given.model, names, str(method.projection), seed, found)
-        described = [{"name": u.name, "shape": list(u.shape), "size": u.stop - u.start} for u in units]
-        asked = replace(asked, units=described)
+        asked = replace(asked, units=describe_units(units))
         if store_dtype == AUTO:
             exact = rounding_decides(seen_by, asked.examples, asked.width)
             usual = stored_in(asked.examples, asked.width * asked.terms, exact)
@@ -171,44 +170,24 @@ def _begun(
     memory: int,
     workers: int,
     batch_size: int | None,
-) -> Context:
+) -> ShardWriter:
     """A new index: coverage, pass and shard sizes are decided, then its manifest is written. In a store of objects
     another process may begin the same index at the same time: whoever is first has settled it."""
-    draft = Context(folder, asked, given, workers, ids)
+    draft = FeatureRunner(folder, asked, given)
     draft.units = units
-    decided: list[tuple[int, int | None, Coverage]] = []
-    trials: list[CoverageTrial | None] = []
-    for c in range(len(asked.models)):
-        with loaded(given.model, checkpoint_of(given.checkpoints, c)):
-            what = draft.measurement
-            coverage, trial = decide(given.model, given.task, given.rows, what.units, what.measure)
-            task = step_of(given.task, draft.method, c)
-            if draft.method.terms > 1:
-                trial = None
-            cost = None if trial is None else trial.cost
-            size, rows = settle_passes(given.model, task, given.rows, what, coverage, memory, cost)
-            trials.append(trial)
-            decided.append((size, rows, coverage))
-    size, rows, _ = min(decided, key=lambda d: d[0])
-    if batch_size is not None:
-        size = min(batch_size, asked.examples)
-    settled = replace(
-        asked.settled,
-        pass_size=size,
-        shard_size=shard_size(size, asked.width, memory),
-        coverage=_distinct([recorded(coverage) for _, _, coverage in decided]),
-        rows=rows,
-    )
+    chosen, trials = draft.choose_passes(given.rows, memory)
+    size = chosen.settled.pass_size if batch_size is None else min(batch_size, asked.examples)
+    settled = replace(chosen.settled, pass_size=size, shard_size=shard_size(size, asked.width, memory))
     manifest = replace(asked, settled=settled)
-    context = Context(folder, manifest, given, workers, ids)
-    context.units = units
+    writer = ShardWriter(folder, manifest, given, workers, ids)
+    writer.runner.units = units
     (folder / layout.SHARDS).mkdir(exist_ok=True)
-    write_probe(context, trials[0])
+    write_probe(writer.runner, given.rows, trials.get(0))
     write_ids(folder, ids)
     there = manifest.begin(folder)
     if there.id == manifest.id:
-        return context
-    with threads(there.settled.threads):
+        return writer
+    with torch_threads(there.settled.threads):
         return _gone_on(folder, given, asked, there, ids, workers)
 
 
@@ -219,12 +198,12 @@ def _gone_on(
     there: Manifest,
     ids: Sequence[Any] | None,
     workers: int,
-) -> Context:
+) -> ShardWriter:
     """An index that was begun: refused if another is asked for."""
-    context = Context(folder, there, given, workers, ids)
-    differ = refused_for(there, asked)
+    writer = ShardWriter(folder, there, given, workers, ids)
+    differ = list_differences(there, asked)
     if not differ:  # else the probe may not even run
-        differ = changed_task(context)
+        differ = changed_task(writer.runner, given.rows)
     if differ:
         raise UndeError(
             f"{folder} already holds another index. What differs: {'; '.join(differ)}. "
@@ -232,9 +211,9 @@ def _gone_on(
         )
     (folder / layout.SHARDS).mkdir(exist_ok=True)
     if not sound(probe_of(folder, there), there.id):
-        restore_probe(context)
+        restore_probe(writer.runner, given.rows)
     write_ids(folder, ids, there.generation)
-    return context
+    return writer
 
 
 def shard_size(pass_size: int, width: int, memory: int) -> int:
@@ -294,8 +273,3 @@ def _with_matrices(
 def write_ids(folder: StorePath, ids: Sequence[Any] | None, generation: int = 0) -> None:
     if ids is not None:
         write_bytes(folder / layout.version(layout.IDS, generation), (json.dumps(list(ids)) + "\n").encode())
-
-
-def _distinct(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One for each checkpoint, or one if all are alike."""
-    return records[:1] if all(r == records[0] for r in records) else records

@@ -1,4 +1,4 @@
-"""The optimizer of one more step: made as training made it, with the state that training left, or refused."""
+"""Optimizers: the one of a further step, with the state of training, and copies for other parameters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LIKE_PARAMETER = (
 )
 
 
-def optimizers(
+def optimizer_factory(
     model: nn.Module,
     trainable: list[nn.Parameter],
     factory: Factory,
@@ -30,32 +30,32 @@ def optimizers(
     lr: float | None,
 ) -> tuple[Callable[[], Optimizer], list[nn.Parameter]]:
     """A function that makes the optimizer of one step, and the parameters that it changes."""
-    one_each = (
+    expected = (
         "expected a function that makes a new optimizer from a list of parameters, such as torch.optim.AdamW"
     )
     if isinstance(factory, Optimizer) or not callable(factory):
         raise UndeError(
-            f"optimizer is a {type(factory).__name__}: {one_each}. The state of an optimizer that exists goes into "
-            "optimizer_state=, as its state_dict()"
+            f"optimizer is a {type(factory).__name__}: {expected}. Pass the state of an existing optimizer as "
+            "optimizer_state=optimizer.state_dict()"
         )
     first = factory(list(trainable))
     if not isinstance(first, Optimizer):
-        raise UndeError(f"optimizer(parameters) gave a {type(first).__name__}: {one_each}")
+        raise UndeError(f"optimizer(parameters) gave a {type(first).__name__}: {expected}")
     if factory(list(trainable)) is first:
         raise UndeError(
-            f"optimizer(parameters) gave the same optimizer twice, and steps would add up in it: {one_each}. "
+            f"optimizer(parameters) gave the same optimizer twice, and steps would add up in it: {expected}. "
             "Pass the state to start from as optimizer_state="
         )
     names = {id(p): name for name, p in model.named_parameters()}
-    stepped = [p for group in first.param_groups for p in group["params"]]
-    foreign = next((p for p in stepped if id(p) not in names), None)
+    parameters = [p for group in first.param_groups for p in group["params"]]
+    foreign = next((p for p in parameters if id(p) not in names), None)
     if foreign is not None:
         raise UndeError(
             f"the optimizer holds a parameter of shape {tuple(foreign.shape)} that is not one of the model's: its step "
             "would not change the model. Make it from the parameters that the function is given"
         )
     if state is not None:
-        _check_state(state, first, [names[id(p)] for p in stepped])
+        _check_state(state, first, [names[id(p)] for p in parameters])
     if lr is not None and not 0 < lr < math.inf:
         raise UndeError(f"lr is {lr}: expected a positive learning rate")
     groups = first.param_groups if state is None else state["param_groups"]
@@ -67,49 +67,52 @@ def optimizers(
         )
 
     def make() -> Optimizer:
-        made = factory(list(trainable))
+        optimizer = factory(list(trainable))
         if state is not None:
-            # A copy, since torch takes over the tensors that it is given, and the step writes into them.
-            with explained(made):
-                made.load_state_dict(copy.deepcopy(dict(state)))
+            with explain_step_errors(optimizer):
+                optimizer.load_state_dict(
+                    copy.deepcopy(dict(state))
+                )  # torch keeps the tensors, and steps change them
         if lr is not None:
-            for group in made.param_groups:
+            for group in optimizer.param_groups:
                 group["lr"] = lr
-        return made
+        return optimizer
 
-    return make, stepped
+    return make, parameters
 
 
 def _check_state(state: Mapping[str, Any], optimizer: Optimizer, names: list[str]) -> None:
-    """Refuses a state that was saved for other parameters."""
+    """Refuse a state that was saved for other parameters."""
     if not isinstance(state, Mapping) or not {"state", "param_groups"} <= set(state):
-        shown = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
-        raise UndeError(f"optimizer_state is {shown}: expected what optimizer.state_dict() gives")
-    own = [p for group in optimizer.param_groups for p in group["params"]]
-    theirs = [key for group in state["param_groups"] for key in group["params"]]
-    sizes, found = (
+        what = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+        raise UndeError(f"optimizer_state is {what}: expected what optimizer.state_dict() gives")
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    keys = [key for group in state["param_groups"] for key in group["params"]]
+    expected, actual = (
         [len(g["params"]) for g in groups] for groups in (optimizer.param_groups, state["param_groups"])
     )
     cure = (
         "It was saved for another model, or for parameters in another order or grouping: `optimizer` must make "
         "the optimizer as training did"
     )
-    counts = f"{len(theirs)} parameters in groups of {found}, the optimizer {len(own)} in groups of {sizes}"
-    for name, p, key in zip(names, own, theirs):
+    counts = f"{len(keys)} parameters in groups of {actual}, the optimizer {len(parameters)} in groups of {expected}"
+    for name, p, key in zip(names, parameters, keys):
         for entry, value in state["state"].get(key, {}).items():
             if entry in _LIKE_PARAMETER and isinstance(value, Tensor) and value.shape != p.shape:
-                also = "" if found == sizes else f" It holds {counts}."
+                sizes = "" if actual == expected else f" It holds {counts}."
                 raise UndeError(
                     f"optimizer_state does not fit parameter {name!r}: its {entry} has shape {tuple(value.shape)}, "
-                    f"expected {tuple(p.shape)}.{also} {cure}"
+                    f"expected {tuple(p.shape)}.{sizes} {cure}"
                 )
-    if found != sizes:
-        missing = f": the first without a state is {names[len(theirs)]!r}" if len(theirs) < len(own) else ""
+    if actual != expected:
+        missing = (
+            f": the first without a state is {names[len(keys)]!r}" if len(keys) < len(parameters) else ""
+        )
         raise UndeError(f"optimizer_state holds {counts}{missing}. {cure}")
 
 
 @contextmanager
-def explained(optimizer: Optimizer) -> Generator[None]:
+def explain_step_errors(optimizer: Optimizer) -> Generator[None]:
     try:
         yield
     except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as e:
@@ -119,18 +122,18 @@ def explained(optimizer: Optimizer) -> Generator[None]:
         ) from e
 
 
-# Each number of a parameter is stepped by itself, so parameters of several models may lie in one tensor.
+# Optimizers that step each number by itself, so that parameters of several models may lie in one tensor.
 _ELEMENTWISE = (SGD, Adam, AdamW, Adamax, NAdam, RAdam, RMSprop, Adagrad, Adadelta)
 _FUSED = (SGD, Adam, AdamW, Adagrad)
 
 
-def elementwise(optimizer: Optimizer) -> bool:
-    """Whether it is known to step each number by itself, as subclasses are not."""
+def is_elementwise(optimizer: Optimizer) -> bool:
+    """Whether it is known to step each number by itself; subclasses are not."""
     return type(optimizer) in _ELEMENTWISE
 
 
-def quickened(optimizer: Optimizer) -> Optimizer:
-    """The same in one kernel for all parameters, if torch has one and its maker has not said which to take."""
+def use_fused(optimizer: Optimizer) -> Optimizer:
+    """The same optimizer with a fused step, if torch has one and no implementation was chosen."""
     groups = optimizer.param_groups
     free = all(
         group.get("fused") is None
@@ -139,16 +142,16 @@ def quickened(optimizer: Optimizer) -> Optimizer:
         and not group.get("capturable")
         for group in groups
     )
-    plain = all(p.is_floating_point() for group in groups for p in group["params"])
-    if type(optimizer) not in _FUSED or optimizer.state or not free or not plain:
+    floating = all(p.is_floating_point() for group in groups for p in group["params"])
+    if type(optimizer) not in _FUSED or optimizer.state or not free or not floating:
         return optimizer
-    return of_others(optimizer, lambda p: p, fused=True)
+    return rebuild(optimizer, lambda p: p, fused=True)
 
 
-def of_others(optimizer: Optimizer, other: Callable[[Any], Any], **changes: Any) -> Optimizer:
+def rebuild(optimizer: Optimizer, replace: Callable[[Any], Any], **changes: Any) -> Optimizer:
     """An optimizer of the same kind and settings for other parameters, group by group."""
     groups = [
-        {**group, "params": [other(p) for p in group["params"]], **changes}
+        {**group, "params": [replace(p) for p in group["params"]], **changes}
         for group in optimizer.param_groups
     ]
     return type(optimizer)(groups)  # ty: ignore[missing-argument]

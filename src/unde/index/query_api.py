@@ -21,10 +21,10 @@ from unde.index.calibrate import calibrate
 from unde.index.calibration import Calibration
 from unde.index.diagnose import diagnose
 from unde.index.facts import index_facts
-from unde.index.opened import Opened
 from unde.index.query_features import QueryFeatures
 from unde.index.rescore import Asked
 from unde.index.retrieval_curve import SHOWN, Trust, of_several
+from unde.index.state import IndexState
 from unde.index.token_scores import TokenScores
 from unde.index.verify import verify
 from unde.methods import Method
@@ -41,14 +41,14 @@ from unde.tasks.base import Task
 from unde.tasks.identity import kind_of
 from unde.weights import Weights
 
-R = TypeVar("R", bound="IndexReader")
+R = TypeVar("R", bound="QueryableIndex")
 
 
-class IndexReader:
+class QueryableIndex:
     """An open index: what it is, and what can be asked of it."""
 
-    def __init__(self, opened: Opened) -> None:
-        self._opened = opened
+    def __init__(self, opened: IndexState) -> None:
+        self._state = opened
         self._retrieved: tuple[Any, Any] | None = None
         self._use_calibration = True
         self._announced = False  # whether the calibration was mentioned
@@ -65,7 +65,7 @@ class IndexReader:
 
     def close(self) -> None:
         """Ends the processes that were started for it; what is asked next starts them anew."""
-        self._opened.executor.close()
+        self._state.executor.close()
 
     def __repr__(self) -> str:
         m, groups = self.manifest, len(self.groups)
@@ -77,17 +77,17 @@ class IndexReader:
 
     @property
     def folder(self) -> StorePath:
-        return self._opened.stored.folder
+        return self._state.stored.folder
 
     @property
     def manifest(self) -> Manifest:
         """What the index is, and what was settled for it."""
-        return self._opened.stored.manifest
+        return self._state.stored.manifest
 
     @property
     def method(self) -> Method:
         """What it was built for."""
-        return self._opened.method
+        return self._state.method
 
     def method_for(self, method: str | Method | None = None) -> Method:
         """A method as it is scored with on this index: its projection is that of the index, damping="auto" a number."""
@@ -95,39 +95,39 @@ class IndexReader:
 
     @property
     def groups(self) -> Groups:
-        return self._opened.groups
+        return self._state.groups
 
     @property
     def ids(self) -> Sequence[Any] | None:
         """The user's names of the training examples."""
-        return self._opened.ids
+        return self._state.ids
 
     @property
     def memory(self) -> int:
         """The budget, in bytes."""
-        return self._opened.stored.memory
+        return self._state.stored.memory
 
     @property
     def model(self) -> nn.Module | None:
-        return self._opened.model
+        return self._state.model
 
     @property
     def task(self) -> Task | None:
-        return self._opened.task
+        return self._state.task
 
     @property
     def train_data(self) -> Rows | None:
-        return self._opened.rows
+        return self._state.rows
 
     @property
     def unfinished(self) -> int:
         """Shards that other workers had not written yet when this one, of an array, had done its share."""
-        return self._opened.unfinished
+        return self._state.unfinished
 
     @property
     def skipped(self) -> Tensor:
         """(N,) bool: examples left out because of NaN gradients."""
-        return self._opened.stored.skipped
+        return self._state.stored.skipped
 
     # --- asking -----------------------------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ class IndexReader:
                     "these query features were computed for another index: compute them anew with this one"
                 )
             return queries
-        rows = Rows(queries, own_collate(self._opened.collate, queries))
+        rows = Rows(queries, own_collate(self._state.collate, queries))
         kept, m = None if path is None else place(path), self.manifest
         if kept is not None and exists(kept):
             found = QueryFeatures.load(kept, m.lineage, (m.terms, m.width))
@@ -151,7 +151,7 @@ class IndexReader:
                     f"{path} holds the features of other queries: choose another path, or delete it"
                 )
             return found
-        made = self._opened.session.features(rows)
+        made = self._state.query_runner.features(rows)
         if kept is not None:
             made.save(kept)
         return made
@@ -169,9 +169,9 @@ class IndexReader:
             chosen.check_query(Rows(queries)[0])
         at_hand = None not in (self.model, self.task, self.train_data)
         judging = partial(self._retrieval, chosen) if at_hand else None
-        at = self._opened
+        at = self._state
         rows = None if made is queries else Rows(queries, own_collate(at.collate, queries))
-        again = Asked(at.stored, lambda: at.session, at.rows, rows)
+        again = Asked(at.stored, lambda: at.query_runner, at.rows, rows)
         if calibration is None:
             return replace(at.scorer.scores(chosen, made.features, made.digests, judging), again=again)
         self._announce(calibration)
@@ -203,12 +203,12 @@ class IndexReader:
 
         Args:
             train: A function (indices, seed) -> model that trains on these training examples as the model was trained,
-                or an `unde.evaluate.Training`.
+                or an `unde.evaluate.TrainingSpec`.
             queries: Data like that which will be asked about, 100 to 500 examples, none of them trained on.
             halves: How many random halves to train on: 8 choose a setting, 16 also fit weights.
             budget: A time, such as "30min", after which no further model is begun.
             how: "retrain" from the start, or "local": one more epoch from the final model with the optimizer of a
-                `Training`. Local trainings are cheap and order settings as retraining does; their LDS means nothing
+                `TrainingSpec`. Local trainings are cheap and order settings as retraining does; their LDS means nothing
                 else.
             bank: An `unde.evaluate.Bank` of the same queries, or (masks, utility): then nothing is trained.
             seed: Of the halves, the trainings and the folds.
@@ -224,11 +224,11 @@ class IndexReader:
         """
         if queries is None:
             raise UndeError("queries is missing: pass data like that which will be asked about")
-        self._opened.check_finished()
-        runs = self._opened.executor if executor is None else named(executor)
+        self._state.check_finished()
+        runs = self._state.executor if executor is None else named(executor)
         with nullcontext() if executor is None else ending(executor, runs):
             made = calibrate(
-                self._opened,
+                self._state,
                 queries,
                 train,
                 halves,
@@ -264,7 +264,7 @@ class IndexReader:
 
     def uncalibrated(self: R) -> R:
         """The same index without its calibration: the method that it was built for, and uniform weights."""
-        made = type(self)(self._opened)
+        made = type(self)(self._state)
         made._use_calibration = False
         return made
 
@@ -276,7 +276,7 @@ class IndexReader:
     def _baselines(self, queries: Any, wanted: Mapping[str, Any] | bool) -> Mapping[str, Any]:
         if isinstance(wanted, Mapping):
             return wanted
-        at = self._opened
+        at = self._state
         if not wanted or at.model is None or at.task is None or at.rows is None:
             return {}
         return baseline_scores(
@@ -309,7 +309,7 @@ class IndexReader:
         if scores is not None and top is None and len(scores) >= diagnostics.FEWEST:
             count = min(diagnostics.TOP, len(self) - int(self.skipped.sum()))
             top = scores.top(count, weights, queries=queries)
-        return diagnose(self._opened, scores, top, queries)
+        return diagnose(self._state, scores, top, queries)
 
     def verify(self) -> Verified:
         """Every byte on disk against its checksum: true if all is well, else it says what is damaged and what to do."""
@@ -317,8 +317,8 @@ class IndexReader:
 
     def tokens(self, scores: GroupScores, weights: WeightsLike = None) -> TokenScores:
         """Contributions of single tokens: `index.tokens(scores)(q, example)` adds up to the score of `example`."""
-        at = self._opened
-        return TokenScores(at.session, at.scorer, at.collate, scores, weights)
+        at = self._state
+        return TokenScores(at.query_runner, at.scorer, at.collate, scores, weights)
 
     def self_influence(
         self,
@@ -333,7 +333,7 @@ class IndexReader:
         that sum is not positive the example says nothing about itself and gets 0.
         """
         where = torch.arange(len(self)) if subset is None else torch.as_tensor(subset)
-        scorer, chosen = self._opened.scorer, self.method_for(method)
+        scorer, chosen = self._state.scorer, self.method_for(method)
         return scorer.self_influence(chosen, weights, normalize_top, where)
 
     def learn_weights(
@@ -356,7 +356,7 @@ class IndexReader:
         if (perturb, examples, seed) == usual:
             return self._retrieval(chosen, self.groups).weights()
         self._retrieved = None  # its memory is free for this one
-        return self_retrieval.Retrieval.made(self._opened, chosen, perturb, examples, seed).weights()
+        return self_retrieval.Retrieval.made(self._state, chosen, perturb, examples, seed).weights()
 
     def trust(
         self,
@@ -380,7 +380,7 @@ class IndexReader:
     ) -> dict[str, Trust]:
         """The same for each named set of weights, all on the same copies; without any, of the unweighted method."""
         chosen = self.method_for(method)
-        return of_several(self._opened, weights, chosen, examples, seed, perturb)
+        return of_several(self._state, weights, chosen, examples, seed, perturb)
 
     def _method(self, method: str | Method | None) -> Method:
         """The method to ask with: that of the calibration where none is named."""
@@ -394,5 +394,5 @@ class IndexReader:
         if self._retrieved is None or self._retrieved[0] != key:
             self._retrieved = None  # its memory is free for the next
             few, made = self_retrieval.EXAMPLES, self_retrieval.Retrieval.made
-            self._retrieved = (key, made(self._opened, method, None, few, 0, groups))
+            self._retrieved = (key, made(self._state, method, None, few, 0, groups))
         return self._retrieved[1]
