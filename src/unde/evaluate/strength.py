@@ -51,10 +51,10 @@ def lds_strength(
     default block and component of a UNet; two regular expressions do so too, such as (r"layers\\.\\d+", r"attn|mlp").
     `cells=None` makes every group a row of its own. A group must lie in one cell: regroup the scores if one is wider.
 
-    >>> from unde.weights.protocol import TensorScores
+    >>> from unde.scoring.arrays import ArrayScores
     >>> rng = np.random.default_rng(0)
     >>> truth, noise = rng.normal(size=(2, 5, 40))
-    >>> scores = TensorScores(torch.tensor(np.stack([truth, noise], 2)), ["layers.0.attn", "layers.1.mlp"])
+    >>> scores = ArrayScores(torch.tensor(np.stack([truth, noise], 2)), ["layers.0.attn", "layers.1.mlp"])
     >>> masks = rng.random((30, 40)) < 0.5
     >>> found = lds_strength(scores, masks, masks @ truth.T, cells=(r"layers\\.\\d+", r"attn|mlp"))
     >>> found.rows, found.columns
@@ -75,8 +75,8 @@ def recall_strength(
     of `lds_strength`. A cell that gives every training example of a query the same score, for all queries, is nan:
     it ranks nothing.
 
-    >>> from unde.weights.protocol import TensorScores
-    >>> scores = TensorScores(torch.eye(4)[:, :, None] * torch.tensor([1.0, -1.0]), ["mid_block.a", "mid_block.b"])
+    >>> from unde.scoring.arrays import ArrayScores
+    >>> scores = ArrayScores(torch.eye(4)[:, :, None] * torch.tensor([1.0, -1.0]), ["mid_block.a", "mid_block.b"])
     >>> recall_strength(scores, {"style": np.eye(4, dtype=bool)}, k=1)["style"].values
     array([[1., 0.]])
     """

@@ -96,9 +96,7 @@ class Asked:
             )
         positions(where, larger, larger.skipped())
         distinct = where.unique()
-        some = replace(
-            larger.regroup(scores.partition), train=larger.train.only(distinct), spread=None, judging=None
-        )
+        some = replace(larger.regroup(scores.partition), train=larger.train.only(distinct), spread=None)
         within, m = torch.searchsorted(distinct, where), len(scores.partition)
         _check_memory(scores, where, m)
         linear = torch.empty(*where.shape, m)
@@ -259,7 +257,6 @@ class _Measuring:
             query_digests=self.scores.query_digests[q],
             query_ids=None,
             spread=None,
-            judging=None,
         )
         self.of_queries[q] = part.asked.squares
         for rows, parts in part.stream(slice(0, len(part))):
