@@ -33,7 +33,6 @@ from unde.gradients import Unit, floor, make_units, plan_coverage
 from unde.gradients import feature_pass as passes
 from unde.gradients.meter import Meter
 from unde.methods import TracIn
-from unde.pages import kept_pages
 
 RANKS = (16, 64)
 SMALL = 32  # examples of a small build
@@ -73,8 +72,7 @@ def measure(name: str, quick: bool = False, peers: bool = True, rounds: int | No
         for rank in RANKS:
             runs[f"{peer} {rank}"] = _of_peer(found, rank, case, told[peer])
     tell = (lambda line: None) if quick else lambda line: print(f"{name}: {line}", flush=True)
-    with kept_pages():  # for all of them, as a build keeps it for its passes
-        seconds, failed = interleaved(runs, rounds, SEED, tell=tell)
+    seconds, failed = interleaved(runs, rounds, SEED, tell=tell)
     errors |= {peer: failed[f"{peer} {RANKS[0]}"] for peer in told if f"{peer} {RANKS[0]}" in failed}
     result = _told(case, seconds, settled)
     for rank, share in multiplications(case).items():

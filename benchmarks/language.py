@@ -21,7 +21,6 @@ from unde import Index, Setup, bench
 from unde.data import Rows
 from unde.gradients import floor
 from unde.methods import EKFAC, LoGRA, Method
-from unde.pages import kept_pages
 
 NAMES = ("gpt2", "llama")
 METHODS: dict[str, Method] = {
@@ -54,8 +53,7 @@ def one(name: str, quick: bool) -> dict[str, Any]:
         **{m: _build(setup, rows, method, SELDOM.get(m, 10**6)) for m, method in methods.items()},
     }
     tell = (lambda line: None) if quick else lambda line: print(f"language, {name}: {line}", flush=True)
-    with kept_pages():  # as in a build
-        seconds, _ = interleaved(runs, 3 if quick else ROUNDS, SEED, tell=tell)
+    seconds, _ = interleaved(runs, 3 if quick else ROUNDS, SEED, tell=tell)
     passes = {key: ratio(took, seconds["plain"]) for key, took in seconds.items() if key != "plain"}
     found = {
         "plain": seconds_of(seconds["plain"]),

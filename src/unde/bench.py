@@ -26,10 +26,9 @@ import numpy as np
 from unde import console
 from unde.data import Rows
 from unde.gradients import floor
-from unde.gradients.feature_pass import resized
+from unde.gradients.feature_pass import set_rows
 from unde.index import Index
 from unde.methods import Method, TracIn
-from unde.pages import kept_pages
 from unde.setup import Setup
 from unde.store.layout import LOG
 
@@ -116,8 +115,7 @@ def measure(setup: Setup, rank: int = 16, batch_size: int = 32, runs: int = 15, 
     seconds: dict[str, list[float]] = {"plain": [], "frozen": [], "build": [], "planning": []}
     method = TracIn(projection=f"kron({rank})")
     settled: list[Any] = []
-    # Memory is kept for all of them, as a build keeps it for its passes.
-    with kept_pages(), console.progress("timing", runs + 1, unit="runs") as advance:
+    with console.progress("timing", runs + 1, unit="runs") as advance:
         for _ in range(runs + 1):
             begun = time.perf_counter()
             took = build(setup, rows, method, lambda index: settled.append(index.manifest.settled))
@@ -138,7 +136,7 @@ def passes(
     task makes several of an example."""
     begun = time.perf_counter()
     batches = (rows.batch(range(a, min(a + size, len(rows)))) for a in range(0, len(rows), size))
-    run(setup.model, resized(setup.task, rows_in_pass), batches)
+    run(setup.model, set_rows(setup.task, rows_in_pass), batches)
     return time.perf_counter() - begun
 
 
@@ -150,8 +148,7 @@ def build(
     memory: str = "2GB",
     store_dtype: str = "auto",
 ) -> float:
-    """Seconds that the features took, in an index in a temporary folder, which `use` may ask something. Examples whose
-    features are from a pass of the planning count as much as the others."""
+    """Seconds that the features took, in an index in a temporary folder, which `use` may ask something."""
     folder = Path(tempfile.mkdtemp(prefix="unde-bench-"))
     try:
         index = Index.build(
@@ -167,7 +164,6 @@ def build(
         )
         if use is not None:
             use(index)
-        took = json.loads((index.folder / LOG).read_text().splitlines()[-1])["seconds"]
-        return took * len(index) / max(1, len(index) - index.manifest.settled.ahead)
+        return json.loads((index.folder / LOG).read_text().splitlines()[-1])["seconds"]
     finally:
         shutil.rmtree(folder)

@@ -98,7 +98,7 @@ def test_unused_parameters_that_wake_up_are_refused(what, detached):
     with Collector(model, Classification(), units, coverage) as collector:
         collector(rows.batch([0, 1]), [0, 1])
         model.awake = {what}
-        with pytest.raises(UndeError, match=f"'{what}.*took no part .* but does now"):
+        with pytest.raises(UndeError, match=f"'{what}.*had no gradient .* but has one now"):
             collector(rows.batch([0, 1]), [0, 1])
 
 

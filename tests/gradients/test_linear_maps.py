@@ -73,7 +73,7 @@ def test_outputs_may_be_changed_in_place(forced):
     rows = Rows((torch.randn(6, 4, 5), torch.randint(3, (6,))))
     truth = slow_gradients(model, task, rows)
     units, coverage = plan(model, task, rows)
-    assert [use.name for use in coverage.uses] == ["first", "second", "last"]
+    assert [use.name for use in coverage.modules] == ["first", "second", "last"]
     assert_features(collect(model, task, rows, units, coverage, 4), truth, units, 1e-5)
     floor.frozen(model, task, [rows.batch([0, 1, 2])])
 

@@ -9,7 +9,7 @@ import toy
 from unde import UndeError
 from unde.data import Rows
 from unde.gradients.coverage import plan_coverage
-from unde.gradients.record import recorded, restored
+from unde.gradients.hooks import restore_coverage
 from unde.index import query_features as module
 from unde.methods import TRAK
 from unde.tasks import Classification
@@ -91,9 +91,9 @@ def test_coverage_is_restored_as_it_was_decided(index):
     stored, model = toy.stored(index), index.model
     units = index._state.query_runner.runner.units
     decided = plan_coverage(model, index.task, Rows(toy.data(22)), units)
-    again = restored(stored.manifest.settled.coverage[0], model, units)
-    assert recorded(again) == recorded(decided)
-    assert [type(u.rule) for u in again.uses] == [type(u.rule) for u in decided.uses]
+    again = restore_coverage(stored.manifest.settled.coverage[0], model, units)
+    assert again.describe() == decided.describe()
+    assert [type(u.rule) for u in again.modules] == [type(u.rule) for u in decided.modules]
 
 
 def test_threads_take_turns(index):

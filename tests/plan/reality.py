@@ -10,7 +10,7 @@ from torch import nn
 
 from unde.data import Rows
 from unde.gradients import floor, make_units, plan_coverage
-from unde.gradients.factors import gathered
+from unde.gradients.factors import factor_sizes
 from unde.gradients.feature_pass import FeaturePass, Measurement
 from unde.gradients.meter import Meter
 from unde.groups import trainable
@@ -127,7 +127,7 @@ def passes(case: Case, method: Method, size: int) -> dict[str, Meter]:
     coverage = plan_coverage(model, case.task, rows, units)
     found["check"] = metered(held, lambda: plan_coverage(model, case.task, rows, units), tensors(data))
     described = [{"name": u.name, "shape": u.shape} for u in units]
-    factors = gathered(described, str(method.projection)) if method.factors else None
+    factors = factor_sizes(described, str(method.projection)) if method.factors else None
 
     def features() -> None:
         with FeaturePass(model, case.task, Measurement(units, factors=factors), coverage) as run:

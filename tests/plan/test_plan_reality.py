@@ -13,7 +13,7 @@ import toy
 from unde import Index, UndeError, methods
 from unde.data import Rows, parse_bytes
 from unde.gradients import make_units, plan_coverage
-from unde.gradients.feature_pass import Measurement, settle
+from unde.gradients.feature_pass import Measurement, choose_pass_size
 from unde.groups import trainable
 from unde.index import shard_writer as shards
 from unde.plan import plan
@@ -146,7 +146,7 @@ def _flops_of_features(index) -> int:
     given = BuildInputs(index.model, index.task, index.train_data)
     context = ShardWriter(index.folder, index.manifest, given)
     jobs = [(c, s) for c in range(index.manifest.terms) for s in range(len(index.manifest.shards))]
-    with mock.patch("unde.index.background_writer.begin_shard"):
+    with mock.patch("unde.index.shard_writer.write_shard"):
         return metered((), lambda: [shards.compute_shard(context, *job) for job in jobs]).flops
 
 
@@ -202,7 +202,7 @@ def test_passes_are_settled_as_in_a_build(case, memory):
     what, budget = Measurement(units), parse_bytes(memory)
     coverage = plan_coverage(model, case.task, rows, units)
     with mock.patch("unde.gradients.feature_pass.MOST", 400):
-        real, _ = settle(model, case.task, rows, what, coverage, budget)
+        real, _ = choose_pass_size(model, case.task, rows, what, coverage, budget)
         plan = planned(case, methods.TracIn(projection="kron(8)"), n_examples=400, memory=memory)
     assert plan.pass_size == pytest.approx(real, rel=0.02)
 

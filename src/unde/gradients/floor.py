@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from unde.data import to_device
-from unde.gradients.activations import quick_activations
 from unde.gradients.collector import GraphStart
 from unde.gradients.layers import rule_for
 from unde.gradients.linear_maps import quick_linears
@@ -49,7 +48,7 @@ def frozen(model: nn.Module, task: Task, batches: Iterable[Any]) -> None:
     handles = [m.register_forward_hook(start_graph) for m in held]
     try:
         # The floor under the pass that the build really runs.
-        with frozen_eval(model), quick_linears(model), quick_activations(model), channels_last(model):
+        with frozen_eval(model), quick_linears(model), channels_last(model):
             for batch in batches:
                 for part in task.cutting.passes(to_device(batch, device), None):
                     loss = task.loss(model, part).sum()

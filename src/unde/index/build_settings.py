@@ -17,7 +17,7 @@ from unde.errors import UndeError, unknown
 from unde.fingerprints import ids_fingerprint
 from unde.gradients import Unit, adam_preconditioner, make_units
 from unde.gradients.coverage import EXAMPLES
-from unde.gradients.feature_pass import largest, threads
+from unde.gradients.feature_pass import largest, torch_threads
 from unde.groups import Groups, trainable
 from unde.index import pca
 from unde.index import shard_writer as shards
@@ -127,7 +127,7 @@ def begin_index(
         return sorted({*evenly(len(inputs.rows), EXAMPLES), largest(inputs.rows)})
 
     with (
-        threads(wanted.settled.threads),
+        torch_threads(wanted.settled.threads),
         name_failing_example(inputs.model, inputs.task, inputs.rows, suspects, settings.ids),
     ):
         directions = _Matrices(folder, inputs, method, names, scales, settings.memory, executor)
@@ -163,7 +163,7 @@ def _begin(
     existing = manifest.begin(folder)
     if existing.id == manifest.id:
         return writer
-    with threads(existing.settled.threads):
+    with torch_threads(existing.settled.threads):
         return _resume(folder, inputs, settings, wanted, existing)
 
 

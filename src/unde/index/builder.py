@@ -111,7 +111,7 @@ def _fisher_home(folder: StorePath, inputs: BuildInputs, probe: Method) -> tuple
     assert isinstance(probe, methods.Fisher)
     device = next(inputs.model.parameters()).device
     with frozen_eval(inputs.model), torch.no_grad():
-        fisher = probe.settle(inputs.task, inputs.model, to_device(inputs.rows.batch([0]), device))
+        fisher = probe.resolve_labels(inputs.task, inputs.model, to_device(inputs.rows.batch([0]), device))
     return folder / layout.FISHERS[fisher.kind], fisher
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from unde import console
 from unde.checkpoints import loaded, select_checkpoint
 from unde.errors import UndeError
-from unde.gradients.feature_pass import resized, threads
-from unde.gradients.pca import Gathering
+from unde.gradients.feature_pass import set_rows, torch_threads
+from unde.gradients.pca import CovariancePass
 from unde.parallel import SERIAL, Executor, Job, shown
 from unde.parallel.model_transport import BuildInputs
 from unde.projection import Spec
@@ -27,7 +27,7 @@ from unde.store.shards import ShardError, checksum, create_shard, read_shard, wr
 
 
 class Sample:
-    """The context of these jobs. `settings` are those of `Gathering`."""
+    """The context of these jobs. `settings` are those of `CovariancePass`."""
 
     def __init__(
         self, given: BuildInputs, each: int | None, rows: int | None, settings: dict[str, Any]
@@ -45,10 +45,10 @@ class Sample:
         self.results = results
 
     @cached_property
-    def gathering(self) -> Gathering:
+    def gathering(self) -> CovariancePass:
         given = self.given
         self._open.enter_context(loaded(given.model, select_checkpoint(given.checkpoints, 0)))
-        made = Gathering(given.model, resized(given.task, self.rows), given.rows, **self.settings)
+        made = CovariancePass(given.model, set_rows(given.task, self.rows), given.rows, **self.settings)
         return self._open.enter_context(made)
 
     def close(self) -> None:
@@ -56,7 +56,7 @@ class Sample:
 
 
 def gather(sample: Sample, i: int) -> None:
-    with threads(sample.each):
+    with torch_threads(sample.each):
         sample.results.put((i,), {"sums": sample.gathering.covariances(i)})
 
 

@@ -15,7 +15,8 @@ from unde.checkpoints import Checkpoint, fingerprints, loaded, select_checkpoint
 from unde.data import Rows, evenly, own_collate, to_device
 from unde.errors import UndeError
 from unde.fingerprints import Watch, align_rows, changed_example, ids_fingerprint
-from unde.gradients.coverage import TOLERANCE, CoverageTrial, decide
+from unde.gradients.coverage import try_coverage
+from unde.gradients.coverage_check import TOLERANCE, CoverageTrial
 from unde.groups import Groups
 from unde.index.feature_runner import FeatureRunner
 from unde.index.reader import Stored
@@ -249,7 +250,7 @@ def restore_probe(runner: FeatureRunner, rows: Rows) -> None:
     """Write the probe again, by the same computation."""
     inputs, what = runner.inputs, runner.measurement
     with loaded(inputs.model, select_checkpoint(inputs.checkpoints, 0)):
-        _, trial = decide(inputs.model, inputs.task, rows, what.units, what.measure)
+        _, trial = try_coverage(inputs.model, inputs.task, rows, what.units, what.measure)
     write_probe(runner, rows, trial if runner.method.terms == 1 else None)
 
 

@@ -37,7 +37,7 @@ def show_build(runner: FeatureRunner, missing: int) -> None:
     if missing < m.examples * terms:
         line(f"  going on: {missing:,} of {m.examples * terms:,} are still to do")
     coverage = runner.coverage(0)
-    rules = Counter(type(use.rule).__name__ for use in coverage.uses if use.layout)
+    rules = Counter(type(use.rule).__name__ for use in coverage.modules if use.layout)
     ways = [f"{n} × {name}" for name, n in rules.most_common()]
     line(
         f"  by layer rules: {', '.join(ways) or 'none'}; {counted(m.settled.pass_size, 'example')} in a pass"

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from unde.data import tensors
 from unde.errors import UndeError
 from unde.gradients import Coverage, Unit, floor, placement
-from unde.gradients.batch_axis import FAILURES
-from unde.gradients.factors import Factors, gathered
-from unde.gradients.feature_pass import FeaturePass, Measurement, resized, settle_on
+from unde.gradients.factors import Factors, factor_sizes
+from unde.gradients.feature_pass import FeaturePass, Measurement, choose_for_example, set_rows
+from unde.gradients.hooks import FAILURES
 from unde.gradients.meter import Meter
-from unde.gradients.pca import sides_of
+from unde.gradients.pca import pca_sides
 from unde.index.feature_runner import step_of
 from unde.methods import Fisher, Method
 from unde.plan.shapes import (
@@ -123,11 +123,11 @@ class _Run:
         self._cost(lambda batch: floor.plain(model, brief, [batch]), 1)  # fails where values decide what runs
         own = self._index(method)
         probe = None if method.probe is None else self._index(self._probe(method.probe))
-        task = resized(self.task, own.rows)
+        task = set_rows(self.task, own.rows)
         plain = self._cost(lambda batch: floor.plain(model, task, [batch]), own.size)
         for name, p in parameters:
             p.requires_grad_(name in self.names)  # the backward pass ends where the first attributed one is
-        step = resized(self.step, own.rows)
+        step = set_rows(self.step, own.rows)
         frozen = self._cost(lambda batch: floor.frozen(model, step, [batch]), own.size)
         directions = self._directions(own) if Spec.parse(str(method.projection)).kind == "pca" else None
         return Passes(weights, trained, plain, frozen, own, probe, directions)
@@ -147,11 +147,11 @@ class _Run:
         projection = self.meter.hold(matrices(units))
         coverage, checking = self._covered(units, method)
         described = [{"name": u.name, "shape": u.shape} for u in units]
-        sizes = gathered(described, str(spec)) if method.factors else None
+        sizes = factor_sizes(described, str(spec)) if method.factors else None
         what = Measurement(units, method.measure, method.extra_measures, sizes)
         size, rows = self._settled(self.step, what, coverage)
         met = self._met(self.step, what, coverage)
-        features = self._pass(resized(self.step, rows), what, coverage, size)
+        features = self._pass(set_rows(self.step, rows), what, coverage, size)
         return Measured(method, units, coverage, met, size, rows, projection, checking, features)
 
     def _covered(self, units: list[Unit], method: Method) -> tuple[Coverage, Cost]:
@@ -165,19 +165,19 @@ class _Run:
     def _settled(self, task: Task, what: Measurement, coverage: Coverage) -> tuple[int, int | None]:
         given = None, lambda several: self.batches(len(several)), self.examples, what, coverage, self.memory
         with Meter():  # answers for fake tensors whether they are equal
-            return settle_on(self.model, task, *given)
+            return choose_for_example(self.model, task, *given)
 
     def _directions(self, own: Measured) -> Directions:
         """Last of all: it changes the projections."""
         rank, coverage = Spec.parse(str(own.method.projection)).size, own.coverage
-        sides = {u.name: sides_of(u, rank, coverage.uses) for u in own.units}
+        sides = {u.name: pca_sides(u, rank, coverage.modules) for u in own.units}
         for u in own.units:
             u.projection.widen(*(n is not None for n in sides[u.name]))
         wide = {name: pair for name, pair in sides.items() if any(pair)}
         what = Measurement(own.units, own.method.measure, factors=wide, emit=False)
         size, rows = self._settled(self.task, what, coverage)
         met = self._met(self.task, what, coverage)
-        cost = self._pass(resized(self.task, rows), what, coverage, size)
+        cost = self._pass(set_rows(self.task, rows), what, coverage, size)
         made = {
             f"{side}/{name}": torch.empty(rank, n, device="meta")
             for name, pair in wide.items()

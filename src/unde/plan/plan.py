@@ -153,7 +153,7 @@ def _groups(run: Run) -> dict[str, Group]:
 
 
 def _ways(c: Coverage) -> dict[str, int]:
-    hooked = {u.name for use in c.uses for u in use.units.values()}
+    hooked = {u.name for use in c.modules for u in use.units.values()}
     ways = {
         "layer rules": len(hooked),
         "one copy for each example": len(c.expanded),

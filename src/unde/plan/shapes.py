@@ -20,11 +20,11 @@ from torch.utils._pytree import tree_leaves
 
 from unde.data import map_tensors
 from unde.errors import UndeError
-from unde.gradients.batch_axis import FAILURES
 from unde.gradients.collector import Collector, Coverage
-from unde.gradients.coverage import EXAMPLES, Planner
+from unde.gradients.coverage import EXAMPLES
+from unde.gradients.coverage_check import CoverageCheck
+from unde.gradients.hooks import FAILURES
 from unde.gradients.parameters import Unit, placement
-from unde.gradients.record import recorded
 from unde.projection import Projection, Spec, feature_size
 from unde.tasks.base import Task
 from unde.tasks.batching import recut
@@ -145,7 +145,7 @@ def covered(model: nn.Module, task: Task, batches: Batches, units: Sequence[Unit
     brief, short = recut(task, task.cutting.brief()), _shortened(task, batches)
     if brief is task and short is not None:
         found = ShapePlanner(model, task, short, units, measure).run()
-        if not (found.later or found.vmapped or found.looped or found.unused):
+        if not (found.deferred or found.vmapped or found.looped or found.unused):
             ShapePlanner(model, task, batches, units, measure, 2).confirms(found)
             return found
     return ShapePlanner(model, brief, batches, units, measure).run()
@@ -164,7 +164,7 @@ def _shortened(task: Task, batches: Batches) -> Batches | None:
     return None if make(1) is None else make
 
 
-class ShapePlanner(Planner):
+class ShapePlanner(CoverageCheck):
     """On `count` examples, by default as many as cannot be taken for something else."""
 
     def __init__(
@@ -199,7 +199,7 @@ class ShapePlanner(Planner):
             if catch:
                 return None
             raise
-        self._agreed = recorded(self.coverage)
+        self._agreed = self.coverage.describe()
         return []
 
 

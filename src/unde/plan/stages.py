@@ -12,7 +12,6 @@ from unde import projection
 from unde.checkpoints import resolve_checkpoint_weights
 from unde.errors import UndeError
 from unde.gradients.pca import SAMPLE
-from unde.gradients.record import recorded
 from unde.groups import Groups
 from unde.index import build_settings as settle
 from unde.index import kernel_cache as kernels
@@ -83,7 +82,7 @@ class Run:
                 pass_size=found.size,
                 shard_size=settle.shard_size(found.size, sum(sizes), self.memory),
                 threads=torch.get_num_threads(),
-                coverage=[recorded(found.coverage)],
+                coverage=[found.coverage.describe()],
                 rows=found.rows,
                 directions=None if at is None else [at.size, at.rows],
             ),
