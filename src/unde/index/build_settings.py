@@ -20,10 +20,9 @@ from unde.gradients.coverage import EXAMPLES
 from unde.gradients.feature_pass import largest, torch_threads
 from unde.groups import Groups, trainable
 from unde.index import pca
-from unde.index import shard_writer as shards
 from unde.index.feature_runner import FeatureRunner, describe_units, name_failing_example
 from unde.index.shard_writer import ShardWriter
-from unde.index.validation import PROBED, compare_task, list_differences, probe_of, restore_probe, write_probe
+from unde.index.validation import compare_task, list_differences, probe_of, restore_probe, write_probe
 from unde.kernels.precision import could_refuse
 from unde.methods import DEFAULT_DAMPING, TRAK, Damped, Method
 from unde.parallel import SERIAL, Executor
@@ -35,7 +34,7 @@ from unde.store.factored import AUTO
 from unde.store.files import write_bytes
 from unde.store.manifest import SCHEMA, Manifest, Settled
 from unde.store.remote import StorePath
-from unde.store.shards import file_bytes, sound
+from unde.store.shards import sound
 
 EXACT = 2**28  # bytes up to which "auto" stores float32
 SHARD_BYTES = 2**24  # of a shard in float32
@@ -216,15 +215,6 @@ def shard_size(pass_size: int, width: int, memory: int) -> int:
     """Examples in a shard: a whole number of passes, so that a resumed build runs the very same passes."""
     passes = min(SHARD_BYTES, memory // SHARD_SHARE) // max(1, 4 * pass_size * width)
     return pass_size * min(max(1, passes), SHARD_PASSES)
-
-
-def on_disk(m: Manifest, precision: torch.dtype, made: Mapping[str, Tensor]) -> dict[str, int]:
-    """Bytes of a finished index by what they hold; of the matrices that are `made` and not drawn, shapes suffice."""
-    where = torch.empty(min(m.examples, PROBED), dtype=torch.int64, device="meta")
-    probe = {"where": where, "features": torch.empty(len(where), m.width, device="meta")}
-    found = shards.on_disk(m, precision)
-    found |= {"manifest": len(m.text()), "probe": file_bytes(probe, layout.PROBE)}
-    return found | ({"directions": file_bytes(made, layout.MATRICES)} if made else {})
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from unde import console, methods, plan
+from unde import console, methods
 from unde.data import Rows, to_device
 from unde.errors import UndeError, unknown
 from unde.fingerprints import plain_ids
@@ -20,6 +20,7 @@ from unde.groups import trainable
 from unde.index import defaults
 from unde.index import shard_writer as shards
 from unde.index.build_settings import BuildSettings, begin_index
+from unde.index.build_summary import print_summary
 from unde.index.reader import Stored
 from unde.index.shard_writer import ShardWriter
 from unde.index.state import IndexState
@@ -173,7 +174,7 @@ def compute_missing(writer: ShardWriter, executor: Executor, progress: bool) -> 
     m = writer.manifest
     count = sum(m.shards[s].stop - m.shards[s].start for _, s in jobs)
     if progress:
-        plan.show_build(writer.runner, count)
+        print_summary(writer.runner, count)
     with console.progress("features", count, progress, estimate="examples") as writer.advance:
         shards.compute_shards(writer, jobs, executor)
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from unde import plan
 from unde.checkpoints import Checkpoint
 from unde.data import Collate, Rows, own_collate, parse_bytes
 from unde.errors import UndeError
@@ -23,11 +22,13 @@ from unde.index.validation import check_inputs, open_store, read_ids
 from unde.methods import Method
 from unde.parallel import Executor, ending, named
 from unde.parallel.model_transport import BuildInputs
-from unde.plan import Plan
 from unde.setup import Recipe
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath, place
 from unde.tasks.base import Task
+
+if TYPE_CHECKING:
+    from unde.plan import Plan
 
 
 class Index(QueryableIndex):
@@ -321,21 +322,23 @@ class Index(QueryableIndex):
         return Index(replace(self._state, stored=found, ids=read_ids(found.folder, found.manifest)))
 
     @staticmethod
-    def plan(model: nn.Module, task: Task, example: Any = None, **options: Any) -> Plan:
-        """Estimate the disk, memory and time of an index.
+    def plan(model: nn.Module, task: Task, train_data: Any = None, **options: Any) -> Plan:
+        """Tell what `build` would take on disk, in memory and in minutes.
 
         Args:
-            model: The model.
-            task: The task.
-            example: An example, or nothing if the task can make one.
-            **options: Those of `unde.plan.plan`: n_examples, seq_len, and most of `build`.
+            model: The trained model; on the meta device, only bytes on disk are told.
+            task: What the model was trained on.
+            train_data: The training data, or some of it: a few passes are timed.
+            options: Those of `unde.plan.plan`: n_examples, workers, and most of `build`.
 
         Returns:
-            The plan; printing it shows a table.
+            The plan: `.disk`, `.memory`, `.minutes`; `print` shows it.
 
-        >>> print(unde.Index.plan(model, task, data[0], n_examples=1_000_000))  # doctest: +SKIP
+        >>> print(unde.Index.plan(model, task, data, method="logra"))  # doctest: +SKIP
         """
-        return plan.plan(unwrapped(model), task, example, **options)
+        from unde.plan import plan  # which imports modules of this package
+
+        return plan(model, task, train_data, **options)
 
 
 def parse_recipe(recipe: str | Recipe | None) -> Recipe | None:

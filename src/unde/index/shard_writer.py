@@ -205,29 +205,6 @@ def on_disk(m: Manifest, precision: torch.dtype) -> dict[str, int]:
     return found | ({"covariances": covariances} if m.factors else {})
 
 
-def waiting(m: Manifest, precision: torch.dtype) -> int:
-    """Bytes that are there while a pass runs, beside its own features: the other rows of its shard, the shard before
-    it that is being sent, and covariances, of which each pass has its own."""
-    rows, size = _rows(m), min(_rows(m), m.settled.pass_size)
-    covariances = content(m, 0, precision)["factors"].nbytes if m.factors else 0
-    return 4 * (rows - size) * m.width + (2 if rows > size else 1) * covariances
-
-
-def writing(m: Manifest, precision: torch.dtype) -> int:
-    """Bytes while a shard is packed and written, with the one before it."""
-    tensors, features = content(m, _rows(m), precision), 4 * _rows(m) * m.width
-    stored = m.codec
-    packed = 0 if stored.mapped else stored.nbytes(_rows(m), m.columns)
-    column = stored.columns_packed * 4 * _rows(m) * max(u["size"] for u in m.units)  # one after the other
-    covariances = tensors["factors"].nbytes if m.factors else 0
-    return features + covariances + packed + column
-
-
-def _rows(m: Manifest) -> int:
-    """Of the largest shard."""
-    return min(m.examples, m.settled.shard_size)
-
-
 def compute_shards(writer: ShardWriter, jobs: list[Job], executor: Executor) -> None:
     """All jobs, and what they cost; then a look at whether the data stayed what it was."""
     started = time.perf_counter()
