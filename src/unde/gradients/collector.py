@@ -23,11 +23,11 @@ from unde.gradients.factors import Factors
 from unde.gradients.fallback import DeferredParams, DeferredTensor
 from unde.gradients.hooks import SHARED, Coverage, HookedModule, attach, expand_shared
 from unde.gradients.layers.base import Call, fold, outer
-from unde.gradients.linear_maps import quick_linears
 from unde.gradients.memory_format import channels_last
 from unde.gradients.meter import Meter
 from unde.gradients.model_state import frozen_eval
 from unde.gradients.parameters import Unit, placement
+from unde.onednn import frozen_linears
 from unde.tasks.base import Task
 from unde.tasks.batching import recut
 
@@ -83,7 +83,7 @@ class Collector:
     def __enter__(self) -> Collector:
         with ExitStack() as stack:
             stack.enter_context(frozen_eval(self.model))
-            stack.enter_context(quick_linears(self.model))
+            stack.enter_context(frozen_linears(self.model))
             if self.many:
                 stack.enter_context(channels_last(self.model))
             for hooked in self.coverage.modules:

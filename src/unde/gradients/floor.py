@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from unde.data import to_device
 from unde.gradients.collector import GraphStart
 from unde.gradients.layers import rule_for
-from unde.gradients.linear_maps import quick_linears
 from unde.gradients.memory_format import channels_last
 from unde.gradients.model_state import frozen_eval
 from unde.gradients.parameters import placement
+from unde.onednn import frozen_linears
 from unde.tasks.base import Task
 
 
@@ -48,7 +48,7 @@ def frozen(model: nn.Module, task: Task, batches: Iterable[Any]) -> None:
     handles = [m.register_forward_hook(start_graph) for m in held]
     try:
         # The floor under the pass that the build really runs.
-        with frozen_eval(model), quick_linears(model), channels_last(model):
+        with frozen_eval(model), frozen_linears(model), channels_last(model):
             for batch in batches:
                 for part in task.cutting.passes(to_device(batch, device), None):
                     loss = task.loss(model, part).sum()

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unde.gradients.layers.base import Out, Rule, register, register_where
+from unde.onednn import is_conv1d
 from unde.projection import Projection
 
 
@@ -42,10 +43,6 @@ class Linear(Rule):
 def _holds_matrix(module: nn.Module) -> bool:
     weight = module._parameters.get("weight")
     return weight is not None and weight.dim() == 2
-
-
-def is_conv1d(module: nn.Module) -> bool:
-    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
 @register_where(is_conv1d)
