@@ -48,7 +48,7 @@ def test_features_do_not_depend_on_the_budget(tmp_path, method):
     seen, large = rows_seen(model, lambda: built(model, data, tmp_path / "large", "1GB", method))
     assert seen[-1:] == [66]  # all images at all timesteps
     torch.testing.assert_close(every(small), every(large), rtol=1e-4, atol=1e-6)
-    if small.method.beside:
+    if small.method.extra_measures:
         torch.testing.assert_close(
             stored(small).values("beside"), stored(large).values("beside"), rtol=1e-5, atol=1e-6
         )

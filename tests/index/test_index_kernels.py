@@ -59,7 +59,7 @@ class Counted:
             return read(path, *args, **options)
 
         monkeypatch.setattr(_Full, "inverse", count_inverse)
-        for module in ("store.shards", "build.kernels", "build.shards"):
+        for module in ("store.shards", "index.kernel_cache", "index.shard_writer"):
             monkeypatch.setattr(f"unde.{module}.read_shard", count_read)
 
 

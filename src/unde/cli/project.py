@@ -102,9 +102,7 @@ class Project:
             recipe=self.recipe,
             device=self.device,
         )
-        if (
-            whole and made.manifest.living is not None
-        ):  # numbered as they are there, whatever else the data holds
+        if whole and made.manifest.changes is not None:  # positions are those of the index
             s.train_data, s.ids = made.train_data, made.ids
         return made.uncalibrated() if uncalibrated else made
 

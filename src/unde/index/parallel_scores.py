@@ -160,7 +160,7 @@ class Spread:
     @contextmanager
     def _part(self, scores: GroupScores, w: Tensor, k: int = 0, largest: bool = True) -> Generator[Part]:
         with scratch(self.stored.folder) as folder:
-            beside = {"leverage": self.leverage()} if scores.method.beside else {}
+            beside = {"leverage": self.leverage()} if scores.method.extra_measures else {}
             part = Part(self.scorer, scores.method, folder, scores.partition, scores.memory, k, largest)
             part.give(features=scores.queries, weights=w, **beside)
             yield part

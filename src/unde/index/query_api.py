@@ -36,7 +36,7 @@ from unde.scoring.top import Top
 from unde.store import layout
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath, exists, place
-from unde.store.verify_report import Verified
+from unde.store.verify_report import VerifyReport
 from unde.tasks.base import Task
 from unde.tasks.identity import kind_of
 from unde.weights import Weights, learn_weights
@@ -69,8 +69,10 @@ class QueryableIndex:
 
     def __repr__(self) -> str:
         m, groups = self.manifest, len(self.groups)
-        lived = "" if m.living is None else f"; {m.living.brief}"
-        return f"Index({str(self.folder)!r}, {self.method}, {m.examples} × {m.width}, {groups} groups{lived})"
+        changes = "" if m.changes is None else f"; {m.changes.summary}"
+        return (
+            f"Index({str(self.folder)!r}, {self.method}, {m.examples} × {m.width}, {groups} groups{changes})"
+        )
 
     def _repr_html_(self) -> str:
         m = self.manifest
@@ -340,7 +342,7 @@ class QueryableIndex:
             top = scores.top(count, weights, queries=queries)
         return diagnose(self._state, scores, top, queries)
 
-    def verify(self) -> Verified:
+    def verify(self) -> VerifyReport:
         """Check every byte on disk against its checksum.
 
         Returns:

@@ -23,7 +23,6 @@ from unde.fingerprints import Watch, reads_differently, to_signed
 from unde.gradients.feature_pass import exclusive
 from unde.index.query_features import QueryFeatures, QueryRunner
 from unde.index.reader import Stored
-from unde.index.views import Picked
 from unde.kernels import Identity
 from unde.methods import Method, TracIn
 from unde.projection import Spec
@@ -58,7 +57,7 @@ class Asked:
     def of(self, queries: Tensor) -> Asked:
         if self.queries is None:
             return self
-        return replace(self, queries=Rows(Picked(self.queries, queries), self.queries.collate))
+        return replace(self, queries=self.queries.subset(queries.tolist()))
 
     def rescored(
         self,
@@ -178,7 +177,7 @@ class OtherProjection:
 
     def rows(self, where: Tensor) -> tuple[list[Tensor], Tensor]:
         """Features (n, D) of training examples under each checkpoint, and further measures (n, ·) of the method."""
-        numbers, some = where.tolist(), Rows(Picked(self.train, where), self.train.collate)
+        numbers, some = where.tolist(), self.train.subset(where.tolist())
         with exclusive(self.runner.inputs.model):
             result = self.runner.compute(
                 some, numbers=self.runner.sample_numbers(numbers), names=numbers, what="example"
@@ -206,7 +205,7 @@ class _Measuring:
         _check_memory(scores, where, groups)
         self.linear = torch.empty(*where.shape, groups)
         self.of_train, self.of_queries = torch.zeros(count, groups), torch.zeros(len(scores), groups)
-        self.beside = torch.zeros(count, len(again.method.beside))
+        self.beside = torch.zeros(count, len(again.method.extra_measures))
         each = 4 * m.terms * m.width
         self.at_once = max(1, scores.memory // (QUERIES * each))
         size = m.settled.pass_size
@@ -234,7 +233,7 @@ class _Measuring:
     def _block(self, q: slice, some: Tensor, advance: Callable[[int], None]) -> None:
         """The candidates `some` of a block of queries."""
         m = self.again.manifest
-        asked = Rows(Picked(self.queries, torch.arange(q.start, q.stop)), self.queries.collate)
+        asked = self.queries.subset(range(q.start, q.stop))
         features = self.again.queries(asked)
         cuts = list(cut(slice(0, len(some)), self.step))
         within = torch.searchsorted(some, self.where[q])

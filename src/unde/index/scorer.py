@@ -15,8 +15,8 @@ from unde.index.parallel_scores import Part, Spread, runs
 from unde.index.reader import Stored
 from unde.index.training import Training
 from unde.kernels import Kernel
-from unde.methods import OWN, Method
-from unde.methods.custom import check_travels
+from unde.methods import CUSTOM, Method
+from unde.methods.custom import check_picklable
 from unde.parallel import SERIAL, Executor, Job, shown
 from unde.scoring.group_scores import GroupScores, WeightsLike
 from unde.scoring.range_checks import TINY, below, finite
@@ -46,8 +46,8 @@ class Scorer:
     def training(self, method: Method) -> Training:
         """The training side under the kernel of a method; the two used last are held on to."""
         kernel = method.kernel
-        if not self.executor.here and OWN in method.describe():
-            check_travels(method)
+        if not self.executor.here and CUSTOM in method.describe():
+            check_picklable(method)
         made = self._training.pop(kernel, None) or Training(self.stored, kernel, self.executor)
         self._training = dict([*self._training.items(), (kernel, made)][-_HELD:])
         return made

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from unde.errors import UndeError
-from unde.index.kernel_cache import KernelFiles, block_bytes, handed_on
+from unde.index.kernel_cache import KernelFiles, handed_on
 from unde.index.reader import Stored
 from unde.kernels import Kernel
 from unde.parallel import SERIAL, Executor
-from unde.store.dequantize import Block, Packed, at_once
+from unde.store.dequantize import Block, Packed
 from unde.store.file_watch import FileWatch
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath
@@ -116,25 +116,6 @@ class Training:
     def transformed(self, checkpoint: int, rows: Tensor) -> Tensor:
         """K applied to features (n, D)."""
         return self._kernels[checkpoint].fitted().apply(rows)
-
-
-def packed(m: Manifest, memory: int) -> bool:
-    """Whether blocks are multiplied as they are stored, unpacked a few rows at a time."""
-    return not (handed_on(m) or kept(m, memory))
-
-
-def run_bytes(m: Manifest, rows: int) -> int:
-    """Of those of so many rows that are unpacked together."""
-    rows = min(rows, at_once(m.width))
-    factors = m.codec.nbytes(rows, m.columns) if m.codec.lossy else 0  # of like parameters, in float32
-    return 4 * m.width * rows + factors
-
-
-def in_memory(m: Manifest, memory: int) -> int:
-    """Bytes of the blocks that scores are made with: all if they are kept, else one beside the one before, or less
-    where they are unpacked in runs."""
-    whole = 4 * m.examples * m.width * m.terms
-    return whole if kept(m, memory) else min(whole, 2 * m.terms * block_bytes(m))
 
 
 def kept(m: Manifest, memory: int) -> bool:

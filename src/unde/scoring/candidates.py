@@ -38,7 +38,7 @@ class Norms:
             query_squares=lambda: self.queries[q : q + 1] @ grouped,
             train_squares=lambda: self.train[here] @ grouped,
             leverage=lambda: self.leverage()[here],
-            beside=lambda: self.beside()[here],
+            extra_values=lambda: self.beside()[here],
         )
 
 

@@ -253,7 +253,7 @@ class GroupScores(Ranked):
             query_squares=lambda: self.asked.squares[queries],
             train_squares=lambda: self._train_squares[train],
             leverage=lambda: self._leverage[train],
-            beside=lambda: self._beside[train],
+            extra_values=lambda: self._beside[train],
         )
 
     def best(

@@ -291,10 +291,10 @@ def test_the_history_is_told(tmp_path):
     index.remove(ids=[3])
     assert repr(index).endswith("36 × 57, 2 groups; appended 15, removed 1)")
     told = str(toy.reopen(index).verify())
-    assert "appended 15 on 20" in told and "which made 37" in told
-    assert "removed 1 on 20" in told and "which left 36" in told
+    assert "appended 15 on 20" in told and "37 examples since then" in told
+    assert "removed 1 on 20" in told and "36 examples since then" in told
     manifest = json.loads((index.folder / "manifest.json").read_text())
-    assert [entry["what"] for entry in manifest["living"]["history"]] == ["append", "remove"]
+    assert [entry["what"] for entry in manifest["changes"]["history"]] == ["append", "remove"]
 
 
 def test_no_byte_of_what_was_removed_is_left(tmp_path):

@@ -29,8 +29,8 @@ def part(start, stop):
 
 @pytest.fixture(autouse=True)
 def one_day(monkeypatch):
-    monkeypatch.setattr("unde.index.changing.today", lambda: "today")
-    monkeypatch.setattr("unde.index.merging.today", lambda: "today")
+    monkeypatch.setattr("unde.index.updates.today", lambda: "today")
+    monkeypatch.setattr("unde.index.segments.today", lambda: "today")
 
 
 def test_the_same_bytes_below_a_url(tmp_path, memory, own_cache):

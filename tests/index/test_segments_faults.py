@@ -11,7 +11,7 @@ import torch
 
 import toy
 from unde import Index, UndeError
-from unde.index import changing, merging
+from unde.index import segments, updates
 from unde.methods import EKFAC, TRAK
 from unde.store import files, layout
 from unde.store.locks import locked
@@ -57,10 +57,10 @@ def killed_at(number):
 
     with (
         mock.patch.object(files, "begin", begin),
-        mock.patch.object(changing, "forget", moments(changing.forget)),
-        mock.patch.object(changing, "_drop", moments(changing._drop)),
-        mock.patch.object(changing, "today", return_value="today"),
-        mock.patch.object(merging, "today", return_value="today"),
+        mock.patch.object(updates, "delete", moments(updates.delete)),
+        mock.patch.object(updates, "delete_folder", moments(updates.delete_folder)),
+        mock.patch.object(updates, "today", return_value="today"),
+        mock.patch.object(segments, "today", return_value="today"),
     ):
         try:
             yield
@@ -180,7 +180,7 @@ def test_another_change_clears_what_was_begun(base):
     with killed_at(6):
         append(place)
     told = str(opened(place, ALL).verify())
-    assert "append 9, begun today" in told and "the same again goes on with it" in told
+    assert "append 9, begun today" in told and "the same again resumes it" in told
     opened(place, ALL).remove([5])
     assert not (place / layout.CHANGE).exists()
     fresh = shutil.copytree(base, base.parent / "fresh", dirs_exist_ok=True)
