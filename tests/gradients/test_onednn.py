@@ -8,9 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cases import BY_NAME
 from oracles import assert_features, collect, explicit, plan, slow_gradients
-from unde import onednn
+from unde import bench, onednn
 from unde.data import Rows
-from unde.gradients import floor
 from unde.gradients.meter import Meter
 from unde.onednn import FrozenLinear, frozen_linears, times
 from unde.tasks import Classification
@@ -70,7 +69,7 @@ def test_outputs_may_be_changed_in_place(forced):
     units, coverage = plan(model, task, rows)
     assert [m.name for m in coverage.modules] == ["first", "second", "last"]
     assert_features(collect(model, task, rows, units, coverage, 4), truth, units, 1e-5)
-    floor.frozen(model, task, [rows.batch([0, 1, 2])])
+    bench.frozen_pass(model, task, [rows.batch([0, 1, 2])])
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (2, 3, 5), (1, 5), (0, 5), (2, 1, 3, 5)])
@@ -185,7 +184,7 @@ def test_the_meter_counts_them(forced):
 def test_the_floor_has_them_and_the_plain_pass_has_not(forced):
     model, task, rows = BY_NAME["mlp"].make(torch.float32)
     seen = []
-    for run in (floor.plain, floor.frozen):
+    for run in (bench.plain_pass, bench.frozen_pass):
         with Products() as count:
             run(model, task, [rows.batch([0, 1, 2])])
         seen.append(count.seen)
