@@ -25,7 +25,6 @@ from benchmarks.peaks import peaks
 from benchmarks.rounds import Run, interleaved
 from unde import Groups, Index, Setup, bench
 from unde.bench import median_interval
-from unde.gradients import floor
 from unde.methods import TracIn
 from unde.tasks import Classification
 
@@ -183,7 +182,7 @@ def rank(sizes: Sequence[int], folder: Path) -> Iterator[dict[str, Run]]:
             settled: list[Any] = []
             method = TracIn(projection=f"kron({size})")
             took = bench.build(setup, rows, method, lambda index: settled.append(index.manifest.settled))
-            frozen = bench.passes(setup, rows, floor.frozen, settled[0].pass_size)
+            frozen = bench.passes(setup, rows, bench.frozen_pass, settled[0].pass_size)
             return {"features": took, "frozen": frozen}
 
         runs[str(size)] = run
@@ -199,7 +198,7 @@ def _language(setups: dict[int, Setup]) -> dict[str, Run]:
         def run(setup: Setup = setup, rows: Any = rows) -> dict[str, float]:
             return {
                 "features": bench.build(setup, rows, TracIn(projection="kron(16)")),
-                "plain pass": bench.passes(setup, rows, floor.plain, 8),
+                "plain pass": bench.passes(setup, rows, bench.plain_pass, 8),
             }
 
         runs[str(size)] = run

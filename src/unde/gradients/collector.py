@@ -23,11 +23,10 @@ from unde.gradients.factors import Factors
 from unde.gradients.fallback import DeferredParams, DeferredTensor
 from unde.gradients.hooks import SHARED, Coverage, HookedModule, attach, expand_shared
 from unde.gradients.layers.base import Call, fold, outer
-from unde.gradients.linear_maps import quick_linears
-from unde.gradients.memory_format import channels_last
 from unde.gradients.meter import Meter
 from unde.gradients.model_state import frozen_eval
 from unde.gradients.parameters import Unit, placement
+from unde.onednn import frozen_linears
 from unde.tasks.base import Task
 from unde.tasks.batching import recut
 
@@ -49,7 +48,7 @@ class Collector:
     """Inside a `with` block, maps batches to features: `features, values = collector(batch, ids)`.
 
     `factors` adds up covariances; with emit=False features are left empty. `extra_measures` are not differentiated;
-    their values are in `.extra`, (B, ·), after each call. Weights are converted to channels-last for `many` examples.
+    their values are in `.extra`, (B, ·), after each call.
     """
 
     def __init__(
@@ -62,10 +61,9 @@ class Collector:
         factors: Factors | None = None,
         emit: bool = True,
         extra_measures: Sequence[str] = (),
-        many: bool = True,
     ) -> None:
         self.model, self.task, self.units, self.coverage, self.measure = model, task, units, coverage, measure
-        self.factors, self.emit, self.many = factors, emit, many
+        self.factors, self.emit = factors, emit
         self._mask: Tensor | Sequence[Tensor] | None = None
         self.device, self.dtype = placement(model)
         self.width = units[-1].stop if units and emit else 0
@@ -83,9 +81,7 @@ class Collector:
     def __enter__(self) -> Collector:
         with ExitStack() as stack:
             stack.enter_context(frozen_eval(self.model))
-            stack.enter_context(quick_linears(self.model))
-            if self.many:
-                stack.enter_context(channels_last(self.model))
+            stack.enter_context(frozen_linears(self.model))
             for hooked in self.coverage.modules:
                 stack.callback(attach(hooked, partial(self._on_forward, hooked)))
             self._stack = stack.pop_all()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -71,26 +71,13 @@ def exclusive(model: nn.Module) -> Generator[None]:
 
 
 class FeaturePass:
-    """Inside a `with` block, a measurement that is ready to run: the model is hooked, and restored afterwards.
+    """Inside a `with` block, a measurement that is ready to run: the model is hooked, and restored afterwards."""
 
-    For `many` examples weights are converted to channels-last, which takes as long as a pass.
-    """
-
-    def __init__(
-        self, model: nn.Module, task: Task, what: Measurement, coverage: Coverage, many: bool = True
-    ) -> None:
+    def __init__(self, model: nn.Module, task: Task, what: Measurement, coverage: Coverage) -> None:
         self.model = model
         self.factors = None if what.factors is None else Factors(what.factors, *placement(model))
         self.collect = Collector(
-            model,
-            task,
-            what.units,
-            coverage,
-            what.measure,
-            self.factors,
-            what.emit,
-            what.extra_measures,
-            many,
+            model, task, what.units, coverage, what.measure, self.factors, what.emit, what.extra_measures
         )
 
     def __enter__(self) -> FeaturePass:
@@ -138,62 +125,51 @@ def choose_pass_size(
     seen: Cost | None = None,
 ) -> tuple[int, int | None]:
     """The number of examples in a pass, and of rows where the task makes several of an example (else None). `seen` is
-    the cost of a pass of the largest examples, if there was one."""
-    size = None if seen is None else _plenty(seen, memory, len(rows), placement(model)[0])
+    the cost of a pass of the largest examples, if there was one.
+
+    A pass of two copies of the largest example gives the cost; where memory is scarce, a pass of one gives the cost of
+    each further example, and a pass of the resulting size is tried.
+    """
+    device, _ = placement(model)
+    size = None if seen is None else _size_by_speed(seen, memory, len(rows), device)
     if size is not None:
         return size, None
     at = largest(rows)
-    return choose_for_example(model, task, rows[at], rows.collate, len(rows), what, coverage, memory, at)
-
-
-def choose_for_example(
-    model: nn.Module,
-    task: Task,
-    example: Any,
-    collate: Callable[[list[Any]], Any],
-    count: int,
-    what: Measurement,
-    coverage: Coverage,
-    memory: int,
-    at: int = 0,
-) -> tuple[int, int | None]:
-    """The same from one example, at position `at`. A pass of two copies gives the cost; where memory is scarce, a pass
-    of one gives the cost of each further example, and a pass of the resulting size is tried."""
-    device, _ = placement(model)
+    example, count = rows[at], len(rows)
     budget = max(1, memory // SHARE)
     with FeaturePass(model, task, replace(what, factors=None), coverage) as run:
         collect = run.collect
-        collect.fit(budget, collate([example]))
+        collect.fit(budget, rows.collate([example]))
         cutting = collect.task.cutting
         if cutting.settled is not None:  # its passes are cut by rows, whatever the number of examples
             return max(1, min(cutting.examples, MOST, count)), cutting.settled
 
         def cost(n: int) -> Cost:
-            batch = to_device(collate([example] * n), device)
+            batch = to_device(rows.collate([example] * n), device)
             with Meter() as meter:
                 collect(batch, [at] * n)
             return meter.cost(n)
 
         both = cost(2)
-        size = _plenty(both, memory, count, device)
+        size = _size_by_speed(both, memory, count, device)
         if size is not None:
             return size, None
         alone = cost(1)
         fits = 1 + max(0, budget - alone.peak) // max(1, both.peak - alone.peak)
-        size = max(1, min(fits, _worth(both, device), MOST, count))
+        size = max(1, min(fits, _least_worthwhile(both, device), MOST, count))
         while size > 2 and (taken := cost(size).peak) > budget:
             size = max(1, min(size - 1, size * budget // taken))
         return size, None
 
 
-def _plenty(seen: Cost, memory: int, count: int, device: torch.device) -> int | None:
+def _size_by_speed(seen: Cost, memory: int, count: int, device: torch.device) -> int | None:
     """The number of examples if memory suffices (it grows no faster than the examples), else None."""
-    size = min(_worth(seen, device), MOST, count)
+    size = min(_least_worthwhile(seen, device), MOST, count)
     fits = max(size, seen.examples) * seen.peak <= seen.examples * max(1, memory // SHARE)
     return size if fits else None
 
 
-def _worth(seen: Cost, device: torch.device) -> int:
+def _least_worthwhile(seen: Cost, device: torch.device) -> int:
     """The number of examples from which on calling operations takes little of the time."""
     speed = _SPEED.get(device.type, _SPEED["cuda"])
     flops = max(1, seen.flops // seen.examples)

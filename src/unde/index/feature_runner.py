@@ -36,7 +36,6 @@ from unde.tasks.batching import recut
 from unde.tasks.tokens import Unreadable
 
 Patch = Callable[[nn.Module], AbstractContextManager[Any]]  # changes the model inside a block
-MANY = 8  # rows from which on it pays to put weights into another order
 _PLURAL = {"query": "queries", "example": "examples"}
 _FOREIGN = (RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError)
 
@@ -96,9 +95,7 @@ class FeatureRunner:
             self._coverage[at] = restore_coverage(record[at], self.inputs.model, self.units)
         return self._coverage[at]
 
-    def open_pass(
-        self, c: int, patch: Patch = nullcontext, many: bool = True, factors: bool = True
-    ) -> FeaturePass:
+    def open_pass(self, c: int, patch: Patch = nullcontext, factors: bool = True) -> FeaturePass:
         """The pass under checkpoint or step c, with its weights loaded, unless it is already open."""
         if self._pass is not None and self._pass[0] == c:
             return self._pass[1]
@@ -112,7 +109,7 @@ class FeatureRunner:
             task = step_of(set_rows(self.inputs.task, self.manifest.settled.rows), method, c)
             what = replace(self.measurement, measure=method.measure_of(c))
             what = what if factors else replace(what, factors=None)
-            run = stack.enter_context(FeaturePass(model, task, what, self.coverage(c), many))
+            run = stack.enter_context(FeaturePass(model, task, what, self.coverage(c)))
             self._pass = (c, run, stack.pop_all())
         return run
 
@@ -237,7 +234,7 @@ def _compute_pass(work: _RowJobs, c: int, i: int) -> None:
             name_failing_example(inputs.model, task, work.rows, lambda: here, work.names, work.what),
             close_on_error(runner),
         ):
-            run = runner.open_pass(c, work.patch, len(work.rows) >= MANY, factors=False)
+            run = runner.open_pass(c, work.patch, factors=False)
             [(where, batch, digests)] = work.rows.batches([here])
             numbers = where if work.numbers is None else [work.numbers[j] for j in where]
             [result] = run.over([(numbers, batch, digests)])
