@@ -109,7 +109,7 @@ def scored(folder: Path, queries: Tensor, memory: int, groups: int | None = None
     names = m.unit_names
     each = len(names) // (groups or len(names))
     members = {f"group {j}": tuple(names[j * each : (j + 1) * each]) for j in range(len(names) // each)}
-    scorer = Scorer(stored, Groups(members), None, {})
+    scorer = Scorer(stored, Groups(members), None)
     return scorer.scores(TracIn(projection="none"), queries.unsqueeze(0), [""] * len(queries))
 
 
