@@ -34,7 +34,7 @@ from unde.store.factored import AUTO
 from unde.store.files import write_bytes
 from unde.store.manifest import SCHEMA, Manifest, Settled
 from unde.store.remote import StorePath
-from unde.store.shards import sound
+from unde.store.shards import is_valid_shard
 
 EXACT = 2**28  # bytes up to which "auto" stores float32
 SHARD_BYTES = 2**24  # of a shard in float32
@@ -180,7 +180,7 @@ def _resume(
             "Choose another folder, or delete this one"
         )
     (folder / layout.SHARDS).mkdir(exist_ok=True)
-    if not sound(probe_of(folder, existing), existing.id):
+    if not is_valid_shard(probe_of(folder, existing), existing.id):
         restore_probe(writer.runner, inputs.rows)
     write_ids(folder, settings.ids, existing.generation)
     return writer

@@ -21,7 +21,7 @@ from unde.index import defaults
 from unde.index import shard_writer as shards
 from unde.index.build_settings import BuildSettings, begin_index
 from unde.index.build_summary import print_summary
-from unde.index.reader import Stored
+from unde.index.reader import IndexReader
 from unde.index.shard_writer import ShardWriter
 from unde.index.state import IndexState
 from unde.methods import Method
@@ -93,7 +93,7 @@ def build(
     unfinished = 0 if executor.alone else sum(len(shards.list_unwritten(writer)) for writer in writers)
     inputs = writers[0].inputs
     return IndexState(
-        Stored(folder, Manifest.read(folder), settings.memory),
+        IndexReader(folder, Manifest.read(folder), settings.memory),
         settings.ids,
         inputs.model,
         inputs.task,

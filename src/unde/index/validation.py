@@ -19,7 +19,7 @@ from unde.gradients.coverage import try_coverage
 from unde.gradients.coverage_check import TOLERANCE, CoverageTrial
 from unde.groups import Groups
 from unde.index.feature_runner import FeatureRunner
-from unde.index.reader import Stored
+from unde.index.reader import IndexReader
 from unde.index.shard_writer import Shapes
 from unde.index.state import IndexState
 from unde.parallel.model_transport import ModelInputs
@@ -35,7 +35,7 @@ _TRIES = 3  # readings of an index that others change meanwhile
 _SMALL, _LONGEST_ID = 2**20, 2**12  # bytes of the ids of any index, and of an id on average
 
 
-def open_store(folder: StorePath, memory: int, verify: bool) -> Stored:
+def open_store(folder: StorePath, memory: int, verify: bool) -> IndexReader:
     """Open an index after checking its shards; again if it was changed meanwhile."""
     for left in reversed(range(_TRIES)):
         manifest = Manifest.read(folder)
@@ -45,7 +45,7 @@ def open_store(folder: StorePath, memory: int, verify: bool) -> Stored:
         except ShardError:
             if not left or Manifest.read(folder).id == manifest.id:
                 raise
-    return Stored(folder, manifest, memory)
+    return IndexReader(folder, manifest, memory)
 
 
 def check_inputs(state: IndexState, train_data: Any, groups: Groups | None) -> IndexState:
@@ -70,7 +70,7 @@ def check_inputs(state: IndexState, train_data: Any, groups: Groups | None) -> I
     return replace(state, ids=read_ids(folder, manifest), rows=rows, watch=watch)
 
 
-def _match_examples(stored: Stored, rows: Rows) -> tuple[Rows, list[str]]:
+def _match_examples(stored: IndexReader, rows: Rows) -> tuple[Rows, list[str]]:
     """The examples of an index among `rows`, and how they differ.
 
     In an index that was changed since it was built examples are matched by their content, in any order.
