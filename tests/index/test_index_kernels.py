@@ -15,7 +15,7 @@ import toy
 from unde import Index, UndeError
 from unde.index import kernel_cache as files
 from unde.kernels import Gram
-from unde.kernels.gram import _Full
+from unde.kernels.trak import _FullGram
 from unde.methods import TRAK
 from unde.store import shards
 
@@ -48,7 +48,7 @@ class Counted:
 
     def __init__(self, monkeypatch):
         self.applied = self.read = 0
-        inverse, read = _Full.inverse, shards.read_shard
+        inverse, read = _FullGram.inverse, shards.read_shard
 
         def count_inverse(*args):
             self.applied += 1
@@ -58,7 +58,7 @@ class Counted:
             self.read += path.name != "moments.safetensors"
             return read(path, *args, **options)
 
-        monkeypatch.setattr(_Full, "inverse", count_inverse)
+        monkeypatch.setattr(_FullGram, "inverse", count_inverse)
         for module in ("store.shards", "index.kernel_cache", "index.shard_writer"):
             monkeypatch.setattr(f"unde.{module}.read_shard", count_read)
 
@@ -278,7 +278,7 @@ def test_large_indexes_are_read_each_time(index, monkeypatch):
 def test_two_kernels_are_held_at_most(index):
     for damping in (0.1, 0.2, 0.3, 0.4):
         index.score(QUERIES, method=TRAK(damping=damping))
-    assert list(index._state.scorer._training) == [Gram(0.3), Gram(0.4)]
+    assert list(index._state.scorer._features) == [Gram(0.3), Gram(0.4)]
     kept = toy.training(index, TRAK(damping=0.3))
     index.score(QUERIES, method=TRAK(damping=0.5))
     assert toy.training(index, TRAK(damping=0.3)) is kept  # the one used last stays

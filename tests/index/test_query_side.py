@@ -7,7 +7,7 @@ from torch import nn
 import toy
 from unde import Groups
 from unde.index.reader import FeatureSource
-from unde.kernels import EKFACKernel, Gram, fitting
+from unde.kernels import EKFACKernel, Gram, fit_kernel
 from unde.methods import EKFAC, TRAK, LoGRA, TracIn
 from unde.store import shards
 
@@ -47,7 +47,7 @@ def applied(index):
     stored, kernel = toy.stored(index), index.method.kernel
     sources = [stored.source(kernel.fisher, c) for c in range(2)]
     features = [torch.cat([stored.block(c, s) for s in range(3)]) for c in range(2)]
-    return [fitting(kernel, source).apply(phi) for source, phi in zip(sources, features)], features
+    return [fit_kernel(kernel, source).apply(phi) for source, phi in zip(sources, features)], features
 
 
 @pytest.mark.parametrize("name", PARTITIONS)
@@ -76,7 +76,7 @@ def test_self_influence_is_that_of_the_stored_product(index):
     want = sum(eta * (column * f * k).sum(1) for eta, f, k in zip(etas, features, made))
     torch.testing.assert_close(index.self_influence(w), want, rtol=1e-4, atol=2e-6 * float(want.abs().max()))
     leverage = sum(eta * (f * k).sum(1) for eta, f, k in zip(etas, features, made))
-    got = index._state.scorer.leverage(index.method)
+    got = toy.training(index, index.method).leverage()
     torch.testing.assert_close(got, leverage, rtol=1e-4, atol=2e-6 * float(leverage.abs().max()))
 
 
@@ -97,7 +97,7 @@ def test_another_damping_reads_no_features(index, monkeypatch):
         read.append(path.parent.name)
         return real(path, *args, **options)
 
-    for module in ("store.shards", "build.kernels"):
+    for module in ("store.shards", "index.kernel_cache"):
         monkeypatch.setattr(f"unde.{module}.read_shard", note)
     again = index.score(features, method=other)
     assert "shards" not in read  # K is there
@@ -123,13 +123,13 @@ def test_moments_do_not_depend_on_who_computes_what(tmp_path, monkeypatch):
     two = toy.build(tmp_path / "b", model=net(), method=EKFAC(projection="kron(3)"))
     want = one.score(QUERIES).total()
     source = FeatureSource(toy.stored(two), 0)
-    settled = two.method.kernel.on(source.sizes)
+    settled = two.method.kernel.bind(source.sizes)
     [first, _] = settled.rounds
     assert first.jobs == 3
     made = {i: first.job(source, i, {}) for i in (2, 0, 1)}
-    from unde.index.kernel_cache import KernelFiles
+    from unde.index.kernel_cache import KernelCache
 
-    at = KernelFiles(toy.stored(two), two.method.kernel, 0)._moments
+    at = KernelCache(toy.stored(two), two.method.kernel, 0)._moments
     at.path.mkdir(parents=True)
     for i in (1, 2):
         shards.write_shard(at.partial(first, i), at.owner, made[i])
@@ -140,17 +140,17 @@ def test_moments_do_not_depend_on_who_computes_what(tmp_path, monkeypatch):
 
 def test_fitted_once_however_often_it_is_asked(index, monkeypatch):
     """Tokens, leverages and scores share the kernel that was inverted first."""
-    from unde.kernels import block_diagonal as by_layer
     from unde.kernels import ekfac
+    from unde.kernels import logra as by_layer
 
     features, fits = index.features(QUERIES), []
     opened = toy.reopen(index)
-    for module, name in ((by_layer, "ByLayer"), (ekfac, "_EKFAC")):
+    for module, name in ((by_layer, "LayerBlocks"), (ekfac, "_BoundEKFAC")):
         kind = getattr(module, name)
         monkeypatch.setattr(kind, "fit", lambda *args, real=kind.fit: (fits.append(1), real(*args))[1])
     for _ in range(3):
         opened.score(features).total()
-        opened._state.scorer.training(opened.method).transformed(0, features.features[0])
+        opened._state.scorer.train_features(opened.method).kernel_times(0, features.features[0])
     assert len(fits) == 2  # one for each checkpoint
 
 

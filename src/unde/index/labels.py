@@ -29,8 +29,7 @@ from unde.evaluate import mislabel_auc
 from unde.gradients.model_state import frozen_eval
 from unde.gradients.parameters import placement
 from unde.methods import Method
-from unde.scoring import GroupScores, Top
-from unde.scoring.group_scores import WeightsLike
+from unde.scoring import GroupScores, Top, WeightsLike
 from unde.scoring.table import Table
 from unde.store.remote import StorePath
 from unde.tasks import Classification, TokenClassification

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from unde.groups import Groups
-from unde.index.kernel_cache import KernelFiles
-from unde.index.reader import FeatureSource, Stored
+from unde.index.kernel_cache import KernelCache
+from unde.index.reader import FeatureSource, IndexReader
 from unde.index.scorer import Scorer
 from unde.methods import Method
 from unde.parallel import SERIAL, Executor
@@ -58,7 +58,7 @@ class Predictor:
         return out.numpy()
 
 
-def subset_sums(stored: Stored, members: Tensor) -> list[Tensor]:
+def subset_sums(stored: IndexReader, members: Tensor) -> list[Tensor]:
     """Σ_{n ∈ s} g(n) for each checkpoint, (S, D), from one pass over the stored features."""
     m = stored.manifest
     sums = [torch.zeros(len(members), m.width, dtype=torch.float64) for _ in range(m.terms)]
@@ -69,7 +69,7 @@ def subset_sums(stored: Stored, members: Tensor) -> list[Tensor]:
 
 
 def apply_kernel(
-    stored: Stored,
+    stored: IndexReader,
     method: Method,
     checkpoint: int,
     members: Tensor,
@@ -77,7 +77,7 @@ def apply_kernel(
     executor: Executor = SERIAL,
 ) -> Tensor:
     """K Σ_{n ∈ s} g(n), (S, D)."""
-    files = KernelFiles(stored, method.kernel, checkpoint, executor)
+    files = KernelCache(stored, method.kernel, checkpoint, executor)
     fitted = files.fitted()
     combine = getattr(fitted, "combine", None)  # kernels in dual form have no need of the sums
     if combine is not None and files.source == FeatureSource(stored, checkpoint):
@@ -85,7 +85,7 @@ def apply_kernel(
     return fitted.apply(sums)
 
 
-def group_columns(stored: Stored, groups: Groups) -> list[tuple[int, slice]]:
+def group_columns(stored: IndexReader, groups: Groups) -> list[tuple[int, slice]]:
     """(group, columns) of each parameter."""
     m = stored.manifest
     return list(zip(groups.of(m.unit_names), m.columns))

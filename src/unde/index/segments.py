@@ -26,10 +26,10 @@ from unde import console, methods
 from unde.data import evenly
 from unde.errors import UndeError
 from unde.fingerprints import fingerprint_of, ids_fingerprint
-from unde.gradients.feature_pass import cuts, threads
+from unde.gradients.feature_pass import split_range, torch_threads
 from unde.index import pca as matrices
 from unde.index.build_settings import write_ids
-from unde.index.reader import Stored
+from unde.index.reader import IndexReader
 from unde.index.shard_writer import Shapes, ShardWriter, covariances
 from unde.index.validation import PROBED, check_shards, list_differences, probe_of, read_ids
 from unde.parallel.model_transport import BuildInputs
@@ -38,7 +38,7 @@ from unde.store.files import clear_partial, create_bytes, write_bytes
 from unde.store.locks import locked
 from unde.store.manifest import MERGE, REPACK, Changes, Manifest, Segment
 from unde.store.remote import StorePath, exists
-from unde.store.shards import ShardError, read_shard, sound, write_shard
+from unde.store.shards import ShardError, is_valid_shard, read_shard, write_shard
 from unde.tasks import identity
 
 FACTORS = "factors"
@@ -55,36 +55,42 @@ class Source:
 
     def selections(self) -> Iterator[Selection]:
         """The rows that are kept of each shard."""
-        for s, rows in enumerate(self.manifest.shards):
-            kept = range(rows.start, rows.stop)
-            if self.removed is not None and self.removed[rows].any():
-                kept = (rows.start + (~self.removed[rows]).nonzero()[:, 0]).tolist()
-            if kept:
-                yield Selection(self, s, kept)
+        for s, shard in enumerate(self.manifest.shards):
+            positions = torch.arange(shard.start, shard.stop)
+            is_whole = self.removed is None or not self.removed[shard].any()
+            if self.removed is not None and not is_whole:
+                positions = positions[~self.removed[shard]]
+            if len(positions):
+                yield Selection(self, s, positions, is_whole)
 
     @cached_property
     def shapes(self) -> Shapes:
         return Shapes(self.manifest)
 
+    @cached_property
+    def numbers(self) -> Tensor:
+        return torch.tensor(self.manifest.numbers)
+
 
 @dataclass(frozen=True)
 class Selection:
-    """Examples of one stored shard, by their positions in the index: a range if it is all of them."""
+    """Examples of one stored shard, by their positions in the index."""
 
     source: Source
     s: int
-    positions: Sequence[int]
+    positions: Tensor
+    is_whole: bool  # all of the shard
 
     def is_file_in(self, home: StorePath) -> bool:
-        return isinstance(self.positions, range) and self.source.folder == home
+        return self.is_whole and self.source.folder == home
 
     def read(self, c: int, writer: ShardWriter | None) -> dict[str, Tensor]:
         """Its rows under checkpoint c. The file is checked to its last byte: they get a new checksum."""
         m = self.source.manifest
         shard = self.source.shapes.read(m.shard(self.source.folder, c, self.s))
-        if isinstance(self.positions, range):
+        if self.is_whole:
             return shard
-        rows = torch.tensor(self.positions) - m.shards[self.s].start
+        rows = self.positions - m.shards[self.s].start
         selected = {name: t[rows] for name, t in shard.items() if name != FACTORS}
         if FACTORS in shard:
             assert writer is not None
@@ -94,9 +100,9 @@ class Selection:
     def _covariances(self, c: int, shard: dict[str, Tensor], writer: ShardWriter) -> Tensor:
         """Sum over the kept examples: computed, or the stored one less that of the others, whichever are fewer."""
         start = self.source.manifest.shards[self.s].start
-        counted = [start + i for i, skipped in enumerate(shard["skipped"].tolist()) if not skipped]
-        kept = sorted({*counted} & {*self.positions})
-        others = sorted({*counted} - {*self.positions})
+        counted = start + (~shard["skipped"].bool()).nonzero()[:, 0]
+        is_kept = torch.isin(counted, self.positions)
+        kept, others = counted[is_kept].tolist(), counted[~is_kept].tolist()
         if len(kept) <= len(others):
             return _sum_covariances(writer, c, kept)
         return shard[FACTORS] - _sum_covariances(writer, c, others)
@@ -112,8 +118,8 @@ class NewShard:
     is_written: bool
 
     @property
-    def positions(self) -> list[tuple[Source, int]]:
-        return [(part.source, i) for part in self.parts for i in part.positions]
+    def numbers(self) -> Tensor:
+        return torch.cat([part.source.numbers[part.positions] for part in self.parts])
 
     def __len__(self) -> int:
         return sum(len(part.positions) for part in self.parts)
@@ -204,19 +210,19 @@ def _segments(plan: Sequence[NewShard]) -> list[Segment]:
     segments = []
     for (owner, _), group in groupby(enumerate(plan), lambda at: (at[1].owner, at[1].number - at[0])):
         shards = [shard for _, shard in group]
-        numbers = [source.manifest.numbers[i] for shard in shards for source, i in shard.positions]
-        segments.append(Segment(owner, shards[0].number, [*map(len, shards)], to_runs(numbers)))
+        runs = to_runs(torch.cat([shard.numbers for shard in shards]))
+        segments.append(Segment(owner, shards[0].number, [*map(len, shards)], runs))
     return segments
 
 
-def to_runs(numbers: Sequence[int]) -> list[int]:
+def to_runs(numbers: Tensor) -> list[int]:
     """
-    >>> to_runs([4, 5, 6, 9])
+    >>> to_runs(torch.tensor([4, 5, 6, 9]))
     [4, 3, 9, 1]
     """
-    groups = groupby(enumerate(numbers), lambda at: at[1] - at[0])
-    runs = [[number for _, number in group] for _, group in groups]
-    return [n for run in runs for n in (run[0], len(run))]
+    starts = torch.cat([torch.zeros(1, dtype=torch.long), 1 + (numbers.diff() != 1).nonzero()[:, 0]])
+    counts = torch.diff(starts, append=torch.tensor([len(numbers)]))
+    return torch.stack([numbers[starts], counts], 1).flatten().tolist()
 
 
 def _write_shards(
@@ -234,7 +240,7 @@ def _write_shards(
     ):
         for c, shard in new:
             path = layout.shard_path(home, c, shard.number)
-            if not sound(path, shard.owner):
+            if not is_valid_shard(path, shard.owner):
                 tensors = _join([part.read(c, writer) for part in shard.parts])
                 write_shard(path, shard.owner, _encode(tensors, shard.parts[0].source.manifest, target))
             advance(1)
@@ -260,10 +266,10 @@ def _encode(shard: dict[str, Tensor], before: Manifest, after: Manifest) -> dict
 def _sum_covariances(writer: ShardWriter, c: int, rows: list[int]) -> Tensor:
     """Covariances of some examples from the model, in passes of the settled size."""
     settled = writer.manifest.settled
-    with threads(settled.threads):
+    with torch_threads(settled.threads):
         run = writer.runner.open_pass(c)
         total = covariances(writer, run, [])
-        for part in cuts(range(len(rows)), settled.pass_size):
+        for part in split_range(range(len(rows)), settled.pass_size):
             total += covariances(writer, run, rows[part.start : part.stop])
     return total
 
@@ -276,18 +282,20 @@ def _digests(home: StorePath, plan: Sequence[NewShard]) -> Tensor:
 def _write_probe(home: StorePath, source: Source, after: Manifest, plan: Sequence[NewShard]) -> None:
     """Keep the examples of the probe that are left; without any, take stored features."""
     before = source.manifest
-    kept: list[tuple[int, int]] = []
+    kept, start = [], 0  # new positions, and rows of the probe
     with suppress(ShardError):
         probe = read_shard(probe_of(source.folder, before), before.id)
-        rows = {position: row for row, position in enumerate(probe["where"].tolist())}
-        examples = enumerate(example for shard in plan for example in shard.positions)
-        kept = [(new, rows[old]) for new, (of, old) in examples if of is source and old in rows]
+        for part in (part for shard in plan for part in shard.parts):
+            if part.source is source:
+                hits = (probe["where"].unsqueeze(1) == part.positions).nonzero().tolist()
+                kept += [(start + position, row) for row, position in hits]
+            start += len(part.positions)
     if kept:
         where = torch.tensor([new for new, _ in kept])
         features = probe["features"][[row for _, row in kept]]
     else:
         where = torch.tensor(evenly(after.examples, PROBED))
-        features = Stored(home, after, 0).rows(where)[0]
+        features = IndexReader(home, after, 0).rows(where)[0]
     write_shard(probe_of(home, after), after.id, {"where": where, "features": features})
 
 
@@ -359,7 +367,7 @@ def _finished_source(folder: StorePath) -> Source:
 
 def _fisher_sources(sources: Sequence[Source]) -> Iterator[list[Source]]:
     """Gradients with other labels: those that the method needs, and those that all indexes have."""
-    stored = [Stored(source.folder, source.manifest, 0) for source in sources]
+    stored = [IndexReader(source.folder, source.manifest, 0) for source in sources]
     probe = methods.parse(sources[0].manifest.method).probe
     kinds = {kind for kind in layout.FISHERS if all(kind in s.fishers for s in stored)}
     for kind in sorted(kinds | ({probe.kind} if isinstance(probe, methods.Fisher) else set())):
