@@ -28,7 +28,7 @@ from unde.fingerprints import ids_fingerprint, plain_ids
 from unde.index import builder
 from unde.index.reader import IndexReader
 from unde.index.segments import Source, make_entry, make_token, rewrite, today
-from unde.index.shard_writer import GivenUp, ShardWriter
+from unde.index.shard_writer import ShardsFailed, ShardWriter
 from unde.index.state import IndexState
 from unde.index.validation import read_ids
 from unde.parallel.model_transport import BuildInputs, recipe_for_data
@@ -309,7 +309,9 @@ def transaction(
         try:
             yield change
         except UndeError as e:
-            if not isinstance(e, (OSError, GivenUp)):  # those may succeed on the next call, which resumes
+            if not isinstance(
+                e, (OSError, ShardsFailed)
+            ):  # those may succeed on the next call, which resumes
                 change.roll_back()
             raise
 
