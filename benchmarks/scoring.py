@@ -109,7 +109,7 @@ def scored(folder: Path, queries: Tensor, memory: int, groups: int | None = None
     names = m.unit_names
     each = len(names) // (groups or len(names))
     members = {f"group {j}": tuple(names[j * each : (j + 1) * each]) for j in range(len(names) // each)}
-    scorer = Scorer(stored, Groups(members), None, {})
+    scorer = Scorer(stored, Groups(members), None)
     return scorer.scores(TracIn(projection="none"), queries.unsqueeze(0), [""] * len(queries))
 
 
@@ -188,7 +188,7 @@ def groups(folder: Path, queries: Tensor, memory: int, rounds: int) -> list[dict
                 pass
 
         def written(count: int = count, few: int = few, n: int = n) -> None:
-            torch.from_numpy(np.empty((count, few, n), dtype=np.float32)).fill_(1.0)
+            torch.empty(count, few, n).fill_(1.0)
 
         seconds = in_turns({"totals": scores.total, "blocks": blocks}, rounds)
         few_seconds = in_turns({"totals": some.total, "array": some.by_group, "writing": written}, rounds)

@@ -186,7 +186,7 @@ def plain_pass(model: nn.Module, task: Task, batches: Iterable[Any]) -> None:
         for batch in batches:
             for p in trained:
                 p.grad = None
-            for part in task.cutting.passes(to_device(batch, device), None):
+            for part in task.batching.passes(to_device(batch, device), None):
                 task.loss(model, part).sum().backward()
 
 
@@ -208,7 +208,7 @@ def frozen_pass(model: nn.Module, task: Task, batches: Iterable[Any]) -> None:
         # The floor under the pass that the build really runs.
         with frozen_eval(model), frozen_linears(model):
             for batch in batches:
-                for part in task.cutting.passes(to_device(batch, device), None):
+                for part in task.batching.passes(to_device(batch, device), None):
                     loss = task.loss(model, part).sum()
                     torch.autograd.grad(loss, anchor, allow_unused=True)
     finally:

@@ -28,7 +28,7 @@ from unde.gradients.model_state import frozen_eval
 from unde.gradients.parameters import Unit, placement
 from unde.onednn import frozen_linears
 from unde.tasks.base import Task
-from unde.tasks.batching import recut
+from unde.tasks.batching import with_batching
 
 
 class GraphStart(torch.autograd.Function):
@@ -96,9 +96,9 @@ class Collector:
         features = self._empty(len(ids)) if out is None else out
         values = torch.zeros(len(ids), device=self.device, dtype=self.dtype)
         self.extra = values.new_zeros(len(ids), len(self._wrapped.extra_measures))
-        for which, portion in self.task.cutting.portions(batch):
+        for which, portion in self.task.batching.portions(batch):
             with self._fill(features[which]) as rows:
-                for part in self.task.cutting.passes(portion, ids[which]):
+                for part in self.task.batching.passes(portion, ids[which]):
                     self._pass(part, ids[which], rows, values[which], self.extra[which])
         return features, values
 
@@ -134,8 +134,8 @@ class Collector:
 
         factors, self.factors = self.factors, None  # not of this pass
         try:
-            cutting = self.task.cutting.within(memory, to_device(example, self.device), peak)
-            self.task = recut(self.task, cutting)
+            batching = self.task.batching.fit_memory(memory, to_device(example, self.device), peak)
+            self.task = with_batching(self.task, batching)
         finally:
             self.factors = factors
 

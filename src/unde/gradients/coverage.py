@@ -27,7 +27,7 @@ from unde.gradients.hooks import Coverage
 from unde.gradients.model_state import frozen_eval, restore_attributes
 from unde.gradients.parameters import Unit, placement
 from unde.tasks.base import Task
-from unde.tasks.batching import Whole, recut
+from unde.tasks.batching import Batching, with_batching
 from unde.tasks.tokens import Unreadable
 
 EXAMPLES = 3
@@ -54,7 +54,7 @@ def try_coverage(
     # Two copies of a single example: in a batch of one, shared tensors look like those of an example.
     ids = evenly(len(rows), EXAMPLES) * (2 if len(rows) == 1 else 1)
     batch, mates = to_device(rows.batch(ids), device), find_mates(rows)
-    brief, largest = recut(task, task.cutting.brief()), mates.largest
+    brief, largest = with_batching(task, task.batching.reduced()), mates.largest
 
     def whole(i: int) -> Any:
         return to_device(rows.batch([i]), device)
@@ -62,9 +62,9 @@ def try_coverage(
     def metered(where: list[int], batch: Any) -> bool:
         """Whether a pass of these costs as much as any: each is as large as the largest, and they are one pass."""
         sizes = [sum(x.numel() for x in tensors(part)) for part in (batch, whole(largest))]
-        return type(task.cutting).within is Whole.within and sizes[0] >= len(where) * sizes[1]
+        return type(task.batching).fit_memory is Batching.fit_memory and sizes[0] >= len(where) * sizes[1]
 
-    short = None if brief is not task else task.cutting.shortened(batch)
+    short = None if brief is not task else task.batching.shorten(batch)
     if short is not None:
         alone = [fallback.single(short, b, len(ids)) for b in range(len(ids))]
         coverage = _plan_on_short(CoverageCheck(model, task, units, measure, ids, short, alone, references=1))
@@ -74,7 +74,7 @@ def try_coverage(
             alone = [whole(largest)]
             full = CoverageCheck(model, task, units, measure, where, both, alone, metered(where, both))
             if full.confirms(coverage):
-                other = _check_mates(full, coverage, rows, ids, mates, task.cutting.shortened)
+                other = _check_mates(full, coverage, rows, ids, mates, task.batching.shorten)
                 return (coverage, full.trial) if other is None else (other, None)
     with frozen_eval(model), torch.no_grad(), suppress(Unreadable):  # it is named when it is measured
         task.check(model, batch)

@@ -154,7 +154,7 @@ class CoverageCheck:
             for i, single in zip(self.ids, self.singles):
                 total: list[Tensor | None] = [None] * len(wanted)
                 value = 0.0
-                for part in self.task.cutting.passes(single, [i]):
+                for part in self.task.batching.passes(single, [i]):
                     out = self._values(part, [i])
                     value += float(out.detach().sum())
                     if not out.requires_grad:
@@ -192,7 +192,7 @@ class CoverageCheck:
 
     def _sum_values(self, batch: Any, ids: list[int]) -> Tensor:
         """The measure of a batch, (B,), summed over its passes."""
-        passes = self.task.cutting.passes(batch, ids)
+        passes = self.task.batching.passes(batch, ids)
         return torch.stack([self._values(part, ids).detach() for part in passes]).sum(0)
 
     def _check_independent(self, together: Tensor) -> None:

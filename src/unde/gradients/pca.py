@@ -49,7 +49,7 @@ class CovariancePass:
         for u in units:  # these sides reach the factors unprojected
             u.projection.widen(*(n is not None for n in sizes[u.name]))
         what = Measurement(units, measure, factors=self.sizes, emit=False)
-        self.spec, self.size, self.rows = spec, size, task.cutting.settled
+        self.spec, self.size, self.rows = spec, size, task.batching.row_limit
         if size is None:
             self.size, self.rows = choose_pass_size(model, task, rows, what, coverage, memory)
         self._sample = Rows([rows[i] for i in evenly(len(rows), SAMPLE)], rows.collate)
