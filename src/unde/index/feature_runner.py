@@ -174,24 +174,26 @@ class FeatureRunner:
             self.close()
         return RowFeatures(features, values, beside, digests)
 
-    def choose_passes(self, rows: Rows, memory: int) -> tuple[Manifest, dict[int, CoverageTrial]]:
-        """Decide coverage and pass size from `rows`: the manifest with both, and the trial of each checkpoint."""
+    def choose_passes(
+        self, rows: Rows, memory: int, batch_size: int | None = None
+    ) -> tuple[Manifest, CoverageTrial | None]:
+        """Decide coverage and pass size from `rows`: the manifest with both, and the first trial."""
         inputs, what = self.inputs, self.measurement
         sizes: list[tuple[int, int | None]] = []
         coverage: list[dict[str, Any]] = []
-        trials: dict[int, CoverageTrial] = {}
+        trials: list[CoverageTrial | None] = []
         for c in range(len(self.manifest.models)):
             with loaded(inputs.model, select_checkpoint(inputs.checkpoints, c)):
                 decided, trial = try_coverage(inputs.model, inputs.task, rows, what.units, what.measure)
-                if trial is not None and self.method.terms == 1:
-                    trials[c] = trial
-                task, cost = step_of(inputs.task, self.method, c), trials[c].cost if c in trials else None
+                trials.append(trial if self.method.terms == 1 else None)
+                task, cost = step_of(inputs.task, self.method, c), trials[-1].cost if trials[-1] else None
                 sizes.append(choose_pass_size(inputs.model, task, rows, what, decided, memory, cost))
                 coverage.append(decided.describe())
         size, rows_per_pass = min(sizes, key=lambda s: s[0])
+        size = size if batch_size is None else min(batch_size, len(rows))
         distinct = coverage[:1] if all(record == coverage[0] for record in coverage) else coverage
         settled = replace(self.manifest.settled, pass_size=size, rows=rows_per_pass, coverage=distinct)
-        return replace(self.manifest, settled=settled), trials
+        return replace(self.manifest, settled=settled), trials[0]
 
     def with_method(self, method: Method, rows: Rows, memory: int) -> FeatureRunner:
         """A runner for another projection or measure: units, coverage and pass size are decided anew."""

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from unde import console, methods
 from unde.index.reader import FeatureSource, IndexReader
-from unde.kernels import Fitted, Kernel, Sizes
-from unde.kernels.base import Moments, Round, Settled, read, reduced
+from unde.kernels import FeatureLayout, Fitted, Kernel
+from unde.kernels.base import BoundKernel, Moments, Round, read, reduced
 from unde.kernels.fingerprint import code_of, described
 from unde.parallel import SERIAL, Executor, Job, shown
 from unde.store import layout
@@ -45,7 +45,7 @@ class KernelCache:
         self.stored, self.kernel, self.checkpoint, self.executor = stored, kernel, checkpoint, executor
         self.source = stored.source(kernel.fisher, checkpoint)
         self._features = FeatureSource(stored, checkpoint)  # what K is applied to
-        self.settled = kernel.on(self.source.sizes)
+        self.settled = kernel.bind(self.source.sizes)
         self._fitted: Fitted | None = None
         self.watch = FileWatch()
         fisher = self.source.stored.manifest.id
@@ -188,12 +188,12 @@ def apply_kernel(files: KernelCache, i: int) -> None:
     files.write_rows(i)
 
 
-def sizes_of(m: Manifest) -> Sizes:
+def sizes_of(m: Manifest) -> FeatureLayout:
     """The features of an index as kernels see them."""
     return FeatureSource(IndexReader(Path(), m, 0), 0).sizes
 
 
-def kernel_files(m: Manifest, settled: Settled) -> dict[str, int]:
+def kernel_files(m: Manifest, settled: BoundKernel) -> dict[str, int]:
     """Bytes on disk of a kernel of the index `m`: its moments, and K g(n) where K mixes all columns."""
     moments = settled.needs().moments
     fits = 1 if methods.parse(m.method).steps > 1 else m.terms  # one for the mean of all steps

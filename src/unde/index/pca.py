@@ -60,7 +60,7 @@ def gather(sample: Sample, i: int) -> None:
         sample.results.put((i,), {"sums": sample.gathering.covariances(i)})
 
 
-def found(
+def compute_directions(
     folder: StorePath,
     given: BuildInputs,
     each: int | None,
@@ -105,25 +105,25 @@ def home(folder: StorePath) -> StorePath:
     return folder.parent if inside else folder
 
 
-def made_once(
-    folder: StorePath, origin: str, there: Manifest | None, make: Callable[[], dict[str, Tensor]]
+def read_or_make(
+    folder: StorePath, origin: str, existing: Manifest | None, make: Callable[[], dict[str, Tensor]]
 ) -> dict[str, Tensor]:
     """The matrices in the folder if they were made from `origin`, else new ones, which are kept there.
 
-    Those of an index that was begun (`there`) are replaced by equal ones only: where its file is damaged or gone.
+    Those of an index that was begun (`existing`) are replaced by equal ones only: where its file is damaged or gone.
     """
     path, owner = folder / MATRICES, hashlib.blake2b(origin.encode(), digest_size=16).hexdigest()
     try:
         return copy_tensors(read_shard(path, owner))
     except ShardError as e:
         damage = e
-    if there is None:
+    if existing is None:
         path.unlink(missing_ok=True)  # of an index that was never begun
     matrices = make()
-    if there is None:
+    if existing is None:
         if not create_shard(path, owner, matrices):  # another process begins the same index at the same time
             return read_shard(path, owner)
-    elif fingerprint(matrices) == there.matrices:
+    elif fingerprint(matrices) == existing.matrices:
         console.note(f"{damage}: made anew, as it was")
         write_shard(path, owner, matrices)
     return matrices  # else they are of another index, which is refused for what differs

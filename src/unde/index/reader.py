@@ -14,7 +14,7 @@ from unde import methods
 from unde.errors import UndeError, unknown
 from unde.fingerprints import origins, to_signed
 from unde.gradients.factors import factor_sizes, split
-from unde.kernels import Part, Sizes
+from unde.kernels import FeatureLayout, ParameterColumns
 from unde.methods import Method
 from unde.store import layout
 from unde.store.file_watch import FileWatch
@@ -172,13 +172,13 @@ class FeatureSource:
     checkpoint: int | None
 
     @cached_property
-    def sizes(self) -> Sizes:
+    def sizes(self) -> FeatureLayout:
         m = self.stored.manifest
         sides = factor_sizes(m.units, str(self.stored.method.projection)) if m.factors else {}
-        parts = [Part(name, c, sides.get(name)) for name, c in zip(m.unit_names, m.columns)]
+        parts = [ParameterColumns(name, c, sides.get(name)) for name, c in zip(m.unit_names, m.columns)]
         stored, n = self.stored.codec, m.examples
         cuts = [slice(i * n + r.start, i * n + r.stop) for i in range(self._labels) for r in m.shards]
-        return Sizes(
+        return FeatureLayout(
             tuple(parts), tuple(cuts), rounding=stored.rounding, lossy=stored.lossy, labels=self._labels
         )
 

@@ -205,7 +205,7 @@ def on_disk(m: Manifest, precision: torch.dtype) -> dict[str, int]:
     return found | ({"covariances": covariances} if m.factors else {})
 
 
-def compute(writer: ShardWriter, jobs: list[Job], executor: Executor) -> None:
+def compute_shards(writer: ShardWriter, jobs: list[Job], executor: Executor) -> None:
     """All jobs, and what they cost; then a look at whether the data stayed what it was."""
     started = time.perf_counter()
     writer.upcoming = jobs
@@ -220,10 +220,10 @@ def compute(writer: ShardWriter, jobs: list[Job], executor: Executor) -> None:
     _log(writer, sum(_length(writer, s) for _, s in jobs), time.perf_counter() - started)
     if executor.alone:
         clear_partial(writer.folder / layout.SHARDS)  # what workers left that were killed
-        check(writer)
+        check_data_unchanged(writer)
 
 
-def check(writer: ShardWriter) -> None:
+def check_data_unchanged(writer: ShardWriter) -> None:
     """Whether the data stayed what it was, from the first shard to the last."""
     m = writer.manifest
     _check_checkpoints_agree(writer)
@@ -235,14 +235,14 @@ def check(writer: ShardWriter) -> None:
         raise reads_differently(changed)
 
 
-def unwritten(writer: ShardWriter) -> list[Job]:
+def list_unwritten(writer: ShardWriter) -> list[Job]:
     """Shards that are not there, whether they are whole or not."""
     m = writer.manifest
     jobs = [(c, s) for c in range(m.terms) for s in range(len(m.shards))]
     return [job for job in jobs if not exists(m.shard(writer.folder, *job))]
 
 
-def missing(writer: ShardWriter, executor: Executor = SERIAL) -> list[Job]:
+def list_missing(writer: ShardWriter, executor: Executor = SERIAL) -> list[Job]:
     """What is still to compute by `executor`; damaged shards are named and count as missing."""
     m, jobs = writer.manifest, []
     where, digests = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]

@@ -51,7 +51,7 @@ def report_damage(path: StorePath) -> Generator[None]:
 
 
 def write_shard(path: StorePath, owner: str, tensors: Mapping[str, Tensor], place: str | None = None) -> None:
-    """Write tensors of the index `owner`, at one place in it, by default the name of the file."""
+    """Write tensors that belong to `owner` and to one place in it, by default the file's name."""
     content = _packed(tensors, owner, place or path.name)
     if isinstance(path, Remote):
         copy = joined(content)
