@@ -21,8 +21,8 @@ from torch import Tensor
 from unde import console, methods
 from unde.index.reader import FeatureSource, IndexReader
 from unde.kernels import FeatureLayout, Fitted, Kernel
-from unde.kernels.base import BoundKernel, Moments, Round, read, reduced
-from unde.kernels.fingerprint import code_of, described
+from unde.kernels.base import BoundKernel, Moments, Round, add_partials, read
+from unde.kernels.fingerprint import code_key, describe_kernel
 from unde.parallel import SERIAL, Executor, Job, shown
 from unde.store import layout
 from unde.store.file_watch import FileWatch, copy_tensors
@@ -50,10 +50,10 @@ class KernelCache:
         self.watch = FileWatch()
         fisher = self.source.stored.manifest.id
         self._moments = _KernelFolder(
-            stored.folder, f"{VERSION} {fisher} {self.settled.key}{code_of(kernel)} {self.source.checkpoint}"
+            stored.folder, f"{VERSION} {fisher} {self.settled.key}{code_key(kernel)} {self.source.checkpoint}"
         )
         self._rows = _KernelFolder(
-            stored.folder, f"{VERSION} {stored.manifest.id} {described(kernel)} {checkpoint}"
+            stored.folder, f"{VERSION} {stored.manifest.id} {describe_kernel(kernel)} {checkpoint}"
         )
 
     def fitted(self) -> Fitted:
@@ -139,7 +139,7 @@ class KernelCache:
         if is_valid_shard(at.path / MOMENTS, at.owner):
             return  # another process computed it
         for n, r in enumerate(self.settled.rounds):
-            moments |= r.finish(reduced(self._partial_results(n, r, moments)))
+            moments |= r.finish(add_partials(self._partial_results(n, r, moments)))
             if any(later.jobs > 1 for later in self.settled.rounds[n + 1 : n + 2]):
                 write_shard(at.before(n + 1), at.owner, moments)
         write_shard(at.path / MOMENTS, at.owner, moments)
