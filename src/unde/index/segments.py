@@ -26,7 +26,7 @@ from unde import console, methods
 from unde.data import evenly
 from unde.errors import UndeError
 from unde.fingerprints import fingerprint_of, ids_fingerprint
-from unde.gradients.feature_pass import cuts, threads
+from unde.gradients.feature_pass import split_range, torch_threads
 from unde.index import pca as matrices
 from unde.index.build_settings import write_ids
 from unde.index.reader import IndexReader
@@ -51,15 +51,15 @@ class Source:
 
     folder: StorePath
     manifest: Manifest
-    removed: Tensor | None = None  # (N,) bool
+    removal_mask: Tensor | None = None  # (N,) bool
 
     def selections(self) -> Iterator[Selection]:
         """The rows that are kept of each shard."""
         for s, shard in enumerate(self.manifest.shards):
             positions = torch.arange(shard.start, shard.stop)
-            is_whole = self.removed is None or not self.removed[shard].any()
-            if self.removed is not None and not is_whole:
-                positions = positions[~self.removed[shard]]
+            is_whole = self.removal_mask is None or not self.removal_mask[shard].any()
+            if self.removal_mask is not None and not is_whole:
+                positions = positions[~self.removal_mask[shard]]
             if len(positions):
                 yield Selection(self, s, positions, is_whole)
 
@@ -147,7 +147,7 @@ def rewrite(
     plan = _plan_shards(home, sources, entry["token"])
     _write_shards(plan, home, target, inputs)
     history = [*first.history, entry] if sources[0].folder == home else [entry]
-    built = first.examples if first.changes is None else first.changes.built
+    count = first.examples if first.changes is None else first.changes.build_examples
     inside = {name: manifest.as_dict() for name, manifest in (fishers or {}).items()}
     after = replace(
         target,
@@ -155,7 +155,7 @@ def rewrite(
         data=fingerprint_of(_digests(home, plan)),
         ids=ids_fingerprint(ids),
         settled=replace(target.settled, shard_size=max(target.settled.shard_size, *map(len, plan))),
-        changes=Changes(first.lineage, built, _segments(plan), history, inside),
+        changes=Changes(first.lineage, count, _segments(plan), history, inside),
     )
     _write_probe(home, sources[0], after, plan)
     write_ids(home, ids, after.generation)
@@ -266,10 +266,10 @@ def _encode(shard: dict[str, Tensor], before: Manifest, after: Manifest) -> dict
 def _sum_covariances(writer: ShardWriter, c: int, rows: list[int]) -> Tensor:
     """Covariances of some examples from the model, in passes of the settled size."""
     settled = writer.manifest.settled
-    with threads(settled.threads):
+    with torch_threads(settled.threads):
         run = writer.runner.open_pass(c)
         total = covariances(writer, run, [])
-        for part in cuts(range(len(rows)), settled.pass_size):
+        for part in split_range(range(len(rows)), settled.pass_size):
             total += covariances(writer, run, rows[part.start : part.stop])
     return total
 
