@@ -16,6 +16,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/ty check
+	$(BIN)/mypy
 
 # Into build/docs, without a network; a warning is an error.
 docs: $(VENV)/.dev

@@ -70,7 +70,7 @@ def train(case: str, size: int) -> None:
 
 def fit(index: Index) -> None:
     """The kernel, without a query."""
-    index._opened.scorer.training(METHOD)
+    index._state.scorer.training(METHOD)
 
 
 def measure(case: str, stage: str, folder: str) -> int:

@@ -95,7 +95,7 @@ def speed(setup: Any, folder: Path, runs: int) -> dict[str, Any]:
         for queries, some in asked.items():
             for cold in (False, True):
                 for dtype, index in opened.items():
-                    scores = index._opened.scorer.scores(METHODS["tracin"], some, [""] * queries)
+                    scores = index._state.scorer.scores(METHODS["tracin"], some, [""] * queries)
                     if cold:
                         dropped(index.folder)
                     times.setdefault((dtype, queries, cold), []).append(timed(scores.total))

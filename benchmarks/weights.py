@@ -36,7 +36,7 @@ from unde.weights import retrieval
 from unde.weights.adamw import adamw
 from unde.weights.contributions import Contributions
 from unde.weights.fixed_point import fixed_point, fixed_points
-from unde.weights.problem import Problem
+from unde.weights.objective import Problem
 from unde.weights.settings import EPOCHS, LEARNING_RATE
 
 RESULTS = Path(__file__).parent / "results" / "weights.json"
@@ -160,16 +160,20 @@ def self_retrieval(examples: int, groups: int, memory: int, width: int = 8) -> d
 
     def run() -> dict[str, Any]:
         search, learn, judging, report = parts
-        found = retrieval.search(lambda s: float(copies(search, s).found().float().mean()), 0.05, 1.0)
+        found = retrieval.search_strength(
+            lambda s: float(copies(search, s).retrieved().float().mean()), 0.05, 1.0
+        )
         half = len(judging) // 2
         trial = retrieval.Trial(
             "noise", found, copies(judging[:half], found.strength), copies(judging[half:], 0.05)
         )
-        judged = retrieval.judge(retrieval.candidates({"noise": copies(learn, found.strength)}), [trial])
-        best = retrieval.best(judged)
+        judged = retrieval.judge_weights(
+            retrieval.learn_candidates({"noise": copies(learn, found.strength)}), [trial]
+        )
+        best = retrieval.best_accepted(judged)
         told = copies(report, found.strength)
         after = None if best is None else best.weights
-        shares = [float(told.found(w).float().mean()) for w in (None, after)]
+        shares = [float(told.retrieved(w).float().mean()) for w in (None, after)]
         return {"strength": found.strength, "found": shares, "refused": best is None}
 
     seconds, told, beside = measured(run)

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unde import Index, Setup, UndeError, Weights, console, learn_weights, methods
+from unde import Index, Setup, UndeError, Weights, console, methods
 from unde.data import Rows
 from unde.diffusion import Samples
 from unde.integrations.diffusers import (
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ids=setup.ids,
         seed=args.seed,
     )
-    weights = learn_weights(index.score(setup.learn_queries), seed=args.seed)
+    weights = index.learn_weights(queries=setup.learn_queries, seed=args.seed)
     weights.save(args.out / "weights.json")
     results(setup, data, evaluate, index.score(setup.eval_queries), weights, args)
 

@@ -59,19 +59,19 @@ def cut(pass_size: int = 4, shard_passes: int = 2) -> Iterator[None]:
     """Passes and shards so small that a few examples make several."""
     with (
         mock.patch("unde.gradients.feature_pass.MOST", pass_size),
-        mock.patch("unde.index.settle.SHARD_PASSES", shard_passes),
+        mock.patch("unde.index.build_settings.SHARD_PASSES", shard_passes),
     ):
         yield
 
 
 def stored(index: Index) -> Stored:
     """What is on disk of an index, behind its facade."""
-    return index._opened.stored
+    return index._state.stored
 
 
 def training(index: Index, method: Any) -> Training:
     """The training side under the kernel of a method."""
-    return index._opened.scorer.training(method)
+    return index._state.scorer.training(method)
 
 
 def factors(index: Index, checkpoint: int = 0) -> dict[str, tuple[Tensor, Tensor]]:
@@ -85,7 +85,7 @@ def factors(index: Index, checkpoint: int = 0) -> dict[str, tuple[Tensor, Tensor
 
 
 def reopen(index: Index, **options: Any) -> Index:
-    given = {"model": index.model, "task": index.task, "checkpoints": index._opened.checkpoints}
+    given = {"model": index.model, "task": index.task, "checkpoints": index._state.checkpoints}
     return Index.open(index.folder, **(given | options))
 
 

@@ -25,8 +25,8 @@ from benchmarks.faults.trial import Tally, tried
 from unde import Groups, Index, Weights, evaluate, learn_weights
 from unde.cli import app
 from unde.evaluate import Bank
+from unde.scoring.arrays import ArrayScores
 from unde.tasks import Classification
-from unde.weights.protocol import TensorScores
 
 PYTHON, COMMANDS = "bad inputs, Python", "bad inputs, command line"
 X, Y = world.TRAIN
@@ -118,7 +118,7 @@ def in_python(folder: Path) -> dict[str, Callable[[], object]]:
     (folder / "file").write_text("mine")
     (folder / "other").mkdir()
     (folder / "other" / "thesis.tex").write_text("mine")
-    one = TensorScores(torch.randn(4, 9, 2), ["a", "b"])
+    one = ArrayScores(torch.randn(4, 9, 2), ["a", "b"])
     calls |= {
         "build in a file": lambda: kind.build(folder / "file"),
         "build in another's folder": lambda: kind.build(folder / "other"),
@@ -156,7 +156,7 @@ def in_python(folder: Path) -> dict[str, Callable[[], object]]:
         "weights from text": lambda: Weights.load(folder / "file"),
         "weights to nowhere": lambda: world.weights().save(folder / "no" / "w.json"),
         "weights to a folder": lambda: world.weights().save(folder / "other"),
-        "contributions of two axes": lambda: TensorScores(torch.ones(2, 2), ["a"]),
+        "contributions of two axes": lambda: ArrayScores(torch.ones(2, 2), ["a"]),
         "learn with k=0": lambda: learn_weights(one, k=0, weight_decay=0.1),
         "learn with k=10**6": lambda: learn_weights(one, k=10**6, weight_decay=0.1),
         "learn with negative decay": lambda: learn_weights(one, k=2, weight_decay=-1.0),

@@ -20,8 +20,8 @@ from experiments.shared.cells import Cell
 from experiments.shared.sweep import EVERY_BANK, needed
 from unde.evaluate import lds, paired
 from unde.index.self_retrieval import Copier
-from unde.weights.protocol import TensorScores
-from unde.weights.retrieval import Copies, Judged, Search, Trial
+from unde.scoring.arrays import ArrayScores
+from unde.weights.retrieval import Copies, JudgedWeights, StrengthSearch, Trial
 
 PAPER = ""
 VARIANTS = EVERY_BANK
@@ -76,7 +76,7 @@ class _Grid:
             steps = np.geomspace(kind.least, kind.most, STRENGTHS)
             for i, strength in enumerate(steps):
                 made = copier.copies(kind, which, float(strength))
-                share = float(made.found().float().mean())
+                share = float(made.retrieved().float().mean())
                 self.found.setdefault(kind.name, []).append([float(strength), share])
                 self._copies[kind.name, i] = made.scores.contributions(slice(0, len(which)))
 
@@ -84,7 +84,7 @@ class _Grid:
         at = self._strength(kind, target)
         key = (kind, at, decay, count)
         if key not in self._learned:
-            self._learned[key] = self._part(kind, at, slice(0, count)).learned(decay)
+            self._learned[key] = self._part(kind, at, slice(0, count)).learn(decay)
         w = self._learned[key]
         if not guard:
             return w
@@ -93,8 +93,8 @@ class _Grid:
             held_out = slice(LEARN, None)
             hard = self._part(other, self._strength(other, target), held_out)
             weak = self._part(other, 0, held_out)
-            trials.append(Trial(other, Search(0.0, []), hard, weak))
-        accepted = Judged({}, w, [t.gains(w) for t in trials]).refused is None
+            trials.append(Trial(other, StrengthSearch(0.0, []), hard, weak))
+        accepted = JudgedWeights({}, w, [t.gains(w) for t in trials]).objection is None
         return w if accepted else torch.ones_like(w)
 
     def _strength(self, kind: str, target: float) -> int:
@@ -103,6 +103,6 @@ class _Grid:
     def _part(self, kind: str, i: int, rows: slice) -> Copies:
         key = (kind, i, rows.start, rows.stop)
         if key not in self._parts:
-            scores = TensorScores(self._copies[kind, i][rows], self.groups, memory=2**32)
+            scores = ArrayScores(self._copies[kind, i][rows], self.groups, memory=2**32)
             self._parts[key] = Copies(scores, self._which[rows], self.content)
         return self._parts[key]

@@ -71,7 +71,7 @@ class _Copied:
         self.index = cell.index_for(method)
         self.copier = Copier(self.index._opened, method, None, seed=0)
         kinds = self.copier.kinds
-        parts = Parts.drawn(self.index._opened, self.copier.content, EXAMPLES, len(kinds), 0)
+        parts = Parts.draw(self.index._opened, self.copier.content, EXAMPLES, len(kinds), 0)
         self.which = parts.rest[:SHOWN] if len(parts.rest) >= SHOWN else parts.report[:SHOWN]
         self.kind = kinds[0]
         self.strengths = strengths(self.kind)
@@ -89,7 +89,7 @@ class _Copied:
         for features in self._features:
             scores = self.index._opened.scorer.scores(chosen, features.features, features.digests)
             copies = Copies(scores, self.which, self.copier.content)
-            found = copies.found(None if weights is None else weights.values)
+            found = copies.retrieved(None if weights is None else weights.values)
             out.append(float(found.float().mean()))
         return out
 

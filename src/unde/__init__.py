@@ -1,14 +1,21 @@
-"""unde: which training examples made a trained PyTorch model do that?"""
+"""Training data attribution for PyTorch: which training examples made a trained model do that?"""
 
-from unde import evaluate, methods, tasks
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from unde.errors import UndeError
-from unde.groups import Groups
-from unde.index import Index
-from unde.scoring import GroupScores
-from unde.setup import Setup
-from unde.tasks import Task
 from unde.version import __version__
-from unde.weights import Weights, learn_weights
+
+if TYPE_CHECKING:
+    from unde import evaluate, methods, tasks
+    from unde.groups import Groups
+    from unde.index import Index
+    from unde.scoring import GroupScores
+    from unde.setup import Setup
+    from unde.tasks import Task
+    from unde.weights import Weights, learn_weights
 
 __all__ = [
     "GroupScores",
@@ -24,3 +31,26 @@ __all__ = [
     "methods",
     "tasks",
 ]
+
+# Loaded on first use, so that `unde --help` does without torch.
+_MODULES = {
+    "GroupScores": "unde.scoring",
+    "Groups": "unde.groups",
+    "Index": "unde.index",
+    "Setup": "unde.setup",
+    "Task": "unde.tasks",
+    "Weights": "unde.weights",
+    "learn_weights": "unde.weights",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("evaluate", "methods", "tasks"):
+        return importlib.import_module(f"unde.{name}")
+    if name in _MODULES:
+        return getattr(importlib.import_module(_MODULES[name]), name)
+    raise AttributeError(f"module 'unde' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -85,7 +85,7 @@ def read_checkpoint(checkpoint: Checkpoint) -> Mapping[str, Tensor]:
         raise UndeError(f"cannot read the checkpoint {path} ({e.strerror or e})") from None
 
 
-def settled_weights(given: Sequence[float] | None, count: int, terms: int = 1) -> list[float]:
+def resolve_checkpoint_weights(given: Sequence[float] | None, count: int, terms: int = 1) -> list[float]:
     """η_c, by default equal shares; of each checkpoint for each of its `terms`."""
     if given is None:
         return [1.0 / (count * terms)] * (count * terms)
@@ -98,3 +98,8 @@ def settled_weights(given: Sequence[float] | None, count: int, terms: int = 1) -
     if not all(0 <= x < float("inf") for x in weights) or not any(weights):
         raise UndeError(f"checkpoint_weights {weights}: expected numbers ≥ 0, not all zero")
     return weights
+
+
+def select_checkpoint(checkpoints: Sequence[Checkpoint] | None, c: int) -> Checkpoint | None:
+    """Checkpoint c, or None for the model as it is."""
+    return None if checkpoints is None else checkpoints[c]

@@ -3,14 +3,17 @@
 import inspect
 import re
 import runpy
+import subprocess
+import sys
 
 import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from unde import cli, methods
-from unde.cli.build import build
-from unde.cli.plan import plan
+from unde.cli import options, report
+from unde.index import labels
+from unde.store import factored
 
 COMMANDS = (
     *("demo", "plan", "build", "finish", "append", "remove", "merge", "repack"),
@@ -53,15 +56,30 @@ def test_all_methods_are_listed(name):
 
 
 def test_plan_takes_what_build_takes():
-    building, planning = (inspect.signature(command).parameters for command in (build, plan))
+    building, planning = (
+        {p.name: p for p in get_command(cli.app).commands[name].params} for name in ("build", "plan")
+    )
     # What has no part in what a run needs.
     assert set(building) - set(planning) == {
-        *("context", "out", "num_workers", "device", "seed", "on_bad"),
+        *("out", "num_workers", "seed", "on_bad"),
         *("engine", "threads", "worker", "gpus", "address", "timeout"),
     }
     for name in set(building) & set(planning) - {"workers"}:  # which a plan only reckons with
         assert building[name].default == planning[name].default, name
-        assert building[name].annotation == planning[name].annotation, name
+        assert building[name].help == planning[name].help, name
+
+
+def test_names_in_help_are_those_of_the_library():
+    assert options.METHODS == methods.NAMES
+    assert options.CODECS == factored.NAMES
+    assert report.RANKINGS == tuple(labels.RANKINGS) and report.RANKINGS[0] == labels.DEFAULT
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["build", "--help"], ["report", "--help"]])
+def test_help_does_without_torch(arguments):
+    code = f"import sys; sys.argv = ['unde', *{arguments}]\nfrom unde.cli import main\n"
+    code += "try: main()\nfinally: assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
 
 
 def test_the_version():

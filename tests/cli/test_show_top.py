@@ -2,7 +2,7 @@
 
 import toy
 from unde import Setup
-from unde.cli.attribute import queries_of, show_top, with_texts
+from unde.cli.attribute import show_top, whole_queries, with_texts
 from unde.data import Rows
 
 
@@ -12,7 +12,7 @@ def test_what_is_no_text_is_printed_as_ids(tmp_path, capsys):
     queries, scores = Rows(setup.eval_queries), index.score(setup.eval_queries)
 
     def show(k: int, **options) -> str:
-        show_top(with_texts(scores.top(k), setup, queries, queries_of(queries), None), **options)
+        show_top(with_texts(scores.top(k), setup, queries, whole_queries(queries), None), **options)
         return capsys.readouterr().out
 
     setup.show = lambda example: example[0]  # numbers, no text

@@ -10,7 +10,7 @@ from PIL import Image, ImageEnhance
 
 from unde import UndeError, learn_weights
 from unde.diffusion import augment
-from unde.weights.protocol import TensorScores
+from unde.scoring.arrays import ArrayScores
 
 module = importlib.import_module("unde.tasks.augment")  # the package has the function of this name
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -177,7 +177,7 @@ def test_supervised_weights_from_changed_images():
     queries = augment(images[positives], positives)
     known = torch.einsum("qd,nd->qn", queries.flatten(1), images.flatten(1)) / 100
     noise = torch.randn(known.shape, generator=g)
-    scores = TensorScores(torch.stack([known, noise], 2), ["known", "noise"])
+    scores = ArrayScores(torch.stack([known, noise], 2), ["known", "noise"])
     w = learn_weights(scores, loss="supervised", positives=positives, weight_decay=0.0)
     assert w.values[0] > 1.5
 

@@ -28,7 +28,10 @@ def workers():
 
 def built(folder, method, **who):
     setup = make()
-    cut = mock.patch("unde.gradients.feature_pass.MOST", 2), mock.patch("unde.index.settle.SHARD_PASSES", 2)
+    cut = (
+        mock.patch("unde.gradients.feature_pass.MOST", 2),
+        mock.patch("unde.index.build_settings.SHARD_PASSES", 2),
+    )
     with cut[0], cut[1]:
         return Index.build(
             setup.model, setup.task, setup.train_data, folder, method=method, progress=False, **who

@@ -7,7 +7,13 @@ from scipy.optimize import minimize
 from scipy.stats import rankdata, spearmanr
 
 from unde.evaluate import calibration
-from unde.evaluate.calibration import average_ranks, jackknife_means, large_sample_factor, spearman, standard_error
+from unde.evaluate.calibration import (
+    average_ranks,
+    jackknife_means,
+    large_sample_factor,
+    spearman,
+    standard_error,
+)
 from unde.weights.retrained import fit_to_retrained
 
 S, Q, M = 16, 60, 5

@@ -13,7 +13,7 @@ from sklearn.metrics.pairwise import cosine_similarity
 from unde import Groups, UndeError
 from unde.evaluate import lds_strength, pattern_similarity, recall_strength, unet_cell
 from unde.methods import DAS, TracIn
-from unde.weights.protocol import TensorScores
+from unde.scoring.arrays import ArrayScores
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -153,7 +153,7 @@ def test_skipped_examples_are_no_candidates():
 def test_a_cell_that_ranks_nothing_has_no_recall():
     parts = torch.randn(Q, N, 2)
     parts[:, :, 1] = 0
-    scores = TensorScores(parts, ["mid_block.a", "mid_block.b"])
+    scores = ArrayScores(parts, ["mid_block.a", "mid_block.b"])
     recall = recall_strength(scores, RELEVANT, k=K)["subject"]
     assert recall.columns == ["a", "b"] and np.isnan(recall.values[0, 1])
     np.testing.assert_allclose(recall.values[0, 0], mean_recall(parts[:, :, 0].numpy(), RELEVANT["subject"]))

@@ -144,7 +144,7 @@ def test_embeddings_keep_random_rows_and_wide_sides_too(monkeypatch):
 def test_a_build_interrupted_before_the_first_shard_goes_on(tmp_path, monkeypatch):
     method = LoGRA(projection="pca(2)")
     with monkeypatch.context() as m:
-        m.setattr("unde.index.settle.decide", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        m.setattr("unde.index.feature_runner.decide", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             toy.build(tmp_path / "i", method=method)
     assert (tmp_path / "i" / MATRICES).exists()

@@ -15,9 +15,9 @@ from unde.data import Rows
 from unde.gradients import make_units
 from unde.gradients.coverage import decide
 from unde.gradients.feature_pass import FeaturePass, Measurement, settle
-from unde.index.probe import probe_of
 from unde.index.reader import Stored
 from unde.index.shard_writer import compute_shard
+from unde.index.validation import probe_of
 from unde.methods import TracIn
 from unde.store.shards import read_shard
 from unde.tasks import CausalLM

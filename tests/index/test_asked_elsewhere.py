@@ -11,7 +11,7 @@ import toy
 import unde
 from unde import Index, UndeError, methods
 from unde.parallel import Array, Processes, Serial
-from unde.parallel.model_transport import carried
+from unde.parallel.model_transport import pack_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N = 60
@@ -205,7 +205,7 @@ def test_a_model_of_diffusers_needs_no_recipe(tmp_path):
     blocks = {"down_block_types": ("DownBlock2D",) * 2, "up_block_types": ("UpBlock2D",) * 2}
     size = {"sample_size": 8, "block_out_channels": (8, 8), "layers_per_block": 1, "norm_num_groups": 4}
     model = diffusers.UNet2DModel(in_channels=1, out_channels=1, **size, **blocks).half()
-    sent = carried(model, unde.tasks.Classification(), [1], None, tmp_path)
+    sent = pack_model(model, unde.tasks.Classification(), [1], None, tmp_path)
     made = pickle.loads(pickle.dumps(sent)).make().model
     assert {n: p.dtype for n, p in made.named_parameters()} == {
         n: p.dtype for n, p in model.named_parameters()

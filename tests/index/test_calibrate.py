@@ -57,7 +57,7 @@ def masks(count=6, seed=0):
 def test_predictions_are_sums_of_scores_over_subsets(index, method):
     scores = index.score(QUERIES, method)
     members = masks()
-    predictor = Predictor(index._opened.scorer, scores.queries, scores.query_digests, members)
+    predictor = Predictor(index._state.scorer, scores.queries, scores.query_digests, members)
     made = predictor.predict(scores.method)
     if scores.method.linear:
         want = np.stack([scores.by_group()[:, m].sum(1).numpy() for m in members])
@@ -71,18 +71,18 @@ def test_predictions_of_the_last_checkpoint_are_those_of_its_scores(tmp_path):
     built = partial(toy.build, n=N, method=TRAK(projection="none"))
     several = built(tmp_path / "all", checkpoints=states)
     alone = built(tmp_path / "last", model=toy.net(2))
-    scores = several._opened.scorer.scores(
+    scores = several._state.scorer.scores(
         several.method, several.features(QUERIES).features, [""] * len(QUERIES[0]), last_checkpoint=True
     )
     torch.testing.assert_close(3 * scores.total(), alone.score(QUERIES).total(), rtol=1e-4, atol=1e-6)
     setting = Setting(several.method, last_checkpoint=True)
-    predictor = Predictor(several._opened.scorer, scores.queries, scores.query_digests, masks())
-    made = predictor.predict(setting.method, setting.terms(several._opened.stored)).sum(2)
+    predictor = Predictor(several._state.scorer, scores.queries, scores.query_digests, masks())
+    made = predictor.predict(setting.method, setting.terms(several._state.stored)).sum(2)
     np.testing.assert_allclose(made, masks() @ scores.total().numpy().T, rtol=1e-3, atol=1e-5)
 
 
 def test_settings_of_an_index(index, tmp_path):
-    curves = list_settings(index._opened.stored)
+    curves = list_settings(index._state.stored)
     families = {curve[0].family for curve in curves}
     assert {"TracIn", "TRAK", "TRAK, sampled Fisher", "LoGRA, one λ", "EKFAC, sampled Fisher"} <= families
     names = [s.name for curve in curves for s in curve]
@@ -273,7 +273,7 @@ def test_sure_is_what_no_other_setting_beats():
 def test_local_training_continues_from_the_final_model(index):
     made = index.calibrate(training(), QUERIES, how="local", halves=4, baselines=False)
     assert made.how == "local" and "no estimate" in str(made)
-    start = module._retraining(index._opened, training(), "local")
+    start = module._retraining(index._state, training(), "local")
     first = start.initial_model(0)
     assert start.epochs == 1 and start.schedule is None
     for (name, a), (_, b) in zip(first.named_parameters(), index.model.named_parameters()):

@@ -63,7 +63,7 @@ def test_zero_gradients_are_said(tmp_path):
     y[:] = 1
     scores = index.score((x, y))
     assert not scores.total()[1].any() and scores.total()[0].any()
-    met = int((index._opened.stored.squares.sum(1) == 0).sum())
+    met = int((index._state.stored.squares.sum(1) == 0).sum())
     assert 5 <= met < zero[0]
     first, second = index.diagnose(scores)
     assert first.startswith(f"{met} of 22 training examples have a gradient of zero: their scores are 0")

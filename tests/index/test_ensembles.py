@@ -28,6 +28,7 @@ def test_scores_of_an_ensemble_are_the_mean_of_its_members(tmp_path, method):
 
 
 def test_a_setup_brings_checkpoints(tmp_path, monkeypatch):
+    from unde.cli.options import ModelOptions
     from unde.cli.project import Project
 
     (tmp_path / "ensemble_setup.py").write_text(
@@ -38,7 +39,7 @@ def test_a_setup_brings_checkpoints(tmp_path, monkeypatch):
         "                      checkpoint_weights=[0.25, 0.75])\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    project = Project("ensemble_setup:make")
+    project = Project(ModelOptions("ensemble_setup:make"))
     assert len(project.checkpoints) == 2 and project.shares == [0.25, 0.75]
     from typer.testing import CliRunner
 

@@ -63,7 +63,7 @@ def case(request, tmp_path_factory):
 
 
 def scores(index, method, features):
-    made = index._opened.scorer.scores(method, features, [""] * features.shape[1])
+    made = index._state.scorer.scores(method, features, [""] * features.shape[1])
     return made.total().double()
 
 

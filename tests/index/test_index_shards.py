@@ -11,7 +11,7 @@ import torch
 import toy
 from unde import Index, UndeError, store
 from unde.index import shard_writer as shards
-from unde.index.build_context import Context
+from unde.index.shard_writer import ShardWriter
 from unde.parallel.model_transport import BuildInputs
 from unde.store.shards import ShardError, read_shard, write_shard
 from unde.tasks import Classification
@@ -202,7 +202,7 @@ def test_values_of_all_examples_keep_no_file_mapped(name, tmp_path, monkeypatch)
     if name == "values":
         found = toy.stored(index).values("digest")
     else:
-        found = shards._digests(Context(index.folder, index.manifest, BuildInputs(None, None, None)))
+        found = shards._digests(ShardWriter(index.folder, index.manifest, BuildInputs(None, None, None)))
     assert len(found) == 80 and len(found.unique()) == 80
     assert len(alive) == 10
     assert most <= 1

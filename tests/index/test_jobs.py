@@ -13,9 +13,8 @@ import torch
 import toy
 from unde import UndeError, methods
 from unde.data import Rows, parse_bytes
-from unde.index.build_context import Context
-from unde.index.settle import settle
-from unde.index.shard_writer import compute_shard, missing
+from unde.index.build_settings import settle
+from unde.index.shard_writer import ShardWriter, compute_shard, missing
 from unde.parallel.model_transport import BuildInputs
 from unde.setup import Recipe
 from unde.store import layout
@@ -26,7 +25,7 @@ HERE = Path(__file__).parent
 METHOD = methods.EKFAC(projection="kron(3)", damping=0.1, fisher="empirical")  # as Index.build settles it
 
 
-def begun(folder: Path, recipe: Recipe | None = None, setup=None, **options) -> Context:
+def begun(folder: Path, recipe: Recipe | None = None, setup=None, **options) -> ShardWriter:
     """An index that is settled, and of which no shard is there."""
     setup = setup or projects.make()
     given = BuildInputs(
@@ -85,7 +84,7 @@ def test_settled_once_whatever_the_budget_and_the_threads_of_who_goes_on(tmp_pat
 def test_a_context_travels_by_its_recipe(tmp_path, recipe):
     context = begun(tmp_path / "i", recipe)
     sent = pickle.loads(pickle.dumps(context))
-    assert sent.given.model is not context.given.model
+    assert sent.inputs.model is not context.inputs.model
     for job in missing(context):
         compute_shard(sent, *job)
     sent.close()
@@ -112,7 +111,7 @@ def test_what_is_pickled_holds_no_model(tmp_path):
     setup = projects.make()
     setup.model.big = torch.nn.Parameter(torch.zeros(10**6), requires_grad=False)
     inputs = BuildInputs(setup.model, setup.task, Rows(setup.train_data), recipe=Recipe("projects:make"))
-    context = Context(tmp_path, begun(tmp_path / "i").manifest, inputs)
+    context = ShardWriter(tmp_path, begun(tmp_path / "i").manifest, inputs)
     assert len(pickle.dumps(context)) < 20_000
 
 

@@ -76,7 +76,7 @@ def test_self_influence_is_that_of_the_stored_product(index):
     want = sum(eta * (column * f * k).sum(1) for eta, f, k in zip(etas, features, made))
     torch.testing.assert_close(index.self_influence(w), want, rtol=1e-4, atol=2e-6 * float(want.abs().max()))
     leverage = sum(eta * (f * k).sum(1) for eta, f, k in zip(etas, features, made))
-    got = index._opened.scorer.leverage(index.method)
+    got = index._state.scorer.leverage(index.method)
     torch.testing.assert_close(got, leverage, rtol=1e-4, atol=2e-6 * float(leverage.abs().max()))
 
 
@@ -150,7 +150,7 @@ def test_fitted_once_however_often_it_is_asked(index, monkeypatch):
         monkeypatch.setattr(kind, "fit", lambda *args, real=kind.fit: (fits.append(1), real(*args))[1])
     for _ in range(3):
         opened.score(features).total()
-        opened._opened.scorer.training(opened.method).transformed(0, features.features[0])
+        opened._state.scorer.training(opened.method).transformed(0, features.features[0])
     assert len(fits) == 2  # one for each checkpoint
 
 

@@ -8,7 +8,7 @@ import torch
 
 import toy
 from unde import UndeError, Weights, evaluate, learn_weights, methods
-from unde.weights import cross_validate as choose
+from unde.weights import choose
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

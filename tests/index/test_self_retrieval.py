@@ -16,7 +16,16 @@ import models
 import toy
 from unde import Index, UndeError, Weights
 from unde.gradients import Collector
-from unde.index.self_retrieval import FEWEST, JUDGING, REPORTING, SEARCHED, Parts, WeightNoise, form, summary
+from unde.index.self_retrieval import (
+    FEWEST,
+    JUDGING,
+    REPORTING,
+    SEARCH_SIZES,
+    Parts,
+    WeightNoise,
+    structure,
+    summary,
+)
 from unde.methods import DAS, TRAK, JourneyTRAK, TracIn
 from unde.tasks import CausalLM, Classification, Diffusion
 from unde.tasks.perturb import Noise, Shift
@@ -191,7 +200,7 @@ def drawn(n, examples, kinds, seed=0, content=None, skipped=()):
     flags = torch.zeros(n, dtype=torch.bool)
     flags[list(skipped)] = True
     content = torch.arange(n) if content is None else content
-    return Parts.drawn(SimpleNamespace(stored=SimpleNamespace(skipped=flags)), content, examples, kinds, seed)
+    return Parts.draw(SimpleNamespace(stored=SimpleNamespace(skipped=flags)), content, examples, kinds, seed)
 
 
 @pytest.mark.parametrize("kinds", [1, 2])
@@ -207,7 +216,7 @@ def test_how_many_examples_are_needed(examples, kinds):
     assert len(parts.used) == len(set(parts.used.tolist())) <= need
     plenty = drawn(5000, examples, kinds)
     sizes = [len(p) for p in (plenty.search, plenty.learn, plenty.judge, plenty.report)]
-    assert sizes == [SEARCHED[kinds][0] * kinds, examples, JUDGING, REPORTING]
+    assert sizes == [SEARCH_SIZES[kinds][0] * kinds, examples, JUDGING, REPORTING]
     assert sorted(torch.cat([plenty.used, plenty.rest]).tolist()) == list(range(5000))
 
 
@@ -232,7 +241,7 @@ def counted():
 
 def test_it_costs_800_passes_at_most(cosine, counted):
     p = cosine.learn_weights(examples=200).provenance
-    assert len(p["search"]["noise"]) == SEARCHED[1][1]  # all that may be tried were
+    assert len(p["search"]["noise"]) == SEARCH_SIZES[1][1]  # all that may be tried were
     assert 700 <= sum(counted) <= 800
 
 
@@ -595,6 +604,6 @@ def test_inputs_that_nobody_knows_how_to_perturb(tmp_path):
 
 
 def test_forms():
-    assert form({"x": np.zeros(2), "y": [1, 2]}) == {"x": "float64 (2,)", "y": "list of 2"}
-    assert form((torch.zeros(2), 1)) == ("float32 (2,)", "int")
-    assert form([torch.zeros(2)]) != form((torch.zeros(2),))
+    assert structure({"x": np.zeros(2), "y": [1, 2]}) == {"x": "float64 (2,)", "y": "list of 2"}
+    assert structure((torch.zeros(2), 1)) == ("float32 (2,)", "int")
+    assert structure([torch.zeros(2)]) != structure((torch.zeros(2),))

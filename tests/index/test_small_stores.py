@@ -8,7 +8,7 @@ import torch
 
 import toy
 from unde import Groups, Index, UndeError
-from unde.index import settle
+from unde.index import build_settings as settle
 from unde.kernels import Gram, Sizes
 from unde.kernels.gram import Primal
 from unde.methods import DAS, EKFAC, TRAK, LoGRA, TracIn
@@ -228,7 +228,7 @@ def test_dampings_that_rounding_could_decide_keep_every_digit(tmp_path, monkeypa
     assert toy.build(begun.folder, method=TRAK(damping=0.09)).manifest.store_dtype == "float16"  # as it is
     index = toy.build(tmp_path / "sampled", method=EKFAC(damping=0.01, fisher="sampled"))
     assert (
-        index._opened.stored.fisher("sampled").manifest.store_dtype == "float32"
+        index._state.stored.fisher("sampled").manifest.store_dtype == "float32"
     )  # what the kernel is made of, too
 
 

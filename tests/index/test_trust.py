@@ -59,8 +59,8 @@ def asked():
 def test_shares_are_those_of_a_slow_loop(index, skewed):
     told = index.trust(skewed, examples=12, seed=4)
     [curve] = told.curves
-    copier = Copier(index._opened, COSINE, None, 4)
-    which = Parts.drawn(index._opened, copier.content, EXAMPLES, 1, 4).rest[:12].tolist()
+    copier = Copier(index._state, COSINE, None, 4)
+    which = Parts.draw(index._state, copier.content, EXAMPLES, 1, 4).rest[:12].tolist()
     x, y = index.train_data.data
     for i, strength in enumerate(curve.strengths):
         for shares, weights in ((curve.before, None), (curve.after, skewed)):
@@ -100,9 +100,7 @@ def test_examples_that_nothing_else_has_used(index, asked, seed):
         and told.held_out
     )
     assert len(used) == 608 and not asked[0] & used
-    free = Parts.drawn(
-        index._opened, Copier(index._opened, COSINE, None, seed).content, EXAMPLES, 1, seed
-    ).rest
+    free = Parts.draw(index._state, Copier(index._state, COSINE, None, seed).content, EXAMPLES, 1, seed).rest
     assert asked[0] <= set(free.tolist())
 
 

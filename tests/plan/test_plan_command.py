@@ -10,6 +10,7 @@ from torch import nn
 from typer.testing import CliRunner
 
 from unde import Setup, UndeError
+from unde.cli.options import expand_groups
 from unde.cli.plan import plan
 from unde.setup import Recipe
 from unde.tasks import Classification
@@ -30,7 +31,7 @@ def config(tmp_path_factory):
 
 def run(*arguments):
     app = typer.Typer()
-    app.command()(plan)
+    app.command()(expand_groups(plan))
     result = CliRunner().invoke(app, list(map(str, arguments)))
     if result.exception is not None:
         raise result.exception

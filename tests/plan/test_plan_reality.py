@@ -140,11 +140,11 @@ def test_an_index_of_a_denoiser(method, tmp_path):
 
 def _flops_of_features(index) -> int:
     """Of all shards, computed once more."""
-    from unde.index.build_context import Context
+    from unde.index.shard_writer import ShardWriter
     from unde.parallel.model_transport import BuildInputs
 
     given = BuildInputs(index.model, index.task, index.train_data)
-    context = Context(index.folder, index.manifest, given)
+    context = ShardWriter(index.folder, index.manifest, given)
     jobs = [(c, s) for c in range(index.manifest.terms) for s in range(len(index.manifest.shards))]
     with mock.patch("unde.index.background_writer.begin_shard"):
         return metered((), lambda: [shards.compute_shard(context, *job) for job in jobs]).flops

@@ -14,7 +14,7 @@ from unde.gradients.meter import Meter
 from unde.index import kernel_cache as kernels
 from unde.index import score_needs as scoring
 from unde.index import shard_writer as shards
-from unde.index.build_context import Context
+from unde.index.shard_writer import ShardWriter
 from unde.index.weight_needs import learning
 from unde.kernels.base import InMemory, Part, moments_of
 from unde.kernels.low_rank import Truncated
@@ -191,10 +191,10 @@ def test_scoring_and_learning(method, memory, examples, queries, store_dtype, tm
         (scoring.total(index.manifest, method, *given), lambda s: s.total()),
         (learning(index.manifest, index.groups, *given), learn),
     ):
-        index._opened.scorer._training.clear()
+        index._state.scorer._training.clear()
         gc.collect()
         with Meter():  # K is there
-            index._opened.scorer.training(method)
+            index._state.scorer.training(method)
         meter = Meter()
         meter.hold([asked.features])
         with meter:
@@ -214,7 +214,7 @@ def test_learning_from_few_queries(projection, memory, some, tmp_path):
         asked = index.features(data(queries))
         mixes = toy.training(index, method).mixes
         planned = learning(index.manifest, index.groups, mixes, 0, queries, index.memory)
-        index._opened.scorer._training.clear()
+        index._state.scorer._training.clear()
         gc.collect()
         meter = Meter()
         meter.hold([asked.features])
@@ -263,7 +263,7 @@ def test_shards(method, store_dtype, tmp_path, tensors_alone):
     covariances = content["factors"].nbytes if m.factors else 0
     behind = sum(t.nbytes for t in content.values())
     assert shards.waiting(m, F32) == 3 * 128 * 4 * m.width + 2 * covariances + behind
-    context = Context(index.folder, m, BuildInputs(index.model, index.task, index.train_data))
+    context = ShardWriter(index.folder, m, BuildInputs(index.model, index.task, index.train_data))
     with Meter() as meter:
         shards.compute_shard(context, 0, 1)
     assert shards.writing(m, F32) - behind == pytest.approx(meter.peak, rel=0.1)

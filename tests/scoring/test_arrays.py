@@ -11,8 +11,8 @@ from unde import Setup, UndeError, Weights, learn_weights
 from unde.data import Rows
 from unde.evaluate import compare, fine_grained, lds, lds_strength
 from unde.scoring import from_arrays
+from unde.scoring.arrays import ArrayScores
 from unde.ui.report.panels import query_panels, weights_panels
-from unde.weights.protocol import TensorScores
 
 W = [0.3, 2.0, 1.0]
 
@@ -74,7 +74,7 @@ def test_evaluation_takes_them():
     values, (masks, utility) = scores.by_group(), bank(scores)
     learned = Weights(torch.tensor(W), ["group 0", "group 1", "group 2"])
     want = compare(scores, Weights(torch.tensor(W), scores.groups), masks, utility)
-    for given in (from_arrays(values), values, values.numpy(), TensorScores(values, learned.groups)):
+    for given in (from_arrays(values), values, values.numpy(), ArrayScores(values, learned.groups)):
         found = compare(given, learned, masks, utility)
         np.testing.assert_allclose(found.weighted.per_query, 1.0)
         np.testing.assert_allclose(found.difference.per_query, want.difference.per_query, atol=1e-9)

@@ -11,7 +11,7 @@ from remote_toy import content, objects
 
 import toy
 from unde import Index, UndeError, Weights
-from unde.cli.verify import verified
+from unde.cli.verify import verify_path
 from unde.evaluate import Bank
 from unde.methods import EKFAC, TRAK, LoGRA, TracIn
 from unde.store import layout
@@ -282,12 +282,12 @@ def test_verify_in_a_store(memory):
     assert found and not found.unfinished and found.files > 5, found
     (memory / "i" / "scratch" / "x" / "left.safetensors").write_bytes(b"half")
     [kernel] = (memory / "i" / "kernels").iterdir()
-    assert verified(memory / "i"), verified(memory / "i")
+    assert verify_path(memory / "i"), verify_path(memory / "i")
     (memory / "i" / "stray.txt").write_bytes(b"?")
     (kernel / "before-1.safetensors").write_bytes(b"??")
     shard = memory / "i" / "shards" / "c00-000001.safetensors"
     shard.write_bytes(shard.read_bytes()[:-5] + b"\0\1\0\1\0")
-    told = verified(memory / "i")
+    told = verify_path(memory / "i")
     kinds = {(p.name, p.kind) for p in told.problems}
     assert kinds == {
         ("stray.txt", "foreign"),
@@ -295,7 +295,7 @@ def test_verify_in_a_store(memory):
         ("shards/c00-000001.safetensors", "damaged"),
     }, told
     shard.unlink()
-    assert "1 of 3 shards are missing" in verified(memory / "i").unfinished
+    assert "1 of 3 shards are missing" in verify_path(memory / "i").unfinished
 
 
 def test_verify_of_a_bank_and_weights_in_a_store(memory):
@@ -303,9 +303,9 @@ def test_verify_of_a_bank_and_weights_in_a_store(memory):
     Weights.uniform(["a", "b"]).save(memory / "w.json")
     for name, what in (("bank.npz", "bank"), ("w.json", "weights")):
         path = memory / name
-        assert verified(path) and verified(path).what == what
+        assert verify_path(path) and verify_path(path).what == what
         path.write_bytes(path.read_bytes()[:-20] + b"x" * 20)
-        assert not verified(path)
+        assert not verify_path(path)
 
 
 def test_a_store_that_does_not_answer_is_not_damaged(memory, monkeypatch):
@@ -322,4 +322,4 @@ def test_a_store_that_does_not_answer_is_not_damaged(memory, monkeypatch):
     monkeypatch.setattr(Remote, "read_bytes", silent)
     for name in ("i", "w.json"):
         with pytest.raises(Unreachable, match="cannot read"):
-            verified(memory / name)
+            verify_path(memory / name)

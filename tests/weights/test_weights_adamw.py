@@ -4,8 +4,7 @@ from weights_fakes import CosineScores, FakeScores, random_scores
 
 from unde.weights.adamw import adamw
 from unde.weights.contributions import Contributions
-from unde.weights.objective import LOSSES, objective
-from unde.weights.problem import Problem
+from unde.weights.objective import LOSSES, Problem, objective
 
 POSITIVES = torch.arange(12) * 3
 

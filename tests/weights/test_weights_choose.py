@@ -3,8 +3,7 @@ import torch
 from weights_fakes import CosineScores, FakeScores, random_scores, signal_model
 
 from unde.errors import UndeError
-from unde.weights import cross_validate as choose
-from unde.weights import learn_weights
+from unde.weights import choose, learn_weights
 from unde.weights.objective import objective
 
 

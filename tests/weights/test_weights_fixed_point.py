@@ -10,9 +10,8 @@ from unde.errors import UndeError
 from unde.weights.adamw import adamw
 from unde.weights.contributions import Contributions
 from unde.weights.fixed_point import fixed_point
-from unde.weights.objective import objective
-from unde.weights.problem import Problem
-from unde.weights.selection import select
+from unde.weights.nnls import nonnegative_minimum, units
+from unde.weights.objective import Problem, objective, select
 
 LOSSES = ["top-k", "supervised", "bottom-k", "top-k-bottom-k"]
 POSITIVES = torch.arange(12) * 3
@@ -191,3 +190,14 @@ def test_only_the_wanted_queries_are_learned_from():
         data = Contributions(FakeScores(values, **options))
         got = fixed_point(Problem(data, wanted, 5, "top-k"), 0.1).weights
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_quadratic_minimum_is_that_of_scipy():
+    from scipy.optimize import nnls
+
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        a, right = random.standard_normal((30, 9)), random.standard_normal(30)
+        h, b = a.T @ a, a.T @ right
+        found = nonnegative_minimum(h, b, np.maximum(random.standard_normal(9), 0), units(h), 1e-12)
+        np.testing.assert_allclose(found, nnls(a, right)[0], atol=1e-8)

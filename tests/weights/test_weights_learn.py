@@ -6,8 +6,8 @@ from weights_fakes import CosineScores, FakeScores, random_scores, signal_model
 
 import unde
 from unde.errors import UndeError
+from unde.scoring.arrays import ArrayScores
 from unde.weights import learn_weights
-from unde.weights.protocol import TensorScores
 from unde.weights.settings import SOLVERS
 
 FAST = {"epochs": 10, "lr": 0.05}
@@ -170,7 +170,7 @@ def test_bad_scores_are_refused():
     with pytest.raises(UndeError, match="named as the scores are, by concept: a"):
         learn_weights({"a": FakeScores(random_scores())}, loss="supervised", positives=[0] * 12)
     with pytest.raises(UndeError, match=r"shape \(2, 3, 4\): expected .* 1 group names"):
-        TensorScores(torch.zeros(2, 3, 4), ["a"])
+        ArrayScores(torch.zeros(2, 3, 4), ["a"])
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -10,7 +10,6 @@ import toy
 from unde import Index, learn_weights, methods
 from unde.gradients.meter import Meter
 from unde.tasks import Classification
-from unde.weights import sampled
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -44,8 +43,8 @@ def peak(index, memory, queries, use):
     features = index.features(data(queries, seed=1))
     toy.training(index, index.method)
     small = toy.reopen(index, memory=memory)
-    small._opened.scorer._training = dict(index._opened.scorer._training)
-    for training in small._opened.scorer._training.values():
+    small._state.scorer._training = dict(index._state.scorer._training)
+    for training in small._state.scorer._training.values():
         training._keep, training._kept = False, {}
     gc.collect()
     meter = Meter()
@@ -69,26 +68,6 @@ def test_learning_stays_within_the_budget(indexes, solver, queries, memory):
     if queries == 24:
         whole = learn(indexes["tracin"].score(data(queries, seed=1)))  # of 2 GB
         torch.testing.assert_close(learned.values, whole.values, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("loss", ["top-k", "top-k-bottom-k"])
-@pytest.mark.parametrize("queries", [24, 60])
-def test_a_sample_stays_within_the_budget(indexes, queries, loss, monkeypatch):
-    memory, climbed = 3 * MB, []
-    monkeypatch.setattr(sampled, "pays", lambda problem, kept: sampled._draw(problem, 200).ends >= 4)
-    monkeypatch.setattr(
-        sampled, "climb", lambda *a, climb=sampled.climb: climbed.extend(found := climb(*a)) or found
-    )
-
-    def learn(scores):
-        return learn_weights(scores, k=5, weight_decay=1.0, loss=loss)
-
-    taken, learned = peak(indexes["tracin"], memory, queries, learn)
-    assert climbed[0].converged
-    assert taken <= 1.1 * memory
-    monkeypatch.setattr(sampled, "pays", lambda *_: False)
-    exact = learn(indexes["tracin"].score(data(queries, seed=1)))
-    torch.testing.assert_close(learned.values, exact.values, rtol=0.1, atol=0.05)
 
 
 @pytest.mark.parametrize("name", ["tracin", "logra"])

@@ -11,22 +11,22 @@ from weights_fakes import CosineScores, FakeScores, random_scores
 
 from unde import Groups, Index, Task
 from unde.methods import DAS, TRAK, TracIn
-from unde.weights.protocol import TensorScores
+from unde.scoring.arrays import ArrayScores
 from unde.weights.retrieval import (
     DECAYS,
     NEARLY,
     SURE,
     Copies,
     Gains,
-    Judged,
-    Search,
+    JudgedWeights,
+    StrengthSearch,
     Trial,
-    best,
-    candidates,
-    confirmed,
+    best_accepted,
+    best_confirmed,
     gain_of,
-    judge,
-    search,
+    judge_weights,
+    learn_candidates,
+    search_strength,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -39,7 +39,7 @@ def names(values):
 def copies_of(values, originals=None, content=None, **options):
     originals = torch.arange(len(values)) if originals is None else originals
     content = torch.arange(values.shape[1]) if content is None else content
-    return Copies(TensorScores(values, names(values), **options), originals, content)
+    return Copies(ArrayScores(values, names(values), **options), originals, content)
 
 
 # --- what is found, and the objective ------------------------------------------------------------------
@@ -69,17 +69,19 @@ def test_found(seed):
     copies = copies_of(values, originals, content)
     for w, given in ((torch.ones(3), None), (weights, weights)):
         expected = found_by_hand(values, originals, content, w)
-        assert copies.found(given).tolist() == expected
+        assert copies.retrieved(given).tolist() == expected
         assert True in expected and False in expected
 
 
 def test_a_duplicate_counts_as_the_original_and_a_tie_with_another_does_not():
     values = torch.tensor([3.0, 3.0, 1.0]).view(1, 3, 1)
-    assert copies_of(values, content=torch.tensor([0, 0, 1])).found().tolist() == [True]
-    assert copies_of(values, content=torch.tensor([0, 1, 2])).found().tolist() == [False]
+    assert copies_of(values, content=torch.tensor([0, 0, 1])).retrieved().tolist() == [True]
+    assert copies_of(values, content=torch.tensor([0, 1, 2])).retrieved().tolist() == [False]
     higher = torch.tensor([3.0, 3.5, 1.0]).view(1, 3, 1)  # a twin that rounding put in front
-    assert copies_of(higher, content=torch.tensor([0, 0, 1])).found().tolist() == [True]
-    assert copies_of(values, content=torch.tensor([0, 0, 0])).found().tolist() == [True]  # nothing else there
+    assert copies_of(higher, content=torch.tensor([0, 0, 1])).retrieved().tolist() == [True]
+    assert copies_of(values, content=torch.tensor([0, 0, 0])).retrieved().tolist() == [
+        True
+    ]  # nothing else there
 
 
 def objective_by_hand(values, originals, weights):
@@ -113,9 +115,9 @@ def test_streaming_gives_the_same(scores, memory):
         for options in ({}, {"memory": memory, "rows": 7})
     )
     for w in (None, weights):
-        assert torch.equal(whole.found(w), small.found(w))
+        assert torch.equal(whole.retrieved(w), small.retrieved(w))
         torch.testing.assert_close(whole.objective(w), small.objective(w))
-    torch.testing.assert_close(whole.learned(0.1)[0], small.learned(0.1)[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(whole.learn(0.1)[0], small.learn(0.1)[0], rtol=1e-4, atol=1e-5)
     assert small.scores.passes > 2 and whole.scores.passes == 0  # these were read once and kept
     assert small.scores.largest < 4 * values.numel()
 
@@ -129,9 +131,9 @@ def test_a_cosine_is_found_and_judged_by_its_final_scores():
     final = source.finish(values @ w, w, slice(0, 10), slice(0, 30))
     others = final.clone()
     others[originals, originals] = -torch.inf
-    assert torch.equal(copies.found(w), final[originals, originals] > others.amax(1))
+    assert torch.equal(copies.retrieved(w), final[originals, originals] > others.amax(1))
     linear = copies_of(values, originals)
-    assert not torch.equal(copies.found(w), linear.found(w))
+    assert not torch.equal(copies.retrieved(w), linear.retrieved(w))
     expected = final[originals, originals] / final.norm(dim=1)
     torch.testing.assert_close(copies.objective(w), expected.double(), rtol=1e-5, atol=1e-6)
 
@@ -152,18 +154,18 @@ class Counted:
 
 def test_too_hard_from_the_start():
     share = Counted(lambda s: 0.2)
-    assert search(share, 0.05, 2.0, target=0.25).strength == 0.05
+    assert search_strength(share, 0.05, 2.0, target=0.25).strength == 0.05
     assert share.asked == [0.05]
 
 
 def test_too_easy_to_the_end():
     share = Counted(lambda s: 0.9)
-    assert search(share, 0.05, 2.0, target=0.25).strength == 2.0
+    assert search_strength(share, 0.05, 2.0, target=0.25).strength == 2.0
     assert share.asked == [0.05, 2.0]
 
 
 def test_nothing_to_search_between():
-    assert search(lambda s: 0.9, 0.3, 0.3) == Search(0.3, [(0.3, 0.9)])
+    assert search_strength(lambda s: 0.9, 0.3, 0.3) == StrengthSearch(0.3, [(0.3, 0.9)])
 
 
 @pytest.mark.parametrize("steps", [3, 4, 5, 9])
@@ -171,10 +173,10 @@ def test_nothing_to_search_between():
 def test_bisection(steps, edge):
     """A share that falls through the target at `edge`."""
     share = Counted(lambda s: 1 / (1 + (s / edge) ** 2))
-    result = search(share, 0.05, 2.0, target=0.5, steps=steps)
+    result = search_strength(share, 0.05, 2.0, target=0.5, steps=steps)
     assert len(share.asked) == len(set(share.asked)) == steps
-    assert result.tried == [(s, share.share(s)) for s in share.asked]
-    distance = {s: abs(f - 0.5) for s, f in result.tried}
+    assert result.shares == [(s, share.share(s)) for s in share.asked]
+    distance = {s: abs(f - 0.5) for s, f in result.shares}
     assert distance[result.strength] == min(distance.values())
     # Each step after the two ends halves the logarithm of what is left, and the edge stays inside.
     low, high = 0.05, 2.0
@@ -187,7 +189,7 @@ def test_bisection(steps, edge):
 
 def test_of_two_strengths_as_good_the_weaker():
     shares = {1.0: 0.9, 4.0: 0.1, 2.0: 0.3}
-    result = search(shares.__getitem__, 1.0, 4.0, target=0.2, steps=3)
+    result = search_strength(shares.__getitem__, 1.0, 4.0, target=0.2, steps=3)
     assert result.strength == 2.0
 
 
@@ -211,18 +213,18 @@ SIGNAL, NOISE = ((2.0, 2.0, 0.0, 0.0, 0.0, 0.0), (1.0, 1.0, 1.0, 1.0, 2.0, 2.0))
 
 
 def trial(hard, weak=None, kind="noise"):
-    return Trial(kind, Search(0.5, [(0.5, 0.3)]), hard, hard if weak is None else weak)
+    return Trial(kind, StrengthSearch(0.5, [(0.5, 0.3)]), hard, hard if weak is None else weak)
 
 
 def test_planted_signal_is_found():
     learn, hard, weak = (planted(SIGNAL, NOISE, seed=s) for s in (1, 2, 3))
-    chosen = best(judge(candidates({"noise": learn}), [trial(hard, weak)]))
-    assert chosen is not None and chosen.refused is None
+    chosen = best_accepted(judge_weights(learn_candidates({"noise": learn}), [trial(hard, weak)]))
+    assert chosen is not None and chosen.objection is None
     w = chosen.weights
     assert float(w.mean()) == pytest.approx(1.0, abs=1e-5) and (w >= 0).all()
     assert w[:2].min() > 2 * w[2:].max()  # the planted groups
     assert hard.objective(w).mean() > 1.3 * hard.objective().mean()
-    assert hard.found(w).float().mean() > hard.found().float().mean() + 0.1
+    assert hard.retrieved(w).float().mean() > hard.retrieved().float().mean() + 0.1
     assert chosen.gain == pytest.approx(
         float(hard.objective(w).mean() / hard.objective().mean()) - 1, rel=1e-4
     )
@@ -236,34 +238,39 @@ def test_pure_noise_is_refused():
         learn, hard = (
             planted((0.0,) * 6, NOISE, queries=40, examples=60, seed=100 * seed + i) for i in (1, 2)
         )
-        judged = judge(candidates({"noise": learn}), [trial(hard)])
-        accepted += best(judged) is not None
-        assert all("t =" in j.refused for j in judged if j.refused)
+        judged = judge_weights(learn_candidates({"noise": learn}), [trial(hard)])
+        accepted += best_accepted(judged) is not None
+        assert all("t =" in j.objection for j in judged if j.objection)
     assert accepted <= 4
 
 
 def test_what_helps_hard_copies_and_harms_weak_ones_is_refused():
     learn, hard = (planted(SIGNAL, NOISE, seed=s) for s in (1, 2))
     weak = planted(SIGNAL[::-1], NOISE, seed=3)  # of weak copies the other groups tell
-    made = candidates({"noise": learn})
-    judged = judge(made, [trial(hard, weak)])
-    assert best(judged) is None
+    made = learn_candidates({"noise": learn})
+    judged = judge_weights(made, [trial(hard, weak)])
+    assert best_accepted(judged) is None
     for j in judged:
         assert j.gains[0].t > SURE and j.gains[0].weak_t < -SURE
-        assert "weak copies (noise) became harder to find" in j.refused
-    assert best(judge(made, [trial(hard)])) is not None  # but for them it would be accepted
+        assert "weak copies (noise) became harder to find" in j.objection
+    assert best_accepted(judge_weights(made, [trial(hard)])) is not None  # but for them it would be accepted
 
 
 def test_what_harms_another_kind_is_refused():
     learn, hard = (planted(SIGNAL, NOISE, seed=s) for s in (1, 2))
     shifted = planted(SIGNAL[::-1], NOISE, seed=3)
-    judged = judge(candidates({"noise": learn}), [trial(hard), trial(shifted, kind="shift")])
-    assert best(judged) is None
-    assert all("held-out copies (shift) became harder" in j.refused for j in judged)
+    judged = judge_weights(learn_candidates({"noise": learn}), [trial(hard), trial(shifted, kind="shift")])
+    assert best_accepted(judged) is None
+    assert all("held-out copies (shift) became harder" in j.objection for j in judged)
     # A kind that does not care neither helps nor hinders: one sure gain is enough.
     values, originals = planted_values(SIGNAL, NOISE, seed=4)
     neutral = copies_of(values.sum(2, keepdim=True).expand(-1, -1, 6), originals)
-    assert best(judge(candidates({"noise": learn}), [trial(hard), trial(neutral, kind="shift")])) is not None
+    assert (
+        best_accepted(
+            judge_weights(learn_candidates({"noise": learn}), [trial(hard), trial(neutral, kind="shift")])
+        )
+        is not None
+    )
 
 
 def gains(gain, t, weak_t=0.0, kind="noise"):
@@ -271,7 +278,7 @@ def gains(gain, t, weak_t=0.0, kind="noise"):
 
 
 def judged(*of_kinds):
-    return Judged({}, torch.ones(2), list(of_kinds))
+    return JudgedWeights({}, torch.ones(2), list(of_kinds))
 
 
 def test_the_least_gain_over_kinds_decides():
@@ -279,19 +286,19 @@ def test_the_least_gain_over_kinds_decides():
     even = judged(gains(0.2, 4.0), gains(0.1, 3.0, kind="shift"))
     harmful = judged(gains(0.9, 9.0), gains(0.5, 5.0, weak_t=-2.0, kind="shift"))
     assert even.gain == 0.1 and lopsided.gain == 0.01
-    assert best([lopsided, even, harmful]) is even
-    assert best([harmful]) is None and best([]) is None
-    assert best([lopsided]) is lopsided
+    assert best_accepted([lopsided, even, harmful]) is even
+    assert best_accepted([harmful]) is None and best_accepted([]) is None
+    assert best_accepted([lopsided]) is lopsided
 
 
 def test_weights_from_elsewhere_must_gain_nearly_as_much():
     own = [judged(gains(0.4, 5.0)), judged(gains(0.9, 1.0))]  # the second is refused
     enough, short = judged(gains(NEARLY * 0.4, 5.0)), judged(gains(0.99 * NEARLY * 0.4, 5.0))
     assert 0 < NEARLY <= 1
-    assert confirmed([short, enough], own) is enough and confirmed([short], own) is None
-    assert confirmed([short], own[1:]) is short  # nothing of its own to compare with
-    assert confirmed([judged(gains(0.9, 5.0, weak_t=-3.0))], own) is None
-    assert confirmed([judged(gains(-0.1, 5.0))], own[1:]) is None
+    assert best_confirmed([short, enough], own) is enough and best_confirmed([short], own) is None
+    assert best_confirmed([short], own[1:]) is short  # nothing of its own to compare with
+    assert best_confirmed([judged(gains(0.9, 5.0, weak_t=-3.0))], own) is None
+    assert best_confirmed([judged(gains(-0.1, 5.0))], own[1:]) is None
 
 
 @pytest.mark.parametrize(
@@ -305,7 +312,7 @@ def test_weights_from_elsewhere_must_gain_nearly_as_much():
     ],
 )
 def test_the_guard(t, weak_t, why):
-    refused = judged(gains(0.1, t, weak_t)).refused
+    refused = judged(gains(0.1, t, weak_t)).objection
     assert refused is None if why is None else re.fullmatch(why, refused)
 
 
@@ -337,14 +344,14 @@ def test_weak_copies_that_are_the_hard_ones_are_scored_once():
 
 def test_candidates_of_two_kinds():
     kinds = {"noise": planted(SIGNAL, NOISE, seed=1), "shift": planted(SIGNAL, NOISE, seed=2)}
-    made = candidates(kinds)
+    made = learn_candidates(kinds)
     assert [what["weight_decay"] for what, _ in made] == [decay for decay in DECAYS for _ in range(3)]
     assert [what["learned from"] for what, _ in made[:3]] == ["noise", "shift", "noise and shift"]
     for (_, one), (_, two), (_, both) in (made[:3], made[3:]):
         torch.testing.assert_close(both, (one + two) / 2)
     spread = [float(w.std()) for _, w in made]
     assert spread[3] < spread[0] and spread[4] < spread[1]  # more decay, nearer to uniform
-    record = judge(made[:1], [trial(kinds["shift"])])[0].as_dict()
+    record = judge_weights(made[:1], [trial(kinds["shift"])])[0].as_dict()
     assert record["learned from"] == "noise" and record["refused"] is None
     assert record["gains"][0]["kind"] == "noise" and record["gains"][0]["t"] > 0
 
@@ -352,7 +359,7 @@ def test_candidates_of_two_kinds():
 def test_learned_weights_are_the_best_there_are():
     """No direction away from what the fixed point found raises the objective; no decay."""
     copies = planted(SIGNAL, NOISE, queries=60)
-    w = copies.learned(0.0)[0].double()
+    w = copies.learn(0.0)[0].double()
     g, reached = torch.Generator().manual_seed(0), float(copies.objective(w.float()).mean())
     for _ in range(200):
         other = (w * torch.exp(0.3 * torch.randn(6, generator=g))).float()
@@ -362,7 +369,7 @@ def test_learned_weights_are_the_best_there_are():
 def test_a_cosine_has_one_candidate():
     """Both decays lead to the same one."""
     values, originals = planted_values(SIGNAL, NOISE, queries=10, examples=30)
-    made = candidates({"noise": Copies(CosineScores(values), originals, torch.arange(30))})
+    made = learn_candidates({"noise": Copies(CosineScores(values), originals, torch.arange(30))})
     assert [what for what, _ in made] == [{"learned from": "noise", "weight_decay": 1.0}]
 
 
@@ -370,10 +377,10 @@ def test_a_cosine_learns():
     """The solver of the paper, whose decay is raised: it bounds the logarithm of the weights."""
     values, originals = planted_values(SIGNAL, NOISE, queries=30, examples=60, seed=1)
     copies = Copies(CosineScores(values), originals, torch.arange(60))
-    w = copies.learned(0.1)[0]
+    w = copies.learn(0.1)[0]
     assert w[:2].min() > w[2:].max()
     assert copies.objective(w).mean() > copies.objective().mean()
-    assert torch.equal(w, copies.learned(1.0)[0]) and not torch.equal(w, copies.learned(2.0)[0])
+    assert torch.equal(w, copies.learn(1.0)[0]) and not torch.equal(w, copies.learn(2.0)[0])
 
 
 # --- DAS with its sign ---------------------------------------------------------------------------------

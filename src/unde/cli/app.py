@@ -1,4 +1,4 @@
-"""All commands under one name, and the one way in which they fail: a line, without a traceback."""
+"""The `unde` command: all commands, and errors as one line without a traceback."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from unde import console
 from unde.cli.append import append, merge, remove, repack
 from unde.cli.attribute import attribute
 from unde.cli.bench import bench
-from unde.cli.build import build
+from unde.cli.build import build, finish
 from unde.cli.calibrate import calibrate
 from unde.cli.demo import demo
 from unde.cli.evaluate import evaluate
-from unde.cli.finish import finish
 from unde.cli.interrupts import Commands, Interrupted, unwinding_on_sigterm
 from unde.cli.learn import learn
+from unde.cli.options import expand_groups
 from unde.cli.plan import plan
 from unde.cli.push import pull, push
 from unde.cli.report import report
@@ -37,26 +37,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for command in (
-    demo,
-    plan,
-    build,
-    finish,
-    append,
-    remove,
-    merge,
-    repack,
-    calibrate,
-    learn,
-    attribute,
-    evaluate,
-    report,
-    serve,
-    verify,
-    push,
-    pull,
-    bench,
+    *(demo, plan, build, finish, append, remove, merge, repack),
+    *(calibrate, learn, attribute, evaluate, report, serve, verify, push, pull, bench),
 ):
-    app.command()(command)
+    app.command()(expand_groups(command))
 
 
 def _version(value: bool) -> None:
@@ -68,14 +52,14 @@ def _version(value: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="print it")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")
     ] = False,
 ) -> None:
     pass
 
 
 def main() -> None:
-    """Run a command; an error or an interrupt is one clear line."""
+    """Run a command. An error or an interrupt is one clear line."""
     with unwinding_on_sigterm():
         try:
             app()

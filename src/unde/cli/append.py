@@ -11,30 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from unde import console
-from unde.cli.options import (
-    Checkpoints,
-    Data,
-    Device,
-    Engine,
-    HFModel,
-    IndexPath,
-    PackedDtype,
-    SeqLen,
-    Target,
-    TargetField,
-    TextField,
-    Threads,
-    TrustRemoteCode,
-    Workers,
-    source_of,
-)
-from unde.cli.project import Project, remembered
-from unde.data import Rows
+from unde.cli.completion import one_of
+from unde.cli.options import CODECS, IndexPath, TrainingOptions, WorkerOptions, join_names
 from unde.errors import UndeError
-from unde.index import Index
-from unde.index.changing import ended
-from unde.index.views import Picked
-from unde.parallel import named
 from unde.store.remote import StorePath, place
 
 _REMOVE = "remove"  # the mark of the live page
@@ -43,18 +22,8 @@ _LONGEST = 2**28  # bytes of a list of ids
 
 def append(
     index: IndexPath,
-    target: Target = None,
-    hf_model: HFModel = None,
-    data: Data = None,
-    text_field: TextField = None,
-    target_field: TargetField = None,
-    seq_len: SeqLen = None,
-    trust_remote_code: TrustRemoteCode = False,
-    checkpoints: Checkpoints = None,
-    device: Device = None,
-    engine: Engine = "serial",
-    threads: Threads = None,
-    workers: Workers = None,
+    model: TrainingOptions,
+    worker: WorkerOptions,
 ) -> None:
     """Add training examples to an index: what is in it already, by content, is not computed again.
 
@@ -67,10 +36,15 @@ def append(
 
     `unde append my_project.setup:make --index runs/idx`
     """
-    source = source_of(hf_model, data, text_field, seq_len, trust_remote_code, target_field, checkpoints)
-    project = Project(target or remembered(index, source), source, index=index, device=device)
+    from unde.cli.project import Project
+    from unde.data import Rows
+    from unde.index import Index
+    from unde.index.changing import ended
+    from unde.index.views import Picked
+
+    project = Project(model.remembered(index), index=index)
     setup = project.setup
-    opened = project.index(index, named(engine, threads=threads, workers=workers), whole=False)
+    opened = project.index(index, worker.executor(), whole=False)
     rows = setup.rows(setup.train_data)
     known = opened.holds(rows)
     if known.all() and ended(index):  # by the same command, which was killed when all but its end was done
@@ -89,7 +63,7 @@ def append(
         opened.append(Rows(Picked(rows, new), rows.collate), ids=ids)
     try:
         Index.open(index, train_data=setup.train_data, verify=False)
-        project.remembered.remember(index)
+        project.memory.remember(index)
     except UndeError:
         console.note(
             "this is not all training data of the index: commands that show or perturb training examples need all of "
@@ -122,19 +96,11 @@ def remove(
             ".jsonl with a column id, such as the marks of the live page",
         ),
     ],
+    model: TrainingOptions,
     mark: Annotated[
         list[str] | None,
         typer.Option(help="of a file with a column mark, take those marked so; repeatable (default: remove)"),
     ] = None,
-    target: Target = None,
-    hf_model: HFModel = None,
-    data: Data = None,
-    text_field: TextField = None,
-    target_field: TargetField = None,
-    seq_len: SeqLen = None,
-    trust_remote_code: TrustRemoteCode = False,
-    checkpoints: Checkpoints = None,
-    device: Device = None,
 ) -> None:
     """Take training examples out of an index; no byte of them is left in it.
 
@@ -147,12 +113,13 @@ def remove(
 
     `unde remove --index runs/idx --ids marks.csv --mark remove --mark "wrong label"`
     """
+    from unde.cli.project import Project
+    from unde.index import Index
+
     wanted = _wanted(ids, mark)
     opened = Index.open(index)
     if opened.manifest.factors:
-        source = source_of(hf_model, data, text_field, seq_len, trust_remote_code, target_field, checkpoints)
-        project = Project(target or remembered(index, source), source, index=index, device=device)
-        opened = project.index(index)
+        opened = Project(model.remembered(index), index=index).index(index)
     if opened.ids is None:
         odd = [name for name in wanted if not name.isascii() or not name.isdigit()]
         if odd:
@@ -178,6 +145,8 @@ def merge(
 
     `unde merge runs/all runs/monday runs/tuesday`
     """
+    from unde.index import Index
+
     made = Index.merge(list(indexes), out)
     console.echo(f"{out}: {len(made):,} examples of {len(indexes)} indexes in {len(made.groups)} groups")
 
@@ -185,7 +154,9 @@ def merge(
 def repack(
     out: Annotated[Any, typer.Argument(parser=place, metavar="OUT", help="folder or URL for the new index")],
     index: Annotated[Any, typer.Argument(parser=place, metavar="INDEX", help="the index to be stored anew")],
-    store_dtype: PackedDtype = "int8",
+    store_dtype: Annotated[
+        str, typer.Option(help=join_names(CODECS), autocompletion=one_of(*CODECS))
+    ] = "int8",
 ) -> None:
     """Store the features of an index in another way, as a new index: int8 takes a quarter of float32.
 
@@ -195,6 +166,8 @@ def repack(
 
     `unde repack runs/small runs/idx --store-dtype int8`
     """
+    from unde.index import Index
+
     old = Index.open(index)
     made = old.repack(out, store_dtype)
     sizes = [m.codec.nbytes(m.examples, m.columns) for m in (old.manifest, made.manifest)]

@@ -6,56 +6,40 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 from rich.markup import escape
-from torch import Tensor
 
-from unde import console, methods
+from unde import console
 from unde.cli.options import (
     HF,
-    Data,
-    Device,
-    Engine,
-    HFModel,
     IndexPath,
     MethodOfIndex,
+    ModelOptions,
     QueryField,
-    SeqLen,
-    Target,
-    TextField,
-    Threads,
-    TrustRemoteCode,
     Uncalibrated,
     WeightsFile,
-    Workers,
+    WorkerOptions,
     check_format,
+    check_out,
     place_option,
-    source_of,
 )
-from unde.cli.project import Project, kept_scores, remembered, weights_in
-from unde.cli.queries import use_samples
-from unde.data import Rows
 from unde.errors import UndeError, unknown
-from unde.integrations.examples import Answers
-from unde.integrations.sequences import Sequences
-from unde.parallel import named
-from unde.scoring import Pieces, Top, documents
-from unde.scoring.table import FORMATS, format_of
-from unde.scoring.table import check_format as check_library
-from unde.setup import Setup
 from unde.store.remote import StorePath, exists
-from unde.ui.report.example_view import as_item
+
+if TYPE_CHECKING:
+    from unde.data import Rows
+    from unde.scoring import Pieces, Top
+    from unde.setup import Setup
 
 TABLE = "table"
-CUT = (Sequences, Answers)  # data whose ids are record:part
 
 
 def attribute(
     index: IndexPath,
-    target: Target = None,
+    model: ModelOptions,
+    worker: WorkerOptions,
     query: Annotated[
         list[str] | None,
         typer.Option(metavar="TEXT", help="a text to ask about; repeatable", rich_help_panel=HF),
@@ -67,11 +51,6 @@ def attribute(
             "samples"
         ),
     ] = None,
-    hf_model: HFModel = None,
-    data: Data = None,
-    text_field: TextField = None,
-    seq_len: SeqLen = None,
-    trust_remote_code: TrustRemoteCode = False,
     query_field: QueryField = None,
     weights: WeightsFile = None,
     method: MethodOfIndex = None,
@@ -89,10 +68,6 @@ def attribute(
     out: Annotated[Any, place_option("--out", help="file to write, .csv, .json, .jsonl or .parquet")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace --out if it is there")] = False,
     uncalibrated: Uncalibrated = False,
-    device: Device = None,
-    engine: Engine = "serial",
-    threads: Threads = None,
-    workers: Workers = None,
 ) -> None:
     """Print the training examples that mattered most for each query, or write them to a file.
 
@@ -106,33 +81,37 @@ def attribute(
 
     `unde attribute my_project.setup:make --index runs/idx --weights weights.json --format csv > top.csv`
     """
-    format = _format(format, out, overwrite)
+    from unde import methods
+    from unde.cli.project import Project, cached_scores, load_weights
+    from unde.cli.queries import use_samples
+    from unde.scoring import documents
+
+    format = _check_output(format, out, overwrite)
     if by not in ("example", "document"):
         raise unknown("--by", by, ("example", "document"))
     if query and queries:
         raise UndeError("--query and --queries: give one of the two")
-    source = source_of(hf_model, data, text_field, seq_len, trust_remote_code)
-    target = target or remembered(index, source)
-    if target is None and not query and not queries:
+    model = model.remembered(index)
+    if model.target is None and not query and not queries:
         raise UndeError('nothing to attribute: give --query "some text", or --queries FILE.jsonl')
-    texts = query or (Path(queries) if queries and target is None else None)
-    project = Project(target, source, index=index, evaluate=texts, query_field=query_field, device=device)
-    opened = project.index(index, named(engine, threads=threads, workers=workers), uncalibrated=uncalibrated)
-    role = queries if queries and target is not None else "eval"
-    if target is not None and role not in ("eval", "learn") and Path(role).expanduser().is_dir():
+    texts = query or (Path(queries) if queries and model.target is None else None)
+    project = Project(model, index=index, evaluate=texts, query_field=query_field)
+    opened = project.index(index, worker.executor(), uncalibrated=uncalibrated)
+    role = queries if queries and model.target is not None else "eval"
+    if model.target is not None and role not in ("eval", "learn") and Path(role).expanduser().is_dir():
         use_samples(project, Path(role), methods.on_index(method, opened.method))
         role = "eval"
-    # Of texts that were typed nothing is learned and nothing measured: they may be training data.
-    asked = project.queries(role) if query else project.queries_apart(role)
+    # Nothing is learned from typed texts, and nothing is measured on them: they may be training data.
+    rows = project.queries(role) if query else project.disjoint_queries(role)
     whole = None if by == "example" else documents(opened.ids or range(len(opened)))
-    scores = opened.score(asked, method) if query else kept_scores(opened, asked, method)
-    learned = None if weights is None else weights_in(weights, scores)
-    wholes = queries_of(asked)
+    scores = opened.score(rows, method) if query else cached_scores(opened, rows, method)
+    learned = None if weights is None else load_weights(weights, scores)
+    wholes = whole_queries(rows)
     best = scores.top(top, learned, largest=not opponents, by=whole, queries=wholes)
     lists = best if whole is None and not opponents else None
     for sentence in opened.diagnose(scores, learned, top=lists, queries=wholes):
         console.note(sentence)
-    best = with_texts(best, project.setup, asked, wholes, whole)
+    best = with_texts(best, project.setup, rows, wholes, whole)
     if format == TABLE:
         show_top(best, opponents, named=not query)
     elif out is None:
@@ -143,8 +122,11 @@ def attribute(
         console.echo(f"{out}: {len(best):,} queries, {best.indices.shape[1]} {by}s each")
 
 
-def _format(format: str | None, out: StorePath | None, overwrite: bool) -> str:
-    """What is to be written, after checking that it can be: before a large model is loaded."""
+def _check_output(format: str | None, out: StorePath | None, overwrite: bool) -> str:
+    """Return the format of the output, after checking that it can be written: before a large model is loaded."""
+    from unde.scoring.table import FORMATS, format_of
+    from unde.scoring.table import check_format as check_library
+
     if format is not None:
         check_format(format, TABLE, *FORMATS)
     if out is None:
@@ -157,10 +139,7 @@ def _format(format: str | None, out: StorePath | None, overwrite: bool) -> str:
         raise UndeError(
             f"--format table is for a terminal: leave it out, or write {' or '.join(FORMATS)} to {out}"
         )
-    if out.is_dir():
-        raise UndeError(f"--out {out} is a folder: give a file in it")
-    if isinstance(out, Path) and not out.absolute().parent.is_dir():
-        raise UndeError(f"no folder {out.parent} for --out {out}: make it, or write elsewhere")
+    check_out(out)
     if exists(out, links=True) and not overwrite:
         raise UndeError(f"--out {out} is there already: --overwrite replaces it")
     format = format or format_of(out)
@@ -168,41 +147,57 @@ def _format(format: str | None, out: StorePath | None, overwrite: bool) -> str:
     return format
 
 
-def queries_of(asked: Rows) -> Pieces:
-    """The queries that were asked: of texts that were cut, the texts."""
-    ids: Sequence[Any] = getattr(asked.data, "ids", None) or range(len(asked))
-    if isinstance(asked.data, CUT):
+def whole_queries(rows: Rows) -> Pieces:
+    """Group the queries: sequences of one text are one query."""
+    import torch
+
+    from unde.scoring import Pieces, documents
+
+    ids: Sequence[Any] = getattr(rows.data, "ids", None) or range(len(rows))
+    if _is_cut(rows):
         return documents(ids)
-    return Pieces(torch.arange(len(asked)), list(ids))
+    return Pieces(torch.arange(len(rows)), list(ids))
 
 
-def with_texts(best: Top, setup: Setup, asked: Rows, queries: Pieces, by: Pieces | None) -> Top:
-    """The same with what queries and training examples say, where they are texts."""
+def _is_cut(rows: Rows) -> bool:
+    """Whether the ids are record:part."""
+    from unde.integrations.examples import Answers
+    from unde.integrations.sequences import Sequences
+
+    return isinstance(rows.data, (Sequences, Answers))
+
+
+def with_texts(best: Top, setup: Setup, rows: Rows, queries: Pieces, by: Pieces | None) -> Top:
+    """Add the texts of queries and training examples, where they are texts."""
+    from unde.data import Rows
+
     train = Rows(setup.train_data)
-    of = _text_of(asked, setup)
-    shown = [of(queries.rows(q)) for q in range(len(queries))]
-    found = _text_of(train, setup)
-    if all(text is None for text in shown) and found([0]) is None:
+    query_text, train_text = _text_of(rows, setup), _text_of(train, setup)
+    query_texts = [query_text(queries.rows(q)) for q in range(len(queries))]
+    if all(text is None for text in query_texts) and train_text([0]) is None:
         return best
 
     @cache
     def text(i: int) -> str | None:
-        return found([i] if by is None else by.rows(i))
+        return train_text([i] if by is None else by.rows(i))
 
     texts = [[text(i) for i in row] for row in best.indices.tolist()]
-    return replace(best, query_texts=shown, texts=texts)
+    return replace(best, query_texts=query_texts, texts=texts)
 
 
 def _text_of(rows: Rows, setup: Setup) -> Callable[[list[int]], str | None]:
-    """The text of a whole, from the pieces of it."""
+    """Return a function that gives the text of some rows."""
+    import torch
+
+    from unde.ui.report.example_view import as_item
 
     def text(pieces: list[int]) -> str | None:
         examples = [rows[i] for i in pieces]
-        if len(examples) > 1 and isinstance(rows.data, CUT):  # tokens may share a character
-            keys = [k for k, v in examples[0].items() if isinstance(v, Tensor) and v.ndim == 1]
+        if len(examples) > 1 and _is_cut(rows):  # tokens may share a character
+            keys = [k for k, v in examples[0].items() if isinstance(v, torch.Tensor) and v.ndim == 1]
             examples = [{k: torch.cat([e[k] for e in examples]) for k in keys}]
-        found = [as_item(example, 0, setup.show).text for example in examples]
-        known = [text for text in found if text is not None]
+        texts = [as_item(example, 0, setup.show).text for example in examples]
+        known = [text for text in texts if text is not None]
         return "\n".join(known) if known else None
 
     return text
@@ -220,10 +215,10 @@ def show_top(best: Top, opponents: bool = False, named: bool = True) -> None:
         console.show_table(title, ["query", *(f"{r + 1}." for r in range(top))], rows)
         return
     for q, text in enumerate(best.query_texts):
-        found = zip(best.values[q].tolist(), best.ids[q], best.texts[q])
+        ranked = zip(best.values[q].tolist(), best.ids[q], best.texts[q])
         passages = [
             [f"{r}.", f"{value:+.3g}", str(name), _brief(passage or "", 300)]
-            for r, (value, name, passage) in enumerate(found, 1)
+            for r, (value, name, passage) in enumerate(ranked, 1)
         ]
         name = f"Query {escape(names[q])}" if named else "Query"
         console.show_table(f"{name}: {escape(_brief(text or '', 600))}", ["", "score", "id", title], passages)

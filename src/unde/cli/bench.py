@@ -1,4 +1,4 @@
-"""`unde bench`: what features cost on a model."""
+"""`unde bench`: the cost of features on a model."""
 
 from __future__ import annotations
 
@@ -7,19 +7,13 @@ from typing import Annotated
 import typer
 
 from unde import console
-from unde.cli.options import BatchSize, Data, HFModel, SeqLen, Target, TextField, TrustRemoteCode, source_of
-from unde.cli.project import Project
+from unde.cli.options import ModelOptions
 
 
 def bench(
-    target: Target = None,
-    hf_model: HFModel = None,
-    data: Data = None,
-    text_field: TextField = None,
-    seq_len: SeqLen = None,
-    trust_remote_code: TrustRemoteCode = False,
+    model: ModelOptions,
     rank: Annotated[int, typer.Option(help="rank of the two-sided projection")] = 16,
-    batch_size: BatchSize = 32,
+    batch_size: Annotated[int, typer.Option(help="examples in one pass; fewer need less memory")] = 32,
     runs: Annotated[int, typer.Option(help="how often each is timed, in turns")] = 15,
 ) -> None:
     """Measure the cost of features on your model, as a ratio to one plain training pass.
@@ -27,6 +21,6 @@ def bench(
     Example: `unde bench my_project.setup:make --rank 16`, or with --hf-model and --data
     """
     from unde.bench import measure
+    from unde.cli.project import Project
 
-    setup = Project(target, source_of(hf_model, data, text_field, seq_len, trust_remote_code)).setup
-    console.echo(measure(setup, rank=rank, batch_size=batch_size, runs=runs))
+    console.echo(measure(Project(model).setup, rank=rank, batch_size=batch_size, runs=runs))

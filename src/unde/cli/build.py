@@ -1,46 +1,31 @@
-"""`unde build`: the gradient features of the training data, on disk."""
+"""`unde build` and `unde finish`: write the gradient features of the training data to disk."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from unde import console
+from unde.cli import completion
 from unde.cli.config import Config, write_config
 from unde.cli.options import (
-    Address,
-    Checkpoints,
-    Data,
-    Device,
-    Engine,
+    ClusterOptions,
     Exclude,
-    Gpus,
-    Groups,
-    HFModel,
+    GroupsName,
     Memory,
-    Method,
+    MethodName,
     Projection,
-    SeqLen,
     StoreDtype,
-    Target,
-    TargetField,
-    TextField,
-    Threads,
-    Timeout,
-    TrustRemoteCode,
-    Unneeded,
-    Worker,
-    Workers,
-    method_of,
+    TrainingOptions,
+    build_method,
     place_option,
-    source_of,
 )
-from unde.cli.project import Project
-from unde.index import Index
-from unde.methods import TracIn
-from unde.parallel import named
-from unde.store.remote import StorePath
+from unde.store.remote import StorePath, place
+
+if TYPE_CHECKING:
+    from unde.cli.project import Project
+    from unde.index import Index
 
 
 def build(
@@ -48,37 +33,30 @@ def build(
     out: Annotated[
         Any, place_option("--out", help="folder or URL for the index; a half-built one is finished")
     ],
-    target: Target = None,
-    hf_model: HFModel = None,
-    data: Data = None,
-    text_field: TextField = None,
-    target_field: TargetField = None,
-    seq_len: SeqLen = None,
-    trust_remote_code: TrustRemoteCode = False,
-    method: Method = "trak",
+    model: TrainingOptions,
+    cluster: ClusterOptions,
+    method: MethodName = "trak",
     projection: Projection = None,
-    groups: Groups = "layer",
+    groups: GroupsName = "layer",
     exclude: Exclude = None,
-    checkpoints: Checkpoints = None,
-    batch_size: Unneeded = None,
+    batch_size: Annotated[int | None, typer.Option("--batch-size", hidden=True)] = None,
     num_workers: Annotated[int, typer.Option(help="processes that read the data")] = 0,
-    device: Device = None,
     store_dtype: StoreDtype = "auto",
     memory: Memory = "2GB",
-    seed: Annotated[int, typer.Option(help="of the random projection")] = 0,
+    seed: Annotated[int, typer.Option(help="seed of the random projection")] = 0,
     on_bad: Annotated[str, typer.Option(help="NaN gradients: error, or skip and record")] = "error",
-    engine: Engine = "serial",
-    threads: Threads = None,
-    workers: Workers = None,
-    worker: Worker = None,
-    gpus: Gpus = 0,
-    address: Address = None,
-    timeout: Timeout = None,
+    worker: Annotated[
+        str | None,
+        typer.Option(
+            metavar="3/64",
+            help="which worker of how many, for array (default: from SLURM, PBS or torchrun)",
+        ),
+    ] = None,
     config: Config = None,
 ) -> None:
     """Compute the gradient features of the training data.
 
-    `unde plan` takes the same options, and says what this will need.
+    `unde plan` takes the same options, and tells what this will need.
 
     Examples:
 
@@ -95,15 +73,13 @@ def build(
     `unde build my_project.setup:make --out runs/idx --engine array --worker 3/64`, and when all have ended
     `unde finish runs/idx`
     """
-    runs = named(
-        engine, threads=threads, workers=workers, worker=worker, gpus=gpus, address=address, timeout=timeout
-    )
-    chosen = method_of(method, projection)
-    project = Project(
-        target,
-        source_of(hf_model, data, text_field, seq_len, trust_remote_code, target_field, checkpoints),
-        device=device,
-    )
+    from unde.cli.project import Project
+    from unde.index import Index
+    from unde.methods import TracIn
+
+    executor = cluster.executor(worker)
+    chosen = build_method(method, projection)
+    project = Project(model)
     setup = project.setup
     index = Index.build(
         setup.model,
@@ -119,9 +95,9 @@ def build(
         ids=setup.ids,
         batch_size=batch_size,
         recipe=project.recipe,
-        executor=runs,
-        threads=threads,
-        device=device,
+        executor=executor,
+        threads=cluster.threads,
+        device=model.device,
         num_workers=num_workers,
         store_dtype=store_dtype,
         memory=memory,
@@ -129,27 +105,71 @@ def build(
         on_bad=on_bad,
     )
     index.close()
-    project.remembered.remember(out)
-    settings = context.params | _settled(project, index)
+    project.memory.remember(out)
+    settings = context.params | _resolved(project, index)
     write_config(out, {p.name: settings[p.name] for p in context.command.params if p.name in settings})
-    console.echo(said(index, out))
+    console.echo(_summary(index, out))
 
 
-def _settled(project: Project, index: Index) -> dict[str, Any]:
-    """What became of options that were not said, or that mean something else elsewhere."""
-    noted = project.remembered.lasting()
-    noted["hf_model"] = noted.pop("model")
+def finish(
+    index: Annotated[
+        Any,
+        typer.Argument(
+            parser=place,
+            metavar="DIR",
+            help="folder or URL of an unfinished index",
+            autocompletion=completion.indexes,
+        ),
+    ],
+    model: TrainingOptions,
+    cluster: ClusterOptions,
+    memory: Memory = "2GB",
+) -> None:
+    """Finish an index with the settings that its build recorded, and check all of it.
+
+    Run it when all workers of an array have ended: it computes what they left.
+
+    Examples:
+
+    `unde finish runs/idx`
+
+    `unde finish runs/idx --engine processes:4`
+    """
+    from unde.cli.project import Project
+    from unde.index import Index
+
+    project = Project(model.remembered(index), index=index)
+    setup = project.setup
+    complete = Index.finish(
+        index,
+        setup.model,
+        setup.task,
+        setup.train_data,
+        checkpoints=project.checkpoints,
+        collate=setup.collate,
+        ids=setup.ids,
+        device=model.device,
+        memory=memory,
+        executor=cluster.executor(),
+        recipe=project.recipe,
+    )
+    complete.close()
+    console.echo(_summary(complete, index))
+
+
+def _resolved(project: Project, index: Index) -> dict[str, Any]:
+    """Options whose value the build chose, or whose meaning depends on the working directory."""
+    options = project.memory.lasting()
+    options["hf_model"] = options.pop("model")
     m = index.manifest
-    settled = {"projection": str(index.method.projection), "threads": m.settled.threads}
-    return noted | settled | {"store_dtype": m.store_dtype}
+    chosen = {"projection": str(index.method.projection), "threads": m.settled.threads}
+    return options | chosen | {"store_dtype": m.store_dtype}
 
 
-def said(index: Index, out: StorePath) -> str:
-    """What is there now."""
+def _summary(index: Index, out: StorePath) -> str:
     if index.unfinished:
         return (
             f"{out}: this worker has done its share; {console.counted(index.unfinished, 'shard')} not written yet when "
-            "it ended. "
-            f"When all workers have ended: unde finish {out}"
+            f"it ended. When all workers have ended: unde finish {out}"
         )
     return f"{out}: {console.counted(len(index), 'example')} in {console.counted(len(index.groups), 'group')}"

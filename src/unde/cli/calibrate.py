@@ -3,39 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from unde import console
-from unde.cli.options import (
-    HF,
-    Data,
-    Device,
-    Engine,
-    HFModel,
-    IndexPath,
-    QueryField,
-    SeqLen,
-    Target,
-    TextField,
-    Threads,
-    TrustRemoteCode,
-    Workers,
-    place_option,
-    source_of,
-)
-from unde.cli.project import Project, remembered
+from unde.cli.options import HF, IndexPath, ModelOptions, QueryField, WorkerOptions, place_option
 from unde.errors import UndeError, unknown
-from unde.evaluate import Bank
-from unde.evaluate.baselines import setup_baselines
-from unde.integrations.finetuning import fine_tuning
-from unde.parallel import named
+
+if TYPE_CHECKING:
+    from unde.cli.project import Project
 
 
 def calibrate(
     index: IndexPath,
-    target: Target = None,
+    model: ModelOptions,
+    worker: WorkerOptions,
     queries: Annotated[
         str | None,
         typer.Option(
@@ -76,16 +59,7 @@ def calibrate(
         int | None,
         typer.Option(help="examples in a step (default: as Trainer recorded it, or 8)", rich_help_panel=HF),
     ] = None,
-    hf_model: HFModel = None,
-    data: Data = None,
-    text_field: TextField = None,
-    seq_len: SeqLen = None,
-    trust_remote_code: TrustRemoteCode = False,
     query_field: QueryField = None,
-    device: Device = None,
-    engine: Engine = "serial",
-    threads: Threads = None,
-    workers: Workers = None,
 ) -> None:
     """Choose method, damping and weights by models retrained on random halves, and tell how good scores are.
 
@@ -103,44 +77,44 @@ def calibrate(
 
     `unde calibrate my_project.setup:make --index runs/idx --bank bank.npz --utility learn`
     """
+    from unde.cli.project import Project
+    from unde.evaluate.baselines import setup_baselines
+
     if how not in ("retrain", "local"):
         raise unknown("--how", how, ("retrain", "local"))
-    source = source_of(hf_model, data, text_field, seq_len, trust_remote_code)
-    target = target or remembered(index, source)
-    if target is None and queries is None:
+    model = model.remembered(index)
+    if model.target is None and queries is None:
         raise UndeError("no queries: give texts that are not in the training data (--queries FILE.jsonl)")
-    texts = None if target is not None else Path(str(queries))
-    project = Project(target, source, index=index, learn=texts, query_field=query_field, device=device)
-    role = _role(project, queries) if target is not None else "learn"
-    asked = project.queries_apart(role)
-    opened = project.index(index, named(engine, threads=threads, workers=workers))
-    made = opened.calibrate(
+    texts = None if model.target is not None else Path(str(queries))
+    project = Project(model, index=index, learn=texts, query_field=query_field)
+    role = "learn"
+    if model.target is not None:
+        role = queries or ("learn" if project.setup.learn_queries is not None else "eval")
+    rows = project.disjoint_queries(role)
+    opened = project.index(index, worker.executor())
+    result = opened.calibrate(
         None if bank is not None else _training(project, how, base, epochs, lr, batch_size),
-        asked,
+        rows,
         halves=halves,
         budget=budget,
         how=how,
         bank=None if bank is None else _bank(bank, utility),
         seed=seed,
-        baselines=setup_baselines(project.setup, asked),
+        baselines=setup_baselines(project.setup, rows),
     )
     opened.close()
-    console.echo(made.table())
+    console.echo(result.table())
     cost = (
-        f"{made.trainings} trainings, {console.duration(made.seconds)}"
-        if made.trainings
+        f"{result.trainings} trainings, {console.duration(result.seconds)}"
+        if result.trainings
         else "nothing was trained"
     )
-    console.echo(f"{index}: {console.counted(len(made.settings), 'setting')} judged; {cost}")
-
-
-def _role(project: Project, queries: str | None) -> str:
-    if queries is not None:
-        return queries
-    return "learn" if project.setup.learn_queries is not None else "eval"
+    console.echo(f"{index}: {console.counted(len(result.settings), 'setting')} judged; {cost}")
 
 
 def _bank(path: Any, utility: str | None) -> Any:
+    from unde.evaluate import Bank
+
     bank = Bank.open(path)
     if utility is None:
         return bank
@@ -158,6 +132,8 @@ def _training(
     batch_size: int | None,
 ) -> Any:
     if project.source is not None:
+        from unde.integrations.finetuning import fine_tuning
+
         return fine_tuning(
             project.setup,
             project.name,
@@ -168,8 +144,8 @@ def _training(
             local=how == "local",
             trust_remote_code=project.source.trust_remote_code,
         )
-    given = {"--base": base, "--epochs": epochs, "--lr": lr, "--batch-size": batch_size}
-    superfluous = [name for name, value in given.items() if value is not None]
+    options = {"--base": base, "--epochs": epochs, "--lr": lr, "--batch-size": batch_size}
+    superfluous = [name for name, value in options.items() if value is not None]
     if superfluous:
         raise UndeError(
             f"{superfluous[0]} goes with --hf-model: {project.name} says how to train, Setup(train=...)"

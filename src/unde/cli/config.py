@@ -11,9 +11,8 @@ from typing import Annotated, Any
 
 import typer
 
-from unde.cli.options import path_of
+from unde.cli.options import local_path
 from unde.errors import UndeError, unknown
-from unde.integrations.source import remembered_target
 from unde.store.files import write_bytes
 from unde.store.layout import CHECKSUM, MANIFEST, RUN
 from unde.store.remote import StorePath
@@ -38,7 +37,7 @@ Config = Annotated[
         "--config",
         is_eager=True,
         callback=_configure,
-        parser=path_of,
+        parser=local_path,
         metavar="FILE",
         help="options as keys of a TOML file, such as the run.toml in the folder of an index; the command line wins",
     ),
@@ -106,6 +105,8 @@ def _check_target(path: Path, target: Any) -> None:
     """An index may come from somebody else: MODULE:FUNCTION of its file is run only if this user has built it."""
     if target is None or path.name != RUN or not (path.parent / MANIFEST).exists():
         return
+    from unde.integrations.source import remembered_target
+
     if remembered_target(path.parent) != target:
         raise UndeError(
             f"{path} names {target!r}, which is not what {path.parent} was built from: give MODULE:FUNCTION"

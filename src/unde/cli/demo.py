@@ -1,4 +1,4 @@
-"""`unde demo`: everything once, on real digits."""
+"""`unde demo`: every step once, on real digits."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from typing import Annotated
 import typer
 
 from unde import console
-from unde.cli.options import Method, path_option
+from unde.cli.options import MethodName, path_option
 
 
 def demo(
-    out: Annotated[
-        Path,
-        path_option(help="folder for the page, the index and the weights"),
-    ] = Path("demo"),
-    method: Method = "trak",
-    seed: Annotated[int, typer.Option(help="of the training and the projection")] = 0,
+    out: Annotated[Path, path_option(help="folder for the page, the index and the weights")] = Path("demo"),
+    method: MethodName = "trak",
+    seed: Annotated[int, typer.Option(help="seed of the training and the projection")] = 0,
 ) -> None:
     """Train a small ResNet on real digits and see which of them mattered, in a page.
 

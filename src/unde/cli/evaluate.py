@@ -4,39 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from unde import console
 from unde.cli.options import (
-    Data,
-    Device,
-    Engine,
-    HFModel,
     IndexPath,
     MethodOfIndex,
+    ModelOptions,
     Queries,
     QueryField,
-    SeqLen,
-    Target,
-    TextField,
-    Threads,
-    TrustRemoteCode,
     Uncalibrated,
     WeightsFile,
-    Workers,
+    WorkerOptions,
     check_format,
     place_option,
-    source_of,
 )
-from unde.cli.project import Project, kept_scores, remembered, weights_in
 from unde.errors import UndeError, unknown
-from unde.evaluate import Bank, Estimate, compare, lds, paired
-from unde.evaluate.baselines import setup_baselines
-from unde.index.calibration import Calibration
-from unde.parallel import named
-from unde.scoring.data_splits import shared
+
+if TYPE_CHECKING:
+    from unde.evaluate import Estimate
+    from unde.index.calibration import Calibration
 
 UNWEIGHTED = "unweighted"
 
@@ -44,23 +33,15 @@ UNWEIGHTED = "unweighted"
 def evaluate(
     index: IndexPath,
     bank: Annotated[Any, place_option(help="file of a retraining bank (unde.evaluate.Bank)")],
-    target: Target = None,
+    model: ModelOptions,
+    worker: WorkerOptions,
     queries: Queries = None,
-    hf_model: HFModel = None,
-    data: Data = None,
-    text_field: TextField = None,
-    seq_len: SeqLen = None,
-    trust_remote_code: TrustRemoteCode = False,
     query_field: QueryField = None,
     weights: WeightsFile = None,
     method: MethodOfIndex = None,
     utility: Annotated[str, typer.Option(help="which utility of the bank belongs to the queries")] = "eval",
     format: Annotated[str, typer.Option(help="table or json")] = "table",
     uncalibrated: Uncalibrated = False,
-    device: Device = None,
-    engine: Engine = "serial",
-    threads: Threads = None,
-    workers: Workers = None,
 ) -> None:
     """Measure the linear datamodeling score (LDS) of the queries, with and without weights, beside simple baselines.
 
@@ -74,19 +55,21 @@ def evaluate(
 
     `unde evaluate my_project.setup:make --index runs/idx --bank runs/bank.npz --weights weights.json`
     """
+    from unde.cli.project import Project, cached_scores, load_weights
+    from unde.evaluate import Bank, compare, lds, paired
+    from unde.evaluate.baselines import setup_baselines
+
     check_format(format, "table", "json")
-    source = source_of(hf_model, data, text_field, seq_len, trust_remote_code)
-    target = target or remembered(index, source)
-    project = Project(target, source, index=index, evaluate=queries, query_field=query_field, device=device)
-    asked = project.queries_apart("eval")
-    opened = project.index(index, named(engine, threads=threads, workers=workers), uncalibrated=uncalibrated)
-    scores = kept_scores(opened, asked, method)
+    project = Project(model.remembered(index), index=index, evaluate=queries, query_field=query_field)
+    rows = project.disjoint_queries("eval")
+    opened = project.index(index, worker.executor(), uncalibrated=uncalibrated)
+    scores = cached_scores(opened, rows, method)
     retrained = Bank.open(bank)
     if utility not in retrained.utility:
         raise unknown("utility of the bank", utility, retrained.utility)
     masks, values = retrained.masks, retrained.utility[utility]
     refuse_calibrated_on(scores.query_digests, opened.calibration if method is None else None)
-    learned: Any = scores.default_weights if weights is None else weights_in(weights, scores)
+    learned: Any = scores.default_weights if weights is None else load_weights(weights, scores)
     if learned is None:
         estimates = {UNWEIGHTED: lds(scores.total(), masks, values)}
     else:
@@ -96,7 +79,7 @@ def evaluate(
     draws = 0 if best.subset_bootstrap is None else len(best.subset_bootstrap.means)
     baselines = {
         name: lds(baseline, masks, values, bootstrap=draws)
-        for name, baseline in setup_baselines(project.setup, asked).items()
+        for name, baseline in setup_baselines(project.setup, rows).items()
     }
     differences = {name: paired(baseline, best) for name, baseline in baselines.items()}
     if format == "json":
@@ -107,12 +90,12 @@ def evaluate(
         console.echo(json.dumps(summary, indent=1))
     else:
         way = "weighted" if learned is not None else UNWEIGHTED
-        rows = [[n, f"{100 * e.mean:.2f}", f"± {100 * e.ci95:.2f}", ""] for n, e in estimates.items()]
-        rows += [
+        lines = [[n, f"{100 * e.mean:.2f}", f"± {100 * e.ci95:.2f}", ""] for n, e in estimates.items()]
+        lines += [
             [n, f"{100 * e.mean:.2f}", f"± {100 * e.ci95:.2f}", _signed(differences[n])]
             for n, e in baselines.items()
         ]
-        console.show_table("LDS (%)", ["", "mean", "95 % CI", f"{way} − baseline"], rows)
+        console.show_table("LDS (%)", ["", "mean", "95 % CI", f"{way} − baseline"], lines)
     for name, difference in differences.items():
         if difference.mean + difference.ci95 < 0:
             console.note(
@@ -123,6 +106,8 @@ def evaluate(
 
 def refuse_calibrated_on(digests: Sequence[str], calibration: Calibration | None) -> None:
     """Raise if queries to evaluate on are among those that chose the setting."""
+    from unde.scoring.data_splits import shared
+
     seen = [] if calibration is None else shared(digests, calibration.query_digests)
     if seen:
         raise UndeError(

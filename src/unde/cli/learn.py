@@ -10,38 +10,27 @@ import typer
 
 from unde import console
 from unde.cli.options import (
-    Data,
-    Device,
-    Engine,
-    HFModel,
     IndexPath,
     MethodOfIndex,
+    ModelOptions,
     NoTrust,
     QueryField,
-    SeqLen,
-    Target,
-    TextField,
-    Threads,
-    TrustRemoteCode,
     Uncalibrated,
-    Workers,
+    WorkerOptions,
+    check_out,
     place_option,
-    source_of,
 )
-from unde.cli.project import Project, kept_scores, remembered
 from unde.errors import UndeError, unknown
-from unde.index import Index
-from unde.parallel import named
 from unde.store.remote import StorePath
-from unde.weights import Weights, learn_weights
 
 Number = TypeVar("Number", int, float)
-OWN = "With queries of your own"
+WITH_QUERIES = "With --queries"
 
 
 def learn(
     index: IndexPath,
-    target: Target = None,
+    model: ModelOptions,
+    worker: WorkerOptions,
     out: Annotated[Any, place_option("--out", help="where to save the weights")] = "weights.json",
     method: MethodOfIndex = None,
     examples: Annotated[
@@ -61,7 +50,7 @@ def learn(
         typer.Option(
             metavar="FILE",
             help="texts to learn from, as in --data; with MODULE:FUNCTION: learn, for its learn_queries",
-            rich_help_panel=OWN,
+            rich_help_panel=WITH_QUERIES,
         ),
     ] = None,
     k: Annotated[
@@ -69,7 +58,7 @@ def learn(
         typer.Option(
             metavar="NUMBER",
             help="top-ranked examples taken for true; auto (the default) tries several",
-            rich_help_panel=OWN,
+            rich_help_panel=WITH_QUERIES,
         ),
     ] = None,
     weight_decay: Annotated[
@@ -77,25 +66,20 @@ def learn(
         typer.Option(
             metavar="NUMBER",
             help="pull towards the unweighted method; auto (the default) tries several",
-            rich_help_panel=OWN,
+            rich_help_panel=WITH_QUERIES,
         ),
     ] = None,
     loss: Annotated[
         str | None,
-        typer.Option(help="top-k (the default), bottom-k, top-k-bottom-k or no-norm", rich_help_panel=OWN),
+        typer.Option(
+            help="top-k (the default), bottom-k, top-k-bottom-k or no-norm", rich_help_panel=WITH_QUERIES
+        ),
     ] = None,
-    solver: Annotated[str | None, typer.Option(help="fixed-point or adamw", rich_help_panel=OWN)] = None,
-    hf_model: HFModel = None,
-    data: Data = None,
-    text_field: TextField = None,
-    seq_len: SeqLen = None,
-    trust_remote_code: TrustRemoteCode = False,
+    solver: Annotated[
+        str | None, typer.Option(help="fixed-point or adamw", rich_help_panel=WITH_QUERIES)
+    ] = None,
     query_field: QueryField = None,
     uncalibrated: Uncalibrated = False,
-    device: Device = None,
-    engine: Engine = "serial",
-    threads: Threads = None,
-    workers: Workers = None,
 ) -> None:
     """Learn how much each group of parameters should count, without labels.
 
@@ -113,56 +97,63 @@ def learn(
 
     `unde learn my_project.setup:make --index runs/idx --queries learn --k 10`
     """
-    own = {"k": k, "weight-decay": weight_decay, "loss": loss, "solver": solver, "query-field": query_field}
-    _check(queries, own, {"examples": examples, "perturb": perturb}, out)
-    source = source_of(hf_model, data, text_field, seq_len, trust_remote_code)
-    target = target or remembered(index, source)
-    texts = None if queries is None or (target is not None and queries == "learn") else Path(queries)
-    project = Project(target, source, index=index, learn=texts, query_field=query_field, device=device)
+    from unde.cli.project import Project, cached_scores
+    from unde.weights import learn_weights
+
+    with_queries = {
+        "k": k,
+        "weight-decay": weight_decay,
+        "loss": loss,
+        "solver": solver,
+        "query-field": query_field,
+    }
+    _check(queries, with_queries, {"examples": examples, "perturb": perturb}, out)
+    model = model.remembered(index)
+    texts = None if queries is None or (model.target is not None and queries == "learn") else Path(queries)
+    project = Project(model, index=index, learn=texts, query_field=query_field)
     if queries is None:
-        opened = project.index(
-            index, named(engine, threads=threads, workers=workers), uncalibrated=uncalibrated
-        )
+        opened = project.index(index, worker.executor(), uncalibrated=uncalibrated)
         weights = opened.learn_weights(method, perturb, 200 if examples is None else examples, seed)
     else:
-        asked = project.queries_apart("learn")
-        opened = project.index(
-            index, named(engine, threads=threads, workers=workers), uncalibrated=uncalibrated
-        )
+        rows = project.disjoint_queries("learn")
+        opened = project.index(index, worker.executor(), uncalibrated=uncalibrated)
         weights = learn_weights(
-            kept_scores(opened, asked, method),
+            cached_scores(opened, rows, method),
             k=_number("k", k, int, "a whole number"),
             weight_decay=_number("weight-decay", weight_decay, float, "a number"),
             loss=loss or "top-k",
             solver=solver,
             seed=seed,
+            judge=opened,
         )
     weights.save(out)
     if not no_trust:
-        _show_trust(opened, weights, method, seed, perturb)
+        try:
+            console.echo(opened.trust(weights, method, seed=seed, perturb=perturb))
+        except UndeError as e:  # the weights are saved all the same
+            console.note(str(e))
     console.echo(f"{out}: {weights}")
 
 
-def _check(queries: str | None, own: dict[str, str | None], alone: dict[str, Any], out: StorePath) -> None:
-    """Options that belong to the other way of learning, and a place to save that is not there, before hours of work."""
-    given = [f"--{name}" for name, value in own.items() if value is not None]
-    if queries is None and given:
+def _check(
+    queries: str | None, with_queries: dict[str, str | None], without: dict[str, Any], out: StorePath
+) -> None:
+    """Raise on options of the other way of learning, and where weights cannot be saved."""
+    misplaced = [f"--{name}" for name, value in with_queries.items() if value is not None]
+    if queries is None and misplaced:
         raise UndeError(
-            f"{', '.join(given)} belong{'s' if len(given) == 1 else ''} to learning from queries of your own: add "
+            f"{', '.join(misplaced)} belong{'s' if len(misplaced) == 1 else ''} to learning from queries: add "
             "--queries FILE (with MODULE:FUNCTION: --queries learn), or leave it out to learn from the index alone"
         )
-    given = [f"--{name}" for name, value in alone.items() if value is not None]
-    if queries is not None and given:
+    misplaced = [f"--{name}" for name, value in without.items() if value is not None]
+    if queries is not None and misplaced:
         raise UndeError(
-            f"{', '.join(given)} belong{'s' if len(given) == 1 else ''} to learning from the index alone: leave out "
-            "--queries, or this"
+            f"{', '.join(misplaced)} belong{'s' if len(misplaced) == 1 else ''} to learning from the index alone: "
+            "leave out --queries, or this"
         )
-    if alone["perturb"] not in (None, "weights"):
-        raise unknown("perturb", alone["perturb"], ("weights",))
-    if out.is_dir():
-        raise UndeError(f"--out {out} is a folder: give a file in it")
-    if isinstance(out, Path) and not out.absolute().parent.is_dir():
-        raise UndeError(f"no folder {out.parent} for --out {out}: make it, or save elsewhere")
+    if without["perturb"] not in (None, "weights"):
+        raise unknown("perturb", without["perturb"], ("weights",))
+    check_out(out)
 
 
 def _number(name: str, text: str | None, kind: Callable[[str], Number], what: str) -> Number | str:
@@ -172,10 +163,3 @@ def _number(name: str, text: str | None, kind: Callable[[str], Number], what: st
         return kind(text)
     except ValueError:
         raise UndeError(f"--{name} is {text!r}: expected {what}, or auto") from None
-
-
-def _show_trust(index: Index, weights: Weights, method: str | None, seed: int, perturb: str | None) -> None:
-    try:
-        console.echo(index.trust(weights, method, seed=seed, perturb=perturb))
-    except UndeError as e:  # the weights are there all the same
-        console.note(str(e))

@@ -1,59 +1,76 @@
-"""Options that several commands have, each said once; what they mean to the library is said here too."""
+"""Options that several commands share, and the groups of them that most commands take.
+
+Nothing here imports torch: help and completion must be fast.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from unde import methods
+from unde import console
 from unde.cli import completion
 from unde.errors import UndeError, unknown
-from unde.integrations.source import Source
-from unde.store.factored import AUTO
-from unde.store.factored import NAMES as CODECS
-from unde.store.remote import place
+from unde.store.remote import StorePath, place
 
+if TYPE_CHECKING:
+    from unde.integrations.source import Source
+    from unde.methods import Method
+    from unde.parallel import Executor
+
+# Copies of unde.methods.NAMES and unde.store.factored.NAMES, which import torch; a test compares them.
+METHODS = ("tracin", "trak", "logra", "ekfac", "d-trak", "journey-trak", "das", "tracin-cosine")
+CODECS = ("float32", "float16", "bfloat16", "int8", "int4", "factored(1)")
+RUN_ON = "Where jobs run (the bytes are the same)"
 HF = "Hugging Face language models (instead of MODULE:FUNCTION)"
 
 
-def listed(names: Iterable[str]) -> str:
-    """Names in a sentence.
+def join_names(names: Iterable[str]) -> str:
+    """Join names for a sentence.
 
-    >>> listed(["table", "json", "csv"])
+    >>> join_names(["table", "json", "csv"])
     'table, json or csv'
     """
     *first, last = names
     return f"{', '.join(first)} or {last}" if first else last
 
 
-def path_of(text: str) -> Path:
-    """A path as it is typed, also where no shell has looked at it; of this machine.
+def local_path(text: str) -> Path:
+    """Parse a path of this machine; `~` is expanded.
 
-    >>> path_of("~/runs").is_absolute()
+    >>> local_path("~/runs").is_absolute()
     True
     """
-    found = place(text)
-    if not isinstance(found, Path):
+    path = place(text)
+    if not isinstance(path, Path):
         raise UndeError(f"{text} is a URL: expected a path of this machine")
-    return found
+    return path
 
 
 def path_option(*names: str, help: str, metavar: str = "PATH", panel: str | None = None) -> Any:
-    return typer.Option(*names, parser=path_of, metavar=metavar, help=help, rich_help_panel=panel)
+    return typer.Option(*names, parser=local_path, metavar=metavar, help=help, rich_help_panel=panel)
 
 
 def place_option(*names: str, help: str, complete: Callable[[str], list[str]] | None = None) -> Any:
-    """A path or a URL: annotated with Any, as typer knows no unions."""
+    """Declare a path or URL. Annotate it with Any: typer has no unions."""
     return typer.Option(*names, parser=place, metavar="PATH", help=help, autocompletion=complete)
 
 
-METHODS = f"{listed(methods.NAMES)}, or MODULE:NAME of your own"
+def _hf(help: str, metavar: str | None = None, **more: Any) -> Any:
+    return typer.Option(help=help, metavar=metavar, rich_help_panel=HF, **more)
 
-# --- what a command works on ----------------------------------------------------------------------------
+
+def _run_on(help: str, metavar: str | None = None) -> Any:
+    return typer.Option(help=help, metavar=metavar, rich_help_panel=RUN_ON)
+
+
+# --- single options -------------------------------------------------------------------------------------
 
 Target = Annotated[
     str | None, typer.Argument(metavar="MODULE:FUNCTION", help="a function that returns an unde.Setup")
@@ -62,7 +79,7 @@ IndexPath = Annotated[
     Any,
     place_option(
         "--index",
-        help="folder or URL of the index; remembers what it was built from",
+        help="folder or URL of the index; it remembers what it was built from",
         complete=completion.indexes,
     ),
 ]
@@ -75,84 +92,35 @@ WeightsFiles = Annotated[
 ]
 Device = Annotated[str | None, typer.Option(help="where the model runs: cpu, cuda, cuda:1, mps, …")]
 
-# --- how an index is built, or planned ------------------------------------------------------------------
-
-_COMPLETED = completion.one_of(*methods.NAMES)
-Method = Annotated[str, typer.Option(help=METHODS, autocompletion=_COMPLETED)]
-Projection = Annotated[
-    str | None, typer.Option(help="kron(16), pca(16), sjlt(4096), dense(512) or none (default: kron(16))")
+_METHOD_HELP = f"{join_names(METHODS)}, or MODULE:NAME of your own"
+MethodName = Annotated[
+    str, typer.Option("--method", help=_METHOD_HELP, autocompletion=completion.one_of(*METHODS))
 ]
-Groups = Annotated[str, typer.Option(help="layer, tensor or consecutive(128)")]
-Exclude = Annotated[list[str] | None, typer.Option(help="regex of parameters to leave out; repeatable")]
-# The memory budget decides how many examples are in a pass. Commands of 0.1 named a number; they still run.
-Unneeded = Annotated[int | None, typer.Option("--batch-size", hidden=True)]
-BatchSize = Annotated[int, typer.Option(help="examples in one pass; fewer need less memory")]
-DTYPES = (AUTO, *CODECS)
-STORED = f"{listed(DTYPES)}; auto is float32 up to 256 MiB and int8 beyond"
-StoreDtype = Annotated[str, typer.Option(help=STORED, autocompletion=completion.one_of(*DTYPES))]
-PackedDtype = Annotated[str, typer.Option(help=listed(CODECS), autocompletion=completion.one_of(*CODECS))]
-Memory = Annotated[str, typer.Option(help="budget for what is computed at once, besides the model")]
-
-Checkpoints = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DIR",
-        help="folder with several checkpoints of the model: a Trainer's run (checkpoint-100, …; learning rates of its "
-        "log weigh them for tracin), a CheckpointRecorder's, or .safetensors files",
-    ),
-]
-
-# --- who computes ---------------------------------------------------------------------------------------
-
-WHO = "Who computes (the bytes are the same)"
-Engine = Annotated[
-    str,
-    typer.Option(
-        help="serial; processes:4 on this machine; array: one of many jobs of a cluster; ray",
-        rich_help_panel=WHO,
-    ),
-]
-Threads = Annotated[
-    int | None,
-    typer.Option(help="of each job (default: all of this machine; 1 of each worker)", rich_help_panel=WHO),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(help="how many, for array and ray (default: what there is room for)", rich_help_panel=WHO),
-]
-Worker = Annotated[
-    str | None,
-    typer.Option(
-        metavar="3/64",
-        help="which of how many, for array (default: SLURM, PBS or torchrun tell)",
-        rich_help_panel=WHO,
-    ),
-]
-Gpus = Annotated[float, typer.Option(help="of each worker of ray", rich_help_panel=WHO)]
-Address = Annotated[
-    str | None,
-    typer.Option(help="of the Ray cluster (default: RAY_ADDRESS, or this machine)", rich_help_panel=WHO),
-]
-Timeout = Annotated[
-    float | None,
-    typer.Option(metavar="SECONDS", help="after which a job is taken for hung", rich_help_panel=WHO),
-]
-
-# --- how an index is asked ------------------------------------------------------------------------------
-
 MethodOfIndex = Annotated[
     str | None,
     typer.Option(
-        "--method",
-        help=f"{METHODS} (default: as built)",
-        autocompletion=_COMPLETED,
+        "--method", help=f"{_METHOD_HELP} (default: as built)", autocompletion=completion.one_of(*METHODS)
     ),
 ]
-Uncalibrated = Annotated[
-    bool,
+Projection = Annotated[
+    str | None,
     typer.Option(
-        "--uncalibrated", help="leave the calibration of the index out: the method as built, uniform weights"
+        help="none, kron(16), pca(16), sjlt(4096) or dense(512) (default: none for small models, else kron(16))"
     ),
+]
+GroupsName = Annotated[str, typer.Option("--groups", help="layer, tensor or consecutive(128)")]
+Exclude = Annotated[list[str] | None, typer.Option(help="regex of parameters to leave out; repeatable")]
+DTYPES = ("auto", *CODECS)
+StoreDtype = Annotated[
+    str,
+    typer.Option(
+        help=f"{join_names(DTYPES)}; auto is float32 up to 256 MiB and int8 beyond",
+        autocompletion=completion.one_of(*DTYPES),
+    ),
+]
+Memory = Annotated[str, typer.Option(help="memory budget of computations, besides the model")]
+Uncalibrated = Annotated[
+    bool, typer.Option("--uncalibrated", help="ignore the calibration: the method as built, uniform weights")
 ]
 NoTrust = Annotated[
     bool,
@@ -160,108 +128,188 @@ NoTrust = Annotated[
         "--no-trust", help="leave out how many training examples find themselves (300 passes of the model)"
     ),
 ]
-NoBaselines = Annotated[
-    bool,
-    typer.Option(
-        "--no-baselines",
-        help="leave out BM25 and hidden-state similarity (a pass of the model over the training texts)",
-    ),
-]
-
-# --- a Hugging Face model and texts ---------------------------------------------------------------------
-
-HFModel = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DIR",
-        help="folder of save_pretrained, of a PEFT adapter, of a Trainer's run (its newest checkpoint), or a hub name",
-        rich_help_panel=HF,
-    ),
-]
-Data = Annotated[
-    Path | None,
-    typer.Option(
-        parser=path_of,
-        metavar="FILE",
-        help="training data: .jsonl, .json, .csv, .txt (a text on each line), also as .gz; .parquet; a folder of "
-        "datasets' save_to_disk. Fields: text, messages, or prompt and completion",
-        rich_help_panel=HF,
-    ),
-]
-TextField = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="field that holds the text or the messages (default: text, messages or prompt, whichever there is)",
-        rich_help_panel=HF,
-    ),
-]
-TargetField = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="field that holds what the model was trained to give for the text; the loss is on it alone "
-        "(default: completion, if there is a prompt)",
-        rich_help_panel=HF,
-    ),
-]
-SeqLen = Annotated[
-    int | None,
-    typer.Option(
-        metavar="TOKENS",
-        help="a text is cut into consecutive sequences of this length, the last ones shorter; each is an "
-        "example with the id text:part (default: 512, or the model's context)",
-        rich_help_panel=HF,
-    ),
-]
-TrustRemoteCode = Annotated[
-    bool,
-    typer.Option(
-        "--trust-remote-code",
-        help="run Python code that comes with --hf-model, if it has any; never done otherwise",
-        rich_help_panel=HF,
-    ),
-]
 Queries = Annotated[
     Path | None,
     path_option("--queries", metavar="FILE", help="texts to ask about, as in --data", panel=HF),
 ]
-QueryField = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME", help="the same of the queries (default: as --text-field)", rich_help_panel=HF
-    ),
-]
+QueryField = Annotated[str | None, _hf("field of the text in the queries (default: as --text-field)", "NAME")]
 
 
-def source_of(
-    hf_model: str | None,
-    data: Path | None,
-    text_field: str | None,
-    seq_len: int | None,
-    trust_remote_code: bool = False,
-    target_field: str | None = None,
-    checkpoints: str | None = None,
-) -> Source:
-    """What was said on the command line."""
-    file = None if data is None else str(data)
-    return Source(
-        hf_model,
-        file,
-        text_field,
-        seq_len,
-        target_field=target_field,
-        checkpoints=checkpoints,
-        trust_remote_code=trust_remote_code,
-    )
+# --- groups of options ----------------------------------------------------------------------------------
 
 
-def method_of(name: str, projection: str | None) -> methods.Method:
-    """The method to build for; its projection is the usual one if none was named."""
+@dataclass(frozen=True)
+class ModelOptions:
+    """A model and its training data: MODULE:FUNCTION, or a Hugging Face model and texts."""
+
+    target: Target = None
+    hf_model: Annotated[
+        str | None,
+        _hf(
+            "folder of save_pretrained, of a PEFT adapter, of a Trainer's run (its newest checkpoint), or a hub name",
+            "DIR",
+        ),
+    ] = None
+    data: Annotated[
+        Path | None,
+        _hf(
+            "training data: .jsonl, .json, .csv, .txt (a text on each line), also as .gz; .parquet; a folder of "
+            "datasets' save_to_disk. Fields: text, messages, or prompt and completion",
+            "FILE",
+            parser=local_path,
+        ),
+    ] = None
+    text_field: Annotated[
+        str | None,
+        _hf(
+            "field of the text or the messages (default: text, messages or prompt, whichever there is)",
+            "NAME",
+        ),
+    ] = None
+    seq_len: Annotated[
+        int | None,
+        _hf(
+            "texts are cut into sequences of this length; each is an example with the id text:part (default: 512, or "
+            "the model's context)",
+            "TOKENS",
+        ),
+    ] = None
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-remote-code",
+            help="run Python code that comes with --hf-model, if it has any; never done otherwise",
+            rich_help_panel=HF,
+        ),
+    ] = False
+    device: Device = None
+
+    def source(self) -> Source:
+        """The Hugging Face model and texts, as far as they were named."""
+        from unde.integrations.source import Source
+
+        return Source(
+            self.hf_model,
+            None if self.data is None else str(self.data),
+            self.text_field,
+            self.seq_len,
+            target_field=getattr(self, "target_field", None),
+            checkpoints=getattr(self, "checkpoints", None),
+            trust_remote_code=self.trust_remote_code,
+        )
+
+    def remembered(self, index: StorePath) -> ModelOptions:
+        """Fill in the MODULE:FUNCTION that the index was built from, if no model is named."""
+        from unde.integrations.source import remembered_target
+
+        if self.target is not None or self.source().texts:
+            return self
+        target = remembered_target(index)
+        if target is not None:
+            console.note(f"using {target}, as remembered by {index}")
+        return replace(self, target=target)
+
+
+@dataclass(frozen=True)
+class TrainingOptions(ModelOptions):
+    """The same for commands that read training data anew: with targets and checkpoints."""
+
+    target_field: Annotated[
+        str | None,
+        _hf(
+            "field of what the model was trained to give for the text; the loss is on it alone (default: completion, "
+            "if there is a prompt)",
+            "NAME",
+        ),
+    ] = None
+    checkpoints: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="folder with several checkpoints of the model: a Trainer's run (checkpoint-100, …; learning rates of "
+            "its log weigh them for tracin), a CheckpointRecorder's, or .safetensors files",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """The processes that compute."""
+
+    engine: Annotated[
+        str, _run_on("serial; processes:4 on this machine; array: one of many jobs of a cluster; ray")
+    ] = "serial"
+    threads: Annotated[
+        int | None, _run_on("threads of each job (default: all of this machine; 1 of each worker)")
+    ] = None
+    workers: Annotated[
+        int | None, _run_on("number of workers, for array and ray (default: as many as fit)")
+    ] = None
+
+    def executor(self, worker: str | None = None) -> Executor:
+        from unde.parallel import named
+
+        options = {f.name: getattr(self, f.name) for f in fields(self)}
+        return named(options.pop("engine"), worker=worker, **options)
+
+
+@dataclass(frozen=True)
+class ClusterOptions(WorkerOptions):
+    """The same for builds, which also run on clusters."""
+
+    gpus: Annotated[float, _run_on("GPUs of each worker of ray")] = 0
+    address: Annotated[
+        str | None, _run_on("address of the Ray cluster (default: RAY_ADDRESS, or this machine)")
+    ] = None
+    timeout: Annotated[float | None, _run_on("seconds after which a job counts as hung", "SECONDS")] = None
+
+
+def expand_groups(function: Callable[..., None]) -> Callable[..., None]:
+    """Replace each parameter that is a group of options by the group's fields, as typer has plain parameters only."""
+    hints = get_type_hints(function, include_extras=True)
+    groups, parameters = dict[str, Any](), list[inspect.Parameter]()
+    for p in inspect.signature(function).parameters.values():
+        kind = hints[p.name]
+        if is_dataclass(kind):
+            groups[p.name], types = kind, get_type_hints(kind, include_extras=True)
+            plain = [(f.name, types[f.name], f.default) for f in fields(kind)]
+        else:
+            plain = [(p.name, kind, p.default)]
+        parameters += [
+            inspect.Parameter(name, p.KEYWORD_ONLY, annotation=type_, default=default)
+            for name, type_, default in plain
+        ]
+
+    @wraps(function)
+    def run(**options: Any) -> None:
+        for name, kind in groups.items():
+            options[name] = kind(**{f.name: options.pop(f.name) for f in fields(kind)})
+        function(**options)
+
+    run.__signature__ = inspect.Signature(parameters)  # ty: ignore[missing-attribute]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run
+
+
+# --- checks ---------------------------------------------------------------------------------------------
+
+
+def build_method(name: str, projection: str | None) -> Method:
+    """The method to build for; None leaves the projection to the index."""
+    from unde import methods
+
     method = methods.parse(name)
     return method if projection is None else replace(method, projection=projection)
 
 
-def check_format(given: str, *known: str) -> None:
-    if given not in known:
-        raise unknown("format", given, known)
+def check_format(value: str, *known: str) -> None:
+    if value not in known:
+        raise unknown("format", value, known)
+
+
+def check_out(out: StorePath) -> None:
+    """Raise where a file cannot be written, before hours of work."""
+    if out.is_dir():
+        raise UndeError(f"--out {out} is a folder: give a file in it")
+    if isinstance(out, Path) and not out.absolute().parent.is_dir():
+        raise UndeError(f"no folder {out.parent} for --out {out}: make it, or write elsewhere")

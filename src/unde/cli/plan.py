@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,62 +12,45 @@ from unde import console
 from unde.cli.config import Config
 from unde.cli.options import (
     HF,
-    Checkpoints,
-    Data,
     Exclude,
-    Groups,
-    HFModel,
+    GroupsName,
     Memory,
-    Method,
+    MethodName,
     Projection,
-    SeqLen,
     StoreDtype,
-    Target,
-    TargetField,
-    TextField,
-    TrustRemoteCode,
-    Unneeded,
+    TrainingOptions,
+    build_method,
     check_format,
-    method_of,
-    path_of,
-    source_of,
+    local_path,
 )
-from unde.cli.project import Project
 from unde.errors import UndeError
-from unde.gradients.feature_pass import largest
-from unde.index import Index
-from unde.integrations.config import planned
+
+if TYPE_CHECKING:
+    from unde.cli.project import Project
 
 WORKERS = "Several workers"
 
 
 def plan(
-    target: Target = None,
-    hf_model: HFModel = None,
+    model: TrainingOptions,
     hf_config: Annotated[
         Path | None,
         typer.Option(
-            parser=path_of,
+            parser=local_path,
             metavar="FILE",
             help="config.json of a model, or its folder, where there are no weights and no data yet: give --examples "
             "and --seq-len",
             rich_help_panel=HF,
         ),
     ] = None,
-    data: Data = None,
-    text_field: TextField = None,
-    target_field: TargetField = None,
-    seq_len: SeqLen = None,
-    trust_remote_code: TrustRemoteCode = False,
     examples: Annotated[
         int | None, typer.Option(help="training examples (default: those of the data)")
     ] = None,
-    method: Method = "trak",
+    method: MethodName = "trak",
     projection: Projection = None,
-    groups: Groups = "layer",
+    groups: GroupsName = "layer",
     exclude: Exclude = None,
-    checkpoints: Checkpoints = None,
-    batch_size: Unneeded = None,
+    batch_size: Annotated[int | None, typer.Option("--batch-size", hidden=True)] = None,
     store_dtype: StoreDtype = "auto",
     memory: Memory = "2GB",
     queries: Annotated[int, typer.Option(help="how many to score and to learn weights on")] = 100,
@@ -112,31 +95,40 @@ def plan(
 
     `unde plan --hf-config my_model/ --examples 1000000 --seq-len 512 --workers 64 --flops 200T --disk 1GB`
     """
+    from dataclasses import replace
+
+    from unde.cli.project import Project
+    from unde.index import Index
+
     check_format(format, "table", "json")
-    named = [target, hf_model or data or text_field or target_field, hf_config]
-    count = int(checkpoints) if checkpoints is not None and checkpoints.isdecimal() else None
-    folder = checkpoints if count is None else None
-    if len([way for way in named if way is not None]) != 1:
+    sources = [
+        model.target,
+        model.hf_model or model.data or model.text_field or model.target_field,
+        hf_config,
+    ]
+    checkpoints = model.checkpoints or ""
+    count = int(checkpoints) if checkpoints.isdecimal() else None
+    if count is not None:
+        model = replace(model, checkpoints=None)
+    if len([source for source in sources if source is not None]) != 1:
         raise UndeError(
             "expected one of three things to plan for: MODULE:FUNCTION of a setup, --hf-model with --data, or "
             "--hf-config with the config of a Hugging Face language model"
         )
     if hf_config is not None:
-        model, task, shape = _of_config(hf_config, examples, seq_len, trust_remote_code)
-        if folder is not None:
-            raise UndeError(f"--checkpoints {folder}: with --hf-config give a number")
+        if model.checkpoints is not None:
+            raise UndeError(f"--checkpoints {model.checkpoints}: with --hf-config give a number")
+        network, task, shape = _of_config(hf_config, examples, model.seq_len, model.trust_remote_code)
     else:
-        project = Project(
-            target, source_of(hf_model, data, text_field, seq_len, trust_remote_code, target_field, folder)
-        )
-        model, task = project.setup.model, project.setup.task
+        project = Project(model)
+        network, task = project.setup.model, project.setup.task
         shape = _of_data(project, examples)
         count = len(project.checkpoints) if project.checkpoints is not None else count
     made = Index.plan(
-        model,
+        network,
         task,
         **shape,
-        method=method_of(method, projection),
+        method=build_method(method, projection),
         groups=groups,
         exclude=exclude or (),
         batch_size=batch_size,
@@ -159,12 +151,16 @@ def _of_config(
         if value is None:
             raise UndeError(f"{name} is missing: a config does not say how much data there will be")
     assert seq_len is not None
+    from unde.integrations.config import planned
+
     model, task, shape = planned(config, seq_len, trust_remote_code)
     return model, task, shape | {"n_examples": examples}
 
 
 def _of_data(project: Project, examples: int | None) -> dict[str, Any]:
     """The example that a build settles its passes by, and how many there are."""
+    from unde.gradients.feature_pass import largest
+
     setup = project.setup
     rows = setup.rows(setup.train_data)
     return {"example": rows.batch([largest(rows)]), "n_examples": len(rows) if examples is None else examples}

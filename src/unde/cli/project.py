@@ -1,4 +1,4 @@
-"""What a command works on: a setup, its index, its weights, and the three roles of its data kept apart."""
+"""What a command works on: a setup, its index, its weights, and its three disjoint sets of data."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from dataclasses import replace
 from torch import nn
 
 from unde import console
+from unde.cli.options import ModelOptions
 from unde.data import Rows
 from unde.errors import UndeError, unknown
 from unde.index import Index
 from unde.integrations.documents import Texts
-from unde.integrations.source import Source, remembered_target
+from unde.integrations.source import Source
 from unde.parallel import SERIAL, Executor
 from unde.scoring import GroupScores
 from unde.scoring.data_splits import refuse_shared, shared
@@ -25,28 +26,30 @@ from unde.weights import Weights
 
 
 class Project:
-    """`module:function`, or a Hugging Face model and texts, made real. Exactly one of the two ways.
+    """The setup of a command line: MODULE:FUNCTION, or a Hugging Face model and texts.
 
-    `index` is where a source that is not given is looked up; `learn` and `evaluate` are the texts of queries,
-    for a Hugging Face model, whose setup brings none.
+    Args:
+        model: The options of the model.
+        index: Where options of the model that are not named are looked up.
+        learn: Texts of queries to learn from; for Hugging Face models, whose setup has none.
+        evaluate: Texts of queries to ask about, likewise.
+        query_field: The field of the text in files of queries.
     """
 
     def __init__(
         self,
-        target: str | None,
-        source: Source | None = None,
+        model: ModelOptions,
         *,
         index: StorePath | None = None,
         learn: Texts | None = None,
         evaluate: Texts | None = None,
         query_field: str | None = None,
-        device: str | None = None,
     ) -> None:
-        source = source or Source()
-        said = source.texts
-        if target is not None and said:
+        target, source = model.target, model.source()
+        texts = source.texts
+        if target is not None and texts:
             raise UndeError(
-                f"{target} and --{'hf-model' if 'model' in said else next(iter(said)).replace('_', '-')}: give "
+                f"{target} and --{'hf-model' if 'model' in texts else next(iter(texts)).replace('_', '-')}: give "
                 "MODULE:FUNCTION, or --hf-model with --data, not both"
             )
         if target is not None and source.trust_remote_code:
@@ -66,10 +69,10 @@ class Project:
         self.shares: Sequence[float] | None = None  # of checkpoints, for all methods
         if self.checkpoints is None and self.setup.checkpoints is not None:
             self.checkpoints, self.shares = list(self.setup.checkpoints), self.setup.checkpoint_weights
-        self.remembered = self.source or Source(target=target, checkpoints=source.checkpoints)
-        self.device = device
-        if device is not None:
-            _move(self.setup.model, device)
+        self.memory = self.source or Source(target=target, checkpoints=source.checkpoints)  # kept by an index
+        self.device = model.device
+        if self.device is not None:
+            _move(self.setup.model, self.device)
 
     @property
     def recipe(self) -> Recipe:
@@ -79,8 +82,14 @@ class Project:
     def index(
         self, path: StorePath, executor: Executor = SERIAL, whole: bool = True, uncalibrated: bool = False
     ) -> Index:
-        """Opened on the training data, unless these are not, or not yet, the `whole` of the index; without its
-        calibration if it is to be `uncalibrated`."""
+        """Open an index.
+
+        Args:
+            path: The folder or URL.
+            executor: Where jobs run.
+            whole: Whether the training data of the setup are those of the index.
+            uncalibrated: Whether to ignore the calibration.
+        """
         s = self.setup
         made = Index.open(
             path,
@@ -114,32 +123,24 @@ class Project:
             raise UndeError(f"{self.name} gives no {role}_queries: set Setup(..., {role}_queries=...)")
         return self.setup.rows(data)
 
-    def queries_apart(self, role: str) -> Rows:
-        """The same, after checking that the roles share no example."""
+    def disjoint_queries(self, role: str) -> Rows:
+        """The queries of a role, after checking that the roles share no example."""
         queries, other = self.queries(role), "eval" if role == "learn" else "learn"
-        asked = f"{role}_queries" if self.source is None else "queries"
+        name_of_role = f"{role}_queries" if self.source is None else "queries"
         digests = queries.digests()
         rest = self.setup.eval_queries if role == "learn" else self.setup.learn_queries
         for name, data in (("the training data", self.setup.train_data), (f"{other}_queries", rest)):
             found = shared(digests, Rows(data).digests()) if data is not None else []
-            refuse_shared(len({digests[i] for i in found}), asked, name)
+            refuse_shared(len({digests[i] for i in found}), name_of_role, name)
         return queries
 
     def names(self, role: str) -> list[str] | None:
-        """What the queries of a file are called."""
+        """The ids of the queries of a file."""
         return self.queries(role).data.ids if self.source is not None else None
 
 
-def remembered(index: StorePath, source: Source) -> str | None:
-    """The MODULE:FUNCTION that an index remembers, said in a line; None if a model was named or none is there."""
-    target = None if source.texts else remembered_target(index)
-    if target is not None:
-        console.note(f"using {target}, as remembered by {index}")
-    return target
-
-
-def kept_scores(index: Index, queries: Rows, method: str | None) -> GroupScores:
-    """Scores of queries whose features are kept, for the next command that asks for them."""
+def cached_scores(index: Index, queries: Rows, method: str | None) -> GroupScores:
+    """Score queries; their features are cached in the index for the next command."""
     key = hashlib.blake2b("".join(queries.digests()).encode(), digest_size=8).hexdigest()
     path = index.folder / QUERIES / f"{key}.safetensors"
     features = None
@@ -149,18 +150,18 @@ def kept_scores(index: Index, queries: Rows, method: str | None) -> GroupScores:
         except Unreachable:
             raise
         except UndeError as e:
-            console.note(f"{e}; made anew")
+            console.note(f"{e}; computed again")
     if features is None:
         features = index.features(queries)
         try:
             features.save(path)
         except (CannotWrite, Unreachable) as e:  # an index that may be read, and not written
-            console.note(f"features of these queries are not kept for the next command ({e.strerror})")
+            console.note(f"features of these queries are not cached for the next command ({e.strerror})")
     return index.score(features, method)
 
 
-def weights_in(path: StorePath, scores: GroupScores) -> Weights:
-    """Weights from a file, refused for queries that they were learned on."""
+def load_weights(path: StorePath, scores: GroupScores) -> Weights:
+    """Load weights; queries that they were learned on are refused."""
     if path.is_dir():
         raise UndeError(f"{path} is a folder: expected a file of weights, written by `unde learn`")
     weights = Weights.load(path)

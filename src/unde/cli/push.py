@@ -1,19 +1,19 @@
-"""`unde push` and `unde pull`: copies of an index, a bank or weights, to a store of objects and back."""
+"""`unde push` and `unde pull`: copy an index, a bank or weights to an object store and back."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from unde import console
 from unde.errors import UndeError
-from unde.evaluate import Bank
 from unde.store.layout import MANIFEST
 from unde.store.remote import Remote, StorePath, place
-from unde.store.sync import Copied, copy_file, copy_index
-from unde.weights import Weights
+
+if TYPE_CHECKING:
+    from unde.store.sync import Copied
 
 Local = Annotated[
     Any,
@@ -23,7 +23,7 @@ Url = Annotated[Any, typer.Argument(parser=place, metavar="URL", help="such as s
 
 
 def push(source: Local, url: Url) -> None:
-    """Copy an index, a bank or weights to a store of objects, and check them on the way.
+    """Copy an index, a bank or weights to an object store, and check them on the way.
 
     What is there and equal is skipped, so a copy that was interrupted goes on. A place that holds something else is
     refused.
@@ -35,11 +35,11 @@ def push(source: Local, url: Url) -> None:
     `unde push weights.json gs://bucket/weights.json`
     """
     _check(source, url, "push DIR URL")
-    _tell(url, _copied(source, url))
+    _report(url, _copy(source, url))
 
 
 def pull(url: Url, target: Local) -> None:
-    """Copy an index, a bank or weights from a store of objects, and check them on the way.
+    """Copy an index, a bank or weights from an object store, and check them on the way.
 
     What is there and equal is skipped, so a copy that was interrupted goes on. A place that holds something else is
     refused.
@@ -49,7 +49,7 @@ def pull(url: Url, target: Local) -> None:
     `unde pull s3://bucket/idx runs/idx`
     """
     _check(target, url, "pull URL DIR")
-    _tell(target, _copied(url, target))
+    _report(target, _copy(url, target))
 
 
 def _check(local: StorePath, url: StorePath, usage: str) -> None:
@@ -61,7 +61,11 @@ def _check(local: StorePath, url: StorePath, usage: str) -> None:
         )
 
 
-def _copied(source: StorePath, target: StorePath) -> Copied:
+def _copy(source: StorePath, target: StorePath) -> Copied:
+    from unde.evaluate import Bank
+    from unde.store.sync import copy_file, copy_index
+    from unde.weights import Weights
+
     if (source / MANIFEST).exists():
         return copy_index(source, target)
     if source.is_dir():
@@ -75,6 +79,6 @@ def _copied(source: StorePath, target: StorePath) -> Copied:
     return copy_file(content, target)
 
 
-def _tell(target: StorePath, copied: Copied) -> None:
+def _report(target: StorePath, copied: Copied) -> None:
     there = f", {copied.there} of them were there already" if copied.there else ""
     console.echo(f"{target}: {console.counted(copied.files, 'file')}{there}")

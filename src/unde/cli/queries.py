@@ -1,4 +1,4 @@
-"""What a command is asked about: held-out queries, some of them, texts that were typed, pictures, or saved samples."""
+"""Queries of a command line: held-out ones, some of them by number, texts, image files, or saved samples."""
 
 from __future__ import annotations
 
@@ -20,52 +20,54 @@ from unde.ui.report.classes import answers_to
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Queries, what they are called, and which of the setup's eval_queries they are, if they are some of them."""
+class QuerySelection:
+    """Queries, their names, and their positions among the setup's eval_queries, if they are some of them."""
 
     rows: Rows
     names: Sequence[int | str] | None = None
     held_out: Sequence[int] | None = None
-    labelled: bool = True  # false: labels are what was asked about, and nobody knows the true ones
+    labelled: bool = True  # false: labels are predictions, the true ones are unknown
 
-    def first(self, count: int) -> Asked:
+    def first(self, count: int) -> QuerySelection:
         """The first of them."""
         return self.some(range(min(count, len(self.rows))))
 
-    def some(self, which: Sequence[int]) -> Asked:
+    def some(self, which: Sequence[int]) -> QuerySelection:
         rows = Rows([self.rows[q] for q in which], self.rows.collate)
         names = [q if self.names is None else self.names[q] for q in which]
         held_out = None if self.held_out is None else [self.held_out[q] for q in which]
-        return Asked(rows, names, held_out, self.labelled)
+        return QuerySelection(rows, names, held_out, self.labelled)
 
 
-def asked_about(
+def select_queries(
     project: Project, built: Method, query: Sequence[str], queries: Path | None, method: str | None
-) -> Asked:
-    """What `--query` and `--queries` name; the eval_queries of the setup without them.
+) -> QuerySelection:
+    """Select what `--query` and `--queries` name, or the eval_queries of the setup.
 
     `built` is the method of the index and `method` another to score with: Journey-TRAK wants trajectories.
     """
     if project.source is not None:
         typed = bool(query) and queries is None
-        found = Asked(
-            project.queries("eval") if typed else project.queries_apart("eval"), project.names("eval")
+        selection = QuerySelection(
+            project.queries("eval") if typed else project.disjoint_queries("eval"), project.names("eval")
         )
         if typed:
-            return Asked(found.rows, ["your text"] if len(found.rows) == 1 else found.names)
+            return QuerySelection(
+                selection.rows, ["your text"] if len(selection.rows) == 1 else selection.names
+            )
     elif queries is not None:
         use_samples(project, queries, methods.on_index(method, built))
-        found = Asked(project.queries_apart("eval"))
+        selection = QuerySelection(project.disjoint_queries("eval"))
     elif query and not _positions(query):
-        return _typed(project, query)
+        return _from_text(project, query)
     else:
-        rows = project.queries_apart("eval")
-        found = Asked(rows, held_out=range(len(rows)))
-    return found.some(_positions_in(query, len(found.rows))) if query else found
+        rows = project.disjoint_queries("eval")
+        selection = QuerySelection(rows, held_out=range(len(rows)))
+    return selection.some(_positions_in(query, len(selection.rows))) if query else selection
 
 
 def use_samples(project: Project, folder: Path, method: Method) -> None:
-    """Samples that were saved become the eval_queries of the project, a diffusion model's."""
+    """Make saved samples the eval_queries of the project, a diffusion model's."""
     if not isinstance(project.setup.task, Diffusion):
         raise UndeError(
             f"--queries {folder}: {project.name} brings its own queries, eval_queries. A folder of samples is for "
@@ -89,9 +91,8 @@ def _positions_in(query: Sequence[str], count: int) -> list[int]:
     return which
 
 
-def _typed(project: Project, query: Sequence[str]) -> Asked:
-    """Texts, and images of files, as the setup reads them. Nobody knows labels of images: what is asked about is what
-    the model says."""
+def _from_text(project: Project, query: Sequence[str]) -> QuerySelection:
+    """Read texts and image files as the setup does. Labels of images are unknown: they are the model's predictions."""
     setup = project.setup
     train = setup.rows(setup.train_data)
     files = [Path(text).expanduser() for text in query]
@@ -102,21 +103,24 @@ def _typed(project: Project, query: Sequence[str]) -> Asked:
             f"of the eval_queries of {project.name} to show. Texts go with --hf-model, or Setup(ask=Ask(text=...))"
         )
     if setup.ask.text is not None and not any(pictured):
-        made = [row for text in query for row in _rows(setup.ask.text(text))]
-        one_each = len(made) == len(query)
-        names = ["your text"] if len(made) == 1 else list(query) if one_each else None
-        return Asked(Rows(made, train.collate), names, labelled=False)
+        examples = [row for text in query for row in _rows(setup.ask.text(text))]
+        one_each = len(examples) == len(query)
+        names = ["your text"] if len(examples) == 1 else list(query) if one_each else None
+        return QuerySelection(Rows(examples, train.collate), names, labelled=False)
     alike = None if setup.ask.picture is not None else Likeness.of(train)
-    made = [_pictured(project, text, path, alike) for text, path in zip(query, files)]
-    rows = Rows(made, train.collate)
-    said = answers_to(setup, rows) if setup.ask.picture is None else None
-    if said is not None:
-        rows = Rows([relabelled(e, int(y)) for e, y in zip(made, said.predicted, strict=True)], train.collate)
-    return Asked(rows, [path.name for path in files], labelled=False)
+    examples = [_read_image(project, text, path, alike) for text, path in zip(query, files)]
+    rows = Rows(examples, train.collate)
+    predictions = answers_to(setup, rows) if setup.ask.picture is None else None
+    if predictions is not None:
+        rows = Rows(
+            [relabelled(e, int(y)) for e, y in zip(examples, predictions.predicted, strict=True)],
+            train.collate,
+        )
+    return QuerySelection(rows, [path.name for path in files], labelled=False)
 
 
-def _pictured(project: Project, text: str, path: Path, alike: Likeness | None) -> Any:
-    """One example of the image in a file."""
+def _read_image(project: Project, text: str, path: Path, alike: Likeness | None) -> Any:
+    """Read the image in a file as one example."""
     setup = project.setup
     try:
         image = decoded(path.read_bytes())

@@ -2,53 +2,42 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from unde import console
 from unde.cli.options import (
-    Data,
-    Device,
-    HFModel,
     IndexPath,
     MethodOfIndex,
-    NoBaselines,
+    ModelOptions,
     NoTrust,
     QueryField,
-    SeqLen,
-    Target,
-    TextField,
-    TrustRemoteCode,
     Uncalibrated,
     WeightsFiles,
-    listed,
+    join_names,
     path_option,
-    source_of,
 )
-from unde.cli.project import Project, kept_scores, remembered, weights_in
-from unde.cli.queries import asked_about
-from unde.data import Rows
+from unde.cli.weight_files import UNWEIGHTED, named_files
 from unde.errors import UndeError, unknown
-from unde.index import Index
-from unde.index.labels import DEFAULT, RANKINGS, classifier
-from unde.store.remote import StorePath, place
-from unde.ui.report.classes import answers_to, class_names
-from unde.ui.report.contributors import checked
-from unde.ui.report.index_page import UNWEIGHTED, page_of
-from unde.ui.report.labels_page import MANY, SUSPECTS, label_page
-from unde.ui.report.page import Page
-from unde.weights import Weights
+from unde.store.remote import StorePath
+
+if TYPE_CHECKING:
+    from unde.cli.project import Project
+    from unde.index import Index
+    from unde.ui.report.page import Page
 
 LABELS = "Wrong labels"
+# A copy of the keys of unde.index.labels.RANKINGS, the default first; a test compares them.
+RANKINGS = ("adjusted-loss", "loss", "margin", "self-influence", "normalised", "opposition")
+SUSPECTS = 48  # on a page
 
 
 def report(
     index: IndexPath,
-    target: Target = None,
+    model: ModelOptions,
     query: Annotated[
         list[str] | None,
         typer.Option(
@@ -67,17 +56,12 @@ def report(
         bool, typer.Option("--labels", help="look for wrong labels among the training examples instead")
     ] = False,
     by: Annotated[
-        str, typer.Option(help=f"ranking of --labels: {listed(RANKINGS)}", rich_help_panel=LABELS)
-    ] = DEFAULT,
+        str, typer.Option(help=f"ranking of --labels: {join_names(RANKINGS)}", rich_help_panel=LABELS)
+    ] = RANKINGS[0],
     csv: Annotated[
         Path | None,
         path_option("--csv", metavar="FILE", help="the ranking of --labels of all examples", panel=LABELS),
     ] = None,
-    hf_model: HFModel = None,
-    data: Data = None,
-    text_field: TextField = None,
-    seq_len: SeqLen = None,
-    trust_remote_code: TrustRemoteCode = False,
     query_field: QueryField = None,
     out: Annotated[Path, path_option("--out", help="the page to write")] = Path("report.html"),
     weights: WeightsFiles = None,
@@ -89,8 +73,13 @@ def report(
     top: Annotated[int, typer.Option(min=1, help="training examples on each side")] = 5,
     no_trust: NoTrust = False,
     uncalibrated: Uncalibrated = False,
-    no_baselines: NoBaselines = False,
-    device: Device = None,
+    no_baselines: Annotated[
+        bool,
+        typer.Option(
+            "--no-baselines",
+            help="leave out BM25 and hidden-state similarity (a pass of the model over the training texts)",
+        ),
+    ] = False,
 ) -> None:
     """Write one self-contained HTML page: queries, their proponents and opponents, the weights, and how far to trust.
     With --labels: the training examples of a classifier whose labels are suspicious.
@@ -105,11 +94,13 @@ def report(
 
     `unde report my_project.setup:make --index runs/idx --labels --csv suspects.csv`
     """
+    from unde.cli.project import Project
+    from unde.index.labels import classifier
+
     _check(labels, query, queries, csv, by)
-    source = source_of(hf_model, data, text_field, seq_len, trust_remote_code)
-    target = target or remembered(index, source)
-    texts = (queries or query) if target is None else None
-    project = Project(target, source, index=index, evaluate=texts, query_field=query_field, device=device)
+    model = model.remembered(index)
+    texts = (queries or query) if model.target is None else None
+    project = Project(model, index=index, evaluate=texts, query_field=query_field)
     files, named = named_files(weights or ()), Path(project.name.partition(":")[0]).name
     if labels:
         classifier(project.setup.task)  # refused before anything is computed
@@ -134,28 +125,38 @@ def _queries(
     method: str | None,
     parts: Mapping[str, bool],
 ) -> Page:
-    everything = asked_about(project, opened.method, query, queries, method)
-    asked = everything.first(first or (len(query) if query else 12))
+    from unde.cli.project import cached_scores, load_weights
+    from unde.cli.queries import select_queries
+    from unde.data import Rows
+    from unde.ui.report.classes import answers_to
+    from unde.ui.report.contributors import checked
+    from unde.ui.report.index_page import page_of
+
+    everything = select_queries(project, opened.method, query, queries, method)
+    selection = everything.first(first or (len(query) if query else 12))
     setup = project.setup
-    answers = answers_to(setup, asked.rows)  # so that names of classes that do not fit are refused at once
-    known = {} if asked.held_out is None else setup.contributors or {}
+    answers = answers_to(
+        setup, selection.rows
+    )  # so that names of classes that do not fit are refused at once
+    known = {} if selection.held_out is None else setup.contributors or {}
     if known:
         of = (len(project.queries("eval")), len(Rows(setup.train_data)))
         flags = checked(known, of, "each of the setup's eval_queries and training examples")
-        known = {name: some[list(asked.held_out or ())] for name, some in flags.items()}
-    scores = opened.score(asked.rows, method) if query else kept_scores(opened, asked.rows, method)
+        known = {name: some[list(selection.held_out or ())] for name, some in flags.items()}
+    rows = selection.rows
+    scores = opened.score(rows, method) if query else cached_scores(opened, rows, method)
     return page_of(
         opened,
         setup,
-        asked.rows,
+        rows,
         scores,
-        {name: weights_in(file, scores) for name, file in files.items()},
+        {name: load_weights(file, scores) for name, file in files.items()},
         title=f"What made {named} do that?",
         count=top,
-        names=asked.names,
+        names=selection.names,
         contributors=known,
         answers=answers,
-        labelled=asked.labelled,
+        labelled=selection.labelled,
         **parts,
     )
 
@@ -170,10 +171,15 @@ def _labels(
     first: int,
     method: str | None,
 ) -> Page:
-    if RANKINGS[by].cost == "pairs" and len(opened) > MANY:
+    from unde.index import labels
+    from unde.ui.report.classes import class_names
+    from unde.ui.report.labels_page import MANY, label_page
+    from unde.weights import Weights
+
+    if labels.RANKINGS[by].cost == "pairs" and len(opened) > MANY:
         console.note(
             f"comparing {len(opened):,} training examples with each other, which can take long: "
-            f"--by {DEFAULT} needs one pass of the model"
+            f"--by {RANKINGS[0]} needs one pass of the model"
         )
     ways = {UNWEIGHTED: None, **{name: Weights.load(file) for name, file in files.items()}}
     page, rankings = label_page(
@@ -201,33 +207,5 @@ def _check(
         raise UndeError(
             "--labels looks at training examples: leave out --query and --queries, or --labels to ask about these"
         )
-    if not labels and (csv is not None or by != DEFAULT):
+    if not labels and (csv is not None or by != RANKINGS[0]):
         raise UndeError(f"--{'csv' if csv is not None else 'by'} goes with --labels: add it, or leave it out")
-
-
-def named_files(given: Sequence[str]) -> dict[str, StorePath]:
-    """Files of weights by name: one path is "weighted", several are NAME=FILE each.
-
-    >>> named_files(["subject=w1.json", "style=w2.json"])["style"].name
-    'w2.json'
-    """
-    files: dict[str, StorePath] = {}
-    for text in given:
-        name, equals, file = text.partition("=")
-        # A path may hold the sign too, as in runs/lr=0.1/w.json.
-        if not equals or os.sep in name or os.path.exists(text):
-            if len(given) > 1:
-                raise UndeError(
-                    f"--weights {text} has no name: with several, name each, as in --weights subject={text}"
-                )
-            name, file = "weighted", text
-        if not name or not file:
-            raise UndeError(f"cannot read --weights {text}: expected FILE or NAME=FILE, such as style=w.json")
-        if name in files:
-            raise UndeError(f"--weights {name}=… is given twice: give each set a name of its own")
-        if name == UNWEIGHTED:
-            raise UndeError(
-                f"--weights {text}: {UNWEIGHTED!r} names the scores without weights, choose another"
-            )
-        files[name] = place(file)
-    return files

@@ -9,38 +9,17 @@ from typing import Annotated
 import typer
 
 from unde import console
-from unde.cli.options import (
-    Data,
-    Device,
-    HFModel,
-    IndexPath,
-    Queries,
-    QueryField,
-    SeqLen,
-    Target,
-    TextField,
-    TrustRemoteCode,
-    Uncalibrated,
-    WeightsFiles,
-    source_of,
-)
-from unde.cli.project import Project, remembered
-from unde.cli.report import named_files
+from unde.cli.options import IndexPath, ModelOptions, Queries, QueryField, Uncalibrated, WeightsFiles
+from unde.cli.weight_files import named_files
 from unde.errors import UndeError
-from unde.weights import Weights
 
 PORT = 8765
 
 
 def serve(
     index: IndexPath,
-    target: Target = None,
+    model: ModelOptions,
     queries: Queries = None,
-    hf_model: HFModel = None,
-    data: Data = None,
-    text_field: TextField = None,
-    seq_len: SeqLen = None,
-    trust_remote_code: TrustRemoteCode = False,
     query_field: QueryField = None,
     weights: WeightsFiles = None,
     host: Annotated[
@@ -49,7 +28,6 @@ def serve(
     port: Annotated[int, typer.Option(help="0: any that is free")] = PORT,
     open: Annotated[bool, typer.Option("--open", help="open the page in a browser")] = False,
     uncalibrated: Uncalibrated = False,
-    device: Device = None,
 ) -> None:
     """Ask an index in a live page: type, drop or choose a query, move weights, filter, mark examples.
 
@@ -59,33 +37,31 @@ def serve(
 
     `unde serve my_project.setup:make --index runs/idx`
     """
+    from unde.cli.project import Project
     from unde.ui.explorer.run import bound, check_extra
     from unde.ui.explorer.run import serve as run
+    from unde.weights import Weights
 
     check_extra()
     with closing(bound(host, port)) as listening:
-        source = source_of(hf_model, data, text_field, seq_len, trust_remote_code)
-        target = target or remembered(index, source)
-        project = Project(
-            target, source, index=index, evaluate=queries, query_field=query_field, device=device
-        )
+        project = Project(model.remembered(index), index=index, evaluate=queries, query_field=query_field)
         files = named_files(weights or ())
         for file in files.values():
             if file.is_dir():
                 raise UndeError(f"{file} is a folder: expected a file of weights, written by `unde learn`")
-        found = {name: Weights.load(file) for name, file in files.items()}
+        weight_sets = {name: Weights.load(file) for name, file in files.items()}
         from unde.ui.explorer.session import Session
 
         names = {"eval": project.names("eval")} if project.setup.eval_queries is not None else {}
         with project.index(index, uncalibrated=uncalibrated) as opened:
-            for name, w in found.items():
+            for name, w in weight_sets.items():
                 try:
                     w.aligned_to(opened.groups.names)
                 except UndeError as e:
                     raise UndeError(f"{files[name]}: {e}") from None
             title = f"What made {Path(project.name.partition(':')[0]).name} do that?"
             session = Session(
-                opened, project.setup, found, title=title, names={k: v for k, v in names.items() if v}
+                opened, project.setup, weight_sets, title=title, names={k: v for k, v in names.items() if v}
             )
             with suppress(KeyboardInterrupt):  # how one ends it
                 run(session, listening, host, open)

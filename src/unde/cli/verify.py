@@ -1,22 +1,20 @@
-"""`unde verify`: every byte of an index, a bank or a file of weights against its checksum."""
+"""`unde verify`: check every byte of an index, a bank or a file of weights against its checksum."""
 
 from __future__ import annotations
 
 import json
 import zipfile
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from unde import console
 from unde.cli import completion
 from unde.errors import UndeError
-from unde.evaluate.bank import verify as bank
-from unde.evaluate.bank.bank_io import unfinished_bank
-from unde.index import verify as index
 from unde.store.remote import Remote, StorePath, exists, place
-from unde.store.verify_report import Verified
-from unde.weights import verify as weights
+
+if TYPE_CHECKING:
+    from unde.store.verify_report import Verified
 
 
 def verify(
@@ -42,17 +40,22 @@ def verify(
 
     `unde verify runs/bank.npz --json`
     """
-    found = verified(path)
+    result = verify_path(path)
     if as_json:
-        typer.echo(json.dumps(found.as_dict(), indent=1))
+        typer.echo(json.dumps(result.as_dict(), indent=1))
     else:
-        console.echo(str(found))
-    if not found:
+        console.echo(str(result))
+    if not result:
         raise typer.Exit(1)
 
 
-def verified(path: StorePath) -> Verified:
-    """By what is there: a folder, an archive of arrays, or else JSON."""
+def verify_path(path: StorePath) -> Verified:
+    """Verify an index (a folder), a bank (an archive of arrays), or else weights (JSON)."""
+    from unde.evaluate.bank import verify as bank
+    from unde.evaluate.bank.bank_io import unfinished_bank
+    from unde.index import verify as index
+    from unde.weights import weights
+
     unfinished = unfinished_bank(path)
     if unfinished is not None:
         return bank.verify(unfinished)

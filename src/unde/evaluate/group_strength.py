@@ -60,10 +60,10 @@ def lds_strength(
         The LDS of each cell; nan where a cell has no groups.
 
     Example:
-        >>> from unde.weights.protocol import TensorScores
+        >>> from unde.scoring.arrays import ArrayScores
         >>> rng = np.random.default_rng(0)
         >>> truth, noise = rng.normal(size=(2, 5, 40))
-        >>> scores = TensorScores(torch.tensor(np.stack([truth, noise], 2)), ["layers.0.attn", "layers.1.mlp"])
+        >>> scores = ArrayScores(torch.tensor(np.stack([truth, noise], 2)), ["layers.0.attn", "layers.1.mlp"])
         >>> masks = rng.random((30, 40)) < 0.5
         >>> lds_strength(scores, masks, masks @ truth.T, cells=(r"layers\\.\\d+", r"attn|mlp")).values.round(1)
         array([[ 1. ,  nan],
@@ -87,9 +87,9 @@ def recall_strength(
         The recall of each cell by attribute; nan where a cell scores all training examples alike.
 
     Example:
-        >>> from unde.weights.protocol import TensorScores
+        >>> from unde.scoring.arrays import ArrayScores
         >>> values = torch.eye(4)[:, :, None] * torch.tensor([1.0, -1.0])
-        >>> scores = TensorScores(values, ["mid_block.a", "mid_block.b"])
+        >>> scores = ArrayScores(values, ["mid_block.a", "mid_block.b"])
         >>> recall_strength(scores, {"style": np.eye(4, dtype=bool)}, k=1)["style"].values
         array([[1., 0.]])
     """

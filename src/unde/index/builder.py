@@ -21,18 +21,22 @@ from unde.gradients.model_state import frozen_eval
 from unde.groups import Groups, trainable
 from unde.index import defaults
 from unde.index import shard_writer as shards
-from unde.index.build_context import Context
-from unde.index.compare import differs_from
-from unde.index.opened import Opened
-from unde.index.probe import changed_task
+from unde.index.build_settings import settle
+from unde.index.feature_runner import FeatureRunner
 from unde.index.reader import Stored
-from unde.index.settle import settle
-from unde.index.validation import check_shards, read_ids
+from unde.index.shard_writer import ShardWriter
+from unde.index.state import IndexState
+from unde.index.validation import (
+    changed_task,
+    check_shards,
+    compare_inputs,
+    read_ids,
+)
 from unde.index.views import aligned
 from unde.methods import Method
 from unde.pages import kept_pages
 from unde.parallel import Executor
-from unde.parallel.model_transport import BuildInputs, carried
+from unde.parallel.model_transport import BuildInputs, ModelInputs
 from unde.projection import Spec
 from unde.setup import Recipe
 from unde.store import factored, layout
@@ -97,10 +101,10 @@ def computed(
     folder: StorePath,
     given: BuildInputs,
     method: Method,
-    settling: Callable[[StorePath, BuildInputs, Method], Context],
+    settling: Callable[[StorePath, BuildInputs, Method], ShardWriter],
     executor: Executor,
     progress: bool,
-) -> list[Context]:
+) -> list[ShardWriter]:
     """The index, and that of other labels where the method has one: settled, and all that is for `executor` to do."""
     homes = [(folder, method)]
     if method.probe is not None:
@@ -117,7 +121,7 @@ def fisher_home(folder: StorePath, given: BuildInputs, probe: Method) -> tuple[S
     return folder / layout.FISHERS[settled.kind], settled
 
 
-def add_fisher(at: Opened, kind: str, progress: bool) -> None:
+def add_fisher(at: IndexState, kind: str, progress: bool) -> None:
     """The gradients with other labels of an index that is there."""
     if kind not in layout.FISHERS:
         raise unknown("fisher", kind, layout.FISHERS)
@@ -145,10 +149,10 @@ def computed_in(
     homes: Sequence[tuple[StorePath, Method]],
     folder: StorePath,
     given: BuildInputs,
-    settling: Callable[[StorePath, BuildInputs, Method], Context],
+    settling: Callable[[StorePath, BuildInputs, Method], ShardWriter],
     executor: Executor,
     progress: bool,
-) -> list[Context]:
+) -> list[ShardWriter]:
     """Indexes in `homes`, each measured as its method says."""
     out = []
     for home, measured in homes:
@@ -156,39 +160,36 @@ def computed_in(
         with ExitStack() as held:
             held.enter_context(locked(home, wait=not executor.alone))
             clear_partial(home)
-            if not executor.here and given.recipe is None:
-                sent = carried(
-                    given.model, given.task, given.rows.data, given.rows.collate, folder / layout.SCRATCH
-                )
-                given = replace(given, recipe=sent)
-            context = settling(home, given, measured)
+            if not executor.here:
+                given = given.portable(folder / layout.SCRATCH, given.rows)
+            writer = settling(home, given, measured)
             if not executor.alone:
                 held.close()  # others work on the same
-            compute(context, executor, progress)
-            out.append(context)
+            compute(writer, executor, progress)
+            out.append(writer)
     return out
 
 
-def compute(context: Context, executor: Executor, progress: bool) -> None:
+def compute(writer: ShardWriter, executor: Executor, progress: bool) -> None:
     """The shards that are missing."""
-    jobs = shards.missing(context, executor)
+    jobs = shards.missing(writer, executor)
     if not jobs:
         if executor.alone:
-            shards.check(context)
+            shards.check(writer)
         return
-    m = context.manifest
+    m = writer.manifest
     count = sum(m.shards[s].stop - m.shards[s].start for _, s in jobs)
     if progress:
-        plan.show_build(context, count)
-    with console.progress("features", count, progress, estimate="examples") as context.advance:
-        shards.compute(context, jobs, executor)
+        plan.show_build(writer.runner, count)
+    with console.progress("features", count, progress, estimate="examples") as writer.advance:
+        shards.compute(writer, jobs, executor)
 
 
-def opened(contexts: list[Context], memory: int, ids: list[Any] | None, executor: Executor) -> Opened:
+def opened(writers: list[ShardWriter], memory: int, ids: list[Any] | None, executor: Executor) -> IndexState:
     """What was built, with all that was given for it."""
-    folder, at = contexts[0].folder, contexts[0].given
-    unfinished = 0 if executor.alone else sum(len(shards.unwritten(context)) for context in contexts)
-    return Opened(
+    folder, at = writers[0].folder, writers[0].inputs
+    unfinished = 0 if executor.alone else sum(len(shards.unwritten(writer)) for writer in writers)
+    return IndexState(
         Stored(folder, Manifest.read(folder), memory),
         ids,
         at.model,
@@ -238,14 +239,14 @@ def found(folder: StorePath, memory: int, verify: bool) -> Stored:
     return Stored(folder, manifest, memory)
 
 
-def checked(at: Opened, train_data: Any, groups: Groups | None) -> Opened:
+def checked(at: IndexState, train_data: Any, groups: Groups | None) -> IndexState:
     """With its training data and ids, after checking that the index was made from all that is given."""
     folder, manifest = at.stored.folder, at.stored.manifest
     if at.task is not None and at.collate is None:
         at = replace(at, collate=own_collate(at.task.collate, train_data))
     rows = None if train_data is None else Rows(train_data, at.collate)
     models = [] if at.model is None else fingerprints(at.model, at.checkpoints)
-    differ = differs_from(manifest, at.model, models, groups)
+    differ = compare_inputs(manifest, at.model, models, groups)
     if rows is not None:
         rows, other = examples_of(at.stored, rows)
         differ += other
@@ -300,7 +301,8 @@ def task_of(
     """How a task differs from that of an index: in its identity, and with model and data in its features."""
     if model is None or rows is None:
         return differences(stored.manifest.task, task.identity())
-    return changed_task(Context(stored.folder, stored.manifest, BuildInputs(model, task, rows, checkpoints)))
+    runner = FeatureRunner(stored.folder, stored.manifest, ModelInputs(model, task, rows, checkpoints))
+    return changed_task(runner, rows)
 
 
 def plainly(device: str | torch.device | None) -> str | None:

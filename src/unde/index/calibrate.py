@@ -26,9 +26,9 @@ from unde.evaluate.calibration import quantile, standard_error
 from unde.gradients.model_state import frozen_eval
 from unde.index.calibration import BANK, LOCAL, RETRAIN, Calibration
 from unde.index.ground_truth import FEWEST_HALVES, Truth, parse_duration, read_bank
-from unde.index.opened import Opened
 from unde.index.predictions import Predictor
 from unde.index.settings import Setting, list_settings
+from unde.index.state import IndexState
 from unde.parallel import Executor
 from unde.scoring.data_splits import refuse_shared
 from unde.store import layout
@@ -48,8 +48,8 @@ Retrain = Callable[[np.ndarray, int], nn.Module]
 class Candidates:
     """What every setting of an index predicts for given subsets and queries."""
 
-    def __init__(self, opened: Opened, queries: Rows, masks: np.ndarray) -> None:
-        features = opened.session.features(queries)
+    def __init__(self, opened: IndexState, queries: Rows, masks: np.ndarray) -> None:
+        features = opened.query_runner.features(queries)
         predictor = Predictor(opened.scorer, features.features, features.digests, masks)
         curves = list_settings(opened.stored)
         self.settings: dict[str, Setting] = {}
@@ -84,7 +84,7 @@ class Candidates:
 
 
 def calibrate(
-    opened: Opened,
+    opened: IndexState,
     queries: Any,
     train: Retrain | TrainingSpec | None,
     halves: int,
@@ -117,7 +117,7 @@ def calibrate(
     return conclude(opened, rows, candidates, truth, how, seed, baselines, record)
 
 
-def _check_queries(opened: Opened, rows: Rows) -> None:
+def _check_queries(opened: IndexState, rows: Rows) -> None:
     if opened.model is None or opened.task is None:
         raise UndeError("calibration asks the model about queries: open the index with model= and task=")
     if len(rows) < FEWEST_QUERIES:
@@ -163,7 +163,7 @@ class CopyModel:
         return copy
 
 
-def _retraining(opened: Opened, train: Retrain | TrainingSpec | None, how: str) -> Retrain | TrainingSpec:
+def _retraining(opened: IndexState, train: Retrain | TrainingSpec | None, how: str) -> Retrain | TrainingSpec:
     if train is None:
         raise UndeError(
             "there is no way to train: pass train=, a function (indices, seed) -> model or an "
@@ -182,7 +182,7 @@ def _retraining(opened: Opened, train: Retrain | TrainingSpec | None, how: str) 
     return replace(train, model=CopyModel(opened.model), epochs=1, schedule=None, order=None)
 
 
-def _plan(opened: Opened, rows: Rows, train: Retrain, how: str, seed: int) -> SubsetPlan:
+def _plan(opened: IndexState, rows: Rows, train: Retrain, how: str, seed: int) -> SubsetPlan:
     """Which examples and seeds models get. Its name says what is trained, so that other trainings are refused."""
     asked = hashlib.sha256("".join(rows.digests()).encode()).hexdigest()[:16]
     name = f"{how}, {describe_function(train)}, index {opened.stored.manifest.id}, queries {asked}"
@@ -200,7 +200,7 @@ def order_of(halves: int) -> list[int]:
 
 
 def train_halves(
-    opened: Opened,
+    opened: IndexState,
     rows: Rows,
     plan: SubsetPlan,
     train: Retrain | TrainingSpec,
@@ -294,7 +294,7 @@ def is_sure(predictions: Mapping[str, np.ndarray], utility: np.ndarray, best: st
 
 
 def conclude(
-    opened: Opened,
+    opened: IndexState,
     rows: Rows,
     candidates: Candidates,
     truth: Truth,

@@ -13,7 +13,7 @@ from unde.errors import UndeError
 from unde.gradients.feature_pass import exclusive
 from unde.gradients.model_state import frozen_eval
 from unde.gradients.parameters import placement
-from unde.index.opened import Opened
+from unde.index.state import IndexState
 from unde.scoring import diagnostics
 from unde.scoring.documents import Pieces
 from unde.scoring.group_scores import GroupScores
@@ -23,7 +23,9 @@ from unde.tasks.base import Task
 from unde.tasks.tokens import TokenTask
 
 
-def diagnose(at: Opened, scores: GroupScores | None, top: Top | None, queries: Pieces | None) -> list[str]:
+def diagnose(
+    at: IndexState, scores: GroupScores | None, top: Top | None, queries: Pieces | None
+) -> list[str]:
     """See `Index.diagnose`. `queries` says which query each row of `scores` is a piece of, where they were cut."""
     if at.diagnosis is None:
         at.diagnosis = _of_model(at) + _of_examples(at)
@@ -46,7 +48,7 @@ def diagnose(at: Opened, scores: GroupScores | None, top: Top | None, queries: P
     return found
 
 
-def _of_examples(at: Opened) -> list[str]:
+def _of_examples(at: IndexState) -> list[str]:
     m, stored = at.stored.manifest, at.stored
     count = 0
     for s in range(len(m.shards)):
@@ -55,7 +57,7 @@ def _of_examples(at: Opened) -> list[str]:
     return [diagnostics.describe_zero_examples(count, m.examples)] if count else []
 
 
-def _of_model(at: Opened) -> list[str]:
+def _of_model(at: IndexState) -> list[str]:
     """Whether the loss of the best checkpoint is near that of a guess, where the task says what a guess has."""
     if at.model is None or at.task is None or at.rows is None or at.method.measure != "loss":
         return []

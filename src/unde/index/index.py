@@ -18,9 +18,9 @@ from unde.gradients import adam_preconditioner as moments
 from unde.groups import Groups, trainable, unwrapped
 from unde.index import builder as making
 from unde.index import living, merging
-from unde.index.open_index import IndexReader
-from unde.index.opened import Opened
-from unde.index.settle import checked, settle
+from unde.index.build_settings import checked, settle
+from unde.index.query_api import QueryableIndex
+from unde.index.state import IndexState
 from unde.index.validation import read_ids
 from unde.methods import Method
 from unde.parallel import Executor, ending, named
@@ -32,7 +32,7 @@ from unde.store.remote import StorePath, place
 from unde.tasks.base import Task
 
 
-class Index(IndexReader):
+class Index(QueryableIndex):
     """Make one with `Index.build` or `Index.open`."""
 
     # --- making one -------------------------------------------------------------------------------------
@@ -117,8 +117,8 @@ class Index(IndexReader):
                 each=threads or runs.threads,
                 executor=runs,
             )
-            contexts = making.computed(folder, given, chosen, settling, runs, progress)
-        return cls(making.opened(contexts, budget, ids, runs))
+            writers = making.computed(folder, given, chosen, settling, runs, progress)
+        return cls(making.opened(writers, budget, ids, runs))
 
     @classmethod
     def finish(
@@ -160,7 +160,7 @@ class Index(IndexReader):
         runs = named(executor, threads=threads)
         if not runs.alone:
             raise UndeError(f"{runs} does a share of a build: ask an index with another executor")
-        at = Opened(
+        at = IndexState(
             making.found(place(path), parse_bytes(memory), verify),
             model=None if model is None else unwrapped(model),
             task=task,
@@ -175,7 +175,7 @@ class Index(IndexReader):
     @property
     def fishers(self) -> tuple[str, ...]:
         """The values of `fisher` that methods can have on this index: "empirical", and what was built or added."""
-        return self._opened.stored.fishers
+        return self._state.stored.fishers
 
     def add_fisher(self, kind: str, *, progress: bool = True) -> None:
         """Compute the gradients that methods with `fisher=kind` need, beside those of the index.
@@ -191,7 +191,7 @@ class Index(IndexReader):
         >>> index.add_fisher("true")  # doctest: +SKIP
         >>> index.score(queries, unde.methods.TRAK(fisher="true"))  # doctest: +SKIP
         """
-        making.add_fisher(self._opened, kind, progress)
+        making.add_fisher(self._state, kind, progress)
 
     # --- changing it ------------------------------------------------------------------------------------
 
@@ -202,11 +202,11 @@ class Index(IndexReader):
         what is stored; pca directions stay those of the examples that the index was built on. Whenever this is
         interrupted the index is as it was before, and the same call goes on where it stopped.
         """
-        self.__init__(living.appended(self._opened, more_data, ids, progress))
+        self.__init__(living.appended(self._state, more_data, ids, progress))
 
     def holds(self, data: Any) -> Tensor:
         """(n,) bool: which examples are in the index already, by their content."""
-        return living.held(self._opened.stored, Rows(data))
+        return living.held(self._state.stored, Rows(data))
 
     def remove(self, ids: Sequence[Any] | None = None, *, indices: Sequence[int] | None = None) -> None:
         """Take training examples out, by their ids or by their `indices`, positions from 0 on; in an index without ids
@@ -215,7 +215,7 @@ class Index(IndexReader):
         Nothing is computed again, but for the covariances of EKFAC, which need the model and the data. When this
         returns, the folder holds no byte of what was removed: see docs/living-indexes.md for what else might.
         """
-        self.__init__(living.removed(self._opened, ids, indices))
+        self.__init__(living.removed(self._state, ids, indices))
 
     @classmethod
     def merge(cls, indexes: Sequence[Index | str | StorePath], path: str | StorePath) -> Index:
@@ -233,10 +233,10 @@ class Index(IndexReader):
 
         >>> small = index.repack("runs/small", "int8")  # doctest: +SKIP
         """
-        self._opened.check_finished()
+        self._state.check_finished()
         merging.repacked(self.folder, place(path), store_dtype)
         found = making.found(place(path), self.memory, verify=False)
-        return Index(replace(self._opened, stored=found, ids=read_ids(found.folder, found.manifest)))
+        return Index(replace(self._state, stored=found, ids=read_ids(found.folder, found.manifest)))
 
     @staticmethod
     def plan(model: nn.Module, task: Task, example: Any = None, **options: Any) -> Plan:

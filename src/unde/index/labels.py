@@ -244,7 +244,7 @@ def label_rankings(
             "looking for wrong labels needs the model and its training data: pass model=, task= and train_data= to "
             "Index.open"
         )
-    index._opened.session.check_model()  # its predictions are shown beside stored gradients
+    index._state.query_runner.check_model()  # its predictions are shown beside stored gradients
     usable, chosen = ~index.skipped, index.method_for(method)
     said = answers(model, task, rows, progress=progress)
     evidence = Evidence(index, said, chosen, weights, min(top, int(usable.sum())), usable)
@@ -351,14 +351,14 @@ def neighbours(
 
 def _against_all(index: Index, method: Method, where: Tensor) -> GroupScores:
     """Scores of training examples as queries, from the features that the index holds of them."""
-    at = index._opened
+    at = index._state
     return at.scorer.scores(method, at.stored.rows(where), [""] * len(where))
 
 
 def _sums(index: Index, method: Method, weights: WeightsLike, count: int) -> Tensor:
     """(N,) the sum of the `count` smallest scores of each training example, as many at a time as the budget holds."""
     m = index.manifest
-    step = max(1, index._opened.stored.memory // (16 * m.width * m.terms))
+    step = max(1, index._state.stored.memory // (16 * m.width * m.terms))
     parts = [
         _against_all(index, method, part).top(count, weights, largest=False).values.sum(1)
         for part in torch.arange(len(index)).split(step)

@@ -20,15 +20,15 @@ from unde.errors import UndeError
 from unde.fingerprints import ids_fingerprint, plain_ids
 from unde.index import builder as making
 from unde.index import repack
-from unde.index.build_context import Context
 from unde.index.changing import Change, changing, token
-from unde.index.opened import Opened
 from unde.index.reader import Stored
 from unde.index.renewed import part, renew
 from unde.index.repack import Origin, Planned
+from unde.index.shard_writer import ShardWriter
+from unde.index.state import IndexState
 from unde.index.validation import read_ids
 from unde.index.views import Joined, Picked
-from unde.parallel.model_transport import BuildInputs, carried, on_other_data
+from unde.parallel.model_transport import BuildInputs, recipe_for_data
 from unde.store import layout
 from unde.store.living import APPEND, REMOVE
 from unde.store.manifest import Manifest
@@ -37,7 +37,7 @@ from unde.store.remote import StorePath
 _NAMED = 3  # ids in a message
 
 
-def appended(at: Opened, data: Any, ids: Sequence[Any] | None, progress: bool) -> Opened:
+def appended(at: IndexState, data: Any, ids: Sequence[Any] | None, progress: bool) -> IndexState:
     """The index with more examples: their features are computed as those of the others were."""
     m, rows = _checked(at).manifest, _rows(at, data)
     new = None if ids is None else plain_ids(ids)
@@ -50,13 +50,13 @@ def appended(at: Opened, data: Any, ids: Sequence[Any] | None, progress: bool) -
         if change.done is None:
             _check_new_ids(at.ids, new, len(rows))
             _note_twins(at.stored, digests)
-            at.session.check_model(full=True)
+            at.query_runner.check_model(full=True)
             change.begin(f"{APPEND} {len(rows)}")
             given = _given(at, rows, change)
 
             def plan(home: StorePath, of: Manifest) -> list[Planned]:
                 new_ones = part(of, change, given, new)
-                making.compute(Context(home, new_ones, given, ids=new), at.executor, progress)
+                making.compute(ShardWriter(home, new_ones, given, ids=new), at.executor, progress)
                 both = (repack.all_of(Origin(home, m)) for m in (of, new_ones))
                 return repack.joined(*both, of.settled.shard_size)
 
@@ -68,7 +68,7 @@ def appended(at: Opened, data: Any, ids: Sequence[Any] | None, progress: bool) -
     return _reopened(at, whole)
 
 
-def removed(at: Opened, ids: Sequence[Any] | None, indices: Sequence[int] | None) -> Opened:
+def removed(at: IndexState, ids: Sequence[Any] | None, indices: Sequence[int] | None) -> IndexState:
     """The index without some examples. Their bytes are gone from the folder when this returns."""
     m = _checked(at).manifest
     if (ids is None) == (indices is None):
@@ -90,7 +90,7 @@ def removed(at: Opened, ids: Sequence[Any] | None, indices: Sequence[int] | None
     return _reopened(at, rows)
 
 
-def _remove(at: Opened, change: Change, gone: Tensor, left: Tensor) -> None:
+def _remove(at: IndexState, change: Change, gone: Tensor, left: Tensor) -> None:
     m, given = at.stored.manifest, None
     if m.factors and any(gone[rows].any() and not gone[rows].all() for rows in m.shards):
         given = _for_covariances(at)
@@ -100,7 +100,7 @@ def _remove(at: Opened, change: Change, gone: Tensor, left: Tensor) -> None:
     renew(change, entry, ids, lambda home, of: repack.without(Origin(home, of), gone), given)
 
 
-def _checked(at: Opened) -> Stored:
+def _checked(at: IndexState) -> Stored:
     at.check_finished()
     if not at.executor.alone:
         raise UndeError(
@@ -109,7 +109,7 @@ def _checked(at: Opened) -> Stored:
     return at.stored
 
 
-def _rows(at: Opened, data: Any) -> Rows:
+def _rows(at: IndexState, data: Any) -> Rows:
     if at.model is None or at.task is None:
         raise UndeError(
             "this index was opened without its model and task: pass both to Index.open to append examples"
@@ -117,17 +117,16 @@ def _rows(at: Opened, data: Any) -> Rows:
     return Rows(data, at.collate or own_collate(at.task.collate, data))
 
 
-def _given(at: Opened, rows: Rows, change: Change) -> BuildInputs:
+def _given(at: IndexState, rows: Rows, change: Change) -> BuildInputs:
     """The new examples, and how other processes come by them."""
     assert at.model is not None
     assert at.task is not None
-    recipe = on_other_data(at.recipe, rows.data, rows.collate)
-    if recipe is None and not at.executor.here:
-        recipe = carried(at.model, at.task, rows.data, rows.collate, change.folder / layout.SCRATCH)
-    return BuildInputs(at.model, at.task, rows, at.checkpoints, recipe, at.device)
+    recipe = recipe_for_data(at.recipe, rows.data, rows.collate)
+    inputs = BuildInputs(at.model, at.task, rows, at.checkpoints, recipe, at.device)
+    return inputs if at.executor.here else inputs.portable(change.folder / layout.SCRATCH, rows)
 
 
-def _reopened(at: Opened, rows: Rows | None) -> Opened:
+def _reopened(at: IndexState, rows: Rows | None) -> IndexState:
     """The index as it is now, with what was at hand. Its files were checked or written just now."""
     folder = at.stored.folder
     manifest = Manifest.read(folder)
@@ -186,7 +185,7 @@ def _listed(ids: Any) -> list[Any]:
     return list(ids)
 
 
-def _gone(at: Opened, which: list[Any], by_id: bool) -> Tensor:
+def _gone(at: IndexState, which: list[Any], by_id: bool) -> Tensor:
     """(N,) bool"""
     count = at.stored.manifest.examples
     if not which:
@@ -218,7 +217,7 @@ def _gone(at: Opened, which: list[Any], by_id: bool) -> Tensor:
     return gone
 
 
-def _for_covariances(at: Opened) -> BuildInputs:
+def _for_covariances(at: IndexState) -> BuildInputs:
     """What the covariances of some examples are computed from once more."""
     missing = [n for n, x in (("model", at.model), ("task", at.task), ("train_data", at.rows)) if x is None]
     if missing:
@@ -230,7 +229,7 @@ def _for_covariances(at: Opened) -> BuildInputs:
     assert at.model is not None
     assert at.task is not None
     assert at.rows is not None
-    at.session.check_model(full=True)
+    at.query_runner.check_model(full=True)
     return BuildInputs(at.model, at.task, at.rows, at.checkpoints)
 
 

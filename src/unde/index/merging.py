@@ -9,13 +9,13 @@ from typing import Any
 
 from unde import methods
 from unde.errors import UndeError
-from unde.index import matrices, repack
+from unde.index import pca as matrices
+from unde.index import repack
 from unde.index.changing import today, token
-from unde.index.compare import brief, refused_for
 from unde.index.reader import Stored
 from unde.index.renewed import written
 from unde.index.repack import Origin
-from unde.index.validation import check_shards, read_ids
+from unde.index.validation import brief, check_shards, list_differences, read_ids
 from unde.store import factored, layout
 from unde.store.files import clear_partial, create_bytes, write_bytes
 from unde.store.living import MERGE, REPACK
@@ -90,7 +90,7 @@ def _check_alike(found: Sequence[Origin]) -> None:
         b = other.manifest
         if other.folder == first.folder or a.id == b.id:
             raise UndeError(f"{first.folder} and {other.folder} are one index: expected different ones")
-        differ = refused_for(a, replace(b, examples=a.examples, data=a.data, ids=a.ids), _OTHER)
+        differ = list_differences(a, replace(b, examples=a.examples, data=a.data, ids=a.ids), _OTHER)
         differ += identity.differences(a.task, b.task)
         differ += _coverage(a, b)
         if bool(a.ids) != bool(b.ids):

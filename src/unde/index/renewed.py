@@ -13,12 +13,12 @@ from torch import Tensor
 from unde.data import evenly
 from unde.fingerprints import fingerprint_of, ids_fingerprint
 from unde.index import repack
-from unde.index.build_context import Context
+from unde.index.build_settings import write_ids
 from unde.index.changing import Change, homes
-from unde.index.probe import PROBED, probe_of
 from unde.index.reader import Stored
 from unde.index.repack import Again, Origin, Planned
-from unde.index.settle import write_ids
+from unde.index.shard_writer import ShardWriter
+from unde.index.validation import PROBED, probe_of
 from unde.parallel.model_transport import BuildInputs
 from unde.store import layout
 from unde.store.living import Living, Piece
@@ -104,11 +104,11 @@ def _again(home: StorePath, of: Manifest, given: BuildInputs | None) -> Generato
     if given is None or not of.factors:
         yield None
         return
-    context = Context(home, of, given)
+    writer = ShardWriter(home, of, given)
     try:
-        yield repack.computed_again(context)
+        yield repack.computed_again(writer)
     finally:
-        context.close()
+        writer.close()
 
 
 def _digests(home: StorePath, plan: Sequence[Planned]) -> Tensor:

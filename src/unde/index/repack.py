@@ -17,8 +17,7 @@ from torch import Tensor
 
 from unde import console
 from unde.gradients.feature_pass import cuts, threads
-from unde.index.build_context import Context
-from unde.index.shard_writer import Shapes, covariances
+from unde.index.shard_writer import Shapes, ShardWriter, covariances
 from unde.store import layout
 from unde.store.living import Piece, runs
 from unde.store.manifest import Manifest
@@ -209,15 +208,15 @@ def _sum_of(take: Take, c: int, found: Mapping[str, Tensor], again: Again) -> Te
     return found[FACTORS] - again(c, outside.tolist())
 
 
-def computed_again(context: Context) -> Again:
+def computed_again(writer: ShardWriter) -> Again:
     """Covariances from the model itself, in passes as they were settled."""
-    settled = context.manifest.settled
+    settled = writer.manifest.settled
 
     def of(c: int, rows: Sequence[int]) -> Tensor:
         with threads(settled.threads):
-            run = context.running(c)
-            parts = (covariances(context, run, part) for part in _passes(rows, settled.pass_size))
-            return sum(parts, start=covariances(context, run, []))
+            run = writer.runner.open_pass(c)
+            parts = (covariances(writer, run, part) for part in _passes(rows, settled.pass_size))
+            return sum(parts, start=covariances(writer, run, []))
 
     return of
 

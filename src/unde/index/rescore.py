@@ -18,15 +18,14 @@ from torch import Tensor
 
 from unde import console
 from unde.data import Rows
-from unde.errors import UndeError
-from unde.index.query_features import QueryFeatures
+from unde.errors import BadExample, UndeError
+from unde.fingerprints import Watch, reads_differently, to_signed
+from unde.gradients.feature_pass import exclusive
+from unde.index.query_features import QueryFeatures, QueryRunner
 from unde.index.reader import Stored
-from unde.index.remeasured import Remeasured
-from unde.index.session import Session
 from unde.index.views import Picked
 from unde.kernels import Identity
 from unde.methods import Method, TracIn
-from unde.parallel.model_transport import BuildInputs
 from unde.projection import Spec
 from unde.scoring.blocking import cut
 from unde.scoring.candidates import Candidates, CandidateScores, Norms, positions
@@ -52,7 +51,7 @@ class Asked:
     """What scores were asked with, to ask again."""
 
     stored: Stored
-    session: Callable[[], Session]  # raises without model and task
+    query_runner: Callable[[], QueryRunner]  # raises without model and task
     train: Rows | None
     queries: Rows | None  # None: features were given in their place
 
@@ -97,9 +96,7 @@ class Asked:
             )
         positions(where, larger, larger.skipped())
         distinct = where.unique()
-        some = replace(
-            larger.regroup(scores.partition), train=larger.train.only(distinct), spread=None, judging=None
-        )
+        some = replace(larger.regroup(scores.partition), train=larger.train.only(distinct), spread=None)
         within, m = torch.searchsorted(distinct, where), len(scores.partition)
         _check_memory(scores, where, m)
         linear = torch.empty(*where.shape, m)
@@ -133,7 +130,7 @@ class Asked:
                 "it, scores.rescore(top, index=larger), or use 'kron(64)' or 'none'"
             )
         method = replace(scores.method, projection=str(spec))
-        session = self.session()
+        query_runner = self.query_runner()
         if self.train is None:
             raise UndeError(
                 "this index was opened without its training data, whose gradients are computed anew: pass "
@@ -145,10 +142,9 @@ class Asked:
                 f"these are features of queries, which have no other projection than that of their index: pass the "
                 f"queries themselves to rescore under {spec}"
             )
-        asked = asked if isinstance(asked, Rows) else Rows(asked, session.task.collate)
-        session.check_model()
-        given = BuildInputs(session.model, session.task, self.train, session.checkpoints)
-        work = _Measuring(scores, where, Remeasured(self.stored, given, method), asked)
+        asked = asked if isinstance(asked, Rows) else Rows(asked, query_runner.inputs.task.collate)
+        query_runner.check_model()
+        work = _Measuring(scores, where, OtherProjection(query_runner, self.train, method), asked)
         return work.done(method)
 
     def _asked(self, scores: GroupScores, queries: Any, how: str) -> Any:
@@ -164,10 +160,45 @@ class Asked:
         return found
 
 
+class OtherProjection:
+    """Features of queries and training examples of an index under another projection; nothing is stored."""
+
+    def __init__(self, query_runner: QueryRunner, train: Rows, method: Method) -> None:
+        stored, inputs = query_runner.stored, query_runner.inputs
+        with exclusive(inputs.model):
+            self.runner = query_runner.runner.with_method(method, train, stored.memory // 2)
+        self.method, self.manifest, self.train = method, self.runner.manifest, train
+        watch = Watch(inputs.model, inputs.checkpoints)
+        self._queries = QueryRunner(stored, self.runner, watch=watch)
+        self._digests = stored.values("digest")
+
+    def queries(self, rows: Rows) -> Tensor:
+        """(C, Q, D) features of queries."""
+        return self._queries.features(rows).features
+
+    def rows(self, where: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Features (n, D) of training examples under each checkpoint, and further measures (n, ·) of the method."""
+        numbers, some = where.tolist(), Rows(Picked(self.train, where), self.train.collate)
+        with exclusive(self.runner.inputs.model):
+            result = self.runner.compute(
+                some, numbers=self.runner.sample_numbers(numbers), names=numbers, what="example"
+            )
+        wanted = self._digests[where].tolist()
+        changed = [i for i, digest, then in zip(numbers, result.digests, wanted) if to_signed(digest) != then]
+        if changed:
+            raise reads_differently(changed[0])
+        bad = (~result.features.isfinite().all(2).all(0)).nonzero()[:, 0].tolist()
+        if bad:
+            raise BadExample(
+                f"the gradient of example {numbers[bad[0]]} is NaN or infinite: leave it out of the candidates"
+            )
+        return list(result.features), result.beside
+
+
 class _Measuring:
     """Candidates that are being measured under another projection."""
 
-    def __init__(self, scores: GroupScores, where: Tensor, again: Remeasured, queries: Rows) -> None:
+    def __init__(self, scores: GroupScores, where: Tensor, again: OtherProjection, queries: Rows) -> None:
         self.scores, self.where, self.again, self.queries = scores, where, again, queries
         m = again.manifest
         self.distinct = where.unique()
@@ -226,19 +257,15 @@ class _Measuring:
             query_digests=self.scores.query_digests[q],
             query_ids=None,
             spread=None,
-            judging=None,
         )
         self.of_queries[q] = part.asked.squares
-        try:
-            for rows, parts in part.stream(slice(0, len(part))):
-                _put(self.linear[q], within, rows, parts)
-                advance(rows.stop - rows.start)
-        finally:
-            self.again.close()
+        for rows, parts in part.stream(slice(0, len(part))):
+            _put(self.linear[q], within, rows, parts)
+            advance(rows.stop - rows.start)
 
     def _rows(self, which: Tensor) -> list[Tensor]:
         """Features of training examples, whose norms are noted on the way."""
-        blocks, beside = self.again.rows(which.tolist())
+        blocks, beside = self.again.rows(which)
         m, at = self.again.manifest, torch.searchsorted(self.distinct, which)
         squares = torch.zeros(len(which), len(m.columns))
         for eta, block in zip(m.checkpoint_weights, blocks):

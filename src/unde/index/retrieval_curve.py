@@ -1,4 +1,4 @@
-"""How far a method can be trusted on one's own data: the share of training examples that find themselves.
+"""The retrieval curve of a method: the share of perturbed training examples that find themselves.
 
 Copies of training examples are perturbed more and more, and at each strength the share is counted whose own original
 scores higher than all other training examples. Strengths are fixed for each kind of perturbation, and the same for all
@@ -25,8 +25,8 @@ from torch import Tensor
 
 from unde.errors import UndeError
 from unde.evaluate.estimate import Estimate
-from unde.index.opened import Opened
 from unde.index.self_retrieval import EXAMPLES, FEWEST, Copier, Parts
+from unde.index.state import IndexState
 from unde.methods import Method
 from unde.tasks.perturb import Perturbation
 from unde.weights import Weights
@@ -113,7 +113,7 @@ def strengths(kind: Perturbation) -> list[float]:
 
 
 def of_several(
-    index: Opened,
+    index: IndexState,
     weights: Mapping[str, Weights],
     method: Method,
     examples: int = SHOWN,
@@ -129,7 +129,7 @@ def of_several(
     found: list[dict[str | None, Tensor]] = []  # for each kind and way, (strengths, examples)
     for i, kind in enumerate(copier.kinds):
         made = (copier.copies(kind, which[i::count], s) for s in strengths(kind))
-        shares = [{way: copies.found(w).double() for way, w in ways.items()} for copies in made]
+        shares = [{way: copies.retrieved(w).double() for way, w in ways.items()} for copies in made]
         found.append({way: torch.stack([one[way] for one in shares]) for way in ways})
     copier.check_model()
     if not weights:
@@ -163,7 +163,7 @@ def _left_alone(copier: Copier, weights: Mapping[str, Weights], examples: int) -
     if examples < FEWEST:
         raise UndeError(f"examples is {examples}: expected at least {FEWEST} to tell a share by")
     try:
-        parts = Parts.drawn(copier.index, copier.content, EXAMPLES, len(copier.kinds), copier.seed)
+        parts = Parts.draw(copier.index, copier.content, EXAMPLES, len(copier.kinds), copier.seed)
     except UndeError as e:
         raise UndeError(f"no trust curve: {e}") from None
     used = {digest for w in weights.values() for digest in w.query_digests}

@@ -57,7 +57,6 @@ class Scorer:
         method: Method,
         features: Tensor,
         digests: list[str],
-        judging: Callable[[Groups], Any] | None = None,
         last_checkpoint: bool = False,
     ) -> GroupScores:
         """Of queries whose features (C, Q, D) are at hand; with `last_checkpoint` the others count nothing."""
@@ -87,7 +86,7 @@ class Scorer:
         provenance |= {"data": m.data, "task": m.task["name"]}
         memory = self.stored.memory
         spread = Spread(self, self.executor, train.leverage) if self._shared else None
-        return GroupScores(train, features, method, self.groups, digests, provenance, memory, judging, spread)
+        return GroupScores(train, features, method, self.groups, digests, provenance, memory, spread)
 
     @property
     def _shared(self) -> bool:

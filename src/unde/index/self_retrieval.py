@@ -1,7 +1,7 @@
-"""Weights from an index alone: perturbed training examples that should find themselves.
+"""Self-retrieval on an index: draw training examples, perturb them and score the copies.
 
-The mathematics, the search for a strength and the guard are in `unde.weights.retrieval`; here examples are drawn,
-perturbed and scored. Four disjoint parts of the training data search the strength, learn, judge and report.
+The objective, the search for a strength and the guard are in `unde.weights.retrieval`. Four disjoint parts of the
+training data search the strength, learn, judge and report.
 """
 
 from __future__ import annotations
@@ -21,27 +21,35 @@ from unde.data import Rows, digest, map_tensors
 from unde.errors import NotRetrievable, UndeError
 from unde.fingerprints import to_digest
 from unde.groups import Groups
-from unde.index.opened import Opened
 from unde.index.query_features import BadQuery
+from unde.index.state import IndexState
 from unde.methods import Method
 from unde.tasks.perturb import CORPUS, Perturbation
-from unde.weights import Weights, retrieval
-from unde.weights.contributions import KEPT
-from unde.weights.retrieval import Copies, Judged, Trial
+from unde.weights import Weights
+from unde.weights.contributions import CACHE_SHARE
+from unde.weights.retrieval import (
+    Copies,
+    JudgedWeights,
+    Trial,
+    best_accepted,
+    judge_weights,
+    learn_candidates,
+    search_strength,
+)
 
-# Shares of the 800 passes: those of the search, for one kind of perturbation and for two; those that judge; and
-# report. `examples` more are learned from.
-SEARCHED = {1: (48, 5), 2: (30, 4)}  # examples, strengths tried at most
+# Passes of the search, for one kind of perturbation and for two; of judging; and of the report. `examples` more are
+# learned from.
+SEARCH_SIZES = {1: (48, 5), 2: (30, 4)}  # examples, strengths tried at most
 JUDGING, REPORTING = 260, 100
 EXAMPLES = 200  # to learn from
 FEWEST = 10  # examples in a part
-HELD = 4  # sets of copies that are in memory at once, for each kind of perturbation, and room for K g(n)
+COPY_SETS = 4  # sets of copies in memory at once for each kind of perturbation, with room for K g(n)
 Perturb = Callable[[Any, float, np.random.Generator], Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Retrieval:
-    """What one method finds of perturbed training examples: to learn weights from, to judge them, and to report."""
+    """Perturbed training examples under one method: to learn weights from, to judge them, and to report."""
 
     copier: Copier
     parts: Parts
@@ -49,50 +57,50 @@ class Retrieval:
     seed: int
 
     @classmethod
-    def made(
+    def run(
         cls,
-        index: Opened,
+        index: IndexState,
         method: Method,
         perturb: Any,
         examples: int,
         seed: int,
         groups: Groups | None = None,
     ) -> Retrieval:
-        """Searches strengths and scores the copies that judge."""
+        """Search strengths and score the copies that judge."""
         copier = Copier(index, method, perturb, seed, groups)
-        parts = Parts.drawn(index, copier.content, examples, len(copier.kinds), seed)
+        parts = Parts.draw(index, copier.content, examples, len(copier.kinds), seed)
         trials = [_trial(copier, kind, parts, i) for i, kind in enumerate(copier.kinds)]
         return cls(copier, parts, trials, seed)
 
     @cached_property
-    def own(self) -> list[Judged]:
+    def candidates(self) -> list[JudgedWeights]:
         """Weights learned from copies of each kind, judged."""
         learn = {
-            t.kind: self._copies(self.parts.learn, i, t.searched.strength) for i, t in enumerate(self.trials)
+            t.kind: self._copies(self.parts.learn, i, t.search.strength) for i, t in enumerate(self.trials)
         }
-        return retrieval.judge(retrieval.candidates(learn, self.seed), self.trials)
+        return judge_weights(learn_candidates(learn, self.seed), self.trials)
 
     def weights(self) -> Weights:
-        """The best candidate with its story, or uniform weights if the guard refuses all; said in a line."""
-        best = retrieval.best(self.own)
+        """The best candidate with its provenance, or uniform weights if the guard refuses all; print a line."""
+        best = best_accepted(self.candidates)
         groups = self.trials[0].hard.scores.groups
         values = torch.ones(len(groups)) if best is None else best.weights
-        found = {}
+        shares = {}
         for i, t in enumerate(self.trials):
-            told = self._copies(self.parts.report, i, t.searched.strength)
-            before, after = (float(told.found(w).float().mean()) for w in (None, values))
-            found[t.kind] = {"unweighted": before, "weighted": after, "copies": len(told.originals)}
+            copies = self._copies(self.parts.report, i, t.search.strength)
+            before, after = (float(copies.retrieved(w).float().mean()) for w in (None, values))
+            shares[t.kind] = {"unweighted": before, "weighted": after, "copies": len(copies.originals)}
         self.copier.check_model()
         provenance = {
             "how": "self-retrieval",
             "method": self.copier.method.name,
             "scores": self.trials[0].hard.scores.provenance,
-            "strength": {t.kind: t.searched.strength for t in self.trials},
-            "search": {t.kind: t.searched.tried for t in self.trials},
+            "strength": {t.kind: t.search.strength for t in self.trials},
+            "search": {t.kind: t.search.shares for t in self.trials},
             "chosen": None if best is None else best.candidate,
-            "refused": None if best is not None else max(self.own, key=lambda j: j.gain).refused,
-            "found": found,
-            "candidates": [j.as_dict() for j in self.own],
+            "refused": None if best is not None else max(self.candidates, key=lambda j: j.gain).objection,
+            "found": shares,
+            "candidates": [j.as_dict() for j in self.candidates],
             "examples": self.parts.as_dict(),
             "seed": self.seed,
         }
@@ -110,20 +118,20 @@ def _trial(copier: Copier, kind: Perturbation, parts: Parts, i: int) -> Trial:
     searching, judging = parts.search[i::count], parts.judge[i::count]
 
     def share(strength: float) -> float:
-        return float(copier.copies(kind, searching, strength).found().float().mean())
+        return float(copier.copies(kind, searching, strength).retrieved().float().mean())
 
-    searched = retrieval.search(share, kind.least, kind.most, steps=SEARCHED[count][1])
-    if searched.strength == kind.least:
+    search = search_strength(share, kind.least, kind.most, steps=SEARCH_SIZES[count][1])
+    if search.strength == kind.least:
         hard = weak = copier.copies(kind, judging, kind.least)
     else:
         half = len(judging) // 2
-        hard = copier.copies(kind, judging[:half], searched.strength)
+        hard = copier.copies(kind, judging[:half], search.strength)
         weak = copier.copies(kind, judging[half:], kind.least)
-    return Trial(kind.name, searched, hard, weak)
+    return Trial(kind.name, search, hard, weak)
 
 
 def summary(weights: Weights) -> str:
-    """What self-retrieval did or thinks of weights, in a line.
+    """The verdict of self-retrieval on weights, in a line.
 
     >>> summary(Weights.uniform(["a"]))
     'self-retrieval has not looked at these weights'
@@ -151,7 +159,7 @@ class Parts:
     rest: Tensor  # used for nothing
 
     @classmethod
-    def drawn(cls, index: Opened, content: Tensor, examples: int, kinds: int, seed: int) -> Parts:
+    def draw(cls, index: IndexState, content: Tensor, examples: int, kinds: int, seed: int) -> Parts:
         """One of each set of equal examples, in random order, dealt out; all parts shrink where there are few."""
         if examples < 2 * FEWEST:
             raise UndeError(f"examples is {examples}: expected at least {2 * FEWEST} to learn weights from")
@@ -159,7 +167,7 @@ class Parts:
         order = order[~index.stored.skipped.numpy()[order]]
         first = np.sort(np.unique(content.numpy()[order], return_index=True)[1])
         order = torch.from_numpy(order[first])
-        wanted = [SEARCHED[kinds][0] * kinds, examples, JUDGING, REPORTING]
+        wanted = [SEARCH_SIZES[kinds][0] * kinds, examples, JUDGING, REPORTING]
         scale = min(1.0, len(order) / sum(wanted))
         sizes = [int(scale * size) for size in wanted]
         if min(sizes) < FEWEST * kinds:
@@ -179,10 +187,10 @@ class Parts:
 
 
 class Copier:
-    """Makes perturbed copies of training examples and scores them."""
+    """Make perturbed copies of training examples and score them."""
 
     def __init__(
-        self, index: Opened, method: Method, perturb: Any, seed: int, groups: Groups | None = None
+        self, index: IndexState, method: Method, perturb: Any, seed: int, groups: Groups | None = None
     ) -> None:
         if index.model is None or index.task is None or index.rows is None:
             missing = [n for n in ("model", "task") if getattr(index, n) is None]
@@ -195,7 +203,7 @@ class Copier:
             raise UndeError(f"seed is {seed}: expected a whole number, 0 or larger")
         self.index, self.method, self.seed, self.groups = index, method, seed, groups or index.groups
         self.model, self.task, self.rows = index.model, index.task, index.rows
-        index.session.check_model()  # from here on, whatever changes it is what is called below
+        index.query_runner.check_model()  # changes found later are due to code called below
         self._user_code = not (perturb is None or perturb == "weights")
         self.kinds = self._kinds(perturb)
         digests = index.stored.values("digest").numpy()
@@ -203,18 +211,18 @@ class Copier:
         self.content = torch.from_numpy(np.unique(digests, return_inverse=True)[1])
         for kind in self.kinds:
             if not isinstance(kind, WeightNoise):
-                self._try_out(kind)
+                self._check_perturbation(kind)
 
     def copies(self, kind: Perturbation, which: Tensor, strength: float) -> Copies:
         """Copies of the training examples `which`, scored under the method with its sign."""
-        made = [self.copy(kind, int(i), strength) for i in which]
+        examples = [self.copy(kind, int(i), strength) for i in which]
         self.check_model()
         under = nullcontext
         if isinstance(kind, WeightNoise):
             under = partial(kind.on, strength=strength, seed=self.seed)
         try:
-            rows = Rows(made, self.index.collate or self.rows.collate)
-            features = self.index.session.features(rows, under)
+            rows = Rows(examples, self.index.collate or self.rows.collate)
+            features = self.index.query_runner.features(rows, under)
         except BadQuery as e:
             raise UndeError(
                 f"the copy of training example {int(which[e.row])} at strength {strength:.3g} ({kind.name}) has a "
@@ -225,7 +233,9 @@ class Copier:
                 f"copies of training examples at strength {strength:.3g} ({kind.name}) cannot be scored: {e}"
             ) from e
         scores = self.index.scorer.scores(self.method.signed, features.features, features.digests)
-        share = max(1, KEPT * scores.memory // (HELD * len(self.kinds)))  # of which 1 in KEPT is kept
+        share = max(
+            1, CACHE_SHARE * scores.memory // (COPY_SETS * len(self.kinds))
+        )  # of which 1 in CACHE_SHARE is cached
         return Copies(replace(scores, partition=self.groups, memory=share), which, self.content)
 
     def digests(self, which: Tensor) -> list[str]:
@@ -234,7 +244,7 @@ class Copier:
 
     def check_model(self) -> None:
         try:
-            self.index.session.check_model()
+            self.index.query_runner.check_model()
         except UndeError:
             if not self._user_code:
                 raise
@@ -242,15 +252,15 @@ class Copier:
 
     def copy(self, kind: Perturbation, i: int, strength: float) -> Any:
         """A perturbed copy of training example i, as a query of the method."""
-        made = kind(self.rows[i], strength, np.random.default_rng([self.seed, 1, i]))
-        return self.method.query(self.task, made, np.random.default_rng([self.seed, 2, i]))
+        copy = kind(self.rows[i], strength, np.random.default_rng([self.seed, 1, i]))
+        return self.method.query(self.task, copy, np.random.default_rng([self.seed, 2, i]))
 
     def _kinds(self, perturb: Any) -> list[Perturbation]:
         if perturb is None:
             step = max(1, len(self.rows) // CORPUS)
             some = [self.rows[i] for i in range(0, len(self.rows), step)][:CORPUS]
             kinds = self.task.perturbations(self.model, some)
-            if len(kinds) not in SEARCHED:
+            if len(kinds) not in SEARCH_SIZES:
                 name = f"{type(self.task).__name__}.perturbations"
                 raise UndeError(f"{name} gave {len(kinds)} kinds of perturbation: expected one or two")
             return kinds
@@ -265,14 +275,14 @@ class Copier:
             "for what the task knows"
         )
 
-    def _try_out(self, kind: Perturbation) -> None:
-        """What a perturbation must keep to: shapes, the random numbers it is given, and the data as it is."""
+    def _check_perturbation(self, kind: Perturbation) -> None:
+        """Check that a perturbation keeps shapes, draws from its generator only, and leaves the data alone."""
         for i in (0, len(self.rows) - 1):
             original = self.rows[i]
             before = digest(original)
-            given = [map_tensors(original, Tensor.clone) for _ in range(2)]
-            one, two = (kind(e, kind.most, np.random.default_rng([self.seed, 1, i])) for e in given)
-            if digest(given[0]) != before:
+            clones = [map_tensors(original, Tensor.clone) for _ in range(2)]
+            one, two = (kind(e, kind.most, np.random.default_rng([self.seed, 1, i])) for e in clones)
+            if digest(clones[0]) != before:
                 raise UndeError(
                     f"{kind.name} changes example {i} itself: it must leave what it is given as it is, and return a "
                     "new one"
@@ -282,31 +292,31 @@ class Copier:
                     f"{kind.name} gives another copy of example {i} when called again: draw random numbers from "
                     "the generator that it is given, and from nowhere else"
                 )
-            if form(_unlabelled(one, original)) != form(original):
+            if structure(_drop_labels(one, original)) != structure(original):
                 raise UndeError(
-                    f"{kind.name} made {form(one)} of example {i}, which is {form(original)}: expected the same "
-                    "structure, shapes and types"
+                    f"{kind.name} made {structure(one)} of example {i}, which is {structure(original)}: expected the "
+                    "same structure, shapes and types"
                 )
         self.check_model()
 
 
-def _unlabelled(copy: Any, original: Any) -> Any:
-    """A copy without labels that only it has: a masked text is hidden before it is perturbed."""
+def _drop_labels(copy: Any, original: Any) -> Any:
+    """Drop labels that only the copy has: a masked text is masked before it is perturbed."""
     if isinstance(copy, dict) and isinstance(original, dict) and "labels" not in original:
         return {k: v for k, v in copy.items() if k != "labels"}
     return copy
 
 
-def form(value: Any) -> Any:
+def structure(value: Any) -> Any:
     """Structure, shapes and types of an example, without its content.
 
-    >>> form({"x": torch.zeros(2), "y": 1})
+    >>> structure({"x": torch.zeros(2), "y": 1})
     {'x': 'float32 (2,)', 'y': 'int'}
     """
     if isinstance(value, dict):
-        return {k: form(v) for k, v in value.items()}
+        return {k: structure(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)) and any(isinstance(v, (Tensor, np.ndarray, dict)) for v in value):
-        return type(value)(form(v) for v in value)
+        return type(value)(structure(v) for v in value)
     if isinstance(value, (Tensor, np.ndarray)):
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
     return (
@@ -334,8 +344,11 @@ class CustomPerturbation:
 
 @dataclass(frozen=True)
 class WeightNoise:
-    """Examples stay; every tensor of the model gets noise of `strength` times its own root mean square while the
-    gradients of the copies are taken. For inputs that nobody knows how to perturb."""
+    """Noise on the model's weights, for inputs that cannot be perturbed.
+
+    Examples stay as they are; every tensor of the model gets noise of `strength` times its root mean square while the
+    gradients of the copies are computed.
+    """
 
     name: str = "noise on the model's weights"
     least: float = 0.02
@@ -346,16 +359,16 @@ class WeightNoise:
 
     @contextmanager
     def on(self, model: nn.Module, strength: float, seed: int) -> Generator[None]:
-        """Inside, the noisy model; after, the very same weights, whatever happened."""
-        own = [(p, p.detach().clone()) for p in model.parameters()]
+        """Add the noise; restore the exact weights on exit, also after an error."""
+        saved = [(p, p.detach().clone()) for p in model.parameters()]
         try:
             with torch.no_grad():
-                for i, (p, value) in enumerate(own):
+                for i, (p, value) in enumerate(saved):
                     random = np.random.default_rng([seed, 3, i])
                     z = torch.from_numpy(random.standard_normal(tuple(p.shape), dtype=np.float32))
                     p.add_(z.to(p) * (strength * value.float().square().mean().sqrt()).to(p))
             yield
         finally:
             with torch.no_grad():
-                for p, value in own:
+                for p, value in saved:
                     p.copy_(value)

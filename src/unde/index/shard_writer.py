@@ -7,9 +7,10 @@ import os
 import platform
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,13 +19,14 @@ from unde import console, methods
 from unde.data import evenly, to_device
 from unde.errors import BadExample, UndeError
 from unde.fingerprints import SAMPLED, changed_example, length_now, reads_differently, to_signed
+from unde.gradients.coverage import CoverageTrial
 from unde.gradients.factors import gathered
-from unde.gradients.feature_pass import Batch, FeaturePass, PassResult, threads
-from unde.index.build_context import Context
-from unde.index.failing_example import blaming
-from unde.index.running import close_on_error
+from unde.gradients.feature_pass import Batch, FeaturePass, PassResult, cuts, threads
+from unde.index.background_writer import Behind
+from unde.index.feature_runner import FeatureRunner, close_on_error, name_failing_example
 from unde.pages import kept_pages
 from unde.parallel import SERIAL, Executor, Job, JobsFailed
+from unde.parallel.model_transport import BuildInputs
 from unde.store import layout
 from unde.store.files import append_line, clear_partial
 from unde.store.manifest import Manifest
@@ -34,32 +36,97 @@ from unde.store.shards import ShardError, damaged, file_bytes, read_shard
 BESIDE = "beside"  # measures that the method keeps beside features
 
 
+class ShardWriter:
+    """Computes and writes the shards of an index. It can be pickled if the inputs have a recipe."""
+
+    def __init__(
+        self,
+        folder: StorePath,
+        manifest: Manifest,
+        inputs: BuildInputs,
+        workers: int = 0,
+        ids: Sequence[Any] | None = None,
+    ) -> None:
+        self.folder, self.manifest, self.inputs, self.workers, self.ids = (
+            folder,
+            manifest,
+            inputs,
+            workers,
+            ids,
+        )
+        self.runner = FeatureRunner(folder, manifest, inputs)
+        self.advance: Callable[[int], None] = lambda count: None
+        self.upcoming: list[Job] = []  # jobs in the order of their computation, if known
+        self.ready: dict[int, CoverageTrial] = {}  # of each checkpoint, the pass ahead if it was run here
+        self.behind = Behind()
+        self._stream: tuple[list[Job], Generator[Batch]] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        names = ("folder", "manifest", "inputs", "workers", "ids")
+        return {name: getattr(self, name) for name in names}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)
+        self.inputs.check_model(self.manifest, self.folder)
+        self.inputs.check_data(self.manifest, self.folder)
+
+    def batches(self, c: int, s: int) -> Iterator[Batch]:
+        """The batches of one shard. Worker processes read ahead through the `upcoming` shards."""
+        if not self.workers:
+            return self.inputs.rows.batches(self.cuts(s))
+        if self._stream is None or self._stream[0][:1] != [(c, s)]:
+            at = self.upcoming.index((c, s)) if (c, s) in self.upcoming else None
+            jobs: list[Job] = [(c, s)] if at is None else self.upcoming[at:]
+            ranges = [r for _, shard in jobs for r in self.cuts(shard)]
+            self._stream = (jobs, self.inputs.rows.batches(ranges, self.workers))
+        jobs, stream = self._stream
+        self._stream = (jobs[1:], stream)
+        return (next(stream) for _ in self.cuts(s))
+
+    def cuts(self, s: int) -> list[range]:
+        """The rows of each pass of a shard."""
+        rows, settled = self.manifest.shards[s], self.manifest.settled
+        ahead = min(settled.ahead, rows.stop) if rows.start == 0 else 0
+        rest = cuts(range(rows.start + ahead, rows.stop), settled.pass_size)
+        return [range(ahead), *rest] if ahead else rest
+
+    def close(self) -> None:
+        """Restore the model; stop reading ahead and writing."""
+        self.behind.close()
+        if self._stream is not None:
+            self._stream[1].close()
+            self._stream = None
+        self.runner.close()
+
+
 class GivenUp(UndeError):
     """Some shards failed again and again; the others are done, and the same call goes on with the rest."""
 
 
-def compute_shard(context: Context, c: int, s: int) -> None:
+def compute_shard(writer: ShardWriter, c: int, s: int) -> None:
     """The features of shard s under checkpoint c, written to its file: the same bytes whoever computes them."""
-    m, given = context.manifest, context.given
+    m, inputs = writer.manifest, writer.inputs
     rows = m.shards[s]
     with (
-        blaming(given.model, given.task, given.rows, lambda: range(rows.start, rows.stop), context.ids),
-        close_on_error(context),
+        name_failing_example(
+            inputs.model, inputs.task, inputs.rows, lambda: range(rows.start, rows.stop), writer.ids
+        ),
+        close_on_error(writer),
     ):
-        whole = _computed(context, c, s)
-    context.behind.write(m.shard(context.folder, c, s), m.files[s][1], whole)
+        whole = _computed(writer, c, s)
+    writer.behind.write(m.shard(writer.folder, c, s), m.files[s][1], whole)
 
 
-def _computed(context: Context, c: int, s: int) -> dict[str, Tensor]:
-    m = context.manifest
+def _computed(writer: ShardWriter, c: int, s: int) -> dict[str, Tensor]:
+    m = writer.manifest
     with threads(m.settled.threads):
-        run = context.running(c)
-        features = context.behind.memory(_length(context, s), m.width)
+        run = writer.runner.open_pass(c)
+        features = writer.behind.memory(_length(writer, s), m.width)
         parts: list[dict[str, Tensor]] = []
-        for rows, found in zip(context.cuts(s), _passes(context, run, c, s, features)):
-            parts.append(_tensors(context, run, rows, found))
+        for rows, found in zip(writer.cuts(s), _passes(writer, run, c, s, features)):
+            parts.append(_tensors(writer, run, rows, found))
             _gather(parts)
-            context.advance(len(rows))
+            writer.advance(len(rows))
         return _joined(parts) | m.codec.pack(features, m.columns)
 
 
@@ -175,56 +242,56 @@ def _rows(m: Manifest) -> int:
 
 
 @kept_pages()
-def compute(context: Context, jobs: list[Job], executor: Executor) -> None:
+def compute(writer: ShardWriter, jobs: list[Job], executor: Executor) -> None:
     """All jobs, and what they cost; then a look at whether the data stayed what it was."""
     started = time.perf_counter()
-    context.upcoming, context.behind.at_once = jobs, not executor.here
+    writer.upcoming, writer.behind.at_once = jobs, not executor.here
     try:
-        for _, s in executor.run(compute_shard, context, jobs):
+        for _, s in executor.run(compute_shard, writer, jobs):
             if not executor.here:
-                context.advance(_length(context, s))
-        context.behind.wait()
+                writer.advance(_length(writer, s))
+        writer.behind.wait()
     except JobsFailed as e:
-        raise _failed(context, e.reasons) from None
+        raise _failed(writer, e.reasons) from None
     finally:
-        context.close()
-    _log(context, sum(_length(context, s) for _, s in jobs), time.perf_counter() - started)
+        writer.close()
+    _log(writer, sum(_length(writer, s) for _, s in jobs), time.perf_counter() - started)
     if executor.alone:
-        clear_partial(context.folder / layout.SHARDS)  # what workers left that were killed
-        check(context)
+        clear_partial(writer.folder / layout.SHARDS)  # what workers left that were killed
+        check(writer)
 
 
-def check(context: Context) -> None:
+def check(writer: ShardWriter) -> None:
     """Whether the data stayed what it was, from the first shard to the last."""
-    m = context.manifest
-    _check_checkpoints_agree(context)
-    if length_now(context.given.rows) != m.examples:
-        raise _other_length(context)
+    m = writer.manifest
+    _check_checkpoints_agree(writer)
+    if length_now(writer.inputs.rows) != m.examples:
+        raise _other_length(writer)
     where = torch.tensor(evenly(m.examples, SAMPLED))
-    changed = changed_example(context.given.rows, where, _digests(context)[where])
+    changed = changed_example(writer.inputs.rows, where, _digests(writer)[where])
     if changed is not None:
         raise reads_differently(changed)
 
 
-def unwritten(context: Context) -> list[Job]:
+def unwritten(writer: ShardWriter) -> list[Job]:
     """Shards that are not there, whether they are whole or not."""
-    m = context.manifest
+    m = writer.manifest
     jobs = [(c, s) for c in range(m.terms) for s in range(len(m.shards))]
-    return [job for job in jobs if not exists(m.shard(context.folder, *job))]
+    return [job for job in jobs if not exists(m.shard(writer.folder, *job))]
 
 
-def missing(context: Context, executor: Executor = SERIAL) -> list[Job]:
+def missing(writer: ShardWriter, executor: Executor = SERIAL) -> list[Job]:
     """What is still to compute by `executor`; damaged shards are named and count as missing."""
-    m, jobs = context.manifest, []
+    m, jobs = writer.manifest, []
     where, digests = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
     if executor.alone:
-        clear_partial(context.folder / layout.SHARDS)
-    written, shapes = layout.listed(context.folder / layout.SHARDS), Shapes(m)
+        clear_partial(writer.folder / layout.SHARDS)
+    written, shapes = layout.listed(writer.folder / layout.SHARDS), Shapes(m)
     for c in range(m.terms):
         for s, r in enumerate(m.shards):
             if not executor.mine((c, s)):
                 continue
-            path = m.shard(context.folder, c, s)
+            path = m.shard(writer.folder, c, s)
             try:
                 if path.name in written:
                     digests.append(shapes.read(path)["digest"].clone())
@@ -233,19 +300,19 @@ def missing(context: Context, executor: Executor = SERIAL) -> list[Job]:
             except ShardError as e:
                 console.note(f"{e}: computing it again")
             jobs.append((c, s))
-    changed = changed_example(context.given.rows, torch.cat(where), torch.cat(digests))
+    changed = changed_example(writer.inputs.rows, torch.cat(where), torch.cat(digests))
     if changed is not None:
         raise UndeError(
-            f"example {changed} reads differently than when {context.folder} was begun: the data changed. "
+            f"example {changed} reads differently than when {writer.folder} was begun: the data changed. "
             "Restore the data, or build in another folder"
         )
     return jobs
 
 
-def _passes(context: Context, run: FeaturePass, c: int, s: int, out: Tensor) -> Iterator[PassResult]:
+def _passes(writer: ShardWriter, run: FeaturePass, c: int, s: int, out: Tensor) -> Iterator[PassResult]:
     """Pass after pass; the one ahead of all others need not be run if it was when the index was settled."""
-    batches, at = _read(context, c, s), 0
-    tried = context.ready.pop(c, None) if context.manifest.shards[s].start == 0 else None
+    batches, at = _read(writer, c, s), 0
+    tried = writer.ready.pop(c, None) if writer.manifest.shards[s].start == 0 else None
     if tried is not None:
         where, batch, digests = next(batches)
         if digests == tried.digests:
@@ -257,38 +324,38 @@ def _passes(context: Context, run: FeaturePass, c: int, s: int, out: Tensor) -> 
     yield from run.over(batches, out[at:])
 
 
-def _read(context: Context, c: int, s: int) -> Iterator[Batch]:
+def _read(writer: ShardWriter, c: int, s: int) -> Iterator[Batch]:
     """The batches of a shard, with the numbers under which their examples are measured."""
-    batches = context.batches(c, s)
+    batches = writer.batches(c, s)
     while True:
         try:
             where, batch, digests = next(batches)
-            yield context.drawn(where), batch, digests
+            yield writer.runner.sample_numbers(where), batch, digests
         except StopIteration:
             return
         except IndexError:
-            if length_now(context.given.rows) == context.manifest.examples:
+            if length_now(writer.inputs.rows) == writer.manifest.examples:
                 raise
-            raise _other_length(context) from None
+            raise _other_length(writer) from None
 
 
-def _tensors(context: Context, run: FeaturePass, rows: range, found: PassResult) -> dict[str, Tensor]:
+def _tensors(writer: ShardWriter, run: FeaturePass, rows: range, found: PassResult) -> dict[str, Tensor]:
     """What is stored of one pass over `rows` beside its features; examples with bad gradients are refused, or left out
     and noted."""
-    norms = [torch.linalg.vector_norm(found.features[:, x], dim=1) for x in context.manifest.columns]
+    norms = [torch.linalg.vector_norm(found.features[:, x], dim=1) for x in writer.manifest.columns]
     squares = torch.stack(norms, 1).square_()  # read once: a sum of squares makes a copy of them
     finite = squares.isfinite().all(1) & found.values.isfinite()
     if not finite.all():  # or too large to be squared
         finite = found.features.isfinite().all(1) & found.values.isfinite()
     if not finite.all():
-        if context.manifest.on_bad == "error":
-            raise _bad(context, [rows[int(i)] for i in (~finite).nonzero()[:, 0]])
+        if writer.manifest.on_bad == "error":
+            raise _bad(writer, [rows[int(i)] for i in (~finite).nonzero()[:, 0]])
         found.features[~finite] = squares[~finite] = 0.0
-    beside = {"beside": found.beside} if context.method.beside else {}
+    beside = {"beside": found.beside} if writer.runner.method.beside else {}
     if run.factors is not None:
         beside["factors"] = run.factors.take().cpu()
         if not finite.all():
-            beside["factors"] = covariances(context, run, [rows[int(i)] for i in finite.nonzero()[:, 0]])
+            beside["factors"] = covariances(writer, run, [rows[int(i)] for i in finite.nonzero()[:, 0]])
     return beside | {
         "squares": squares,
         "loss": found.values,
@@ -297,16 +364,18 @@ def _tensors(context: Context, run: FeaturePass, rows: range, found: PassResult)
     }
 
 
-def covariances(context: Context, run: FeaturePass, rows: Sequence[int]) -> Tensor:
+def covariances(writer: ShardWriter, run: FeaturePass, rows: Sequence[int]) -> Tensor:
     """Those of some examples alone, in one pass."""
     assert run.factors is not None
     if rows:
-        run.collect(to_device(context.given.rows.batch(rows), run.collect.device), context.drawn(rows))
+        run.collect(
+            to_device(writer.inputs.rows.batch(rows), run.collect.device), writer.runner.sample_numbers(rows)
+        )
     return run.factors.take().cpu()
 
 
-def _bad(context: Context, bad: list[int]) -> UndeError:
-    named = bad if context.ids is None else [context.ids[i] for i in bad]
+def _bad(writer: ShardWriter, bad: list[int]) -> UndeError:
+    named = bad if writer.ids is None else [writer.ids[i] for i in bad]
     more = f" (and of {len(bad) - 1} more in its batch)" if len(bad) > 1 else ""
     return BadExample(
         f"the gradient of example {named[0]!r} is NaN or infinite{more}: look at the example and the model, or build "
@@ -329,27 +398,27 @@ def _joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return whole
 
 
-def _digests(context: Context, c: int = 0) -> Tensor:
-    m = context.manifest
+def _digests(writer: ShardWriter, c: int = 0) -> Tensor:
+    m = writer.manifest
     found = [
-        read_shard(m.shard(context.folder, c, s), owner, verify=False)["digest"].clone()  # no views
+        read_shard(m.shard(writer.folder, c, s), owner, verify=False)["digest"].clone()  # no views
         for s, (_, owner) in enumerate(m.files)
     ]
     return torch.cat(found)
 
 
-def _check_checkpoints_agree(context: Context) -> None:
+def _check_checkpoints_agree(writer: ShardWriter) -> None:
     """Each checkpoint reads the data again: it must be what the first one read."""
-    first = _digests(context)
-    for c in range(1, context.manifest.terms):
-        changed = (first != _digests(context, c)).nonzero()[:, 0]
+    first = _digests(writer)
+    for c in range(1, writer.manifest.terms):
+        changed = (first != _digests(writer, c)).nonzero()[:, 0]
         if len(changed):
             raise reads_differently(int(changed[0]))
 
 
-def _failed(context: Context, reasons: dict[Job, str]) -> UndeError:
+def _failed(writer: ShardWriter, reasons: dict[Job, str]) -> UndeError:
     (c, s), reason = next(iter(reasons.items()))
-    rows = context.manifest.shards[s]
+    rows = writer.manifest.shards[s]
     more = f" So did {len(reasons) - 1} more." if len(reasons) > 1 else ""
     return GivenUp(
         f"shard {s} (examples {rows.start} to {rows.stop - 1}, checkpoint {c}) failed again and again: {reason}\n"
@@ -357,19 +426,19 @@ def _failed(context: Context, reasons: dict[Job, str]) -> UndeError:
     )
 
 
-def _length(context: Context, s: int) -> int:
-    rows = context.manifest.shards[s]
+def _length(writer: ShardWriter, s: int) -> int:
+    rows = writer.manifest.shards[s]
     return rows.stop - rows.start
 
 
-def _other_length(context: Context) -> UndeError:
+def _other_length(writer: ShardWriter) -> UndeError:
     return UndeError(
-        f"the length of the data changed while it was read: {context.manifest.examples} examples at first, "
-        f"now {length_now(context.given.rows)}. Build from data that stays as it is"
+        f"the length of the data changed while it was read: {writer.manifest.examples} examples at first, "
+        f"now {length_now(writer.inputs.rows)}. Build from data that stays as it is"
     )
 
 
-def _log(context: Context, examples: int, seconds: float) -> None:
+def _log(writer: ShardWriter, examples: int, seconds: float) -> None:
     """How long it took, apart from what the index is: this file is no part of its identity."""
     entry = {
         "examples": examples,
@@ -378,4 +447,4 @@ def _log(context: Context, examples: int, seconds: float) -> None:
         "torch": torch.__version__,
         "machine": platform.machine(),
     }
-    append_line(context.folder / layout.LOG, json.dumps(entry))
+    append_line(writer.folder / layout.LOG, json.dumps(entry))

@@ -18,15 +18,14 @@ from torch import Tensor
 from torch.func import functional_call, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from unde.checkpoints import loaded
+from unde.checkpoints import loaded, select_checkpoint
 from unde.data import Collate, Rows, to_device
 from unde.errors import UndeError
 from unde.gradients.feature_pass import exclusive
 from unde.gradients.model_state import frozen_eval
 from unde.gradients.parameters import placement
-from unde.index.build_context import checkpoint_of
+from unde.index.query_features import QueryRunner
 from unde.index.scorer import Scorer
-from unde.index.session import Session
 from unde.scoring.group_scores import GroupScores, WeightsLike
 
 NO_FORWARD_MODE = (RuntimeError, NotImplementedError)
@@ -37,18 +36,18 @@ class TokenScores:
 
     def __init__(
         self,
-        session: Session,
+        query_runner: QueryRunner,
         scorer: Scorer,
         collate: Collate | None,
         scores: GroupScores,
         weights: WeightsLike = None,
     ) -> None:
-        if not hasattr(session.task, "token_losses"):
+        if not hasattr(query_runner.inputs.task, "token_losses"):
             raise UndeError(
-                f"{type(session.task).__name__} defines no token_losses(model, batch): scores have parts for tokens "
-                "where the loss is a sum over tokens, as that of CausalLM is"
+                f"{type(query_runner.inputs.task).__name__} defines no token_losses(model, batch): scores have parts "
+                "for tokens where the loss is a sum over tokens, as that of CausalLM is"
             )
-        self.session, self.scorer, self.collate, self.scores = session, scorer, collate, scores
+        self.query_runner, self.scorer, self.collate, self.scores = query_runner, scorer, collate, scores
         self.w = scores.weights(weights)
         training = scorer.training(scores.method)
         scaled = enumerate(scores.asked.scaled(self.w))
@@ -56,14 +55,15 @@ class TokenScores:
 
     def __call__(self, q: int, example: Any) -> Tensor:
         """(T,) contributions of the tokens of `example`, a row of the training data, to its score for query q."""
-        model, checkpoints = self.session.model, self.session.checkpoints
+        inputs = self.query_runner.inputs
+        model, checkpoints = inputs.model, inputs.checkpoints
         device, dtype = placement(model)
         batch = to_device(Rows([example], self.collate).batch([0]), device)
         total: Tensor | None = None
         with exclusive(model):
-            self.session.check_model()
+            self.query_runner.check_model()
             for c, directions in enumerate(self.directions):
-                with loaded(model, checkpoint_of(checkpoints, c)):
+                with loaded(model, select_checkpoint(checkpoints, c)):
                     part = self._along(directions[q].to(device, dtype), batch)
                 total = part if total is None else total + part
         assert total is not None
@@ -71,13 +71,13 @@ class TokenScores:
 
     def _along(self, direction: Tensor, batch: Any) -> Tensor:
         """d/dε of the tokens' losses at θ + ε Pᵀ direction."""
-        model: Any = self.session.model
+        model: Any = self.query_runner.inputs.model
         named = dict(model.named_parameters())
         tangents = {
             u.name: u.projection.back(direction[u.columns].unsqueeze(0)).view(u.shape).to(named[u.name].dtype)
-            for u in self.session.units
+            for u in self.query_runner.runner.units
         }
-        wrapped = _TokenLosses(model, self.session.task)
+        wrapped = _TokenLosses(model, self.query_runner.inputs.task)
 
         def losses(*values: Tensor) -> Tensor:
             swapped = {f"model.{name}": v for name, v in zip(tangents, values)}
@@ -96,7 +96,7 @@ class TokenScores:
         method, total = self.scores.method, float(linear.sum())
         if method.linear or total == 0:
             return linear
-        made = self.session.features(Rows([example], self.collate)).features  # (C, 1, D)
+        made = self.query_runner.features(Rows([example], self.collate)).features  # (C, 1, D)
         own = self.scorer.scores(method, made, [""])
         squares = own.regroup(self.scores.partition).asked.squares
         sides = replace(self.scores._sides(slice(q, q + 1), slice(0)), train_squares=lambda: squares)

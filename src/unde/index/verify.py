@@ -8,14 +8,13 @@ from unde import methods
 from unde.errors import UndeError
 from unde.evaluate.bank.bank_io import PARTS
 from unde.evaluate.bank.verify import verify as verify_bank
-from unde.index import matrices
+from unde.index import pca as matrices
 from unde.index.calibration import Calibration
 from unde.index.changing import begun, committed
-from unde.index.probe import probe_of
 from unde.index.query_features import PLACE as QUERIES
 from unde.index.reader import belongs
 from unde.index.shard_writer import Shapes
-from unde.index.validation import read_ids
+from unde.index.validation import probe_of, read_ids
 from unde.store import layout
 from unde.store.files import PARTIAL
 from unde.store.living import told

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors.torch import load_model, save_model
 from torch import nn
@@ -27,7 +27,7 @@ from unde.tasks.base import Task
 
 
 @dataclass(frozen=True)
-class Carried:
+class PackedModel:
     """As a `Recipe` is, for models of transformers and diffusers, whose settings say how to make them again."""
 
     file: StorePath
@@ -52,7 +52,7 @@ class Carried:
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class RecipeWithData:
     """A recipe for the same model on other data, which travels with it."""
 
     recipe: Recipe
@@ -67,22 +67,28 @@ class Elsewhere:
         return replace(self.recipe.make(), train_data=self.data, collate=self.collate)
 
 
-def on_other_data(
-    recipe: Recipe | Carried | Elsewhere | None, data: Any, collate: Collate | None
-) -> Carried | Elsewhere | None:
-    """How another process makes the same model, and is given this data."""
-    if isinstance(recipe, (Carried, Elsewhere)):
+AnyRecipe = Recipe | PackedModel | RecipeWithData
+Inputs = TypeVar("Inputs", bound="ModelInputs")
+
+
+def recipe_for_data(
+    recipe: AnyRecipe | None, data: Any, collate: Collate | None
+) -> PackedModel | RecipeWithData | None:
+    """A recipe for the same model with other data."""
+    if isinstance(recipe, (PackedModel, RecipeWithData)):
         return replace(recipe, data=data, collate=collate)
-    return None if recipe is None else Elsewhere(recipe, data, collate)
+    return None if recipe is None else RecipeWithData(recipe, data, collate)
 
 
-def carried(model: nn.Module, task: Task, data: Any, collate: Collate | None, folder: StorePath) -> Carried:
+def pack_model(
+    model: nn.Module, task: Task, data: Any, collate: Collate | None, folder: StorePath
+) -> PackedModel:
     """A bare model, made ready to be sent. Its weights wait in `folder` as long as the result lives."""
     kind = type(model)
     found = getattr(importlib.import_module(kind.__module__), kind.__qualname__, None)
     config = getattr(model, "config", None)
     if found is not kind or kind.__module__ == "__main__" or not _constructible(kind) or config is None:
-        raise cannot_travel(model)
+        raise not_portable(model)
     file = folder / f"model-{id(model):x}.safetensors"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -93,7 +99,7 @@ def carried(model: nn.Module, task: Task, data: Any, collate: Collate | None, fo
         raise UndeError(
             f"cannot write {file} ({e.strerror}), from which other processes would read the model: make room there"
         ) from None
-    made = Carried(
+    made = PackedModel(
         file,
         f"{kind.__module__}:{kind.__qualname__}",
         config if hasattr(config, "to_dict") else dict(config),
@@ -107,7 +113,7 @@ def carried(model: nn.Module, task: Task, data: Any, collate: Collate | None, fo
     return made
 
 
-def cannot_travel(model: nn.Module) -> UndeError:
+def not_portable(model: nn.Module) -> UndeError:
     return UndeError(
         f"this {type(model).__name__} cannot be sent to another process: name a function that makes "
         "it, as in recipe='my_project.setup:make', or build with executor='serial'"
@@ -145,49 +151,68 @@ def _constructed(kind: Any, config: Any) -> nn.Module:
 
 
 @dataclass(frozen=True)
-class BuildInputs:
-    """What a user hands over; `recipe` says how another process makes the same, and `device` where it puts it."""
+class ModelInputs:
+    """The user's model, task and checkpoints; `recipe` and `device` say how another process makes the same."""
 
     model: nn.Module
     task: Task
-    rows: Rows
+    rows: Rows | None = None
     checkpoints: Sequence[Checkpoint] | None = None
-    recipe: Recipe | Carried | Elsewhere | None = None
+    recipe: AnyRecipe | None = None
     device: str | None = None
 
     @cached_property
     def models(self) -> list[str]:
-        """Fingerprints of the weights, for each checkpoint."""
+        """Fingerprints of the weights, one for each checkpoint."""
         return fingerprints(self.model, self.checkpoints)
-
-    @cached_property
-    def data(self) -> str:
-        """A fingerprint of the examples; raises where they read differently each time."""
-        return data_fingerprint(self.rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.recipe is None:
-            raise cannot_travel(self.model)
-        return made, (self.recipe, self.checkpoints, self.device)
+            raise not_portable(self.model)
+        return make_inputs, (self.recipe, self.checkpoints, self.device)
 
-    def must_be(self, manifest: Manifest, folder: StorePath, data: bool = False) -> None:
-        """Raises if this is not the model, or the data, that an index was begun with."""
-        name = "the recipe" if self.recipe is None else self.recipe.function
+    def portable(self: Inputs, folder: StorePath, rows: Rows) -> Inputs:
+        """The same with a recipe; without one of the user's, the model is packed into `folder` with `rows`."""
+        if self.recipe is not None:
+            return self
+        return replace(self, recipe=pack_model(self.model, self.task, rows.data, rows.collate, folder))
+
+    def check_model(self, manifest: Manifest, folder: StorePath) -> None:
+        """Raise if the recipe does not give the model that an index was begun with."""
         if self.models != manifest.models:
             raise UndeError(
-                f"{name} makes a model with other weights here than where {folder} was "
+                f"{self._maker} makes a model with other weights here than where {folder} was "
                 "begun: it must give the same model every time, such as one that is read from a file"
             )
-        if data and (len(self.rows) != manifest.examples or self.data != manifest.data):
+
+    @property
+    def _maker(self) -> str:
+        return "the recipe" if self.recipe is None else self.recipe.function
+
+
+@dataclass(frozen=True)
+class BuildInputs(ModelInputs):
+    """The same with the training data."""
+
+    rows: Rows  # type: ignore[assignment]
+
+    @cached_property
+    def data(self) -> str:
+        """A fingerprint of the examples; raises if they read differently each time."""
+        return data_fingerprint(self.rows)
+
+    def check_data(self, manifest: Manifest, folder: StorePath) -> None:
+        """Raise if the recipe does not give the data that an index was begun with."""
+        if len(self.rows) != manifest.examples or self.data != manifest.data:
             raise UndeError(
-                f"{name} gives other data here than where {folder} was begun: it must give the same"
+                f"{self._maker} gives other data here than where {folder} was begun: it must give the same"
             )
 
 
-def made(
-    recipe: Recipe | Carried | Elsewhere, checkpoints: Sequence[Checkpoint] | None, device: str | None
+def make_inputs(
+    recipe: AnyRecipe, checkpoints: Sequence[Checkpoint] | None, device: str | None
 ) -> BuildInputs:
-    """As it was given elsewhere."""
+    """What was pickled elsewhere, made by its recipe."""
     setup = _setup(pickle.dumps((recipe, device)))
     return BuildInputs(setup.model, setup.task, setup.rows(setup.train_data), checkpoints, recipe, device)
 

@@ -7,7 +7,7 @@ from collections import Counter
 import torch
 
 from unde.console import counted, line, size
-from unde.index.build_context import Context
+from unde.index.feature_runner import FeatureRunner
 from unde.index.kernel_cache import costs, sizes_of
 from unde.index.shard_writer import on_disk
 from unde.methods import Fisher
@@ -19,16 +19,16 @@ def index_bytes(manifest: Manifest, precision: torch.dtype = torch.float32) -> i
     return sum(on_disk(manifest, precision).values())
 
 
-def show_build(context: Context, missing: int) -> None:
+def show_build(runner: FeatureRunner, missing: int) -> None:
     """What is going to be built, what it takes, and which way each parameter goes."""
-    m, terms = context.manifest, context.manifest.terms
-    precision = context.units[0].projection.dtype
+    m, terms = runner.manifest, runner.manifest.terms
+    precision = runner.units[0].projection.dtype
     sizes = sizes_of(m, precision)
-    kernel = sum(costs(m, context.method.kernel.on(sizes), sizes).disk.values())
+    kernel = sum(costs(m, runner.method.kernel.on(sizes), sizes).disk.values())
     line(
-        f"{context.folder}: {counted(m.examples, 'example')} × {counted(m.width, 'feature')} "
+        f"{runner.folder}: {counted(m.examples, 'example')} × {counted(m.width, 'feature')} "
         f"({counted(len(m.units), 'parameter')} in {counted(len(m.groups), 'group')}"
-        + (f", {terms} {_terms(context)}" if terms > 1 else "")
+        + (f", {terms} {_terms(runner)}" if terms > 1 else "")
         + f"), {size(index_bytes(m, precision))} on disk in {m.store_dtype}, "
         + counted(terms * len(m.shards), "shard")
         + (f"; its kernel will take {size(kernel)} more" if kernel else ""),
@@ -36,7 +36,7 @@ def show_build(context: Context, missing: int) -> None:
     )
     if missing < m.examples * terms:
         line(f"  going on: {missing:,} of {m.examples * terms:,} are still to do")
-    coverage = context.coverage(0)
+    coverage = runner.coverage(0)
     rules = Counter(type(use.rule).__name__ for use in coverage.uses if use.layout)
     ways = [f"{n} × {name}" for name, n in rules.most_common()]
     line(
@@ -52,8 +52,8 @@ def show_build(context: Context, missing: int) -> None:
             line(f"  {way}: {', '.join(names)}")
 
 
-def _terms(context: Context) -> str:
+def _terms(runner: FeatureRunner) -> str:
     """What several features of an example are of."""
-    if isinstance(context.method, Fisher) and context.method.labels > 1:
-        return "checkpoints and labels" if len(context.manifest.models) > 1 else "labels"
-    return "checkpoints" if len(context.manifest.models) > 1 else "steps"
+    if isinstance(runner.method, Fisher) and runner.method.labels > 1:
+        return "checkpoints and labels" if len(runner.manifest.models) > 1 else "labels"
+    return "checkpoints" if len(runner.manifest.models) > 1 else "steps"

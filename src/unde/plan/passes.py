@@ -20,7 +20,7 @@ from unde.gradients.factors import Factors, gathered
 from unde.gradients.feature_pass import FeaturePass, Measurement, resized, settle_on
 from unde.gradients.meter import Meter
 from unde.gradients.pca import sides_of
-from unde.index.build_context import step_of
+from unde.index.feature_runner import step_of
 from unde.methods import Fisher, Method
 from unde.plan.shapes import (
     Batches,

@@ -14,8 +14,8 @@ from unde.data import parse_bytes
 from unde.errors import UndeError
 from unde.gradients import Coverage
 from unde.groups import Groups, trainable
+from unde.index.build_settings import rounding_decides, stored_in
 from unde.index.defaults import default_projection
-from unde.index.settle import rounding_decides, stored_in
 from unde.methods import Method
 from unde.plan import stages
 from unde.plan.numbers import Group, Plan

@@ -9,14 +9,14 @@ from functools import cached_property
 import torch
 
 from unde import projection
-from unde.checkpoints import settled_weights
+from unde.checkpoints import resolve_checkpoint_weights
 from unde.errors import UndeError
 from unde.gradients.pca import SAMPLE
 from unde.gradients.record import recorded
 from unde.groups import Groups
+from unde.index import build_settings as settle
 from unde.index import kernel_cache as kernels
 from unde.index import score_needs as scoring
-from unde.index import settle
 from unde.index import shard_writer as shards
 from unde.index.weight_needs import learning
 from unde.kernels import Sizes
@@ -74,7 +74,7 @@ class Run:
             units=[{"name": u.name, "shape": list(u.shape), "size": n} for u, n in zip(found.units, sizes)],
             groups={k: list(v) for k, v in self.groups.members.items()},
             models=[_SHA] * self.checkpoints,
-            checkpoint_weights=settled_weights(None, self.checkpoints, found.method.terms),
+            checkpoint_weights=resolve_checkpoint_weights(None, self.checkpoints, found.method.terms),
             data=_BLAKE,
             ids="",
             factors=found.method.factors,

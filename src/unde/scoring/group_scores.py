@@ -64,15 +64,10 @@ class GroupScores(Ranked):
     query_digests: list[str]
     provenance: dict[str, Any]
     memory: int
-    judging: Callable[[Groups], Any] | None = None  # self-retrieval of the same method, where it can be run
     spread: Spread | None = None  # who else may compute
     query_ids: Sequence[Any] | None = None  # what the queries are called, if they have names
     again: Again | None = None  # how the same queries are asked about once more
     default_weights: Aligned | None = None  # of a calibration: used where no weights are named
-
-    def judge(self) -> Any:
-        """What tells good weights from bad ones, or None without model and training data (`index.self_retrieval`)."""
-        return None if self.judging is None else self.judging(self.partition)
 
     @property
     def groups(self) -> list[str]:

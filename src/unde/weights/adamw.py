@@ -7,8 +7,7 @@ from torch import Tensor
 
 from unde import console
 from unde.weights.contributions import Blocks
-from unde.weights.objective import objective
-from unde.weights.problem import Fit, Problem, nothing_to_learn
+from unde.weights.objective import Fit, Problem, objective, zero_contributions_error
 
 _INIT = 0.01  # standard deviation of the raw weights at the start: near uniform, and no two alike
 
@@ -24,7 +23,7 @@ def adamw(problem: Problem, weight_decay: float, epochs: int, lr: float, seed: i
     data = problem.data
     unweighted = problem.values(torch.ones(data.groups))  # (Q',)
     if not unweighted.any():
-        raise nothing_to_learn()
+        raise zero_contributions_error()
     generator = torch.Generator().manual_seed(seed)
     raw = (_INIT * torch.randn(data.groups, generator=generator, dtype=torch.float64)).requires_grad_()
     # eps far below any gradient, else the unit of the scores would matter without normalisation.
@@ -63,12 +62,12 @@ def _value_and_slope(
     with torch.no_grad():
         parts = [finish((c @ weights.to(c))[None], weights.to(c), rows, train)[0] for train, c in blocks]
     scores = torch.cat(parts).requires_grad_()  # (N,)
-    positive = problem.positives_of(slice(place, place + 1))
+    positive = problem.positives_at(slice(place, place + 1))
     value = objective(scores[None], problem.k, problem.loss, positive)[0]
     (pull,) = torch.autograd.grad(value, scores)  # (N,)
     slope = torch.zeros(problem.data.groups)
     for train, c in blocks:
-        if problem.data.linear:
+        if problem.data.source.method.linear:
             slope += (pull[train] @ c).cpu()
         else:
             part = finish((c @ weights.to(c))[None], weights.to(c), rows, train)[0]  # (n,)

@@ -12,8 +12,7 @@ from unde import console
 from unde.errors import UndeError
 from unde.scoring.data_splits import refuse_training
 from unde.weights.contributions import Contributions
-from unde.weights.objective import normalised
-from unde.weights.problem import Problem
+from unde.weights.objective import Problem, normalise
 from unde.weights.protocol import ResolvedScores
 from unde.weights.settings import Settings, fit
 
@@ -77,11 +76,11 @@ def choose(
     which favours standing still. The two err in opposite directions, so candidates are compared by the
     geometric mean. It is still a judgement from scores alone; retraining is the only full test.
 
-    >>> from unde.weights.protocol import TensorScores
+    >>> from unde.scoring.arrays import ArrayScores
     >>> generator = torch.Generator().manual_seed(0)
     >>> influence = torch.randn(40, 200, generator=generator).relu()**3
     >>> noise = 3 * torch.randn(40, 200, generator=generator)
-    >>> scores = TensorScores(torch.stack([influence, noise], dim=2), groups=["signal", "noise"])
+    >>> scores = ArrayScores(torch.stack([influence, noise], dim=2), groups=["signal", "noise"])
     >>> best = choose(scores, ks=[5, 10], weight_decays=[0.01, 100.0])
     >>> best.weight_decay, best.gain > 1
     (0.01, True)
@@ -126,10 +125,9 @@ def _judge(data: Contributions, queries: Tensor, weights: Sequence[Tensor], k: i
     """Sums over queries of normalised mean scores: of the weights' own top k, of the unweighted: (c, 2). The last of
     the weights are uniform."""
     total = torch.zeros(len(weights), 2)
-    for span in data.spans("judging", queries, (8 + 4 * len(weights)) * 3 * data.examples):
-        found = data.scores(span, weights)  # (q, N) of each
-        top = found[-1].topk(k).indices
-        for row, scores in zip(total, map(normalised, found)):
-            row[0] += scores.topk(k).values.mean(1).sum()
-            row[1] += scores.gather(1, top).mean(1).sum()
+    for _, scores in data.scores("judging", queries, weights, (16 + 4 * len(weights)) * data.examples):
+        top = scores[-1].topk(k).indices
+        for row, of_weights in zip(total, map(normalise, scores)):
+            row[0] += of_weights.topk(k).values.mean(1).sum()
+            row[1] += of_weights.gather(1, top).mean(1).sum()
     return total

@@ -1,4 +1,4 @@
-"""The second solver: a fixed-point iteration on M×M matrices that needs few passes over the data.
+"""The fixed-point solver: an iteration on M×M matrices that needs few passes over the data.
 
 With the selected training examples of each query held fixed, the objective is a mean of ratios,
 
@@ -27,9 +27,6 @@ to its minimiser is a direction of ascent; a line search takes as much of it as 
 cannot lower F either, since the k largest scores are those with the largest mean. There are finitely many
 selections, so this ends, at a point that satisfies the first-order conditions of the true objective; the
 code also stops when a new selection has raised J by less than a millionth.
-
-Where the matrices G_q would cost many passes, `sampled` climbs J by a few, and this only goes on where that got stuck;
-where they do not even fit in memory, it does not.
 """
 
 from __future__ import annotations
@@ -45,11 +42,9 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from torch import Tensor
 
-from unde.weights import sampled
 from unde.weights.contributions import Contributions
 from unde.weights.nnls import nonnegative_minimum, units
-from unde.weights.problem import Fit, Problem, nothing_to_learn
-from unde.weights.selection import select
+from unde.weights.objective import Fit, Problem, select, zero_contributions_error
 
 Array = NDArray[np.float64]
 
@@ -66,83 +61,67 @@ def fixed_point(problem: Problem, weight_decay: float) -> Fit:
 
 
 def fixed_points(problems: Sequence[Problem], weight_decays: Sequence[float]) -> list[Fit]:
-    """The same of several problems with the same queries, which share what they read and the matrices G_q."""
+    """Solve several problems with the same queries, which share the matrices G_q."""
     grams = Grams(problems[0].data, problems[0].queries)
-    sample = [i for i, problem in enumerate(problems) if sampled.pays(problem, grams.fit)]
-    climbed = dict(
-        zip(sample, sampled.climb([problems[i] for i in sample], [weight_decays[i] for i in sample]))
-        if sample
-        else ()
-    )
-    fits = []
-    for i, (problem, decay) in enumerate(zip(problems, weight_decays)):
-        found = climbed.get(i)
-        if found is not None and (found.converged or not grams.fit):
-            mean = float(found.unweighted.mean())
-            fits.append(Fit(torch.from_numpy(found.weights), mean, found.curve, found.converged))
-        else:
-            start = np.ones(problem.data.groups) if found is None else found.weights
-            fits.append(_by_grams(problem, decay, grams, start))
-    return fits
+    return [_solve(problem, decay, grams) for problem, decay in zip(problems, weight_decays)]
 
 
-def _by_grams(problem: Problem, weight_decay: float, grams: Grams, w: Array) -> Fit:
-    ones = np.ones(len(w))
-    chosen, mean = select(problem, torch.from_numpy(ones))
-    rho, _ = _ratios(mean.numpy(), ones, grams.apply(ones))
+def _solve(problem: Problem, weight_decay: float, grams: Grams) -> Fit:
+    w = np.ones(problem.data.groups)
+    chosen, mean = select(problem, torch.from_numpy(w))
+    rho, _ = _ratios(mean.numpy(), w, grams.apply(w))
     if not rho.any():
-        raise nothing_to_learn()
+        raise zero_contributions_error()
     unweighted = float(rho.mean())
     goal = RatioObjective(grams, scale=float(np.abs(rho).mean()), weight_decay=weight_decay)
-    if not np.array_equal(w, ones):
-        chosen, mean = select(problem, torch.from_numpy(w))
     curve: list[float] = []
     best = -math.inf
     for _ in range(_PASSES):
-        w, value, settled = goal.ascend(mean.numpy(), w)
+        w, value, converged = goal.ascend(mean.numpy(), w)
         curve.append((value + goal.penalty(w)) * goal.scale)
         before = chosen
         chosen, mean = select(problem, torch.from_numpy(w))
         if torch.equal(chosen, before) or value - best < _RISE:
-            return Fit(torch.from_numpy(w), unweighted, curve, converged=settled)
+            return Fit(torch.from_numpy(w), unweighted, curve, converged)
         best = value
     return Fit(torch.from_numpy(w), unweighted, curve, converged=False)
 
 
 class Grams:
-    """G_q = C_qᵀ C_q of every query, when needed; kept if they fit in an eighth of the budget, else made anew."""
+    """G_q = C_qᵀ C_q of every query: cached if they fit in half the budget, else recomputed on every use."""
 
     def __init__(self, data: Contributions, queries: Tensor) -> None:
         self._data, self._queries = data, queries
-        self._bytes = 16 * data.groups**2  # for each query, in float64 and twice over
-        self.fit = len(queries) * self._bytes <= data.memory // 4
-        self._kept: list[tuple[slice, Array]] | None = None
+        self._bytes = 8 * data.groups**2  # for each query, in float64
+        self._fits = len(queries) * self._bytes <= data.memory // 2
+        self._cache: list[tuple[slice, Tensor]] | None = None
 
     def apply(self, vector: Array) -> Array:
         """G_q v for each query: (Q', M)."""
-        return np.concatenate([gram @ vector for _, gram in self._all()])
+        v = torch.from_numpy(vector)
+        return torch.cat([(gram.flatten(0, 1) @ v).view(len(gram), -1) for _, gram in self._all()]).numpy()
 
     def combine(self, factors: Array) -> Array:
         """Σ_q f_q G_q: (M, M)."""
-        total = np.zeros((self._data.groups, self._data.groups))
+        total = torch.zeros(self._data.groups, self._data.groups, dtype=torch.float64)
         for places, gram in self._all():
-            total += np.tensordot(factors[places], gram, 1)
-        return total
+            total += (torch.from_numpy(factors[places]) @ gram.flatten(1)).view_as(total)
+        return total.numpy()
 
-    def _all(self) -> Iterable[tuple[slice, Array]]:
-        if self.fit and self._kept is None:
-            self._kept = list(self._parts())
-        return self._parts() if self._kept is None else self._kept
+    def _all(self) -> Iterable[tuple[slice, Tensor]]:
+        if self._fits and self._cache is None:
+            self._cache = list(self._compute())
+        return self._compute() if self._cache is None else self._cache
 
-    def _parts(self) -> Iterator[tuple[slice, Array]]:
-        """Queries' places with their (q, M, M) matrices, in float64: squares lose half the digits."""
+    def _compute(self) -> Iterator[tuple[slice, Tensor]]:
+        """Places of queries with their (q, M, M) matrices, in float64: squares lose half the digits."""
         groups = self._data.groups
         for span, blocks in self._data.sweep("products of groups", self._queries, self._bytes):
             gram = torch.zeros(len(span.wanted), groups, groups, dtype=torch.float64)
             for _, block in blocks:
                 for place, row in enumerate(span.wanted.tolist()):
                     gram[place] += _square(block[row]).cpu()
-            yield span.places, gram.numpy()
+            yield span.places, gram
 
 
 class GramMatrices(Protocol):

@@ -1,15 +1,20 @@
-"""What the weights maximise: the paper's self-supervised objective and the variants of its ablation.
+"""The objective that weights maximise, the training examples it selects, and the problem that solvers are given.
 
-All are written as objectives to maximise, i.e. minus the paper's losses, on the scores of one query over
-the training set, or of several queries at once.
+The paper's self-supervised objective and the variants of its ablation are written to be maximised, i.e. minus the
+paper's losses.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from unde.errors import unknown
+from unde.errors import UndeError, unknown
+from unde.scoring.top import stable_top
+from unde.weights.contributions import Contributions
 
 # The numerator is a sum over sides of mean(top-k of side · scores): +1 the proponents, −1 the opponents.
 SIDES: dict[str, tuple[int, ...]] = {
@@ -38,7 +43,7 @@ def objective(scores: Tensor, k: int, loss: str = "top-k", positives: Tensor | N
     if loss not in SIDES:
         raise unknown("loss", loss, LOSSES)
     if loss != "no-norm":
-        scores = normalised(scores)
+        scores = normalise(scores)
     if loss == "supervised":
         if positives is None:
             raise TypeError("the supervised objective needs positives")
@@ -47,10 +52,10 @@ def objective(scores: Tensor, k: int, loss: str = "top-k", positives: Tensor | N
     return torch.stack(sides).sum(0)
 
 
-def normalised(scores: Tensor) -> Tensor:
+def normalise(scores: Tensor) -> Tensor:
     """The scores of each query over their norm, (..., N); all zero if they are.
 
-    >>> normalised(torch.tensor([3e-30, 4e-30]))
+    >>> normalise(torch.tensor([3e-30, 4e-30]))
     tensor([0.6000, 0.8000])
     """
     # The unit of the scores cancels, so take one in which squares neither overflow nor vanish.
@@ -58,3 +63,88 @@ def normalised(scores: Tensor) -> Tensor:
     scores = scores / torch.where(unit > 0, unit, 1.0)
     norm = torch.linalg.vector_norm(scores, dim=-1, keepdim=True)  # (..., 1)
     return scores / torch.where(norm > 0, norm, 1.0)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Find the weights that maximise the mean objective of some queries."""
+
+    data: Contributions
+    queries: Tensor  # (Q',) sorted indices of the queries to learn from
+    k: int
+    loss: str
+    positives: Tensor | None = None  # (Q,) for "supervised": the training example of each query
+
+    def values(self, weights: Tensor) -> Tensor:
+        """The objective of each of the queries at `weights`: (Q',)."""
+        values = torch.empty(len(self.queries))
+        for span, (scores,) in self.data.scores("scoring", self.queries, [weights], 8 * self.data.examples):
+            values[span.places] = objective(scores, self.k, self.loss, self.positives_at(span.places))
+        return values
+
+    def positives_at(self, places: slice) -> Tensor | None:
+        """The positives of some of the queries, by their places in `queries`."""
+        return None if self.positives is None else self.positives[self.queries[places]]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Weights of mean one, and how the objective went: its value unweighted, then after each pass."""
+
+    weights: Tensor  # (M,) float64
+    unweighted: float
+    curve: list[float]
+    converged: bool | None = None  # None if the solver runs for a fixed number of steps
+
+
+def zero_contributions_error() -> UndeError:
+    return UndeError(
+        "all contributions are zero, so there is nothing to learn weights from: expected scores that differ "
+        "between training examples. Check that queries and index come from the same model and that its loss "
+        "has a gradient"
+    )
+
+
+def select(problem: Problem, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Select the training examples that count for each query at `weights`, while blocks stream.
+
+    Returns their indices, (Q', r) and sorted, and their mean contributions, a (Q', M) in float64: as long as the
+    indices stay what they are, the numerator of query q is a_q·w.
+    """
+    data = problem.data
+    supervised = problem.loss == "supervised"
+    sides, k = ((1,), 1) if supervised else (SIDES[problem.loss], problem.k)
+    indices, means = [], []
+    for span, blocks in data.sweep("selecting", problem.queries, 16 * data.groups * k + 12 * data.examples):
+        positives = problem.positives_at(span.places)
+        tops: dict[int, _TopRows] = {}
+        for train, block in blocks:
+            wanted = span.wanted.to(block.device)
+            if positives is None:
+                ranking = (block @ weights.to(block))[wanted]  # (q, n)
+            else:  # the known positive comes first, and k is 1
+                ranking = (torch.arange(train.start, train.stop) == positives[:, None]).to(block)
+            for side in sides:
+                top = _TopRows.of(side * ranking, k, train.start, block, wanted)
+                tops[side] = top if side not in tops else tops[side].merge(top, k)
+        indices.append(torch.cat([tops[side].indices.cpu().sort(1).values for side in sides], dim=1))
+        means.append(torch.stack([side * tops[side].rows.cpu().double().mean(1) for side in sides]).sum(0))
+    return torch.cat(indices), torch.cat(means)
+
+
+class _TopRows(NamedTuple):
+    """The k training examples of each query that rank highest so far, of equal ones the earlier."""
+
+    ranking: Tensor  # (q, ≤k)
+    indices: Tensor  # (q, ≤k)
+    rows: Tensor  # (q, ≤k, M) their contributions
+
+    @classmethod
+    def of(cls, ranking: Tensor, k: int, start: int, block: Tensor, wanted: Tensor) -> _TopRows:
+        ranking, columns = stable_top(ranking, min(k, ranking.shape[1]), largest=True)
+        return cls(ranking, columns + start, block[wanted[:, None], columns])
+
+    def merge(self, other: _TopRows, k: int) -> _TopRows:
+        ranking, indices, rows = (torch.cat(pair, dim=1) for pair in zip(self, other))
+        ranking, keep = stable_top(ranking, min(k, ranking.shape[1]), largest=True)
+        return _TopRows(ranking, indices.gather(1, keep), rows.take_along_dim(keep[..., None], dim=1))

@@ -1,4 +1,4 @@
-"""What weight learning needs to know of scores, and scores that are already in memory."""
+"""The interface of scores that weights are learned from."""
 
 from __future__ import annotations
 
@@ -7,12 +7,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from unde.scoring.arrays import ArrayScores as TensorScores
 
-__all__ = ["Method", "ResolvedScores", "TensorScores"]
-
-
-class Method(Protocol):
+class ScoringMethod(Protocol):
     """How the scores were made: the name, and whether the final score is the sum of the groups' parts."""
 
     @property
@@ -29,7 +25,7 @@ class ResolvedScores(Protocol):
     @property
     def shape(self) -> tuple[int, int]: ...  # (Q, N)
     @property
-    def method(self) -> Method: ...
+    def method(self) -> ScoringMethod: ...
     @property
     def query_digests(self) -> list[str]: ...  # one for each query
     @property

@@ -25,13 +25,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from unde.weights.contributions import Contributions
-from unde.weights.problem import Problem
+from unde.weights.objective import Problem
 from unde.weights.protocol import ResolvedScores
 from unde.weights.settings import Settings, fit
 
@@ -54,16 +54,16 @@ class Copies:
         everything = torch.arange(self._data.queries)
         self._problem = Problem(self._data, everything, 1, "supervised", originals)
 
-    def found(self, weights: Tensor | None = None) -> Tensor:
+    def retrieved(self, weights: Tensor | None = None) -> Tensor:
         """(Q,) bool: whether the original scores higher than all that is not equal to it."""
-        data, found = self._data, torch.empty(self._data.queries, dtype=torch.bool)
-        for span in data.spans("finding", self._problem.queries, 24 * data.examples):
-            (scores,) = data.scores(span, [self._weights(weights)])  # (q, N)
+        data, hits = self._data, torch.empty(self._data.queries, dtype=torch.bool)
+        w = torch.ones(data.groups) if weights is None else weights
+        for span, (scores,) in data.scores("finding", self._problem.queries, [w], 16 * data.examples):
             rows = self.originals[span.places][:, None]
-            own = scores.gather(1, rows)[:, 0]
+            original = scores.gather(1, rows)[:, 0]
             twins = self.content[rows] == self.content
-            found[span.places] = own > scores.masked_fill_(twins, -math.inf).amax(1)
-        return found
+            hits[span.places] = original > scores.masked_fill_(twins, -math.inf).amax(1)
+        return hits
 
     def objective(self, weights: Tensor | None = None) -> Tensor:
         """(Q,): the score of the original over the norm of all."""
@@ -73,51 +73,48 @@ class Copies:
     def _unweighted(self) -> Tensor:
         return self._problem.values(torch.ones(self._data.groups)).double()
 
-    def learned(self, *weight_decays: float, seed: int = 0) -> list[Tensor]:
+    def learn(self, *weight_decays: float, seed: int = 0) -> list[Tensor]:
         """(M,) weights that maximise the mean objective, for each of the decays."""
         settings = [Settings(1, self.decay(d), "supervised", seed=seed) for d in weight_decays]
-        return [found.weights.float() for found in fit([self._problem] * len(settings), settings)]
+        return [result.weights.float() for result in fit([self._problem] * len(settings), settings)]
 
     def decay(self, weight_decay: float) -> float:
         """What the solver takes; that of AdamW has another scale, and bounds weights."""
         solver = Settings(1, weight_decay, "supervised").solver_for(self.scores)
         return max(weight_decay, 1.0) if solver == "adamw" else weight_decay
 
-    def _weights(self, weights: Tensor | None) -> Tensor:
-        return torch.ones(self._data.groups) if weights is None else weights
-
 
 @dataclass(frozen=True)
-class Search:
-    """The strength that was settled on, and every one that was tried with the share found there."""
+class StrengthSearch:
+    """The chosen strength, and the (strength, share) pairs of the search."""
 
     strength: float
-    tried: list[tuple[float, float]]
+    shares: list[tuple[float, float]]
 
 
-def search(
+def search_strength(
     share: Callable[[float], float], least: float, most: float, target: float = TARGET, steps: int = 5
-) -> Search:
+) -> StrengthSearch:
     """The strength at which about `target` of the copies are found, by bisection of its logarithm.
 
     Already below the target at the least strength: the least. Still above it at the most: the most. At most `steps`
     strengths are tried.
 
-    >>> search(lambda strength: 1 - strength, 0.01, 1.0, target=0.5).strength
+    >>> search_strength(lambda strength: 1 - strength, 0.01, 1.0, target=0.5).strength
     0.5623413251903491
     """
-    tried = [(least, share(least))]
-    if tried[0][1] <= target or most <= least:
-        return Search(least, tried)
-    tried.append((most, share(most)))
-    if tried[1][1] >= target:
-        return Search(most, tried)
+    shares = [(least, share(least))]
+    if shares[0][1] <= target or most <= least:
+        return StrengthSearch(least, shares)
+    shares.append((most, share(most)))
+    if shares[1][1] >= target:
+        return StrengthSearch(most, shares)
     low, high = least, most
-    while len(tried) < steps:
+    while len(shares) < steps:
         middle = math.sqrt(low * high)
-        tried.append((middle, share(middle)))
-        low, high = (middle, high) if tried[-1][1] > target else (low, middle)
-    return Search(min(tried, key=lambda at: (abs(at[1] - target), at[0]))[0], tried)
+        shares.append((middle, share(middle)))
+        low, high = (middle, high) if shares[-1][1] > target else (low, middle)
+    return StrengthSearch(min(shares, key=lambda at: (abs(at[1] - target), at[0]))[0], shares)
 
 
 @dataclass(frozen=True)
@@ -125,7 +122,7 @@ class Trial:
     """Held-out copies of one kind of perturbation: of the searched strength, and weak ones."""
 
     kind: str
-    searched: Search
+    search: StrengthSearch
     hard: Copies
     weak: Copies  # the same object where the searched strength is the least
 
@@ -147,7 +144,7 @@ class Gains:
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class JudgedWeights:
     """One candidate: what it is, its weights, and what they do to copies of every kind."""
 
     candidate: dict[str, Any]
@@ -160,7 +157,7 @@ class Judged:
         return min(g.gain for g in self.gains)
 
     @property
-    def refused(self) -> str | None:
+    def objection(self) -> str | None:
         """Why the guard refuses it, or None."""
         for g in self.gains:
             if g.t < -SURE:
@@ -171,41 +168,45 @@ class Judged:
         return None if best > SURE else f"no sure gain on held-out copies (t = {best:.1f})"
 
     def as_dict(self) -> dict[str, Any]:
-        return {**self.candidate, "gains": [asdict(g) for g in self.gains], "refused": self.refused}
+        return {**self.candidate, "gains": [asdict(g) for g in self.gains], "refused": self.objection}
 
 
-def candidates(learn: Mapping[str, Copies], seed: int = 0) -> list[tuple[dict[str, Any], Tensor]]:
+def learn_candidates(learn: Mapping[str, Copies], seed: int = 0) -> list[tuple[dict[str, Any], Tensor]]:
     """Weights learned from copies of each kind, and the mean over kinds, for every weight decay."""
-    made: list[tuple[dict[str, Any], Tensor]] = []
+    candidates: list[tuple[dict[str, Any], Tensor]] = []
     decays = list(dict.fromkeys(copies.decay(d) for d in DECAYS for copies in learn.values()))
-    learned = {kind: copies.learned(*decays, seed=seed) for kind, copies in learn.items()}
+    learned = {kind: copies.learn(*decays, seed=seed) for kind, copies in learn.items()}
     for i, decay in enumerate(decays):
-        own = {kind: weights[i] for kind, weights in learned.items()}
-        made += [({"learned from": kind, "weight_decay": decay}, w) for kind, w in own.items()]
-        if len(own) > 1:
-            both = torch.stack(list(own.values())).mean(0)
-            made.append(({"learned from": " and ".join(own), "weight_decay": decay}, both))
-    return made
+        by_kind = {kind: weights[i] for kind, weights in learned.items()}
+        candidates += [({"learned from": kind, "weight_decay": decay}, w) for kind, w in by_kind.items()]
+        if len(by_kind) > 1:
+            mean = torch.stack(list(by_kind.values())).mean(0)
+            candidates.append(({"learned from": " and ".join(by_kind), "weight_decay": decay}, mean))
+    return candidates
 
 
-def judge(made: Iterable[tuple[dict[str, Any], Tensor]], trials: Sequence[Trial]) -> list[Judged]:
-    return [Judged(what, w, [trial.gains(w) for trial in trials]) for what, w in made]
+def judge_weights(
+    candidates: Iterable[tuple[dict[str, Any], Tensor]], trials: Sequence[Trial]
+) -> list[JudgedWeights]:
+    return [JudgedWeights(label, w, [trial.gains(w) for trial in trials]) for label, w in candidates]
 
 
-def best(judged: Sequence[Judged], least: float = 0.0) -> Judged | None:
+def best_accepted(judged: Sequence[JudgedWeights], least: float = 0.0) -> JudgedWeights | None:
     """The candidate that gains most of those that the guard accepts and that gain `least`; None if there is none."""
-    accepted = [j for j in judged if j.refused is None and j.gain >= least]
+    accepted = [j for j in judged if j.objection is None and j.gain >= least]
     return max(accepted, key=lambda j: j.gain, default=None)
 
 
-def confirmed(judged: Sequence[Judged], own: Sequence[Judged]) -> Judged | None:
-    """The best candidate that was learned in another way, if it gains nearly as much as self-retrieval's `own` do.
+def best_confirmed(
+    judged: Sequence[JudgedWeights], from_copies: Sequence[JudgedWeights]
+) -> JudgedWeights | None:
+    """The best candidate learned in another way, if it gains nearly as much as weights learned `from_copies`.
 
     That the guard accepts weights is not enough where much more is to be gained: weights that find copies somewhat
     better can still be far from those that find them best, and predict retrained models worse than none.
     """
-    reachable = best(own)
-    return best(judged, 0.0 if reachable is None else NEARLY * reachable.gain)
+    reachable = best_accepted(from_copies)
+    return best_accepted(judged, 0.0 if reachable is None else NEARLY * reachable.gain)
 
 
 def gain_of(weights: Tensor, copies: Copies) -> tuple[float, float]:
@@ -219,3 +220,24 @@ def gain_of(weights: Tensor, copies: Copies) -> tuple[float, float]:
     t = 0.0 if mean == 0 else mean / spread if spread > 0 else math.copysign(math.inf, mean)
     size = abs(float(before.mean()))
     return (mean / size if size > 0 else 0.0), t
+
+
+class SelfRetrieval(Protocol):
+    """Perturbed training examples under one method: what weights are judged by."""
+
+    @property
+    def trials(self) -> Sequence[Trial]: ...  # held-out copies of each kind of perturbation
+    @property
+    def candidates(self) -> Sequence[JudgedWeights]: ...  # weights learned from copies, judged by the trials
+
+
+class Judge(Protocol):
+    """What tells good weights from bad ones, e.g. an `unde.Index` opened with its model and training data."""
+
+    def self_retrieval(self, scores: Any) -> SelfRetrieval:
+        """Run self-retrieval under the method and groups of `scores`.
+
+        Raises:
+            NotRetrievable: If it cannot be run.
+        """
+        ...

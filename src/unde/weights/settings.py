@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from unde.errors import UndeError, unknown
 from unde.weights.adamw import adamw
 from unde.weights.fixed_point import fixed_points
-from unde.weights.objective import LOSSES
-from unde.weights.problem import Fit, Problem
+from unde.weights.objective import LOSSES, Fit, Problem
 from unde.weights.protocol import ResolvedScores
 
 # Raw weights under AdamW settle within ± 1 / decay: 1 keeps weights within a factor e of uniform ones, where 0.1 would

@@ -1,4 +1,4 @@
-"""Learned weights: one number for each parameter group, where they came from, and a file to keep them in."""
+"""Learned weights: one number for each parameter group, their provenance, and their file format."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from torch import Tensor
 from unde.errors import UndeError
 from unde.notebook import bars
 from unde.store.files import write_atomically
-from unde.store.remote import StorePath, Unreachable, place
+from unde.store.remote import StorePath, Unreachable, exists, place
 from unde.store.safe_io import read_json
+from unde.store.verify_report import DAMAGED, Verified
 
 _FORMAT = "unde weights"
 _VERSION = 1
@@ -24,22 +25,32 @@ _VERSION = 1
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Weights:
-    """How much each parameter group counts: non-negative, of mean one.
+    """How much each parameter group counts: non-negative numbers of mean one.
 
-    Only ratios of weights matter to a ranking, so values given on another scale are brought to mean one.
+    Only ratios of weights matter to a ranking, so values on another scale are brought to mean one.
     Uniform weights are then all ones and leave scores exactly as they are.
 
-    >>> w = Weights(torch.tensor([1.0, 3.0]), ["body", "head"])
-    >>> w.values
-    tensor([0.5000, 1.5000])
-    >>> w
-    Weights(2 groups, from 0.5 to 1.5, largest: 'head')
+    Args:
+        values: (M,) numbers: finite, non-negative, not all zero.
+        groups: The M group names, all different.
+        query_digests: Digests of the queries that the weights were learned from; weights are refused on them.
+        provenance: Method, data, k, loss, solver, objective and so on; saved with the weights.
+
+    Raises:
+        UndeError: If values and groups do not fit together, or values are not weights.
+
+    Example:
+        >>> w = Weights(torch.tensor([1.0, 3.0]), ["body", "head"])
+        >>> w.values
+        tensor([0.5000, 1.5000])
+        >>> w
+        Weights(2 groups, from 0.5 to 1.5, largest: 'head')
     """
 
     values: Tensor  # (M,) float32
     groups: list[str]
-    query_digests: list[str] = field(default_factory=list)  # of the queries that they were learned from
-    provenance: dict[str, Any] = field(default_factory=dict)  # method, data, k, loss, solver, objective, …
+    query_digests: list[str] = field(default_factory=list)
+    provenance: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         values = torch.as_tensor(self.values, dtype=torch.float64).detach().cpu()
@@ -51,35 +62,46 @@ class Weights:
             )
         if len(set(groups)) < len(groups):
             twice = sorted({name for name in groups if groups.count(name) > 1})
-            raise UndeError(f"group names must differ, but these occur more than once: {_listed(twice)}")
+            raise UndeError(f"group names must differ, but these occur more than once: {_join_names(twice)}")
         bad = [name for name, good in zip(groups, (values.isfinite() & (values >= 0)).tolist()) if not good]
         if bad or not values.any():
-            what = f"these are not: {_listed(bad)}" if bad else "all are zero"
+            what = f"these are not: {_join_names(bad)}" if bad else "all are zero"
             raise UndeError(f"weights must be finite, non-negative and not all zero, but {what}")
-        object.__setattr__(self, "values", _of_mean_one(values).float())
+        object.__setattr__(self, "values", _scale_to_mean_one(values).float())
         object.__setattr__(self, "groups", groups)
 
     @classmethod
     def uniform(cls, groups: Sequence[str]) -> Weights:
         """All ones: the unweighted method.
 
-        >>> Weights.uniform(["body", "head"]).values
-        tensor([1., 1.])
+        Example:
+            >>> Weights.uniform(["body", "head"]).values
+            tensor([1., 1.])
         """
         return cls(torch.ones(len(groups)), list(groups))
 
     def aligned_to(self, groups: Sequence[str]) -> Tensor:
-        """The values in the order of `groups`, the names of another index: (M,).
+        """Order the values as `groups`, the names of another index.
 
-        >>> Weights(torch.tensor([0.5, 1.5]), ["body", "head"]).aligned_to(["head", "body"])
-        tensor([1.5000, 0.5000])
+        Args:
+            groups: The same names as `self.groups`, in any order.
+
+        Returns:
+            (M,) values.
+
+        Raises:
+            UndeError: If names are missing or superfluous.
+
+        Example:
+            >>> Weights(torch.tensor([0.5, 1.5]), ["body", "head"]).aligned_to(["head", "body"])
+            tensor([1.5000, 0.5000])
         """
         value_of = dict(zip(self.groups, self.values.tolist()))
         missing = [name for name in groups if name not in value_of]
         superfluous = sorted(set(self.groups) - set(groups))
         if missing or superfluous:
-            complaints = [f"no weight for {_listed(missing)}"] if missing else []
-            complaints += [f"weights for unknown groups {_listed(superfluous)}"] if superfluous else []
+            complaints = [f"no weight for {_join_names(missing)}"] if missing else []
+            complaints += [f"weights for unknown groups {_join_names(superfluous)}"] if superfluous else []
             raise UndeError(
                 f"weights do not match the groups: {'; '.join(complaints)}. Expected the same {len(groups)} "
                 "names: learn weights on this index, or group it as the one they were learned on"
@@ -87,11 +109,12 @@ class Weights:
         return torch.tensor([value_of[name] for name in groups])
 
     def table(self, rows: int = 10) -> str:
-        """The largest weights, one to a line, with a bar.
+        """Format the largest weights, one to a line, with a bar.
 
-        >>> print(Weights(torch.tensor([0.5, 1.5]), ["body", "head"]).table())
-        head  1.500  ####################
-        body  0.500  #######
+        Example:
+            >>> print(Weights(torch.tensor([0.5, 1.5]), ["body", "head"]).table())
+            head  1.500  ####################
+            body  0.500  #######
         """
         largest = sorted(zip(self.values.tolist(), self.groups), key=lambda item: -item[0])[:rows]
         width, top = max(len(name) for _, name in largest), largest[0][0]
@@ -103,13 +126,20 @@ class Weights:
         return "\n".join([*lines, f"… and {rest} more groups"] if rest else lines)
 
     def save(self, path: str | os.PathLike[str] | StorePath) -> None:
-        """Write a JSON file that people can read; an interrupted write leaves an older file intact.
+        """Write a readable JSON file; an interrupted write leaves an older file intact.
 
-        >>> import os, tempfile
-        >>> file = os.path.join(tempfile.mkdtemp(), "w.json")
-        >>> Weights.uniform(["body", "head"]).save(file)
-        >>> Weights.load(file)
-        Weights(2 groups, from 1 to 1, largest: 'body')
+        Args:
+            path: A path or fsspec URL.
+
+        Raises:
+            UndeError: If the file cannot be written.
+
+        Example:
+            >>> import os, tempfile
+            >>> file = os.path.join(tempfile.mkdtemp(), "w.json")
+            >>> Weights.uniform(["body", "head"]).save(file)
+            >>> Weights.load(file)
+            Weights(2 groups, from 1 to 1, largest: 'body')
         """
         content = {
             "format": _FORMAT,
@@ -127,12 +157,22 @@ class Weights:
         except OSError as error:
             raise UndeError(
                 f"cannot write weights to '{path}' ({error.strerror}): expected a file in a folder that is there and "
-                "has room. Nothing half-written is left behind: save them again"
+                "has room. No half-written file is left: save them again"
             ) from error
 
     @classmethod
     def load(cls, path: str | os.PathLike[str] | StorePath) -> Weights:
-        """Read what `save` wrote, with its checks."""
+        """Read a file that `save` wrote.
+
+        Args:
+            path: A path or fsspec URL.
+
+        Returns:
+            The weights.
+
+        Raises:
+            UndeError: If the file is missing, damaged, or of another version.
+        """
         try:
             content = read_json(place(path), follow=True)
         except FileNotFoundError:
@@ -154,6 +194,7 @@ class Weights:
                 f"'{path}' has version {content.get('version')!r} of the weights file, this release reads "
                 f"version {_VERSION}: use the release that wrote it, or learn and save it again"
             )
+        # Users may delete the checksum of a file that they edited.
         if "checksum" in content and content["checksum"] != _checksum(content):
             raise UndeError(
                 f"'{path}' is damaged or was changed: its content does not match its checksum. Learn and save it "
@@ -174,11 +215,27 @@ class Weights:
         return bars(title, dict(zip(self.groups, self.values.tolist())), "1 is the unweighted method")
 
 
-def _of_mean_one(values: Tensor) -> Tensor:
-    """What has mean one to the accuracy of float32 stays as it is, so that a file reads back exactly."""
+def verify(path: StorePath) -> Verified:
+    """Check a weights file against its checksum."""
+    report = Verified(path, "weights")
+    if not exists(path):
+        raise UndeError(f"no weights file at '{path}': expected a file written by Weights.save")
+    try:
+        Weights.load(path)
+        report.found(path)
+    except Unreachable:
+        raise
+    except UndeError as e:
+        why = str(e).removeprefix(f"'{path}' is damaged")
+        report.report(path, DAMAGED, why, "learn and save them again")
+    return report
+
+
+def _scale_to_mean_one(values: Tensor) -> Tensor:
+    """Values of mean one to the accuracy of float32 are left alone, so that a file reads back exactly."""
     if abs(values.mean() - 1) < 1e-6:
         return values
-    values = values / values.max()  # of numbers near the end of the range, the mean may be beyond it
+    values = values / values.max()  # the mean of numbers near the end of the range may overflow
     return values / values.mean()
 
 
@@ -205,6 +262,6 @@ def _from_content(cls: type[Weights], content: Mapping[str, Any], path: object) 
         raise UndeError(f"'{path}' is damaged: {error}") from error
 
 
-def _listed(names: Sequence[str], most: int = 8) -> str:
-    shown = ", ".join(map(repr, names[:most]))
-    return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
+def _join_names(names: Sequence[str], most: int = 8) -> str:
+    first = ", ".join(map(repr, names[:most]))
+    return first if len(names) <= most else f"{first} and {len(names) - most} more"

@@ -98,4 +98,4 @@ def seen_from(scores: GroupScores, at: int) -> GroupScores:
         ids=None,
         some=None,
     )
-    return replace(scores, train=alone, spread=None, judging=None)
+    return replace(scores, train=alone, spread=None)

@@ -14,18 +14,18 @@ from unde.data import Collate, Rows
 from unde.errors import UndeError
 from unde.fingerprints import Watch
 from unde.groups import Groups
+from unde.index.feature_runner import FeatureRunner
+from unde.index.query_features import QueryRunner
 from unde.index.reader import Stored
 from unde.index.scorer import Scorer
-from unde.index.session import Session
 from unde.methods import Method
 from unde.parallel import SERIAL, Executor
-from unde.parallel.model_transport import Carried, Elsewhere
-from unde.setup import Recipe
+from unde.parallel.model_transport import AnyRecipe, ModelInputs
 from unde.tasks.base import Task
 
 
 @dataclass
-class Opened:
+class IndexState:
     stored: Stored
     ids: Sequence[Any] | None = None
     model: nn.Module | None = None
@@ -34,7 +34,7 @@ class Opened:
     collate: Collate | None = None
     rows: Rows | None = None  # the training data
     executor: Executor = SERIAL  # who computes what is asked
-    recipe: Recipe | Carried | Elsewhere | None = None  # how others make the model
+    recipe: AnyRecipe | None = None  # how others make the model
     device: str | None = None  # where they put it
     watch: Watch | None = None  # of the model since it was compared with the index; None: it was not
     unfinished: int = 0  # shards that other workers have not written yet
@@ -67,19 +67,12 @@ class Opened:
         return Scorer(self.stored, self.groups, self.ids, self.executor)
 
     @cached_property
-    def session(self) -> Session:
+    def query_runner(self) -> QueryRunner:
         self.check_finished()
         if self.model is None or self.task is None:
             raise UndeError(
                 "this index was opened without its model and task: pass both to Index.open for query features"
             )
-        return Session(
-            self.stored,
-            self.model,
-            self.task,
-            self.checkpoints,
-            self.executor,
-            self.recipe,
-            self.device,
-            self.watch,
-        )
+        inputs = ModelInputs(self.model, self.task, self.rows, self.checkpoints, self.recipe, self.device)
+        runner = FeatureRunner(self.stored.folder, self.stored.manifest, inputs)
+        return QueryRunner(self.stored, runner, self.executor, self.watch)

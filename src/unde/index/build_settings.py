@@ -11,24 +11,21 @@ import torch
 from torch import Tensor
 
 from unde import projection
-from unde.checkpoints import loaded, settled_weights
+from unde.checkpoints import resolve_checkpoint_weights
 from unde.data import evenly
 from unde.errors import UndeError
 from unde.fingerprints import ids_fingerprint
-from unde.gradients import Coverage, Unit, make_units
+from unde.gradients import Unit, make_units
 from unde.gradients import adam_preconditioner as moments
-from unde.gradients.coverage import EXAMPLES, CoverageTrial, decide
+from unde.gradients.coverage import EXAMPLES, CoverageTrial
 from unde.gradients.feature_pass import Measurement, largest, threads
-from unde.gradients.feature_pass import settle as settle_passes
-from unde.gradients.record import recorded
 from unde.groups import Groups, trainable
-from unde.index import matrices
 from unde.index import pca as directions
+from unde.index import pca as matrices
 from unde.index import shard_writer as shards
-from unde.index.build_context import Context, checkpoint_of, step_of
-from unde.index.compare import refused_for
-from unde.index.failing_example import blaming
-from unde.index.probe import PROBED, changed_task, probe_of, restore_probe, write_probe
+from unde.index.feature_runner import FeatureRunner, describe_units, name_failing_example
+from unde.index.shard_writer import ShardWriter
+from unde.index.validation import PROBED, changed_task, list_differences, probe_of, restore_probe, write_probe
 from unde.kernels.precision import could_refuse
 from unde.methods import TRAK, USUAL, Damped, Method
 from unde.parallel import SERIAL, Executor
@@ -67,7 +64,7 @@ def settle(
     workers: int,
     each: int | None,
     executor: Executor = SERIAL,
-) -> Context:
+) -> ShardWriter:
     """The index that is asked for, as it was begun in the folder, or settled now and begun. Jobs have `each` threads,
     by default as many as there are now; pca directions are found by `executor`."""
     if workers < 0:
@@ -87,7 +84,7 @@ def settle(
         units=[],
         groups={k: list(v) for k, v in partition.members.items()},
         models=models,
-        checkpoint_weights=settled_weights(checkpoint_weights, len(models), method.terms),
+        checkpoint_weights=resolve_checkpoint_weights(checkpoint_weights, len(models), method.terms),
         data=given.data,
         ids=ids_fingerprint(ids),
         factors=method.factors,
@@ -98,11 +95,13 @@ def settle(
     def tried() -> list[int]:
         return sorted({*evenly(len(given.rows), EXAMPLES), largest(given.rows)})
 
-    with threads(asked.settled.threads), blaming(given.model, given.task, given.rows, tried, ids):
+    with (
+        threads(asked.settled.threads),
+        name_failing_example(given.model, given.task, given.rows, tried, ids),
+    ):
         asked, found = _with_matrices(folder, given, method, names, asked, there, scales, memory, executor)
         units = make_units(given.model, names, str(method.projection), seed, found)
-        described = [{"name": u.name, "shape": list(u.shape), "size": u.stop - u.start} for u in units]
-        asked = replace(asked, units=described)
+        asked = replace(asked, units=describe_units(units))
         if store_dtype == AUTO:
             exact = rounding_decides(seen_by, asked.examples, asked.width)
             usual = stored_in(asked.examples, asked.width * asked.terms, exact)
@@ -168,43 +167,25 @@ def _begun(
     ids: Sequence[Any] | None,
     memory: int,
     workers: int,
-) -> Context:
+) -> ShardWriter:
     """A new index: coverage, pass and shard sizes are decided, then its manifest is written. In a store of objects
     another process may begin the same index at the same time: whoever is first has settled it."""
-    draft = Context(folder, asked, given, workers, ids)
+    draft = FeatureRunner(folder, asked, given)
     draft.units = units
-    decided: list[tuple[int, int | None, Coverage]] = []
-    ready: dict[int, CoverageTrial] = {}
-    for c in range(len(asked.models)):
-        with loaded(given.model, checkpoint_of(given.checkpoints, c)):
-            what = draft.measurement
-            coverage, tried = decide(given.model, given.task, given.rows, what.units, what.measure)
-            task = step_of(given.task, draft.method, c)
-            if tried is None or draft.method.terms > 1:
-                size, rows = settle_passes(given.model, task, given.rows, what, coverage, memory)
-            else:
-                size, rows = settle_passes(given.model, task, given.rows, what, coverage, memory, tried.cost)
-                ready[c] = tried
-            decided.append((size, rows, coverage))
-    size, rows, _ = min(decided, key=lambda d: d[0])
-    settled = replace(
-        asked.settled,
-        pass_size=size,
-        shard_size=shard_size(size, asked.width, memory),
-        coverage=_distinct([recorded(coverage) for _, _, coverage in decided]),
-        rows=rows,
-        ahead=0 if rows else _ahead([ready.get(c) for c in range(len(decided))], draft.measurement, size),
-    )
+    chosen, ready = draft.choose_passes(given.rows, memory)
+    size, terms = chosen.settled.pass_size, range(len(asked.models))
+    ahead = 0 if chosen.settled.rows else _ahead([ready.get(c) for c in terms], draft.measurement, size)
+    settled = replace(chosen.settled, shard_size=shard_size(size, asked.width, memory), ahead=ahead)
     manifest = replace(asked, settled=settled)
-    context = Context(folder, manifest, given, workers, ids)
-    context.units = units
+    writer = ShardWriter(folder, manifest, given, workers, ids)
+    writer.runner.units = units
     (folder / layout.SHARDS).mkdir(exist_ok=True)
-    write_probe(context, ready.get(0))
+    write_probe(writer.runner, given.rows, ready.get(0))
     write_ids(folder, ids)
     there = manifest.begin(folder)
     if there.id == manifest.id:
-        context.ready = ready if settled.ahead else {}
-        return context
+        writer.ready = ready if settled.ahead else {}
+        return writer
     with threads(there.settled.threads):
         return _gone_on(folder, given, asked, there, ids, workers)
 
@@ -225,12 +206,12 @@ def _gone_on(
     there: Manifest,
     ids: Sequence[Any] | None,
     workers: int,
-) -> Context:
+) -> ShardWriter:
     """An index that was begun: refused if another is asked for."""
-    context = Context(folder, there, given, workers, ids)
-    differ = refused_for(there, asked)
+    writer = ShardWriter(folder, there, given, workers, ids)
+    differ = list_differences(there, asked)
     if not differ:  # else the probe may not even run
-        differ = changed_task(context)
+        differ = changed_task(writer.runner, given.rows)
     if differ:
         raise UndeError(
             f"{folder} already holds another index. What differs: {'; '.join(differ)}. "
@@ -238,9 +219,9 @@ def _gone_on(
         )
     (folder / layout.SHARDS).mkdir(exist_ok=True)
     if not sound(probe_of(folder, there), there.id):
-        restore_probe(context)
+        restore_probe(writer.runner, given.rows)
     write_ids(folder, ids, there.generation)
-    return context
+    return writer
 
 
 def shard_size(pass_size: int, width: int, memory: int) -> int:
@@ -300,8 +281,3 @@ def _with_matrices(
 def write_ids(folder: StorePath, ids: Sequence[Any] | None, generation: int = 0) -> None:
     if ids is not None:
         write_bytes(folder / layout.version(layout.IDS, generation), (json.dumps(list(ids)) + "\n").encode())
-
-
-def _distinct(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One for each checkpoint, or one if all are alike."""
-    return records[:1] if all(r == records[0] for r in records) else records

@@ -1,11 +1,10 @@
-"""An open index: what it is, and what can be asked of it."""
+"""Questions to an open index: features, scores, self-influence, calibration, learned weights."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -13,21 +12,22 @@ from torch import Tensor, nn
 
 from unde import console, methods
 from unde.data import Rows, own_collate
-from unde.errors import UndeError
+from unde.errors import NotRetrievable, UndeError
 from unde.evaluate.baselines import baseline_scores
 from unde.groups import Groups
-from unde.index import self_retrieval
 from unde.index.calibrate import calibrate
 from unde.index.calibration import Calibration
 from unde.index.diagnose import diagnose
-from unde.index.facts import index_facts
-from unde.index.opened import Opened
 from unde.index.query_features import QueryFeatures
 from unde.index.rescore import Asked
 from unde.index.retrieval_curve import SHOWN, Trust, of_several
+from unde.index.self_retrieval import EXAMPLES, Retrieval
+from unde.index.state import IndexState
 from unde.index.token_scores import TokenScores
 from unde.index.verify import verify
+from unde.markup import Child
 from unde.methods import Method
+from unde.notebook import facts, listed
 from unde.parallel import Executor, ending, named
 from unde.scoring import diagnostics
 from unde.scoring.documents import Pieces
@@ -39,16 +39,16 @@ from unde.store.remote import StorePath, exists, place
 from unde.store.verify_report import Verified
 from unde.tasks.base import Task
 from unde.tasks.identity import kind_of
-from unde.weights import Weights
+from unde.weights import Weights, learn_weights
 
-R = TypeVar("R", bound="IndexReader")
+R = TypeVar("R", bound="QueryableIndex")
 
 
-class IndexReader:
-    """An open index: what it is, and what can be asked of it."""
+class QueryableIndex:
+    """The part of `Index` that answers questions; `Index` adds building, opening and changing."""
 
-    def __init__(self, opened: Opened) -> None:
-        self._opened = opened
+    def __init__(self, opened: IndexState) -> None:
+        self._state = opened
         self._retrieved: tuple[Any, Any] | None = None
         self._use_calibration = True
         self._announced = False  # whether the calibration was mentioned
@@ -64,8 +64,8 @@ class IndexReader:
         self.close()
 
     def close(self) -> None:
-        """Ends the processes that were started for it; what is asked next starts them anew."""
-        self._opened.executor.close()
+        """End the worker processes of the index; the next question starts new ones."""
+        self._state.executor.close()
 
     def __repr__(self) -> str:
         m, groups = self.manifest, len(self.groups)
@@ -73,68 +73,89 @@ class IndexReader:
         return f"Index({str(self.folder)!r}, {self.method}, {m.examples} × {m.width}, {groups} groups{lived})"
 
     def _repr_html_(self) -> str:
-        return index_facts(self.folder, self.manifest, self.method, self.groups.names)
+        m = self.manifest
+        checkpoints = f", {m.terms} checkpoints or steps" if m.terms > 1 else ""
+        rows: dict[str, Child] = {
+            "folder": str(self.folder),
+            "method": str(self.method),
+            "training examples": f"{m.examples:,}" + ("" if m.ids else ", without ids"),
+            "features": f"{m.width:,} numbers each, {m.store_dtype}{checkpoints}",
+            "groups": listed(self.groups.names),
+            "task": str(m.task["name"]),
+        }
+        return facts("Index", rows)
 
     @property
     def folder(self) -> StorePath:
-        return self._opened.stored.folder
+        return self._state.stored.folder
 
     @property
     def manifest(self) -> Manifest:
-        """What the index is, and what was settled for it."""
-        return self._opened.stored.manifest
+        """What the index holds, what it was made from, and its recorded settings."""
+        return self._state.stored.manifest
 
     @property
     def method(self) -> Method:
-        """What it was built for."""
-        return self._opened.method
+        """The method that the index was built for."""
+        return self._state.method
 
     def method_for(self, method: str | Method | None = None) -> Method:
-        """A method as it is scored with on this index: its projection is that of the index, damping="auto" a number."""
+        """The method as this index scores with it: with the projection of the index and damping="auto" resolved."""
         return methods.on_index(method, self.method, kind_of(self.manifest.task), self.manifest.examples)
 
     @property
     def groups(self) -> Groups:
-        return self._opened.groups
+        return self._state.groups
 
     @property
     def ids(self) -> Sequence[Any] | None:
-        """The user's names of the training examples."""
-        return self._opened.ids
+        """The user's ids of the training examples, or None."""
+        return self._state.ids
 
     @property
     def memory(self) -> int:
-        """The budget, in bytes."""
-        return self._opened.stored.memory
+        """The memory budget in bytes."""
+        return self._state.stored.memory
 
     @property
     def model(self) -> nn.Module | None:
-        return self._opened.model
+        return self._state.model
 
     @property
     def task(self) -> Task | None:
-        return self._opened.task
+        return self._state.task
 
     @property
     def train_data(self) -> Rows | None:
-        return self._opened.rows
+        return self._state.rows
 
     @property
     def unfinished(self) -> int:
-        """Shards that other workers had not written yet when this one, of an array, had done its share."""
-        return self._opened.unfinished
+        """Shards that other workers of an array had not written when this one ended."""
+        return self._state.unfinished
 
     @property
     def skipped(self) -> Tensor:
         """(N,) bool: examples left out because of NaN gradients."""
-        return self._opened.stored.skipped
+        return self._state.stored.skipped
 
     # --- asking -----------------------------------------------------------------------------------------
 
     def features(self, queries: Any, path: str | StorePath | None = None) -> QueryFeatures:
-        """Features of queries, to be used instead of them. With `path` they are kept there and reused.
+        """Compute features of queries, which can be passed wherever queries are accepted.
 
-        `a.mean()` asks about several queries as one, `a - b` about what sets one apart from the other.
+        Args:
+            queries: Data like the training data.
+            path: File to store the features in; features of the same queries that it holds already are reused.
+
+        Returns:
+            The features. `a.mean()` is a set of queries as one query, `a - b` the difference of two.
+
+        Raises:
+            UndeError: The index was opened without its model and task, the model has changed, a gradient is NaN or
+                infinite, or the file holds the features of other queries.
+
+        >>> features = index.features(queries, "queries.safetensors")  # doctest: +SKIP
         """
         if isinstance(queries, QueryFeatures):
             if queries.index != self.manifest.lineage:
@@ -142,7 +163,7 @@ class IndexReader:
                     "these query features were computed for another index: compute them anew with this one"
                 )
             return queries
-        rows = Rows(queries, own_collate(self._opened.collate, queries))
+        rows = Rows(queries, own_collate(self._state.collate, queries))
         kept, m = None if path is None else place(path), self.manifest
         if kept is not None and exists(kept):
             found = QueryFeatures.load(kept, m.lineage, (m.terms, m.width))
@@ -151,32 +172,40 @@ class IndexReader:
                     f"{path} holds the features of other queries: choose another path, or delete it"
                 )
             return found
-        made = self._opened.session.features(rows)
+        made = self._state.query_runner.features(rows)
         if kept is not None:
             made.save(kept)
         return made
 
     def score(self, queries: Any, method: str | Method | None = None) -> GroupScores:
-        """Group-resolved scores of queries.
+        """Score all training examples for each query, resolved by groups of parameters.
 
-        Without a `method` the setting and weights of the calibration are used, where the index has one, else the method
-        that it was built for.
+        Args:
+            queries: Data like the training data, or features of queries.
+            method: A method or its name. By default that of the calibration with its weights, if the index has one,
+                else the method that the index was built for.
+
+        Returns:
+            The scores; `scores.top(10)` lists the strongest examples of each query.
+
+        Raises:
+            UndeError: As `features`, or the method does not fit the index.
+
+        >>> index.score(queries).top(10)  # doctest: +SKIP
         """
         calibration = self.calibration if method is None else None
         chosen = self.method_for(method) if calibration is None else calibration.method
         made = self.features(queries)
         if not isinstance(queries, QueryFeatures):
             chosen.check_query(Rows(queries)[0])
-        at_hand = None not in (self.model, self.task, self.train_data)
-        judging = partial(self._retrieval, chosen) if at_hand else None
-        at = self._opened
+        at = self._state
         rows = None if made is queries else Rows(queries, own_collate(at.collate, queries))
-        again = Asked(at.stored, lambda: at.session, at.rows, rows)
+        again = Asked(at.stored, lambda: at.query_runner, at.rows, rows)
         if calibration is None:
-            return replace(at.scorer.scores(chosen, made.features, made.digests, judging), again=again)
+            return replace(at.scorer.scores(chosen, made.features, made.digests), again=again)
         self._announce(calibration)
         last = calibration.setting.last_checkpoint
-        scores = at.scorer.scores(chosen, made.features, made.digests, judging, last_checkpoint=last)
+        scores = at.scorer.scores(chosen, made.features, made.digests, last_checkpoint=last)
         provenance = scores.provenance | {"calibration": str(calibration)}
         return replace(scores, again=again, default_weights=calibration.weights, provenance=provenance)
 
@@ -224,11 +253,11 @@ class IndexReader:
         """
         if queries is None:
             raise UndeError("queries is missing: pass data like that which will be asked about")
-        self._opened.check_finished()
-        runs = self._opened.executor if executor is None else named(executor)
+        self._state.check_finished()
+        runs = self._state.executor if executor is None else named(executor)
         with nullcontext() if executor is None else ending(executor, runs):
             made = calibrate(
-                self._opened,
+                self._state,
                 queries,
                 train,
                 halves,
@@ -264,7 +293,7 @@ class IndexReader:
 
     def uncalibrated(self: R) -> R:
         """The same index without its calibration: the method that it was built for, and uniform weights."""
-        made = type(self)(self._opened)
+        made = type(self)(self._state)
         made._use_calibration = False
         return made
 
@@ -276,7 +305,7 @@ class IndexReader:
     def _baselines(self, queries: Any, wanted: Mapping[str, Any] | bool) -> Mapping[str, Any]:
         if isinstance(wanted, Mapping):
             return wanted
-        at = self._opened
+        at = self._state
         if not wanted or at.model is None or at.task is None or at.rows is None:
             return {}
         return baseline_scores(
@@ -309,16 +338,35 @@ class IndexReader:
         if scores is not None and top is None and len(scores) >= diagnostics.FEWEST:
             count = min(diagnostics.TOP, len(self) - int(self.skipped.sum()))
             top = scores.top(count, weights, queries=queries)
-        return diagnose(self._opened, scores, top, queries)
+        return diagnose(self._state, scores, top, queries)
 
     def verify(self) -> Verified:
-        """Every byte on disk against its checksum: true if all is well, else it says what is damaged and what to do."""
+        """Check every byte on disk against its checksum.
+
+        Returns:
+            A report, true if nothing is damaged; else it names what is damaged and how to repair it.
+
+        >>> assert index.verify()  # doctest: +SKIP
+        """
         return verify(self.folder)
 
     def tokens(self, scores: GroupScores, weights: WeightsLike = None) -> TokenScores:
-        """Contributions of single tokens: `index.tokens(scores)(q, example)` adds up to the score of `example`."""
-        at = self._opened
-        return TokenScores(at.session, at.scorer, at.collate, scores, weights)
+        """Split scores into contributions of single tokens.
+
+        Args:
+            scores: Scores of some queries.
+            weights: Weights of the groups.
+
+        Returns:
+            A function of a query's number and a training example: (T,) contributions that add up to its score.
+
+        Raises:
+            UndeError: The task defines no token losses.
+
+        >>> index.tokens(scores)(0, train_data[7])  # doctest: +SKIP
+        """
+        at = self._state
+        return TokenScores(at.query_runner, at.scorer, at.collate, scores, weights)
 
     def self_influence(
         self,
@@ -327,36 +375,64 @@ class IndexReader:
         subset: Sequence[int] | None = None,
         method: str | Method | None = None,
     ) -> Tensor:
-        """τ(i, i) of every training example, or of those in `subset`; high values mark wrong labels.
+        """Score training examples by their own gradient, τ(i, i); high values mark wrong labels.
 
-        With `normalize_top=m` divided by the sum of the m largest scores of i over the training set; where
-        that sum is not positive the example says nothing about itself and gets 0.
+        Args:
+            weights: Weights of the groups.
+            normalize_top: Divide by the sum of the m largest scores of i over the training set; 0 where that sum is
+                not positive.
+            subset: Positions of examples; all by default.
+            method: A method or its name; by default the one that the index was built for.
+
+        Returns:
+            (N,) scores, or those of `subset`.
+
+        >>> suspects = index.self_influence().topk(20)  # doctest: +SKIP
         """
         where = torch.arange(len(self)) if subset is None else torch.as_tensor(subset)
-        scorer, chosen = self._opened.scorer, self.method_for(method)
+        scorer, chosen = self._state.scorer, self.method_for(method)
         return scorer.self_influence(chosen, weights, normalize_top, where)
 
     def learn_weights(
         self,
         method: str | Method | None = None,
         perturb: Any = None,
-        examples: int = self_retrieval.EXAMPLES,
+        examples: int = EXAMPLES,
         seed: int = 0,
+        *,
+        queries: Any = None,
     ) -> Weights:
-        """Weights with which perturbed training examples find themselves: no labels, no queries, no k.
+        """Learn weights with which perturbed training examples find themselves: no labels, no queries, no k.
 
-        `perturb` is a function (example, strength, random) -> example, with a strength from 0.05 to 1 and a NumPy
-        generator to draw from; "weights" for noise on the model's weights; or None for what the task knows: noise,
-        replaced tokens, augmented images. The strength is searched. `examples` copies are learned from, others judge
-        and report, all of different training examples. Where weights would not help they are uniform;
-        `weights.provenance` tells what was found. Costs as much as 600 queries, and `examples` more, at most.
+        Costs as much as 600 queries, and `examples` more, at most.
+
+        Args:
+            method: The method to learn for; by default that of the calibration or of the index.
+            perturb: A function (example, strength, random) -> example, with a strength from 0.05 to 1 and a NumPy
+                generator to draw from; "weights" for noise on the model's weights; None for the perturbations of the
+                task: noise, replaced tokens, augmented images. The strength is searched.
+            examples: Copies to learn from. Others judge and report, all of different training examples.
+            seed: Seed of the examples and their copies.
+            queries: Learn from these queries by the paper's objective instead, judged by self-retrieval:
+                `unde.learn_weights(index.score(queries, method), seed=seed, judge=index)`.
+
+        Returns:
+            The weights; uniform ones where no candidate passes the guard. `weights.provenance` records why.
+
+        Raises:
+            UndeError: If the index was opened without model, task or training data, or has too few examples.
+
+        >>> weights = index.learn_weights()  # doctest: +SKIP
         """
+        if queries is not None:
+            if (perturb, examples) != (None, EXAMPLES):
+                raise UndeError("perturb= and examples= belong to learning without queries: leave them out")
+            return learn_weights(self.score(queries, method), seed=seed, judge=self)
         chosen = self._method(method)
-        usual = (None, self_retrieval.EXAMPLES, 0)  # what also judges weights from queries
-        if (perturb, examples, seed) == usual:
-            return self._retrieval(chosen, self.groups).weights()
-        self._retrieved = None  # its memory is free for this one
-        return self_retrieval.Retrieval.made(self._opened, chosen, perturb, examples, seed).weights()
+        if (perturb, examples, seed) == (None, EXAMPLES, 0):
+            return self._default_retrieval(chosen, self.groups).weights()
+        self._retrieved = None  # free its memory
+        return Retrieval.run(self._state, chosen, perturb, examples, seed).weights()
 
     def trust(
         self,
@@ -366,7 +442,20 @@ class IndexReader:
         seed: int = 0,
         perturb: Any = None,
     ) -> Trust:
-        """How many training examples find themselves through a change, by its strength: see `index.retrieval_curve`."""
+        """Measure how many training examples retrieve themselves through a perturbation, by its strength.
+
+        Args:
+            weights: Weights of the groups; unweighted by default.
+            method: A method or its name; by default the one that the index was built for.
+            examples: How many examples to perturb.
+            seed: Seeds the choice of examples and the perturbations.
+            perturb: As in `learn_weights`.
+
+        Returns:
+            The curve; printing it draws it.
+
+        >>> index.trust()  # doctest: +SKIP
+        """
         given = {} if weights is None else {"weighted": weights}
         return next(iter(self.trust_of(given, method, examples, seed, perturb).values()))
 
@@ -378,9 +467,9 @@ class IndexReader:
         seed: int = 0,
         perturb: Any = None,
     ) -> dict[str, Trust]:
-        """The same for each named set of weights, all on the same copies; without any, of the unweighted method."""
+        """`trust` for each named set of weights on the same perturbed copies; without any, of the unweighted method."""
         chosen = self.method_for(method)
-        return of_several(self._opened, weights, chosen, examples, seed, perturb)
+        return of_several(self._state, weights, chosen, examples, seed, perturb)
 
     def _method(self, method: str | Method | None) -> Method:
         """The method to ask with: that of the calibration where none is named."""
@@ -388,11 +477,17 @@ class IndexReader:
             return self.calibration.method
         return self.method_for(method)
 
-    def _retrieval(self, method: Method, groups: Groups) -> self_retrieval.Retrieval:
-        """Self-retrieval as it is by default, under one method and partition; the one used last is held on to."""
+    def self_retrieval(self, scores: GroupScores) -> Retrieval:
+        """Judge of `unde.learn_weights`: self-retrieval under the method and groups of `scores`."""
+        if None in (self.model, self.task, self.train_data):
+            raise NotRetrievable("the index was opened without its model, task or training data")
+        return self._default_retrieval(scores.method, scores.partition)
+
+    def _default_retrieval(self, method: Method, groups: Groups) -> Retrieval:
+        """Self-retrieval with default settings under one method and partition; the last one is cached."""
         key = (method, tuple(groups.members.items()))
         if self._retrieved is None or self._retrieved[0] != key:
-            self._retrieved = None  # its memory is free for the next
-            few, made = self_retrieval.EXAMPLES, self_retrieval.Retrieval.made
-            self._retrieved = (key, made(self._opened, method, None, few, 0, groups))
+            self._retrieved = None  # free its memory
+            few, run = EXAMPLES, Retrieval.run
+            self._retrieved = (key, run(self._state, method, None, few, 0, groups))
         return self._retrieved[1]

@@ -1,0 +1,320 @@
+"""Features of rows under the checkpoints of an index, in this process or as jobs for an executor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from unde import methods
+from unde.checkpoints import loaded, select_checkpoint
+from unde.data import Rows, to_device
+from unde.errors import BadExample, UndeError
+from unde.fingerprints import to_digest, to_signed
+from unde.gradients import Coverage, Unit, make_units
+from unde.gradients.coverage import CoverageTrial, decide
+from unde.gradients.factors import gathered
+from unde.gradients.feature_pass import FeaturePass, Measurement, cuts, resized
+from unde.gradients.feature_pass import settle as choose_pass_size
+from unde.gradients.parameters import placement
+from unde.gradients.record import recorded, restored
+from unde.index import pca
+from unde.methods import Method
+from unde.parallel import SERIAL, Executor, Job, shown
+from unde.parallel.model_transport import ModelInputs
+from unde.store.job_results import Results, scratch
+from unde.store.layout import SCRATCH
+from unde.store.manifest import Manifest
+from unde.store.remote import StorePath
+from unde.tasks.base import Task
+from unde.tasks.batching import recut
+from unde.tasks.tokens import Unreadable
+
+Patch = Callable[[nn.Module], AbstractContextManager[Any]]  # changes the model inside a block
+MANY = 8  # rows from which on it pays to put weights into another order
+_PLURAL = {"query": "queries", "example": "examples"}
+_FOREIGN = (RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError)
+
+
+@dataclass(frozen=True)
+class RowFeatures:
+    """Features of n rows under C checkpoints or steps."""
+
+    features: Tensor  # (C, n, D)
+    values: Tensor  # (C, n) of the measure
+    beside: Tensor  # (n, ·) further measures of the method, under the last checkpoint
+    digests: list[str]
+
+
+class FeatureRunner:
+    """The model, task and checkpoints of an index with what its manifest records: units, coverage and pass size.
+
+    At most one pass is open; `close` restores the model. A runner can be pickled if its inputs have a recipe.
+    """
+
+    def __init__(self, folder: StorePath, manifest: Manifest, inputs: ModelInputs) -> None:
+        self.folder, self.manifest, self.inputs = folder, manifest, inputs
+        self._pass: tuple[int, FeaturePass, ExitStack] | None = None
+        self._coverage: dict[int, Coverage] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("folder", "manifest", "inputs")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)
+        self.inputs.check_model(self.manifest, self.folder)
+
+    @cached_property
+    def method(self) -> Method:
+        return methods.parse(self.manifest.method)
+
+    @cached_property
+    def units(self) -> list[Unit]:
+        m = self.manifest
+        matrices = pca.read(pca.home(self.folder), m)
+        units = make_units(self.inputs.model, m.unit_names, str(self.method.projection), m.seed, matrices)
+        if [u.columns for u in units] != m.columns:
+            raise UndeError(f"the manifest of {self.folder} contradicts itself: build the index again")
+        return units
+
+    @cached_property
+    def measurement(self) -> Measurement:
+        m, method = self.manifest, self.method
+        factors = gathered(m.units, str(method.projection)) if m.factors else None
+        return Measurement(self.units, method.measure, method.beside, factors)
+
+    def coverage(self, c: int) -> Coverage:
+        """How the gradient of each parameter is taken under checkpoint or step c, as the manifest records it."""
+        at, record = self._checkpoint(c), self.manifest.settled.coverage or []
+        at = min(at, len(record) - 1)
+        if at not in self._coverage:
+            self._coverage[at] = restored(record[at], self.inputs.model, self.units)
+        return self._coverage[at]
+
+    def open_pass(
+        self, c: int, patch: Patch = nullcontext, many: bool = True, factors: bool = True
+    ) -> FeaturePass:
+        """The pass under checkpoint or step c, with its weights loaded, unless it is already open."""
+        if self._pass is not None and self._pass[0] == c:
+            return self._pass[1]
+        self.close()
+        model, method = self.inputs.model, self.method
+        with ExitStack() as stack:
+            stack.enter_context(
+                loaded(model, select_checkpoint(self.inputs.checkpoints, self._checkpoint(c)))
+            )
+            stack.enter_context(patch(model))
+            task = step_of(resized(self.inputs.task, self.manifest.settled.rows), method, c)
+            what = replace(self.measurement, measure=method.measure_of(c))
+            what = what if factors else replace(what, factors=None)
+            run = stack.enter_context(FeaturePass(model, task, what, self.coverage(c), many))
+            self._pass = (c, run, stack.pop_all())
+        return run
+
+    def close(self) -> None:
+        """Restore the model."""
+        if self._pass is not None:
+            stack = self._pass[2]
+            self._pass = None
+            stack.close()
+
+    def _checkpoint(self, c: int) -> int:
+        """The checkpoint that term c belongs to."""
+        return c * len(self.manifest.models) // self.manifest.terms
+
+    def sample_numbers(self, where: Sequence[int]) -> list[int]:
+        """The numbers that seed the random draws of training examples (labels, noise)."""
+        return [self.manifest.drawn[i] for i in where]
+
+    def compute(
+        self,
+        rows: Rows,
+        *,
+        numbers: Sequence[int] | None = None,
+        names: Sequence[object] | None = None,
+        what: str = "query",
+        patch: Patch = nullcontext,
+        executor: Executor = SERIAL,
+    ) -> RowFeatures:
+        """Features of rows under every checkpoint; each pass under each checkpoint is a job.
+
+        `numbers` seed the random draws of the rows (by default their positions), `names` and `what` name them in
+        errors, `patch(model)` changes the model meanwhile.
+        """
+        m = self.manifest
+        passes = cuts(range(len(rows)), m.settled.pass_size)
+        jobs: list[Job] = [(c, i) for c in range(m.terms) for i in range(len(passes))]
+        executor = SERIAL if len(jobs) == 1 else executor
+        if not executor.here:
+            self.inputs = self.inputs.portable(self.folder / SCRATCH, rows)
+        work = _RowJobs(self, rows, passes, numbers, names, what, patch, Results(m.id))
+        features, values = torch.empty(m.terms, len(rows), m.width), torch.empty(m.terms, len(rows))
+        beside, digests = torch.empty(len(rows), len(self.method.beside)), [""] * len(rows)
+
+        def name(job: Job) -> str:
+            here = passes[job[1]]
+            return f"{_PLURAL[what]} {here[0]} to {here[-1]} (checkpoint {job[0]})"
+
+        def size(job: Job) -> int:
+            return len(passes[job[1]])
+
+        title = f"features of {_PLURAL[what]}"
+        try:
+            with nullcontext() if executor.here else scratch(self.folder) as work.results.folder:
+                for c, i in shown(
+                    executor, _compute_pass, work, jobs, title, called=name, size=size, unit="examples"
+                ):
+                    here, part = slice(passes[i].start, passes[i].stop), work.results.take((c, i))
+                    features[c, here], values[c, here] = part["features"], part["values"]
+                    beside[here] = part["beside"]
+                    digests[here] = [to_digest(int(d)) for d in part["digest"]]
+        finally:
+            self.close()
+        return RowFeatures(features, values, beside, digests)
+
+    def choose_passes(self, rows: Rows, memory: int) -> tuple[Manifest, dict[int, CoverageTrial]]:
+        """Decide coverage and pass size from `rows`: the manifest with both, and the trial of each checkpoint."""
+        inputs, what = self.inputs, self.measurement
+        sizes: list[tuple[int, int | None]] = []
+        coverage: list[dict[str, Any]] = []
+        trials: dict[int, CoverageTrial] = {}
+        for c in range(len(self.manifest.models)):
+            with loaded(inputs.model, select_checkpoint(inputs.checkpoints, c)):
+                decided, trial = decide(inputs.model, inputs.task, rows, what.units, what.measure)
+                if trial is not None and self.method.terms == 1:
+                    trials[c] = trial
+                task, cost = step_of(inputs.task, self.method, c), trials[c].cost if c in trials else None
+                sizes.append(choose_pass_size(inputs.model, task, rows, what, decided, memory, cost))
+                coverage.append(recorded(decided))
+        size, rows_per_pass = min(sizes, key=lambda s: s[0])
+        distinct = coverage[:1] if all(record == coverage[0] for record in coverage) else coverage
+        settled = replace(self.manifest.settled, pass_size=size, rows=rows_per_pass, coverage=distinct)
+        return replace(self.manifest, settled=settled), trials
+
+    def with_method(self, method: Method, rows: Rows, memory: int) -> FeatureRunner:
+        """A runner for another projection or measure: units, coverage and pass size are decided anew."""
+        m, model = self.manifest, self.inputs.model
+        matrices = pca.read(pca.home(self.folder), m)
+        units = make_units(model, m.unit_names, str(method.projection), m.seed, matrices)
+        manifest = replace(m, method=method.describe(), units=describe_units(units), factors=False)
+        runner = FeatureRunner(self.folder, manifest, self.inputs)
+        runner.units = units
+        runner.manifest, _ = runner.choose_passes(rows, memory)
+        return runner
+
+
+@dataclass
+class _RowJobs:
+    """The context of the jobs of `FeatureRunner.compute`."""
+
+    runner: FeatureRunner
+    rows: Rows
+    passes: list[range]
+    numbers: Sequence[int] | None
+    names: Sequence[object] | None
+    what: str
+    patch: Patch
+    results: Results
+
+    def close(self) -> None:
+        self.runner.close()
+
+
+def _compute_pass(work: _RowJobs, c: int, i: int) -> None:
+    """Features of pass i under checkpoint or step c."""
+    runner, here = work.runner, work.passes[i]
+    inputs = runner.inputs
+    task = resized(inputs.task, runner.manifest.settled.rows)
+    try:
+        with (
+            name_failing_example(inputs.model, task, work.rows, lambda: here, work.names, work.what),
+            close_on_error(runner),
+        ):
+            run = runner.open_pass(c, work.patch, len(work.rows) >= MANY, factors=False)
+            [(where, batch, digests)] = work.rows.batches([here])
+            numbers = where if work.numbers is None else [work.numbers[j] for j in where]
+            [result] = run.over([(numbers, batch, digests)])
+    except UndeError:
+        raise
+    except _FOREIGN as e:
+        raise UndeError(
+            f"the model cannot run on these {_PLURAL[work.what]} ({type(e).__name__}: {e}): expected examples like "
+            "those it was indexed on"
+        ) from e
+    digest = torch.tensor([to_signed(d) for d in digests], dtype=torch.int64)
+    part = {"features": result.features, "values": result.values, "beside": result.beside, "digest": digest}
+    work.results.put((c, i), part)
+
+
+def describe_units(units: Sequence[Unit]) -> list[dict[str, Any]]:
+    """Units as the manifest lists them."""
+    return [{"name": u.name, "shape": list(u.shape), "size": u.stop - u.start} for u in units]
+
+
+def step_of(task: Task, method: Method, c: int) -> Task:
+    """The task at step c, for methods that keep the steps of a trajectory apart."""
+    return task if method.steps == 1 else recut(task, task.cutting.step(c, method.steps))
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+@contextmanager
+def close_on_error(jobs: Closable) -> Generator[None]:
+    """Remove hooks after an error inside the block: the model is run again to find the failing example."""
+    try:
+        yield
+    except Exception:
+        jobs.close()
+        raise
+
+
+@contextmanager
+def name_failing_example(
+    model: nn.Module,
+    task: Task,
+    rows: Rows,
+    where: Callable[[], Iterable[int]],
+    names: Sequence[object] | None = None,
+    what: str = "example",
+) -> Generator[None]:
+    """Replace an error inside the block by one that names the first example of `where` that fails by itself."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except _FOREIGN as error:
+        if isinstance(error, UndeError) and not isinstance(error, Unreadable):
+            raise
+        failing = find_failing_example(model, task, rows, where())
+        if failing is None:
+            raise
+        i, cause = failing
+        name = i if names is None else names[i]
+        if isinstance(cause, Unreadable):
+            raise BadExample(f"{what} {name!r} {cause.what}") from None
+        first_line = str(cause).strip().partition("\n")[0]
+        raise BadExample(
+            f"the model cannot run on {what} {name!r} ({type(cause).__name__}: {first_line}): look at "
+            "it, is it like the examples that the model was trained on, with a label that it knows?"
+        ) from error
+
+
+def find_failing_example(
+    model: nn.Module, task: Task, rows: Rows, where: Iterable[int]
+) -> tuple[int, Exception] | None:
+    """The first example that the model fails on by itself, with its error."""
+    device, _ = placement(model)
+    for i in where:
+        try:
+            with torch.no_grad():
+                task.loss(model, to_device(rows.batch([i]), device))
+        except _FOREIGN as e:
+            return i, e
+    return None
