@@ -3,7 +3,6 @@
     python -m benchmarks.scale                      # all of it, then the tables and the figure of docs/scale.md
     python -m benchmarks.scale memory --examples 10000 30000 --budget 512MB
     python -m benchmarks.scale engines --examples 200000 --engines serial processes:1 processes:2 --runs 5
-    python -m benchmarks.scale plan                 # the planned case, see scale_plan.py
     python -m benchmarks.scale render               # docs/scale.md and its figure, from results/scale.json
 
 Every row is a process of its own, which does what a user would: `Index.build`, `Index.open`, features of 100 queries,
@@ -36,7 +35,6 @@ from benchmarks import scale_page
 from benchmarks.digits import make, prepare
 from benchmarks.machine import machine
 from benchmarks.machine import status as _status
-from benchmarks.scale_plan import planned
 from unde import Index
 from unde.setup import Recipe
 
@@ -47,8 +45,8 @@ METHOD = {"method": "ekfac", "store_dtype": "float16"}
 ENGINES = ("serial", "processes:1", "processes:2", "array:0/1", "ray:1", "ray:2")
 MINUTE = 1_000_000  # examples whose build takes one core about a minute
 KEPT, SAMPLED = 10, 0.02  # best examples of a query; seconds between two looks
-ALLOCATORS = {"usual": {}, "exact": {"MALLOC_MMAP_THRESHOLD_": str(2**18)}}  # as in plan_check.py
-PARTS = ("plan", "memory", "engines")
+ALLOCATORS = {"usual": {}, "exact": {"MALLOC_MMAP_THRESHOLD_": str(2**18)}}
+PARTS = ("memory", "engines")
 Row = dict[str, Any]
 
 
@@ -259,15 +257,13 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=options.work) as folder:
-        if options.what not in ("plan", "render"):
+        if options.what != "render":
             prepare(Path(folder))
         if options.what in ("all", "memory"):
             memory(folder, options.examples or list(SIZES), list(options.budget), options.again)
         if options.what in ("all", "engines"):
             size = (options.examples or [MINUTE])[0]
             engines(folder, size, options.engines, options.runs, options.again)
-    if options.what in ("all", "plan") and (options.again or "plan" not in read()):
-        _write(read() | {"plan": planned() | {"torch": torch.__version__, "machine": machine()}})
     scale_page.write(read())
 
 

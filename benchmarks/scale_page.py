@@ -18,7 +18,6 @@ from experiments.pages.figures import lines
 
 from unde.console import duration, size
 from unde.data import parse_bytes
-from unde.plan.show import flops
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE, FIGURE = (
@@ -106,84 +105,6 @@ def engines(found: Found) -> str | None:
     return table(head, rows) if rows else None
 
 
-def planned(found: Found) -> str | None:
-    plan = found.get("plan")
-    if plan is None:
-        return None
-    rows = []
-    for count, w in plan["workers"].items():
-        each, alone = w["each"], [s for s in w["stages"] if s["alone"]]
-        rates = w["rates"]
-        waits = sum(
-            s["model_flops"] / rates["flops"]
-            + s["flops"] / rates["cpu_flops"]
-            + (s["reads"] + s["writes"]) / rates["disk"]
-            for s in alone
-        )
-        kernel = [e for name, e in each.items() if name.startswith("kernel")]
-        rows.append(
-            [
-                count,
-                f"{each['features']['jobs']:,} of {next(s['jobs'] for s in w['stages'] if s['name'] == 'features'):,}",
-                f"{each['features']['passes']:,}",
-                size(each["features"]["writes"]),
-                _hours(each["features"]["hours"]),
-                _hours(sum(e["hours"] for e in kernel)),
-                _hours(waits / 3600),
-                _hours(w["hours"][count]),
-            ]
-        )
-    head = ["GPUs", "shards of each", "passes of each", "each writes", "features", "rounds of the kernel"]
-    return table([*head, "one process", "in all"], rows)
-
-
-def reduction(found: Found) -> str | None:
-    plan = found.get("plan")
-    if plan is None:
-        return None
-    w = next(iter(plan["workers"].values()))
-    rows = [
-        [r["name"], str(r["jobs"]), size(r["partial"] // r["jobs"]), size(r["partial"])] for r in w["rounds"]
-    ]
-    rows.append(["what they are merged into", "", "", size(w["merged"])])
-    return table(["round", "jobs", "a partial file", "all"], rows)
-
-
-def rate(found: Found) -> str | None:
-    plan = found.get("plan")
-    if plan is None:
-        return None
-    r, w = plan["rate"], next(iter(plan["workers"].values()))
-    rows = [
-        ["features, in all", flops(plan["flops"]["features"]), "computed: the plan"],
-        ["on disk, in all", size(sum(plan["disk"].values())), "computed: the plan"],
-        ["peak memory of a worker", size(plan["peak_memory"]), "computed: the plan, weights in bfloat16"],
-        ["peak of a GPU", f"{flops(r['peak'])}/s", f"given: {r['sources']['peak']}"],
-        ["share that a plain pass reaches", f"{r['share']:.0%}", f"assumed: {r['sources']['share']}"],
-        [
-            "what features reach of that",
-            f"{r['operations']:.2f} of the operations in {r['seconds']:.2f} of the time: {r['reached']:.2f}",
-            f"measured: {r['sources']['reached']}",
-        ],
-        ["a GPU in passes of features", f"{flops(r['flops'])}/s", "computed: the product of the three"],
-        [
-            "a processor, for the kernel",
-            f"{flops(w['rates']['cpu_flops'])}/s",
-            "measured here, one thread, float64",
-        ],
-        ["disk", f"{size(w['rates']['disk'])}/s for each worker", "assumed"],
-    ]
-    return table(["", "", "where it comes from"], rows)
-
-
-def enough(found: Found) -> str | None:
-    plan = found.get("plan")
-    if plan is None:
-        return None
-    w = next(iter(plan["workers"].values()))
-    return f"From {w['enough']:,} workers on twice as many would save less than a tenth."
-
-
 def figure(found: Found) -> str | None:
     """Peaks of stages against the number of examples, under the budget that there are most sizes of."""
     rows = sorted(found["memory"], key=lambda r: r["examples"])
@@ -208,15 +129,7 @@ def _time(seconds: float) -> str:
     return duration(seconds, exact=True)
 
 
-def _hours(hours: float) -> str:
-    return duration(3600 * hours, exact=True)
-
-
 TABLES: dict[str, Callable[[Found], str | None]] = {
     "memory": memory,
     "engines": engines,
-    "planned": planned,
-    "reduction": reduction,
-    "rate": rate,
-    "enough": enough,
 }

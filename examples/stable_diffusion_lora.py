@@ -38,7 +38,7 @@ from unde.integrations.diffusers import (
     sample_pipeline,
     training_scheduler,
 )
-from unde.plan import Plan, plan
+from unde.plan import plan
 from unde.scoring import GroupScores
 from unde.tasks import Diffusion
 from unde.ui.report import Item, Page
@@ -51,7 +51,6 @@ SD1_UNET = {  # all else are defaults of UNet2DConditionModel
     "sample_size": 32, "block_out_channels": (320, 640, 1280, 1280), "cross_attention_dim": 768,
     "attention_head_dim": 8, "layers_per_block": 2,
 }  # fmt: skip
-SD1_TOKENS, SD1_FACTOR = 77, 8  # of a prompt; pixels along the side of a latent
 
 
 def options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -323,13 +322,17 @@ def results(
 
 def planned(args: argparse.Namespace) -> str:
     """What a run will need, from shapes: of the UNet in the folder --model, or else of Stable Diffusion 1."""
+    from diffusers import DDPMScheduler
+
     count = ARTBENCH if args.images is None else len(listed(args.images, args.prompt))
-    unet, example, whole = on_meta(args)
-    found = costs(unet, example, count, args)
+    unet, whole = on_meta(args)
+    method = replace(methods.parse(args.method), projection=args.projection)
+    task = Diffusion(DDPMScheduler(), timesteps=args.timesteps, rows=args.rows)
+    found = plan(unet, task, n_examples=count, method=method, groups=f"consecutive({args.groups})")
     generated, twice = args.learn + args.evaluate, 2 if args.guidance > 1 else 1
     lines = [
-        f"LoRA of rank {args.rank}: {found.parameters:,} parameters in {sum(found.ways.values())} tensors and "
-        f"{len(found.groups)} groups, on a UNet of {whole:,}",
+        f"LoRA of rank {args.rank}: {found.parameters:,} parameters in {len(found.groups)} groups, on a UNet "
+        f"of {whole:,}",
         "noisy images through the UNet:",
         f"  fine-tuning  {args.epochs * count:>11,}  forward and backward ({args.epochs} epochs × {count:,})",
         f"  generating   {generated * args.steps * twice:>11,}  forward ({generated:,} images × {args.steps} steps × "
@@ -337,51 +340,21 @@ def planned(args: argparse.Namespace) -> str:
         f"  features     {count * args.timesteps:>11,}  forward and backward, no weight gradients ({count:,} × "
         f"{args.timesteps} timesteps)",
         f"  queries      {generated * args.timesteps:>11,}  the same ({generated:,} × {args.timesteps})",
-        f"In the plan below a pass is one of {args.timesteps} timesteps of each of the {count:,} images, {args.rows} "
-        "noisy images at once:",
     ]
     return "\n".join([*lines, "", str(found)])
 
 
-def on_meta(args: argparse.Namespace) -> tuple[Any, dict[str, Tensor], int]:
-    """The UNet with LoRA, without numbers; an example; the parameters of the UNet itself."""
+def on_meta(args: argparse.Namespace) -> tuple[Any, int]:
+    """The UNet with LoRA, without weights, and how many parameters the UNet itself has."""
     from diffusers import UNet2DConditionModel
 
-    config, tokens, factor = dict(SD1_UNET), SD1_TOKENS, SD1_FACTOR
     folder = Path(args.model)
-    if folder.is_dir():
-        config, text, vae = (
-            json.loads((folder / part / "config.json").read_text())
-            for part in ("unet", "text_encoder", "vae")
-        )
-        tokens, factor = text["max_position_embeddings"], 2 ** (len(vae["block_out_channels"]) - 1)
+    config = json.loads((folder / "unet" / "config.json").read_text()) if folder.is_dir() else SD1_UNET
     with torch.device("meta"):
         unet: Any = UNet2DConditionModel.from_config(config)
         whole = sum(p.numel() for p in unet.parameters())
         add_lora(unet, args.rank)
-        example = {
-            "latents": torch.empty(1, unet.config.in_channels, args.size // factor, args.size // factor),
-            "encoder_hidden_states": torch.empty(1, tokens, unet.config.cross_attention_dim),
-        }
-    return unet, example, whole
-
-
-def costs(unet: Any, example: dict[str, Tensor], count: int, args: argparse.Namespace) -> Plan:
-    """Passes are looked at with as many timesteps as are in the UNet at once; the rest is more of the same."""
-    from diffusers import DDPMScheduler
-
-    together = min(args.timesteps, args.rows)
-    found = plan(
-        unet,
-        Diffusion(DDPMScheduler(), timesteps=together, rows=args.rows),
-        example,
-        n_examples=count,
-        method=replace(methods.parse(args.method), projection=args.projection),
-        groups=f"consecutive({args.groups})",
-        queries=args.learn,
-    )
-    times = args.timesteps / together
-    return replace(found, flops={k: v if k == "kernel" else round(v * times) for k, v in found.flops.items()})
+    return unet, whole
 
 
 if __name__ == "__main__":

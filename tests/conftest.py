@@ -13,9 +13,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 # They take longest: begun first, none of them keeps one core waiting at the end.
 LONG = [
-    "build/test_on_ray.py", "docs/test_docs_code.py", "build/test_build_processes.py", "plan/test_plan_reality.py",
-    "test_demo.py", "plan/test_stages.py", "plan/test_plan_command.py", "index/test_self_retrieval.py",
-    "index/test_index_kill.py", "features/test_families.py", "index/test_living_faults.py", "test_faults.py",
+    "build/test_on_ray.py", "docs/test_docs_code.py", "build/test_build_processes.py", "plan/test_plan.py",
+    "test_demo.py", "plan/test_plan_command.py", "index/test_self_retrieval.py",
+    "index/test_index_kill.py", "features/test_families.py", "index/test_segments_faults.py", "test_faults.py",
     "explorer/test_explorer_browser.py", "test_release.py", "test_notebooks.py", "evaluate/test_bank_workers.py",
     "execution/test_processes.py",
 ]  # fmt: skip

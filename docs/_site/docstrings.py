@@ -19,7 +19,7 @@ MADE = {  # by functions and methods, never by their users: how they are made is
         "unde.index.retrieval_curve.Curve",
     ),
     *(
-        "unde.store.verify_report.Verified",
+        "unde.store.verify_report.VerifyReport",
         "unde.plan.Plan",
         "unde.evaluate.FineGrained",
         "unde.evaluate.Comparison",

@@ -1,7 +1,6 @@
 """`python -m experiments run NAME --scale paper …`: the studies at the paper's size.
 
-NAME is a setting (all of its studies are run) or a study, which has a setting or several to choose from. What it will
-take is printed first; with --plan nothing else happens.
+NAME is a setting (all of its studies are run) or a study, which has a setting or several to choose from.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from experiments.scale import language, llama, plans, vision
+from experiments.scale import language, llama, vision
 from experiments.scale.diffusion import Generation, layout
 from experiments.scale.language import WikiText
 from experiments.scale.llama import OpenWebText
@@ -130,9 +129,6 @@ def run(name: str, arguments: Sequence[str]) -> None:
         torch.set_float32_matmul_precision("high")
     study = offer.make(place(args), getattr(args, "architecture", ""))
     wanted = [title for title in offer.studies if name in (setting, title)]
-    print(plans.text(study, args.tflops * 1e12, wanted), flush=True)
-    if args.plan:
-        return
     for title in wanted:
         print(f"{title}: wrote {offer.studies[title](study)}", flush=True)
 
@@ -172,10 +168,6 @@ def options(name: str) -> argparse.ArgumentParser:
     p.add_argument(
         "--fewer", action="store_true", help="take what data there is, if it is less than the paper's"
     )
-    p.add_argument(
-        "--tflops", type=float, default=100.0, help="what the device sustains, for the plan's hours"
-    )
-    p.add_argument("--plan", action="store_true", help="print what all this will take, and stop")
     return p
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import random
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from experiments.datasets.attributes import join
-from experiments.scale import plans
 from experiments.scale.settings import BETAS, CATEGORIES, GLUE, Diffusion
 from experiments.scale.sources import Pictures, enough, of_classes, pictures
-from experiments.scale.study import Place, Stage, Study, closest, initial, losses
+from experiments.scale.study import Place, Study, closest, initial, losses
 from experiments.scale.training import State, fit
-from unde import Index, Setup, console
+from unde import Setup, console
 from unde.diffusion import Samples
 from unde.errors import UndeError
 from unde.integrations.diffusers import (
@@ -37,7 +35,6 @@ from unde.integrations.diffusers import (
     training_scheduler,
 )
 from unde.methods import DAS, DTRAK, TRAK, JourneyTRAK, Method, TracIn
-from unde.plan import Plan
 from unde.tasks import Diffusion as Denoising
 
 CLASSES = (
@@ -48,11 +45,6 @@ CAPTIONS = (
     "'image' and 'text'"
 )
 SEEDS = {"learn": 0, "eval": 100_000}  # the first of each role
-SD1_UNET = {  # all else are defaults of UNet2DConditionModel; for a plan without the pipeline's folder
-    "sample_size": 32, "block_out_channels": (320, 640, 1280, 1280), "cross_attention_dim": 768,
-    "attention_head_dim": 8, "layers_per_block": 2,
-}  # fmt: skip
-SD1_TOKENS, SD1_FACTOR = 77, 8  # of a prompt; pixels along the side of a latent
 TOGETHER = 8  # examples of a pass
 
 
@@ -240,78 +232,6 @@ class Generation(Study):
             role: -losses(self.task, model, columns, TOGETHER, self.place.device)
             for role, columns in self._asked.items()
         }
-
-    # --- plan --------------------------------------------------------------------------------------------
-
-    def costs(self) -> tuple[list[Stage], list[Plan]]:
-        s, (unet, example) = self.setting, self._on_meta()
-        together = min(s.timesteps, max(1, self.place.rows // TOGETHER))
-        methods = self.methods(unet)
-        plan = Index.plan(
-            unet, Denoising(_scheduler(), timesteps=together, rows=self.place.rows), example, n_examples=s.train,
-            method=methods["TRAK"], groups=s.groups, queries=s.learn, memory=self.memory,
-        )  # fmt: skip
-        # Passes are looked at with as many timesteps as are in the UNet at once; the rest is more of the same.
-        times = s.timesteps / together
-        flops = {k: v if k == "kernel" else round(v * times) for k, v in plan.flops.items()}
-        # One index for each measure (loss, square, mean): all of the same size.
-        found = [replace(plan, flops=flops)] * len({m.measure for m in methods.values()})
-        once = found[0].flops["training"] / s.timesteps  # one timestep of each image
-        each = replace(found[0], flops={**found[0].flops, "training": round(once)})
-        generated, twice = s.learn + s.evaluate, 2 if s.rank is not None and s.guidance > 1 else 1
-        forward = once / (3 if s.rank is None else 2) / s.train  # frozen weights have no gradient
-        judged = forward * generated * s.timesteps
-        stages = [
-            *plans.trained(each, s, "noisy images", "lds_diffusion"),
-            Stage(
-                "judging halves",
-                s.subsets * judged,
-                f"{s.subsets} models × {generated:,} queries × {s.timesteps} timesteps",
-                "lds_diffusion",
-            ),
-            Stage(
-                "generating",
-                forward * generated * s.steps * twice,
-                f"{generated:,} images × {s.steps} steps" + (" × 2 for guidance" if twice == 2 else ""),
-            ),
-            *plans.featured(found, s, f"images × {s.timesteps} timesteps", len(methods)),
-        ]
-        return stages, found
-
-    def _on_meta(self) -> tuple[nn.Module, dict[str, Tensor]]:
-        """The UNet without numbers, and an example."""
-        from diffusers import UNet2DConditionModel, UNet2DModel
-
-        s = self.setting
-        with torch.device("meta"):
-            if s.rank is None:
-                return UNet2DModel(**s.unet), {"latents": torch.empty(1, 3, s.side, s.side)}
-            config, tokens, factor = _configs(self.place.model)
-            unet: Any = UNet2DConditionModel.from_config(config)
-            add_lora(unet, s.rank)
-            side = s.side // factor
-            return unet, {
-                "latents": torch.empty(1, unet.config.in_channels, side, side),
-                "encoder_hidden_states": torch.empty(1, tokens, unet.config.cross_attention_dim),
-            }
-
-
-def _scheduler() -> Any:
-    from diffusers import DDPMScheduler
-
-    return DDPMScheduler(**BETAS)
-
-
-def _configs(folder: Path | None) -> tuple[dict[str, Any], int, int]:
-    """The UNet's config, tokens of a prompt, and pixels along the side of a latent."""
-    import json
-
-    if folder is None or not (folder / "unet" / "config.json").exists():
-        return dict(SD1_UNET), SD1_TOKENS, SD1_FACTOR
-    unet, text, vae = (
-        json.loads((folder / part / "config.json").read_text()) for part in ("unet", "text_encoder", "vae")
-    )
-    return unet, text["max_position_embeddings"], 2 ** (len(vae["block_out_channels"]) - 1)
 
 
 def _stable_diffusion(folder: Path | None, wanted: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from experiments.scale import findings, plans
+from experiments.scale import findings
 from experiments.scale.sources import texts
-from experiments.scale.study import Stage, Study, initial, losses
+from experiments.scale.study import Study, initial, losses
 from experiments.scale.tokens import Sequences, sequences, tokenizer_in
 from experiments.scale.training import State, fit, optimizer_of
-from unde import Index
 from unde.errors import UndeError
 from unde.evaluate import TailPatch, random_indices, tail_patch
 from unde.methods import EKFAC, LoGRA, Method, TracIn
-from unde.plan import Plan
 from unde.tasks import CausalLM
 
 LAYOUT = (
@@ -131,37 +128,3 @@ class WikiText(Study):
             )
             path = findings.write(self.place.results, name, results, s)
         return path
-
-    def costs(self) -> tuple[list[Stage], list[Plan]]:
-        from transformers import GPT2LMHeadModel
-
-        s = self.setting
-        with torch.device("meta"):
-            model = GPT2LMHeadModel(self.config)
-        built = (LoGRA(s.projection, blocks=s.trak_blocks), EKFAC(s.logra), LoGRA(s.logra))
-        found = [
-            Index.plan(
-                model, self.task, n_examples=s.train, seq_len=s.length, method=method, groups=s.groups,
-                exclude=s.exclude, store_dtype=s.store_dtype, queries=s.learn,
-                memory=self.memory,
-            )
-            for method in built
-        ]  # fmt: skip
-        found[2] = replace(
-            found[2],
-            disk={"moments of the kernel": found[2].disk["moments of the kernel"]},
-            flops={**found[2].flops, "features": 0},
-            notes=(*found[2].notes, "on the index of EKFAC, whose features it shares"),
-        )
-        unit = f"sequences of {s.length}"
-        runs = 1 + 3 * len(self.methods(model))  # random; no weights and two rules for each method
-        once, steps = found[0].flops["training"] / s.train, runs * s.evaluate
-        patches = Stage(
-            "tail-patches",
-            once * s.patch * steps,
-            f"{steps:,} steps on {s.patch} sequences",
-            "language_tail_patch",
-        )
-        return [
-            *plans.trained(found[0], s, unit, "lds_language"), *plans.featured(found, s, unit, 4), patches
-        ], found  # fmt: skip

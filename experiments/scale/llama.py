@@ -11,17 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from experiments.scale import findings, plans
+from experiments.scale import findings
 from experiments.scale.sources import texts
-from experiments.scale.study import Stage, Study
+from experiments.scale.study import Study
 from experiments.scale.tokens import Sequences, sequences, tokenizer_in
 from experiments.scale.training import State, keep
-from unde import Index, console
+from unde import console
 from unde.errors import UndeError
 from unde.evaluate import TailPatch, random_indices, tail_patch
 from unde.integrations.language import load_model
 from unde.methods import LoGRA, Method, TracIn
-from unde.plan import Plan
 from unde.tasks import CausalLM
 from unde.tasks.language import IGNORE
 
@@ -126,33 +125,6 @@ class OpenWebText(Study):
             results["methods"][title] = entry
             path = findings.write(self.place.results, self.name, results, s)
         return path
-
-    def costs(self) -> tuple[list[Stage], list[Plan]]:
-        s = self.setting
-        plan = Index.plan(
-            self._on_meta(), self.task, n_examples=s.train, seq_len=s.length, method=LoGRA(s.projection),
-            groups=s.groups, exclude=s.exclude, store_dtype=s.store_dtype,
-            queries=s.learn, memory=self.memory,
-        )  # fmt: skip
-        once, asked = plan.flops["training"] / s.train, s.learn + s.evaluate
-        steps = s.evaluate * (1 + 3 * 2)
-        return [
-            Stage("generating queries", once / 3 * asked, f"{asked:,} of {s.length} tokens, forward only"),
-            *plans.featured([plan], s, f"sequences of {s.length}", 2),
-            Stage("tail-patches", once * s.patch * steps, f"{steps:,} steps on {s.patch} sequence"),
-        ], [plan]
-
-    def _on_meta(self) -> nn.Module:
-        from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
-
-        there = self.place.model is not None and (self.place.model / "config.json").exists()
-        if there:
-            config = AutoConfig.from_pretrained(self.place.model, trust_remote_code=False)
-        else:
-            config = LlamaConfig(**self.setting.config)
-        config.use_cache = False
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
 @torch.no_grad()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,13 @@ from experiments.datasets import Attributes, Queries
 from experiments.scale import findings
 from experiments.scale.diffusion import Generation
 from experiments.scale.settings import CATEGORIES, GLUE, Diffusion, FineGrained
-from experiments.scale.study import Place, Stage
+from experiments.scale.study import Place
 from experiments.shared.sweep import objective
 from unde import console
 from unde.errors import UndeError
 from unde.evaluate import fine_grained
 from unde.integrations.diffusers import query_columns
 from unde.methods import DTRAK
-from unde.plan import Plan
 from unde.scoring import GroupScores
 
 SPLITS = ("train", "validation")
@@ -87,12 +85,3 @@ class Pokemon(Generation):
             print(f"\n{split} categories\n{found}", flush=True)
             path = findings.write(self.place.results, name, results, self.setting)
         return path
-
-    def costs(self) -> tuple[list[Stage], list[Plan]]:
-        stages, found = super().costs()
-        half = [len(names) // 2 for names in CATEGORIES.values()]
-        count = len(half) * self.fine.learn + len(SPLITS) * self.fine.repeats * math.prod(half)
-        each = {s.what: s.flops / (self.setting.learn + self.setting.evaluate) for s in stages}
-        flops = count * (each["generating"] + each["query features"])
-        words = f"{count:,} more images, generated and attributed"
-        return [*stages, Stage("fine-grained queries", flops, words, "fine_grained_recall")], found

@@ -264,17 +264,6 @@ DIFFUSION = {s.name: s for s in (CIFAR2, ARTBENCH2, NARUTO, SB_POKEMON)}
 class Llama:
     """Llama-3-8B-Instruct, as it is, on OpenWebText (C.6)."""
 
-    config: Mapping[str, Any] = field(  # Llama-3-8B; for a plan without the model's folder
-        default_factory=lambda: {
-            "vocab_size": 128_256,
-            "hidden_size": 4096,
-            "intermediate_size": 14_336,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 8192,
-        }
-    )
     pretrained: Pretrained = Pretrained(
         "Llama-3-8B-Instruct with its tokenizer", "meta-llama/Meta-Llama-3-8B-Instruct"
     )

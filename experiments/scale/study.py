@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +26,6 @@ from unde.errors import UndeError
 from unde.evaluate import Bank
 from unde.groups import trainable
 from unde.methods import Method
-from unde.plan import Plan
 from unde.projection import Spec, feature_size
 from unde.scoring import GroupScores
 from unde.tasks.base import Task
@@ -49,15 +48,6 @@ class Place:
     threads: int = 1
     memory: str | None = None  # instead of the setting's
     fewer: bool = False
-
-
-class Stage(NamedTuple):
-    """A stage of the plan."""
-
-    what: str
-    flops: float
-    of: str  # how much of it
-    study: str = ""  # the one that needs it; none: all do
 
 
 class Study(ABC):
@@ -96,10 +86,6 @@ class Study(ABC):
     @abstractmethod
     def methods(self, model: nn.Module) -> dict[str, Method]:
         """By the names of the paper's tables; the model may be on the meta device."""
-
-    @abstractmethod
-    def costs(self) -> tuple[list[Stage], list[Plan]]:
-        """What each stage takes, and the plans of the indexes."""
 
     # --- kept in `out` -----------------------------------------------------------------------------------
 
@@ -152,7 +138,7 @@ class Study(ABC):
         key = (method.measure, method.projection, method.steps)
         if key not in self._indexes:
             those = [m for m in self.methods(model).values() if (m.measure, m.projection, m.steps) == key]
-            builder = max(those or [method], key=lambda m: (m.factors, bool(m.beside)))
+            builder = max(those or [method], key=lambda m: (m.factors, bool(m.extra_measures)))
             short = f"{method.measure}-{method.projection}".replace("(", "").replace(")", "")
             self._indexes[key] = Index.build(
                 model,

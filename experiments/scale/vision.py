@@ -13,15 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from experiments.scale import findings, plans
+from experiments.scale import findings
 from experiments.scale.settings import Vision
 from experiments.scale.sources import Pictures, enough, pictures
-from experiments.scale.study import Place, Stage, Study, closest, initial, losses
+from experiments.scale.study import Place, Study, closest, initial, losses
 from experiments.scale.training import State, fit
-from unde import Index, console
+from unde import console
 from unde.errors import UndeError
 from unde.methods import TRAK, Method, TracIn
-from unde.plan import Plan
 from unde.tasks import Classification
 
 LAYOUT = (
@@ -192,20 +191,6 @@ class ImageNet(Study):
             )
             path = findings.write(self.place.results, study.name, results, self.setting)
         return path
-
-    # --- plan --------------------------------------------------------------------------------------------
-
-    def costs(self) -> tuple[list[Stage], list[Plan]]:
-        s = self.setting
-        with torch.device("meta"):
-            model, batch = made(s), (torch.empty(1, 3, s.side, s.side), torch.empty(1, dtype=torch.long))
-        plan = Index.plan(
-            model, self.task, batch, n_examples=s.train, method=self.methods(model)["TRAK"], groups=s.groups,
-            queries=s.learn, memory=self.memory,
-        )  # fmt: skip
-        stages = plans.trained(plan, s, "images", "lds_classification")
-        again = Stage("training on wrong labels", stages[0].flops, stages[0].of, "mislabel_auc")
-        return [*stages, again, *plans.featured([plan], s, "images", 2)], [plan]
 
 
 def made(s: Vision) -> nn.Module:

@@ -95,7 +95,7 @@ def _repacked(index: Index, folder: Path, store: str) -> Index:
     units = [old.units[u] for u in kept]
     names = {u["name"] for u in units}
     groups = {g: [n for n in of if n in names] for g, of in old.groups.items()}
-    m = replace(old, schema=SCHEMA, noted="", ids="", store_dtype=packed, units=units)
+    m = replace(old, schema=SCHEMA, ids="", store_dtype=packed, units=units)
     m = replace(m, groups={g: of for g, of in groups.items() if of})
     (folder / layout.SHARDS).mkdir(parents=True)
     for s in range(len(old.shards)):

@@ -16,7 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-from torch.utils.data import DataLoader, IterableDataset, SequentialSampler, default_collate
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    IterableDataset,
+    SequentialSampler,
+    Subset,
+    default_collate,
+)
 
 from unde.errors import UndeError
 
@@ -94,6 +101,22 @@ class Rows:
             raise UndeError(_without_traceback(str(e))) from e
         finally:  # not when the last traceback that knows them is gone: they would find their pipes broken
             getattr(reading, "_shutdown_workers", lambda: None)()
+
+    def subset(self, indices: Sequence[int]) -> Rows:
+        """
+        >>> list(Rows(["a", "b", "c"]).subset([2, 0]))
+        ['c', 'a']
+        """
+        rows: Any = self
+        return Rows(Subset(rows, indices), self.collate)
+
+    def concat(self, other: Rows) -> Rows:
+        """
+        >>> list(Rows(["a", "b"]).concat(Rows(["c"])))
+        ['a', 'b', 'c']
+        """
+        rows: Any = (self, other)
+        return Rows(ConcatDataset(rows), self.collate)
 
     def digests(self, indices: Iterable[int] | None = None) -> list[str]:
         return [digest(self[i]) for i in (range(len(self)) if indices is None else indices)]

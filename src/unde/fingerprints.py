@@ -7,6 +7,7 @@ import json
 import math
 import os
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from typing import Any
@@ -119,6 +120,17 @@ def changed_example(rows: Rows, where: Tensor, digests: Tensor) -> int | None:
         if count >= SAMPLED and time.monotonic() > deadline:
             break
     return None
+
+
+def align_rows(rows: Rows, digests: Tensor) -> tuple[Rows | None, int]:
+    """The examples that have these digests, in their order; None, and how many there are not, if some are missing."""
+    places: dict[int, list[int]] = defaultdict(list)
+    for i in reversed(range(len(rows))):
+        places[to_signed(rows.digests([i])[0])].append(i)
+    matches = [at for at in map(places.get, digests.tolist()) if at]
+    if len(matches) < len(digests):
+        return None, len(digests) - len(matches)
+    return rows.subset([at[0] if len(at) == 1 else at.pop() for at in matches]), 0
 
 
 def _spread(n: int) -> Iterator[int]:

@@ -89,7 +89,7 @@ def test_the_file_of_a_foreign_index_runs_nothing(project, tmp_path, monkeypatch
 
 
 def test_the_file_is_part_of_the_index(project):
-    assert layout.known("run.toml") and layout.ours("run.toml")
+    assert layout.is_index_path("run.toml") and layout.is_index_name("run.toml")
     run("build", f"{project}:make", "--out", "idx")
     assert verify(Path("idx"))
     path = Path("idx/run.toml")

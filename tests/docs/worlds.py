@@ -234,7 +234,7 @@ def pictures() -> dict[str, Any]:
     return {}
 
 
-def living() -> dict[str, Any]:
+def changing() -> dict[str, Any]:
     """An index with ids, data that is new, and two indexes of parts."""
     import unde
 
@@ -287,7 +287,7 @@ WORLDS: dict[str, World] = {
     "docs/tutorials/wrong-labels.md": World(cifar, {"range(30)": "range(3)"}),
     "docs/tutorials/language-model.md": World(language),
     "docs/tutorials/cluster.md": World(),
-    "docs/living-indexes.md": World(living),
+    "docs/changing-indexes.md": World(changing),
     "docs/data.md": World(conversations),
     "docs/tutorials/chat-lora.md": World(chat),
     "docs/tutorials/diffusion.md": World(

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from experiments.scale.sources import Source
-from experiments.scale.study import StorePath
+from experiments.scale.study import Place
 from PIL import Image
 
 import unde
@@ -18,7 +18,7 @@ ESTIMATE = {"mean", "ci95", "ci95_total", "queries", "undefined"}
 
 
 def place(tmp_path, folder, **more):
-    return StorePath(
+    return Place(
         source=Source(folder),
         out=tmp_path / "out",
         results=tmp_path / "results",

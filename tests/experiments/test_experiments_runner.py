@@ -181,8 +181,8 @@ def test_the_papers_scale_gets_what_follows(monkeypatch):
     asked = []
     fake = types.SimpleNamespace(run=lambda name, arguments: asked.append((name, arguments)))
     monkeypatch.setitem(sys.modules, "experiments.scale", fake)
-    assert command.main(["run", "imagenet", "--scale", "paper", "--data", "/x", "--plan"]) == 0
-    assert asked == [("imagenet", ["--data", "/x", "--plan"])]
+    assert command.main(["run", "imagenet", "--scale", "paper", "--data", "/x", "--fewer"]) == 0
+    assert asked == [("imagenet", ["--data", "/x", "--fewer"])]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import torch
 
 import toy
 from unde import Index, UndeError
-from unde.methods import DAMPINGS, EKFAC, TRAK, USUAL, LoGRA
+from unde.methods import DAMPINGS, DEFAULT_DAMPING, EKFAC, TRAK, LoGRA
 from unde.tasks import CausalLM, Classification, Diffusion
 from unde.tasks.identity import kind_of
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def usual(method, kind="classification"):
-    return DAMPINGS.get(kind, {}).get(method, USUAL)
+    return DAMPINGS.get(kind, {}).get(method, DEFAULT_DAMPING)
 
 
 def test_kinds_of_tasks():
@@ -48,7 +48,10 @@ def test_a_task_of_ones_own_has_the_usual_one(tmp_path):
     class Own(Classification):
         pass
 
-    assert toy.build(tmp_path / "i", task=Own(), method=EKFAC(projection="none")).method.damping == USUAL
+    assert (
+        toy.build(tmp_path / "i", task=Own(), method=EKFAC(projection="none")).method.damping
+        == DEFAULT_DAMPING
+    )
 
 
 @pytest.mark.parametrize("damping", [-1, True, float("nan"), "0.1", "much"])

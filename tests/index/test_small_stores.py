@@ -132,7 +132,7 @@ def test_repacked_it_is_what_a_build_would_have_stored(tmp_path, dtype):
     assert torch.equal(got.score(QUERIES).total(), scores.total())  # the model is at hand
     assert (scores.top(2).ids[0][0] in ids, got.manifest.store_dtype) == (True, dtype)
     assert toy.content(tmp_path / "i") == before and got.verify()
-    assert "repacked from float32" in str(got.manifest.living.told)
+    assert "repacked from float32" in str(got.manifest.changes.lines)
     assert torch.equal(toy.reopen(given.repack(tmp_path / "k", dtype)).score(asked).total(), scores.total())
 
 

@@ -16,7 +16,7 @@ from unde import Index, UndeError, Weights, cli
 from unde.cli.config import write_config
 from unde.evaluate import Bank
 from unde.index.verify import verify
-from unde.integrations.source import Source
+from unde.integrations.source import ModelSource
 from unde.methods import EKFAC
 from unde.store import layout
 from unde.tasks import Classification
@@ -29,7 +29,7 @@ def everything(folder: Path) -> Index:
     index.add_fisher("true", progress=False)
     index.features(toy.data(3, seed=3), folder / layout.QUERIES / "some.safetensors")
     index.score(toy.data(3, seed=3)).total()
-    Source(target="my_project:make").remember(folder)
+    ModelSource(target="my_project:make").save(folder)
     write_config(folder, {"target": "my_project:make", "seed": 0})
     chance = np.random.default_rng(0)
     bank = chance.random((6, 22)) < 0.5, chance.random((6, 12))
@@ -90,7 +90,7 @@ def test_a_damaged_byte_is_named_with_what_restores_it(whole, copy):
         [problem] = verify(copy).problems
         assert name.startswith(problem.name) and problem.kind in ("damaged", "foreign"), problem
         assert (
-            layout.restored(name.removeprefix("fisher/").removeprefix("fisher-true/").partition("/")[0])
+            layout.repair_advice(name.removeprefix("fisher/").removeprefix("fisher-true/").partition("/")[0])
             == problem.advice
         )
         path.write_bytes(before)
@@ -191,7 +191,7 @@ def test_the_exit_code_and_the_advice_on_the_command_line(copy):
     result = invoke("verify", copy)
     assert result.exit_code == 1
     said = " ".join(result.stdout.split())
-    assert "shards/c00-000001.safetensors is damaged" in said and layout.restored("shards") in said
+    assert "shards/c00-000001.safetensors is damaged" in said and layout.repair_advice("shards") in said
     told = json.loads(invoke("verify", copy, "--json").stdout)
     assert not told["sound"] and [p["name"] for p in told["problems"]] == ["shards/c00-000001.safetensors"]
 
@@ -254,5 +254,3 @@ def test_a_source_that_lost_its_checksum(copy):
     path.write_text(path.read_text().replace('"checksum"', '"checksun"'))
     [problem] = verify(copy).problems
     assert problem.name == layout.SOURCE and problem.kind == "damaged"
-    path.write_text(json.dumps({"target": "my_project:make"}))  # as releases before 0.2 wrote it
-    assert verify(copy) and "no checksum" in str(verify(copy))

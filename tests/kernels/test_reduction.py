@@ -1,4 +1,4 @@
-"""What a kernel says about its rounds, against what the jobs read and find: rows, covariances, bytes, operations."""
+"""Rounds of a kernel: the moments that they make, and what their jobs read."""
 
 import weakref
 from dataclasses import replace
@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from unde import methods
-from unde.gradients.meter import Meter
 from unde.kernels import InMemory, Part
-from unde.kernels.base import read, reduced
+from unde.kernels.base import moments_of, read
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ROWS, WIDTH, CUT = 300, 60, 20
@@ -19,16 +18,11 @@ class Counted(InMemory):
     """Notes what is read of it."""
 
     rows = 0
-    covariances = 0
 
     def block(self, s):
         found = super().block(s)
         self.rows += len(found)
         return found
-
-    def factors(self, s):
-        self.covariances += 1
-        return super().factors(s)
 
 
 def source():
@@ -58,28 +52,14 @@ def source():
     ],
     ids=lambda method: method.name + getattr(method, "form", ""),
 )
-def test_what_rounds_say(method, joined, monkeypatch):
+def test_moments_have_the_shapes_that_a_kernel_names(method, joined, monkeypatch):
     monkeypatch.setattr("unde.kernels.base.JOINED", 4 * WIDTH * CUT * joined)
     at = source()
     settled = method.kernel.on(at.sizes)
-    needs, moments = settled.needs(), {}
-    assert [(r.name, r.jobs) for r in needs.rounds] == [(r.name, r.jobs) for r in settled.rounds]
-    for said, r in zip(needs.rounds, settled.rounds):
-        at.rows = at.covariances = 0
-        with Meter() as meter:
-            parts = [r.job(at, i, moments) for i in range(r.jobs)]
-        assert at.rows == said.rows
-        assert at.covariances == (len(at.sizes.cuts) if said.covariances else 0)
-        assert meter.flops == said.flops
-        if said.name != "covariances":  # that source has all of them in one block
-            assert sum(t.nbytes for part in parts for t in part.values()) == said.partial
-        moments |= r.finish(reduced([lambda part=part: part for part in parts]))
-    assert needs.gather.flops == sum(r.flops + r.finish for r in needs.rounds)
-    assert needs.partial == (0 if joined == 100 else sum(r.partial for r in needs.rounds))
-    fitted, at.rows = settled.fit(moments, at), 0
-    for blocks in at.sizes.joined():
-        fitted.train(blocks)
-    assert at.rows == needs.train.rows
+    moments, named = moments_of(settled, at), settled.needs().moments
+    assert {k: (t.shape, t.dtype) for k, t in moments.items()} == {
+        k: (t.shape, t.dtype) for k, t in named.items()
+    }
 
 
 def test_joined_blocks_are_read_in_order():

@@ -42,7 +42,7 @@ class OnSizes(Settled):
         return Made(torch.linalg.inv(mean + self.damping * torch.eye(len(mean), dtype=torch.float64)), source)
 
     def needs(self):
-        return Needs(held=8 * self.sizes.width**2)
+        return Needs(memory=8 * self.sizes.width**2)
 
 
 @dataclass(frozen=True, eq=False)

@@ -72,7 +72,7 @@ def test_it_is_the_same_after_opening(tmp_path):
     assert again.method == Sharp(projection="none") and type(again.method) is Sharp
     assert torch.equal(again.score(QUERIES).total(), index.score(QUERIES).total())
     described = json.loads((tmp_path / "i" / "manifest.json").read_text())["method"]
-    assert described["own"]["class"] == "sharp_methods:Sharp" and described["name"] == "sharp"
+    assert described["custom"]["class"] == "sharp_methods:Sharp" and described["name"] == "sharp"
     built(tmp_path / "i")  # goes on with it
     with pytest.raises(UndeError, match=r"already holds another index. What differs: method"):
         toy.build(tmp_path / "i", task=Margins(), method=Sharp(projection="none", scale=3.0))
@@ -124,9 +124,7 @@ def test_an_index_of_an_unknown_method_is_scored_with_a_known_one(tmp_path):
 def test_a_class_that_measures_something_else_now(tmp_path, monkeypatch):
     built(tmp_path / "i")
     monkeypatch.setattr(Sharp, "measure", "loss")
-    with pytest.raises(
-        UndeError, match=r"sharp_methods:Sharp is not what it was .* measure 'margin'.* now 'loss'"
-    ):
+    with pytest.raises(UndeError, match=r"sharp_methods:Sharp is not what it was .* 'margin'.* now .*'loss'"):
         Index.open(tmp_path / "i")
 
 
@@ -202,16 +200,16 @@ def test_what_an_index_could_not_hold_is_refused(tmp_path):
 
 
 def test_what_cannot_be_sent_is_refused(monkeypatch):
-    from unde.methods.custom import check_travels
+    from unde.methods.custom import check_picklable
 
-    check_travels(Sharp())
+    check_picklable(Sharp())
     monkeypatch.setattr(Sharp, "__module__", "__main__")
     with pytest.raises(
         UndeError, match=r"Sharp cannot be sent to other processes .Sharp is defined in the script"
     ):
-        check_travels(Sharp())
+        check_picklable(Sharp())
     with pytest.raises(UndeError, match=r"Held cannot be sent to other processes .*pickle"):
-        check_travels(Held(tensor=lambda: 0))
+        check_picklable(Held(tensor=lambda: 0))
 
 
 @pytest.mark.parametrize(
@@ -219,20 +217,20 @@ def test_what_cannot_be_sent_is_refused(monkeypatch):
     [
         None,
         {},
-        {"class": "os", "measure": "loss", "beside": [], "steps": 1},
-        {"class": "os:system", "measure": 3, "beside": [], "steps": 1},
-        {"class": "os:system", "measure": "loss", "beside": [1], "steps": 1},
-        {"class": "os:system", "measure": "loss", "beside": [], "steps": 10**9},
+        {"class": "os", "measure": "loss", "extra_measures": [], "steps": 1},
+        {"class": "os:system", "measure": 3, "extra_measures": [], "steps": 1},
+        {"class": "os:system", "measure": "loss", "extra_measures": [1], "steps": 1},
+        {"class": "os:system", "measure": "loss", "extra_measures": [], "steps": 10**9},
     ],
 )
 def test_descriptions_that_no_method_wrote(own):
     with pytest.raises(UndeError, match=r"unknown method|not described as methods are"):
-        methods.parse({"name": "x", "projection": "none", "own": own})
+        methods.parse({"name": "x", "projection": "none", "custom": own})
 
 
 def test_a_description_makes_methods_only():
-    own = {"class": "subprocess:Popen", "measure": "loss", "beside": [], "steps": 1}
-    found = methods.parse({"name": "x", "projection": "none", "args": "ls", "own": own})
+    own = {"class": "subprocess:Popen", "measure": "loss", "extra_measures": [], "steps": 1}
+    found = methods.parse({"name": "x", "projection": "none", "args": "ls", "custom": own})
     assert repr(found) == "subprocess:Popen (not imported)"
     with pytest.raises(UndeError, match="before this"):
         _ = found.kernel

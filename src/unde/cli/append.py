@@ -1,4 +1,4 @@
-"""`unde append`, `remove`, `merge` and `repack`: training examples that come and go, and how they are stored."""
+"""`unde append`, `remove`, `merge` and `repack`."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def append(
 ) -> None:
     """Add training examples to an index: what is in it already, by content, is not computed again.
 
-    Give all training data as it is now, or only what is new. The model and its settings are remembered. Killed at any
-    moment the index is as it was, and the same command goes on where it stopped.
+    Give all training data as it is now, or only what is new. The model and its settings are remembered. After a kill
+    the index is as it was, and the same command resumes.
 
     Examples:
 
@@ -37,33 +37,31 @@ def append(
     `unde append my_project.setup:make --index runs/idx`
     """
     from unde.cli.project import Project
-    from unde.data import Rows
     from unde.index import Index
-    from unde.index.changing import ended
-    from unde.index.views import Picked
+    from unde.index.updates import finish
 
     project = Project(model.remembered(index), index=index)
     setup = project.setup
     opened = project.index(index, worker.executor(), whole=False)
     rows = setup.rows(setup.train_data)
     known = opened.holds(rows)
-    if known.all() and ended(index):  # by the same command, which was killed when all but its end was done
+    if known.all() and finish(index):  # the same command was killed after it committed
         console.echo(f"{index}: {len(opened):,} examples now")
         return
     if known.all():
         raise UndeError(
             f"all {len(rows):,} examples are in {index} already: give the training data with what is new"
         )
-    new = (~known).nonzero()[:, 0]
+    new = (~known).nonzero()[:, 0].tolist()
     ids = None
     if opened.ids is not None and setup.ids is not None:
         file = None if project.source is None else project.source.data
-        ids = _apart([setup.ids[i] for i in new.tolist()], opened.ids, file)
+        ids = _distinct([setup.ids[i] for i in new], opened.ids, file)
     with opened:
-        opened.append(Rows(Picked(rows, new), rows.collate), ids=ids)
+        opened.append(rows.subset(new), ids=ids)
     try:
         Index.open(index, train_data=setup.train_data, verify=False)
-        project.memory.remember(index)
+        project.memory.save(index)
     except UndeError:
         console.note(
             "this is not all training data of the index: commands that show or perturb training examples need all of "
@@ -73,17 +71,17 @@ def append(
     console.echo(f"{index}: {len(new):,} examples appended{skipped}, {len(opened):,} now")
 
 
-def _apart(ids: list[Any], there: Sequence[Any], data: str | None) -> list[Any]:
-    """Lines of another file are numbered from 0 as those of the first were: then its name stands before the numbers."""
-    if data is None or set(there).isdisjoint(ids):
+def _distinct(ids: list[Any], taken: Sequence[Any], data: str | None) -> list[Any]:
+    """Put the name of the file before numbers of its lines that are ids of the index already."""
+    if data is None or set(taken).isdisjoint(ids):
         return ids
-    named = [f"{Path(data).name}:{i}" for i in ids]
-    if not set(there).isdisjoint(named):
+    prefixed = [f"{Path(data).name}:{i}" for i in ids]
+    if not set(taken).isdisjoint(prefixed):
         raise UndeError(
-            f"examples called {named[0]!r} and so on are in the index already: give each record of {data} a field id"
+            f"examples called {prefixed[0]!r} and so on are in the index already: give each record of {data} a field id"
         )
-    console.note(f"their ids begin with the name of the file, since others are taken: {named[0]}")
-    return named
+    console.note(f"the new ids start with the name of the file, since others are taken: {prefixed[0]}")
+    return prefixed
 
 
 def remove(
@@ -102,10 +100,10 @@ def remove(
         typer.Option(help="of a file with a column mark, take those marked so; repeatable (default: remove)"),
     ] = None,
 ) -> None:
-    """Take training examples out of an index; no byte of them is left in it.
+    """Remove training examples from an index and erase their bytes.
 
-    Only the shards that hold them are written again. The model is needed for EKFAC alone, whose covariances are sums
-    over examples. Copies elsewhere (push, backups) are not touched.
+    Only the shards that hold them are rewritten. The model is needed for EKFAC alone, whose covariances are sums over
+    examples. Copies (push, backups) are not touched.
 
     Examples:
 
@@ -116,30 +114,33 @@ def remove(
     from unde.cli.project import Project
     from unde.index import Index
 
-    wanted = _wanted(ids, mark)
+    names = _read_names(ids, mark)
     opened = Index.open(index)
     if opened.manifest.factors:
         opened = Project(model.remembered(index), index=index).index(index)
     if opened.ids is None:
-        odd = [name for name in wanted if not name.isascii() or not name.isdigit()]
+        odd = [name for name in names if not name.isascii() or not name.isdigit()]
         if odd:
             raise UndeError(
                 f"{index} has no ids, its examples are named by position: {odd[0]!r} is no number from 0 on"
             )
-        opened.remove(indices=[int(name) for name in wanted])
+        opened.remove(indices=[int(name) for name in names])
     else:
         by_text = {str(i): i for i in opened.ids}
-        opened.remove([_known(name, by_text) for name in wanted])
-    console.echo(f"{index}: {len(opened):,} examples left; nothing of the removed ones is in it any more")
+        unquoted = (name if name in by_text else name.removeprefix("'") for name in names)  # of spreadsheets
+        opened.remove([by_text.get(name, name) for name in unquoted])
+    console.echo(f"{index}: {len(opened):,} examples left, the removed ones are erased")
 
 
 def merge(
     out: Annotated[Any, typer.Argument(parser=place, metavar="OUT", help="folder or URL for the new index")],
-    indexes: Annotated[list[str], typer.Argument(metavar="A B …", help="indexes that were measured alike")],
+    indexes: Annotated[
+        list[str], typer.Argument(metavar="A B …", help="indexes of the same model, task and settings")
+    ],
 ) -> None:
-    """Make one index of several that were measured alike: same model, task, method, projection and groups.
+    """Merge indexes of the same model, task, method, projection and groups into a new one.
 
-    These stay as they are. Nothing is computed again.
+    The old ones stay as they are. Nothing is computed again.
 
     Example:
 
@@ -147,18 +148,18 @@ def merge(
     """
     from unde.index import Index
 
-    made = Index.merge(list(indexes), out)
-    console.echo(f"{out}: {len(made):,} examples of {len(indexes)} indexes in {len(made.groups)} groups")
+    merged = Index.merge(list(indexes), out)
+    console.echo(f"{out}: {len(merged):,} examples of {len(indexes)} indexes in {len(merged.groups)} groups")
 
 
 def repack(
     out: Annotated[Any, typer.Argument(parser=place, metavar="OUT", help="folder or URL for the new index")],
-    index: Annotated[Any, typer.Argument(parser=place, metavar="INDEX", help="the index to be stored anew")],
+    index: Annotated[Any, typer.Argument(parser=place, metavar="INDEX", help="the index to repack")],
     store_dtype: Annotated[
         str, typer.Option(help=join_names(CODECS), autocompletion=one_of(*CODECS))
     ] = "int8",
 ) -> None:
-    """Store the features of an index in another way, as a new index: int8 takes a quarter of float32.
+    """Store the features of an index in another precision, as a new index: int8 takes a quarter of float32.
 
     The old one stays as it is. Nothing is computed again.
 
@@ -169,32 +170,29 @@ def repack(
     from unde.index import Index
 
     old = Index.open(index)
-    made = old.repack(out, store_dtype)
-    sizes = [m.codec.nbytes(m.examples, m.columns) for m in (old.manifest, made.manifest)]
+    new = old.repack(out, store_dtype)
+    sizes = [m.codec.nbytes(m.examples, m.columns) for m in (old.manifest, new.manifest)]
     console.echo(
-        f"{out}: {len(made):,} examples in {store_dtype}, {sizes[0] / sizes[1]:.1f} times smaller than in "
+        f"{out}: {len(new):,} examples in {store_dtype}, {sizes[0] / sizes[1]:.1f} times smaller than in "
         f"{old.manifest.store_dtype}"
     )
 
 
-def _known(name: str, by_text: dict[str, Any]) -> Any:
-    """An id as the index has it; spreadsheets are given some with a ' before them."""
-    return by_text.get(name, by_text.get(name.removeprefix("'"), name))
-
-
-def _wanted(said: str, marks: list[str] | None) -> list[str]:
+def _read_names(option: str, marks: list[str] | None) -> list[str]:
     """The ids in a file, or in the list itself."""
-    found = place(said)
-    is_file = isinstance(found, Path) and found.is_file()
+    path = place(option)
+    is_file = isinstance(path, Path) and path.is_file()
     if not is_file and marks:
-        raise UndeError(f"--mark goes with a file that has marks: there is no file {said}")
-    wanted = _in_file(found, marks) if is_file else [part.strip() for part in said.split(",") if part.strip()]
-    if not wanted:
-        raise UndeError(f"--ids {said} names no example: expected ids such as 17,42 or a file of them")
-    return wanted
+        raise UndeError(f"--mark goes with a file that has marks: there is no file {option}")
+    names = (
+        _read_file(path, marks) if is_file else [part.strip() for part in option.split(",") if part.strip()]
+    )
+    if not names:
+        raise UndeError(f"--ids {option} names no example: expected ids such as 17,42 or a file of them")
+    return names
 
 
-def _in_file(file: StorePath, marks: list[str] | None) -> list[str]:
+def _read_file(file: StorePath, marks: list[str] | None) -> list[str]:
     if file.stat().st_size > _LONGEST:
         raise UndeError(f"{file} is longer than {_LONGEST:,} bytes: expected a list of ids")
     try:
@@ -215,9 +213,8 @@ def _in_file(file: StorePath, marks: list[str] | None) -> list[str]:
     marked = any("mark" in row for row in rows)
     if marks and not marked:
         raise UndeError(f"{file} has no column 'mark', of which --mark {marks[0]} would choose")
-    chosen = set(marks or [_REMOVE])
-    unknown = chosen - {row.get("mark") for row in rows} if marks else set()
-    if unknown:
-        there = sorted({str(row.get("mark")) for row in rows})
-        raise UndeError(f"{file}: nothing is marked {sorted(unknown)[0]!r}, there is {', '.join(there)}")
+    chosen, present = set(marks or [_REMOVE]), {str(row.get("mark")) for row in rows}
+    if marks and not chosen <= present:
+        missing, known = sorted(chosen - present)[0], ", ".join(sorted(present))
+        raise UndeError(f"{file}: nothing is marked {missing!r}, there is {known}")
     return [str(row["id"]) for row in rows if not marked or row.get("mark") in chosen]

@@ -14,7 +14,7 @@ from unde.errors import UndeError
 from unde.store.remote import Remote, StorePath, exists, place
 
 if TYPE_CHECKING:
-    from unde.store.verify_report import Verified
+    from unde.store.verify_report import VerifyReport
 
 
 def verify(
@@ -49,7 +49,7 @@ def verify(
         raise typer.Exit(1)
 
 
-def verify_path(path: StorePath) -> Verified:
+def verify_path(path: StorePath) -> VerifyReport:
     """Verify an index (a folder), a bank (an archive of arrays), or else weights (JSON)."""
     from unde.evaluate.bank import verify as bank
     from unde.evaluate.bank.bank_io import unfinished_bank

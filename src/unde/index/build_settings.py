@@ -22,12 +22,11 @@ from unde.gradients.feature_pass import Measurement, largest, threads
 from unde.groups import Groups, trainable
 from unde.index import pca as directions
 from unde.index import pca as matrices
-from unde.index import shard_writer as shards
 from unde.index.feature_runner import FeatureRunner, describe_units, name_failing_example
 from unde.index.shard_writer import ShardWriter
-from unde.index.validation import PROBED, changed_task, list_differences, probe_of, restore_probe, write_probe
+from unde.index.validation import changed_task, list_differences, probe_of, restore_probe, write_probe
 from unde.kernels.precision import could_refuse
-from unde.methods import TRAK, USUAL, Damped, Method
+from unde.methods import DEFAULT_DAMPING, TRAK, Damped, Method
 from unde.parallel import SERIAL, Executor
 from unde.parallel.model_transport import BuildInputs
 from unde.projection import Spec
@@ -37,7 +36,7 @@ from unde.store.factored import AUTO
 from unde.store.files import write_bytes
 from unde.store.manifest import SCHEMA, Manifest, Settled
 from unde.store.remote import StorePath
-from unde.store.shards import file_bytes, sound
+from unde.store.shards import sound
 
 EXACT = 2**28  # bytes up to which every digit is kept where nothing else is asked for
 SHARD_BYTES = 2**24  # in float32: what allocators hand out again and again without asking the system
@@ -132,7 +131,7 @@ def rounding_decides(method: Method, examples: int, width: int) -> bool:
         return False
     whole = isinstance(method, TRAK)  # others invert by layer, or parameter
     wide = max(1.0, width / max(1, examples)) if whole else 1.0
-    safe = method.relative and method.number >= USUAL
+    safe = method.relative and method.number >= DEFAULT_DAMPING
     return not safe or could_refuse(Int8.rounding, method.number, wide)
 
 
@@ -230,15 +229,6 @@ def shard_size(pass_size: int, width: int, memory: int) -> int:
     return pass_size * min(max(1, passes), SHARD_PASSES)
 
 
-def on_disk(m: Manifest, precision: torch.dtype, made: Mapping[str, Tensor]) -> dict[str, int]:
-    """Bytes of a finished index by what they hold; of the matrices that are `made` and not drawn, shapes suffice."""
-    where = torch.empty(min(m.examples, PROBED), dtype=torch.int64, device="meta")
-    probe = {"where": where, "features": torch.empty(len(where), m.width, device="meta")}
-    found = shards.on_disk(m, precision)
-    found |= {"manifest": len(m.text()), "probe": file_bytes(probe, layout.PROBE)}
-    return found | ({"directions": file_bytes(made, layout.MATRICES)} if made else {})
-
-
 def _with_matrices(
     folder: StorePath,
     given: BuildInputs,
@@ -253,7 +243,7 @@ def _with_matrices(
     """What the projection needs that is not drawn from the seed."""
     spec = Spec.parse(str(method.projection))
     found = scales
-    if there is not None and there.living is not None and there.matrices:
+    if there is not None and there.changes is not None and there.matrices:
         kept = matrices.read(matrices.home(folder), there)  # of the examples that it was built on
         if all(name in kept and torch.equal(kept[name], value) for name, value in scales.items()):
             found = kept
@@ -280,4 +270,5 @@ def _with_matrices(
 
 def write_ids(folder: StorePath, ids: Sequence[Any] | None, generation: int = 0) -> None:
     if ids is not None:
-        write_bytes(folder / layout.version(layout.IDS, generation), (json.dumps(list(ids)) + "\n").encode())
+        path = folder / layout.versioned_name(layout.IDS, generation)
+        write_bytes(path, (json.dumps(list(ids)) + "\n").encode())

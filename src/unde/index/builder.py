@@ -12,16 +12,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from unde import console, methods, plan
+from unde import console, methods
 from unde.checkpoints import Checkpoint, fingerprints
 from unde.data import Rows, own_collate, to_device
 from unde.errors import UndeError, unknown
-from unde.fingerprints import Watch, changed_example, plain_ids
+from unde.fingerprints import Watch, align_rows, changed_example, plain_ids
 from unde.gradients.model_state import frozen_eval
 from unde.groups import Groups, trainable
 from unde.index import defaults
 from unde.index import shard_writer as shards
 from unde.index.build_settings import settle
+from unde.index.build_summary import print_summary
 from unde.index.feature_runner import FeatureRunner
 from unde.index.reader import Stored
 from unde.index.shard_writer import ShardWriter
@@ -32,7 +33,6 @@ from unde.index.validation import (
     compare_inputs,
     read_ids,
 )
-from unde.index.views import aligned
 from unde.methods import Method
 from unde.pages import kept_pages
 from unde.parallel import Executor
@@ -117,7 +117,7 @@ def fisher_home(folder: StorePath, given: BuildInputs, probe: Method) -> tuple[S
     assert isinstance(probe, methods.Fisher)
     device = next(given.model.parameters()).device
     with frozen_eval(given.model), torch.no_grad():
-        settled = probe.settle(given.task, given.model, to_device(given.rows.batch([0]), device))
+        settled = probe.resolve_labels(given.task, given.model, to_device(given.rows.batch([0]), device))
     return folder / layout.FISHERS[settled.kind], settled
 
 
@@ -129,8 +129,8 @@ def add_fisher(at: IndexState, kind: str, progress: bool) -> None:
     if at.model is None or at.task is None or at.rows is None:
         raise UndeError(f"{folder} was opened without its model, task and data: open it with all three")
     projected = Spec.parse(str(at.stored.method.projection)).kind == "pca"
-    if m.living is not None or (m.matrices and not projected):
-        what = "changed since it was built" if m.living is not None else "built with second_moments"
+    if m.changes is not None or (m.matrices and not projected):
+        what = "changed since it was built" if m.changes is not None else "built with second_moments"
         raise UndeError(f"{folder} was {what}: build it anew with fisher={kind!r}")
     given = BuildInputs(at.model, at.task, at.rows, at.checkpoints, at.recipe, at.device)
     probe = methods.Fisher(at.stored.method.projection, m.factors, kind == "true", 0 if kind == "true" else 1)
@@ -180,7 +180,7 @@ def compute(writer: ShardWriter, executor: Executor, progress: bool) -> None:
     m = writer.manifest
     count = sum(m.shards[s].stop - m.shards[s].start for _, s in jobs)
     if progress:
-        plan.show_build(writer.runner, count)
+        print_summary(writer.runner, count)
     with console.progress("features", count, progress, estimate="examples") as writer.advance:
         shards.compute(writer, jobs, executor)
 
@@ -269,11 +269,12 @@ def examples_of(stored: Stored, rows: Rows) -> tuple[Rows, list[str]]:
         if changed is None:
             return rows, []
         differ = f"the training data (example {changed} has another content)"
-    if m.living is None:
+    if m.changes is None:
         return rows, [differ]
-    those, missing = aligned(rows, digests)
+    those, missing = align_rows(rows, digests)
     if those is None:
-        return rows, [f"{differ}; {missing} of its examples are not in what is given ({m.living.told})"]
+        lines = "; ".join(m.changes.lines)
+        return rows, [f"{differ}; {missing} of its examples are not in what is given ({lines})"]
     return those, []
 
 

@@ -32,7 +32,7 @@ from unde.store.layout import SCRATCH
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath
 from unde.tasks.base import Task
-from unde.tasks.batching import recut
+from unde.tasks.batching import with_batching
 from unde.tasks.tokens import Unreadable
 
 Patch = Callable[[nn.Module], AbstractContextManager[Any]]  # changes the model inside a block
@@ -86,7 +86,7 @@ class FeatureRunner:
     def measurement(self) -> Measurement:
         m, method = self.manifest, self.method
         factors = gathered(m.units, str(method.projection)) if m.factors else None
-        return Measurement(self.units, method.measure, method.beside, factors)
+        return Measurement(self.units, method.measure, method.extra_measures, factors)
 
     def coverage(self, c: int) -> Coverage:
         """How the gradient of each parameter is taken under checkpoint or step c, as the manifest records it."""
@@ -129,7 +129,7 @@ class FeatureRunner:
 
     def sample_numbers(self, where: Sequence[int]) -> list[int]:
         """The numbers that seed the random draws of training examples (labels, noise)."""
-        return [self.manifest.drawn[i] for i in where]
+        return [self.manifest.numbers[i] for i in where]
 
     def compute(
         self,
@@ -154,7 +154,7 @@ class FeatureRunner:
             self.inputs = self.inputs.portable(self.folder / SCRATCH, rows)
         work = _RowJobs(self, rows, passes, numbers, names, what, patch, Results(m.id))
         features, values = torch.empty(m.terms, len(rows), m.width), torch.empty(m.terms, len(rows))
-        beside, digests = torch.empty(len(rows), len(self.method.beside)), [""] * len(rows)
+        beside, digests = torch.empty(len(rows), len(self.method.extra_measures)), [""] * len(rows)
 
         def name(job: Job) -> str:
             here = passes[job[1]]
@@ -258,7 +258,7 @@ def describe_units(units: Sequence[Unit]) -> list[dict[str, Any]]:
 
 def step_of(task: Task, method: Method, c: int) -> Task:
     """The task at step c, for methods that keep the steps of a trajectory apart."""
-    return task if method.steps == 1 else recut(task, task.cutting.step(c, method.steps))
+    return task if method.steps == 1 else with_batching(task, task.batching.step(c, method.steps))
 
 
 class Closable(Protocol):

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from unde import plan
 from unde.checkpoints import Checkpoint
 from unde.data import Collate, Rows, own_collate, parse_bytes
 from unde.errors import UndeError
 from unde.gradients import adam_preconditioner as moments
 from unde.groups import Groups, trainable, unwrapped
 from unde.index import builder as making
-from unde.index import living, merging
+from unde.index import segments, updates
 from unde.index.build_settings import checked, settle
 from unde.index.query_api import QueryableIndex
 from unde.index.state import IndexState
@@ -25,11 +24,13 @@ from unde.index.validation import read_ids
 from unde.methods import Method
 from unde.parallel import Executor, ending, named
 from unde.parallel.model_transport import BuildInputs
-from unde.plan import Plan
 from unde.setup import Recipe
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath, place
 from unde.tasks.base import Task
+
+if TYPE_CHECKING:
+    from unde.plan import Plan
 
 
 class Index(QueryableIndex):
@@ -196,52 +197,98 @@ class Index(QueryableIndex):
     # --- changing it ------------------------------------------------------------------------------------
 
     def append(self, more_data: Any, ids: Sequence[Any] | None = None, *, progress: bool = True) -> None:
-        """Add training examples: their features are computed, those of the others stay as they are stored.
+        """Add training examples: compute their features as one more segment of the index.
 
-        `ids` are their names, where the index has names. Kernels are fitted anew when they are next asked for, from
-        what is stored; pca directions stay those of the examples that the index was built on. Whenever this is
-        interrupted the index is as it was before, and the same call goes on where it stopped.
+        Kernels are fitted again from stored features when they are next needed. pca directions stay those of the
+        examples that the index was built on. After a kill the index is unchanged, and the same call resumes.
+
+        Args:
+            more_data: Examples as in `build`.
+            ids: Their ids, where the index has ids.
+            progress: Whether to show a bar.
+
+        Raises:
+            UndeError: The index was opened without its model and task, the model has changed, or ids are taken.
+
+        >>> index.append(more_data, ids=more_ids)  # doctest: +SKIP
         """
-        self.__init__(living.appended(self._state, more_data, ids, progress))
+        self.__init__(updates.append(self._state, more_data, ids, progress))
 
     def holds(self, data: Any) -> Tensor:
         """(n,) bool: which examples are in the index already, by their content."""
-        return living.held(self._state.stored, Rows(data))
+        rows = Rows(data)
+        held = torch.zeros(len(rows), dtype=torch.bool)
+        held[self._state.stored.holding(rows.digests())] = True
+        return held
 
     def remove(self, ids: Sequence[Any] | None = None, *, indices: Sequence[int] | None = None) -> None:
-        """Take training examples out, by their ids or by their `indices`, positions from 0 on; in an index without ids
-        these are the same. Those behind them move up.
+        """Remove training examples and erase their bytes from the folder; those behind them move up.
 
-        Nothing is computed again, but for the covariances of EKFAC, which need the model and the data. When this
-        returns, the folder holds no byte of what was removed: see docs/living-indexes.md for what else might.
+        Nothing is computed again, but for the covariances of EKFAC, which need the model and the data. For copies that
+        this cannot reach see docs/changing-indexes.md.
+
+        Args:
+            ids: Ids of the examples; in an index without ids, their positions.
+            indices: Positions of the examples, instead of ids.
+
+        Raises:
+            UndeError: An example is not in the index, or no example would be left.
+
+        >>> index.remove(["doc-17", "doc-42"])  # doctest: +SKIP
         """
-        self.__init__(living.removed(self._state, ids, indices))
+        self.__init__(updates.remove(self._state, ids, indices))
 
     @classmethod
     def merge(cls, indexes: Sequence[Index | str | StorePath], path: str | StorePath) -> Index:
-        """A new index in `path` of all examples of several, in their order; these stay as they are.
+        """Merge indexes into a new one, with their examples in the given order; the old ones stay as they are.
 
-        They must have been measured alike: same weights, task, method, projection, seed, groups and precision. The new
-        one is opened without its model and task.
+        Args:
+            indexes: Indexes of the same weights, task, method, projection, seed, groups and precision.
+            path: Folder or URL of the new index.
+
+        Returns:
+            The new index, opened without its model and task.
+
+        Raises:
+            UndeError: The indexes were not measured alike (the message names what differs), or share ids.
+
+        >>> whole = unde.Index.merge(["runs/monday", "runs/tuesday"], "runs/all")  # doctest: +SKIP
         """
-        merging.merged([i.folder if isinstance(i, Index) else place(i) for i in indexes], place(path))
+        segments.merge([i.folder if isinstance(i, Index) else place(i) for i in indexes], place(path))
         return cls.open(path)
 
     def repack(self, path: str | StorePath, store_dtype: str) -> Index:
-        """A new index in `path` of the same examples, stored in another way: `store_dtype` as in `build`. Nothing is
-        computed again, and this one stays as it is. The new one is opened with all that this one was.
+        """Store the features in another precision, as a new index. Nothing is computed again.
+
+        Args:
+            path: Folder or URL of the new index.
+            store_dtype: As in `build`.
+
+        Returns:
+            The new index, opened with all that this one was.
 
         >>> small = index.repack("runs/small", "int8")  # doctest: +SKIP
         """
         self._state.check_finished()
-        merging.repacked(self.folder, place(path), store_dtype)
+        segments.repack(self.folder, place(path), store_dtype)
         found = making.found(place(path), self.memory, verify=False)
         return Index(replace(self._state, stored=found, ids=read_ids(found.folder, found.manifest)))
 
     @staticmethod
-    def plan(model: nn.Module, task: Task, example: Any = None, **options: Any) -> Plan:
-        """What building and asking an index would need, for a model that may be on the meta device.
+    def plan(model: nn.Module, task: Task, train_data: Any = None, **options: Any) -> Plan:
+        """Tell what `build` would take on disk, in memory and in minutes.
 
-        Options are those of `unde.plan.plan`: n_examples, seq_len, and most of `Index.build`.
+        Args:
+            model: The trained model; on the meta device, only bytes on disk are told.
+            task: What the model was trained on.
+            train_data: The training data, or some of it: a few passes are timed.
+            options: Those of `unde.plan.plan`: n_examples, workers, and most of `build`.
+
+        Returns:
+            The plan: `.disk`, `.memory`, `.minutes`; `print` shows it.
+
+        >>> print(unde.Index.plan(model, task, data, method="logra"))  # doctest: +SKIP
         """
-        return plan.plan(unwrapped(model), task, example, **options)
+        from unde.plan import plan  # which imports modules of this package
+
+        return plan(model, task, train_data, **options)

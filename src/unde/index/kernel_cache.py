@@ -10,9 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import tempfile
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,9 +20,8 @@ from torch import Tensor
 
 from unde import console, methods
 from unde.index.reader import FeatureSource, Stored
-from unde.index.shard_writer import content
 from unde.kernels import Fitted, Kernel, Sizes
-from unde.kernels.base import Moments, Round, Settled, Work, read, reduced
+from unde.kernels.base import Moments, Round, Settled, read, reduced
 from unde.kernels.fingerprint import code_of, described
 from unde.parallel import SERIAL, Executor, Job, shown
 from unde.store import layout
@@ -33,13 +30,13 @@ from unde.store.files import clear_partial
 from unde.store.locks import locked
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath
-from unde.store.shards import WRITTEN, ShardError, file_bytes, read_again, read_shard, sound, write_shard
+from unde.store.shards import ShardError, file_bytes, read_again, read_shard, sound, write_shard
 
 VERSION = 2  # raise when kernels come out differently: files of another version are not read
 MOMENTS = "moments.safetensors"
 
 
-class KernelFiles:
+class KernelCache:
     """One kernel under one checkpoint: its moments, and K g(n), on disk; made if not there or not whole."""
 
     def __init__(self, stored: Stored, kernel: Kernel, checkpoint: int, executor: Executor = SERIAL) -> None:
@@ -77,10 +74,6 @@ class KernelFiles:
             again = ShardError(f"{e}. Open the index again, which makes K g(n) anew")
             raise self.stored.changed() or again from None
         return shard
-
-    def rows(self, s: int) -> Tensor:
-        """K g(n) of shard s."""
-        return self.stored.codec.unpack(self.packed(s), self.stored.manifest.columns)
 
     def make_rows(self) -> None:
         """All K g(n), unless they are there."""
@@ -181,104 +174,39 @@ class KernelFiles:
         self._moments.path, self._rows.path = places  # where they are, should that be elsewhere
 
 
-def gather_moments(files: KernelFiles, n: int, i: int) -> None:
+def gather_moments(files: KernelCache, n: int, i: int) -> None:
     files.write_partial(n, i)
 
 
-def apply_kernel(files: KernelFiles, i: int) -> None:
+def apply_kernel(files: KernelCache, i: int) -> None:
     files.write_rows(i)
 
 
-@dataclass(frozen=True)
-class Costs:
-    """What a training side takes under a kernel."""
-
-    memory: dict[str, int]  # bytes at the peak of fitting it and writing K g(n), by what takes them
-    held: int  # bytes of K, of all checkpoints, where it acts on the query side
-    flops: int  # of all of it
-    disk: dict[str, int]
-    scratch: int  # bytes of files that are gone in the end
-    fits: int  # times that moments are gathered: for each checkpoint, or for the mean of all steps
-    rows: Work  # of making K g(n), of all checkpoints, where it is kept
+def sizes_of(m: Manifest) -> Sizes:
+    """The features of an index as kernels see them."""
+    return FeatureSource(Stored(Path(), m, 0), 0).sizes
 
 
-def sizes_of(m: Manifest, precision: torch.dtype) -> Sizes:
-    """The features of an index as kernels see them, with what reading them takes."""
-    averaged = methods.parse(m.method).steps > 1  # all steps, twice over
-    steps = (2 * m.terms - 1) * block_bytes(m) if averaged else 0
-    sizes = FeatureSource(Stored(Path(), m, 0), 0).sizes
-    return replace(sizes, beside=max(reading(m, precision), steps))
+def kernel_files(m: Manifest, settled: Settled) -> dict[str, int]:
+    """Bytes on disk of a kernel of the index `m`: its moments, and K g(n) where K mixes all columns."""
+    moments = settled.needs().moments
+    fits = 1 if methods.parse(m.method).steps > 1 else m.terms  # one for the mean of all steps
+    sizes = {"moments of the kernel": fits * file_bytes(moments, MOMENTS)} if moments else {}
+    if settled.blocks is None:
+        sizes["K g(n)"] = m.terms * sum(_row_file(m, r.stop - r.start) for r in m.shards)
+    return sizes
 
 
-def costs(m: Manifest, settled: Settled, sizes: Sizes) -> Costs:
-    """Of the index `m` under a kernel that was settled on `sizes`, its own or those of another measurement."""
-    needs, method = settled.needs(), methods.parse(m.method)
-    averaged = method.steps > 1
-    fits, mixing = 1 if averaged else m.terms, settled.blocks is None
-    steps = [
-        {"moments, and features they are made of": needs.gather.peak},
-        {"moments being written": (1 + WRITTEN) * _bytes(needs.moments)},
-        {"matrices": needs.fit.peak},
-    ]
-    disk = {"moments of the kernel": fits * file_bytes(needs.moments, MOMENTS)} if needs.moments else {}
-    rows = Work()
-    if mixing:
-        own = 8 * sizes.most * sizes.width  # blocks, and the rows they make up
-        foreign = averaged or method.probe is not None  # K g(n) is not of the features that K was fitted to
-        rows = replace(needs.apply, peak=max(needs.apply.peak, own)) if foreign else needs.train
-        rows = replace(rows, flops=rows.flops // sizes.labels, rows=rows.rows // sizes.labels)
-        steps.append({"matrices": needs.held, "features and K g(n)": _rows_bytes(m, sizes, rows)})
-        disk["K g(n)"] = m.terms * sum(count * file for _, file, count in _packed(m))
-    highest = max(steps, key=lambda step: sum(step.values()))
-    others = {} if mixing or m.terms == 1 else {"K of other checkpoints": (m.terms - 1) * needs.held}
-    return Costs(
-        memory=highest | others,
-        held=0 if mixing else m.terms * needs.held,
-        flops=fits * needs.gather.flops + m.terms * (needs.fit.flops + rows.flops),
-        disk=disk,
-        scratch=fits * needs.partial,
-        fits=fits,
-        rows=replace(rows, flops=m.terms * rows.flops, rows=m.terms * rows.rows),
-    )
-
-
-def _rows_bytes(m: Manifest, sizes: Sizes, rows: Work) -> int:
-    """Bytes beside K while K g(n) is made and written, of rows that are read together."""
-    made, packed = 4 * sizes.most * sizes.width, _packed(m)
-    written = max(new + WRITTEN * file for new, file, _ in packed)
-    return max(rows.peak, made + written)
-
-
-def _packed(m: Manifest) -> list[tuple[int, int, int]]:
-    """Of the shards of each length: bytes of new tensors that packing makes, of a file, and how many they are."""
-    found = []
-    for rows, count in Counter(r.stop - r.start for r in m.shards).items():
-        stored = m.codec
-        kinds = stored.layout(rows, m.columns)
-        packed = {name: torch.empty(shape, dtype=t, device="meta") for name, (shape, t) in kinds.items()}
-        new = 0 if stored.mapped else stored.nbytes(rows, m.columns)
-        found.append((new, file_bytes(packed, f"{0:06d}.safetensors"), count))
-    return found
-
-
-def block_bytes(m: Manifest) -> int:
-    """Of the features of a shard under one checkpoint."""
-    return 4 * min(m.examples, m.settled.shard_size) * m.width
-
-
-def reading(m: Manifest, precision: torch.dtype) -> int:
-    """Bytes beside the features of a shard while it is read: what else is mapped from its file."""
-    stored = content(m, min(m.examples, m.settled.shard_size), precision)
-    return _bytes(stored) - (block_bytes(m) if handed_on(m) else 0)
+def _row_file(m: Manifest, rows: int) -> int:
+    """Bytes of a file of K g(n)."""
+    layouts = m.codec.layout(rows, m.columns)
+    packed = {name: torch.empty(shape, dtype=t, device="meta") for name, (shape, t) in layouts.items()}
+    return file_bytes(packed, f"{0:06d}.safetensors")
 
 
 def handed_on(m: Manifest) -> bool:
     """Whether blocks are features as they are mapped."""
     return m.codec.mapped
-
-
-def _bytes(tensors: Mapping[str, Tensor]) -> int:
-    return sum(t.nbytes for t in tensors.values())
 
 
 class _Folder:

@@ -19,7 +19,7 @@ from unde.index.calibrate import calibrate
 from unde.index.calibration import Calibration
 from unde.index.diagnose import diagnose
 from unde.index.query_features import QueryFeatures
-from unde.index.rescore import Asked
+from unde.index.rescore import IndexRescorer
 from unde.index.retrieval_curve import SHOWN, Trust, of_several
 from unde.index.self_retrieval import EXAMPLES, Retrieval
 from unde.index.state import IndexState
@@ -30,13 +30,14 @@ from unde.methods import Method
 from unde.notebook import facts, listed
 from unde.parallel import Executor, ending, named
 from unde.scoring import diagnostics
+from unde.scoring.base import WeightsLike
 from unde.scoring.documents import Pieces
-from unde.scoring.group_scores import GroupScores, WeightsLike
+from unde.scoring.group_scores import GroupScores
 from unde.scoring.top import Top
 from unde.store import layout
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath, exists, place
-from unde.store.verify_report import Verified
+from unde.store.verify_report import VerifyReport
 from unde.tasks.base import Task
 from unde.tasks.identity import kind_of
 from unde.weights import Weights, learn_weights
@@ -69,8 +70,10 @@ class QueryableIndex:
 
     def __repr__(self) -> str:
         m, groups = self.manifest, len(self.groups)
-        lived = "" if m.living is None else f"; {m.living.brief}"
-        return f"Index({str(self.folder)!r}, {self.method}, {m.examples} × {m.width}, {groups} groups{lived})"
+        changes = "" if m.changes is None else f"; {m.changes.summary}"
+        return (
+            f"Index({str(self.folder)!r}, {self.method}, {m.examples} × {m.width}, {groups} groups{changes})"
+        )
 
     def _repr_html_(self) -> str:
         m = self.manifest
@@ -200,14 +203,14 @@ class QueryableIndex:
             chosen.check_query(Rows(queries)[0])
         at = self._state
         rows = None if made is queries else Rows(queries, own_collate(at.collate, queries))
-        again = Asked(at.stored, lambda: at.query_runner, at.rows, rows)
+        rescorer = IndexRescorer(lambda: at.query_runner, at.rows, rows)
         if calibration is None:
-            return replace(at.scorer.scores(chosen, made.features, made.digests), again=again)
+            return replace(at.scorer.scores(chosen, made.features, made.digests), rescorer=rescorer)
         self._announce(calibration)
         last = calibration.setting.last_checkpoint
         scores = at.scorer.scores(chosen, made.features, made.digests, last_checkpoint=last)
         provenance = scores.provenance | {"calibration": str(calibration)}
-        return replace(scores, again=again, default_weights=calibration.weights, provenance=provenance)
+        return replace(scores, rescorer=rescorer, default_weights=calibration.weights, provenance=provenance)
 
     # --- calibration ------------------------------------------------------------------------------------
 
@@ -340,7 +343,7 @@ class QueryableIndex:
             top = scores.top(count, weights, queries=queries)
         return diagnose(self._state, scores, top, queries)
 
-    def verify(self) -> Verified:
+    def verify(self) -> VerifyReport:
         """Check every byte on disk against its checksum.
 
         Returns:

@@ -57,7 +57,7 @@ class Stored:
             return None
         if now.id == self.manifest.id:
             return None
-        what = "" if now.living is None else f" ({now.living.told})"
+        what = "" if now.changes is None else f" ({'; '.join(now.changes.lines)})"
         return ShardError(f"{self.folder} has changed since it was opened{what}: open it again")
 
     def packed(self, checkpoint: int, s: int) -> dict[str, Tensor]:
@@ -93,7 +93,7 @@ class Stored:
     def values(self, name: str, checkpoint: int = 0) -> Tensor:
         """A stored value of every example: "loss" (N,), "squares" (N, parameters), "skipped" (N,), "digest" (N,), and
         "beside" (N, ·), the measures that the method keeps beside features."""
-        known = ("loss", "squares", "skipped", "digest", *["beside"] * bool(self.method.beside))
+        known = ("loss", "squares", "skipped", "digest", *["beside"] * bool(self.method.extra_measures))
         if name not in known:
             raise unknown("stored value", name, known)
         shards = (self.shard(checkpoint, s) for s in range(len(self.manifest.shards)))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from unde.index.reader import Stored
-from unde.methods import EKFAC, OWN, TRAK, Damped, LoGRA, Method, TracIn
+from unde.methods import CUSTOM, EKFAC, TRAK, Damped, LoGRA, Method, TracIn
 from unde.projection import TWO_SIDED, Spec
 
 DAMPINGS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)  # relative
@@ -55,7 +55,7 @@ def list_settings(stored: Stored) -> list[list[Setting]]:
 
 def _methods(stored: Stored, built: Method) -> list[Method]:
     """One method for each curve, the one that the index was built for among them."""
-    if OWN in built.describe() or built.measure != "loss" or built.steps > 1:
+    if CUSTOM in built.describe() or built.measure != "loss" or built.steps > 1:
         return [built]
     projection = built.projection
     found: list[Method] = [TracIn(projection), TracIn(projection, metric="diagonal"), TRAK(projection)]

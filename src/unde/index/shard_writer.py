@@ -144,7 +144,7 @@ def content(m: Manifest, rows: int, precision: torch.dtype) -> dict[str, Tensor]
         "skipped": empty(rows, dtype=torch.uint8),
         "digest": empty(rows, dtype=torch.int64),
     }
-    if beside := methods.parse(m.method).beside:
+    if beside := methods.parse(m.method).extra_measures:
         found[BESIDE] = empty(rows, len(beside))
     if m.factors:
         sizes = gathered(m.units, m.method["projection"])
@@ -163,7 +163,7 @@ class Shapes:
     def read(self, path: StorePath, verify: bool = True) -> dict[str, Tensor]:
         """The tensors of a shard. One that is made up is refused by its shapes, before it is read to its end; one that
         was fetched was read."""
-        place = layout.numbers(path.name)
+        place = layout.parse_shard_name(path.name)
         assert place is not None
         s = self._by_number[place[1]]
         owner = self.m.files[s][1]
@@ -178,7 +178,7 @@ class Shapes:
 
     def has(self, path: StorePath) -> bool:
         """Whether it is called like a shard of the index."""
-        place = layout.numbers(path.name)
+        place = layout.parse_shard_name(path.name)
         return place is not None and place[0] < self.m.terms and place[1] in self._by_number
 
     def _check(self, path: StorePath, s: int, tensors: Mapping[str, Tensor]) -> None:
@@ -206,39 +206,12 @@ def on_disk(m: Manifest, precision: torch.dtype) -> dict[str, int]:
     whole = covariances = 0
     for rows, count in Counter(r.stop - r.start for r in m.shards).items():
         tensors = content(m, rows, precision)
-        whole += count * sum(file_bytes(tensors, layout.shard(Path(), c, 0).name) for c in range(m.terms))
+        whole += count * sum(
+            file_bytes(tensors, layout.shard_path(Path(), c, 0).name) for c in range(m.terms)
+        )
         covariances += count * m.terms * (tensors["factors"].nbytes if m.factors else 0)
     found = {"features": features, "norms, losses, digests": whole - features - covariances}
     return found | ({"covariances": covariances} if m.factors else {})
-
-
-def waiting(m: Manifest, precision: torch.dtype) -> int:
-    """Bytes that are there while a pass runs, beside its own features: the other rows of its shard, the shard before
-    it that is being sent, and covariances, of which each pass has its own."""
-    rows, size = _rows(m), min(_rows(m), m.settled.pass_size)
-    covariances = content(m, 0, precision)["factors"].nbytes if m.factors else 0
-    return 4 * (rows - size) * m.width + (2 if rows > size else 1) * covariances + _behind(m, precision)
-
-
-def _behind(m: Manifest, precision: torch.dtype) -> int:
-    """Bytes of a shard that is sent to an object store while the next one is computed, a copy of it. None on a disk."""
-    several = m.examples > _rows(m)
-    return sum(t.nbytes for t in content(m, _rows(m), precision).values()) if several else 0
-
-
-def writing(m: Manifest, precision: torch.dtype) -> int:
-    """Bytes while a shard is packed and written, with the one before it."""
-    tensors, features = content(m, _rows(m), precision), 4 * _rows(m) * m.width
-    stored = m.codec
-    packed = 0 if stored.mapped else stored.nbytes(_rows(m), m.columns)
-    column = stored.columns_packed * 4 * _rows(m) * max(u["size"] for u in m.units)  # one after the other
-    covariances = tensors["factors"].nbytes if m.factors else 0
-    return features + covariances + packed + column + _behind(m, precision)
-
-
-def _rows(m: Manifest) -> int:
-    """Of the largest shard."""
-    return min(m.examples, m.settled.shard_size)
 
 
 @kept_pages()
@@ -286,7 +259,7 @@ def missing(writer: ShardWriter, executor: Executor = SERIAL) -> list[Job]:
     where, digests = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
     if executor.alone:
         clear_partial(writer.folder / layout.SHARDS)
-    written, shapes = layout.listed(writer.folder / layout.SHARDS), Shapes(m)
+    written, shapes = layout.list_names(writer.folder / layout.SHARDS), Shapes(m)
     for c in range(m.terms):
         for s, r in enumerate(m.shards):
             if not executor.mine((c, s)):
@@ -351,7 +324,7 @@ def _tensors(writer: ShardWriter, run: FeaturePass, rows: range, found: PassResu
         if writer.manifest.on_bad == "error":
             raise _bad(writer, [rows[int(i)] for i in (~finite).nonzero()[:, 0]])
         found.features[~finite] = squares[~finite] = 0.0
-    beside = {"beside": found.beside} if writer.runner.method.beside else {}
+    beside = {"beside": found.beside} if writer.runner.method.extra_measures else {}
     if run.factors is not None:
         beside["factors"] = run.factors.take().cpu()
         if not finite.all():

@@ -19,7 +19,7 @@ from unde.groups import Groups
 from unde.index.feature_runner import FeatureRunner
 from unde.index.shard_writer import Shapes
 from unde.store import layout
-from unde.store.manifest import Manifest, asked
+from unde.store.manifest import Manifest, request_fields
 from unde.store.remote import Remote, StorePath, Unreachable
 from unde.store.safe_io import read_json
 from unde.store.shards import ShardError, read_shard, write_shard
@@ -56,7 +56,7 @@ def check_shards(folder: StorePath, manifest: Manifest, verify: bool) -> None:
 def _missing(paths: Sequence[StorePath]) -> list[str]:
     """Of this machine, what cannot be looked at may well be there: its error is told when it is read."""
     if isinstance(paths[0], Remote):
-        there = layout.listed(paths[0].parent)
+        there = layout.list_names(paths[0].parent)
         return [p.name for p in paths if p.name not in there]
     missing = []
     for path in paths:
@@ -73,7 +73,7 @@ def read_ids(folder: StorePath, manifest: Manifest) -> list[Any] | None:
     """The user's names; a file that claims far more of them than there are examples is not even read."""
     if not manifest.ids:
         return None
-    path = folder / layout.version(layout.IDS, manifest.generation)
+    path = folder / layout.versioned_name(layout.IDS, manifest.generation)
     try:
         ids = read_json(path, max(_SMALL, _LONGEST_ID * manifest.examples))
         if not isinstance(ids, list) or len(ids) != manifest.examples:
@@ -90,7 +90,7 @@ def read_ids(folder: StorePath, manifest: Manifest) -> list[Any] | None:
 def list_differences(there: Manifest, wanted: Manifest, other: str = "asked for") -> list[str]:
     """What differs between an index on disk and one that is asked for, but for the task and what was settled."""
     out = []
-    for name, value in asked(wanted).items():
+    for name, value in request_fields(wanted).items():
         old = getattr(there, name)
         same = json.dumps(old) == json.dumps(value)  # order counts: it is part of the id
         if same or name in ("schema", "task") or (name == "data" and there.examples != wanted.examples):
@@ -210,7 +210,7 @@ def write_probe(runner: FeatureRunner, rows: Rows, tried: CoverageTrial | None) 
 
 
 def probe_of(folder: StorePath, manifest: Manifest) -> StorePath:
-    return folder / layout.version(layout.PROBE, manifest.generation)
+    return folder / layout.versioned_name(layout.PROBE, manifest.generation)
 
 
 def changed_features(runner: FeatureRunner, rows: Rows) -> str | None:

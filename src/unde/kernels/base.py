@@ -51,7 +51,6 @@ class Sizes:
     parts: tuple[Part, ...]
     cuts: tuple[slice, ...]
     dtype: torch.dtype = torch.float32
-    beside: int = 0  # bytes that a source takes beside a block while it reads it, where that is known
     rounding: float = 0.0  # of an entry as it is stored, relative and at most; 0 for float32
     labels: int = 1  # rows of each example
     lossy: bool = False  # whether K g(n) cannot be stored as features are: K acts on the query side then
@@ -83,17 +82,6 @@ class Sizes:
 
     def rows(self, blocks: Sequence[int]) -> slice:
         return slice(self.cuts[blocks[0]].start, self.cuts[blocks[-1]].stop)
-
-    @property
-    def most(self) -> int:
-        """Rows that are read together, at most."""
-        return max(r.stop - r.start for r in map(self.rows, self.joined()))
-
-    def read(self) -> int:
-        """Most bytes alive while joined blocks are read: what they make up, and one of them."""
-        block = 4 * max(c.stop - c.start for c in self.cuts) * self.width
-        alone = len(self.joined()) == len(self.cuts)
-        return 4 * self.most * self.width + self.beside + (0 if alone else block)
 
 
 class Source(Protocol):
@@ -134,55 +122,22 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Work:
-    """Most bytes alive at once, features that are read included; operations; rows of features that are read."""
-
-    peak: int = 0
-    flops: int = 0
-    rows: int = 0
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """What a round takes: its jobs all together, and the one who merges what they found."""
-
-    name: str
-    jobs: int
-    flops: int  # of the jobs
-    rows: int  # of features that the jobs read
-    partial: int  # bytes of what the jobs found
-    finish: int = 0  # operations of making moments of it
-    covariances: bool = False  # whether the jobs read those of all blocks
-
-
-@dataclass(frozen=True)
 class Needs:
-    """What a kernel takes on features of known sizes, step by step."""
+    """Bytes that fitting holds at once, and the tensors of the moments file, on the meta device."""
 
-    matrices: int = 0  # bytes that the memory budget must have room for
-    held: int = 0  # bytes of K
-    gather: Work = Work()  # its moments, from the features
-    fit: Work = Work()  # K, from the moments
-    train: Work = Work()  # K g(n) of all rows; bytes are those beside K, of rows that are read together
-    apply: Work = Work()  # the same of as many other rows
-    moments: Mapping[str, Tensor] = field(default_factory=dict)  # the file that stays, without its content
-    rounds: Sequence[Reduction] = ()  # as `Settled.rounds`
-
-    @property
-    def partial(self) -> int:
-        """Bytes of files that are gone in the end; the only job of a round writes none."""
-        return sum(r.partial for r in self.rounds if r.jobs > 1)
+    memory: int = 0
+    moments: Mapping[str, Tensor] = field(default_factory=dict)
 
     def check(self, memory: int, what: str) -> None:
-        if self.matrices > memory:
+        if self.memory > memory:
             raise UndeError(
-                f"{what} {self.matrices / 2**30:.3g} GiB, the memory budget is {memory / 2**30:.3g} GiB: raise "
+                f"{what} {self.memory / 2**30:.3g} GiB, the memory budget is {memory / 2**30:.3g} GiB: raise "
                 "memory=, or build with a smaller projection"
             )
 
 
-def without_content(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A tensor that tells its size and takes no memory."""
+def meta_tensor(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """A tensor with a shape and no content."""
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
@@ -248,12 +203,6 @@ def reduced(parts: Sequence[Callable[[], Moments]]) -> Moments:
             else:
                 total[name] += value
     return total
-
-
-def pending(count: int, total: int, largest: int) -> int:
-    """Bytes alive at once while `count` partial results are `reduced`, of `total` bytes each and `largest` in one
-    tensor: the sum, the one that is added, and a tensor of the first sum while it is made."""
-    return total if count == 1 else 2 * total + largest
 
 
 def moments_of(settled: Settled, source: Source) -> dict[str, Tensor]:

@@ -22,16 +22,13 @@ from unde.kernels.base import (
     Moments,
     Needs,
     Part,
-    Reduction,
     Round,
     Sizes,
     Source,
-    Work,
     chunks,
     damped,
-    pending,
+    meta_tensor,
     read,
-    without_content,
 )
 from unde.kernels.gram import ILL, assembled, inverse
 from unde.kernels.precision import within
@@ -133,59 +130,13 @@ class ByLayer:
         return (within(made, self.sizes.dtype) if well else made), lam
 
     def needs(self) -> Needs:
-        jobs, rows, n = len(self.sizes.runs()), self.sizes.most, self.sizes.examples
-        widths, dual = list(self._primal.values()), self._dual
-        squares, chunk = [d * d for d in widths], 4 * rows * self.sizes.width
-        total, wide = 8 * sum(squares), 8 * n * n * len(dual)
-        once = 2 * n * sum(squares)
-        job = total + max(self.sizes.read(), chunk + 8 * rows * max(self._widths.values()))
-        items = [4 if self._well(d) else 8 for d in widths] + [8] * len(dual)
-        sides = squares + [n * n] * len(dual)
-        made = [item * side for item, side in zip(items, sides)]
-        spent = [
-            sum(made[:i]) + 8 * side + (item if item == 4 else 0) * side
-            for i, (item, side) in enumerate(zip(items, sides))
-        ]
-        applied = 2 * chunk + 12 * rows * max(self._widths.values())
-        rounds = [Reduction("grams", jobs, once, n, jobs * (total + 8 * len(dual)))]
-        gather = Work(max(job, pending(jobs, total, 8 * max(squares, default=0))), once, n)
-        products = (
-            4 * n * rows * sum(dual.values()) * len(self.sizes.joined())
-        )  # K applied to rows, dual layers
+        n, dual = self.sizes.examples, self._dual
+        moments = {name: meta_tensor(d, d) for name, d in self._primal.items()}
         if dual:
-            runs = [self.sizes.rows(b) for b in self.sizes.joined()]
-            panels = [(r.stop - r.start) * r.stop for r in runs]
-            flops, seen = 2 * sum(panels) * sum(dual.values()), sum(r.stop for r in runs)
-            widest = 16 * rows * max(dual.values())
-            panel = 8 * rows * n * len(dual)  # of the last rows with all
-            others = self.sizes.read() if len(runs) > 1 else 0
-            peak = max(
-                self.sizes.read(),
-                chunk + others + panel + (2 if others else 1) * 8 * rows * max(dual.values()),
-                chunk + others + 2 * panel,
-                8 * sum(panels) * len(dual) + wide,
-            )
-            rounds.append(Reduction("panels", len(runs), flops, seen, 8 * sum(panels) * len(dual)))
-            gather = Work(max(gather.peak, total + peak), once + flops, n + seen)
-            applied += 8 * rows * (2 * n + max(dual.values())) * len(dual) + chunk + widest
-        moments = {name: without_content(d, d, dtype=torch.float64) for name, d in self._primal.items()}
-        if dual:
-            moments[_TRACES] = without_content(len(dual), dtype=torch.float64)
-            moments |= {name: without_content(n, n, dtype=torch.float64) for name in dual}
-        return Needs(
-            matrices=total + wide + 8 * max(sides),
-            held=sum(made),
-            gather=gather,
-            fit=Work(total + wide + max(spent), sum(d**3 for d in widths) + len(dual) * n**3),
-            train=Work(max(self.sizes.read(), applied), once + products, n),
-            apply=Work(applied, once + products),
-            moments=moments,
-            rounds=tuple(rounds),
-        )
-
-    def _well(self, width: int) -> bool:
-        """Whether the inverse of a layer is sure to be kept in the precision of features."""
-        return self.relative and self.damping_scope == "layer" and width <= ILL * self.damping
+            moments[_TRACES] = meta_tensor(len(dual))
+            moments |= {name: meta_tensor(n, n) for name in dual}
+        squares = [8 * min(d, n) ** 2 for d in self._widths.values()]
+        return Needs(sum(squares) + max(squares), moments)
 
     def check(self, memory: int) -> None:
         d = max(min(d, self.sizes.examples) for d in self._widths.values())

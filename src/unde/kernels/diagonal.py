@@ -16,16 +16,13 @@ from unde.errors import UndeError
 from unde.kernels.base import (
     Moments,
     Needs,
-    Reduction,
     Round,
     Settled,
     Sizes,
     Source,
-    Work,
     chunks,
-    pending,
+    meta_tensor,
     read,
-    without_content,
 )
 from unde.kernels.precision import rounded
 
@@ -68,17 +65,7 @@ class _Diagonal:
         return _Fitted(source, torch.where(mean > 0, mean.rsqrt(), 0.0))
 
     def needs(self) -> Needs:
-        n, d, jobs = self.sizes.examples, self.sizes.width, len(self.sizes.runs())
-        rows = self.sizes.most * d
-        return Needs(
-            held=8 * d,
-            gather=Work(max(self.sizes.read() + 8 * rows, pending(jobs, 8 * d, 8 * d)), 0, n),
-            fit=Work(24 * d),
-            train=Work(max(self.sizes.read(), 16 * rows), 0, n),
-            apply=Work(16 * rows),
-            moments={"squares": without_content(d, dtype=torch.float64)},
-            rounds=(Reduction("squares", jobs, 0, n, 8 * d * jobs),),
-        )
+        return Needs(moments={"squares": meta_tensor(self.sizes.width)})
 
     def check(self, memory: int) -> None:
         pass

@@ -13,7 +13,7 @@ parameters, so it acts on the query side.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,17 +23,14 @@ from unde.kernels.base import (
     Moments,
     Needs,
     Part,
-    Reduction,
     Round,
     Settled,
     Sizes,
     Source,
-    Work,
     chunks,
     damped,
-    pending,
+    meta_tensor,
     read,
-    without_content,
 )
 from unde.kernels.precision import check_rounding, product, within
 from unde.linalg import eigh
@@ -170,38 +167,9 @@ class _EKFAC:
         return scale
 
     def needs(self) -> Needs:
-        parts, jobs, n = (
-            [_PartNeeds(p) for p in self.sizes.parts],
-            len(self.sizes.runs()),
-            self.sizes.examples,
-        )
-        covariances, bases, sums = (sum(x) for x in zip(*((8 * p.sides, 4 * p.sides, p.sums) for p in parts)))
-        rows, chunk = self.sizes.most, 4 * self.sizes.most * self.sizes.width
-        side, whole = max(p.longest for p in parts), max(p.whole for p in parts)
-        widest = rows * max(p.part.size for p in parts)  # numbers in the columns of a parameter
-        job = sums + max(self.sizes.read(), chunk + max(12 * widest, 16 * whole**2))
-        squares = bases + max(job, pending(jobs, sums, max(p.sums for p in parts)), sums + 32 * whole**2)
-        moments = {name: t for p in parts for name, t in p.moments().items()}
-        along = n * sum(p.rotated for p in parts)
-        rotated = Work(2 * chunk + 16 * widest, 2 * along)
-        found = sum(p.decomposed for p in parts if p.part.sides), sum(p.decomposed for p in parts if p.whole)
-        return Needs(
-            matrices=sum(p.budget for p in parts) + 8 * self.sizes.width,
-            held=bases + sum(4 * p.whole**2 for p in parts) + 4 * self.sizes.width,
-            gather=Work(
-                max(pending(jobs, covariances, 8 * side**2), covariances + bases + 16 * side**2, squares),
-                along + sum(found),
-                n,
-            ),
-            fit=Work(sum(t.nbytes for t in moments.values()) + 4 * self.sizes.width),
-            train=replace(rotated, peak=max(self.sizes.read(), rotated.peak), rows=n),
-            apply=rotated,
-            moments=moments,
-            rounds=(
-                Reduction("covariances", jobs, 0, 0, jobs * covariances, found[0], covariances=True),
-                Reduction("eigenvalues", jobs, along, n, jobs * sums, found[1]),
-            ),
-        )
+        parts = [_PartNeeds(p) for p in self.sizes.parts]
+        memory = sum(p.budget for p in parts) + 8 * self.sizes.width
+        return Needs(memory, {name: t for p in parts for name, t in p.moments().items()})
 
     def check(self, memory: int) -> None:
         self.needs().check(memory, f"the eigenvectors of {len(self.sizes.parts)} parameters need")
@@ -224,40 +192,18 @@ class _PartNeeds:
         return self.part.sides or ((self.whole,) if self.whole else ())
 
     @property
-    def sides(self) -> int:
-        """Numbers in its covariances."""
-        return sum(n * n for n in self.part.sides or ())
-
-    @property
-    def longest(self) -> int:
-        return max(self.part.sides or (0,))
-
-    @property
-    def sums(self) -> int:
-        """Bytes of its sums of squares."""
-        return 8 * (self.whole**2 or self.part.size)
-
-    @property
     def budget(self) -> int:
-        return 16 * self.whole**2 if self.whole else 4 * self.sides + 8 * self.part.size
-
-    @property
-    def rotated(self) -> int:
-        """Operations that bring one row to its basis."""
-        return 2 * self.part.size * sum(self._decomposed)
-
-    @property
-    def decomposed(self) -> int:
-        """Operations of finding eigenvectors: about 9 n³, tridiagonal form and back."""
-        return sum(9 * n**3 for n in self._decomposed)
+        sides = sum(n * n for n in self.part.sides or ())
+        return 16 * self.whole**2 if self.whole else 4 * sides + 8 * self.part.size
 
     def moments(self) -> dict[str, Tensor]:
         """What is kept of it."""
         sides = ("left", "right") if self.part.sides else ("basis",)
         found = {
-            f"{side} {self.part.name}": without_content(n, n) for side, n in zip(sides, self._decomposed)
+            f"{side} {self.part.name}": meta_tensor(n, n, dtype=torch.float32)
+            for side, n in zip(sides, self._decomposed)
         }
-        values = without_content(self.part.size, dtype=torch.float64)
+        values = meta_tensor(self.part.size)
         return found | {f"values {self.part.name}": values}
 
 

@@ -20,16 +20,13 @@ from unde.kernels import precision as numbers
 from unde.kernels.base import (
     Moments,
     Needs,
-    Reduction,
     Round,
     Sizes,
     Source,
-    Work,
     chunks,
     damped,
-    pending,
+    meta_tensor,
     read,
-    without_content,
 )
 
 # ‖ΦᵀΦ‖/λ above which all is done in float64: rounding to float32 would be like another λ, 1 % off.
@@ -71,40 +68,14 @@ class _Full(ABC):
     def check(self, memory: int) -> None:
         self.needs().check(memory, f"the {self.shape} kernel ({self.side:,} × {self.side:,}) needs")
 
-    @abstractmethod
-    def needs(self) -> Needs: ...
-
     def inverse(self, gram: Tensor) -> tuple[Tensor, float]:
         """(gram + λI)⁻¹, made in the memory of one matrix, and λ. `gram` is spent."""
         made, lam = inverse(gram, self.damping, self.relative, self.sizes.width, self.sizes.rounding)
         return numbers.within(made, self.precision), lam
 
-    @property
-    def _item(self) -> int:
-        return self.precision.itemsize
-
-    @property
-    def _rows(self) -> int:
-        """Numbers in the rows that are read together."""
-        return self.sizes.most * self.sizes.width
-
-    def _converted(self) -> int:
-        """Bytes of rows that are read together, while they are read and brought to `precision`."""
-        return max(self.sizes.read(), (4 + self._item) * self._rows if self._item > 4 else 0)
-
-    def _square(self, gather: Work, train: Work, apply: Work, reduction: Reduction) -> Needs:
-        """Of a matrix of `side`² numbers: read back from its file, copied, inverted in place, rounded."""
-        square, rounded = self.side**2, 0 if self._item == 8 else self._item
-        return Needs(
-            matrices=16 * square,
-            held=self._item * square,
-            gather=gather,
-            fit=Work((16 + rounded) * square, self.side**3),
-            train=train,
-            apply=apply,
-            moments={"gram": without_content(self.side, self.side, dtype=torch.float64)},
-            rounds=(reduction,),
-        )
+    def needs(self) -> Needs:
+        """The matrix as it is read and its inverse, in float64."""
+        return Needs(16 * self.side**2, {"gram": meta_tensor(self.side, self.side)})
 
 
 @dataclass(frozen=True)
@@ -130,17 +101,6 @@ class Primal(_Full):
 
     def fit(self, moments: Moments, source: Source) -> _PrimalFitted:
         return _PrimalFitted(source, self.inverse(moments["gram"].clone())[0])
-
-    def needs(self) -> Needs:
-        n, d, item, jobs = self.sizes.examples, self.side, self._item, len(self.sizes.runs())
-        job = 8 * d * d + max(self._converted(), item * (self._rows + d * d))
-        once = 2 * n * d * d
-        return self._square(
-            gather=Work(max(job, pending(jobs, 8 * d * d, 8 * d * d)), once, n),
-            train=Work(max(self.sizes.read(), (8 if item == 4 else 20) * self._rows), once, n),
-            apply=Work((8 if item == 4 else 20) * self._rows, once),
-            reduction=Reduction("gram", jobs, once, n, 8 * d * d * jobs),
-        )
 
 
 @dataclass(frozen=True)
@@ -179,25 +139,6 @@ class Dual(_Full):
 
     def fit(self, moments: Moments, source: Source) -> _DualFitted:
         return _DualFitted(source, *self.inverse(moments["gram"].clone()))
-
-    def needs(self) -> Needs:
-        n, d, item = self.side, self.sizes.width, self._item
-        rows = [self.sizes.rows(b) for b in self.sizes.joined()]
-        panels = [(r.stop - r.start) * r.stop for r in rows]
-        panel = item * self.sizes.most * n
-        job = item * self._rows + max(panel + (self._converted() if len(rows) > 1 else 0), 2 * panel)
-        block = max(c.stop - c.start for c in self.sizes.cuts) * d
-        blocks = max(4 * block + self.sizes.beside, (4 if item == 4 else 12) * block)
-        summed = item * self._rows + max(blocks, 4 * self._rows if item == 8 else 0)
-        pairs = 8 * self.sizes.most * n
-        others = 8 * self._rows + max(2 * pairs + 12 * block, 2 * pairs + 8 * n * n, pairs + 16 * self._rows)
-        read, products = sum(r.stop for r in rows), 2 * d * sum(panels)
-        return self._square(
-            gather=Work(max(job, self._converted(), 8 * n * n + item * sum(panels)), products, read),
-            train=Work(summed, 2 * n * n * d, n * len(rows)),
-            apply=Work(4 * self._rows + others, 4 * n * n * d + 2 * n**3, 2 * n * len(rows)),
-            reduction=Reduction("panels", len(rows), products, read, item * sum(panels)),
-        )
 
 
 @dataclass(frozen=True)

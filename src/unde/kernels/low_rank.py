@@ -27,16 +27,13 @@ from unde.kernels import precision as numbers
 from unde.kernels.base import (
     Moments,
     Needs,
-    Reduction,
     Round,
     Sizes,
     Source,
-    Work,
     chunks,
     damped,
-    pending,
+    meta_tensor,
     read,
-    without_content,
 )
 from unde.kernels.gram import ILL
 
@@ -146,35 +143,16 @@ class Truncated:
         )
 
     def needs(self) -> Needs:
-        n, d, rows, jobs = self.sizes.examples, self.sizes.width, self.sizes.most, len(self.sizes.runs())
-        t, tried, item = self.kept, self.tried, self.precision.itemsize
-        whole, small, wide = 8 * d * (tried + 1), 8 * tried * tried, 8 * d * tried
-        read = max(self.sizes.read(), 12 * rows * d if item == 8 else 0)
-        multiplied = item * (
-            rows * d + rows * tried + max(d * tried, rows * d)
-        )  # the rows, their products, squares
-        held = 3 if jobs > 1 else 2  # moments before, as they are and read from a file, and the sum
-        job = held * whole + (wide // 2 if item == 4 else 0) + max(read, multiplied)
-        merged = whole + max(pending(jobs, whole, wide), whole + 2 * wide + small)
-        once, again, solved = 4 * n * d * tried, 2 * n * tried * (d + tried), 4 * d * tried**2
-        # In float64: what is read, its copy, the result, and that rounded; else the rows and the result.
-        taken = (12 if item == 8 else 4) * rows * d
-        applied = taken + max(item * rows * (t + d), 12 * rows * d if item == 8 else 0)
-        spans = [Reduction(f"span{i}", jobs, once, n, jobs * whole, solved) for i in range(PASSES)]
-        return Needs(
-            matrices=whole + max(pending(jobs, whole, wide), whole + 2 * wide + small),
-            held=item * (d + 1) * t,
-            gather=Work(max(job, merged), PASSES * (once + solved) + again, (PASSES + 1) * n),
-            fit=Work(whole + 2 * small + 24 * d * t, 9 * tried**3 + 2 * d * tried * t),
-            train=Work(max(self.sizes.read(), applied), 4 * n * d * t, n),
-            apply=Work(applied, 4 * n * d * t),
-            moments={
-                "basis": without_content(d, tried, dtype=torch.float64),
-                "diagonal": without_content(d, dtype=torch.float64),
-                "small": without_content(tried, tried, dtype=torch.float64),
-            },
-            rounds=(*spans, Reduction("small", jobs, again, n, jobs * small)),
-        )
+        d, tried = self.sizes.width, self.tried
+        whole, small, wide = 8 * d * (tried + 1), 8 * tried**2, 8 * d * tried
+        added = whole if len(self.sizes.runs()) == 1 else 2 * whole + wide  # while partial results are summed
+        memory = whole + max(added, whole + 2 * wide + small)
+        moments = {
+            "basis": meta_tensor(d, tried),
+            "diagonal": meta_tensor(d),
+            "small": meta_tensor(tried, tried),
+        }
+        return Needs(memory, moments)
 
     def check(self, memory: int) -> None:
         what = f"the kernel of {self.kept:,} singular vectors ({self.sizes.width:,} × {self.tried:,}) needs"

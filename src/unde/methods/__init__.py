@@ -6,45 +6,31 @@ TracIn has K = I (Eq. 1 of the paper), TRAK K = (ΦᵀΦ + λI)⁻¹ (Eq. 2), Lo
 EKFAC the eigenvalue-corrected Kronecker approximation of the Fisher matrix, inverted.
 """
 
-from unde.methods.base import OWN, FinalContext, Method
-from unde.methods.builtin import (
-    DAMPINGS,
-    DAS,
-    DTRAK,
-    EKFAC,
-    LEAST,
-    METHODS,
-    TRAK,
-    USUAL,
-    Damped,
-    Fisher,
-    JourneyTRAK,
-    LoGRA,
-    TracIn,
-)
-from unde.methods.elsewhere import Elsewhere
-from unde.methods.registry import NAMES, PROJECTION, for_building, on_index, parse
+from unde.methods.base import CUSTOM, FinalContext, Method
+from unde.methods.builtin import DAMPINGS, DEFAULT_DAMPING, EKFAC, TRAK, Damped, Fisher, LoGRA, TracIn
+from unde.methods.custom import UnimportedMethod
+from unde.methods.diffusion import DAS, DTRAK, JourneyTRAK
+from unde.methods.registry import METHODS, NAMES, PROJECTION, for_building, on_index, parse
 
 __all__ = [
+    "CUSTOM",
     "DAMPINGS",
     "DAS",
+    "DEFAULT_DAMPING",
     "DTRAK",
     "EKFAC",
-    "LEAST",
     "METHODS",
     "NAMES",
-    "OWN",
     "PROJECTION",
     "TRAK",
-    "USUAL",
     "Damped",
-    "Elsewhere",
     "FinalContext",
     "Fisher",
     "JourneyTRAK",
     "LoGRA",
     "Method",
     "TracIn",
+    "UnimportedMethod",
     "for_building",
     "on_index",
     "parse",

@@ -1,44 +1,76 @@
-"""What every method names, and what `final` may ask about both sides."""
+"""The base class of methods, and what `final` may read of both sides."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
+from unde.errors import UndeError
 from unde.kernels import Identity, Kernel
-from unde.methods.custom import name_of
 from unde.projection import Spec
 from unde.tasks.identity import is_builtin
 
-LATER = "later"  # in the metadata of a field: the value that descriptions leave out, that of earlier releases
-OWN = "own"  # in a description: of a method that is no part of unde
+OMIT_IF = "omit_if"  # in the metadata of a field added later: the value that descriptions omit, so that ids are stable
+CUSTOM = "custom"  # in a description: class, measures and steps of a user's method
+T = TypeVar("T")
+
+
+def class_name(cls: type) -> str:
+    """MODULE:NAME, by which `find_class` finds the class.
+
+    >>> import collections
+    >>> class_name(collections.Counter)
+    'collections:Counter'
+    """
+    name = f"{cls.__module__}:{cls.__qualname__}"
+    if find_class(name, object) is not cls:
+        where = (
+            "inside a function"
+            if "<locals>" in cls.__qualname__
+            else f"not as {cls.__qualname__} of {cls.__module__}"
+        )
+        raise UndeError(
+            f"the method {cls.__name__} is defined {where}, so that an index could not name it: define the class at "
+            "the top of a module"
+        )
+    return name
+
+
+def find_class(name: str, base: type[T]) -> type[T] | None:
+    """The subclass of `base` called MODULE:NAME, if its module is imported."""
+    module, _, path = name.partition(":")
+    thing: Any = sys.modules.get(module)
+    for part in path.split("."):
+        thing = getattr(thing, part, None)
+    return thing if isinstance(thing, type) and issubclass(thing, base) else None
 
 
 @dataclass(frozen=True)
 class FinalContext:
-    """What `final` may ask about the Q queries and N training examples of a block."""
+    """What `final` may read of the Q queries and N training examples of a block."""
 
     query_squares: Callable[[], Tensor]  # (Q, M) squared norms of the features of each group
     train_squares: Callable[[], Tensor]  # (N, M)
     leverage: Callable[[], Tensor]  # (N,) h = ⟨g(n), K g(n)⟩
-    beside: Callable[[], Tensor]  # (N, ·) what the method keeps beside features
+    extra_values: Callable[[], Tensor]  # (N, ·) of the method's `extra_measures`
 
 
 @dataclass(frozen=True)
 class Method:
-    """What every method names. Two methods fit one index if measure and projection agree.
+    """Base class of methods. Two methods fit one index if measure and projection agree.
 
-    Without a `projection` a method takes kron(16) where an index is built, and that of the index where one
-    is scored.
+    Args:
+        projection: The projection of features. None takes that of the index, or the default when one is built.
     """
 
     name: ClassVar[str] = ""
-    measure: ClassVar[str] = "loss"  # what the task is asked to differentiate
+    measure: ClassVar[str] = "loss"  # what is differentiated
     factors: ClassVar[bool] = False  # whether K needs the covariances of inputs and output gradients
-    beside: ClassVar[tuple[str, ...]] = ()  # measures whose values are kept beside the features
+    extra_measures: ClassVar[tuple[str, ...]] = ()  # measures whose values are stored with the features
     projection: str | None = None
 
     def __post_init__(self) -> None:
@@ -52,12 +84,12 @@ class Method:
 
     @property
     def steps(self) -> int:
-        """Over how many steps of a trajectory features are kept apart; 1 for none."""
+        """Steps of a trajectory whose features are stored separately; 1 for none."""
         return 1
 
     @property
     def terms(self) -> int:
-        """Features that an index holds of an example under each checkpoint."""
+        """Features of an example under each checkpoint."""
         return self.steps
 
     def measure_of(self, term: int) -> str:
@@ -71,7 +103,7 @@ class Method:
 
     @property
     def kernel(self) -> Kernel:
-        """K, the identity unless a method says otherwise."""
+        """K; the identity by default."""
         return Identity()
 
     def final(self, linear: Tensor, sides: FinalContext, weights: Tensor) -> Tensor:
@@ -83,40 +115,39 @@ class Method:
         return linear
 
     def check_query(self, example: Any) -> None:
-        """Raises if the method cannot be asked about queries like this one."""
+        """Raise if the method cannot score queries like this one."""
 
     def query(self, task: Any, example: Any, random: Any) -> Any:
-        """A training example, perturbed or not, as a query that this method can be asked about."""
+        """Turn a training example, perturbed or not, into a query of this method."""
         return example
 
     def resolve(self, kind: str, built: Method | None = None, examples: int = 1) -> Method:
-        """With settings in place of "auto", by the `kind` of task and the method that an index was `built` for."""
+        """Replace "auto" by settings, by the `kind` of task and the method that an index was `built` for."""
         return self
 
     @property
     def signed(self) -> Method:
-        """The method whose scores tell proponents from opponents, and are sums over groups if those are: what
-        self-retrieval learns on. Itself, unless `final` loses the sign."""
+        """The method that self-retrieval learns on: itself, unless `final` loses the sign of proponents."""
         return self
 
     @property
     def probe(self) -> Method | None:
-        """Another measurement of the same examples that K is made of, which an index keeps beside its own."""
+        """Another measurement of the same examples that K is fitted to; the index stores it too."""
         return None
 
     def settings(self) -> dict[str, Any]:
-        """The fields. Those added later are left out where they are as before, so that ids are stable."""
-        later = {f.name: f.metadata[LATER] for f in fields(self) if LATER in f.metadata}
-        return {k: v for k, v in asdict(self).items() if k not in later or v != later[k]}
+        """The fields. Omit fields added later when they hold their default, so that ids are stable."""
+        omit = {f.name: f.metadata[OMIT_IF] for f in fields(self) if OMIT_IF in f.metadata}
+        return {k: v for k, v in asdict(self).items() if k not in omit or v != omit[k]}
 
     def describe(self) -> dict[str, Any]:
-        """A JSON-able description that `parse` reads back; of a method of one's own also where it is defined."""
+        """A JSON-able description that `parse` reads back; of a user's method also where it is defined."""
         if is_builtin(type(self)):
             return {"name": self.name, **self.settings()}
-        own = {
-            "class": name_of(type(self)),
+        custom = {
+            "class": class_name(type(self)),
             "measure": self.measure,
-            "beside": list(self.beside),
+            "extra_measures": list(self.extra_measures),
             "steps": self.steps,
         }
-        return {"name": self.name or type(self).__name__, **self.settings(), OWN: own}
+        return {"name": self.name or type(self).__name__, **self.settings(), CUSTOM: custom}

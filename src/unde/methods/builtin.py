@@ -1,9 +1,8 @@
-"""The methods of unde: TracIn, TRAK, LoGRA, EKFAC, and D-TRAK, Journey-TRAK and DAS of diffusion models."""
+"""The methods of unde: TracIn, TRAK, LoGRA and EKFAC; their kernels are in `unde.kernels`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -13,15 +12,13 @@ from torch import Tensor
 from unde.errors import UndeError, unknown
 from unde.kernels import Diagonal, EKFACKernel, Gram, Identity, Kernel
 from unde.kernels.gram_products import svd_rank
-from unde.methods.base import LATER, FinalContext, Method
+from unde.methods.base import OMIT_IF, FinalContext, Method
 from unde.projection import TWO_SIDED, Spec
 
-LEAST = 1e-3  # of 1 − h in DAS
 AUTO = "auto"
-USUAL = 0.1  # damping of methods and tasks that DAMPINGS does not name
-DAMPINGS: dict[
-    str, dict[str, float]
-] = {  # kind of task → method → relative damping: experiments/studies/damping.py
+DEFAULT_DAMPING = 0.1  # damping of methods and tasks that DAMPINGS does not name
+# Kind of task → method → relative damping: experiments/studies/damping.py
+DAMPINGS: dict[str, dict[str, float]] = {
     "diffusion": {"trak": 100.0, "journey-trak": 100.0, "d-trak": 100.0, "das": 100.0},
 }
 FISHERS = (AUTO, "empirical", "sampled", "true")
@@ -40,7 +37,7 @@ class TracIn(Method):
 
     name: ClassVar[str] = "tracin"
     cosine: bool = False
-    metric: str = field(default="identity", metadata={LATER: "identity"})
+    metric: str = field(default="identity", metadata={OMIT_IF: "identity"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,10 +68,10 @@ class TracIn(Method):
 
 @dataclass(frozen=True)
 class Damped(Method):
-    """What methods with a kernel share.
+    """Base class of methods with a damped kernel.
 
     Args:
-        damping: A multiple of the mean diagonal of what is inverted, or with `relative=False` the absolute λ of the
+        damping: A multiple of the mean diagonal of the inverted matrix, or with `relative=False` the absolute λ of the
             paper. "auto" is a number by the kind of task (`DAMPINGS`), which an index records when it is built.
         relative: Whether `damping` is a multiple.
     """
@@ -85,17 +82,13 @@ class Damped(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.damping == AUTO:
-            if not self.relative:
-                raise UndeError(
-                    f"damping 'auto' of {type(self).__name__} is relative: with relative=False give λ, a number"
-                )
-        else:
+        name = type(self).__name__
+        if self.damping == AUTO and not self.relative:
+            raise UndeError(f"damping 'auto' of {name} is relative: with relative=False give λ, a number")
+        if self.damping != AUTO:
             number = isinstance(self.damping, (int, float)) and not isinstance(self.damping, bool)
             if not number or not 0 <= float(self.damping) < math.inf:
-                raise UndeError(
-                    f"damping {self.damping!r} of {type(self).__name__}: expected a number ≥ 0, or 'auto'"
-                )
+                raise UndeError(f"damping {self.damping!r} of {name}: expected a number ≥ 0, or 'auto'")
             object.__setattr__(self, "damping", float(self.damping))
         if getattr(self, "fisher", AUTO) not in FISHERS:
             raise unknown("fisher", getattr(self, "fisher", AUTO), FISHERS)
@@ -103,13 +96,13 @@ class Damped(Method):
     @property
     def number(self) -> float:
         """The damping; where "auto" was not resolved, that of a task of unknown kind."""
-        return USUAL if isinstance(self.damping, str) else self.damping
+        return DEFAULT_DAMPING if isinstance(self.damping, str) else self.damping
 
     @property
     def labels(self) -> str:
-        """Whose gradients K is made of: `fisher`, or "empirical" where "auto" was not resolved."""
-        found = getattr(self, "fisher", AUTO)
-        return "empirical" if found == AUTO else found
+        """`fisher`, or "empirical" where "auto" was not resolved."""
+        fisher = getattr(self, "fisher", AUTO)
+        return "empirical" if fisher == AUTO else fisher
 
     def resolve(self, kind: str, built: Method | None = None, examples: int = 1) -> Method:
         """With settings in place of "auto".
@@ -124,16 +117,16 @@ class Damped(Method):
         >>> EKFAC().resolve("classification", TRAK(damping=50, relative=False), examples=100).damping
         0.5
         """
-        made = self
+        method = self
         if getattr(self, "fisher", None) == AUTO:
             fits = isinstance(built, Damped) and self.measure == "loss" and self.steps == 1
-            made = replace(made, fisher=built.labels if fits else "empirical")
+            method = replace(method, fisher=built.labels if fits else "empirical")
         if self.damping != AUTO:
-            return made
+            return method
         if isinstance(built, Damped) and not built.relative:
             total = built.number * (examples if built.per_example else 1)
-            return replace(made, damping=total / (examples if self.per_example else 1), relative=False)
-        return replace(made, damping=DAMPINGS.get(kind, {}).get(self.name, USUAL))
+            return replace(method, damping=total / (examples if self.per_example else 1), relative=False)
+        return replace(method, damping=DAMPINGS.get(kind, {}).get(self.name, DEFAULT_DAMPING))
 
     @property
     def probe(self) -> Method | None:
@@ -160,7 +153,7 @@ class TRAK(Damped):
 
     name: ClassVar[str] = "trak"
     form: str = "auto"
-    fisher: str = field(default=AUTO, metadata={LATER: "empirical"})
+    fisher: str = field(default=AUTO, metadata={OMIT_IF: "empirical"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -189,29 +182,18 @@ class LoGRA(Damped):
 
     name: ClassVar[str] = "logra"
     blocks: str = "layer"
-    fisher: str = field(default=AUTO, metadata={LATER: "empirical"})
-    damping_scope: str = field(default="layer", metadata={LATER: "layer"})
+    fisher: str = field(default=AUTO, metadata={OMIT_IF: "empirical"})
+    damping_scope: str = field(default="layer", metadata={OMIT_IF: "layer"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.blocks not in ("layer", "full"):
             raise unknown("blocks", self.blocks, ("layer", "full"))
-        check_scope(self.damping_scope)
-        if self.projection is not None and Spec.parse(self.projection).kind not in ("none", *TWO_SIDED):
-            raise UndeError(
-                f"LoGRA projects both sides of a gradient, but {self.projection} projects it whole: use 'kron(16)' or "
-                "'pca(16)', or TRAK for other projections"
-            )
+        _check_two_sided(self)
 
     @property
     def kernel(self) -> Kernel:
-        return Gram(
-            self.number,
-            self.relative,
-            blocks=self.blocks,
-            fisher=self.labels,
-            damping_scope=self.damping_scope,
-        )
+        return Gram(self.number, self.relative, "auto", self.blocks, self.labels, self.damping_scope)
 
 
 @dataclass(frozen=True)
@@ -231,137 +213,41 @@ class EKFAC(Damped):
     factors: ClassVar[bool] = True
     per_example: ClassVar[bool] = True
     fisher: str = AUTO
-    damping_scope: str = field(default="layer", metadata={LATER: "layer"})
+    damping_scope: str = field(default="layer", metadata={OMIT_IF: "layer"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_scope(self.damping_scope)
-        if self.projection is not None and Spec.parse(self.projection).kind not in ("none", *TWO_SIDED):
-            raise UndeError(
-                f"EKFAC needs the two sides of a gradient, but {self.projection} projects it whole: use 'kron(16)', "
-                "'pca(16)' or 'none'"
-            )
+        _check_two_sided(self)
 
     @property
     def kernel(self) -> Kernel:
         return EKFACKernel(self.number, self.relative, self.labels, self.damping_scope)
 
 
-@dataclass(frozen=True)
-class DTRAK(TRAK):
-    """D-TRAK: TRAK on the mean square of the predicted noise in place of the loss."""
-
-    name: ClassVar[str] = "d-trak"
-    measure: ClassVar[str] = "square"
-
-
-@dataclass(frozen=True)
-class JourneyTRAK(TRAK):
-    """TRAK along the trajectory on which a query was sampled (`unde.diffusion.sample`).
-
-    A query's gradients are those of the simple loss at each x_t that the sampler visited, with the noise that x_t holds
-    beside the final image, ε = (x_t − √ᾱ_t x_0) / √(1 − ᾱ_t), as the target.
-
-    `training="averaged"`, as the authors' code does, pairs their mean with the mean of the training gradients over the
-    task's timesteps: one feature for each example, on the same index as TRAK. `training="per-step"` is the equation of
-    the paper: the gradient at step t is paired with the training gradient at the same timestep, for each of the
-    `inference_steps` of the sampler, under the kernel of their mean. It takes as many times the disk. The default is
-    "averaged": it needs no index of its own, and averages the noise of single timesteps out before taking products.
-    """
-
-    name: ClassVar[str] = "journey-trak"
-    training: str = "averaged"
-    inference_steps: int = 50
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.training not in ("averaged", "per-step"):
-            raise unknown("training", self.training, ("averaged", "per-step"))
-
-    def check_query(self, example: Any) -> None:
-        if not isinstance(example, Mapping) or "trajectory" not in example:
-            raise UndeError(
-                "Journey-TRAK follows the trajectory on which a query was sampled, but these queries have none: sample "
-                "them with unde.diffusion.sample and pass its .queries(journey=True)"
-            )
-
-    def query(self, task: Any, example: Any, random: Any) -> Any:
-        return task.journey(example, self.inference_steps, random)
-
-    @property
-    def steps(self) -> int:
-        return self.inference_steps if self.training == "per-step" else 1
-
-
-@dataclass(frozen=True)
-class DAS(TRAK):
-    """Diffusion attribution score, (⟨g(q), K g(n)⟩ r_n / (1 − h_n))², of the mean of the predicted noise.
-
-    h_n = ⟨g(n), K g(n)⟩ is the leverage and r_n the mean square residual of n: for a linear model the square is the
-    exact change of a prediction when n is left out. `weigh` says where weights act: "before" the square, on the signed
-    inner product, Σ_j w_j C_j (contributions of groups can cancel, as they do in the unweighted score, and uniform
-    weights give it back), or "after" it, Σ_j w_j (C_j r_n / (1 − h_n))² (the literal reading of Algorithm 1, whose
-    uniform weights are another score, since cross terms are missing). "signed" leaves the square out, Σ_j w_j C_j
-    r_n / (1 − h_n), which is what self-retrieval learns on. `by_group` gives C_j before, the squares after, and the
-    signed parts.
-    """
-
-    name: ClassVar[str] = "das"
-    measure: ClassVar[str] = "mean"
-    beside: ClassVar[tuple[str, ...]] = ("residual",)
-    weigh: str = "before"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.weigh not in ("before", "after", "signed"):
-            raise unknown("weigh", self.weigh, ("before", "after", "signed"))
-
-    @property
-    def linear(self) -> bool:
-        return self.weigh != "before"
-
-    @property
-    def groupwise(self) -> bool:
-        return self.weigh != "before"
-
-    @property
-    def signed(self) -> Method:
-        return replace(self, weigh="signed")
-
-    def final(self, linear: Tensor, sides: FinalContext, weights: Tensor) -> Tensor:
-        return linear if self.groupwise else (linear * _das_factor(sides).to(linear)).square()
-
-    def by_group(self, linear: Tensor, sides: FinalContext) -> Tensor:
-        if not self.groupwise:
-            return linear
-        scaled = linear * _das_factor(sides).to(linear).unsqueeze(-1)
-        return scaled if self.weigh == "signed" else scaled.square()
-
-
-def _das_factor(sides: FinalContext) -> Tensor:
-    """r_n / (1 − h_n), where an example that nothing else resembles (h near 1) keeps a finite score."""
-    return sides.beside()[:, 0] / (1 - sides.leverage()).clamp(min=LEAST)
-
-
-def check_scope(scope: str) -> None:
-    if scope not in ("layer", "model"):
-        raise unknown("damping_scope", scope, ("layer", "model"))
+def _check_two_sided(method: LoGRA | EKFAC) -> None:
+    if method.damping_scope not in ("layer", "model"):
+        raise unknown("damping_scope", method.damping_scope, ("layer", "model"))
+    if method.projection is not None and Spec.parse(method.projection).kind not in ("none", *TWO_SIDED):
+        raise UndeError(
+            f"{type(method).__name__} needs both sides of a gradient, but {method.projection} projects it whole: use "
+            "'kron(16)', 'pca(16)' or 'none', or TRAK"
+        )
 
 
 @dataclass(frozen=True)
 class Fisher(Method):
-    """Not for scoring: gradients with other labels than those of the data, of which a kernel is made.
+    """Gradients with other labels than those of the data, which kernels are fitted to; not for scoring.
 
     Args:
         covariances: Whether those of EKFAC are gathered too.
         exact: Whether labels are enumerated, each weighted by the root of its probability, or one of them is drawn.
-        labels: How many there are for each example; 0: as many as the task has, see `settle`.
+        labels: How many there are for each example; 0: as many as the task has.
     """
 
     name: ClassVar[str] = "fisher"
-    covariances: bool = field(default=True, metadata={LATER: True})
-    exact: bool = field(default=False, metadata={LATER: False})
-    labels: int = field(default=1, metadata={LATER: 1})
+    covariances: bool = field(default=True, metadata={OMIT_IF: True})
+    exact: bool = field(default=False, metadata={OMIT_IF: False})
+    labels: int = field(default=1, metadata={OMIT_IF: 1})
 
     @property
     def kind(self) -> str:
@@ -383,12 +269,8 @@ class Fisher(Method):
     def measure_of(self, term: int) -> str:
         return f"true {term % max(1, self.labels)}" if self.exact else "sampled"
 
-    def settle(self, task: Any, model: Any, batch: Any) -> Fisher:
-        """With the number of labels that a task has for a model.
-
-        Raises:
-            UndeError: The task cannot enumerate its labels, or they are too many.
-        """
+    def resolve_labels(self, task: Any, model: Any, batch: Any) -> Fisher:
+        """Set the number of labels to that of the task; raise if they cannot be enumerated or are too many."""
         if self.labels:
             return self
         count = task.outputs(model, batch)
@@ -399,6 +281,3 @@ class Fisher(Method):
                 "fisher='sampled'"
             )
         return replace(self, labels=count)
-
-
-METHODS: dict[str, type[Method]] = {m.name: m for m in (TracIn, TRAK, LoGRA, EKFAC, DTRAK, JourneyTRAK, DAS)}

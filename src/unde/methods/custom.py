@@ -1,4 +1,4 @@
-"""Methods and kernels of the user's own: how an index names them, and whether they can go where they must.
+"""Users' methods and kernels: how an index names them, and whether other processes can import them.
 
 An index records a method by the importable name of its class and the values of its fields. When it is opened the class
 is looked up among what is imported already: a file that somebody else wrote must not choose what is run.
@@ -7,65 +7,31 @@ is looked up among what is imported already: a file that somebody else wrote mus
 from __future__ import annotations
 
 import pickle
-import sys
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from unde.errors import UndeError
+from unde.kernels import Kernel
 from unde.kernels.fingerprint import described
+from unde.methods.base import CUSTOM, Method
 
-T = TypeVar("T")
-_STEPS = 2**16
-_BESIDE = 64  # measures, at most
-
-
-def name_of(cls: type) -> str:
-    """MODULE:NAME, by which the class is found again.
-
-    >>> import collections
-    >>> name_of(collections.Counter)
-    'collections:Counter'
-    """
-    name = f"{cls.__module__}:{cls.__qualname__}"
-    if found(name, object) is not cls:
-        where = (
-            "inside a function"
-            if "<locals>" in cls.__qualname__
-            else f"not as {cls.__qualname__} of {cls.__module__}"
-        )
-        raise UndeError(
-            f"the method {cls.__name__} is defined {where}, so that an index could not name it: define the class at "
-            "the top of a module"
-        )
-    return name
+_MOST_STEPS = 2**16
+_MOST_MEASURES = 64
 
 
-def found(name: str, base: type[T]) -> type[T] | None:
-    """The class of that name, of a kind, if its module is imported."""
-    module, _, path = name.partition(":")
-    thing: Any = sys.modules.get(module)
-    for part in path.split("."):
-        thing = getattr(thing, part, None)
-    return thing if isinstance(thing, type) and issubclass(thing, base) else None
+def check_description(name: Any, custom: Any) -> None:
+    """Raise unless this could be what `Method.describe` wrote of a user's method."""
+    types = {"class": str, "measure": str, "extra_measures": list, "steps": int}
+    good = isinstance(name, str) and isinstance(custom, Mapping) and set(custom) == set(types)
+    good = good and all(type(custom[key]) is kind for key, kind in types.items()) and ":" in custom["class"]
+    good = good and 1 <= custom["steps"] <= _MOST_STEPS and len(custom["extra_measures"]) <= _MOST_MEASURES
+    if not (good and all(isinstance(measure, str) for measure in custom["extra_measures"])):
+        raise UndeError(f"the method {str(name)[:80]!r} is not described as methods are: {str(custom)[:200]}")
 
 
-def check_recorded(name: Any, own: Any) -> None:
-    """Raises unless this could be what `Method.describe` wrote of a method of somebody's own."""
-    good = (
-        isinstance(name, str)
-        and isinstance(own, Mapping)
-        and set(own) == {"class", "measure", "beside", "steps"}
-    )
-    good = good and all(isinstance(own[k], str) for k in ("class", "measure")) and ":" in own["class"]
-    good = good and type(own["steps"]) is int and 1 <= own["steps"] <= _STEPS
-    good = good and isinstance(own["beside"], list) and len(own["beside"]) <= _BESIDE
-    if not (good and all(isinstance(measure, str) for measure in own["beside"])):
-        raise UndeError(f"the method {str(name)[:80]!r} is not described as methods are: {str(own)[:200]}")
-
-
-def check(method: Any) -> None:
-    """Raises for a method of one's own that an index could not hold on to, in one sentence."""
+def check_method(method: Any) -> None:
+    """Raise for a user's method that an index could not record."""
     what = type(method).__name__
     for name, value in asdict(method).items():
         if not isinstance(value, (str, int, float, bool, type(None))):
@@ -76,8 +42,8 @@ def check(method: Any) -> None:
     described(method.kernel, what)
 
 
-def check_travels(method: Any) -> None:
-    """Raises for a method of one's own that other processes could not import."""
+def check_picklable(method: Any) -> None:
+    """Raise for a user's method that other processes could not import."""
     what = type(method).__name__
     parts = (method, method.kernel)
     out = [type(part) for part in parts if type(part).__module__ == "__main__"]
@@ -92,3 +58,58 @@ def check_travels(method: Any) -> None:
             f"the method {what} cannot be sent to other processes ({why}): define it, and its kernel, at the top of a "
             "module that they can import, or use executor='serial'"
         )
+
+
+@dataclass(frozen=True)
+class UnimportedMethod(Method):
+    """A user's method that an index names and that is not imported here.
+
+    Files of the index can be read and checked, but nothing can be scored: a name in an index imports nothing.
+    """
+
+    description: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        custom = self.description[CUSTOM]
+        object.__setattr__(self, "name", self.description["name"])
+        object.__setattr__(self, "measure", custom["measure"])
+        object.__setattr__(self, "extra_measures", tuple(custom["extra_measures"]))
+
+    @property
+    def steps(self) -> int:
+        return self.description[CUSTOM]["steps"]
+
+    def describe(self) -> dict[str, Any]:
+        return dict(self.description)
+
+    def __repr__(self) -> str:
+        return f"{self.description[CUSTOM]['class']} (not imported)"
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def _missing(self) -> UndeError:
+        path = self.description[CUSTOM]["class"]
+        module, _, name = path.partition(":")
+        how = "define it" if module == "__main__" else f"`from {module} import {name.partition('.')[0]}`"
+        return UndeError(
+            f"the index was built for the method {path}, which is not imported here, and nothing is imported because "
+            f"an index names it: {how} before this, or name another method, such as method='tracin'"
+        )
+
+    @property
+    def linear(self) -> bool:
+        raise self._missing()
+
+    @property
+    def groupwise(self) -> bool:
+        raise self._missing()
+
+    @property
+    def kernel(self) -> Kernel:
+        raise self._missing()
+
+    @property
+    def signed(self) -> Method:
+        raise self._missing()

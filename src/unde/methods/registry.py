@@ -1,4 +1,4 @@
-"""Methods by their names and descriptions; which of them fit an index."""
+"""Methods by name and by description, and the method to build or score an index with."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from unde.errors import UndeError, unknown
-from unde.methods import custom as own_methods
-from unde.methods.base import LATER, OWN, Method
-from unde.methods.builtin import AUTO, METHODS, Damped, Fisher, TracIn
-from unde.methods.elsewhere import Elsewhere
+from unde.methods.base import CUSTOM, OMIT_IF, Method, find_class
+from unde.methods.builtin import AUTO, EKFAC, TRAK, Damped, Fisher, LoGRA, TracIn
+from unde.methods.custom import UnimportedMethod, check_description, check_method
+from unde.methods.diffusion import DAS, DTRAK, JourneyTRAK
 from unde.setup import imported
 
+METHODS: dict[str, type[Method]] = {m.name: m for m in (TracIn, TRAK, LoGRA, EKFAC, DTRAK, JourneyTRAK, DAS)}
 PROJECTION = "kron(16)"
 _SHORT = {"tracin-cosine": TracIn(cosine=True)}
 NAMES = (*METHODS, *_SHORT)  # that `parse` knows
@@ -27,50 +28,49 @@ def parse(method: str | Method | dict[str, Any]) -> Method:
     if isinstance(method, Method):
         return method
     if isinstance(method, dict):
-        return _described(method)
+        return _from_description(method)
     if isinstance(method, str) and method in METHODS:
         return METHODS[method]()
     if isinstance(method, str) and method in _SHORT:
         return _SHORT[method]
     if isinstance(method, str) and ":" in method:
-        found = imported(method)
-        found = found() if isinstance(found, type) and issubclass(found, Method) else found
-        if not isinstance(found, Method):
+        target = imported(method)
+        target = target() if isinstance(target, type) and issubclass(target, Method) else target
+        if not isinstance(target, Method):
             raise UndeError(
-                f"{method} is a {type(found).__name__}: expected an unde.methods.Method, or a class of them"
+                f"{method} is a {type(target).__name__}: expected an unde.methods.Method, or a class of them"
             )
-        return found
+        return target
     raise unknown("method", method, NAMES)
 
 
-def _described(description: dict[str, Any]) -> Method:
+def _from_description(description: dict[str, Any]) -> Method:
     fields = dict(description)
-    name, own = fields.pop("name", None), fields.pop(OWN, None)
+    name, custom = fields.pop("name", None), fields.pop(CUSTOM, None)
     kind: type[Method] | None
     known = METHODS | {Fisher.name: Fisher}
-    if own is None:
+    if custom is None:
         if not isinstance(name, str) or name not in known:
             raise unknown("method", name, METHODS)
         kind = known[name]
     else:
-        own_methods.check_recorded(name, own)
-        kind = own_methods.found(own["class"], Method)
+        check_description(name, custom)
+        kind = find_class(custom["class"], Method)
     try:
         if any(isinstance(value, (list, dict)) for value in fields.values()):
             raise TypeError("expected numbers and names")
         if kind is None:
-            return Elsewhere(fields.get("projection"), description)
-        later = {f.name: f.metadata[LATER] for f in dataclasses.fields(kind) if LATER in f.metadata}
-        made = kind(**(later | fields))
+            return UnimportedMethod(fields.get("projection"), description)
+        defaults = {f.name: f.metadata[OMIT_IF] for f in dataclasses.fields(kind) if OMIT_IF in f.metadata}
+        method = kind(**(defaults | fields))
     except TypeError as e:
         raise UndeError(f"{name!r} cannot be made from {fields}: {e}") from None
-    if own is not None and made.describe().get(OWN) != own:
+    if custom is not None and (now := method.describe().get(CUSTOM)) != custom:
         raise UndeError(
-            f"{own['class']} is not what it was when the index was built: it had measure {own['measure']!r}, beside "
-            f"{own['beside']} and {own['steps']} steps, now {made.measure!r}, {list(made.beside)} and {made.steps}. "
-            "Give the changed one another name, and build another index"
+            f"{custom['class']} is not what it was when the index was built: it was {custom}, now {now}. Give the "
+            "changed one another name, and build another index"
         )
-    return made
+    return method
 
 
 def for_building(
@@ -96,9 +96,9 @@ def for_building(
         if getattr(chosen, "fisher", None) == AUTO:
             chosen = replace(chosen, fisher=before.labels)
     chosen = chosen.resolve(kind)
-    if OWN in chosen.describe() and not isinstance(chosen, Elsewhere):
-        own_methods.check(chosen)
-        if _described(chosen.describe()) != chosen:
+    if CUSTOM in chosen.describe() and not isinstance(chosen, UnimportedMethod):
+        check_method(chosen)
+        if _from_description(chosen.describe()) != chosen:
             raise UndeError(
                 f"{chosen} does not come back from its description {chosen.describe()}: all that makes up a method of "
                 "your own must be in the fields of its dataclass"
@@ -126,8 +126,8 @@ def on_index(method: str | Method | None, built: Method, kind: str = "", example
     if method is None:
         return built
     method = _with_projection(parse(method), built.projection).resolve(kind, built, examples)
-    if OWN in method.describe():
-        own_methods.check(method)
+    if CUSTOM in method.describe():
+        check_method(method)
     if method.steps != built.steps:
         raise UndeError(
             f"{method} needs the features of {method.steps} steps, the index holds {built.steps}: build another index"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import sys
 import time
 from collections.abc import Generator
@@ -22,7 +23,7 @@ from pathlib import Path
 from unde.data import parse_bytes
 from unde.errors import UndeError
 from unde.store.files import PARTIAL, temporary_for, write_atomically
-from unde.store.remote import Remote, Unreachable
+from unde.store.remote import Remote, StorePath, Unreachable
 
 SHARE = 100  # the folder is looked through whenever one in so many of its bytes are new
 ABANDONED = 24 * 3600  # seconds after which a download that did not end was killed
@@ -144,3 +145,20 @@ def _user_caches() -> Path:
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA") or "~/AppData/Local")
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+
+
+def delete(path: StorePath) -> None:
+    """Delete a file, and its cached copies on this machine where it is remote."""
+    path.unlink(missing_ok=True)
+    if isinstance(path, Remote):
+        Cache.here().forget(path)
+
+
+def delete_folder(folder: StorePath) -> None:
+    """Delete a folder with all files in it."""
+    if not isinstance(folder, Remote):
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    with suppress(FileNotFoundError):
+        for name in folder.sizes():
+            delete(folder / name)

@@ -30,9 +30,7 @@ from unde.store.codec import (
     neighbours,
 )
 
-FinalContext = (
-    tuple[int, int] | None
-)  # rows and columns of the feature of a parameter; None where it is no matrix
+MatrixShape = tuple[int, int] | None  # of the feature of a parameter; None where it is a vector
 NAMES = (*CODECS, "factored(1)")  # for lists: factored(c) takes other c too
 AUTO = "auto"  # float32 or int8, by the size of the store
 _MOST = 64
@@ -53,7 +51,7 @@ class Factored(Tensors):
     columns_packed: ClassVar[int] = 4
     lossy: ClassVar[bool] = True
     rank: int
-    sides: tuple[FinalContext, ...]  # of each parameter
+    sides: tuple[MatrixShape, ...]  # of each parameter
 
     @property
     def name(self) -> str:
@@ -130,7 +128,7 @@ class Factored(Tensors):
             where = slice(columns[first].start, columns[last - 1].stop)
             yield _Run(units, size, pair, where, numbers, scales)
 
-    def _kept(self, pair: FinalContext) -> FinalContext:
+    def _kept(self, pair: MatrixShape) -> MatrixShape:
         """The sides of a matrix of which outer products are kept."""
         if pair is None or self.rank * (sum(pair) + 4) >= pair[0] * pair[1] + 4:
             return None
@@ -140,7 +138,7 @@ class Factored(Tensors):
 class _Run(NamedTuple):
     units: int
     size: int  # columns of each
-    sides: FinalContext  # of matrices that are kept as outer products
+    sides: MatrixShape  # of matrices that are kept as outer products
     columns: slice
     numbers: slice
     scales: slice
@@ -165,7 +163,7 @@ def leading(matrices: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return (vectors, along) if wide else (along, vectors)
 
 
-def sides_of(units: Sequence[Mapping[str, Any]], projection: str) -> tuple[FinalContext, ...]:
+def sides_of(units: Sequence[Mapping[str, Any]], projection: str) -> tuple[MatrixShape, ...]:
     """Rows and columns of the features of parameters (name, shape, size) under a projection.
 
     >>> sides_of([{"shape": [64, 32], "size": 256}, {"shape": [64], "size": 64}], "kron(16)")

@@ -1,25 +1,4 @@
-"""The folder of an index: every name that may be in it, what it holds, and what becomes of it when it is deleted.
-
-manifest.json                  what the index is and what was settled for it
-ids.json                       the user's names of examples
-projection.safetensors         matrices of the projection that are not drawn from the seed
-probe.safetensors              features of a few examples: has the code of a task changed what it computes?
-shards/c00-000000.safetensors  features of the examples of one shard under one checkpoint
-fisher/                        an index of gradients with sampled labels, where fisher="sampled" asks for it
-fisher-true/                   an index of gradients with every label, where fisher="true" asks for it
-kernels/<key>/                 what kernels were fitted to, and K g(n) where that is stored
-queries/                       features of queries that a command has computed
-scratch/                       what processes that work together hand to one another
-calibration.json               the setting and weights that retrained models chose
-halves/                        how well the models did that a calibration has trained
-change.json                    a change that was begun: examples are being appended or removed
-source.json                    what the command line built it from
-run.toml                       the options of that command, with which another index is built just so
-log.jsonl                      how long builds took
-.lock                          held by who writes
-
-Of an index that was changed, ids and probe have the number of the change in their names: ids-2.json.
-"""
+"""Names of all files in the folder of an index: content, writer, and what restores them (`ENTRIES`)."""
 
 from __future__ import annotations
 
@@ -43,7 +22,7 @@ CHECKSUM = "# Checksum of the lines above: "  # the last line of RUN
 
 @dataclass(frozen=True)
 class Entry:
-    """A name in the folder. `deleted` says what happens after somebody deleted it, `writer` who writes it."""
+    """A name in the folder; `deleted` tells what happens after somebody deleted it."""
 
     name: str
     holds: str
@@ -51,9 +30,9 @@ class Entry:
     writer: str
 
 
-BUILT_AGAIN = "the same Index.build makes it anew, exactly as it was"
-ADDED_AGAIN = "index.add_fisher makes it anew, exactly as it was"
-MADE_ON_DEMAND = "it is made anew when it is needed"
+BUILT_AGAIN = "the same Index.build makes it again, exactly as it was"
+ADDED_AGAIN = "index.add_fisher makes it again, exactly as it was"
+MADE_ON_DEMAND = "it is made again when it is needed"
 _ALL = "build, append, remove, merge"
 ENTRIES = (
     Entry(MANIFEST, "what the index is and what was settled for it", BUILT_AGAIN, _ALL),
@@ -105,8 +84,8 @@ _FILES = re.compile(
 )
 
 
-def table() -> str:
-    """The entries as a page shows them."""
+def format_table() -> str:
+    """The entries as a Markdown table."""
     names = (f"{e.name}/" if "." not in e.name else e.name for e in ENTRIES)
     rows = [f"| `{name}` | {e.holds} | {e.writer} | {e.deleted} |" for name, e in zip(names, ENTRIES)]
     return "\n".join(
@@ -114,47 +93,52 @@ def table() -> str:
     )
 
 
-def restored(name: str) -> str:
-    """What to do about a damaged file, by the name in the folder that it is or is under.
+def repair_advice(name: str) -> str:
+    """What to do about a damaged file, by its entry.
 
-    >>> restored("queries")
-    'delete it, it is made anew when it is needed'
+    >>> repair_advice("queries")
+    'delete it, it is made again when it is needed'
     """
     return f"delete it, {_NAMES[name].deleted}"
 
 
-def version(name: str, generation: int) -> str:
-    """What a file is called that belongs to one state of an index.
+def versioned_name(name: str, generation: int) -> str:
+    """Name of a file that every change of an index replaces.
 
-    >>> version(IDS, 0), version(PROBE, 3)
+    >>> versioned_name(IDS, 0), versioned_name(PROBE, 3)
     ('ids.json', 'probe-3.safetensors')
     """
     stem, dot, suffix = name.partition(".")
     return f"{stem}-{generation}{dot}{suffix}" if generation else name
 
 
-def versioned(name: str) -> bool:
-    """Whether it is the name of a file that belongs to one state of an index."""
+def current_names(generation: int) -> tuple[str, str]:
+    """Names of the ids and the probe after so many changes."""
+    return versioned_name(IDS, generation), versioned_name(PROBE, generation)
+
+
+def is_versioned(name: str) -> bool:
+    """Whether every change of an index replaces the file of this name."""
     return re.fullmatch(_VERSIONED, name, re.ASCII) is not None
 
 
-def shard(folder: StorePath, checkpoint: int, number: int) -> StorePath:
+def shard_path(folder: StorePath, checkpoint: int, number: int) -> StorePath:
     return folder / SHARDS / f"c{checkpoint:02d}-{number:06d}.safetensors"
 
 
-def numbers(name: str) -> tuple[int, int] | None:
+def parse_shard_name(name: str) -> tuple[int, int] | None:
     """The checkpoint and the number of a shard, by the name of its file.
 
-    >>> numbers("c00-000012.safetensors"), numbers("c0-12.safetensors")
+    >>> parse_shard_name("c00-000012.safetensors"), parse_shard_name("c0-12.safetensors")
     ((0, 12), None)
     """
     match = re.fullmatch(r"c(\d{2,9})-(\d{6,9})\.safetensors", name)
     found = None if match is None else (int(match[1]), int(match[2]))
-    return found if found is not None and shard(Path(), *found).name == name else None
+    return found if found is not None and shard_path(Path(), *found).name == name else None
 
 
-def listed(folder: StorePath) -> set[str]:
-    """The names in a folder; none if it is not there. One question to a store, however many there are."""
+def list_names(folder: StorePath) -> set[str]:
+    """Names in a folder, by one request; none if it does not exist."""
     try:
         return {path.name for path in folder.iterdir()}
     except (FileNotFoundError, NotADirectoryError):
@@ -167,21 +151,21 @@ def listed(folder: StorePath) -> set[str]:
         ) from None
 
 
-def known(name: str) -> bool:
-    """Whether a file of this name, with the folders it is in, is part of an index.
+def is_index_path(name: str) -> bool:
+    """Whether an index may have a file of this path.
 
-    >>> known("shards/c00-000001.safetensors"), known("shards/../../.ssh/config"), known("model.pt")
+    >>> is_index_path("shards/c00-000001.safetensors"), is_index_path("shards/../x"), is_index_path("model.pt")
     (True, False, False)
     """
     return _FILES.fullmatch(name) is not None
 
 
 def prepare(folder: StorePath) -> None:
-    """Make the folder, unless it holds anything that is not of an index."""
+    """Make the folder, unless it holds other files than those of an index."""
     if exists(folder) and not folder.is_dir():
         raise UndeError(f"{folder} is a file: an index needs a folder")
     if exists(folder) and not exists(folder / MANIFEST):
-        foreign = sorted(name for name in listed(folder) if not ours(name))
+        foreign = sorted(name for name in list_names(folder) if not is_index_name(name))
         if foreign:
             raise UndeError(
                 f"{folder} holds something else ({', '.join(foreign[:3])}{', …' if foreign[3:] else ''}): "
@@ -195,19 +179,19 @@ def prepare(folder: StorePath) -> None:
 
 
 def refuse_links(folder: StorePath) -> None:
-    """What is read and written in the folder is in the folder; stores have no links."""
+    """Refuse links in the folder, which would lead out of it."""
     if isinstance(folder, Remote):
         return
     inside = [folder / name for name in (SHARDS, *FISHERS.values(), KERNELS, QUERIES, SCRATCH)]
-    with contextlib.suppress(OSError):  # of what cannot be looked at, whoever reads it tells more
+    with contextlib.suppress(OSError):  # reading reports it
         inside += (folder / KERNELS).iterdir()
     for path in inside:
         if os.path.islink(path):
             raise UndeError(f"{path} is a link, which is not followed: put what it leads to in its place")
 
 
-def ours(name: str) -> bool:
-    """Whether a file in the folder is of an index."""
+def is_index_name(name: str) -> bool:
+    """Whether a name in the folder is of an index."""
     if name.endswith(PARTIAL):
         return any(map(name.startswith, _NAMES)) or re.match(_VERSIONED, name, re.ASCII) is not None
-    return name in _NAMES or versioned(name)
+    return name in _NAMES or is_versioned(name)

@@ -1,12 +1,13 @@
-"""The manifest: one JSON file that says what an index holds, what it was made from, and what was settled for it."""
+"""The manifest of an index: a JSON file with its request, its settled sizes, and its segments."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 from unde import projection
@@ -16,17 +17,20 @@ from unde.store import manifest_schema as bounds
 from unde.store.codec import Codec
 from unde.store.factored import codec_of
 from unde.store.files import create_bytes
-from unde.store.layout import FISHERS, MANIFEST, refuse_links, shard
-from unde.store.living import Living
+from unde.store.layout import FISHERS, MANIFEST, refuse_links, shard_path
 from unde.store.remote import StorePath, Unreachable, exists
 from unde.store.safe_io import read_json
 
 SCHEMA = 4
+APPEND, REMOVE, MERGE, REPACK = "append", "remove", "merge", "repack"
+_SUMMED = {APPEND: "appended", REMOVE: "removed"}
+_COPIED = {MERGE: "merged from", REPACK: "repacked from"}
+_FILES = 10**9  # numbers that names of shards have room for
 
 
 @dataclass(frozen=True)
 class Settled:
-    """What the last bits of features depend on, decided once; whoever goes on with a build takes it from here."""
+    """Sizes and choices that the last bits of features depend on: decided by the first build, read by later ones."""
 
     pass_size: int  # examples that go through the model together
     shard_size: int  # examples in a shard, a whole number of passes but for the first
@@ -37,8 +41,96 @@ class Settled:
     ahead: int = 0  # examples in a pass before all others, if there is one
 
     def as_dict(self) -> dict[str, Any]:
-        """Without what earlier releases did not know, where it is as they did it: ids stay."""
+        """Omit a field added later when it holds its default, so that ids are stable."""
         return {name: value for name, value in vars(self).items() if name != "ahead" or value != 0}
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Neighbouring shards that one build or one change wrote, in files numbered one after the other."""
+
+    owner: str  # written into each file
+    first: int  # number of the first file
+    rows: list[int]  # examples in each shard
+    numbers: list[int]  # which labels are drawn by, as runs: first, count, first, count, …
+
+    def runs(self) -> Iterator[tuple[int, int]]:
+        return zip(self.numbers[::2], self.numbers[1::2])
+
+    def check(self) -> None:
+        """Raise a ValueError if no index can have such a segment."""
+        if not isinstance(self.owner, str) or not all(bounds.is_count(n) for n in self.rows):
+            raise ValueError("a segment is not of the right kind")
+        if not all(
+            type(at) is int and 0 <= at <= bounds.MOST and bounds.is_count(n) for at, n in self.runs()
+        ):
+            raise ValueError("a segment has numbers that are not of the right kind")
+        if len(self.numbers) % 2 or sum(n for _, n in self.runs()) != sum(self.rows):
+            raise ValueError("a segment has numbers for more or fewer examples than it holds")
+        if type(self.first) is not int or not 0 <= self.first <= _FILES - len(self.rows):
+            raise ValueError(f"a file is numbered {self.first}")
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Segments and history of an index that was changed since it was built.
+
+    `fishers` has the manifests of gradients with other labels, by folder: they are replaced together with this one.
+    """
+
+    origin: str  # id that the index was built under
+    built: int  # examples that it was built on; pca directions are theirs
+    segments: list[Segment]
+    history: list[dict[str, Any]]  # what, examples, left, on, token, before, from
+    fishers: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def parse(cls, fields: Mapping[str, Any]) -> Changes:
+        parsed: dict[str, Any] = {**fields, "segments": [Segment(**s) for s in fields["segments"]]}
+        return cls(**parsed)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**vars(self), "segments": [dict(vars(s)) for s in self.segments]}
+
+    @property
+    def summary(self) -> str:
+        """
+        >>> entries = [{"what": "append", "examples": 3}, {"what": "append", "examples": 2}]
+        >>> Changes("", 9, [], entries).summary
+        'appended 5'
+        """
+        texts = [
+            f"{_COPIED[e['what']]} {e['from']}".rstrip(",") for e in self.history if e["what"] in _COPIED
+        ]
+        for what, verb in _SUMMED.items():
+            count = sum(entry["examples"] for entry in self.history if entry["what"] == what)
+            texts += [f"{verb} {count}"] * bool(count)
+        return ", ".join(texts)
+
+    @property
+    def lines(self) -> list[str]:
+        """The history, one line for each change."""
+        words = {what: f"{verb} {{examples}}" for what, verb in _SUMMED.items()}
+        words |= {what: f"{verb} {{from}}" for what, verb in _COPIED.items()}
+        line = "{} on {on}, {left} examples since then"
+        return [line.format(words[entry["what"]].format(**entry), **entry) for entry in self.history]
+
+    def check(self, examples: int, most: int, terms: int) -> None:
+        """Raise a ValueError if it cannot be that of an index of so many examples in shards of at most `most`."""
+        if not self.segments or not self.history or not bounds.is_count(self.built):
+            raise ValueError("it was changed, and does not say how")
+        for segment in self.segments:
+            segment.check()
+        counts = [n for segment in self.segments for n in segment.rows]
+        if max(counts) > most or sum(counts) != examples:
+            raise ValueError(f"shards of {sum(counts)} examples for {examples}")
+        if len(counts) * terms > bounds.SHARDS:
+            raise ValueError(f"{len(counts):,} shards under {terms} checkpoints are too many files")
+        if len({s.first + i for s in self.segments for i in range(len(s.rows))}) < len(counts):
+            raise ValueError("two shards have one file")
+        if not isinstance(self.origin, str):
+            raise ValueError("its origin is not of the right kind")
+        _ = self.summary, self.lines, [entry.get("token") for entry in self.history]
 
 
 @dataclass(frozen=True)
@@ -60,7 +152,7 @@ class Manifest:
     factors: bool  # whether shards hold the covariances that EKFAC is made of
     matrices: str  # fingerprint of the matrices that are not drawn (pca, second moments), or ""
     settled: Settled
-    living: Living | None = None  # what became of it since it was built
+    changes: Changes | None = None  # since it was built
 
     @cached_property
     def id(self) -> str:
@@ -68,17 +160,21 @@ class Manifest:
 
     @property
     def lineage(self) -> str:
-        """The id that stays when examples are appended or removed: that of what all of it was measured with."""
-        return self.id if self.living is None else self.living.origin
+        """Id of the build, which appending and removing keep: features of queries belong to it."""
+        return self.id if self.changes is None else self.changes.origin
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        return [] if self.changes is None else self.changes.history
 
     @property
     def generation(self) -> int:
-        """How often it was changed since it was built."""
-        return 0 if self.living is None else self.living.generation
+        """Number of changes since the build."""
+        return len(self.history)
 
     @property
     def terms(self) -> int:
-        """How many terms the sum over c has: checkpoints, or steps of a trajectory."""
+        """Number of checkpoints, or of steps of a trajectory."""
         return len(self.checkpoint_weights)
 
     @property
@@ -87,7 +183,7 @@ class Manifest:
 
     @cached_property
     def columns(self) -> list[slice]:
-        """Of each parameter, in a feature."""
+        """Columns of each parameter in a feature."""
         out, start = [], 0
         for u in self.units:
             out.append(slice(start, start + u["size"]))
@@ -96,33 +192,38 @@ class Manifest:
 
     @cached_property
     def codec(self) -> Codec:
-        """How features are stored."""
+        """Encoding of the features."""
         return codec_of(self.store_dtype, self.units, str(self.method["projection"]))
+
+    @cached_property
+    def segments(self) -> list[Segment]:
+        if self.changes is not None:
+            return self.changes.segments
+        step = self.settled.shard_size
+        rows = [min(step, self.examples - start) for start in range(0, self.examples, step)]
+        return [Segment(self.id, 0, rows, [0, self.examples])]
 
     @cached_property
     def shards(self) -> list[slice]:
         """The rows of each shard."""
-        if self.living is not None:
-            return self.living.cuts
-        step = self.settled.shard_size
-        return [slice(a, min(a + step, self.examples)) for a in range(0, self.examples, step)]
+        counts = [n for segment in self.segments for n in segment.rows]
+        return [slice(stop - n, stop) for n, stop in zip(counts, accumulate(counts))]
 
     @cached_property
     def files(self) -> list[tuple[int, str]]:
-        """The number of the file of each shard, and whose it is."""
-        if self.living is not None:
-            return self.living.files
-        return [(s, self.id) for s in range(len(self.shards))]
+        """The number of the file of each shard, and its owner."""
+        return [(s.first + i, s.owner) for s in self.segments for i in range(len(s.rows))]
 
     def shard(self, folder: StorePath, checkpoint: int, s: int) -> StorePath:
-        """The file of shard s."""
-        return shard(folder, checkpoint, self.files[s][0])
+        """Path of the file of shard s."""
+        return shard_path(folder, checkpoint, self.files[s][0])
 
     @cached_property
-    def drawn(self) -> Sequence[int]:
-        """The number under which each example was measured, which tasks may draw labels by: its position, unless
-        examples before it were removed."""
-        return range(self.examples) if self.living is None else self.living.drawn.tolist()
+    def numbers(self) -> Sequence[int]:
+        """The number of each example, which tasks draw labels by: its position when it was measured."""
+        if self.changes is None:
+            return range(self.examples)
+        return [n for s in self.segments for first, count in s.runs() for n in range(first, first + count)]
 
     @property
     def unit_names(self) -> list[str]:
@@ -132,16 +233,16 @@ class Manifest:
         return Groups({k: tuple(v) for k, v in self.groups.items()})
 
     def as_dict(self) -> dict[str, Any]:
-        out = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("settled", "living")}
+        out = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("settled", "changes")}
         out["settled"] = self.settled.as_dict()
-        return out if self.living is None else out | {"living": self.living.as_dict()}
+        return out if self.changes is None else out | {"changes": self.changes.as_dict()}
 
     def text(self) -> bytes:
-        """As it is written."""
+        """Content of the file."""
         return (json.dumps({"id": self.id} | self.as_dict(), indent=1) + "\n").encode()
 
     def begin(self, folder: StorePath) -> Manifest:
-        """Write it, unless another began an index there meanwhile; the one that is there."""
+        """Write the manifest, unless another process wrote one meanwhile; return the one on disk."""
         create_bytes(folder / MANIFEST, self.text())
         return Manifest.read(folder)
 
@@ -149,54 +250,52 @@ class Manifest:
     def read(cls, folder: StorePath) -> Manifest:
         path = folder / MANIFEST
         refuse_links(folder)
-        if folder.name in FISHERS.values() and (inside := _of_living(folder)) is not None:
+        if folder.name in FISHERS.values() and (inside := _read_fisher(folder)) is not None:
             return inside
-        found = _read_json(path)
-        if not isinstance(found, dict) or not {"schema", "id"} <= set(found):
+        content = _read_json(path)
+        if not isinstance(content, dict) or not {"schema", "id"} <= set(content):
             raise UndeError(f"{path} is not the manifest of an unde index: choose another folder")
-        if found["schema"] != SCHEMA:
+        if content["schema"] != SCHEMA:
             raise UndeError(
-                f"{folder} was written with index schema {found['schema']}, this release reads {SCHEMA}: "
+                f"{folder} was written with index schema {content['schema']}, this release reads {SCHEMA}: "
                 "rebuild it, or install the release of unde that wrote it"
             )
-        if found.get("projection_version") != projection.VERSION:
+        if content.get("projection_version") != projection.VERSION:
             raise UndeError(
-                f"{folder} was projected with version {found.get('projection_version')} of the random "
+                f"{folder} was projected with version {content.get('projection_version')} of the random "
                 f"matrices, this release draws {projection.VERSION}: scores would be noise. Rebuild the index"
             )
-        if found.pop("id") != _id(found):
+        if content.pop("id") != _id(content):
             raise damaged(path, "its content does not match its id")
         try:
-            return _parsed(found)
+            return _parse(content)
         except (TypeError, KeyError, ValueError, AttributeError) as e:
             raise damaged(path, e) from None
 
 
-def _of_living(folder: StorePath) -> Manifest | None:
-    """The manifest of the gradients with other labels of an index that was changed, which its own holds: both change
-    in one moment."""
+def _read_fisher(folder: StorePath) -> Manifest | None:
+    """The manifest of gradients with other labels that the manifest of a changed index holds."""
     try:
         above = Manifest.read(folder.parent) if exists(folder.parent / MANIFEST) else None
     except Unreachable:
         raise
     except UndeError:
-        return None  # of a damaged one nothing is known
-    held = {} if above is None or above.living is None else above.living.fishers
-    found = {FISHERS[kind]: manifest for kind, manifest in held.items()}.get(folder.name)
-    return None if found is None else _parsed(found)
+        return None
+    fields = None if above is None or above.changes is None else above.changes.fishers.get(folder.name)
+    return None if fields is None else _parse(fields)
 
 
-def _parsed(found: Mapping[str, Any]) -> Manifest:
-    fields: dict[str, Any] = {**found, "settled": Settled(**found["settled"])}
-    if fields.get("living") is not None:
-        fields["living"] = Living.parsed(fields["living"])
-    made = Manifest(**fields)
-    bounds.check(made.as_dict())
-    if made.living is not None:
-        made.living.check(made.examples, made.settled.shard_size, made.terms)
-        for inside in made.living.fishers.values():
-            _parsed(inside)
-    return made
+def _parse(content: Mapping[str, Any]) -> Manifest:
+    fields: dict[str, Any] = {**content, "settled": Settled(**content["settled"])}
+    if fields.get("changes") is not None:
+        fields["changes"] = Changes.parse(fields["changes"])
+    manifest = Manifest(**fields)
+    bounds.check(manifest.as_dict())
+    if manifest.changes is not None:
+        manifest.changes.check(manifest.examples, manifest.settled.shard_size, manifest.terms)
+        for inside in manifest.changes.fishers.values():
+            _parse(inside)
+    return manifest
 
 
 def _id(content: Mapping[str, Any]) -> str:
@@ -225,13 +324,13 @@ def damaged(path: StorePath, why: object) -> UndeError:
     )
 
 
-def asked(manifest: Manifest) -> dict[str, Any]:
-    """What was asked for, without what was settled for it: by this a build finds its folder again."""
+def request_fields(manifest: Manifest) -> dict[str, Any]:
+    """Fields of the request: a resumed build compares them."""
     return {
-        f.name: getattr(manifest, f.name) for f in fields(manifest) if f.name not in ("settled", "living")
+        f.name: getattr(manifest, f.name) for f in fields(manifest) if f.name not in ("settled", "changes")
     }
 
 
 def with_method(manifest: Manifest, method: dict[str, Any]) -> Manifest:
-    """The same index under another measurement."""
+    """The manifest with another method."""
     return replace(manifest, method=method)

@@ -1,4 +1,4 @@
-"""Whether a manifest could be that of an index: every count and name in it, before anything is made of them."""
+"""Check all counts and names in a manifest before they are used."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ MOST = 2**40  # examples, and columns of a feature
 SHARDS = 10**6  # files: a look at each takes seconds
 
 
-def check(found: Mapping[str, Any]) -> None:
-    """Raises a ValueError that says what cannot be right; types alone are not enough, as counts are looped over."""
+def check(content: Mapping[str, Any]) -> None:
+    """Raise a ValueError that names a wrong field: a type, or a count too large to loop over."""
     for name, kind in _KINDS.items():
-        if not isinstance(found[name], kind) or isinstance(found[name], bool) is not (kind is bool):
-            raise ValueError(f"{name} is a {type(found[name]).__name__}")
-    _task(found["task"])
-    settled = found["settled"]
-    examples = _count("examples", found["examples"])
+        if not isinstance(content[name], kind) or isinstance(content[name], bool) is not (kind is bool):
+            raise ValueError(f"{name} is a {type(content[name]).__name__}")
+    _task(content["task"])
+    settled = content["settled"]
+    examples = _count("examples", content["examples"])
     size = _count("shard_size", settled["shard_size"])
     _count("pass_size", settled["pass_size"])
     if "ahead" in settled:
@@ -27,19 +27,21 @@ def check(found: Mapping[str, Any]) -> None:
     for name, most in (("threads", 2**16), ("rows", MOST)):
         if settled[name] is not None:
             _count(name, settled[name], most)
-    terms = len(_list("checkpoint_weights", found["checkpoint_weights"], float | int))
-    if not terms or not all(math.isfinite(eta) and eta >= 0 for eta in found["checkpoint_weights"]):
+    terms = len(_list("checkpoint_weights", content["checkpoint_weights"], float | int))
+    if not terms or not all(math.isfinite(eta) and eta >= 0 for eta in content["checkpoint_weights"]):
         raise ValueError("checkpoint_weights are not finite numbers ≥ 0")
-    models = len(_list("models", found["models"], str))
+    models = len(_list("models", content["models"], str))
     if not models or terms % models:
         raise ValueError(f"{terms} checkpoint_weights for {models} models")
     if -(-examples // size) * terms > SHARDS:
         raise ValueError(
             f"{examples:,} examples in shards of {size} under {terms} checkpoints are too many files"
         )
-    _units(found["units"])
-    groups = {name: tuple(_list(f"group {name!r}", params, str)) for name, params in found["groups"].items()}
-    Groups(groups).of([u["name"] for u in found["units"]])
+    _units(content["units"])
+    groups = {
+        name: tuple(_list(f"group {name!r}", params, str)) for name, params in content["groups"].items()
+    }
+    Groups(groups).of([u["name"] for u in content["units"]])
     _coverage(settled["coverage"], terms)
     directions = settled["directions"]
     if directions is not None:
@@ -64,7 +66,7 @@ _KINDS: dict[str, type] = {
 
 
 def _task(task: Mapping[str, Any]) -> None:
-    """What a task of one's own says about itself may be less, or more."""
+    """Custom tasks may have other fields."""
     if not isinstance(task.get("name"), str):
         raise ValueError("the task has no right 'name'")
     kinds = {"settings": dict, "code": dict | None, "source": bool}
@@ -92,8 +94,12 @@ def _coverage(coverage: Any, terms: int) -> None:
         raise ValueError(f"{len(coverage)} coverages for {terms} checkpoints")
 
 
+def is_count(value: Any, most: int = MOST) -> bool:
+    return type(value) is int and 1 <= value <= most
+
+
 def _count(name: str, value: Any, most: int = MOST) -> int:
-    if type(value) is not int or not 1 <= value <= most:
+    if not is_count(value, most):
         raise ValueError(f"{name} is {str(value)[:40]}, expected a number from 1 to {most:,}")
     return value
 

@@ -33,7 +33,9 @@ class Copied:
 def copy_index(source: StorePath, target: StorePath) -> Copied:
     """All that belongs to an index, finished or not; what else is in its folder is left."""
     manifest, sizes = Manifest.read(source), _sizes(source)
-    strangers = sorted(name for name in sizes if not layout.known(name) and Path(name).name != layout.LOCK)
+    strangers = sorted(
+        name for name in sizes if not layout.is_index_path(name) and Path(name).name != layout.LOCK
+    )
     if strangers:
         more = ", …" if strangers[3:] else ""
         console.note(f"left where it is, as not of the index: {', '.join(strangers[:3])}{more}")
@@ -41,7 +43,7 @@ def copy_index(source: StorePath, target: StorePath) -> Copied:
     for inside in layout.FISHERS.values():
         held = f"{inside}/{layout.MANIFEST}" in sizes
         homes[f"{inside}/"] = Manifest.read(source / inside) if held else manifest
-    names = sorted((n for n in filter(layout.known, sizes) if _current(n, homes)), key=_order)
+    names = sorted((n for n in filter(layout.is_index_path, sizes) if _current(n, homes)), key=_order)
     layout.prepare(target)
     with locked(target, doing="writing"):
         clear_partial(target)
@@ -155,11 +157,10 @@ def _home(name: str, homes: Mapping[str, Manifest]) -> tuple[str, Manifest]:
 def _current(name: str, homes: Mapping[str, Manifest]) -> bool:
     """Whether a file is of the index as it is, and not of a state before, or of a change that is not made yet."""
     inside, of = _home(name, homes)
-    at = layout.numbers(inside.removeprefix(f"{layout.SHARDS}/"))
-    if at is not None and of.living is not None:
+    at = layout.parse_shard_name(inside.removeprefix(f"{layout.SHARDS}/"))
+    if at is not None and of.changes is not None:
         return at[1] in {number for number, _ in of.files}
-    current = (layout.version(layout.IDS, of.generation), layout.version(layout.PROBE, of.generation))
-    return not layout.versioned(inside) or inside in current
+    return not layout.is_versioned(inside) or inside in layout.current_names(of.generation)
 
 
 def _belonging(inside: str, of: Manifest) -> tuple[str | None, str]:
@@ -170,7 +171,7 @@ def _belonging(inside: str, of: Manifest) -> tuple[str | None, str]:
     if folder == layout.QUERIES:
         return of.lineage, layout.QUERIES
     if folder == layout.SHARDS:
-        at = layout.numbers(file)
+        at = layout.parse_shard_name(file)
         return dict(of.files).get(-1 if at is None else at[1], of.id), file
     return (folder.rpartition("/")[2] if folder.startswith(f"{layout.KERNELS}/") else of.id), file
 

@@ -1,4 +1,4 @@
-"""What a look at every byte of an index, a bank or a file of weights has found."""
+"""Report of a verification of an index, a bank or a file of weights."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ DAMAGED, FOREIGN, MISSING = "damaged", "foreign", "missing"
 
 @dataclass(frozen=True)
 class Problem:
-    """`name` is that of a file in what was looked at; `advice` is what restores it."""
+    """A file that is damaged, foreign or missing, and what restores it."""
 
-    name: str
-    kind: str  # damaged, foreign or missing
+    name: str  # relative to what was verified
+    kind: str
     why: str
     advice: str
 
@@ -26,8 +26,8 @@ class Problem:
 
 
 @dataclass
-class Verified:
-    """True if nothing is damaged. What is `unfinished` is not: it says what is still to do."""
+class VerifyReport:
+    """True if nothing is damaged. `unfinished` tells what is still to do."""
 
     path: StorePath
     what: str  # index, bank or weights
@@ -50,8 +50,8 @@ class Verified:
         lines += [f"  not finished: {self.unfinished}"] * bool(self.unfinished)
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 
-    def found(self, path: StorePath) -> None:
-        """A file that was read to its end."""
+    def count(self, path: StorePath) -> None:
+        """Count a file that was read to its end."""
         self.files += 1
         self.bytes += path.stat().st_size
 
@@ -59,6 +59,9 @@ class Verified:
         slash = "/" if isinstance(path, Remote) else os.sep
         name = str(path).removeprefix(f"{self.path}{slash}")
         self.problems.append(Problem(name, kind, str(why), advice))
+
+    def add_unfinished(self, what: str) -> None:
+        self.unfinished = f"{self.unfinished}; {what}" if self.unfinished else what
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

@@ -17,7 +17,7 @@ from unde.notebook import bars
 from unde.store.files import write_atomically
 from unde.store.remote import StorePath, Unreachable, exists, place
 from unde.store.safe_io import read_json
-from unde.store.verify_report import DAMAGED, Verified
+from unde.store.verify_report import DAMAGED, VerifyReport
 
 _FORMAT = "unde weights"
 _VERSION = 1
@@ -215,14 +215,14 @@ class Weights:
         return bars(title, dict(zip(self.groups, self.values.tolist())), "1 is the unweighted method")
 
 
-def verify(path: StorePath) -> Verified:
+def verify(path: StorePath) -> VerifyReport:
     """Check a weights file against its checksum."""
-    report = Verified(path, "weights")
+    report = VerifyReport(path, "weights")
     if not exists(path):
         raise UndeError(f"no weights file at '{path}': expected a file written by Weights.save")
     try:
         Weights.load(path)
-        report.found(path)
+        report.count(path)
     except Unreachable:
         raise
     except UndeError as e:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from unde.errors import UndeError
 from unde.evaluate.bank.bank_io import OLD_FORMATS, UnfinishedBank, read_bank
 from unde.store.remote import StorePath, Unreachable, exists
-from unde.store.verify_report import DAMAGED, Verified
+from unde.store.verify_report import DAMAGED, VerifyReport
 
 _AGAIN = "Bank.run with the same arguments"
 
 
-def verify(path: StorePath) -> Verified:
+def verify(path: StorePath) -> VerifyReport:
     """Check the file of a bank, or while there is none the results of its models."""
-    report, folder = Verified(path, "bank"), UnfinishedBank.of(path)
+    report, folder = VerifyReport(path, "bank"), UnfinishedBank.of(path)
     if exists(path):
         try:
             content = read_bank(path)
-            report.found(path)
+            report.count(path)
             if content.provenance["format"] in OLD_FORMATS:
                 report.notes.append("it has no checksum, as releases before 0.2 wrote none")
         except Unreachable:
@@ -36,11 +36,11 @@ def verify(path: StorePath) -> Verified:
         cure = f"delete it, {_AGAIN} keeps all sound models"
         report.report(folder.plan_file, DAMAGED, str(e).partition(": ")[0], cure)
         return report
-    report.found(folder.plan_file)
+    report.count(folder.plan_file)
     done = 0
     for number, file in results.files():
         if number < plan.models and results.read(number) is not None:
-            report.found(file)
+            report.count(file)
             done += 1
         else:
             report.report(file, DAMAGED, "", f"delete it, {_AGAIN} trains this model again")

@@ -1,0 +1,404 @@
+"""An index as immutable segments: rewrite the rows that are kept; merge and repack.
+
+Every change writes the rows that stay as new shards beside the old ones; shards that keep all their rows stay the files
+that they are. Features are moved, not computed again. Kernels are fitted again from them when they are next needed.
+The covariances of EKFAC are sums over the examples of a shard: those of joined shards are added, and those of removed
+rows are computed once more from the model and subtracted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing, nullcontext, suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from functools import cached_property
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unde import console, methods
+from unde.data import evenly
+from unde.errors import UndeError
+from unde.fingerprints import fingerprint_of, ids_fingerprint
+from unde.gradients.feature_pass import cuts, threads
+from unde.index import pca as matrices
+from unde.index.build_settings import write_ids
+from unde.index.reader import Stored
+from unde.index.shard_writer import Shapes, ShardWriter, covariances
+from unde.index.validation import PROBED, check_shards, list_differences, probe_of, read_ids
+from unde.parallel.model_transport import BuildInputs
+from unde.store import factored, layout
+from unde.store.files import clear_partial, create_bytes, write_bytes
+from unde.store.locks import locked
+from unde.store.manifest import MERGE, REPACK, Changes, Manifest, Segment
+from unde.store.remote import StorePath, exists
+from unde.store.shards import ShardError, read_shard, sound, write_shard
+from unde.tasks import identity
+
+FACTORS = "factors"
+_OTHER = "in the other"
+
+
+@dataclass(frozen=True)
+class Source:
+    """An index whose rows a rewritten one takes, but for those that are removed."""
+
+    folder: StorePath
+    manifest: Manifest
+    removed: Tensor | None = None  # (N,) bool
+
+    def selections(self) -> Iterator[Selection]:
+        """The rows that are kept of each shard."""
+        for s, shard in enumerate(self.manifest.shards):
+            positions = torch.arange(shard.start, shard.stop)
+            is_whole = self.removed is None or not self.removed[shard].any()
+            if self.removed is not None and not is_whole:
+                positions = positions[~self.removed[shard]]
+            if len(positions):
+                yield Selection(self, s, positions, is_whole)
+
+    @cached_property
+    def shapes(self) -> Shapes:
+        return Shapes(self.manifest)
+
+    @cached_property
+    def numbers(self) -> Tensor:
+        return torch.tensor(self.manifest.numbers)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Examples of one stored shard, by their positions in the index."""
+
+    source: Source
+    s: int
+    positions: Tensor
+    is_whole: bool  # all of the shard
+
+    def is_file_in(self, home: StorePath) -> bool:
+        return self.is_whole and self.source.folder == home
+
+    def read(self, c: int, writer: ShardWriter | None) -> dict[str, Tensor]:
+        """Its rows under checkpoint c. The file is checked to its last byte: they get a new checksum."""
+        m = self.source.manifest
+        shard = self.source.shapes.read(m.shard(self.source.folder, c, self.s))
+        if self.is_whole:
+            return shard
+        rows = self.positions - m.shards[self.s].start
+        selected = {name: t[rows] for name, t in shard.items() if name != FACTORS}
+        if FACTORS in shard:
+            assert writer is not None
+            selected[FACTORS] = self._covariances(c, shard, writer)
+        return selected
+
+    def _covariances(self, c: int, shard: dict[str, Tensor], writer: ShardWriter) -> Tensor:
+        """Sum over the kept examples: computed, or the stored one less that of the others, whichever are fewer."""
+        start = self.source.manifest.shards[self.s].start
+        counted = start + (~shard["skipped"].bool()).nonzero()[:, 0]
+        is_kept = torch.isin(counted, self.positions)
+        kept, others = counted[is_kept].tolist(), counted[~is_kept].tolist()
+        if len(kept) <= len(others):
+            return _sum_covariances(writer, c, kept)
+        return shard[FACTORS] - _sum_covariances(writer, c, others)
+
+
+@dataclass(frozen=True)
+class NewShard:
+    """A shard of the rewritten index, and the number and owner of its file."""
+
+    parts: list[Selection]
+    number: int
+    owner: str
+    is_written: bool
+
+    @property
+    def numbers(self) -> Tensor:
+        return torch.cat([part.source.numbers[part.positions] for part in self.parts])
+
+    def __len__(self) -> int:
+        return sum(len(part.positions) for part in self.parts)
+
+
+# --- rewriting --------------------------------------------------------------------------------------------
+
+
+def rewrite(
+    home: StorePath,
+    sources: Sequence[Source],
+    entry: dict[str, Any],
+    ids: Sequence[Any] | None,
+    *,
+    fishers: dict[str, Manifest] | None = None,
+    store_dtype: str | None = None,
+    inputs: BuildInputs | None = None,
+) -> Manifest:
+    """Write the shards, ids and probe of the index that all rows of the sources make; return its manifest.
+
+    The index changes when that is written. `inputs` are model and data for the covariances of removed rows.
+    """
+    first = sources[0].manifest
+    target = first if store_dtype is None else replace(first, store_dtype=store_dtype)
+    plan = _plan_shards(home, sources, entry["token"])
+    _write_shards(plan, home, target, inputs)
+    history = [*first.history, entry] if sources[0].folder == home else [entry]
+    built = first.examples if first.changes is None else first.changes.built
+    inside = {name: manifest.as_dict() for name, manifest in (fishers or {}).items()}
+    after = replace(
+        target,
+        examples=sum(map(len, plan)),
+        data=fingerprint_of(_digests(home, plan)),
+        ids=ids_fingerprint(ids),
+        settled=replace(target.settled, shard_size=max(target.settled.shard_size, *map(len, plan))),
+        changes=Changes(first.lineage, built, _segments(plan), history, inside),
+    )
+    _write_probe(home, sources[0], after, plan)
+    write_ids(home, ids, after.generation)
+    return after
+
+
+def make_entry(
+    what: str, examples: int, left: int, token: str, before: str, source: str = ""
+) -> dict[str, Any]:
+    """An entry of the history of an index."""
+    counts = {"what": what, "examples": examples, "left": left}
+    return counts | {"on": today(), "token": token, "before": before, "from": source}
+
+
+def make_token(*content: Any) -> str:
+    """The same content gives the same token."""
+    return hashlib.blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
+
+
+def today() -> str:
+    return datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _plan_shards(home: StorePath, sources: Sequence[Source], owner: str) -> list[NewShard]:
+    """Join neighbours where one is new or loses rows and both fit into one shard; number the new files."""
+    size = sources[0].manifest.settled.shard_size
+
+    def is_settled(part: Selection) -> bool:
+        return part.is_file_in(home) and part.source.manifest.files[part.s][1] != owner
+
+    groups: list[list[Selection]] = []
+    for part in (part for source in sources for part in source.selections()):
+        joined = [*groups[-1], part] if groups else []
+        fits = sum(len(p.positions) for p in joined) <= size
+        if joined and fits and not all(map(is_settled, joined)):
+            groups[-1] = joined
+        else:
+            groups.append([part])
+    used = [n for source in sources if source.folder == home for n, _ in source.manifest.files]
+    number, plan = 1 + max(used, default=-1), []
+    for parts in groups:
+        if len(parts) == 1 and parts[0].is_file_in(home):
+            plan.append(NewShard(parts, *parts[0].source.manifest.files[parts[0].s], True))
+        else:
+            plan.append(NewShard(parts, number, owner, False))
+            number += 1
+    return plan
+
+
+def _segments(plan: Sequence[NewShard]) -> list[Segment]:
+    """Shards of one owner in consecutive files, as the manifest lists them."""
+    segments = []
+    for (owner, _), group in groupby(enumerate(plan), lambda at: (at[1].owner, at[1].number - at[0])):
+        shards = [shard for _, shard in group]
+        runs = to_runs(torch.cat([shard.numbers for shard in shards]))
+        segments.append(Segment(owner, shards[0].number, [*map(len, shards)], runs))
+    return segments
+
+
+def to_runs(numbers: Tensor) -> list[int]:
+    """
+    >>> to_runs(torch.tensor([4, 5, 6, 9]))
+    [4, 3, 9, 1]
+    """
+    starts = torch.cat([torch.zeros(1, dtype=torch.long), 1 + (numbers.diff() != 1).nonzero()[:, 0]])
+    counts = torch.diff(starts, append=torch.tensor([len(numbers)]))
+    return torch.stack([numbers[starts], counts], 1).flatten().tolist()
+
+
+def _write_shards(
+    plan: Sequence[NewShard], home: StorePath, target: Manifest, inputs: BuildInputs | None
+) -> None:
+    """Write the files that do not exist yet, one shard in memory at a time."""
+    new = [(c, shard) for c in range(target.terms) for shard in plan if not shard.is_written]
+    if not new:
+        return
+    (home / layout.SHARDS).mkdir(parents=True, exist_ok=True)
+    writer = ShardWriter(home, target, inputs) if target.factors and inputs is not None else None
+    with (
+        nullcontext() if writer is None else closing(writer),
+        console.progress("moving", len(new), unit="shards") as advance,
+    ):
+        for c, shard in new:
+            path = layout.shard_path(home, c, shard.number)
+            if not sound(path, shard.owner):
+                tensors = _join([part.read(c, writer) for part in shard.parts])
+                write_shard(path, shard.owner, _encode(tensors, shard.parts[0].source.manifest, target))
+            advance(1)
+
+
+def _join(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0] if name != FACTORS}
+    if FACTORS in parts[0]:
+        whole[FACTORS] = torch.stack([part[FACTORS] for part in parts]).sum(0)
+    return whole
+
+
+def _encode(shard: dict[str, Tensor], before: Manifest, after: Manifest) -> dict[str, Tensor]:
+    """The same rows under another codec, if it is another."""
+    if before.store_dtype == after.store_dtype:
+        return shard
+    stored = before.codec.layout(1, before.columns)
+    features = before.codec.unpack({name: shard[name] for name in stored}, before.columns)
+    rest = {name: t for name, t in shard.items() if name not in stored}
+    return rest | after.codec.pack(features, after.columns)
+
+
+def _sum_covariances(writer: ShardWriter, c: int, rows: list[int]) -> Tensor:
+    """Covariances of some examples from the model, in passes of the settled size."""
+    settled = writer.manifest.settled
+    with threads(settled.threads):
+        run = writer.runner.open_pass(c)
+        total = covariances(writer, run, [])
+        for part in cuts(range(len(rows)), settled.pass_size):
+            total += covariances(writer, run, rows[part.start : part.stop])
+    return total
+
+
+def _digests(home: StorePath, plan: Sequence[NewShard]) -> Tensor:
+    files = ((layout.shard_path(home, 0, shard.number), shard.owner) for shard in plan)
+    return torch.cat([read_shard(path, owner, verify=False)["digest"].clone() for path, owner in files])
+
+
+def _write_probe(home: StorePath, source: Source, after: Manifest, plan: Sequence[NewShard]) -> None:
+    """Keep the examples of the probe that are left; without any, take stored features."""
+    before = source.manifest
+    kept, start = [], 0  # new positions, and rows of the probe
+    with suppress(ShardError):
+        probe = read_shard(probe_of(source.folder, before), before.id)
+        for part in (part for shard in plan for part in shard.parts):
+            if part.source is source:
+                hits = (probe["where"].unsqueeze(1) == part.positions).nonzero().tolist()
+                kept += [(start + position, row) for row, position in hits]
+            start += len(part.positions)
+    if kept:
+        where = torch.tensor([new for new, _ in kept])
+        features = probe["features"][[row for _, row in kept]]
+    else:
+        where = torch.tensor(evenly(after.examples, PROBED))
+        features = Stored(home, after, 0).rows(where)[0]
+    write_shard(probe_of(home, after), after.id, {"where": where, "features": features})
+
+
+# --- merge and repack -------------------------------------------------------------------------------------
+
+
+def merge(folders: Sequence[StorePath], target: StorePath) -> None:
+    """Write all examples of several indexes as a new one; the same call resumes after a kill."""
+    if len(folders) < 2:
+        raise UndeError(f"{len(folders)} index to merge: expected two or more")
+    sources = [_finished_source(folder) for folder in folders]
+    for other in sources[1:]:
+        _check_alike(sources[0], other)
+    _create(sources, target, MERGE, make_token(MERGE, [source.manifest.id for source in sources]))
+
+
+def repack(folder: StorePath, target: StorePath, store_dtype: str) -> None:
+    """Write an index as a new one whose features are stored in another precision."""
+    source = _finished_source(folder)
+    m = source.manifest
+    factored.check(store_dtype, str(m.method["projection"]))
+    if store_dtype == m.store_dtype:
+        raise UndeError(
+            f"{folder} is stored in {store_dtype} already: name another store_dtype, or copy the folder"
+        )
+    sizes = [of.codec.nbytes(1, of.columns) for of in (m, replace(m, store_dtype=store_dtype))]
+    if m.codec.rounding and sizes[1] >= sizes[0]:
+        raise UndeError(
+            f"{folder} is stored in {m.store_dtype}: in {store_dtype} it would take more and be no more exact. Build "
+            "it again, or repack the index that it came from"
+        )
+    _create([source], target, REPACK, make_token(REPACK, m.id, store_dtype), store_dtype)
+
+
+def _create(
+    sources: Sequence[Source], target: StorePath, what: str, token: str, store_dtype: str | None = None
+) -> None:
+    """Write a new index, unless the target holds this very one."""
+    ids, count = _join_ids(sources), sum(source.manifest.examples for source in sources)
+    if exists(target / layout.MANIFEST):
+        history = Manifest.read(target).history
+        if history and history[-1].get("token") == token:
+            return
+        raise UndeError(f"{target} holds an index already: choose an empty or new folder for the new one")
+    layout.prepare(target)
+    names = " and ".join(f"{s.manifest.examples} of {s.folder.name}" for s in sources)
+    source = names if store_dtype is None else f"{sources[0].manifest.store_dtype}, {names},"
+    with locked(target, doing="writing"):
+        clear_partial(target)
+        clear_partial(target / layout.SHARDS)
+        entry = make_entry(what, count, count, token, "", source)
+        fishers: dict[str, Manifest] = {}
+        for inside in _fisher_sources(sources):
+            home = target / inside[0].folder.name
+            home.mkdir(parents=True, exist_ok=True)
+            fishers[home.name] = rewrite(home, inside, entry, ids, store_dtype=store_dtype)
+            write_bytes(home / layout.MANIFEST, fishers[home.name].text())
+        if matrices.read(sources[0].folder, sources[0].manifest):
+            write_bytes(target / layout.MATRICES, (sources[0].folder / layout.MATRICES).read_bytes())
+        after = rewrite(target, sources, entry, ids, fishers=fishers, store_dtype=store_dtype)
+        create_bytes(target / layout.MANIFEST, after.text())
+
+
+def _finished_source(folder: StorePath) -> Source:
+    manifest = Manifest.read(folder)
+    check_shards(folder, manifest, verify=False)  # each is checked when it is copied
+    return Source(folder, manifest)
+
+
+def _fisher_sources(sources: Sequence[Source]) -> Iterator[list[Source]]:
+    """Gradients with other labels: those that the method needs, and those that all indexes have."""
+    stored = [Stored(source.folder, source.manifest, 0) for source in sources]
+    probe = methods.parse(sources[0].manifest.method).probe
+    kinds = {kind for kind in layout.FISHERS if all(kind in s.fishers for s in stored)}
+    for kind in sorted(kinds | ({probe.kind} if isinstance(probe, methods.Fisher) else set())):
+        yield [_finished_source(s.fisher(kind).folder) for s in stored]
+
+
+def _check_alike(first: Source, other: Source) -> None:
+    a, b = first.manifest, other.manifest
+    if other.folder == first.folder or a.id == b.id:
+        raise UndeError(f"{first.folder} and {other.folder} are one index: expected different ones")
+    differ = list_differences(a, replace(b, examples=a.examples, data=a.data, ids=a.ids), _OTHER)
+    differ += identity.differences(a.task, b.task)
+    if a.settled.coverage != b.settled.coverage:
+        differ.append("which way parameters go")
+    if bool(a.ids) != bool(b.ids):
+        differ.append(
+            f"the ids ({'some' if a.ids else 'none'} there, {'some' if b.ids else 'none'} {_OTHER})"
+        )
+    if differ:
+        raise UndeError(
+            f"{other.folder} cannot be merged with {first.folder}, they were not measured alike. What differs: "
+            f"{'; '.join(differ)}. Append the examples of one to the other instead; if store_dtype alone differs, "
+            "repack one of them first (index.repack, `unde repack`)"
+        )
+
+
+def _join_ids(sources: Sequence[Source]) -> list[Any] | None:
+    ids = [i for source in sources for i in read_ids(source.folder, source.manifest) or ()]
+    twice = [i for i, n in Counter(ids).items() if n > 1]
+    if twice:
+        raise UndeError(
+            f"{len(twice)} ids are in more than one of the indexes, such as {twice[0]!r}: remove them from one of them"
+        )
+    return ids or None

@@ -1,0 +1,452 @@
+"""Plan of an index: disk from shapes, minutes and peak memory from a few timed passes of the real model."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import cycle
+from typing import Any
+
+import torch
+from torch import nn
+
+from unde import methods, projection
+from unde.checkpoints import resolve_checkpoint_weights
+from unde.console import counted, duration, size
+from unde.data import Collate, Rows, own_collate, parse_bytes, to_device
+from unde.errors import UndeError
+from unde.gradients import Coverage, make_units, placement, plan_coverage
+from unde.gradients.factors import gathered
+from unde.gradients.feature_pass import FeaturePass, Measurement, cuts, resized, settle
+from unde.gradients.model_state import frozen_eval
+from unde.gradients.pca import SAMPLE
+from unde.groups import Groups, trainable, unwrapped
+from unde.index.build_settings import rounding_decides, shard_size, stored_in
+from unde.index.defaults import default_projection
+from unde.index.feature_runner import step_of
+from unde.index.kernel_cache import kernel_files, sizes_of
+from unde.index.shard_writer import on_disk
+from unde.methods import Fisher, Method
+from unde.projection import Spec, feature_size
+from unde.store import factored
+from unde.store.manifest import SCHEMA, Manifest, Settled
+from unde.tasks.base import Task
+from unde.tasks.identity import kind_of
+
+PASSES, SECONDS = 3, 10.0  # passes that are timed, and when to stop earlier
+_UNMEASURED = 8  # examples in a pass, where none was run: shards are cut by it
+_SHARD_COPIES = 2  # of a shard in memory: computed, and packed
+
+
+@dataclass(frozen=True)
+class GroupSize:
+    """How many parameters a group has, and how long its part of a feature is."""
+
+    parameters: int
+    features: int
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What a few passes of the real model took on this machine."""
+
+    pass_size: int  # examples that go through the model together
+    routes: dict[str, int]  # how many parameter tensors go which way
+    preparation: float  # seconds of the check against autograd and of choosing the pass size
+    seconds: float  # for each example, of all measurements and terms of one checkpoint
+    memory: int  # bytes: the most this process has held, interpreter and model included, and a shard
+    device_memory: int  # bytes: the same on a GPU, 0 without one
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a build takes: bytes on disk, bytes in memory, minutes. `print` shows it as tables.
+
+    Args:
+        disk: Bytes by kind of file, the kernel of the method included.
+        kernel_memory: Bytes that fitting the kernel holds at once.
+        timing: What was measured; None for a model without weights, or without data.
+    """
+
+    model: str
+    dtype: str
+    method: dict[str, Any]
+    examples: int
+    checkpoints: int
+    store_dtype: str
+    shards: int
+    workers: int
+    groups: dict[str, GroupSize]
+    disk: dict[str, int]
+    kernel_memory: int
+    timing: Timing | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def parameters(self) -> int:
+        return sum(g.parameters for g in self.groups.values())
+
+    @property
+    def features(self) -> int:
+        return sum(g.features for g in self.groups.values())
+
+    @property
+    def bytes_on_disk(self) -> int:
+        return sum(self.disk.values())
+
+    @property
+    def memory(self) -> int | None:
+        """Peak bytes of one process that builds, None where no pass was run."""
+        return None if self.timing is None else self.timing.memory
+
+    @property
+    def minutes(self) -> float | None:
+        """Of the build with `workers`, each as fast as this machine; None where no pass was run."""
+        return self.minutes_with(self.workers)
+
+    def minutes_with(self, workers: int) -> float | None:
+        """Of the build with so many workers: shards are dealt out evenly, the preparation is one worker's."""
+        if self.timing is None:
+            return None
+        share = -(-self.shards // workers) / self.shards
+        sample = min(SAMPLE, self.examples) if self.method["projection"].startswith("pca") else 0
+        passes = self.checkpoints * self.timing.seconds * (sample + self.examples * share)
+        return (self.checkpoints * self.timing.preparation + passes) / 60
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain numbers and names, sums included."""
+        totals = {
+            "parameters": self.parameters,
+            "features": self.features,
+            "bytes_on_disk": self.bytes_on_disk,
+            "memory": self.memory,
+            "minutes": self.minutes,
+        }
+        return asdict(self) | {"totals": totals, "notes": list(self.notes)}
+
+    def __str__(self) -> str:
+        disk = [(name, size(n)) for name, n in self.disk.items()]
+        lines = [
+            self._title(),
+            "",
+            *align([("groups", "parameters", "features"), *self._group_rows()]),
+            "",
+            *align([("on disk", "bytes"), *disk, ("all", size(self.bytes_on_disk))]),
+            "",
+            *align([("build", ""), *self._build_rows()]),
+        ]
+        return "\n".join([*lines, *("\nnote: " + note for note in self.notes)])
+
+    def _title(self) -> str:
+        checkpoints = f", {self.checkpoints} checkpoints" if self.checkpoints > 1 else ""
+        return (
+            f"{self.model} in {self.dtype}: {self.examples:,} examples{checkpoints}; "
+            f"{self.method['name']}, {self.method['projection']}, stored in {self.store_dtype}"
+        )
+
+    def _group_rows(self) -> list[tuple[str, ...]]:
+        """Groups whose names differ in a number only share a row."""
+        sums: dict[str, list[int]] = {}
+        for name, group in self.groups.items():
+            row = sums.setdefault(re.sub(r"\d+", "*", name), [0, 0, 0])
+            for i, value in enumerate((1, group.parameters, group.features)):
+                row[i] += value
+        rows = [(f"{n} × {name}" if n > 1 else name, f"{p:,}", f"{f:,}") for name, (n, p, f) in sums.items()]
+        return [*rows, (f"all {len(self.groups)}", f"{self.parameters:,}", f"{self.features:,}")]
+
+    def _build_rows(self) -> list[tuple[str, str]]:
+        kernel = ("memory to fit the kernel", size(self.kernel_memory))
+        t = self.timing
+        if t is None or self.minutes is None:
+            return [kernel]
+        routes = ", ".join(f"{count} by {route}" for route, count in t.routes.items())
+        device = [("peak memory on the device", size(t.device_memory))] if t.device_memory else []
+        return [
+            (f"time, {counted(self.workers, 'worker')}", duration(60 * self.minutes)),
+            ("peak memory of a process", size(t.memory)),
+            *device,
+            kernel,
+            ("examples in a pass", f"{t.pass_size:,}"),
+            ("parameter tensors", routes),
+        ]
+
+
+def align(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Lines of columns under a rule, the first to the left and the others to the right.
+
+    >>> align([("file", "bytes"), ("probe", "7")])
+    ['file   bytes', '------------', 'probe      7']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+    def line(row: tuple[str, ...]) -> str:
+        cells = (c.rjust(w) if i else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
+        return "  ".join(cells).rstrip()
+
+    return [line(rows[0]), "-" * (sum(widths) + 2 * (len(widths) - 1)), *map(line, rows[1:])]
+
+
+def plan(
+    model: nn.Module,
+    task: Task,
+    train_data: Any = None,
+    *,
+    n_examples: int | None = None,
+    method: str | Method = "trak",
+    groups: Groups | str | Mapping[str, str] = "layer",
+    batch_size: int | None = None,
+    checkpoints: int = 1,
+    exclude: Sequence[str] = (),
+    collate: Collate | None = None,
+    store_dtype: str = "auto",
+    memory: int | str = "2GB",
+    workers: int = 1,
+) -> Plan:
+    """Tell what `Index.build` will take: disk, peak memory and minutes.
+
+    Bytes on disk follow from shapes. Minutes and memory are measured: a few passes of the features are run on examples
+    of `train_data`, by the code of the build.
+
+    Args:
+        model: The trained model. Without weights (on the meta device) only bytes on disk and of the kernel are told.
+        task: What the model was trained on.
+        train_data: The training data or some of it, as for `Index.build`; None for bytes alone.
+        n_examples: How many examples the index will have, by default those of `train_data`.
+        checkpoints: How many there are.
+        workers: How many processes or machines build, each as fast as this one.
+
+    The other arguments are those of `Index.build`.
+
+    Returns:
+        The plan: `.disk`, `.memory`, `.minutes`, `.as_dict()`; `print` shows it.
+
+    Raises:
+        UndeError: An argument is out of range, or the model does not run on its data.
+
+    >>> model = nn.Linear(4, 3)
+    >>> data = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+    >>> made = plan(model, unde.tasks.Classification(), data, n_examples=1000, method="tracin")
+    >>> made.features, made.disk["features"]
+    (15, 60000)
+    """
+    model = unwrapped(model)
+    rows = None if train_data is None else Rows(train_data, collate or own_collate(task.collate, train_data))
+    count = _check_counts(
+        rows,
+        n_examples,
+        checkpoints=checkpoints,
+        workers=workers,
+        batch_size=1 if batch_size is None else batch_size,
+    )
+    usual = default_projection(model, exclude)
+    chosen = methods.for_building(method, kind_of(task.identity()), projection=usual)
+    if chosen.steps > 1 and checkpoints > 1:
+        raise UndeError(f"{chosen} sums over steps of trajectories: it takes one checkpoint")
+    factored.check(store_dtype, str(chosen.projection), auto=True)
+    partition = Groups.parse(groups, model, exclude)
+    names, budget = trainable(model, exclude), parse_bytes(memory)
+    partition.of(names)
+    job = _Job(model, task, rows, chosen, names, partition, count, checkpoints, store_dtype, budget)
+    return replace(job.plan(batch_size), workers=workers)
+
+
+def _check_counts(rows: Rows | None, n_examples: int | None, **counts: int) -> int:
+    """The number of examples, after checking all numbers."""
+    if rows is None and n_examples is None:
+        raise UndeError("expected train_data, or n_examples: how many training examples there will be")
+    count = n_examples if n_examples is not None else len(rows or ())
+    for name, value in {"n_examples": count, **counts}.items():
+        if value < 1:
+            raise UndeError(f"{name} {value}: expected at least 1")
+    return count
+
+
+def _group_sizes(m: Manifest) -> dict[str, GroupSize]:
+    units = {u["name"]: u for u in m.units}
+    return {
+        name: GroupSize(
+            sum(torch.Size(units[n]["shape"]).numel() for n in members),
+            sum(units[n]["size"] for n in members),
+        )
+        for name, members in m.groups.items()
+    }
+
+
+def _notes(settled: Any, memory: int, timing: Timing | None) -> tuple[str, ...]:
+    notes = []
+    try:
+        settled.check(memory)
+    except UndeError as e:
+        notes.append(f"the kernel would stop with an error: {e}")
+    if timing is None:
+        notes.append("minutes and peak memory are measured where the model has weights and there is data")
+    elif _LOOP in timing.routes:
+        notes.append("parameters that need one backward pass for each example make the pass slow")
+    return tuple(notes)
+
+
+_LOOP = "one backward pass for each example"
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A build that is planned."""
+
+    model: nn.Module
+    task: Task
+    rows: Rows | None
+    method: Method
+    names: list[str]  # of the parameters
+    groups: Groups
+    examples: int
+    checkpoints: int
+    store_dtype: str
+    memory: int  # the budget
+
+    def plan(self, batch_size: int | None) -> Plan:
+        parts = [self.method] if self.method.probe is None else [self.method, self._labels(self.method.probe)]
+        timing = self._timing(parts, batch_size) if self.runs else None
+        pass_size = batch_size or _UNMEASURED if timing is None else timing.pass_size
+        drafts = [self._manifest(part, pass_size) for part in parts]
+        index, kernel_source = drafts[0], drafts[-1]
+        _, precision = placement(self.model)
+        settled = self.method.kernel.on(sizes_of(kernel_source))
+        disk = on_disk(index, precision)
+        if kernel_source is not index:
+            disk["gradients with other labels"] = sum(on_disk(kernel_source, precision).values())
+        if timing is not None:
+            shard = 4 * index.width * min(self.examples, index.settled.shard_size)
+            timing = replace(timing, memory=timing.memory + _SHARD_COPIES * shard)
+        return Plan(
+            model=type(self.model).__name__,
+            dtype=str(next(self.model.parameters()).dtype).removeprefix("torch."),
+            method=self.method.describe(),
+            examples=self.examples,
+            checkpoints=self.checkpoints,
+            store_dtype=index.store_dtype,
+            shards=index.terms * len(index.shards),
+            workers=1,
+            groups=_group_sizes(index),
+            disk=disk | kernel_files(index, settled),
+            kernel_memory=settled.needs().memory,
+            timing=timing,
+            notes=_notes(settled, self.memory, timing),
+        )
+
+    @property
+    def runs(self) -> bool:
+        """Whether there are weights and data to run passes with."""
+        return self.rows is not None and not any(p.is_meta for p in self.model.parameters())
+
+    def _labels(self, probe: Method) -> Method:
+        """The measurement of other labels, with as many as the task has; one where no model can tell."""
+        if not isinstance(probe, Fisher) or probe.labels:
+            return probe
+        if self.rows is None or not self.runs:
+            return replace(probe, labels=1)
+        with frozen_eval(self.model), torch.no_grad():
+            batch = to_device(self.rows.batch([0]), placement(self.model)[0])
+            return probe.resolve_labels(self.task, self.model, batch)
+
+    def _manifest(self, part: Method, pass_size: int) -> Manifest:
+        """The manifest that a build would write, without fingerprints."""
+        parameters, spec = dict(self.model.named_parameters()), Spec.parse(str(part.projection))
+        shapes = {name: tuple(parameters[name].shape) for name in self.names}
+        sizes = {name: feature_size(spec, shape) for name, shape in shapes.items()}
+        width, store_dtype = sum(sizes.values()), self.store_dtype
+        if store_dtype == factored.AUTO:
+            exact = rounding_decides(self.method, self.examples, width)
+            store_dtype = stored_in(self.examples, width * self.checkpoints * self.method.steps, exact)
+        return Manifest(
+            schema=SCHEMA,
+            projection_version=projection.VERSION,
+            method=part.describe(),
+            task=self.task.identity(),
+            examples=self.examples,
+            store_dtype=store_dtype,
+            seed=0,
+            on_bad="error",
+            units=[{"name": n, "shape": list(shapes[n]), "size": sizes[n]} for n in self.names],
+            groups={k: list(v) for k, v in self.groups.members.items()},
+            models=[""] * self.checkpoints,
+            checkpoint_weights=resolve_checkpoint_weights(None, self.checkpoints, part.terms),
+            data="",
+            ids="",
+            factors=part.factors,
+            matrices="",
+            settled=Settled(pass_size, shard_size(pass_size, width, self.memory), torch.get_num_threads()),
+        )
+
+    def _timing(self, parts: Sequence[Method], batch_size: int | None) -> Timing:
+        """The passes of the index, and of the labels that its kernel is made of."""
+        device = placement(self.model)[0]
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        timings = [self._time(part, batch_size) for part in parts]
+        return replace(
+            timings[0],
+            preparation=sum(t.preparation for t in timings),
+            seconds=sum(t.seconds for t in timings),
+            memory=peak_memory(),
+            device_memory=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0,
+        )
+
+    def _time(self, part: Method, batch_size: int | None) -> Timing:
+        assert self.rows is not None
+        start = time.perf_counter()
+        spec = str(part.projection).replace("pca", "kron")  # of the same size, and drawn instead of fitted
+        units = make_units(self.model, self.names, spec, 0)
+        described = [{"name": u.name, "shape": list(u.shape)} for u in units]
+        factors = gathered(described, spec) if part.factors else None
+        what = Measurement(units, part.measure, part.extra_measures, factors)
+        coverage = plan_coverage(self.model, self.task, self.rows, units, part.measure)
+        task = step_of(self.task, part, 0)
+        pass_size, in_pass = settle(self.model, task, self.rows, what, coverage, self.memory)
+        pass_size, preparation = batch_size or pass_size, time.perf_counter() - start
+        with FeaturePass(self.model, resized(task, in_pass), what, coverage) as run:
+            seconds = part.terms * _seconds(run, self.rows, pass_size)
+        return Timing(pass_size, _routes(coverage), preparation, seconds, 0, 0)
+
+
+def _seconds(run: FeaturePass, rows: Rows, pass_size: int) -> float:
+    """Of one example in passes, data loading included; a first pass that is fast only warms up."""
+    seconds, examples, warm = 0.0, 0, False
+    for where in cycle(cuts(range(len(rows)), pass_size)):
+        start = time.perf_counter()
+        for _ in run.over(rows.batches([where])):
+            pass
+        taken = time.perf_counter() - start
+        if not warm and taken < SECONDS:
+            warm = True
+            continue
+        seconds, examples = seconds + taken, examples + len(where)
+        if examples >= PASSES * pass_size or seconds >= SECONDS:
+            break
+    return seconds / examples
+
+
+def _routes(c: Coverage) -> dict[str, int]:
+    hooked = {u.name for use in c.uses for u in use.units.values()}
+    counts = {
+        "layer rules": len(hooked),
+        "one copy for each example": len(c.expanded),
+        "torch.func.vmap": len(c.vmapped),
+        _LOOP: len(c.looped),
+        "no gradient": len(c.unused),
+    }
+    return {route: count for route, count in counts.items() if count}
+
+
+def peak_memory() -> int:
+    """The most bytes that this process has held since it started; 0 where the system does not tell."""
+    if sys.platform == "linux":
+        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+            return next(1024 * int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
