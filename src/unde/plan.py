@@ -313,7 +313,7 @@ class _Job:
         drafts = [self._manifest(part, pass_size) for part in parts]
         index, kernel_source = drafts[0], drafts[-1]
         _, precision = placement(self.model)
-        settled = self.method.kernel.on(sizes_of(kernel_source))
+        settled = self.method.kernel.bind(sizes_of(kernel_source))
         disk = on_disk(index, precision)
         if kernel_source is not index:
             disk["gradients with other labels"] = sum(on_disk(kernel_source, precision).values())

@@ -15,7 +15,7 @@ from unde.data import Rows
 from unde.gradients import make_units
 from unde.gradients.coverage import decide
 from unde.gradients.feature_pass import FeaturePass, Measurement, settle
-from unde.index.reader import Stored
+from unde.index.reader import IndexReader
 from unde.index.shard_writer import compute_shard
 from unde.index.validation import probe_of
 from unde.methods import TracIn
@@ -145,7 +145,7 @@ def test_the_pass_of_the_check_is_the_first_of_the_build(tmp_path):
         2,
         1,
     ]  # a reference, then all of them once
-    features = Stored(index.folder, index.manifest, 0).rows(torch.arange(9))[0]
+    features = IndexReader(index.folder, index.manifest, 0).rows(torch.arange(9))[0]
     units = make_units(model, index.manifest.unit_names, "none", 0)
     assert_features(features.double(), slow_gradients(model, CausalLM(), rows), units, 1e-5)
 

@@ -327,7 +327,7 @@ def test_the_three_roles_stay_apart(project):
         ("attribute --index idx --query Peace --device gpu", "cannot use the device 'gpu'"),
         (
             "learn --index idx --k 3 --solver adamw",
-            "--k, --solver belong to learning from queries of your own: add --queries FILE",
+            "--k, --solver belong to learning from queries: add --queries FILE",
         ),
         (
             "report --index idx",

@@ -12,7 +12,7 @@ from unde.evaluate.arrays import Array
 from unde.evaluate.estimate import Estimate, paired
 from unde.evaluate.lds import lds
 from unde.scoring.arrays import as_scores
-from unde.scoring.data_splits import Learned, refuse_seen, refuse_training
+from unde.scoring.data_splits import LearnedWeights, refuse_seen, refuse_training
 
 
 class ComparableScores(Protocol):
@@ -84,7 +84,7 @@ def compare(
 
     Args:
         scores: Scores of an index, or of another library as an array (Q, N, M) or `unde.scoring.from_arrays`.
-        weights: Learned weights, such as `unde.learn_weights` returns.
+        weights: LearnedWeights weights, such as `unde.learn_weights` returns.
         masks: (S, N) bool, the training examples of each retrained model.
         utility: (S, Q) utility of each model on each query, higher is better.
         bootstrap: Number of resamplings of the subsets, the same for both, so that intervals cover the noise of
@@ -109,7 +109,7 @@ def compare(
     """
     resolved: Any = as_scores(scores)
     refuse_training(resolved)
-    checked = refuse_seen(resolved.query_digests, weights) if isinstance(weights, Learned) else False
+    checked = refuse_seen(resolved.query_digests, weights) if isinstance(weights, LearnedWeights) else False
     uniform = None
     if getattr(resolved, "default_weights", None) is not None:  # those of a calibration
         uniform = torch.ones(len(resolved.groups))

@@ -13,7 +13,7 @@ from unde.evaluate.arrays import Array, numbers
 from unde.evaluate.compare import ComparableScores
 from unde.evaluate.estimate import Estimate, paired
 from unde.evaluate.recall import check_contributors, rank, recall_at_k, skipped_examples
-from unde.scoring.data_splits import Learned, refuse_seen, refuse_training
+from unde.scoring.data_splits import LearnedWeights, refuse_seen, refuse_training
 
 UNWEIGHTED = "none"
 ALL = "all"
@@ -122,7 +122,7 @@ def fine_grained(
     checks = [  # a list, so that each is checked even after one that does not remember its queries
         refuse_seen(scores.query_digests, target, f"the weights of target {name!r}")
         for name, target in targets.items()
-        if isinstance(target, Learned)
+        if isinstance(target, LearnedWeights)
     ]
     recall = {}
     for name, target in targets.items():
@@ -134,7 +134,7 @@ def fine_grained(
 
 def _rank_by(scores: ComparableScores, name: str, target: Any, k: int) -> Array:
     """(Q, k) the highest-ranked training examples of each query."""
-    if target is None or isinstance(target, Learned):
+    if target is None or isinstance(target, LearnedWeights):
         return scores.top(k, target).indices
     total = numbers(target, f"target {name!r}", "(Q, N)")
     if total.shape != tuple(scores.shape):

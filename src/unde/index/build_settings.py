@@ -36,7 +36,7 @@ from unde.store.factored import AUTO
 from unde.store.files import write_bytes
 from unde.store.manifest import SCHEMA, Manifest, Settled
 from unde.store.remote import StorePath
-from unde.store.shards import sound
+from unde.store.shards import is_valid_shard
 
 EXACT = 2**28  # bytes up to which every digit is kept where nothing else is asked for
 SHARD_BYTES = 2**24  # in float32: what allocators hand out again and again without asking the system
@@ -217,7 +217,7 @@ def _gone_on(
             "Choose another folder, or delete this one"
         )
     (folder / layout.SHARDS).mkdir(exist_ok=True)
-    if not sound(probe_of(folder, there), there.id):
+    if not is_valid_shard(probe_of(folder, there), there.id):
         restore_probe(writer.runner, given.rows)
     write_ids(folder, ids, there.generation)
     return writer

@@ -24,7 +24,7 @@ from unde.index import shard_writer as shards
 from unde.index.build_settings import settle
 from unde.index.build_summary import print_summary
 from unde.index.feature_runner import FeatureRunner
-from unde.index.reader import Stored
+from unde.index.reader import IndexReader
 from unde.index.shard_writer import ShardWriter
 from unde.index.state import IndexState
 from unde.index.validation import (
@@ -190,7 +190,7 @@ def opened(writers: list[ShardWriter], memory: int, ids: list[Any] | None, execu
     folder, at = writers[0].folder, writers[0].inputs
     unfinished = 0 if executor.alone else sum(len(shards.unwritten(writer)) for writer in writers)
     return IndexState(
-        Stored(folder, Manifest.read(folder), memory),
+        IndexReader(folder, Manifest.read(folder), memory),
         ids,
         at.model,
         at.task,
@@ -226,7 +226,7 @@ def ids_for(rows: Rows, ids: Sequence[Any] | None) -> list[Any] | None:
     return found
 
 
-def found(folder: StorePath, memory: int, verify: bool) -> Stored:
+def found(folder: StorePath, memory: int, verify: bool) -> IndexReader:
     """What is in a folder, after checking that it is whole; once more if it was changed meanwhile."""
     for left in reversed(range(_TRIES)):
         manifest = Manifest.read(folder)
@@ -236,7 +236,7 @@ def found(folder: StorePath, memory: int, verify: bool) -> Stored:
         except ShardError:
             if not left or Manifest.read(folder).id == manifest.id:
                 raise
-    return Stored(folder, manifest, memory)
+    return IndexReader(folder, manifest, memory)
 
 
 def checked(at: IndexState, train_data: Any, groups: Groups | None) -> IndexState:
@@ -258,7 +258,7 @@ def checked(at: IndexState, train_data: Any, groups: Groups | None) -> IndexStat
     return replace(at, ids=read_ids(folder, manifest), rows=rows, watch=watch)
 
 
-def examples_of(stored: Stored, rows: Rows) -> tuple[Rows, list[str]]:
+def examples_of(stored: IndexReader, rows: Rows) -> tuple[Rows, list[str]]:
     """The examples of an index in data that is given for it, and how that differs. Where examples were removed or
     appended since it was built, they are found by their content, in whatever order they are given."""
     m, digests = stored.manifest, stored.values("digest")
@@ -293,7 +293,7 @@ def recorded(m: Manifest, model: nn.Module) -> dict[str, Any]:
 
 
 def task_of(
-    stored: Stored,
+    stored: IndexReader,
     task: Task,
     model: nn.Module | None,
     rows: Rows | None,

@@ -218,7 +218,7 @@ class Index(QueryableIndex):
         """(n,) bool: which examples are in the index already, by their content."""
         rows = Rows(data)
         held = torch.zeros(len(rows), dtype=torch.bool)
-        held[self._state.stored.holding(rows.digests())] = True
+        held[self._state.stored.find_digests(rows.digests())] = True
         return held
 
     def remove(self, ids: Sequence[Any] | None = None, *, indices: Sequence[int] | None = None) -> None:

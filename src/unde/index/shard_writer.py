@@ -31,7 +31,7 @@ from unde.store import layout
 from unde.store.files import append_line, clear_partial
 from unde.store.manifest import Manifest
 from unde.store.remote import Remote, StorePath, exists
-from unde.store.shards import ShardError, damaged, file_bytes, read_shard
+from unde.store.shards import ShardError, file_bytes, read_shard, report_damage
 
 BESIDE = "beside"  # measures that the method keeps beside features
 
@@ -172,7 +172,7 @@ class Shapes:
         tensors = read_shard(path, owner, verify)
         self._check(path, s, tensors)
         rows = self.m.shards[s]
-        with damaged(path):
+        with report_damage(path):
             self.m.codec.check(tensors, rows.stop - rows.start, self.m.columns)
         return tensors
 
