@@ -188,7 +188,7 @@ def groups(folder: Path, queries: Tensor, memory: int, rounds: int) -> list[dict
                 pass
 
         def written(count: int = count, few: int = few, n: int = n) -> None:
-            torch.empty(count, few, n).fill_(1.0)
+            torch.from_numpy(np.empty((count, few, n), dtype=np.float32)).fill_(1.0)
 
         seconds = in_turns({"totals": scores.total, "blocks": blocks}, rounds)
         few_seconds = in_turns({"totals": some.total, "array": some.by_group, "writing": written}, rounds)

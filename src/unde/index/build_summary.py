@@ -39,7 +39,7 @@ def print_summary(runner: FeatureRunner, missing: int) -> None:
 
 
 def _print_routes(coverage: Coverage, pass_size: int) -> None:
-    rules = Counter(type(use.rule).__name__ for use in coverage.uses if use.layout)
+    rules = Counter(type(hooked.rule).__name__ for hooked in coverage.modules if hooked.layout)
     counts = ", ".join(f"{n} × {name}" for name, n in rules.most_common())
     line(f"  by layer rules: {counts or 'none'}; {counted(pass_size, 'example')} in a pass")
     for route, names in (

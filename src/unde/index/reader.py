@@ -13,7 +13,7 @@ from torch import Tensor
 from unde import methods
 from unde.errors import UndeError, unknown
 from unde.fingerprints import origins, to_signed
-from unde.gradients.factors import gathered, split
+from unde.gradients.factors import factor_sizes, split
 from unde.kernels import FeatureLayout, ParameterColumns
 from unde.methods import Method
 from unde.store import layout
@@ -174,7 +174,7 @@ class FeatureSource:
     @cached_property
     def sizes(self) -> FeatureLayout:
         m = self.stored.manifest
-        sides = gathered(m.units, str(self.stored.method.projection)) if m.factors else {}
+        sides = factor_sizes(m.units, str(self.stored.method.projection)) if m.factors else {}
         parts = [ParameterColumns(name, c, sides.get(name)) for name, c in zip(m.unit_names, m.columns)]
         stored, n = self.stored.codec, m.examples
         cuts = [slice(i * n + r.start, i * n + r.stop) for i in range(self._labels) for r in m.shards]
@@ -205,4 +205,4 @@ class FeatureSource:
                 "(all other methods can be scored on such an index too)"
             )
         vector = self.stored.shard(*self._place(s))["factors"]
-        return split(vector, gathered(m.units, str(self.stored.method.projection)))
+        return split(vector, factor_sizes(m.units, str(self.stored.method.projection)))

@@ -26,7 +26,7 @@ from unde import console, methods
 from unde.data import evenly
 from unde.errors import UndeError
 from unde.fingerprints import fingerprint_of, ids_fingerprint
-from unde.gradients.feature_pass import cuts, threads
+from unde.gradients.feature_pass import split_range, torch_threads
 from unde.index import pca as matrices
 from unde.index.build_settings import write_ids
 from unde.index.reader import IndexReader
@@ -266,10 +266,10 @@ def _encode(shard: dict[str, Tensor], before: Manifest, after: Manifest) -> dict
 def _sum_covariances(writer: ShardWriter, c: int, rows: list[int]) -> Tensor:
     """Covariances of some examples from the model, in passes of the settled size."""
     settled = writer.manifest.settled
-    with threads(settled.threads):
+    with torch_threads(settled.threads):
         run = writer.runner.open_pass(c)
         total = covariances(writer, run, [])
-        for part in cuts(range(len(rows)), settled.pass_size):
+        for part in split_range(range(len(rows)), settled.pass_size):
             total += covariances(writer, run, rows[part.start : part.stop])
     return total
 

@@ -54,7 +54,7 @@ def append(state: IndexState, data: Any, ids: Sequence[Any] | None, progress: bo
             "this index was opened without its model and task: pass both to Index.open to append examples"
         )
     rows = Rows(data, state.collate or own_collate(state.task.collate, data))
-    new_ids, digests = builder.ids_for(rows, ids), rows.digests()
+    new_ids, digests = builder.parse_ids(rows, ids), rows.digests()
     token = partial(make_token, APPEND, digests, ids_fingerprint(new_ids))
     with transaction(state.stored.folder, m, token) as change:
         if change.committed is None:
@@ -69,7 +69,9 @@ def append(state: IndexState, data: Any, ids: Sequence[Any] | None, progress: bo
 
             def sources(home: StorePath, manifest: Manifest) -> list[Source]:
                 segment = _new_segment(manifest, change.token, inputs, new_ids)
-                builder.compute(ShardWriter(home, segment, inputs, ids=new_ids), state.executor, progress)
+                builder.compute_missing(
+                    ShardWriter(home, segment, inputs, ids=new_ids), state.executor, progress
+                )
                 return [Source(home, manifest), Source(home, segment)]
 
             ids = None if new_ids is None else [*(state.ids or ()), *new_ids]

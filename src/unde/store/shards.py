@@ -17,7 +17,7 @@ from torch import Tensor
 from unde.errors import UndeError
 from unde.store.cache import Cache
 from unde.store.file_watch import FileWatch
-from unde.store.files import Content, begin_bytes, create_bytes, joined, write_bytes
+from unde.store.files import Content, create_bytes, joined, write_bytes
 from unde.store.remote import Remote, StorePath
 from unde.store.safe_io import check_header
 
@@ -51,25 +51,14 @@ def report_damage(path: StorePath) -> Generator[None]:
 
 
 def write_shard(path: StorePath, owner: str, tensors: Mapping[str, Tensor], place: str | None = None) -> None:
-    """Write tensors of the index `owner`, at one place in it, by default the name of the file."""
-    begin_shard(path, owner, tensors, place)()
-
-
-def begin_shard(
-    path: StorePath, owner: str, tensors: Mapping[str, Tensor], place: str | None = None
-) -> Callable[[], None]:
-    """The first half of that, after which the tensors may change; what is returned is the other, which waits for the
-    disk, or sends a copy to a store."""
+    """Write tensors that belong to `owner` and to one place in it, by default the file's name."""
     content = _packed(tensors, owner, place or path.name)
-    if not isinstance(path, Remote):
-        return begin_bytes(path, content)
-    copy = joined(content)
-
-    def send() -> None:
+    if isinstance(path, Remote):
+        copy = joined(content)
         write_bytes(path, copy)
         Cache.here().keep(path, copy)
-
-    return send
+    else:
+        write_bytes(path, content)
 
 
 def create_shard(path: StorePath, owner: str, tensors: Mapping[str, Tensor]) -> bool:
