@@ -23,7 +23,7 @@ from unde.evaluate.arrays import Array, numbers
 from unde.evaluate.estimate import Estimate
 from unde.evaluate.optimizers import Factory, explain_step_errors, optimizer_factory
 from unde.gradients.model_state import frozen_eval
-from unde.parallel import Executor, Job, ending, named, shown
+from unde.parallel import Executor, Job, close_workers, get_executor, run_with_progress
 from unde.parallel.model_transport import BuildInputs
 from unde.scoring import Top
 from unde.scoring.data_splits import refuse_shared, shared
@@ -128,14 +128,14 @@ def tail_patch(
     patch.check()
     change, tokens = np.empty(len(asked)), np.empty(len(asked))
     jobs: list[Job] = [(q,) for q in range(len(asked))]
-    runs = named(executor)
+    runs = get_executor(executor)
     with (
-        ending(executor, runs),
-        nullcontext() if runs.here else _folder(scratch) as folder,
+        close_workers(executor, runs),
+        nullcontext() if runs.in_process else _folder(scratch) as folder,
     ):
         patch.results.folder = folder
-        for (q,) in shown(
-            runs, patch_one, patch, jobs, "tail-patch", called="query {0[0]}".format, unit="queries"
+        for (q,) in run_with_progress(
+            runs, patch_one, patch, jobs, "tail-patch", describe="query {0[0]}".format, unit="queries"
         ):
             change[q], tokens[q] = patch.results.take((q,))["found"].tolist()
     return TailPatch(per_token=Estimate(100 * change / tokens), summed=Estimate(change))

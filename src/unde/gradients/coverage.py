@@ -28,7 +28,7 @@ from unde.gradients import fallback
 from unde.gradients.batch_axis import FAILURES, first_guess, guessing, next_layouts
 from unde.gradients.collector import Collector, Coverage, HookedModule
 from unde.gradients.mates import Mates, find_mates
-from unde.gradients.meter import Cost, Meter
+from unde.gradients.meter import Meter, PassCost
 from unde.gradients.model_state import as_it_was, frozen_eval
 from unde.gradients.parameters import Unit, placement
 from unde.gradients.record import find_uses, recorded
@@ -52,7 +52,7 @@ class CoverageTrial:
     where: list[int]
     features: Tensor  # (n, D)
     values: Tensor  # (n,)
-    cost: Cost | None
+    cost: PassCost | None
     digests: list[str] = field(default_factory=list)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from unde.data import Rows, evenly, to_device
 from unde.gradients.collector import Collector, Coverage
 from unde.gradients.factors import Factors
-from unde.gradients.meter import Cost, Meter
+from unde.gradients.meter import Meter, PassCost
 from unde.gradients.parameters import Unit, placement
 from unde.tasks.base import Task
 from unde.tasks.batching import recut
@@ -135,7 +135,7 @@ def settle(
     what: Measurement,
     coverage: Coverage,
     memory: int,
-    seen: Cost | None = None,
+    seen: PassCost | None = None,
 ) -> tuple[int, int | None]:
     """How many examples a pass has, and how many rows where the task makes several of an example (else None). `seen` is
     what a pass of the largest examples took, if there was one."""
@@ -168,7 +168,7 @@ def settle_on(
         if cutting.settled is not None:  # its passes are cut by rows, whatever the number of examples
             return max(1, min(cutting.examples, MOST, count)), cutting.settled
 
-        def cost(n: int) -> Cost:
+        def cost(n: int) -> PassCost:
             batch = to_device(collate([example] * n), device)
             with Meter() as meter:
                 collect(batch, [at] * n)
@@ -186,7 +186,7 @@ def settle_on(
         return size, None
 
 
-def _plenty(seen: Cost, memory: int, count: int, device: torch.device) -> int | None:
+def _plenty(seen: PassCost, memory: int, count: int, device: torch.device) -> int | None:
     """How many examples a pass has where memory is no matter: what a pass takes grows no faster than its examples. None
     where so many may not fit."""
     size = min(_worth(seen, device), MOST, count)
@@ -194,7 +194,7 @@ def _plenty(seen: Cost, memory: int, count: int, device: torch.device) -> int | 
     return size if fits else None
 
 
-def _worth(seen: Cost, device: torch.device) -> int:
+def _worth(seen: PassCost, device: torch.device) -> int:
     """Examples from which on calling operations takes little beside their work."""
     speed = _SPEED.get(device.type, _SPEED["cuda"])
     flops = max(1, seen.flops // seen.examples)

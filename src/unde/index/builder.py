@@ -158,12 +158,12 @@ def computed_in(
     for home, measured in homes:
         layout.prepare(home)
         with ExitStack() as held:
-            held.enter_context(locked(home, wait=not executor.alone))
+            held.enter_context(locked(home, wait=not executor.exclusive))
             clear_partial(home)
-            if not executor.here:
+            if not executor.in_process:
                 given = given.portable(folder / layout.SCRATCH, given.rows)
             writer = settling(home, given, measured)
-            if not executor.alone:
+            if not executor.exclusive:
                 held.close()  # others work on the same
             compute(writer, executor, progress)
             out.append(writer)
@@ -174,7 +174,7 @@ def compute(writer: ShardWriter, executor: Executor, progress: bool) -> None:
     """The shards that are missing."""
     jobs = shards.missing(writer, executor)
     if not jobs:
-        if executor.alone:
+        if executor.exclusive:
             shards.check(writer)
         return
     m = writer.manifest
@@ -188,7 +188,7 @@ def compute(writer: ShardWriter, executor: Executor, progress: bool) -> None:
 def opened(writers: list[ShardWriter], memory: int, ids: list[Any] | None, executor: Executor) -> IndexState:
     """What was built, with all that was given for it."""
     folder, at = writers[0].folder, writers[0].inputs
-    unfinished = 0 if executor.alone else sum(len(shards.unwritten(writer)) for writer in writers)
+    unfinished = 0 if executor.exclusive else sum(len(shards.unwritten(writer)) for writer in writers)
     return IndexState(
         Stored(folder, Manifest.read(folder), memory),
         ids,

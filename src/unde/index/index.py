@@ -22,7 +22,7 @@ from unde.index.query_api import QueryableIndex
 from unde.index.state import IndexState
 from unde.index.validation import read_ids
 from unde.methods import Method
-from unde.parallel import Executor, ending, named
+from unde.parallel import Executor, close_workers, get_executor
 from unde.parallel.model_transport import BuildInputs
 from unde.setup import Recipe
 from unde.store.manifest import Manifest
@@ -88,14 +88,14 @@ class Index(QueryableIndex):
         """
         making.check_task(task)
         rows = Rows(train_data, collate or own_collate(task.collate, train_data))
-        folder, runs, model = place(path), named(executor, threads=threads), unwrapped(model)
+        folder, runs, model = place(path), get_executor(executor, threads=threads), unwrapped(model)
         chosen = making.settled_method(
             method, BuildInputs(model, task, rows, checkpoints), folder, exclude, progress
         )
         making.check_options(chosen, on_bad, batch_size, store_dtype)
         ids = making.ids_for(rows, ids)
         budget = parse_bytes(memory)
-        with making.on_device(model, device), ending(executor, runs):
+        with making.on_device(model, device), close_workers(executor, runs):
             given = BuildInputs(
                 model, task, rows, checkpoints, making.as_recipe(recipe), making.plainly(device)
             )
@@ -158,8 +158,8 @@ class Index(QueryableIndex):
         examples differ from those in the index. `executor` says who
         computes what is asked, as in `build`; other processes put the model on `device`.
         """
-        runs = named(executor, threads=threads)
-        if not runs.alone:
+        runs = get_executor(executor, threads=threads)
+        if not runs.exclusive:
             raise UndeError(f"{runs} does a share of a build: ask an index with another executor")
         at = IndexState(
             making.found(place(path), parse_bytes(memory), verify),

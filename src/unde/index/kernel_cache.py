@@ -23,7 +23,7 @@ from unde.index.reader import FeatureSource, Stored
 from unde.kernels import Fitted, Kernel, Sizes
 from unde.kernels.base import Moments, Round, Settled, read, reduced
 from unde.kernels.fingerprint import code_of, described
-from unde.parallel import SERIAL, Executor, Job, shown
+from unde.parallel import SERIAL, Executor, Job, run_with_progress
 from unde.store import layout
 from unde.store.file_watch import FileWatch, copy_tensors
 from unde.store.files import clear_partial
@@ -101,7 +101,7 @@ class KernelFiles:
             return  # another process was at it
         joined = self._own.sizes.joined()
         jobs: list[Job] = [(i,) for i, blocks in enumerate(joined) if todo & set(blocks)]
-        if self.executor.here:
+        if self.executor.in_process:
             self.fitted()  # before the bar of what is made with it
         else:
             self._moments_at_hand()  # others make K from them
@@ -165,7 +165,7 @@ class KernelFiles:
         write_shard(at.partial(r, i), at.owner, r.job(self.source, i, before))
 
     def _run(self, function: Callable[..., None], jobs: Sequence[Job], title: str) -> None:
-        for _ in shown(self.executor, function, self, jobs, title):
+        for _ in run_with_progress(self.executor, function, self, jobs, title):
             pass
 
     def __getstate__(self) -> dict[str, Any]:

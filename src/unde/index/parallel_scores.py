@@ -18,7 +18,7 @@ from torch import Tensor
 from unde.groups import Groups
 from unde.index.reader import Stored
 from unde.methods import Method
-from unde.parallel import Executor, Job, shown
+from unde.parallel import Executor, Job, run_with_progress
 from unde.scoring.group_scores import GroupScores
 from unde.scoring.range_checks import Sizes
 from unde.scoring.top import Best
@@ -168,7 +168,7 @@ class Spread:
     def _done(self, function: Callable[..., None], part: Part, scores: GroupScores) -> Iterator[Job]:
         count = len(runs(len(self.stored.manifest.shards)))
         jobs: list[Job] = [(b, r) for b in range(len(scores.query_blocks)) for r in range(count)]
-        return shown(self.executor, function, part, jobs, "scores")
+        return run_with_progress(self.executor, function, part, jobs, "scores")
 
 
 def rows_of(part: Part, run: int) -> tuple[int, int]:

@@ -17,7 +17,7 @@ from unde.index.training import Training
 from unde.kernels import Kernel
 from unde.methods import CUSTOM, Method
 from unde.methods.custom import check_picklable
-from unde.parallel import SERIAL, Executor, Job, shown
+from unde.parallel import SERIAL, Executor, Job, run_with_progress
 from unde.scoring.group_scores import GroupScores, WeightsLike
 from unde.scoring.range_checks import TINY, below, finite
 from unde.scoring.train_side import TrainSide
@@ -46,7 +46,7 @@ class Scorer:
     def training(self, method: Method) -> Training:
         """The training side under the kernel of a method; the two used last are held on to."""
         kernel = method.kernel
-        if not self.executor.here and CUSTOM in method.describe():
+        if not self.executor.in_process and CUSTOM in method.describe():
             check_picklable(method)
         made = self._training.pop(kernel, None) or Training(self.stored, kernel, self.executor)
         self._training = dict([*self._training.items(), (kernel, made)][-_HELD:])
@@ -91,7 +91,7 @@ class Scorer:
     @property
     def _shared(self) -> bool:
         """Whether there is somebody to share the work with, and enough of it."""
-        return not self.executor.here and len(self.stored.manifest.shards) > 1
+        return not self.executor.in_process and len(self.stored.manifest.shards) > 1
 
     def leverage(self, method: Method) -> Tensor:
         """(N,) ⟨g(n), K g(n)⟩, summed over checkpoints with η."""
@@ -148,7 +148,7 @@ class Scorer:
             part = Part(self, method, folder)
             part.give(**given)
             jobs: list[Job] = [(r,) for r in range(len(runs(len(self.stored.manifest.shards))))]
-            for (run,) in shown(self.executor, function, part, jobs, "self-influence"):
+            for (run,) in run_with_progress(self.executor, function, part, jobs, "self-influence"):
                 out[part.inside(run, where)] = part.results.take((run,))["values"]
         return out
 

@@ -218,10 +218,10 @@ def on_disk(m: Manifest, precision: torch.dtype) -> dict[str, int]:
 def compute(writer: ShardWriter, jobs: list[Job], executor: Executor) -> None:
     """All jobs, and what they cost; then a look at whether the data stayed what it was."""
     started = time.perf_counter()
-    writer.upcoming, writer.behind.at_once = jobs, not executor.here
+    writer.upcoming, writer.behind.at_once = jobs, not executor.in_process
     try:
         for _, s in executor.run(compute_shard, writer, jobs):
-            if not executor.here:
+            if not executor.in_process:
                 writer.advance(_length(writer, s))
         writer.behind.wait()
     except JobsFailed as e:
@@ -229,7 +229,7 @@ def compute(writer: ShardWriter, jobs: list[Job], executor: Executor) -> None:
     finally:
         writer.close()
     _log(writer, sum(_length(writer, s) for _, s in jobs), time.perf_counter() - started)
-    if executor.alone:
+    if executor.exclusive:
         clear_partial(writer.folder / layout.SHARDS)  # what workers left that were killed
         check(writer)
 
@@ -257,12 +257,12 @@ def missing(writer: ShardWriter, executor: Executor = SERIAL) -> list[Job]:
     """What is still to compute by `executor`; damaged shards are named and count as missing."""
     m, jobs = writer.manifest, []
     where, digests = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
-    if executor.alone:
+    if executor.exclusive:
         clear_partial(writer.folder / layout.SHARDS)
     written, shapes = layout.list_names(writer.folder / layout.SHARDS), Shapes(m)
     for c in range(m.terms):
         for s, r in enumerate(m.shards):
-            if not executor.mine((c, s)):
+            if not executor.owns((c, s)):
                 continue
             path = m.shard(writer.folder, c, s)
             try:
