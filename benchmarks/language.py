@@ -82,7 +82,7 @@ def _build(setup: Setup, rows: Rows, method: Method, rounds: int) -> Run:
         def use(index: Index) -> None:
             if isinstance(method, EKFAC):  # bases and corrected eigenvalues; the kernel is applied to queries
                 begun = time.perf_counter()
-                index._state.scorer.training(method)
+                index._state.scorer.train_features(method)
                 second.append(time.perf_counter() - begun)
 
         took = bench.build(setup, rows, method, use, memory="8GB")

@@ -39,7 +39,6 @@ from unde import Groups
 from unde.index.reader import Stored
 from unde.index.scorer import Scorer
 from unde.methods import TracIn
-from unde.pages import large
 from unde.projection import VERSION
 from unde.scoring import GroupScores
 from unde.store.codec import codec
@@ -110,7 +109,7 @@ def scored(folder: Path, queries: Tensor, memory: int, groups: int | None = None
     names = m.unit_names
     each = len(names) // (groups or len(names))
     members = {f"group {j}": tuple(names[j * each : (j + 1) * each]) for j in range(len(names) // each)}
-    scorer = Scorer(stored, Groups(members), None, {})
+    scorer = Scorer(stored, Groups(members), None)
     return scorer.scores(TracIn(projection="none"), queries.unsqueeze(0), [""] * len(queries))
 
 
@@ -189,7 +188,7 @@ def groups(folder: Path, queries: Tensor, memory: int, rounds: int) -> list[dict
                 pass
 
         def written(count: int = count, few: int = few, n: int = n) -> None:
-            large(count, few, n).fill_(1.0)
+            torch.empty(count, few, n).fill_(1.0)
 
         seconds = in_turns({"totals": scores.total, "blocks": blocks}, rounds)
         few_seconds = in_turns({"totals": some.total, "array": some.by_group, "writing": written}, rounds)

@@ -30,8 +30,7 @@ from benchmarks.machine import forget_peak, machine, status
 from unde import learn_weights
 from unde.groups import Groups
 from unde.methods import TracIn
-from unde.scoring import GroupScores, from_arrays
-from unde.scoring.train_side import TrainSide
+from unde.scoring import ArrayFeatures, GroupScores, from_arrays
 from unde.weights import retrieval
 from unde.weights.adamw import adamw
 from unde.weights.contributions import Contributions
@@ -188,21 +187,10 @@ def self_retrieval(examples: int, groups: int, memory: int, width: int = 8) -> d
 
 
 def _scores(train: Tensor, queries: Tensor, groups: int, width: int, memory: int) -> GroupScores:
-    cuts = [slice(a, min(a + 2048, len(train))) for a in range(0, len(train), 2048)]
     units = [f"p{j}" for j in range(groups)]
-    side = TrainSide(
-        examples=len(train),
-        units=units,
-        columns=[slice(j * width, (j + 1) * width) for j in range(groups)],
-        checkpoint_weights=[1.0],
-        cuts=cuts,
-        block=lambda s: [train[cuts[s]]],
-        squares=lambda: train.square().sum(1, keepdim=True),
-        skipped=lambda: torch.zeros(len(train), dtype=torch.bool),
-        ids=None,
-    )
+    features = ArrayFeatures(train, dict.fromkeys(units, width), block_rows=2048)
     names = Groups({unit: (unit,) for unit in units})
-    return GroupScores(side, queries[None], TracIn(), names, [""] * len(queries), {}, memory)
+    return GroupScores(features, queries[None], TracIn(), names, [""] * len(queries), {}, memory)
 
 
 def measured(run: Callable[[], Any]) -> tuple[float, Any, int]:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from unde import Groups, GroupScores, UndeError, Weights, learn_weights
 from unde.methods import TRAK, TracIn
-from unde.scoring import TrainSide
-from unde.scoring.top import Best, stable_top
+from unde.scoring import ArrayFeatures
+from unde.scoring.blocks import TopK, stable_top
 from unde.weights.protocol import ResolvedScores
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -25,15 +25,14 @@ COLUMNS = [slice(a, a + n) for a, n in zip((0, 3, 4, 8, 10), SIZES)]
 D = sum(SIZES)
 
 
-class Reads:
-    """Training blocks in memory, with a count of how often one is asked for."""
+class CountedFeatures(ArrayFeatures):
+    """Counts how often a block is read."""
 
-    def __init__(self, train, cuts):
-        self.train, self.cuts, self.count = train, cuts, 0
+    count = 0
 
-    def __call__(self, s):
+    def block(self, s):
         self.count += 1
-        return [t[self.cuts[s]] for t in self.train]
+        return super().block(s)
 
 
 def scores_of(
@@ -41,28 +40,17 @@ def scores_of(
 ):
     g = torch.Generator().manual_seed(seed)
     queries, train = torch.randn(len(etas), q, D, generator=g), torch.randn(len(etas), n, D, generator=g)
-    rows = [slice(a, b) for a, b in zip((0, *cuts), cuts)]
-    squares = sum(e * torch.stack([t[:, c].square().sum(1) for c in COLUMNS], 1) for e, t in zip(etas, train))
-    bad = torch.zeros(n, dtype=torch.bool)
-    bad[list(skipped)] = True
-    side = TrainSide(
-        examples=n,
-        units=UNITS,
-        columns=COLUMNS,
-        checkpoint_weights=etas,
-        cuts=rows,
-        block=Reads(train, rows),
-        squares=lambda: squares,
-        skipped=lambda: bad,
-        ids=options.get("ids"),
+    side = CountedFeatures(
+        train, dict(zip(UNITS, SIZES)), checkpoint_weights=etas, skipped=skipped, ids=options.get("ids")
     )
+    side.cuts = [slice(a, b) for a, b in zip((0, *cuts), cuts)]
     digests = [f"{i:016x}" for i in range(q)]
     return GroupScores(side, queries, method or TracIn(), LAYERS, digests, {"index": "x"}, memory)
 
 
 def explicit(scores):
     """(Q, N, U) in float64: for each unit Σ_c η_c ⟨q, n⟩, one inner product at a time."""
-    train = scores.train.block.train.double()
+    train = scores.train.values.double()
     etas = torch.tensor(scores.train.checkpoint_weights, dtype=torch.float64)
     parts = [
         torch.einsum("e,eqd,end->qn", etas, scores.queries[..., c].double(), train[..., c]) for c in COLUMNS
@@ -134,9 +122,9 @@ def test_weights_that_do_not_fit(weights, said):
 def test_a_weighted_total_reads_what_an_unweighted_one_does():
     scores = scores_of()
     scores.total()
-    unweighted, scores.train.block.count = scores.train.block.count, 0
+    unweighted, scores.train.count = scores.train.count, 0
     scores.total(W)
-    assert scores.train.block.count == unweighted == 4
+    assert scores.train.count == unweighted == 4
 
 
 # --- groups -----------------------------------------------------------------------------------------------
@@ -262,7 +250,7 @@ def test_equal_scores_are_in_order_whatever_the_blocks(largest, cuts):
     """Whole numbers from few: hundreds of ties, within blocks and across them."""
     scores = scores_of(q=40, cuts=cuts, etas=[1.0])
     scores.queries.round_().clamp_(-1, 1)
-    scores.train.block.train.round_().clamp_(-1, 1)
+    scores.train.values.round_().clamp_(-1, 1)
     want = scores.total().sort(dim=1, descending=largest, stable=True)
     assert int((want.values.diff(dim=1) == 0).sum()) > 300
     for k in (1, 3, 10, 23):
@@ -273,7 +261,7 @@ def test_equal_scores_are_in_order_whatever_the_blocks(largest, cuts):
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(-2, 2), min_size=1, max_size=12), st.data(), st.booleans())
-def teststable_top(values, data, largest):
+def test_stable_top(values, data, largest):
     k = data.draw(st.integers(1, len(values)))
     row = torch.tensor([values], dtype=torch.float32)
     order = sorted(range(len(values)), key=lambda i: (-values[i] if largest else values[i], i))[:k]
@@ -290,7 +278,7 @@ def test_a_tiny_budget_gives_the_same(method):
         close(tiny.total(weights), large.total(weights), 1e-6)
         assert torch.equal(tiny.top(9, weights).indices, large.top(9, weights).indices)
         close(tiny.top(9, weights).values, large.top(9, weights).values, 1e-6)
-    assert tiny.train.block.count == large.train.block.count  # the training side is still read once a time
+    assert tiny.train.count == large.train.count  # the training side is still read once a time
 
 
 # --- final ------------------------------------------------------------------------------------------------
@@ -303,7 +291,7 @@ def test_cosine_is_the_cosine_of_weighted_features():
         column = weights[[0] * 4 + [1] * 6 + [2] * 5].double()
         scale = (torch.tensor(ETAS, dtype=torch.float64)[:, None] * column).sqrt().unsqueeze(1)
         q = (scores.queries * scale).transpose(0, 1).flatten(1)
-        n = (scores.train.block.train * scale).transpose(0, 1).flatten(1)
+        n = (scores.train.values * scale).transpose(0, 1).flatten(1)
         want = torch.nn.functional.cosine_similarity(q.unsqueeze(1), n, dim=2)
         close(scores.total(weights), want, 2e-6)
     assert scores.total().abs().max() < 1
@@ -392,11 +380,11 @@ def test_the_best_of_blocks_are_those_of_a_stable_sort(seed, k, largest, levels)
     g = torch.Generator().manual_seed(seed)
     scores = torch.randint(levels, (6, 60), generator=g).float()
     cuts = sorted({0, 60, *torch.randint(1, 60, (5,), generator=g).tolist()})
-    best = Best(6, k, largest)
+    best = TopK(6, k, largest)
     for i, (a, b) in enumerate(pairwise(cuts)):
         step = (2, 2, 6)[i % 3]
         for q in range(0, 6, step):
-            best.see(slice(q, q + step), a, scores[q : q + step, a:b])
+            best.update(slice(q, q + step), a, scores[q : q + step, a:b])
     want = scores.sort(stable=True, dim=1, descending=largest)
     assert torch.equal(best.values, want.values[:, :k])
     assert torch.equal(best.indices, want.indices[:, :k])

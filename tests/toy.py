@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import unde
 from unde import Index
 from unde.index.reader import Stored
-from unde.index.training import Training
+from unde.index.train_features import StoredFeatures
 from unde.tasks import Classification, Task
 
 FEATURES, HIDDEN, CLASSES = 5, 6, 3
@@ -69,9 +69,9 @@ def stored(index: Index) -> Stored:
     return index._state.stored
 
 
-def training(index: Index, method: Any) -> Training:
-    """The training side under the kernel of a method."""
-    return index._state.scorer.training(method)
+def training(index: Index, method: Any) -> StoredFeatures:
+    """The training features under the kernel of a method."""
+    return index._state.scorer.train_features(method)
 
 
 def factors(index: Index, checkpoint: int = 0) -> dict[str, tuple[Tensor, Tensor]]:

@@ -16,7 +16,7 @@ from benchmarks.faults.trial import CLEAR, LOST, RAW, WRONG, Tally, tried
 from unde import UndeError, Weights
 from unde.evaluate import Bank
 from unde.index.verify import verify
-from unde.integrations.source import Source, remembered_target
+from unde.integrations.source import ModelSource, trusted_target
 from unde.store import layout
 
 CATEGORY = "damaged files"
@@ -46,7 +46,7 @@ class DamagedIndex:
     def __init__(self, folder: Path, kind: world.Kind) -> None:
         self.folder, self.kind = folder, kind
         self.want = kind.whole(folder)
-        self.target = remembered_target(folder)
+        self.target = trusted_target(folder)
         self.files = world.everything(folder)
         self.content = world.content(folder)
 
@@ -75,7 +75,7 @@ class DamagedIndex:
     def _right(self, name: str) -> bool:
         with redirect_stderr(io.StringIO()):
             if name == layout.SOURCE:
-                return remembered_target(self.folder) == self.target and Source().said == {}
+                return trusted_target(self.folder) == self.target and ModelSource().options == {}
             return world.same(self.kind.asked(self.folder), self.want)
 
     def _restored(self, name: str, outcome: str, why: str) -> tuple[str, str]:
@@ -91,7 +91,7 @@ class DamagedIndex:
                 else:
                     path.unlink(missing_ok=True)
             self.kind.build(self.folder)
-            Source(target="project:make").remember(self.folder)
+            ModelSource(target="project:make").save(self.folder)
             right = world.same(self.kind.asked(self.folder), self.want)
             whole = world.content(self.folder) == self.content or not found.problems  # else it did no harm
             if not right or not whole or not verify(self.folder):

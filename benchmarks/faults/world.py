@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from unde import Index, Weights
 from unde.evaluate import Bank
-from unde.integrations.source import Source
+from unde.integrations.source import ModelSource
 from unde.methods import EKFAC, TRAK
 from unde.store import layout
 from unde.tasks import Classification
@@ -64,7 +64,7 @@ class Kind:
     def whole(self, folder: Path) -> dict[str, Tensor]:
         """Built, and asked in every way that leaves files behind."""
         self.build(folder)
-        Source(target="project:make").remember(folder)
+        ModelSource(target="project:make").save(folder)
         return self.asked(folder)
 
     def asked(self, folder: Path) -> dict[str, Tensor]:

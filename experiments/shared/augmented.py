@@ -14,7 +14,7 @@ from unde import Weights
 from unde.diffusion import augment
 from unde.methods import JourneyTRAK, Method
 from unde.scoring import GroupScores
-from unde.tasks.schedule import sampler_timesteps
+from unde.tasks.timesteps import sampler_timesteps
 
 STEPS = 50  # of the sampler
 COUNT = 200  # images

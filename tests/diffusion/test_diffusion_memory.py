@@ -14,7 +14,7 @@ from unde.gradients.meter import Meter
 from unde.groups import trainable
 from unde.methods import DAS, JourneyTRAK, TracIn
 from unde.tasks import Diffusion
-from unde.tasks.batching import cuts, recut
+from unde.tasks.batching import even_slices, with_batching
 from unde.tasks.timesteps import ROWS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -83,7 +83,7 @@ def test_a_pass_takes_what_the_budget_allows_and_no_more(budget):
     collect, rows = collector(model, data)
     with collect:
         collect.fit(budget, rows.batch([0]))
-        assert 1 < collect.task.cutting.rows < ROWS
+        assert 1 < collect.task.batching.rows < ROWS
         with Meter() as meter:
             collect(rows.batch(range(6)), list(range(6)))
     assert (
@@ -121,7 +121,7 @@ def test_checks_look_at_two_timesteps():
     for rows in (Rows(data), Rows(asked)):
         seen, _ = rows_seen(model, lambda rows=rows: plan_coverage(model, task, rows, units))
         assert max(seen) == 6
-    assert task.cutting.brief().timesteps == [0, 50]
+    assert task.batching.reduced().timesteps == [0, 50]
     assert len(task.timesteps) == 50
 
 
@@ -130,7 +130,7 @@ def test_the_size_of_passes_is_no_part_of_an_index():
     task = Diffusion(ddpm(), timesteps=6)
     for rows in (None, 1, 7):
         assert Diffusion(ddpm(), timesteps=6, rows=rows).identity() == task.identity()
-    assert recut(task, task.cutting.brief()).identity() == task.identity()
+    assert with_batching(task, task.batching.reduced()).identity() == task.identity()
     assert Diffusion(ddpm(), timesteps=5).identity() != task.identity()
 
 
@@ -149,7 +149,7 @@ def test_a_plan_knows_the_budget():
 
 @pytest.mark.parametrize(("count", "most"), [(10, 3), (3, 10), (1, 1), (7, 0), (80, 79)])
 def test_parts_are_few_and_equal(count, most):
-    parts = [list(range(count))[cut] for cut in cuts(count, most)]
+    parts = [list(range(count))[cut] for cut in even_slices(count, most)]
     assert [i for part in parts for i in part] == list(range(count))
     sizes = [len(part) for part in parts]
     assert len(parts) == -(-count // max(1, most))

@@ -87,7 +87,7 @@ def test_differences_are_paired_with_no_weights(world):
 
 
 def test_totals_of_a_baseline_compete_under_the_same_rules(world):
-    """BuildInputs as a baseline, the totals of a target must have its recall, also where examples were skipped."""
+    """Given as a baseline, the totals of a target must have its recall, also where examples were skipped."""
     _, sides, relevant = world
     out = (0, 3, 17)
     scores = group_scores(*sides, UNITS, skipped=out)

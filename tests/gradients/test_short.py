@@ -196,8 +196,8 @@ def test_where_a_later_text_is_the_largest_no_pass_is_ahead(tmp_path):
 
 def test_what_is_cut_out_of_a_text():
     ids = torch.arange(2 * LONG).view(2, LONG)
-    cutting = CausalLM().cutting
-    plain = cutting.shortened({"input_ids": ids, "weight": torch.tensor([1.0, 2.0])})
+    batching = CausalLM().batching
+    plain = batching.shorten({"input_ids": ids, "weight": torch.tensor([1.0, 2.0])})
     assert torch.equal(plain["input_ids"], ids[:, :SHORT])
     assert torch.equal(plain["weight"], torch.tensor([1.0, 2.0]))
     mask = torch.ones_like(ids)
@@ -205,11 +205,11 @@ def test_what_is_cut_out_of_a_text():
     labels = ids.clone()
     labels[0, :20] = IGNORE  # a prompt
     labels[1, :39] = IGNORE  # a long one
-    cut = cutting.shortened({"input_ids": ids, "attention_mask": mask, "labels": labels})
+    cut = batching.shorten({"input_ids": ids, "attention_mask": mask, "labels": labels})
     assert torch.equal(cut["input_ids"][0], ids[0, 19 : 19 + SHORT])
     assert torch.equal(cut["input_ids"][1], ids[1, LONG - SHORT :])
     assert all((row != IGNORE).any() for row in cut["labels"])
-    padded = cutting.shortened({"input_ids": ids, "attention_mask": mask})
+    padded = batching.shorten({"input_ids": ids, "attention_mask": mask})
     assert torch.equal(padded["input_ids"][1], ids[1, 5 : 5 + SHORT]) and padded["attention_mask"].all()
 
 
@@ -224,7 +224,7 @@ def test_what_is_cut_out_of_a_text():
     ids=["no columns", "short already", "a mask of pairs", "something else"],
 )
 def test_what_is_not_cut(batch):
-    assert CausalLM().cutting.shortened(batch) is None
+    assert CausalLM().batching.shorten(batch) is None
 
 
 def test_what_was_measured_while_planning_counts_when_a_build_is_timed():

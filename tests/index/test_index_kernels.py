@@ -278,7 +278,7 @@ def test_large_indexes_are_read_each_time(index, monkeypatch):
 def test_two_kernels_are_held_at_most(index):
     for damping in (0.1, 0.2, 0.3, 0.4):
         index.score(QUERIES, method=TRAK(damping=damping))
-    assert list(index._state.scorer._training) == [Gram(0.3), Gram(0.4)]
+    assert list(index._state.scorer._features) == [Gram(0.3), Gram(0.4)]
     kept = toy.training(index, TRAK(damping=0.3))
     index.score(QUERIES, method=TRAK(damping=0.5))
     assert toy.training(index, TRAK(damping=0.3)) is kept  # the one used last stays

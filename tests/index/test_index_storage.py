@@ -151,7 +151,7 @@ def test_skipped_examples_are_recorded_and_never_on_top(tmp_path, method):
     every = torch.arange(22)
     assert torch.equal(
         toy.stored(index).rows(every)[0, good], toy.stored(clean).rows(every)[0, good]
-    )  # batch mates are frozen_eval
+    )  # batch mates are untouched
 
     scores = index.score(toy.data(4, seed=5))
     total = scores.total()

@@ -10,8 +10,7 @@ from safetensors.numpy import load_file
 
 import toy
 from unde import UndeError, methods
-from unde.index import training
-from unde.store import dequantize as packed
+from unde.index import train_features
 from unde.store.codec import CODECS
 from unde.store.shards import ShardError, read_shard, write_shard
 
@@ -86,9 +85,9 @@ def test_scores_are_those_of_what_is_stored(tmp_path, memory, monkeypatch):
     n, asked = on_disk(index), index.features(QUERIES).features[0].double().numpy()
     truth = toy.gradients(toy.net(), index.task, toy.data(50)).numpy()
     assert 1e-4 < np.linalg.norm(n - truth) / np.linalg.norm(truth) < 0.01
-    for unpacked in (packed.EACH, 17 * 4 * index.manifest.width):
-        monkeypatch.setattr(packed, "EACH", unpacked)
-        monkeypatch.setattr(packed, "_FEWEST", 1)
+    for unpacked in (train_features.RUN_BYTES, 17 * 4 * index.manifest.width):
+        monkeypatch.setattr(train_features, "RUN_BYTES", unpacked)
+        monkeypatch.setattr(train_features, "_FEWEST", 1)
         scores = toy.reopen(index, memory=memory).score(QUERIES)
         want = np.stack([asked[:, c] @ n[:, c].T for c in (slice(0, 36), slice(36, 57))], 2)
         assert scores.by_group().numpy() == pytest.approx(want, rel=1e-5, abs=1e-6)
@@ -105,11 +104,13 @@ def test_scores_are_those_of_what_is_stored(tmp_path, memory, monkeypatch):
 @pytest.mark.parametrize("method", ["tracin", "trak"])
 def test_runs_of_rows_do_not_depend_on_memory(tmp_path, dtype, method, monkeypatch):
     index = toy.build(tmp_path / "i", 100, method=method, store_dtype=dtype, shard_passes=10)
-    monkeypatch.setattr(packed, "EACH", 17 * 4 * index.manifest.width)
-    monkeypatch.setattr(packed, "_FEWEST", 1)
-    assert packed.at_once(index.manifest.width) == 16 < index.manifest.shards[0].stop
+    monkeypatch.setattr(train_features, "RUN_BYTES", 17 * 4 * index.manifest.width)
+    monkeypatch.setattr(train_features, "_FEWEST", 1)
+    assert train_features.run_rows(index.manifest.width) == 16 < index.manifest.shards[0].stop
     little, much = toy.reopen(index, memory="60kB"), toy.reopen(index, memory="2GB")
-    assert not training.kept(index.manifest, little.memory) and training.kept(index.manifest, much.memory)
+    sides = [toy.training(at, at.method) for at in (little, much)]
+    assert [side._held is None for side in sides] == [True, False]
+    assert [rows.stop - rows.start for rows, _ in sides[0].runs()][:2] == [16, 16]
     asked = much.features(QUERIES)
     assert toy.same_products(little.score(asked).total(), much.score(asked).total())
 

@@ -76,7 +76,7 @@ def test_self_influence_is_that_of_the_stored_product(index):
     want = sum(eta * (column * f * k).sum(1) for eta, f, k in zip(etas, features, made))
     torch.testing.assert_close(index.self_influence(w), want, rtol=1e-4, atol=2e-6 * float(want.abs().max()))
     leverage = sum(eta * (f * k).sum(1) for eta, f, k in zip(etas, features, made))
-    got = index._state.scorer.leverage(index.method)
+    got = toy.training(index, index.method).leverage()
     torch.testing.assert_close(got, leverage, rtol=1e-4, atol=2e-6 * float(leverage.abs().max()))
 
 
@@ -97,7 +97,7 @@ def test_another_damping_reads_no_features(index, monkeypatch):
         read.append(path.parent.name)
         return real(path, *args, **options)
 
-    for module in ("store.shards", "build.kernels"):
+    for module in ("store.shards", "index.kernel_cache"):
         monkeypatch.setattr(f"unde.{module}.read_shard", note)
     again = index.score(features, method=other)
     assert "shards" not in read  # K is there
@@ -127,9 +127,9 @@ def test_moments_do_not_depend_on_who_computes_what(tmp_path, monkeypatch):
     [first, _] = settled.rounds
     assert first.jobs == 3
     made = {i: first.job(source, i, {}) for i in (2, 0, 1)}
-    from unde.index.kernel_cache import KernelFiles
+    from unde.index.kernel_cache import KernelCache
 
-    at = KernelFiles(toy.stored(two), two.method.kernel, 0)._moments
+    at = KernelCache(toy.stored(two), two.method.kernel, 0)._moments
     at.path.mkdir(parents=True)
     for i in (1, 2):
         shards.write_shard(at.partial(first, i), at.owner, made[i])
@@ -150,7 +150,7 @@ def test_fitted_once_however_often_it_is_asked(index, monkeypatch):
         monkeypatch.setattr(kind, "fit", lambda *args, real=kind.fit: (fits.append(1), real(*args))[1])
     for _ in range(3):
         opened.score(features).total()
-        opened._state.scorer.training(opened.method).transformed(0, features.features[0])
+        opened._state.scorer.train_features(opened.method).kernel_times(0, features.features[0])
     assert len(fits) == 2  # one for each checkpoint
 
 

@@ -28,7 +28,7 @@ from unde.index.self_retrieval import (
 )
 from unde.methods import DAS, TRAK, JourneyTRAK, TracIn
 from unde.tasks import CausalLM, Classification, Diffusion
-from unde.tasks.perturb import Noise, Shift
+from unde.tasks.perturb import Noise
 from unde.weights.contributions import Contributions
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -600,7 +600,7 @@ def test_inputs_that_nobody_knows_how_to_perturb(tmp_path):
         index.learn_weights(examples=FEW)
     sane(index.learn_weights(perturb="weights", examples=FEW), index)
     with pytest.raises(UndeError, match="it has no floating inputs"):
-        index.learn_weights(perturb=Shift())
+        index.learn_weights(perturb=Noise())
 
 
 def test_forms():

@@ -16,7 +16,7 @@ from unde import Index, UndeError, Weights, cli
 from unde.cli.config import write_config
 from unde.evaluate import Bank
 from unde.index.verify import verify
-from unde.integrations.source import Source
+from unde.integrations.source import ModelSource
 from unde.methods import EKFAC
 from unde.store import layout
 from unde.tasks import Classification
@@ -29,7 +29,7 @@ def everything(folder: Path) -> Index:
     index.add_fisher("true", progress=False)
     index.features(toy.data(3, seed=3), folder / layout.QUERIES / "some.safetensors")
     index.score(toy.data(3, seed=3)).total()
-    Source(target="my_project:make").remember(folder)
+    ModelSource(target="my_project:make").save(folder)
     write_config(folder, {"target": "my_project:make", "seed": 0})
     chance = np.random.default_rng(0)
     bank = chance.random((6, 22)) < 0.5, chance.random((6, 12))

@@ -7,7 +7,7 @@ import torch
 from hf_toy import LINES, gpt2, tokenizer
 
 from unde import Index, UndeError
-from unde.integrations.examples import Answers, causal_examples
+from unde.integrations.examples import AnswerSequences, causal_examples
 from unde.integrations.language import hf_setup
 from unde.methods import TracIn
 
@@ -205,7 +205,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused():
 def test_a_field_of_another_name_may_hold_messages():
     tok = talking()
     found = read([{"talk": TALK, "text": "x"}], tok, text_field="talk")
-    assert isinstance(found, Answers) and len(labelled(tok, found[0])) == 2
+    assert isinstance(found, AnswerSequences) and len(labelled(tok, found[0])) == 2
 
 
 def test_scores_are_those_of_the_masked_loss(tmp_path):

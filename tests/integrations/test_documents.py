@@ -8,8 +8,8 @@ import os
 import pytest
 
 from unde import UndeError
-from unde.integrations.chat import messages_of
 from unde.integrations.documents import columns_of, read_documents, read_records
+from unde.integrations.examples import messages_of
 
 TEXTS = ["One.", 'Two, with "quotes"\nand a second line.', "Drei – ä, 三."]
 

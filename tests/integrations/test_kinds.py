@@ -132,7 +132,7 @@ def test_every_part_of_a_masked_text_is_begun_and_ended():
     assert all(part[0] == 1 and part[-1] == 2 and len(part) <= 8 for part in parts)
     assert [t for part in parts[:3] for t in part[1:-1]] == words()("abcdefghijklmno")["input_ids"][1:-1]
     assert parts[3] == [1, 6, 2]
-    hidden = setup.task.hidden(setup.task.collate(list(setup.train_data)), 56)
+    hidden = setup.task.hide_tokens(setup.task.collate(list(setup.train_data)), 56)
     asked = hidden["labels"] != -100
     assert asked.any(1).all()
     original = setup.task.collate(list(setup.train_data))["input_ids"]

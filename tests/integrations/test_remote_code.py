@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from unde import UndeError, cli
 from unde.integrations.language import hf_setup, load_model
-from unde.integrations.source import Source, made
+from unde.integrations.source import ModelSource, make_setup
 from unde.store.safe_io import settings_checksum
 
 CODE = """
@@ -115,12 +115,12 @@ def test_a_tokenizer_with_code(tmp_path, monkeypatch):
 
 def test_other_processes_are_told(with_code, tmp_path):
     said = {"model": str(with_code), "data": str(tmp_path / "train.jsonl")}
-    assert Source(**said).recipe.arguments == said
-    trusted = Source(**said, trust_remote_code=True).recipe
+    assert ModelSource(**said).recipe.arguments == said
+    trusted = ModelSource(**said, trust_remote_code=True).recipe
     assert trusted.arguments == said | {"trust_remote_code": True}
-    assert type(made(**trusted.arguments).model).__name__ == "OwnModel"
+    assert type(make_setup(**trusted.arguments).model).__name__ == "OwnModel"
     with pytest.raises(UndeError, match=REFUSED):
-        made(**said)
+        make_setup(**said)
 
 
 class Evil:

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unde import UndeError
-from unde.integrations import sequences
-from unde.integrations.sequences import Sequences, cut, pieces
+from unde.integrations import documents
+from unde.integrations.documents import Sequences, cut, pieces
 
 TOKENIZER = tokenizer()
 
@@ -38,7 +38,7 @@ def test_sequences_hold_every_token_in_order():
 
 def test_batches_of_the_tokenizer_do_not_matter(monkeypatch):
     whole = Sequences(LINES, TOKENIZER, 8, 300)
-    monkeypatch.setattr(sequences, "_AT_ONCE", 3)
+    monkeypatch.setattr(documents, "_AT_ONCE", 3)
     again = Sequences(LINES, TOKENIZER, 8, 300)
     assert again.ids == whole.ids
     assert (again.tokens == whole.tokens).all() and (again.stops == whole.stops).all()

@@ -4,7 +4,7 @@ import torch
 
 from unde import Groups, GroupScores
 from unde.methods import TracIn
-from unde.scoring import TrainSide
+from unde.scoring import ArrayFeatures
 
 
 def random_scores(q=5, n=12, *, method=None, memory=10**9, skipped=(), rows=5, ids=None, seed=0, whole=False):
@@ -14,21 +14,7 @@ def random_scores(q=5, n=12, *, method=None, memory=10**9, skipped=(), rows=5, i
     queries, train = torch.randn(1, q, 9, generator=g), torch.randn(n, 9, generator=g)
     if whole:
         queries, train = (4 * queries).round(), (4 * train).round()
-    columns = [slice(0, 2), slice(2, 5), slice(5, 9)]
-    cuts = [slice(a, min(a + rows, n)) for a in range(0, n, rows)]
-    bad = torch.zeros(n, dtype=torch.bool)
-    bad[list(skipped)] = True
-    side = TrainSide(
-        examples=n,
-        units=list("uvw"),
-        columns=columns,
-        checkpoint_weights=[1.0],
-        cuts=cuts,
-        block=lambda s: [train[cuts[s]]],
-        squares=lambda: torch.stack([train[:, c].square().sum(1) for c in columns], 1),
-        skipped=lambda: bad,
-        ids=ids,
-    )
+    side = ArrayFeatures(train, {"u": 2, "v": 3, "w": 4}, block_rows=rows, skipped=skipped, ids=ids)
     partition = Groups({name: (name,) for name in "uvw"})
     digests = [f"{i:016x}" for i in range(q)]
     return GroupScores(side, queries, method or TracIn(), partition, digests, {}, memory)

@@ -6,8 +6,8 @@ import torch
 from unde import Groups, GroupScores
 from unde import onednn as products
 from unde.methods import TracIn
-from unde.scoring import TrainSide, budget, query_side
-from unde.scoring.blocking import batches
+from unde.scoring import ArrayFeatures, blocks, query_side
+from unde.scoring.query_side import batches
 
 SIZES = [4, 4, 4, 2, 4, 4, 1, 4, 0]
 NAMES = [f"u{i}" for i in range(len(SIZES))]
@@ -26,18 +26,7 @@ PARTITIONS = {
 def random_scores(partition, q=3, n=50, rows=20):
     g = torch.Generator().manual_seed(0)
     queries, train = torch.randn(2, q, STARTS[-1], generator=g), torch.randn(2, n, STARTS[-1], generator=g)
-    cuts = [slice(a, min(a + rows, n)) for a in range(0, n, rows)]
-    side = TrainSide(
-        examples=n,
-        units=NAMES,
-        columns=COLUMNS,
-        checkpoint_weights=ETAS,
-        cuts=cuts,
-        block=lambda s: [t[cuts[s]] for t in train],
-        squares=lambda: torch.ones(n, len(NAMES)),
-        skipped=lambda: torch.zeros(n, dtype=torch.bool),
-        ids=None,
-    )
+    side = ArrayFeatures(train, dict(zip(NAMES, SIZES)), checkpoint_weights=ETAS, block_rows=rows)
     groups = Groups({f"g{j}": tuple(NAMES[u] for u in own) for j, own in enumerate(partition)})
     return GroupScores(side, queries, TracIn(), groups, [""] * q, {}, 10**9), queries, train
 
@@ -61,7 +50,7 @@ def each_faster(x, rows=None):
 
 @pytest.mark.parametrize("name", PARTITIONS)
 def test_contributions_are_those_of_one_group_after_the_other(name, library, monkeypatch):
-    monkeypatch.setattr(budget, "BLOCK", 4 * 3 * len(PARTITIONS[name]) * 17)  # 16 rows at a time
+    monkeypatch.setattr(blocks, "CACHE", 4 * 3 * len(PARTITIONS[name]) * 17)  # 16 rows at a time
     scores, queries, train = random_scores(PARTITIONS[name])
     want = torch.zeros(3, 50, len(PARTITIONS[name]), dtype=torch.float64)
     for eta, q, t in zip(ETAS, queries.double(), train.double()):
@@ -101,7 +90,7 @@ def test_when_matrices_are_multiplied_together(monkeypatch):
 
 def test_what_is_made_together():
     runs = [(0, slice(0, 4)), (1, slice(4, 8)), (2, slice(8, 10)), (0, slice(10, 14)), (1, slice(14, 18))]
-    found = [(b.groups.start, b.groups.stop, b.columns.start, b.columns.stop, b.more) for b in batches(runs)]
+    found = [(b.groups.start, b.groups.stop, b.columns.start, b.columns.stop, b.add) for b in batches(runs)]
     assert found == [(0, 2, 0, 8, False), (2, 3, 8, 10, False), (0, 2, 10, 18, True)]
     gap = [
         (0, slice(0, 4)),
@@ -109,10 +98,10 @@ def test_what_is_made_together():
         (3, slice(9, 13)),
     ]  # columns between them, a group between them
     assert len(batches(gap)) == 3
-    assert [b.more for b in batches(gap, {1})] == [False, True, False]
+    assert [b.add for b in batches(gap, {1})] == [False, True, False]
 
 
 @pytest.mark.parametrize(("queries", "groups", "rows"), [(1, 1, 2**21), (1000, 64, 32), (10**4, 64, 3)])
 def test_rows_at_once(queries, groups, rows):
     """By sixteens, where there are so many."""
-    assert budget.rows_at_once(queries, groups, 10**12) == rows
+    assert blocks.rows_at_once(queries, groups, 10**12) == rows

@@ -31,7 +31,7 @@ CASES = {
     ),
     "token": (
         bad(input_ids=[1, 2, 23, 4]),
-        "holds token 23, but the model knows 23: a tokenizer that does not",
+        "holds token 23, but the model knows 23: the tokenizer does not",
     ),
     "padding-token": (
         bad(input_ids=[1, 2, 3, 50], attention_mask=[1, 1, 1, 0], labels=[1, 2, 3, -100]),

@@ -282,7 +282,7 @@ def test_what_a_diffusion_task_is():
     one = Diffusion(ddpm(), 4).identity()
     assert one == Diffusion(ddpm(), [0, 25, 50, 75], rows=3).identity()
     task = Diffusion(ddpm(), 4)
-    task.cutting = task.cutting.brief()
+    task.batching = task.batching.reduced()
     assert one == task.identity()
     other = Diffusion(ddpm(beta_end=0.1), 5, seed=1, vae=nn.Linear(2, 2)).identity()
     assert differences(one, other) == [
@@ -309,17 +309,17 @@ def test_a_scheduler_of_a_task_of_ones_own_counts_by_its_config():
 
 
 def test_a_cutting_of_ones_own_counts():
-    from unde.tasks.batching import Whole
+    from unde.tasks.batching import Batching
 
-    class Twice(Whole):
+    class Twice(Batching):
         def __init__(self, times):
             self.times = times
 
     class Cut(Plain):
-        cutting = Twice(2)
+        batching = Twice(2)
 
     one = Cut().identity()
-    Cut.cutting = Twice(2)
+    Cut.batching = Twice(2)
     assert one == Cut().identity()
-    Cut.cutting = Twice(3)
-    assert differences(one, Cut().identity()) == ["setting cutting.times (2 there, 3 given)"]
+    Cut.batching = Twice(3)
+    assert differences(one, Cut().identity()) == ["setting batching.times (2 there, 3 given)"]

@@ -93,14 +93,14 @@ def test_padding_on_the_left(task):
 def test_what_is_hidden_depends_on_the_text_and_the_seed_alone():
     task = MaskedLM(mask_token_id=MASK, special_tokens=SPECIAL)
     some = [example(n, n) for n in (3, 9, 14)]
-    together = task.hidden(task.collate(some), 23)
+    together = task.hide_tokens(task.collate(some), 23)
     for row, e in enumerate(some):
-        alone = task.hidden(task.collate([e]), 23)
+        alone = task.hide_tokens(task.collate([e]), 23)
         n = len(e["input_ids"])
         for name in ("input_ids", "labels"):
             assert torch.equal(together[name][row, :n], alone[name][0])
         assert (together["labels"][row, n:] == -100).all()
-    other = MaskedLM(mask_token_id=MASK, special_tokens=SPECIAL, seed=1).hidden(task.collate(some), 23)
+    other = MaskedLM(mask_token_id=MASK, special_tokens=SPECIAL, seed=1).hide_tokens(task.collate(some), 23)
     assert not torch.equal(other["labels"], together["labels"])
     assert task.identity()["settings"] != MaskedLM(mask_token_id=MASK, seed=1).identity()["settings"]
 
@@ -112,7 +112,7 @@ def test_how_much_is_hidden_and_how():
     ids[:, 0], ids[:, 50] = 1, 2
     real = torch.ones_like(ids)
     real[:, 90:] = 0
-    found = task.hidden({"input_ids": ids, "attention_mask": real}, 1000)
+    found = task.hide_tokens({"input_ids": ids, "attention_mask": real}, 1000)
     asked = found["labels"] != -100
     assert not asked[:, [0, 50]].any() and not asked[:, 90:].any() and asked.any(1).all()
     n = 400 * 88
@@ -123,7 +123,7 @@ def test_how_much_is_hidden_and_how():
         assert abs(float(share.float().mean()) - expected) < 5 * (expected * (1 - expected) / len(was)) ** 0.5
     columns = asked[:, [*range(1, 50), *range(51, 90)]].float().mean(0)  # no place is preferred
     assert columns.std() < 1.5 * (0.15 * 0.85 / 400) ** 0.5
-    short = task.hidden({"input_ids": torch.tensor([[1, 9, 2]] * 3)}, 23)
+    short = task.hide_tokens({"input_ids": torch.tensor([[1, 9, 2]] * 3)}, 23)
     assert (short["labels"] == torch.tensor([[-100, 9, -100]] * 3)).all()  # at least one
 
 
@@ -145,7 +145,7 @@ def test_an_index_of_texts_that_are_hidden_here(tmp_path):
     index = Index.build(model, task, data, tmp_path / "i", method=TracIn(projection="none"), progress=False)
 
     def gradient(e):
-        loss = model(**task.hidden(task.collate([e]), 23)).loss
+        loss = model(**task.hide_tokens(task.collate([e]), 23)).loss
         return torch.cat([x.flatten() for x in torch.autograd.grad(loss, list(model.parameters()))])
 
     expected = torch.stack([gradient(data[6]) @ gradient(e) for e in data])
@@ -170,7 +170,7 @@ def test_copies_of_masked_texts_keep_what_is_hidden():
     e = example(16)
     (replace,) = task.perturbations(model, [e, example(12, 1)])
     assert isinstance(replace, ReplaceSeen)
-    was = task.hidden(task.collate([e]), 23)
+    was = task.hide_tokens(task.collate([e]), 23)
     copy_ = replace(e, 1.0, np.random.default_rng(0))
     asked = was["labels"][0] != -100
     assert torch.equal(copy_["labels"], was["labels"][0])
@@ -348,7 +348,7 @@ def test_bad_labels_of_other_tasks():
             TokenClassification(),
             tagger,
             {"input_ids": torch.ones(1, 3).long()},
-            "needs 'labels', a class for each",
+            "needs 'labels': this one has",
         ),
         (
             TokenClassification(),
@@ -360,7 +360,7 @@ def test_bad_labels_of_other_tasks():
             Seq2SeqLM(),
             s2s,
             {"input_ids": torch.ones(1, 3).long()},
-            "needs 'labels', the tokens of the target",
+            "needs 'labels', tokens of the target",
         ),
         (
             Seq2SeqLM(),

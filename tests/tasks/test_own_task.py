@@ -10,7 +10,7 @@ from unde.errors import UndeError
 from unde.gradients import Collector, make_units, plan_coverage
 from unde.gradients.fallback import measures
 from unde.tasks import Task
-from unde.tasks.batching import Whole, recut
+from unde.tasks.batching import Batching, with_batching
 
 
 class Regression(Task):
@@ -28,7 +28,7 @@ class Regression(Task):
         return super().measure(model, batch, name=name, ids=ids)
 
 
-class TwoPasses(Whole):
+class TwoPasses(Batching):
     """Over each batch, as diffusion makes one for each block of timesteps."""
 
     def passes(self, batch, ids):
@@ -38,7 +38,7 @@ class TwoPasses(Whole):
 
 
 class Twice(Regression):
-    cutting = TwoPasses()
+    batching = TwoPasses()
 
 
 def problem():
@@ -114,16 +114,16 @@ def test_passes_add_up_on_the_general_ways():
 
 def test_a_task_that_is_not_cut_stays_itself():
     task = Regression()
-    assert recut(task, task.cutting.brief()) is task
-    other = recut(task, TwoPasses())
+    assert with_batching(task, task.batching.reduced()) is task
+    other = with_batching(task, TwoPasses())
     assert type(other) is Regression
-    assert len(list(other.cutting.passes((1, 2), None))) == 2
-    assert len(list(task.cutting.passes((1, 2), None))) == 1
+    assert len(list(other.batching.passes((1, 2), None))) == 2
+    assert len(list(task.batching.passes((1, 2), None))) == 1
 
 
 def test_steps_of_what_has_none():
     with pytest.raises(UndeError, match="steps of a sampler, and examples of this task have none"):
-        Regression().cutting.step(0, 5)
+        Regression().batching.step(0, 5)
 
 
 def test_several_measures_one_by_one():

@@ -61,7 +61,7 @@ def append(
         opened.append(rows.subset(new), ids=ids)
     try:
         Index.open(index, train_data=setup.train_data, verify=False)
-        project.memory.remember(index)
+        project.memory.save(index)
     except UndeError:
         console.note(
             "this is not all training data of the index: commands that show or perturb training examples need all of "

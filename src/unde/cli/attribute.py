@@ -161,10 +161,9 @@ def whole_queries(rows: Rows) -> Pieces:
 
 def _is_cut(rows: Rows) -> bool:
     """Whether the ids are record:part."""
-    from unde.integrations.examples import Answers
-    from unde.integrations.sequences import Sequences
+    from unde.integrations.documents import Sequences
 
-    return isinstance(rows.data, (Sequences, Answers))
+    return isinstance(rows.data, Sequences)
 
 
 def with_texts(best: Top, setup: Setup, rows: Rows, queries: Pieces, by: Pieces | None) -> Top:

@@ -105,7 +105,7 @@ def build(
         on_bad=on_bad,
     )
     index.close()
-    project.memory.remember(out)
+    project.memory.save(out)
     settings = context.params | _resolved(project, index)
     write_config(out, {p.name: settings[p.name] for p in context.command.params if p.name in settings})
     console.echo(_summary(index, out))
@@ -159,7 +159,7 @@ def finish(
 
 def _resolved(project: Project, index: Index) -> dict[str, Any]:
     """Options whose value the build chose, or whose meaning depends on the working directory."""
-    options = project.memory.lasting()
+    options = project.memory.absolute()
     options["hf_model"] = options.pop("model")
     m = index.manifest
     chosen = {"projection": str(index.method.projection), "threads": m.settled.threads}

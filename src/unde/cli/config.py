@@ -105,9 +105,9 @@ def _check_target(path: Path, target: Any) -> None:
     """An index may come from somebody else: MODULE:FUNCTION of its file is run only if this user has built it."""
     if target is None or path.name != RUN or not (path.parent / MANIFEST).exists():
         return
-    from unde.integrations.source import remembered_target
+    from unde.integrations.source import trusted_target
 
-    if remembered_target(path.parent) != target:
+    if trusted_target(path.parent) != target:
         raise UndeError(
             f"{path} names {target!r}, which is not what {path.parent} was built from: give MODULE:FUNCTION"
         )

@@ -20,7 +20,7 @@ from unde.errors import UndeError, unknown
 from unde.store.remote import StorePath, place
 
 if TYPE_CHECKING:
-    from unde.integrations.source import Source
+    from unde.integrations.source import ModelSource
     from unde.methods import Method
     from unde.parallel import Executor
 
@@ -184,11 +184,11 @@ class ModelOptions:
     ] = False
     device: Device = None
 
-    def source(self) -> Source:
+    def source(self) -> ModelSource:
         """The Hugging Face model and texts, as far as they were named."""
-        from unde.integrations.source import Source
+        from unde.integrations.source import ModelSource
 
-        return Source(
+        return ModelSource(
             self.hf_model,
             None if self.data is None else str(self.data),
             self.text_field,
@@ -200,11 +200,11 @@ class ModelOptions:
 
     def remembered(self, index: StorePath) -> ModelOptions:
         """Fill in the MODULE:FUNCTION that the index was built from, if no model is named."""
-        from unde.integrations.source import remembered_target
+        from unde.integrations.source import trusted_target
 
-        if self.target is not None or self.source().texts:
+        if self.target is not None or self.source().text_options:
             return self
-        target = remembered_target(index)
+        target = trusted_target(index)
         if target is not None:
             console.note(f"using {target}, as remembered by {index}")
         return replace(self, target=target)

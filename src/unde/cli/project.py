@@ -14,7 +14,7 @@ from unde.data import Rows
 from unde.errors import UndeError, unknown
 from unde.index import Index
 from unde.integrations.documents import Texts
-from unde.integrations.source import Source
+from unde.integrations.source import ModelSource
 from unde.parallel import SERIAL, Executor
 from unde.scoring import GroupScores
 from unde.scoring.data_splits import refuse_shared, shared
@@ -46,7 +46,7 @@ class Project:
         query_field: str | None = None,
     ) -> None:
         target, source = model.target, model.source()
-        texts = source.texts
+        texts = source.text_options
         if target is not None and texts:
             raise UndeError(
                 f"{target} and --{'hf-model' if 'model' in texts else next(iter(texts)).replace('_', '-')}: give "
@@ -54,7 +54,7 @@ class Project:
             )
         if target is not None and source.trust_remote_code:
             raise UndeError(f"--trust-remote-code goes with --hf-model: the code of {target} is run anyway")
-        self.source: Source | None = None
+        self.source: ModelSource | None = None
         if target is not None:
             if learn is not None or evaluate is not None:
                 raise UndeError(
@@ -62,14 +62,16 @@ class Project:
                 )
             self.name, self.setup = target, Recipe(target).make()
         else:
-            settled = source.settled(index)
+            settled = source.complete(index)
             self.name, self.setup = str(settled.model), settled.setup(learn, evaluate, query_field)
             self.source = replace(settled, seq_len=getattr(self.setup.train_data, "length", settled.seq_len))
         self.checkpoints, self.rates = source.checkpoints_of(self.setup.model, index)
         self.shares: Sequence[float] | None = None  # of checkpoints, for all methods
         if self.checkpoints is None and self.setup.checkpoints is not None:
             self.checkpoints, self.shares = list(self.setup.checkpoints), self.setup.checkpoint_weights
-        self.memory = self.source or Source(target=target, checkpoints=source.checkpoints)  # kept by an index
+        self.memory = self.source or ModelSource(
+            target=target, checkpoints=source.checkpoints
+        )  # kept by an index
         self.device = model.device
         if self.device is not None:
             _move(self.setup.model, self.device)

@@ -13,7 +13,7 @@ from unde.data import Rows
 from unde.diffusion import Samples
 from unde.errors import UndeError
 from unde.integrations.diffusers import query_columns
-from unde.integrations.pictures import Likeness, decoded, relabelled
+from unde.integrations.pictures import Likeness, decode_picture, with_label
 from unde.methods import JourneyTRAK, Method
 from unde.tasks import Classification, Diffusion
 from unde.ui.report.classes import answers_to
@@ -113,7 +113,7 @@ def _from_text(project: Project, query: Sequence[str]) -> QuerySelection:
     predictions = answers_to(setup, rows) if setup.ask.picture is None else None
     if predictions is not None:
         rows = Rows(
-            [relabelled(e, int(y)) for e, y in zip(examples, predictions.predicted, strict=True)],
+            [with_label(e, int(y)) for e, y in zip(examples, predictions.predicted, strict=True)],
             train.collate,
         )
     return QuerySelection(rows, [path.name for path in files], labelled=False)
@@ -123,7 +123,7 @@ def _read_image(project: Project, text: str, path: Path, alike: Likeness | None)
     """Read the image in a file as one example."""
     setup = project.setup
     try:
-        image = decoded(path.read_bytes())
+        image = decode_picture(path.read_bytes())
         if setup.ask.picture is not None:
             return _rows(setup.ask.picture(image, ""))[0]
         if alike is None:
@@ -131,12 +131,12 @@ def _read_image(project: Project, text: str, path: Path, alike: Likeness | None)
                 "training examples are not images (and a label), so it is not known how to read one. Put the image "
                 "into the eval_queries of the setup, and ask by its number, or give Setup(ask=Ask(picture=...))"
             )
-        example, notes = alike.made(image)
+        example, notes = alike.fit(image)
     except UndeError as e:
         raise UndeError(f"--query {text}: {e}") from None
     for note in notes:
         console.note(f"{text}: {note}")
-    return relabelled(example, 0) if isinstance(setup.task, Classification) else example
+    return with_label(example, 0) if isinstance(setup.task, Classification) else example
 
 
 def _rows(data: Any) -> list[Any]:

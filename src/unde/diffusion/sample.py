@@ -21,7 +21,7 @@ from unde.errors import UndeError
 from unde.gradients.model_state import frozen_eval
 from unde.gradients.parameters import placement
 from unde.tasks.diffusion import prediction
-from unde.tasks.schedule import sampler_timesteps
+from unde.tasks.timesteps import sampler_timesteps
 
 GUIDANCE = 7.5  # the paper's
 

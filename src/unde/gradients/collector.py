@@ -34,7 +34,7 @@ from unde.gradients.model_state import frozen_eval
 from unde.gradients.parameters import Unit, placement
 from unde.pages import keep_pages, kept_pages
 from unde.tasks.base import Task
-from unde.tasks.batching import recut
+from unde.tasks.batching import with_batching
 
 # Where the examples of a batch are found in a module's input and output.
 FRONT = "front"  # along the first axis, possibly with more folded in behind it: (B, ...) or (B·n, ...)
@@ -135,9 +135,9 @@ class Collector:
         features = self._empty(len(ids)) if out is None else out
         values = torch.zeros(len(ids), device=self.device, dtype=self.dtype)
         self.beside = torch.zeros(len(ids), len(self._wrapped.beside), device=self.device, dtype=self.dtype)
-        for which, portion in self.task.cutting.portions(batch):
+        for which, portion in self.task.batching.portions(batch):
             with self._filling(features[which]) as part_of_features:
-                for part in self.task.cutting.passes(portion, ids[which]):
+                for part in self.task.batching.passes(portion, ids[which]):
                     self._pass(part, ids[which], part_of_features, values[which], self.beside[which])
         return features, values
 
@@ -174,8 +174,8 @@ class Collector:
 
         factors, self.factors = self.factors, None  # they are of other passes
         try:
-            cutting = self.task.cutting.within(memory, to_device(example, self.device), peak)
-            self.task = recut(self.task, cutting)
+            batching = self.task.batching.fit_memory(memory, to_device(example, self.device), peak)
+            self.task = with_batching(self.task, batching)
         finally:
             self.factors = factors
 

@@ -33,7 +33,7 @@ from unde.gradients.model_state import as_it_was, frozen_eval
 from unde.gradients.parameters import Unit, placement
 from unde.gradients.record import find_uses, recorded
 from unde.tasks.base import Task
-from unde.tasks.batching import Whole, recut
+from unde.tasks.batching import Batching, with_batching
 from unde.tasks.tokens import Unreadable
 
 # Structural mistakes give errors of order one; these only leave room for rounding in another batch shape.
@@ -73,7 +73,7 @@ def decide(
     ids = evenly(len(rows), EXAMPLES) * (2 if len(rows) == 1 else 1)
     batch, brief, mates = (
         to_device(rows.batch(ids), device),
-        recut(task, task.cutting.brief()),
+        with_batching(task, task.batching.reduced()),
         find_mates(rows),
     )
     at = mates.largest
@@ -86,9 +86,11 @@ def decide(
 
     def telling(where: list[int], batch: Any) -> bool:
         """Whether a pass of these tells what any takes: each is as large as the largest, and they are one pass."""
-        return type(task.cutting).within is Whole.within and count(batch) >= len(where) * count(whole(at))
+        return type(task.batching).fit_memory is Batching.fit_memory and count(batch) >= len(where) * count(
+            whole(at)
+        )
 
-    short = None if brief is not task else task.cutting.shortened(batch)
+    short = None if brief is not task else task.batching.shorten(batch)
     if short is not None:
         alone = [fallback.single(short, b, len(ids)) for b in range(len(ids))]
         coverage = _by_short(Planner(model, task, units, measure, ids, short, alone, references=1))
@@ -98,7 +100,7 @@ def decide(
             full = Planner(model, task, units, measure, where, both, [whole(at)], telling(where, both))
             if full.confirms(coverage):
                 assert full.tried is not None
-                again = _among_mates(full, coverage, rows, ids, mates, task.cutting.shortened)
+                again = _among_mates(full, coverage, rows, ids, mates, task.batching.shorten)
                 if again is not None:
                     return again, None
                 return coverage, replace(full.tried, digests=rows.digests(where) if where == [0, 1] else [])
@@ -232,7 +234,8 @@ class Planner:
             with frozen_eval(self.model), torch.no_grad():
                 alone = [
                     sum(
-                        float(self._values(part, [i]).sum()) for part in self.task.cutting.passes(single, [i])
+                        float(self._values(part, [i]).sum())
+                        for part in self.task.batching.passes(single, [i])
                     )
                     for i, single in zip(self.ids, self.singles)
                 ]
@@ -274,7 +277,7 @@ class Planner:
             for i, single in zip(self.ids, self.singles):
                 total: list[Tensor | None] = [None] * len(wanted)
                 value = 0.0
-                for part in self.task.cutting.passes(single, [i]):
+                for part in self.task.batching.passes(single, [i]):
                     out = self._values(part, [i])
                     value += float(out.detach().sum())
                     if not out.requires_grad:
@@ -315,7 +318,7 @@ class Planner:
 
     def _together(self) -> Tensor:
         """What is measured of the examples as one batch."""
-        passes = self.task.cutting.passes(self.batch, self.ids)
+        passes = self.task.batching.passes(self.batch, self.ids)
         return torch.stack([self._values(part, self.ids).detach() for part in passes]).sum(0)
 
     def _check_independent(self, together: Tensor) -> None:

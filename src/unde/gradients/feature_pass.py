@@ -23,7 +23,7 @@ from unde.gradients.factors import Factors
 from unde.gradients.meter import Meter, PassCost
 from unde.gradients.parameters import Unit, placement
 from unde.tasks.base import Task
-from unde.tasks.batching import recut
+from unde.tasks.batching import with_batching
 
 LOOKED_AT = 64  # examples, the largest of which tells what a pass takes
 LEAST, MOST = 8, 256  # examples in a pass, if they fit
@@ -164,9 +164,9 @@ def settle_on(
     with FeaturePass(model, task, replace(what, factors=None), coverage) as run:
         collect = run.collect
         collect.fit(budget, collate([example]))
-        cutting = collect.task.cutting
-        if cutting.settled is not None:  # its passes are cut by rows, whatever the number of examples
-            return max(1, min(cutting.examples, MOST, count)), cutting.settled
+        batching = collect.task.batching
+        if batching.row_limit is not None:  # its passes are cut by rows, whatever the number of examples
+            return max(1, min(batching.examples_per_pass, MOST, count)), batching.row_limit
 
         def cost(n: int) -> PassCost:
             batch = to_device(collate([example] * n), device)
@@ -226,7 +226,7 @@ def count_numbers(example: Any) -> int:
 
 def resized(task: Task, rows: int | None) -> Task:
     """The task with the number of rows in a pass that was settled."""
-    return task if rows is None else recut(task, task.cutting.of(rows))
+    return task if rows is None else with_batching(task, task.batching.with_rows(rows))
 
 
 @contextmanager

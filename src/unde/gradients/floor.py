@@ -29,7 +29,7 @@ def plain(model: nn.Module, task: Task, batches: Iterable[Any]) -> None:
         for batch in batches:
             for p in trained:
                 p.grad = None
-            for part in task.cutting.passes(to_device(batch, device), None):
+            for part in task.batching.passes(to_device(batch, device), None):
                 task.loss(model, part).sum().backward()
 
 
@@ -51,7 +51,7 @@ def frozen(model: nn.Module, task: Task, batches: Iterable[Any]) -> None:
         # The floor under the pass that the build really runs.
         with frozen_eval(model), quick_linears(model), quick_activations(model), channels_last(model):
             for batch in batches:
-                for part in task.cutting.passes(to_device(batch, device), None):
+                for part in task.batching.passes(to_device(batch, device), None):
                     loss = task.loss(model, part).sum()
                     torch.autograd.grad(loss, anchor, allow_unused=True)
     finally:

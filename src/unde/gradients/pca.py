@@ -53,7 +53,7 @@ class Gathering:
         for u in units:  # those sides come to the factors as they are
             u.projection.widen(*(n is not None for n in wanted[u.name]))
         what = Measurement(units, measure, factors=self.sizes, emit=False)
-        self.spec, self.size, self.rows = spec, size, task.cutting.settled
+        self.spec, self.size, self.rows = spec, size, task.batching.row_limit
         if size is None:
             self.size, self.rows = settle(model, task, rows, what, coverage, memory)
         self._sample = Rows([rows[i] for i in evenly(len(rows), SAMPLE)], rows.collate)

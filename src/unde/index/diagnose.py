@@ -80,7 +80,7 @@ def _outcomes(task: Task, model: nn.Module, rows: Rows) -> int | None:
         batch = to_device(rows.batch([0]), placement(model)[0])
         with exclusive(model), frozen_eval(model), torch.no_grad():
             if isinstance(task, Classification) and _plain(task, Classification, "compared", "loss"):
-                return task.predicted(model, batch)[0].shape[-1]
+                return task.predict(model, batch)[0].shape[-1]
             same = ("_per_token", "token_losses", "loss")
             if isinstance(task, TokenTask) and task.reduction == "mean" and _plain(task, TokenTask, *same):
                 return task.predictions(model, batch).logits.shape[-1]

@@ -32,7 +32,7 @@ from unde.store.layout import SCRATCH
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath
 from unde.tasks.base import Task
-from unde.tasks.batching import recut
+from unde.tasks.batching import with_batching
 from unde.tasks.tokens import Unreadable
 
 Patch = Callable[[nn.Module], AbstractContextManager[Any]]  # changes the model inside a block
@@ -258,7 +258,7 @@ def describe_units(units: Sequence[Unit]) -> list[dict[str, Any]]:
 
 def step_of(task: Task, method: Method, c: int) -> Task:
     """The task at step c, for methods that keep the steps of a trajectory apart."""
-    return task if method.steps == 1 else recut(task, task.cutting.step(c, method.steps))
+    return task if method.steps == 1 else with_batching(task, task.batching.step(c, method.steps))
 
 
 class Closable(Protocol):

@@ -36,7 +36,7 @@ VERSION = 2  # raise when kernels come out differently: files of another version
 MOMENTS = "moments.safetensors"
 
 
-class KernelFiles:
+class KernelCache:
     """One kernel under one checkpoint: its moments, and K g(n), on disk; made if not there or not whole."""
 
     def __init__(self, stored: Stored, kernel: Kernel, checkpoint: int, executor: Executor = SERIAL) -> None:
@@ -74,10 +74,6 @@ class KernelFiles:
             again = ShardError(f"{e}. Open the index again, which makes K g(n) anew")
             raise self.stored.changed() or again from None
         return shard
-
-    def rows(self, s: int) -> Tensor:
-        """K g(n) of shard s."""
-        return self.stored.codec.unpack(self.packed(s), self.stored.manifest.columns)
 
     def make_rows(self) -> None:
         """All K g(n), unless they are there."""
@@ -178,11 +174,11 @@ class KernelFiles:
         self._moments.path, self._rows.path = places  # where they are, should that be elsewhere
 
 
-def gather_moments(files: KernelFiles, n: int, i: int) -> None:
+def gather_moments(files: KernelCache, n: int, i: int) -> None:
     files.write_partial(n, i)
 
 
-def apply_kernel(files: KernelFiles, i: int) -> None:
+def apply_kernel(files: KernelCache, i: int) -> None:
     files.write_rows(i)
 
 

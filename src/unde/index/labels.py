@@ -29,8 +29,7 @@ from unde.evaluate import mislabel_auc
 from unde.gradients.model_state import frozen_eval
 from unde.gradients.parameters import placement
 from unde.methods import Method
-from unde.scoring import GroupScores, Top
-from unde.scoring.group_scores import WeightsLike
+from unde.scoring import GroupScores, Top, WeightsLike
 from unde.scoring.table import Table
 from unde.store.remote import StorePath
 from unde.tasks import Classification, TokenClassification
@@ -316,7 +315,7 @@ def _doubts(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def _asked(task: Classification | TokenClassification, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
     """(B, classes) logits and the (B,) labels they are compared with."""
     if isinstance(task, Classification):
-        return task.predicted(model, batch)
+        return task.predict(model, batch)
     logits, target, _ = task.predictions(model, batch)
     losses = F.cross_entropy(
         logits.flatten(0, 1).float(), target.flatten(), reduction="none", ignore_index=IGNORE

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from unde.groups import Groups
-from unde.index.kernel_cache import KernelFiles
+from unde.index.kernel_cache import KernelCache
 from unde.index.reader import FeatureSource, Stored
 from unde.index.scorer import Scorer
 from unde.methods import Method
@@ -77,7 +77,7 @@ def apply_kernel(
     executor: Executor = SERIAL,
 ) -> Tensor:
     """K Σ_{n ∈ s} g(n), (S, D)."""
-    files = KernelFiles(stored, method.kernel, checkpoint, executor)
+    files = KernelCache(stored, method.kernel, checkpoint, executor)
     fitted = files.fitted()
     combine = getattr(fitted, "combine", None)  # kernels in dual form have no need of the sums
     if combine is not None and files.source == FeatureSource(stored, checkpoint):

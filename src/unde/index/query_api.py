@@ -19,7 +19,7 @@ from unde.index.calibrate import calibrate
 from unde.index.calibration import Calibration
 from unde.index.diagnose import diagnose
 from unde.index.query_features import QueryFeatures
-from unde.index.rescore import Asked
+from unde.index.rescore import IndexRescorer
 from unde.index.retrieval_curve import SHOWN, Trust, of_several
 from unde.index.self_retrieval import EXAMPLES, Retrieval
 from unde.index.state import IndexState
@@ -30,8 +30,9 @@ from unde.methods import Method
 from unde.notebook import facts, listed
 from unde.parallel import Executor, close_workers, get_executor
 from unde.scoring import diagnostics
+from unde.scoring.base import WeightsLike
 from unde.scoring.documents import Pieces
-from unde.scoring.group_scores import GroupScores, WeightsLike
+from unde.scoring.group_scores import GroupScores
 from unde.scoring.top import Top
 from unde.store import layout
 from unde.store.manifest import Manifest
@@ -202,14 +203,14 @@ class QueryableIndex:
             chosen.check_query(Rows(queries)[0])
         at = self._state
         rows = None if made is queries else Rows(queries, own_collate(at.collate, queries))
-        again = Asked(at.stored, lambda: at.query_runner, at.rows, rows)
+        rescorer = IndexRescorer(lambda: at.query_runner, at.rows, rows)
         if calibration is None:
-            return replace(at.scorer.scores(chosen, made.features, made.digests), again=again)
+            return replace(at.scorer.scores(chosen, made.features, made.digests), rescorer=rescorer)
         self._announce(calibration)
         last = calibration.setting.last_checkpoint
         scores = at.scorer.scores(chosen, made.features, made.digests, last_checkpoint=last)
         provenance = scores.provenance | {"calibration": str(calibration)}
-        return replace(scores, again=again, default_weights=calibration.weights, provenance=provenance)
+        return replace(scores, rescorer=rescorer, default_weights=calibration.weights, provenance=provenance)
 
     # --- calibration ------------------------------------------------------------------------------------
 

@@ -1,7 +1,6 @@
-"""Scores of candidates looked at again: under a larger projection, from gradients that are computed anew, or from
-another index.
+"""Scores of candidates from larger features: gradients computed under a larger projection, or those of another index.
 
-A small store finds a thousand candidates of each query; which of them are the best, a larger one says. Of K = I the
+A small store finds a thousand candidates of each query; a larger one says which of them are the best. Under K = I the
 score of a pair depends on nothing but the pair, so gradients of candidates suffice: each is computed once for as many
 queries as the memory budget holds features of. Other kernels are fitted to the features of all training examples, so
 they need an index of the larger projection, of which rows of candidates alone are read.
@@ -22,22 +21,21 @@ from unde.errors import BadExample, UndeError
 from unde.fingerprints import Watch, reads_differently, to_signed
 from unde.gradients.feature_pass import exclusive
 from unde.index.query_features import QueryFeatures, QueryRunner
-from unde.index.reader import Stored
 from unde.kernels import Identity
 from unde.methods import Method, TracIn
 from unde.projection import Spec
-from unde.scoring.blocking import cut
-from unde.scoring.candidates import Candidates, CandidateScores, Norms, positions
+from unde.scoring.blocks import cut
+from unde.scoring.candidates import CandidateNorms, Candidates, CandidateScores, candidate_positions
 from unde.scoring.group_scores import GroupScores
-from unde.scoring.train_side import TrainSide
+from unde.scoring.train_features import SelectedFeatures, TrainFeatures
 
-QUERIES = 4  # features of queries take at most one in so many of the memory budget
-TRAIN = 8  # and those of candidates that are at work together
-EVERYTHING = "none"  # the projection that keeps whole gradients
+QUERY_SHARE = 4  # features of queries take at most 1/4 of the memory budget
+TRAIN_SHARE = 8  # and those of candidates that are computed together 1/8
+WHOLE = "none"  # the projection that keeps whole gradients
 
 
-class Asks(Protocol):
-    """An index."""
+class ScoringIndex(Protocol):
+    """An index that scores queries."""
 
     @property
     def folder(self) -> Any: ...
@@ -46,76 +44,63 @@ class Asks(Protocol):
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What scores were asked with, to ask again."""
+class IndexRescorer:
+    """Model, training data and queries behind scores of an index."""
 
-    stored: Stored
     query_runner: Callable[[], QueryRunner]  # raises without model and task
     train: Rows | None
-    queries: Rows | None  # None: features were given in their place
+    queries: Rows | None  # None: features were scored in their place
 
-    def of(self, queries: Tensor) -> Asked:
+    def select(self, queries: Tensor) -> IndexRescorer:
         if self.queries is None:
             return self
         return replace(self, queries=self.queries.subset(queries.tolist()))
 
-    def rescored(
+    def rescore(
         self,
         scores: GroupScores,
         top: Candidates,
         projection: str | None,
-        index: Asks | None,
+        index: ScoringIndex | None,
         queries: Any,
     ) -> CandidateScores:
+        """See `GroupScores.rescore`."""
         if index is not None and projection is not None:
             raise UndeError("rescore(projection=…, index=…): give one of the two")
-        where = positions(top, scores, scores.skipped())
+        where = candidate_positions(top, scores)
+        _check_memory(scores, where)
         if index is not None:
-            return self._from_index(scores, where, index, queries)
-        return self._measured(scores, where, projection or EVERYTHING, queries)
+            return self._read(scores, where, index, queries)
+        return self._measure(scores, where, projection or WHOLE, queries)
 
     # --- from another index ----------------------------------------------------------------------------
 
-    def _from_index(self, scores: GroupScores, where: Tensor, index: Asks, queries: Any) -> CandidateScores:
-        asked = self._asked(scores, queries, "queries=larger.features(…)")
-        larger = index.score(asked, replace(scores.method, projection=None))
-        differ = [
-            what
-            for what, name in (("the training data", "data"), ("the model", "model"), ("the task", "task"))
-            if larger.provenance.get(name) != scores.provenance.get(name)
-        ]
-        if differ or larger.shape[1] != scores.shape[1]:
-            raise UndeError(
-                f"{index.folder} was made from something else than what is rescored. What differs: "
-                f"{'; '.join(differ or ['the training data'])}. Expected an index of the same model and examples"
-            )
-        if set(larger.train.units) != set(scores.train.units):
-            raise UndeError(
-                f"{index.folder} covers other parameters than what is rescored: expected the same exclude="
-            )
-        positions(where, larger, larger.skipped())
+    def _read(self, scores: GroupScores, where: Tensor, index: ScoringIndex, queries: Any) -> CandidateScores:
+        data = self._query_data(scores, queries, "queries=larger.features(…)")
+        larger = index.score(data, replace(scores.method, projection=None))
+        _check_same(index, larger, scores)
+        candidate_positions(where, larger)
         distinct = where.unique()
-        some = replace(larger.regroup(scores.partition), train=larger.train.only(distinct), spread=None)
-        within, m = torch.searchsorted(distinct, where), len(scores.partition)
-        _check_memory(scores, where, m)
-        linear = torch.empty(*where.shape, m)
+        some = replace(larger.regroup(scores.partition), train=SelectedFeatures(larger.train, distinct))
+        within = torch.searchsorted(distinct, where)
+        linear = torch.empty(*where.shape, len(scores.partition))
         with console.progress("rescoring", len(distinct), unit="examples") as advance:
             for q in _query_blocks(some):
                 for rows, parts in replace(some, method=TracIn()).stream(q):
                     _put(linear[q], within[q], rows, parts)
                     advance(0 if q.start else rows.stop - rows.start)
-        norms = Norms(
-            *_squares(some),
-            leverage=lambda: some._leverage,
-            beside=lambda: some._beside,
+        norms = CandidateNorms(
+            *_squared_norms(some),
+            leverage=lambda: some.leverage,
+            extra_values=lambda: some.extra_values,
             where=within,
         )
-        told = larger.provenance | {"candidates": scores.provenance}
-        return _made(scores, where, linear, norms, larger.method, told)
+        provenance = larger.provenance | {"candidates": scores.provenance}
+        return _candidate_scores(scores, where, linear, norms, larger.method, provenance)
 
     # --- from gradients --------------------------------------------------------------------------------
 
-    def _measured(self, scores: GroupScores, where: Tensor, projection: str, queries: Any) -> CandidateScores:
+    def _measure(self, scores: GroupScores, where: Tensor, projection: str, queries: Any) -> CandidateScores:
         spec = Spec.parse(projection)
         if scores.method.kernel != Identity():
             raise UndeError(
@@ -135,28 +120,28 @@ class Asked:
                 "this index was opened without its training data, whose gradients are computed anew: pass "
                 "train_data= to Index.open"
             )
-        asked = self._asked(scores, queries, "queries=…")
-        if isinstance(asked, QueryFeatures):
+        data = self._query_data(scores, queries, "queries=…")
+        if isinstance(data, QueryFeatures):
             raise UndeError(
                 f"these are features of queries, which have no other projection than that of their index: pass the "
                 f"queries themselves to rescore under {spec}"
             )
-        asked = asked if isinstance(asked, Rows) else Rows(asked, query_runner.inputs.task.collate)
+        rows = data if isinstance(data, Rows) else Rows(data, query_runner.inputs.task.collate)
         query_runner.check_model()
-        work = _Measuring(scores, where, OtherProjection(query_runner, self.train, method), asked)
-        return work.done(method)
+        measure = OtherProjection(query_runner, self.train, method)
+        return _CandidatePass(scores, where, measure, rows).run(method)
 
-    def _asked(self, scores: GroupScores, queries: Any, how: str) -> Any:
-        """What the scores were asked about, or what is given in its place."""
-        found = self.queries if queries is None else queries
-        if found is None:
+    def _query_data(self, scores: GroupScores, queries: Any, option: str) -> Any:
+        """The queries that were scored, or those passed in their place."""
+        data = self.queries if queries is None else queries
+        if data is None:
             raise UndeError(
                 "these scores were made from features of queries, not from queries, which are needed to rescore: "
-                f"pass the same queries, scores.rescore(top, {how})"
+                f"pass the same queries, scores.rescore(top, {option})"
             )
-        if len(found if isinstance(found, QueryFeatures) else Rows(found)) != len(scores):
+        if len(data if isinstance(data, QueryFeatures) else Rows(data)) != len(scores):
             raise UndeError(f"queries= are not the {len(scores)} that were scored: expected the same")
-        return found
+        return data
 
 
 class OtherProjection:
@@ -194,85 +179,81 @@ class OtherProjection:
         return list(result.features), result.beside
 
 
-class _Measuring:
-    """Candidates that are being measured under another projection."""
+class CandidateFeatures(TrainFeatures):
+    """Gradients of some training examples, computed block by block; their norms are noted on the way."""
 
-    def __init__(self, scores: GroupScores, where: Tensor, again: OtherProjection, queries: Rows) -> None:
-        self.scores, self.where, self.again, self.queries = scores, where, again, queries
-        m = again.manifest
+    def __init__(self, computation: _CandidatePass, which: Tensor) -> None:
+        m = computation.measure.manifest
+        self.computation, self.which = computation, which
+        self.units, self.columns, self.checkpoint_weights = m.unit_names, m.columns, m.checkpoint_weights
+        self.cuts = list(cut(slice(0, len(which)), computation.step))
+
+    def block(self, s: int) -> list[Tensor]:
+        which = self.which[self.cuts[s]]
+        block, extra = self.computation.measure.rows(which)
+        self.computation.note(which, self._squared_norms(block), extra)
+        return block
+
+
+class _CandidatePass:
+    """Candidates measured under another projection."""
+
+    def __init__(self, scores: GroupScores, where: Tensor, measure: OtherProjection, queries: Rows) -> None:
+        self.scores, self.where, self.measure, self.queries = scores, where, measure, queries
+        m = measure.manifest
         self.distinct = where.unique()
         groups, count = len(scores.partition), len(self.distinct)
-        _check_memory(scores, where, groups)
+        self.group = torch.tensor(scores.partition.of(m.unit_names))
         self.linear = torch.empty(*where.shape, groups)
-        self.of_train, self.of_queries = torch.zeros(count, groups), torch.zeros(len(scores), groups)
-        self.beside = torch.zeros(count, len(again.method.extra_measures))
-        each = 4 * m.terms * m.width
-        self.at_once = max(1, scores.memory // (QUERIES * each))
+        self.train_squares, self.query_squares = torch.zeros(count, groups), torch.zeros(len(scores), groups)
+        self.extra_values = torch.zeros(count, len(measure.method.extra_measures))
+        row = 4 * m.terms * m.width
+        self.queries_at_once = max(1, scores.memory // (QUERY_SHARE * row))
         size = m.settled.pass_size
-        self.step = size * max(1, scores.memory // (TRAIN * each) // size)
+        self.step = size * max(1, scores.memory // (TRAIN_SHARE * row) // size)
 
-    def done(self, method: Method) -> CandidateScores:
-        blocks = list(cut(slice(0, len(self.scores)), self.at_once))
+    def run(self, method: Method) -> CandidateScores:
+        blocks = list(cut(slice(0, len(self.scores)), self.queries_at_once))
         sets = [self.where[q].unique() for q in blocks]
         with console.progress("rescoring", sum(map(len, sets)), unit="examples") as advance:
             for q, some in zip(blocks, sets):
-                self._block(q, some, advance)
-        norms = Norms(
-            self.of_queries,
-            self.of_train,
+                self._score_block(q, some, advance)
+        norms = CandidateNorms(
+            self.query_squares,
+            self.train_squares,
             leverage=_no_kernel,
-            beside=lambda: self.beside,
+            extra_values=lambda: self.extra_values,
             where=torch.searchsorted(self.distinct, self.where),
         )
-        told = self.scores.provenance | {
+        provenance = self.scores.provenance | {
             "method": method.describe(),
             "candidates": self.scores.provenance,
         }
-        return _made(self.scores, self.where, self.linear, norms, method, told)
+        return _candidate_scores(self.scores, self.where, self.linear, norms, method, provenance)
 
-    def _block(self, q: slice, some: Tensor, advance: Callable[[int], None]) -> None:
-        """The candidates `some` of a block of queries."""
-        m = self.again.manifest
-        asked = self.queries.subset(range(q.start, q.stop))
-        features = self.again.queries(asked)
-        cuts = list(cut(slice(0, len(some)), self.step))
-        within = torch.searchsorted(some, self.where[q])
-        train = TrainSide(
-            examples=len(some),
-            units=m.unit_names,
-            columns=m.columns,
-            checkpoint_weights=m.checkpoint_weights,
-            cuts=cuts,
-            block=lambda s: self._rows(some[cuts[s]]),
-            squares=_no_kernel,
-            skipped=lambda: torch.zeros(len(some), dtype=torch.bool),
-            ids=None,
-        )
+    def _score_block(self, q: slice, some: Tensor, advance: Callable[[int], None]) -> None:
+        """Score a block of queries against its candidates `some`."""
+        rows = self.queries.subset(range(q.start, q.stop))
         part = replace(
             self.scores,
-            train=train,
-            queries=features,
+            train=CandidateFeatures(self, some),
+            queries=self.measure.queries(rows),
             method=TracIn(),
             query_digests=self.scores.query_digests[q],
             query_ids=None,
-            spread=None,
         )
-        self.of_queries[q] = part.asked.squares
-        for rows, parts in part.stream(slice(0, len(part))):
-            _put(self.linear[q], within, rows, parts)
-            advance(rows.stop - rows.start)
+        self.query_squares[q] = part.query_side.squared_norms
+        within = torch.searchsorted(some, self.where[q])
+        for block, parts in part.stream(slice(0, len(part))):
+            _put(self.linear[q], within, block, parts)
+            advance(block.stop - block.start)
 
-    def _rows(self, which: Tensor) -> list[Tensor]:
-        """Features of training examples, whose norms are noted on the way."""
-        blocks, beside = self.again.rows(which)
-        m, at = self.again.manifest, torch.searchsorted(self.distinct, which)
-        squares = torch.zeros(len(which), len(m.columns))
-        for eta, block in zip(m.checkpoint_weights, blocks):
-            squares += eta * torch.stack([block[:, c].square().sum(1) for c in m.columns], 1)
-        group = torch.tensor(self.scores.partition.of(m.unit_names))
-        self.of_train[at] = torch.zeros(len(which), len(self.scores.partition)).index_add_(1, group, squares)
-        self.beside[at] = beside
-        return blocks
+    def note(self, which: Tensor, squares: Tensor, extra_values: Tensor) -> None:
+        """Keep the squared norms (n, U) and further measures of training examples."""
+        at = torch.searchsorted(self.distinct, which)
+        groups = self.train_squares.shape[1]
+        self.train_squares[at] = torch.zeros(len(which), groups).index_add_(1, self.group, squares)
+        self.extra_values[at] = extra_values
 
 
 def _put(linear: Tensor, within: Tensor, rows: slice, parts: Tensor) -> None:
@@ -281,11 +262,11 @@ def _put(linear: Tensor, within: Tensor, rows: slice, parts: Tensor) -> None:
     linear[q, r] = parts[q, within[q, r] - rows.start]
 
 
-def _squares(scores: GroupScores) -> tuple[Tensor, Tensor]:
-    """(Q, M) and (n, M) squared norms, where the method asks for them."""
+def _squared_norms(scores: GroupScores) -> tuple[Tensor, Tensor]:
+    """(Q, M) and (n, M) squared norms, where the method needs them."""
     if scores.method.linear:
         return torch.zeros(len(scores), len(scores.groups)), torch.zeros(scores.shape[1], len(scores.groups))
-    return scores.asked.squares, scores._train_squares
+    return scores.query_side.squared_norms, scores.train_squares
 
 
 def _query_blocks(scores: GroupScores) -> Iterator[slice]:
@@ -295,7 +276,25 @@ def _query_blocks(scores: GroupScores) -> Iterator[slice]:
     return cut(slice(0, len(scores)), max(1, scores.memory // (8 * each)))
 
 
-def _check_memory(scores: GroupScores, where: Tensor, groups: int) -> None:
+def _check_same(index: ScoringIndex, larger: GroupScores, scores: GroupScores) -> None:
+    """Raise unless both indexes have the same model, task, examples and parameters."""
+    names = {"data": "the training data", "model": "the model", "task": "the task"}
+    differ = [
+        what for name, what in names.items() if larger.provenance.get(name) != scores.provenance.get(name)
+    ]
+    if differ or larger.shape[1] != scores.shape[1]:
+        raise UndeError(
+            f"{index.folder} was made from something else than what is rescored. What differs: "
+            f"{'; '.join(differ or ['the training data'])}. Expected an index of the same model and examples"
+        )
+    if set(larger.train.units) != set(scores.train.units):
+        raise UndeError(
+            f"{index.folder} covers other parameters than what is rescored: expected the same exclude="
+        )
+
+
+def _check_memory(scores: GroupScores, where: Tensor) -> None:
+    groups = len(scores.partition)
     need = 4 * where.numel() * groups
     if need > scores.memory:
         raise UndeError(
@@ -305,11 +304,11 @@ def _check_memory(scores: GroupScores, where: Tensor, groups: int) -> None:
         )
 
 
-def _made(
+def _candidate_scores(
     scores: GroupScores,
     where: Tensor,
     linear: Tensor,
-    norms: Norms,
+    norms: CandidateNorms,
     method: Method,
     provenance: dict[str, Any],
 ) -> CandidateScores:
@@ -324,7 +323,7 @@ def _made(
         scores.memory,
         scores.ids,
         scores.query_ids,
-        scores.telling,
+        scores.trained_on,
     )
 
 

@@ -55,36 +55,42 @@ class Source:
 
     def selections(self) -> Iterator[Selection]:
         """The rows that are kept of each shard."""
-        for s, rows in enumerate(self.manifest.shards):
-            kept = range(rows.start, rows.stop)
-            if self.removed is not None and self.removed[rows].any():
-                kept = (rows.start + (~self.removed[rows]).nonzero()[:, 0]).tolist()
-            if kept:
-                yield Selection(self, s, kept)
+        for s, shard in enumerate(self.manifest.shards):
+            positions = torch.arange(shard.start, shard.stop)
+            is_whole = self.removed is None or not self.removed[shard].any()
+            if self.removed is not None and not is_whole:
+                positions = positions[~self.removed[shard]]
+            if len(positions):
+                yield Selection(self, s, positions, is_whole)
 
     @cached_property
     def shapes(self) -> Shapes:
         return Shapes(self.manifest)
 
+    @cached_property
+    def numbers(self) -> Tensor:
+        return torch.tensor(self.manifest.numbers)
+
 
 @dataclass(frozen=True)
 class Selection:
-    """Examples of one stored shard, by their positions in the index: a range if it is all of them."""
+    """Examples of one stored shard, by their positions in the index."""
 
     source: Source
     s: int
-    positions: Sequence[int]
+    positions: Tensor
+    is_whole: bool  # all of the shard
 
     def is_file_in(self, home: StorePath) -> bool:
-        return isinstance(self.positions, range) and self.source.folder == home
+        return self.is_whole and self.source.folder == home
 
     def read(self, c: int, writer: ShardWriter | None) -> dict[str, Tensor]:
         """Its rows under checkpoint c. The file is checked to its last byte: they get a new checksum."""
         m = self.source.manifest
         shard = self.source.shapes.read(m.shard(self.source.folder, c, self.s))
-        if isinstance(self.positions, range):
+        if self.is_whole:
             return shard
-        rows = torch.tensor(self.positions) - m.shards[self.s].start
+        rows = self.positions - m.shards[self.s].start
         selected = {name: t[rows] for name, t in shard.items() if name != FACTORS}
         if FACTORS in shard:
             assert writer is not None
@@ -94,9 +100,9 @@ class Selection:
     def _covariances(self, c: int, shard: dict[str, Tensor], writer: ShardWriter) -> Tensor:
         """Sum over the kept examples: computed, or the stored one less that of the others, whichever are fewer."""
         start = self.source.manifest.shards[self.s].start
-        counted = [start + i for i, skipped in enumerate(shard["skipped"].tolist()) if not skipped]
-        kept = sorted({*counted} & {*self.positions})
-        others = sorted({*counted} - {*self.positions})
+        counted = start + (~shard["skipped"].bool()).nonzero()[:, 0]
+        is_kept = torch.isin(counted, self.positions)
+        kept, others = counted[is_kept].tolist(), counted[~is_kept].tolist()
         if len(kept) <= len(others):
             return _sum_covariances(writer, c, kept)
         return shard[FACTORS] - _sum_covariances(writer, c, others)
@@ -112,8 +118,8 @@ class NewShard:
     is_written: bool
 
     @property
-    def positions(self) -> list[tuple[Source, int]]:
-        return [(part.source, i) for part in self.parts for i in part.positions]
+    def numbers(self) -> Tensor:
+        return torch.cat([part.source.numbers[part.positions] for part in self.parts])
 
     def __len__(self) -> int:
         return sum(len(part.positions) for part in self.parts)
@@ -204,19 +210,19 @@ def _segments(plan: Sequence[NewShard]) -> list[Segment]:
     segments = []
     for (owner, _), group in groupby(enumerate(plan), lambda at: (at[1].owner, at[1].number - at[0])):
         shards = [shard for _, shard in group]
-        numbers = [source.manifest.numbers[i] for shard in shards for source, i in shard.positions]
-        segments.append(Segment(owner, shards[0].number, [*map(len, shards)], to_runs(numbers)))
+        runs = to_runs(torch.cat([shard.numbers for shard in shards]))
+        segments.append(Segment(owner, shards[0].number, [*map(len, shards)], runs))
     return segments
 
 
-def to_runs(numbers: Sequence[int]) -> list[int]:
+def to_runs(numbers: Tensor) -> list[int]:
     """
-    >>> to_runs([4, 5, 6, 9])
+    >>> to_runs(torch.tensor([4, 5, 6, 9]))
     [4, 3, 9, 1]
     """
-    groups = groupby(enumerate(numbers), lambda at: at[1] - at[0])
-    runs = [[number for _, number in group] for _, group in groups]
-    return [n for run in runs for n in (run[0], len(run))]
+    starts = torch.cat([torch.zeros(1, dtype=torch.long), 1 + (numbers.diff() != 1).nonzero()[:, 0]])
+    counts = torch.diff(starts, append=torch.tensor([len(numbers)]))
+    return torch.stack([numbers[starts], counts], 1).flatten().tolist()
 
 
 def _write_shards(
@@ -276,12 +282,14 @@ def _digests(home: StorePath, plan: Sequence[NewShard]) -> Tensor:
 def _write_probe(home: StorePath, source: Source, after: Manifest, plan: Sequence[NewShard]) -> None:
     """Keep the examples of the probe that are left; without any, take stored features."""
     before = source.manifest
-    kept: list[tuple[int, int]] = []
+    kept, start = [], 0  # new positions, and rows of the probe
     with suppress(ShardError):
         probe = read_shard(probe_of(source.folder, before), before.id)
-        rows = {position: row for row, position in enumerate(probe["where"].tolist())}
-        examples = enumerate(example for shard in plan for example in shard.positions)
-        kept = [(new, rows[old]) for new, (of, old) in examples if of is source and old in rows]
+        for part in (part for shard in plan for part in shard.parts):
+            if part.source is source:
+                hits = (probe["where"].unsqueeze(1) == part.positions).nonzero().tolist()
+                kept += [(start + position, row) for row, position in hits]
+            start += len(part.positions)
     if kept:
         where = torch.tensor([new for new, _ in kept])
         features = probe["features"][[row for _, row in kept]]

@@ -1,4 +1,4 @@
-"""How much each token of a training sequence contributes to its score: the parts add up to the score.
+"""Contributions of the tokens of a training sequence to its score; they add up to the score.
 
 The loss of a sequence is a sum over its tokens, so its gradient is, and so is its score:
 
@@ -26,13 +26,17 @@ from unde.gradients.model_state import frozen_eval
 from unde.gradients.parameters import placement
 from unde.index.query_features import QueryRunner
 from unde.index.scorer import Scorer
-from unde.scoring.group_scores import GroupScores, WeightsLike
+from unde.scoring import GroupScores, WeightsLike
 
 NO_FORWARD_MODE = (RuntimeError, NotImplementedError)
 
 
 class TokenScores:
-    """Token by token contributions under the scores of some queries: `tokens(q, example) -> (T,)`."""
+    """Contributions of single tokens under the scores of some queries; `index.tokens(scores)` returns it.
+
+    >>> tokens = index.tokens(scores, weights)  # doctest: +SKIP
+    >>> tokens(0, train_data[7])  # (T,), which adds up to scores.total(weights)[0, 7]  # doctest: +SKIP
+    """
 
     def __init__(
         self,
@@ -48,13 +52,21 @@ class TokenScores:
                 "for tokens where the loss is a sum over tokens, as that of CausalLM is"
             )
         self.query_runner, self.scorer, self.collate, self.scores = query_runner, scorer, collate, scores
-        self.w = scores.weights(weights)
-        training = scorer.training(scores.method)
-        scaled = enumerate(scores.asked.scaled(self.w))
-        self.directions = torch.stack([training.transformed(c, q) for c, q in scaled])  # (C, Q, D)
+        self.w = scores.align_weights(weights)
+        train = scorer.train_features(scores.method)
+        weighted = enumerate(scores.query_side.apply_weights(self.w))
+        self.directions = torch.stack([train.kernel_times(c, q) for c, q in weighted])  # (C, Q, D)
 
     def __call__(self, q: int, example: Any) -> Tensor:
-        """(T,) contributions of the tokens of `example`, a row of the training data, to its score for query q."""
+        """Contributions of the tokens of a training example.
+
+        Args:
+            q: Number of the query.
+            example: A row of the training data.
+
+        Returns:
+            (T,) contributions, which add up to the score of the example for query q.
+        """
         inputs = self.query_runner.inputs
         model, checkpoints = inputs.model, inputs.checkpoints
         device, dtype = placement(model)
@@ -67,7 +79,7 @@ class TokenScores:
                     part = self._along(directions[q].to(device, dtype), batch)
                 total = part if total is None else total + part
         assert total is not None
-        return self._finished(q, example, total.double().cpu())
+        return self._finish(q, example, total.double().cpu())
 
     def _along(self, direction: Tensor, batch: Any) -> Tensor:
         """d/dε of the tokens' losses at θ + ε Pᵀ direction."""
@@ -89,18 +101,18 @@ class TokenScores:
                 with sdpa_kernel(SDPBackend.MATH):  # fused attention has no forward-mode derivative
                     return jvp(losses, primals, tuple(tangents.values()))[1]
             except NO_FORWARD_MODE:
-                return _one_by_one(losses, primals, tuple(tangents.values()))
+                return _loop_over_tokens(losses, primals, tuple(tangents.values()))
 
-    def _finished(self, q: int, example: Any, linear: Tensor) -> Tensor:
-        """Under a cosine all tokens share the norms."""
+    def _finish(self, q: int, example: Any, linear: Tensor) -> Tensor:
+        """Final contributions: under a cosine all tokens share the norms."""
         method, total = self.scores.method, float(linear.sum())
         if method.linear or total == 0:
             return linear
-        made = self.query_runner.features(Rows([example], self.collate)).features  # (C, 1, D)
-        own = self.scorer.scores(method, made, [""])
-        squares = own.regroup(self.scores.partition).asked.squares
-        sides = replace(self.scores._sides(slice(q, q + 1), slice(0)), train_squares=lambda: squares)
-        return linear * (float(method.final(torch.tensor([[total]]), sides, self.w)) / total)
+        features = self.query_runner.features(Rows([example], self.collate)).features  # (C, 1, D)
+        example_scores = self.scorer.scores(method, features, [""]).regroup(self.scores.partition)
+        squares = example_scores.query_side.squared_norms
+        context = replace(self.scores.final_context(slice(q, q + 1), slice(0)), train_squares=lambda: squares)
+        return linear * (float(method.final(torch.tensor([[total]]), context, self.w)) / total)
 
 
 class _TokenLosses(torch.nn.Module):
@@ -113,8 +125,8 @@ class _TokenLosses(torch.nn.Module):
         return self.task.token_losses(self.model, batch)
 
 
-def _one_by_one(losses: Any, primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...]) -> Tensor:
-    """The same by one backward pass for each token, for models with operations that have no forward mode."""
+def _loop_over_tokens(losses: Any, primals: tuple[Tensor, ...], tangents: tuple[Tensor, ...]) -> Tensor:
+    """One backward pass for each token, for models with operations that have no forward mode."""
     leaves = tuple(p.clone().requires_grad_() for p in primals)
     values = losses(*leaves)
     out = torch.zeros_like(values)

@@ -132,10 +132,8 @@ def _apply(
 def _new_segment(m: Manifest, owner: str, inputs: BuildInputs, ids: Sequence[Any] | None) -> Manifest:
     """New examples as an index in the same folder; the first of them fill up the last shard."""
     count, size = len(inputs.rows), m.settled.shard_size
-    room = size - m.segments[-1].rows[-1]
-    rows = [min(room, count)] if room else []
-    while sum(rows) < count:
-        rows.append(min(size, count - sum(rows)))
+    head = min(size - m.segments[-1].rows[-1], count)
+    rows = [head] * bool(head) + [min(size, count - start) for start in range(head, count, size)]
     first = 1 + max(number for number, _ in m.files)
     segment = Segment(owner, first, rows, [1 + max(m.numbers), count])
     changes = Changes(m.lineage, m.examples, [segment], m.history)

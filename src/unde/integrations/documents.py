@@ -1,4 +1,4 @@
-"""Records from files, and the text of each: one document, named by its "id", or else by its line or row."""
+"""Records of files and lists, named by their "id" or else by line or row; their texts as sequences of tokens."""
 
 from __future__ import annotations
 
@@ -11,16 +11,23 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
 
 from unde.errors import UndeError
 
 SUFFIXES = (".jsonl", ".json", ".csv", ".txt", ".parquet")  # each but the last also as .gz
 SAVED = "state.json"  # what save_to_disk of the datasets library writes, beside other files
 _SPLITS = "dataset_dict.json"
-_AT_ONCE = 1000  # rows of a table
+_AT_ONCE = 1000  # rows of a table, or documents for the tokenizer
+_SHORTEST = 3  # tokens; with two, a part of one token, with nothing to predict, could not be avoided
 
+Parts = tuple[list[int], list[int], list[int]]  # tokens before a text, of the text, after it
 Texts = str | os.PathLike[str] | Sequence[str] | Sequence[Mapping[str, Any]]
 
 
@@ -38,16 +45,15 @@ class Document:
     where: str
 
 
-def called(source: Texts) -> str:
-    """What messages call it."""
+def source_name(source: Texts) -> str:
+    """The name for messages."""
     return str(source) if isinstance(source, (str, os.PathLike)) else "the list"
 
 
 def read_documents(
     source: Texts, text_field: str = "text", option: str = "--text-field"
 ) -> Iterator[Document]:
-    """The documents of a file, or of a list of texts; `option` is what names the field on the command line, for
-    messages.
+    """The documents of a file or a list of texts; `option` names the field on the command line, for messages.
 
     >>> [d.name for d in read_documents(["To be", "or not to be"])]
     ['0', '1']
@@ -67,19 +73,22 @@ def read_records(source: Texts, columns: Sequence[str]) -> Iterator[Record]:
     record is in the first of them.
     """
     if isinstance(source, (str, os.PathLike)):
-        found = _records(Path(source).expanduser(), columns)
+        records = _records(Path(source).expanduser(), columns)
     else:
-        found = (
-            (str(i), f"text {i}", {columns[0]: text} if isinstance(text, str) else text)
-            for i, text in enumerate(source)
-        )
-    for name, where, record in found:
+        texts = ({columns[0]: text} if isinstance(text, str) else text for text in source)
+        records = ((str(i), f"text {i}", record) for i, record in enumerate(texts))
+    for name, where, record in records:
         if not isinstance(record, Mapping):
-            expected = f"expected an object with a field {columns[0]!r}"
-            raise UndeError(f"{where}: a {type(record).__name__}, {expected}")
-        own = record.get("id")
-        if isinstance(own, (str, int)) and not isinstance(own, bool) and str(own).strip():
-            name = text_of(str(own), where, "'id'")
+            raise UndeError(
+                f"{where}: a {type(record).__name__}, expected an object with a field {columns[0]!r}"
+            )
+        identifier = record.get("id")
+        if (
+            isinstance(identifier, (str, int))
+            and not isinstance(identifier, bool)
+            and str(identifier).strip()
+        ):
+            name = text_of(str(identifier), where, "'id'")
         yield Record(name, where, dict(record))
 
 
@@ -101,8 +110,7 @@ def text_of(value: Any, where: str, what: str) -> str:
     except UnicodeEncodeError as e:
         half = value[e.start].encode("unicode_escape").decode()
         raise UndeError(
-            f"{where}: character {e.start + 1} is half of a pair ({half}), which is no text. Mend the record, or "
-            "leave it out"
+            f"{where}: character {e.start + 1} is half of a pair ({half}), which is no text"
         ) from None
     return value
 
@@ -150,11 +158,10 @@ def _check_folder(path: Path) -> str:
         return SAVED
     if (path / _SPLITS).is_file():
         splits = sorted(p.parent.name for p in path.glob(f"*/{SAVED}"))
-        raise UndeError(
-            f"{path} holds the splits {', '.join(splits)}: name one of them, as in {path / (splits or ['train'])[0]}"
-        )
+        name = path / (splits or ["train"])[0]
+        raise UndeError(f"{path} holds the splits {', '.join(splits)}: name one of them, as in {name}")
     raise UndeError(
-        f"{path} is a folder: expected a file, or a folder that save_to_disk of the datasets library wrote"
+        f"{path} is a folder: expected a file, or what save_to_disk of the datasets library wrote"
     )
 
 
@@ -166,17 +173,13 @@ def _records(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, str, Any
         wanted = [n for n in (*columns, "id") if n in known]
         for number, record in enumerate(rows(wanted or known[:1]), 1):
             # Without the first column there will be an error, which names all that there are.
-            yield (
-                str(number),
-                f"{path}, row {number}",
-                record if columns[0] in known else dict.fromkeys(known),
-            )
+            record = record if columns[0] in known else dict.fromkeys(known)
+            yield str(number), f"{path}, row {number}", record
         return
+    read = {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".txt": _txt}[suffix]
     try:
         with gzip.open(path, "rb") if packed else open(path, "rb") as file:
-            yield from {".jsonl": _jsonl, ".json": _json, ".csv": _csv, ".txt": _txt}[suffix](
-                file, path, columns[0]
-            )
+            yield from read(file, path, columns[0])
     except (OSError, EOFError, zlib.error) as e:
         raise UndeError(f"cannot read {path}: {e}") from None
 
@@ -269,3 +272,142 @@ def _table(path: Path, suffix: str) -> tuple[list[str], Callable[[list[str]], It
             raise UndeError(f"cannot read {path}: {e}") from None
 
     return known, rows
+
+
+class Sequences(Dataset):
+    """Consecutive sequences of at most `length` tokens, each an example {"input_ids"} with the id "document:part".
+
+    Parts count from 1; the last ones may be shorter (see `cut`). Only the first part of a document begins with
+    what the tokenizer puts at the start of a text; if they are `framed`, every part is begun and ended as a text is,
+    with the [CLS] and [SEP] of BERT for example.
+    """
+
+    def __init__(
+        self,
+        source: Texts,
+        tokenizer: Any,
+        length: int,
+        rows: int,
+        text_field: str = "text",
+        option: str = "--text-field",
+        framed: bool = False,
+    ) -> None:
+        """`rows` is how many tokens the model knows; the rest as in `read_documents`."""
+        check_length(length)
+        self.length, self.ids = length, list[str]()
+        tokens = []
+        documents = read_documents(source, text_field, option)
+        for document, (before, text, after) in _tokenize(documents, tokenizer, framed):
+            _check(document, text, rows, 1 if framed else 2)
+            room = length - len(before) - len(after)
+            if room < 1:
+                raise UndeError(
+                    f"sequences of {length} tokens have no room beside the {length - room} that begin and end each: "
+                    "expected more (--seq-len)"
+                )
+            for part, where in enumerate(cut_slices(len(text), room), 1):
+                tokens.append(np.asarray([*before, *text[where], *after], dtype=np.int32))
+                self.ids.append(f"{document.name}:{part}")
+        if not tokens:
+            raise UndeError(f"{source_name(source)} holds no text: expected at least one")
+        self.tokens, self.stops = np.concatenate(tokens), np.cumsum([len(x) for x in tokens])
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"input_ids": torch.from_numpy(self.tokens[self.where(index)].astype(np.int64))}
+
+    def where(self, index: int) -> slice:
+        """The tokens of one example."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        index %= len(self)
+        return slice(self.stops[index - 1] if index else 0, self.stops[index])
+
+
+def cut(count: int, length: int) -> list[int]:
+    """How long the parts of a document are: whole ones, then a shorter rest.
+
+    If the rest is less than half of a whole part, the last two parts share evenly. The gradient of a few tokens
+    is large and says little, so that rests of a word or two would crowd out everything else.
+
+    >>> cut(5, 8), cut(16, 8), cut(21, 8), cut(17, 8)
+    ([5], [8, 8], [8, 8, 5], [8, 5, 4])
+    """
+    whole, rest = divmod(count, length)
+    parts = [length] * whole + [rest] * (rest > 0)
+    if whole and 0 < rest < length / 2:
+        parts[-2:] = [(length + rest + 1) // 2, (length + rest) // 2]
+    return parts
+
+
+def cut_slices(count: int, length: int) -> list[slice]:
+    """The places of the parts that `cut` makes."""
+    stops = np.cumsum(cut(count, length)).tolist()
+    return [slice(start, stop) for start, stop in zip([0, *stops], stops)]
+
+
+def _tokenize(
+    documents: Iterator[Document], tokenizer: Any, framed: bool
+) -> Iterator[tuple[Document, Parts]]:
+    while some := list(islice(documents, _AT_ONCE)):
+        how = {"return_attention_mask": False, "verbose": False}
+        texts = [d.text for d in some]
+        tokens = tokenizer(texts, **how)["input_ids"]
+        if framed:
+            bare = tokenizer(texts, add_special_tokens=False, **how)["input_ids"]
+            yield from zip(some, map(_split, some, tokens, bare))
+        else:
+            yield from ((document, ([], ids, [])) for document, ids in zip(some, tokens))
+
+
+def _split(document: Document, tokens: list[int], bare: list[int]) -> Parts:
+    ahead = next((i for i in range(len(tokens) - len(bare) + 1) if tokens[i : i + len(bare)] == bare), None)
+    if ahead is None:
+        raise UndeError(
+            f"{document.where}: the tokenizer reads the text otherwise when nothing is put around it, so it cannot be "
+            "cut into parts"
+        )
+    return tokens[:ahead], bare, tokens[ahead + len(bare) :]
+
+
+def _check(document: Document, tokens: list[int], rows: int, least: int) -> None:
+    if len(tokens) < least:
+        raise UndeError(
+            f"{document.where}: {document.text[:20]!r} is {len(tokens)} token long, expected at least {least}: there "
+            "is nothing to predict. Leave such texts out"
+        )
+    check_tokens(document.where, tokens, rows)
+
+
+def check_length(length: int) -> None:
+    if length < _SHORTEST:
+        raise UndeError(f"sequences of {length} tokens: expected at least {_SHORTEST} (--seq-len)")
+
+
+def check_tokens(where: str, tokens: list[int], rows: int) -> None:
+    """Raises unless a model of so many `rows`, one for each token, knows the tokens of a text."""
+    if max(tokens) >= rows:
+        raise UndeError(
+            f"{where}: the tokenizer gives token {max(tokens)}, the model knows 0 to {rows - 1}. "
+            "The tokenizer is not the model's"
+        )
+
+
+def pieces(tokenizer: Any, tokens: list[int]) -> list[str]:
+    """The text of each token; together they are the text. Of a character that several tokens share, the last
+    one has it, and the others have none."""
+
+    def text(start: int, stop: int) -> str:
+        return tokenizer.decode(tokens[start:stop], clean_up_tokenization_spaces=False)
+
+    out: list[str] = []
+    start = read = 0  # decoded from `start`, which is before `read`: a token alone can lose its leading space
+    for stop in range(1, len(tokens) + 1):
+        known, now = text(start, read), text(start, stop)
+        whole = not now.endswith("\ufffd") or stop == len(tokens)  # else more bytes of a character may follow
+        out.append(now[len(known) :] if whole else "")
+        if whole:
+            start, read = read, stop
+    return out

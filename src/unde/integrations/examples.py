@@ -1,23 +1,37 @@
-"""Which fields of a file are read, and as what: texts, conversations, or prompts with completions."""
+"""Training sequences of causal language models: texts, conversations, or prompts with completions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
 
 from unde import console
 from unde.errors import UndeError
-from unde.integrations import chat
-from unde.integrations.documents import Record, Texts, called, columns_of, field_of, read_records
-from unde.integrations.sequences import Sequences, check_known, check_length, cut
+from unde.integrations.documents import (
+    Record,
+    Sequences,
+    Texts,
+    check_length,
+    check_tokens,
+    columns_of,
+    cut_slices,
+    field_of,
+    read_records,
+    source_name,
+    text_of,
+)
 from unde.tasks.tokens import IGNORE
 
 MESSAGES, PROMPT, COMPLETION, TEXT = "messages", "prompt", "completion", "text"
-_BESIDE = {"id", "tools"}  # read wherever they are
+_ALWAYS = {"id", "tools"}  # fields that are always read
+ASSISTANT = "assistant"
+Marked = tuple[list[int], list[bool]]  # tokens, and which of them carry loss
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 def causal_examples(
@@ -28,7 +42,7 @@ def causal_examples(
     text_field: str | None = None,
     target_field: str | None = None,
     option: str = "--text-field",
-) -> Sequences | Answers:
+) -> Sequences:
     """The training sequences of a causal language model.
 
     What is not said is read off the fields: `messages`, `prompt` and `completion`, or else `text`. With a target the
@@ -37,11 +51,11 @@ def causal_examples(
     """
     text, target = fields_of(source, text_field, target_field)
     if target is None and not _talks(source, text):
-        made: Sequences | Answers = Sequences(source, tokenizer, length, rows, text, option)
+        sequences = Sequences(source, tokenizer, length, rows, text, option)
     else:
-        made = Answers(source, tokenizer, length, rows, text, target, option)
-    tell_ignored(source, {text, target})
-    return made
+        sequences = AnswerSequences(source, tokenizer, length, rows, text, target, option)
+    _note_ignored(source, {text, target})
+    return sequences
 
 
 def fields_of(source: Texts, text_field: str | None, target_field: str | None) -> tuple[str, str | None]:
@@ -58,7 +72,7 @@ def fields_of(source: Texts, text_field: str | None, target_field: str | None) -
     if len(found) > 1:
         names = " and ".join(repr(name) for way in found for name in way if name is not None)
         raise UndeError(
-            f"{called(source)} has {names}, which can be read in more than one way: say which, as in "
+            f"{source_name(source)} has {names}, which can be read in more than one way: say which, as in "
             + " or ".join(
                 f"--text-field {text}" + (f" --target-field {target}" if target else "")
                 for text, target in found
@@ -67,12 +81,12 @@ def fields_of(source: Texts, text_field: str | None, target_field: str | None) -
     return found[0] if found else (TEXT, None)
 
 
-def tell_ignored(source: Texts, used: set[str | None]) -> None:
+def _note_ignored(source: Texts, used: set[str | None]) -> None:
     """Say once which columns are left alone."""
-    ignored = [repr(name) for name in columns_of(source) if name not in used | _BESIDE]
+    ignored = [repr(name) for name in columns_of(source) if name not in used | _ALWAYS]
     if ignored:
         console.note(
-            f"{called(source)}: {', '.join(ignored)} {'is' if len(ignored) == 1 else 'are'} not used"
+            f"{source_name(source)}: {', '.join(ignored)} {'is' if len(ignored) == 1 else 'are'} not used"
         )
 
 
@@ -84,7 +98,7 @@ def _talks(source: Texts, field: str) -> bool:
     return first is not None and isinstance(first.fields.get(field), list)
 
 
-class Answers(Dataset):
+class AnswerSequences(Sequences):
     """Sequences of at most `length` tokens with labels on what the model was trained to say, and −100 elsewhere.
 
     Examples are {"input_ids", "labels"}, called "record:part" as those of `Sequences`. What is longer is cut in the
@@ -103,78 +117,256 @@ class Answers(Dataset):
     ) -> None:
         check_length(length)
         self.length, self.ids = length, list[str]()
-        tokens, counts, lengths, long, dropped = [], [], [], 0, 0
-        for record, (found, said) in _marked(source, tokenizer, text, target, option):
-            _check(record, found, said, rows)
-            start, cuts = 0, cut(len(found), length)
-            long += len(cuts) > 1
-            for part, size in enumerate(cuts, 1):
-                here = slice(start, start + size)
-                start += size
-                if not any(said[here][1:]):  # the first token of a sequence is predicted from nothing
+        tokens, counts, long, dropped = [], [], 0, 0
+        for record, (ids, has_loss) in _marked(source, tokenizer, text, target, option):
+            _check(record, ids, has_loss, rows)
+            parts = cut_slices(len(ids), length)
+            long += len(parts) > 1
+            for part, where in enumerate(parts, 1):
+                if not any(has_loss[where][1:]):  # the first token of a sequence is predicted from nothing
                     dropped += 1
                     continue
-                tokens.append(np.asarray(found[here], dtype=np.int32))
-                counts.append(np.asarray(said[here], dtype=bool))
-                lengths.append(size)
+                tokens.append(np.asarray(ids[where], dtype=np.int32))
+                counts.append(np.asarray(has_loss[where], dtype=bool))
                 self.ids.append(f"{record.name}:{part}")
         if not tokens:
-            raise UndeError(f"{called(source)} holds no record with an answer: expected at least one")
+            raise UndeError(f"{source_name(source)} holds no record with an answer: expected at least one")
         self.tokens, self.counts = np.concatenate(tokens), np.concatenate(counts)
-        self.stops = np.cumsum(lengths)
-        _tell(source, tokenizer, target, length, long, dropped)
-
-    def __len__(self) -> int:
-        return len(self.ids)
+        self.stops = np.cumsum([len(x) for x in tokens])
+        _note_loss(source, tokenizer, target, length, long, dropped)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(index)
-        index %= len(self)
-        here = slice(self.stops[index - 1] if index else 0, self.stops[index])
-        tokens = torch.from_numpy(self.tokens[here].astype(np.int64))
-        return {
-            "input_ids": tokens,
-            "labels": tokens.masked_fill(torch.from_numpy(~self.counts[here]), IGNORE),
-        }
+        tokens = super().__getitem__(index)["input_ids"]
+        silent = torch.from_numpy(~self.counts[self.where(index)])
+        return {"input_ids": tokens, "labels": tokens.masked_fill(silent, IGNORE)}
 
 
 def _marked(
     source: Texts, tokenizer: Any, text: str, target: str | None, option: str
-) -> Iterator[tuple[Record, chat.Marked]]:
+) -> Iterator[tuple[Record, Marked]]:
     columns = (text, "tools") if target is None else (text, target, "tools")
     for record in read_records(source, columns):
         field_of(record, text, option)
         if target is None:
-            yield record, chat.conversation(record, text, tokenizer)
+            yield record, conversation(record, text, tokenizer)
         else:
             field_of(record, target, "--target-field", "the target")
-            yield record, chat.completion(record, (text, target), tokenizer)
+            yield record, completion(record, (text, target), tokenizer)
 
 
 def _check(record: Record, tokens: list[int], counts: list[bool], rows: int) -> None:
     if not any(counts[1:]):
         raise UndeError(
-            f"{record.where}: no token carries loss: the answer is empty, or the chat template leaves it out. Leave "
-            "such records out"
+            f"{record.where}: no token carries loss: the answer is empty, or the chat template leaves it out"
         )
-    check_known(record.where, tokens, rows)
+    check_tokens(record.where, tokens, rows)
 
 
-def _tell(source: Texts, tokenizer: Any, target: str | None, length: int, long: int, dropped: int) -> None:
+def _note_loss(
+    source: Texts, tokenizer: Any, target: str | None, length: int, long: int, dropped: int
+) -> None:
     if target is not None:
         how = f"the loss is on {target!r} alone"
-    elif chat.marks_answers(tokenizer):
+    elif marks_answers(tokenizer):
         how = "the loss is on the assistant's turns, as the chat template marks them"
     else:
-        how = (
-            "the loss is on the assistant's turns, found by writing the conversation turn by turn: the chat template "
-            "does not mark them"
-        )
-    console.line(f"{called(source)}: {how}")
+        how = "the loss is on the assistant's turns, found turn by turn: the chat template does not mark them"
+    console.line(f"{source_name(source)}: {how}")
     if long:
         console.note(
-            f"{called(source)}: {console.counted(long, 'record')} longer than {length} tokens (--seq-len), cut into "
-            "parts that do not see each other"
+            f"{source_name(source)}: {console.counted(long, 'record')} longer than {length} tokens (--seq-len), cut "
+            "into parts that do not see each other"
             + (f"; {console.counted(dropped, 'part')} without an answer left out" if dropped else "")
         )
+
+
+def has_template(tokenizer: Any) -> bool:
+    return bool(getattr(tokenizer, "chat_template", None))
+
+
+def marks_answers(tokenizer: Any) -> bool:
+    """Whether the chat template itself says what the assistant generates."""
+    template = getattr(tokenizer, "chat_template", None)
+    return isinstance(template, str) and tokenizer.is_fast and _GENERATION.search(template) is not None
+
+
+def messages_of(value: Any, where: str, what: str) -> list[dict[str, Any]]:
+    """Messages that are a list of {role, content}; entries that a table has left empty are left out."""
+    if not isinstance(value, list) or not value:
+        kind = "an empty list" if value == [] else type(value).__name__
+        raise UndeError(f"{where}: {what} is {kind}, expected a list of messages {{role, content}}")
+    out = []
+    for number, message in enumerate(value, 1):
+        at = f"{where}: message {number}"
+        if not isinstance(message, dict):
+            raise UndeError(f"{at} is {type(message).__name__}, expected an object {{role, content}}")
+        message = {k: v for k, v in message.items() if v is not None}
+        if "role" not in message:
+            there = ", ".join(map(repr, message)) or "nothing"
+            raise UndeError(f"{at} has no 'role', there is {there}: expected an object {{role, content}}")
+        text_of(message["role"], at, "'role'")
+        if "content" in message or "tool_calls" not in message:
+            text_of(message.get("content"), at, "'content'")
+        out.append(message)
+    return out
+
+
+def conversation(record: Record, field: str, tokenizer: Any) -> Marked:
+    """The tokens of a record's messages through the chat template, with a loss on the assistant's turns alone."""
+    messages = messages_of(record.fields.get(field), record.where, repr(field))
+    if not any(m["role"] == ASSISTANT for m in messages):
+        roles = ", ".join(dict.fromkeys(repr(m["role"]) for m in messages))
+        raise UndeError(
+            f"{record.where}: no message of the role {ASSISTANT!r}, there is {roles}: nothing that a model was "
+            "trained to say. Leave such records out"
+        )
+    render = _renderer(record, tokenizer)
+    if marks_answers(tokenizer):
+        return _as_marked(record, messages, tokenizer)
+    text, spans = render(messages, False), []
+    for turn in (i for i, m in enumerate(messages) if m["role"] == ASSISTANT):
+        start = _opening(record, render, messages[:turn], text)
+        upto = render(messages[: turn + 1], False)
+        stop = len(upto) if text.startswith(upto) else _closing(record, messages[turn], start, upto, text)
+        spans.append((start, stop))
+    return _tokens(tokenizer, text, spans, special=False)
+
+
+def completion(record: Record, fields: tuple[str, str], tokenizer: Any) -> Marked:
+    """The tokens of a prompt and its completion, texts or messages, with a loss on all of the completion.
+
+    The token that ends a text is put behind a completion that is a text, as trainings do, unless it is there.
+    """
+    prompt, said = (record.fields.get(field) for field in fields)
+    where = record.where
+    if isinstance(prompt, list) != isinstance(said, list):
+        raise UndeError(
+            f"{where}: {fields[0]!r} is {type(prompt).__name__} and {fields[1]!r} {type(said).__name__}, expected two "
+            "texts, or two lists of messages"
+        )
+    if isinstance(prompt, list):
+        before, behind = (messages_of(record.fields[f], where, repr(f)) for f in fields)
+        render = _renderer(record, tokenizer)
+        text = render(before + behind, False)
+        return _tokens(tokenizer, text, [(_opening(record, render, before, text), len(text))], special=False)
+    prompt, said = (text_of(record.fields.get(f), where, repr(f)) for f in fields)
+    if not said.strip():
+        raise UndeError(f"{where}: {fields[1]!r} is empty: nothing to predict. Leave such records out")
+    text = prompt + said
+    tokens, counts = _tokens(tokenizer, text, [(len(prompt), len(text))], special=True)
+    end = tokenizer.eos_token_id
+    if end is not None and tokens[-1] != end:
+        return [*tokens, end], [*counts, True]
+    return tokens, [*counts[:-1], counts[-1] or tokens[-1] == end]
+
+
+def _renderer(record: Record, tokenizer: Any) -> Callable[[list[dict[str, Any]], bool], str]:
+    """What gives the text of messages, with the header of an answer behind it or not."""
+    if not has_template(tokenizer):
+        raise UndeError(
+            f"{record.where} holds messages, and the tokenizer has no chat template: save the tokenizer that the model "
+            "was trained with (tokenizer.chat_template), or give texts"
+        )
+    more = _tools(record)
+
+    def render(messages: list[dict[str, Any]], opened: bool) -> str:
+        if not messages:
+            return ""
+        try:
+            return tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=opened, **more
+            )
+        except Exception as e:  # templates are programs: they raise what they like
+            raise _refused(record, e) from None
+
+    return render
+
+
+def _tools(record: Record) -> dict[str, Any]:
+    tools = record.fields.get("tools")
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except ValueError as e:
+            raise UndeError(f"{record.where}: 'tools' is not JSON ({e})") from None
+    if not tools:
+        return {}
+    if not isinstance(tools, list):
+        raise UndeError(f"{record.where}: 'tools' is {type(tools).__name__}, expected a list")
+    return {"tools": tools}
+
+
+def _as_marked(record: Record, messages: list[dict[str, Any]], tokenizer: Any) -> Marked:
+    try:
+        found = tokenizer.apply_chat_template(
+            messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True, **_tools(record)
+        )
+    except Exception as e:
+        raise _refused(record, e) from None
+    return list(found["input_ids"]), [bool(x) for x in found["assistant_masks"]]
+
+
+def _opening(
+    record: Record,
+    render: Callable[[list[dict[str, Any]], bool], str],
+    before: list[dict[str, Any]],
+    text: str,
+) -> int:
+    """Where, in the text of a conversation, the answer to the messages `before` begins: behind its header."""
+    if not before:
+        return 0
+    closed = render(before, False)
+    if not text.startswith(closed):
+        raise _rewrites(record)
+    if before[-1]["role"] == ASSISTANT:
+        return len(closed)
+    # A header may promise what this answer does not have, such as room for thoughts: as far as they agree.
+    return max(len(closed), _agreeing(render(before, True), text))
+
+
+def _closing(record: Record, message: dict[str, Any], start: int, alone: str, text: str) -> int:
+    """Where a turn ends that is written otherwise when it is the last one, with its thoughts for example: behind its
+    content, and what `alone` has behind that."""
+    said = message.get("content", "").strip()
+    at = text.find(said, start) if said and said in alone else -1
+    if at < 0:
+        raise _rewrites(record)
+    stop, end = at + len(said), alone[alone.rindex(said) + len(said) :]
+    return stop + len(end) if text.startswith(end, stop) else stop
+
+
+def _tokens(tokenizer: Any, text: str, spans: list[tuple[int, int]], special: bool) -> Marked:
+    """The tokens of a text, and which of them have a character in one of the spans."""
+    if tokenizer.is_fast:
+        found = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
+        at = found["offset_mapping"]
+        return found["input_ids"], [any(a < stop and b > start for start, stop in spans) for a, b in at]
+    # Without places in the text: as far as the tokens of what is before agree with those of the whole.
+    tokens = tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
+    counts = [False] * len(tokens)
+    for start, stop in spans:
+        first, last = (
+            _agreeing(tokens, tokenizer(text[:end], add_special_tokens=special, verbose=False)["input_ids"])
+            for end in (start, stop)
+        )
+        last = len(tokens) if stop == len(text) else last
+        counts[first:last] = [True] * (last - first)
+    return tokens, counts
+
+
+def _agreeing(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How long the beginning is that both have."""
+    return next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
+
+
+def _refused(record: Record, error: Exception) -> UndeError:
+    why = str(error).strip().partition("\n")[0] or type(error).__name__
+    return UndeError(f"{record.where}: the chat template refuses these messages ({why})")
+
+
+def _rewrites(record: Record) -> UndeError:
+    return UndeError(
+        f"{record.where}: the chat template writes earlier turns otherwise once others follow, so that the turns of "
+        "the assistant cannot be told apart. Put {% generation %} around them in the template, or give prompt and "
+        "completion"
+    )

@@ -1,9 +1,7 @@
-"""Records with two fields as examples: a source text and its target text, a text and its class, or words and a class
-for each of them."""
+"""Records with two fields as examples: source and target texts, a text and its class, or words and their classes."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,20 +11,23 @@ from torch.utils.data import Dataset
 
 from unde import console
 from unde.errors import UndeError
-from unde.integrations.documents import Record, Texts, columns_of, field_of, read_records, text_of
+from unde.integrations.documents import (
+    Record,
+    Texts,
+    check_length,
+    check_tokens,
+    columns_of,
+    field_of,
+    read_records,
+    source_name,
+    text_of,
+)
 from unde.tasks.tokens import IGNORE
 
 PAIRS = (("source", "target"), ("prompt", "completion"), ("text", "target"), ("input", "output"))
 CLASSES = (("text", "label"), ("text", "labels"), ("sentence", "label"))
-TAGS = (
-    ("tokens", "ner_tags"),
-    ("tokens", "tags"),
-    ("tokens", "labels"),
-    ("words", "tags"),
-    ("words", "labels"),
-)
+TAGS = (("tokens", "ner_tags"), *((a, b) for a in ("tokens", "words") for b in ("tags", "labels")))
 _OPTION = "--target-field"
-_SHORTEST = 3  # tokens: one between those that begin and end a text
 
 
 class Labelled(Dataset):
@@ -45,62 +46,55 @@ class Labelled(Dataset):
 class Reader:
     """Texts as tokens: at most `length` of them, cut off as in training, with the tokens that end a text.
 
-    `rows` is how many tokens the model knows. `says` gives the labels that the model itself has for the tokens of a
+    `rows` is how many tokens the model knows. `predict` gives the labels that the model itself has for the tokens of a
     text; with it, records need no target.
     """
 
     def __init__(
-        self, tokenizer: Any, length: int, rows: int, says: Callable[[Tensor], Tensor] | None = None
+        self, tokenizer: Any, length: int, rows: int, predict: Callable[[Tensor], Tensor] | None = None
     ) -> None:
-        if length < _SHORTEST:
-            raise UndeError(f"sequences of {length} tokens: expected at least {_SHORTEST} (--seq-len)")
-        self.tokenizer, self.length, self.rows, self.says = tokenizer, length, rows, says
-        self.option = "--text-field" if says is None else "--query-field"
+        check_length(length)
+        self.tokenizer, self.length, self.rows, self.predict = tokenizer, length, rows, predict
+        self.option = "--text-field" if predict is None else "--query-field"
 
     def examples(
         self, source: Texts, fields: tuple[str, str], read: Callable[[Record], tuple[list[int], Any, bool]]
     ) -> Labelled:
         """One for each record; `read` gives its tokens, its labels or a function from tokens to what the model says,
         and whether something was cut off."""
-        made, ids, long, unsaid = [], [], 0, 0
+        examples, ids, long, predicted = [], [], 0, 0
         for record in read_records(source, fields):
             tokens, labels, cut = read(record)
             tokens = torch.tensor(tokens)
             if callable(labels):
-                labels, unsaid = labels(tokens), unsaid + 1
-            made.append({"input_ids": tokens, "labels": torch.as_tensor(labels)})
+                labels, predicted = labels(tokens), predicted + 1
+            examples.append({"input_ids": tokens, "labels": torch.as_tensor(labels)})
             ids.append(record.name)
             long += cut
-        if not made:
-            what = str(source) if isinstance(source, (str, os.PathLike)) else "the list"
-            raise UndeError(f"{what} holds no record: expected at least one")
+        if not examples:
+            raise UndeError(f"{source_name(source)} holds no record: expected at least one")
         if long:
             console.note(
                 f"{console.counted(long, 'record')} longer than {self.length} tokens, cut off there (--seq-len)"
             )
-        if unsaid:
+        if predicted:
             console.note(f"without {fields[1]!r}: asked about what the model itself says")
-        return Labelled(made, ids)
+        return Labelled(examples, ids)
 
-    def unsaid(self, record: Record, field: str) -> bool:
+    def needs_prediction(self, record: Record, field: str) -> bool:
         """Whether there is no target, and need not be one."""
-        return self.says is not None and record.fields.get(field) in (None, "")
+        return self.predict is not None and record.fields.get(field) in (None, "")
 
-    def encoded(self, record: Record, **given: Any) -> tuple[Any, bool]:
+    def encode(self, record: Record, **text: Any) -> tuple[Any, bool]:
         """What the tokenizer makes of a text, and whether it was cut off."""
-        found = self.tokenizer(**given, verbose=False)
-        long = len(found["input_ids"]) > self.length
+        encoding = self.tokenizer(**text, verbose=False)
+        long = len(encoding["input_ids"]) > self.length
         if long:
-            found = self.tokenizer(**given, truncation=True, max_length=self.length, verbose=False)
-        tokens = found["input_ids"]
-        if not tokens:
+            encoding = self.tokenizer(**text, truncation=True, max_length=self.length, verbose=False)
+        if not encoding["input_ids"]:
             raise UndeError(f"{record.where}: no token at all. Leave such records out")
-        if max(tokens) >= self.rows:
-            raise UndeError(
-                f"{record.where}: the tokenizer gives token {max(tokens)}, the model knows 0 to {self.rows - 1}. "
-                "The tokenizer is not the model's"
-            )
-        return found, long
+        check_tokens(record.where, encoding["input_ids"], self.rows)
+        return encoding, long
 
 
 def translations(source: Texts, reader: Reader, text: str | None, target: str | None) -> Labelled:
@@ -109,12 +103,12 @@ def translations(source: Texts, reader: Reader, text: str | None, target: str | 
 
     def read(record: Record) -> tuple[list[int], Any, bool]:
         words = text_of(field_of(record, text, reader.option), record.where, repr(text))
-        found, long = reader.encoded(record, text=words)
-        if reader.unsaid(record, target):
-            return found["input_ids"], reader.says, long
+        tokens, long = reader.encode(record, text=words)
+        if reader.needs_prediction(record, target):
+            return tokens["input_ids"], reader.predict, long
         wanted = field_of(record, target, _OPTION, "the target")
-        said, longer = reader.encoded(record, text_target=text_of(wanted, record.where, repr(target)))
-        return found["input_ids"], said["input_ids"], long or longer
+        said, longer = reader.encode(record, text_target=text_of(wanted, record.where, repr(target)))
+        return tokens["input_ids"], said["input_ids"], long or longer
 
     return reader.examples(source, fields, read)
 
@@ -133,11 +127,11 @@ def classified(
 
     def read(record: Record) -> tuple[list[int], Any, bool]:
         words = text_of(field_of(record, text, reader.option), record.where, repr(text))
-        found, long = reader.encoded(record, text=words)
-        if reader.unsaid(record, label):
-            return found["input_ids"], reader.says, long
+        tokens, long = reader.encode(record, text=words)
+        if reader.needs_prediction(record, label):
+            return tokens["input_ids"], reader.predict, long
         wanted = field_of(record, label, _OPTION, "the label")
-        return found["input_ids"], _number(record, wanted, classes, real), long
+        return tokens["input_ids"], _number(record, wanted, classes, real), long
 
     return reader.examples(source, fields, read)
 
@@ -153,19 +147,21 @@ def tagged(
             "beside the model, or load the data in Python, as dicts with input_ids and labels"
         )
 
-    def spoken(found: Any) -> Callable[[Tensor], Tensor]:
-        assert reader.says is not None
-        says, others = reader.says, torch.tensor([w is None for w in _first_of_each(found.word_ids())])
-        return lambda tokens: says(tokens).masked_fill(others, IGNORE)
+    def predict_words(tokens: Any) -> Callable[[Tensor], Tensor]:
+        assert reader.predict is not None
+        predict, others = reader.predict, torch.tensor([w is None for w in _first_of_each(tokens.word_ids())])
+        return lambda tokens: predict(tokens).masked_fill(others, IGNORE)
 
     def read(record: Record) -> tuple[list[int], Any, bool]:
         words = field_of(record, text, reader.option, "the words")
-        if isinstance(words, str) and reader.says is not None:  # typed: what are words, the tokenizer knows
-            found, long = reader.encoded(record, text=words)
-            return found["input_ids"], spoken(found), long
+        if (
+            isinstance(words, str) and reader.predict is not None
+        ):  # typed: what are words, the tokenizer knows
+            tokens, long = reader.encode(record, text=words)
+            return tokens["input_ids"], predict_words(tokens), long
         words = [text_of(w, record.where, f"word {i}") for i, w in enumerate(_list(record, words, text), 1)]
         try:
-            found, long = reader.encoded(record, text=words, is_split_into_words=True)
+            tokens, long = reader.encode(record, text=words, is_split_into_words=True)
         except (AssertionError, ValueError) as e:
             if isinstance(e, UndeError):
                 raise
@@ -173,18 +169,18 @@ def tagged(
                 f"the tokenizer takes no lists of words ({e}): load it with add_prefix_space=True "
                 "and save it again"
             ) from None
-        if reader.unsaid(record, tags):
-            return found["input_ids"], spoken(found), long
+        if reader.needs_prediction(record, tags):
+            return tokens["input_ids"], predict_words(tokens), long
         wanted = _list(record, field_of(record, tags, _OPTION, "the classes of words"), tags)
         if len(wanted) != len(words):
             raise UndeError(
                 f"{record.where}: {len(words)} words and {len(wanted)} in {tags!r}: expected one for each"
             )
         numbers = [v if v == IGNORE else _number(record, v, classes, False) for v in wanted]
-        labels = [IGNORE if word is None else numbers[word] for word in _first_of_each(found.word_ids())]
+        labels = [IGNORE if word is None else numbers[word] for word in _first_of_each(tokens.word_ids())]
         if all(label == IGNORE for label in labels):
             raise UndeError(f"{record.where}: no word has a class. Leave such records out")
-        return found["input_ids"], labels, long
+        return tokens["input_ids"], labels, long
 
     return reader.examples(source, fields, read)
 

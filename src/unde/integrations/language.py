@@ -12,11 +12,10 @@ from torch import nn
 from unde import console
 from unde.errors import UndeError
 from unde.integrations import model_types as kinds
-from unde.integrations.documents import SUFFIXES, Texts, check_file
-from unde.integrations.examples import Answers, causal_examples
+from unde.integrations.documents import SUFFIXES, Sequences, Texts, check_file, pieces
+from unde.integrations.examples import causal_examples
 from unde.integrations.labelled import Labelled, Reader, classified, tagged, translations
-from unde.integrations.predicted_targets import said_by
-from unde.integrations.sequences import Sequences, pieces
+from unde.integrations.model_types import predictor
 from unde.integrations.trainer import home_of, newest
 from unde.setup import Ask, Setup
 from unde.store.safe_io import read_json
@@ -89,11 +88,11 @@ def hf_setup(
     length = _length(loaded, seq_len, name)
 
     classes = getattr(text_config(loaded), "label2id", None) or {}
-    says = said_by(loaded, task, length)
+    says = predictor(loaded, task, length)
 
     def examples(
         texts: Texts, text: str | None, target: str | None, option: str, asked: bool = False
-    ) -> Sequences | Answers | Labelled:
+    ) -> Sequences | Labelled:
         if kind is kinds.MASKED:
             return Sequences(texts, tokenizer, length, rows, text or "text", option, framed=True)
         if kind is kinds.CAUSAL:
@@ -105,7 +104,7 @@ def hf_setup(
             return tagged(texts, reader, text, target, classes)
         return classified(texts, reader, text, target, classes, not isinstance(task, Classification))
 
-    def asked(texts: Texts | None) -> Sequences | Answers | Labelled | None:
+    def asked(texts: Texts | None) -> Sequences | Labelled | None:
         if texts is None:
             return None
         typed = not isinstance(texts, (str, os.PathLike)) and all(isinstance(t, str) for t in texts)
@@ -167,7 +166,7 @@ def load_model(name: str, trust_remote_code: bool = False) -> nn.Module:
         raise _cannot("model", name, e, trust_remote_code) from e
     if missing:
         raise UndeError(
-            f"{name} does not hold all weights of a {kind.called}: {missing[0]!r} is missing"
+            f"{name} does not hold all weights of a {kind.label}: {missing[0]!r} is missing"
             + (f" (and {len(missing) - 1} more)" if missing[1:] else "")
             + f". Save it with AutoModelFor{kind.auto} … save_pretrained"
         )

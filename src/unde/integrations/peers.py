@@ -25,7 +25,7 @@ from unde.data import parse_bytes, to_numpy
 from unde.errors import UndeError, unknown
 from unde.groups import Groups
 from unde.methods import TracIn
-from unde.scoring import ArrayScores, GroupScores, TrainSide, from_arrays
+from unde.scoring import ArrayScores, GroupScores, TrainFeatures, from_arrays
 from unde.store.safe_io import read_json
 
 Names = Sequence[Any] | None
@@ -304,31 +304,27 @@ class _Gradients:
         return block
 
 
+class _BergsonFeatures(TrainFeatures):
+    """Gradients that bergson stored, as training features."""
+
+    def __init__(self, gradients: _Gradients, ids: Names, memory: int) -> None:
+        step = max(1, memory // (4 * _AT_ONCE * gradients.width))
+        self.gradients, self.ids = gradients, ids
+        self.units, self.columns, self.checkpoint_weights = list(gradients.sizes), gradients.columns, [1.0]
+        self.cuts = [slice(a, min(a + step, len(gradients))) for a in range(0, len(gradients), step)]
+
+    def block(self, s: int) -> list[Tensor]:
+        return [self.gradients.block(self.cuts[s])]
+
+
 def _products(
     train: _Gradients, asked: _Gradients, sign: float, ids: Names, query_ids: Names, memory: int
 ) -> GroupScores:
-    step = max(1, memory // (4 * _AT_ONCE * train.width))
-    cuts = [slice(a, min(a + step, len(train))) for a in range(0, len(train), step)]
     queries = sign * asked.block(slice(0, len(asked)))
-
-    def squares() -> Tensor:
-        blocks = (train.block(rows) for rows in cuts)
-        return torch.cat([torch.stack([b[:, c].square().sum(1) for c in train.columns], 1) for b in blocks])
-
-    side = TrainSide(
-        examples=len(train),
-        units=list(train.sizes),
-        columns=train.columns,
-        checkpoint_weights=[1.0],
-        cuts=cuts,
-        block=lambda s: [train.block(cuts[s])],
-        squares=squares,
-        skipped=lambda: torch.zeros(len(train), dtype=torch.bool),
-        ids=ids,
-    )
+    features = _BergsonFeatures(train, ids, memory)
     digests = [hashlib.sha256(row.tobytes()).hexdigest()[:16] for row in queries.numpy()]
     groups = Groups({name: (name,) for name in train.sizes})
     provenance = {"method": {"name": "bergson"}}
     return GroupScores(
-        side, queries.unsqueeze(0), TracIn(), groups, digests, provenance, memory, query_ids=query_ids
+        features, queries.unsqueeze(0), TracIn(), groups, digests, provenance, memory, query_ids=query_ids
     )

@@ -19,7 +19,7 @@ LOOKED_AT = 64  # training examples that tell what pictures are like
 KEYS = ("pixel_values", "images", "image", "latents")
 
 
-def decoded(content: bytes) -> Any:
+def decode_picture(content: bytes) -> Any:
     """An image of Pillow in RGB, or a grey one, upright, on white where it was transparent."""
     try:
         from PIL import Image, ImageOps, UnidentifiedImageError
@@ -88,7 +88,7 @@ class Likeness:
         height, width = self.shape[-2:] if self.first or len(self.shape) == 2 else self.shape[:2]
         return width, height
 
-    def made(self, image: Any) -> tuple[Any, list[str]]:
+    def fit(self, image: Any) -> tuple[Any, list[str]]:
         """An example with the picture in it, and what was done to the picture."""
         own, notes = _at(self.example, self.key), []
         grey = _depth(own, self.first) == 1
@@ -126,7 +126,7 @@ class Likeness:
         ]
 
 
-def relabelled(example: Any, label: int) -> Any:
+def with_label(example: Any, label: int) -> Any:
     """The same example, asked about under another label."""
 
     def like(own: Any) -> Any:

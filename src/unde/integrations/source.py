@@ -1,4 +1,4 @@
-"""What an index was built from, remembered beside it: no flag is given twice."""
+"""What an index was built from, stored with it, and whether its MODULE:FUNCTION may be run."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from unde.store.layout import SOURCE
 from unde.store.remote import StorePath, Unreachable, exists
 from unde.store.safe_io import check_settings, read_json, settings_checksum
 
-_LONGEST = 2**20  # bytes of what is remembered
+_LONGEST = 2**20  # bytes of a file
 _TRUST = "trust_remote_code"
 
 
 @dataclass(frozen=True)
-class Source:
-    """A Hugging Face model, its training texts, and how they are read; or MODULE:FUNCTION, the `target`.
+class ModelSource:
+    """Where a model and its training data come from; stored with an index, so that no flag is given twice.
 
-    None is what was not said.
+    Either a Hugging Face model, its texts and how they are read, or MODULE:FUNCTION, the `target`.
     """
 
     model: str | None = None
@@ -43,60 +43,48 @@ class Source:
     target: str | None = None
     target_field: str | None = None
     checkpoints: str | None = None  # a folder of them; with either way of naming a model
-    trust_remote_code: bool = False  # said each time, and never remembered
+    trust_remote_code: bool = False  # never stored
 
     @property
-    def said(self) -> dict[str, str | int]:
-        """What would be remembered."""
+    def options(self) -> dict[str, str | int]:
+        """The fields that are set and may be stored."""
         return {k: v for k, v in asdict(self).items() if k != _TRUST and v is not None}
 
     @property
-    def texts(self) -> dict[str, str | int]:
-        """What was said of a Hugging Face model and its texts."""
-        return {k: v for k, v in self.said.items() if k not in ("target", "checkpoints")}
+    def text_options(self) -> dict[str, str | int]:
+        """The options of a Hugging Face model and its texts."""
+        return {k: v for k, v in self.options.items() if k not in ("target", "checkpoints")}
 
-    def settled(self, index: StorePath | None) -> Source:
-        """With what the index remembers for all that was not said, and checked to be enough."""
+    def complete(self, index: StorePath | None) -> ModelSource:
+        """Fill in what the index stores for all that is not set; raise if that is not enough to make a setup."""
         if index is not None and not index.is_dir():
             raise UndeError(f"no folder {index}: make an index with unde build")
-        there = _read(index) if index is not None else Source()
-        for flag, said, found in (("hf-model", self.model, there.model), ("data", self.data, there.data)):
-            if said is None and _gone(found):
+        stored = _read(index) if index is not None else ModelSource()
+        for flag, value, path in (("hf-model", self.model, stored.model), ("data", self.data, stored.data)):
+            if value is None and _missing(path):
                 raise UndeError(
-                    f"{index} was built from {found}, which is gone: say where it is now (--{flag})"
+                    f"{index} was built from {path}, which is gone: say where it is now (--{flag})"
                 )
-        if self.trust_remote_code and self.model is None and there.model is not None:
+        if self.trust_remote_code and self.model is None and stored.model is not None:
             raise UndeError(
                 f"--trust-remote-code without --hf-model: code is not run because {index} names a model. Give "
-                f"--hf-model {there.model} if that is what you trust"
+                f"--hf-model {stored.model} if that is what you trust"
             )
-        given: dict[str, Any] = self.said
-        whole = replace(there, target=None, trust_remote_code=self.trust_remote_code, **given)
-        if whole.model is not None and whole.data is not None:
-            whole = replace(whole, model=newest(os.path.expanduser(whole.model)))
-            taken = {f"the model {whole.model}": self.model, f"the texts {whole.data}": self.data}
-            if None in taken.values():
-                unsaid = " and ".join(what for what, said in taken.items() if said is None)
-                console.note(f"using {unsaid}, as remembered by {index}")
-            return whole
-        if whole.model is not None:
-            raise UndeError(f"--hf-model {whole.model} needs --data FILE: the texts that it was trained on")
-        if whole.data is not None:
-            raise UndeError(f"--data {whole.data} needs --hf-model DIR: the model that was trained on it")
-        raise UndeError(
-            "name a model and its training data: MODULE:FUNCTION (a function that returns an unde.Setup), or "
-            "--hf-model DIR with --data FILE.jsonl"
-            + (
-                ""
-                if index is None
-                else f". {index} remembers none: it is not finished, or was not built with `unde build`"
-            )
-        )
+        options: dict[str, Any] = self.options
+        whole = replace(stored, target=None, trust_remote_code=self.trust_remote_code, **options)
+        if whole.model is None or whole.data is None:
+            raise _incomplete(whole, index)
+        whole = replace(whole, model=newest(os.path.expanduser(whole.model)))
+        names = {f"the model {whole.model}": self.model, f"the texts {whole.data}": self.data}
+        filled = [name for name, value in names.items() if value is None]
+        if filled:
+            console.note(f"using {' and '.join(filled)}, as remembered by {index}")
+        return whole
 
     def setup(
         self, learn: Texts | None = None, evaluate: Texts | None = None, query_field: str | None = None
     ) -> Setup:
-        """The model and its texts, and the texts of queries that it has none of itself; settled before."""
+        """The model and its texts, after `complete`, with texts of queries."""
         assert self.model is not None
         assert self.data is not None
         return hf_setup(
@@ -114,12 +102,11 @@ class Source:
     def checkpoints_of(
         self, model: nn.Module, index: StorePath | None = None
     ) -> tuple[list[Checkpoint] | None, list[float] | None]:
-        """The checkpoints that were said, or that an index remembers, with their learning rates where these are known;
-        None if it is the model as it is."""
+        """The checkpoints that are named here or by the index, and their learning rates; None for the model alone."""
         folder = self.checkpoints
         if folder is None and index is not None and index.is_dir():
             folder = _read(index).checkpoints
-            if _gone(folder):
+            if _missing(folder):
                 raise UndeError(
                     f"{index} was built from checkpoints in {folder}, which is gone: put them back there"
                 )
@@ -127,12 +114,12 @@ class Source:
 
     @property
     def recipe(self) -> Recipe:
-        """How another process makes the same setup; settled before."""
-        trusted = {_TRUST: True} if self.trust_remote_code else {}
-        return Recipe("unde.integrations.source:made", self.said | trusted)
+        """How another process makes the same setup, after `complete`."""
+        trust = {_TRUST: True} if self.trust_remote_code else {}
+        return Recipe("unde.integrations.source:make_setup", self.options | trust)
 
-    def lasting(self) -> dict[str, Any]:
-        """What is remembered, with paths that hold from any working folder."""
+    def absolute(self) -> dict[str, Any]:
+        """All fields that may be stored, with paths that hold from any working folder."""
         settings: dict[str, Any] = asdict(self)
         del settings[_TRUST]
         for name in ("model", "data", "checkpoints"):
@@ -141,21 +128,33 @@ class Source:
                 settings[name] = str(path.absolute()) if path.exists() else settings[name]
         return settings
 
-    def remember(self, index: StorePath) -> None:
+    def save(self, index: StorePath) -> None:
         """Write this into the folder of an index; list the index as this user's if it names a function."""
-        settings = self.lasting()
+        settings = self.absolute()
         settings["checksum"] = settings_checksum(settings)
         write_bytes(index / SOURCE, (json.dumps(settings, indent=1) + "\n").encode())
         if self.target is not None:
-            _add_known(index, self.target)
+            _list_index(index, self.target)
 
 
-def made(**said: Any) -> Setup:
-    """What `Source.recipe` names."""
-    return Source(**said).setup()
+def _incomplete(source: ModelSource, index: StorePath | None) -> UndeError:
+    if source.model is not None:
+        return UndeError(f"--hf-model {source.model} needs --data FILE: the texts that it was trained on")
+    if source.data is not None:
+        return UndeError(f"--data {source.data} needs --hf-model DIR: the model that was trained on it")
+    why = f". {index} remembers none: it is not finished, or was not built with `unde build`"
+    return UndeError(
+        "name a model and its training data: MODULE:FUNCTION (a function that returns an unde.Setup), or --hf-model "
+        f"DIR with --data FILE.jsonl{'' if index is None else why}"
+    )
 
 
-def remembered_target(index: StorePath) -> str | None:
+def make_setup(**options: Any) -> Setup:
+    """The function that `ModelSource.recipe` names."""
+    return ModelSource(**options).setup()
+
+
+def trusted_target(index: StorePath) -> str | None:
     """The MODULE:FUNCTION that an index was built from; None if it names none.
 
     An index may come from somebody else: the function is returned only if this user has built this index with it,
@@ -172,28 +171,30 @@ def remembered_target(index: StorePath) -> str | None:
         raise _foreign(index, target, "it is no MODULE:FUNCTION")
     if isinstance(index, Path) and _lies_in(index.resolve(), module.split(".")):
         raise _foreign(index, target, f"{module} lies in the index itself")
-    if _known().get(_name(index)) != target:
+    if _read_list().get(_name(index)) != target:
         raise _foreign(index, target, "the index was built by somebody else, or elsewhere")
     return target
 
 
-def _known_file() -> Path:
+def _list_file() -> Path:
     state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(state).expanduser() / "unde" / "indexes.json"
 
 
-def _known() -> dict[str, str]:
+def _read_list() -> dict[str, str]:
     """MODULE:FUNCTION by path of the indexes that this user has built; empty if the list cannot be read."""
     try:
-        listed = read_json(_known_file(), _LONGEST)
+        listed = read_json(_list_file(), _LONGEST)
     except (OSError, ValueError):
         return {}
     return listed if isinstance(listed, dict) else {}
 
 
-def _add_known(index: StorePath, target: str) -> None:
-    listed = {name: value for name, value in _known().items() if not _gone(name)} | {_name(index): target}
-    file = _known_file()
+def _list_index(index: StorePath, target: str) -> None:
+    listed = {name: value for name, value in _read_list().items() if not _missing(name)} | {
+        _name(index): target
+    }
+    file = _list_file()
     with suppress(OSError):  # without a home folder, the function is typed each time
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_atomically(file, (json.dumps(listed, indent=1) + "\n").encode())
@@ -219,21 +220,21 @@ def _foreign(index: StorePath, target: str, why: str) -> UndeError:
     )
 
 
-def _gone(path: str | None) -> bool:
+def _missing(path: str | None) -> bool:
     return path is not None and Path(path).is_absolute() and not Path(path).exists()
 
 
-def _read(index: StorePath) -> Source:
-    """What `Source.remember` wrote."""
+def _read(index: StorePath) -> ModelSource:
+    """What `ModelSource.save` wrote."""
     path = index / SOURCE
     if not exists(path, links=True):
-        return Source()
-    names = {field.name for field in fields(Source)} - {_TRUST}
+        return ModelSource()
+    names = {field.name for field in fields(ModelSource)} - {_TRUST}
     try:
         settings = read_json(path, _LONGEST)
         check_settings(settings)
-        source = Source(**{k: v for k, v in settings.items() if k in names})
-        if not all(type(v) is (int if k == "seq_len" else str) for k, v in source.said.items()):
+        source = ModelSource(**{k: v for k, v in settings.items() if k in names})
+        if not all(type(v) is (int if k == "seq_len" else str) for k, v in source.options.items()):
             raise TypeError("a value of another type")
     except Unreachable:
         raise

@@ -1,22 +1,23 @@
-"""Group-resolved scores: totals, the best examples, regrouping, self-influence, contributions of tokens."""
+"""Group-resolved scores: totals, the best examples, regrouping, scores of arrays and of candidates."""
 
-from unde.scoring.arrays import ArrayScores, from_arrays
+from unde.scoring.arrays import ArrayFeatures, ArrayScores, from_arrays
+from unde.scoring.base import WeightsLike
 from unde.scoring.candidates import CandidateScores
 from unde.scoring.documents import Pieces, documents
 from unde.scoring.group_scores import GroupScores
-from unde.scoring.ranked import WeightsLike
 from unde.scoring.table import Table
 from unde.scoring.top import Top
-from unde.scoring.train_side import TrainSide
+from unde.scoring.train_features import TrainFeatures
 
 __all__ = [
+    "ArrayFeatures",
     "ArrayScores",
     "CandidateScores",
     "GroupScores",
     "Pieces",
     "Table",
     "Top",
-    "TrainSide",
+    "TrainFeatures",
     "WeightsLike",
     "documents",
     "from_arrays",

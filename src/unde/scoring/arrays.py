@@ -1,4 +1,4 @@
-"""Scores that are there already, of this package or any other, wherever scores are accepted."""
+"""Scores and training features in arrays: in memory or mapped from disk, of this package or any other."""
 
 from __future__ import annotations
 
@@ -12,16 +12,52 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unde.errors import UndeError, unknown
-from unde.notebook import facts, listed
-from unde.scoring import budget
-from unde.scoring.blocking import cut
-from unde.scoring.ranked import Ranked, WeightsLike
-from unde.scoring.top import Best
+from unde.errors import UndeError
+from unde.scoring.base import Scores, WeightsLike
+from unde.scoring.blocks import TopK, cut, rows_at_once
+from unde.scoring.train_features import TrainFeatures
 
 ALL = "all"  # the one group of scores that are not resolved
 MEMORY = 2**30
 Array = Tensor | np.ndarray
+
+
+class ArrayFeatures(TrainFeatures):
+    """Training features in memory, in blocks of `block_rows` examples.
+
+    Args:
+        values: Features (C, N, D), or (N, D) of one checkpoint.
+        units: Parameters and the number of columns of each, in order.
+        checkpoint_weights: η_c of each checkpoint, by default 1.
+        block_rows: Training examples of a block.
+        ids: Names of the training examples.
+        skipped: Training examples that are left out, by position.
+    """
+
+    def __init__(
+        self,
+        values: Tensor,
+        units: Mapping[str, int],
+        *,
+        checkpoint_weights: Sequence[float] | None = None,
+        block_rows: int = 4096,
+        ids: Sequence[Any] | None = None,
+        skipped: Sequence[int] = (),
+    ) -> None:
+        self.values = values if values.ndim == 3 else values[None]
+        ends = np.cumsum(list(units.values())).tolist()
+        self.units, self.columns = list(units), [slice(a, b) for a, b in zip([0, *ends], ends)]
+        self.checkpoint_weights = list(checkpoint_weights or [1.0] * len(self.values))
+        self.cuts = list(cut(slice(0, self.values.shape[1]), block_rows))
+        self.ids = ids
+        self._skipped = torch.zeros(self.values.shape[1], dtype=torch.bool)
+        self._skipped[list(skipped)] = True
+
+    def block(self, s: int) -> list[Tensor]:
+        return [rows[self.cuts[s]] for rows in self.values]
+
+    def skipped(self) -> Tensor:
+        return self._skipped
 
 
 @dataclass(frozen=True)
@@ -32,10 +68,10 @@ class Additive:
     linear: bool = True
 
 
-class ArrayScores(Ranked):
-    """Scores (Q, N, M) of Q queries against N training examples, sums over M groups; made by `from_arrays`.
+class ArrayScores(Scores):
+    """Scores (Q, N, M) of Q queries against N training examples, sums over M groups; `from_arrays` makes them.
 
-    What is held may be larger than memory, such as a memory map: it is read in blocks of at most `memory` bytes.
+    The array may be larger than memory, such as a memory map: it is read in blocks of at most `memory` bytes.
     """
 
     def __init__(
@@ -57,29 +93,21 @@ class ArrayScores(Ranked):
         self.values = values.float() if isinstance(values, Tensor) else values  # (Q, N, M)
         self._groups, self._ids, self._query_ids = list(groups), ids, query_ids
         self._memory = memory
-        self.method: Any = method or Additive()
+        self._method = method or Additive()
         self.provenance = provenance or {}
 
     @property
     def groups(self) -> list[str]:
-        """The M group names, in order."""
+        """Names of the M groups, in order."""
         return list(self._groups)
 
     @property
     def shape(self) -> tuple[int, int]:
         return self.values.shape[0], self.values.shape[1]
 
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __repr__(self) -> str:
-        q, n = self.shape
-        return f"ArrayScores({self.method.name}, {q} queries × {n} examples × {len(self._groups)} groups)"
-
-    def _repr_html_(self) -> str:
-        q, n = self.shape
-        found = {"made by": str(self.method.name), "queries": f"{q:,}", "training examples": f"{n:,}"}
-        return facts("Scores", found | {"groups": listed(self.groups)})
+    @property
+    def method(self) -> Any:
+        return self._method
 
     @property
     def memory(self) -> int:
@@ -93,13 +121,9 @@ class ArrayScores(Ranked):
     def ids(self) -> Sequence[Any] | None:
         return self._ids
 
-    def skipped(self) -> Tensor:
-        """None are."""
-        return torch.zeros(self.shape[1], dtype=torch.bool)
-
     @cached_property
     def query_digests(self) -> list[str]:
-        """Of the scores of each query, which tell it from others."""
+        """Digests of the scores of each query, which tell it from others."""
         return [hashlib.sha256(self._row(q).numpy()).hexdigest()[:16] for q in range(len(self))]
 
     def _row(self, q: int) -> Tensor:
@@ -108,56 +132,55 @@ class ArrayScores(Ranked):
     # --- scores ----------------------------------------------------------------------------------------
 
     def total(self, weights: WeightsLike = None) -> Tensor:
-        """(Q, N) scores, on top of the memory budget; positive = proponent."""
-        w, out = self.weights(weights), torch.empty(self.shape)
-        for q in cut(slice(0, len(self)), max(1, self.memory // (8 * self.shape[1] * len(w)))):
+        """(Q, N) scores, held beside the memory budget; positive = proponent."""
+        w, out = self.align_weights(weights), torch.empty(self.shape)
+        for q in self._query_blocks(8):
             for rows, parts in self.stream(q):
                 out[q, rows] = parts[:, :, 0] * w[0] if len(w) == 1 else (parts.cpu() @ w)
         return out
 
-    def best_examples(self, w: Tensor, k: int, largest: bool) -> Best:
-        best = Best(len(self), k, largest)
-        for q in cut(slice(0, len(self)), max(1, self.memory // (16 * self.shape[1] * len(w)))):
-            best.see(q, 0, self.picked(torch.arange(q.start, q.stop)).total(w))
+    def rank(self, w: Tensor, k: int, largest: bool) -> TopK:
+        best = TopK(len(self), k, largest)
+        for q in self._query_blocks(16):
+            best.update(q, 0, self.select(torch.arange(q.start, q.stop)).total(w))
         return best
 
-    def picked(self, queries: Tensor) -> ArrayScores:
+    def select(self, queries: Tensor) -> ArrayScores:
+        """The scores of some of the queries, by number."""
         names = None if self.query_ids is None else [self.query_ids[q] for q in queries.tolist()]
-        some = self.values[queries if isinstance(self.values, Tensor) else queries.numpy()]
-        return ArrayScores(
-            some, self._groups, self.memory, ids=self._ids, query_ids=names, method=self.method,
-            provenance=self.provenance,
-        )  # fmt: skip
+        values = self.values[queries if isinstance(self.values, Tensor) else queries.numpy()]
+        return self._replace(values, self._groups, names)
 
     def by_group(self) -> Tensor:
         """(Q, N, M), all in memory."""
         return self.contributions(slice(0, len(self)))
 
     def regroup(self, groups: Mapping[str, Sequence[str]]) -> ArrayScores:
-        """The same under coarser groups, {new name: names of groups of this one}; in memory."""
-        number = {name: j for j, name in enumerate(self._groups)}
-        for name in (name for names in groups.values() for name in names):
-            if name not in number:
-                raise unknown("group", name, self._groups)
-        used = [name for names in groups.values() for name in names]
-        if sorted(used) != sorted(self._groups):
-            raise UndeError(
-                f"{len(used)} groups are named, there are {len(self._groups)}: expected each of them in one new group"
-            )
-        whole = self.by_group()
-        made = torch.stack([whole[:, :, [number[n] for n in names]].sum(2) for names in groups.values()], 2)
+        """The same scores under coarser groups, {new name: names of present groups}; in memory."""
+        return self._replace(self.by_group() @ self._joint_groups(groups), list(groups), self.query_ids)
+
+    def _replace(self, values: Array, groups: Sequence[str], query_ids: Sequence[Any] | None) -> ArrayScores:
         return ArrayScores(
-            made, list(groups), self.memory, ids=self._ids, query_ids=self.query_ids, method=self.method,
+            values,
+            groups,
+            self.memory,
+            ids=self._ids,
+            query_ids=query_ids,
+            method=self.method,
             provenance=self.provenance,
-        )  # fmt: skip
+        )
 
     # --- blocks, for the weight learner -----------------------------------------------------------------
 
+    def _query_blocks(self, each: int) -> Iterator[slice]:
+        """Queries whose contributions take `each` bytes of the budget a number."""
+        return cut(slice(0, len(self)), max(1, self.memory // (each * self.shape[1] * len(self._groups))))
+
     def stream(self, queries: slice) -> Iterator[tuple[slice, Tensor]]:
-        """(training rows, (q, n, M) contributions); of what is in memory already, all rows at once."""
+        """(training examples, (q, n, M) contributions); all at once where they are in memory."""
         examples, count = self.shape[1], len(range(*queries.indices(len(self))))
-        held = isinstance(self.values, Tensor)
-        step = examples if held else budget.rows_at_once(count, len(self._groups), self.memory)
+        in_memory = isinstance(self.values, Tensor)
+        step = examples if in_memory else rows_at_once(count, len(self._groups), self.memory)
         for rows in cut(slice(0, examples), max(1, step)):
             yield rows, _float(self.values[queries, rows])
 
@@ -166,7 +189,7 @@ class ArrayScores(Ranked):
         return _float(self.values[queries])
 
     def finish(self, linear: Tensor, weights: Tensor, queries: slice, train: slice) -> Tensor:
-        """As they are: scores are sums over groups."""
+        """The linear scores unchanged: scores are sums over groups."""
         return linear
 
 
@@ -179,75 +202,79 @@ def from_arrays(
     name: str = "arrays",
     memory: int = MEMORY,
 ) -> ArrayScores:
-    """Scores from anywhere, for `learn_weights`, `evaluate` and pages: (Q, N), or (Q, N, M) resolved into M groups.
+    """Scores of any library, for `learn_weights`, `evaluate` and pages.
 
-    `values` are an array, a tensor or a memory map, which is read once here, and in blocks later. Positive = proponent:
-    negate what has the other sign. Group scores add up to the score. `groups` names the groups, `ids` the training
-    examples, `query_ids` the queries, `name` what made them. (N, Q) as other libraries have it is transposed first.
+    Args:
+        values: Scores (Q, N), or (Q, N, M) resolved into M groups that add up to the score: an array, a tensor or a
+            memory map, which is read once here and in blocks later. Positive = proponent: negate scores of the other
+            sign. Transpose (N, Q) first.
+        groups: Names of the groups.
+        ids: Names of the training examples.
+        query_ids: Names of the queries.
+        name: What computed them.
+        memory: Bytes of blocks that are read at once.
+
+    Returns:
+        The scores, with `total`, `top`, `by_group` and `regroup`.
+
+    Raises:
+        UndeError: If shapes and names do not fit, or a score is not finite.
 
     >>> values = torch.tensor([[[1.0, 2.0], [3.0, -1.0]]])
     >>> scores = from_arrays(values, groups=["body", "head"], ids=["a", "b"])
     >>> scores.total(), scores.top(1).ids
     (tensor([[3., 2.]]), [['a']])
     """
-    found = values if isinstance(values, (Tensor, np.ndarray)) else np.asarray(values)
-    found = found.detach() if isinstance(found, Tensor) else found
-    shape = tuple(found.shape)
+    array = values.detach() if isinstance(values, Tensor) else np.asanyarray(values)
+    shape = tuple(array.shape)
     if len(shape) not in (2, 3) or 0 in shape:
         raise UndeError(
             f"scores of shape {shape}: expected (queries, training examples), or (queries, training examples, groups), "
             "none of them empty"
         )
-    real = (
-        found.dtype not in (torch.complex64, torch.complex128)
-        if isinstance(found, Tensor)
-        else found.dtype.kind in "fiub"
-    )
+    real = not array.is_complex() if isinstance(array, Tensor) else array.dtype.kind in "fiub"
     if not real:
-        raise UndeError(f"scores of type {found.dtype}: expected real numbers")
+        raise UndeError(f"scores of type {array.dtype}: expected real numbers")
     if len(shape) == 2:
         if groups is not None and len(groups) != 1:
             raise UndeError(
                 f"{len(groups)} group names for scores of shape {shape}, which are not resolved into groups: expected "
                 "(queries, training examples, groups)"
             )
-        found = found[:, :, None]
-    names = list(groups) if groups is not None else [ALL] if len(shape) == 2 else _numbered(shape[2])
-    if len(names) != found.shape[2] or len(set(names)) < len(names):
+        array = array[:, :, None]
+    names = list(groups) if groups is not None else _default_groups(shape)
+    if len(names) != array.shape[2] or len(set(names)) < len(names):
         raise UndeError(
-            f"{len(names)} group names for {found.shape[2]} groups: expected a name of its own for each"
+            f"{len(names)} group names for {array.shape[2]} groups: expected a name of its own for each"
         )
-    for what, given, count, other in (
-        ("ids", ids, shape[1], shape[0]),
-        ("query_ids", query_ids, shape[0], shape[1]),
-    ):
-        if given is not None and len(given) != count:
-            hint = ". The array looks transposed: pass it with queries first" if len(given) == other else ""
-            raise UndeError(f"{len(given)} {what} for scores of shape {shape}: expected {count}{hint}")
-    made = ArrayScores(
-        found,
-        names,
-        memory,
-        ids=ids,
-        query_ids=query_ids,
-        method=Additive(name),
-        provenance={"method": {"name": name}},
+    _check_ids("ids", ids, shape, 1)
+    _check_ids("query_ids", query_ids, shape, 0)
+    provenance = {"method": {"name": name}}
+    scores = ArrayScores(
+        array, names, memory, ids=ids, query_ids=query_ids, method=Additive(name), provenance=provenance
     )
-    _check_finite(made)
-    return made
+    _check_finite(scores)
+    return scores
 
 
 def as_scores(scores: Any) -> Any:
-    """Bare arrays as scores; scores as they are."""
+    """Bare arrays as scores; scores unchanged."""
     return from_arrays(scores) if isinstance(scores, (Tensor, np.ndarray)) else scores
 
 
-def _numbered(count: int) -> list[str]:
-    return [f"group {j}" for j in range(count)]
+def _default_groups(shape: Sequence[int]) -> list[str]:
+    return [ALL] if len(shape) == 2 else [f"group {j}" for j in range(shape[2])]
+
+
+def _check_ids(what: str, ids: Sequence[Any] | None, shape: Sequence[int], axis: int) -> None:
+    if ids is not None and len(ids) != shape[axis]:
+        transposed = len(ids) == shape[1 - axis]
+        hint = ". The array looks transposed: pass it with queries first" if transposed else ""
+        raise UndeError(f"{len(ids)} {what} for scores of shape {tuple(shape)}: expected {shape[axis]}{hint}")
 
 
 def _check_finite(scores: ArrayScores) -> None:
-    for q in cut(slice(0, len(scores)), max(1, scores.memory // (16 * scores.shape[1] * len(scores.groups)))):
+    for q in scores._query_blocks(16):
         for rows, parts in scores.stream(q):
             if not torch.stack(torch.aminmax(parts)).isfinite().all():
                 a, b, j = (~parts.isfinite()).nonzero()[0].tolist()
@@ -262,5 +289,5 @@ def _check_finite(scores: ArrayScores) -> None:
 def _float(values: Array) -> Tensor:
     if isinstance(values, Tensor):
         return values
-    with np.errstate(over="ignore"):  # infinite, then, which is looked for
+    with np.errstate(over="ignore"):  # infinite then, which `_check_finite` finds
         return torch.from_numpy(np.array(values, dtype=np.float32, copy=True))

@@ -1,4 +1,4 @@
-"""Scores of a few candidates for each query, which `GroupScores.rescore` has looked at again."""
+"""Scores of a few candidates of each query, which `GroupScores.rescore` returns."""
 
 from __future__ import annotations
 
@@ -10,40 +10,42 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unde.errors import UndeError, unknown
+from unde.errors import UndeError
 from unde.methods import FinalContext, Method
-from unde.notebook import facts, listed
+from unde.scoring.base import Names, Scores, WeightsLike
+from unde.scoring.blocks import TopK, check_finite, stable_top
 from unde.scoring.documents import Pieces
-from unde.scoring.range_checks import finite
-from unde.scoring.ranked import Names, Ranked, WeightsLike
-from unde.scoring.top import Best, Top, stable_top
+from unde.scoring.top import Top
 
 Candidates = Top | Tensor | np.ndarray | int
 
 
 @dataclass(frozen=True)
-class Norms:
+class CandidateNorms:
     """What `final` may ask about the pairs of queries and candidates."""
 
     queries: Tensor  # (Q, M) squared norms
     train: Tensor  # (n, M) of the examples that are candidates of some query
     leverage: Callable[[], Tensor]  # (n,)
-    beside: Callable[[], Tensor]  # (n, ·)
+    extra_values: Callable[[], Tensor]  # (n, ·)
     where: Tensor  # (Q, k): which of these n a candidate is
 
-    def of(self, q: int, grouped: Tensor) -> FinalContext:
-        """Of one query; `grouped` (M, M′) adds up groups."""
-        here = self.where[q]
+    def select(self, queries: Tensor) -> CandidateNorms:
+        return replace(self, queries=self.queries[queries], where=self.where[queries])
+
+    def final_context(self, q: int, joint: Tensor) -> FinalContext:
+        """Of one query; `joint` (M, M′) adds up groups."""
+        rows = self.where[q]
         return FinalContext(
-            query_squares=lambda: self.queries[q : q + 1] @ grouped,
-            train_squares=lambda: self.train[here] @ grouped,
-            leverage=lambda: self.leverage()[here],
-            extra_values=lambda: self.beside()[here],
+            query_squares=lambda: self.queries[q : q + 1] @ joint,
+            train_squares=lambda: self.train[rows] @ joint,
+            leverage=lambda: self.leverage()[rows],
+            extra_values=lambda: self.extra_values()[rows],
         )
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class CandidateScores(Ranked):
+class CandidateScores(Scores):
     """Scores of Q queries against k candidates each, resolved into M parameter groups.
 
     Column r of `total()` and `by_group()` is the training example `indices[q, r]`; candidates are in the order of the
@@ -52,7 +54,7 @@ class CandidateScores(Ranked):
 
     indices: Tensor  # (Q, k), ascending in each row
     linear: Tensor  # (Q, k, M) contributions before `final`
-    norms: Norms
+    norms: CandidateNorms
     method: Method
     names: list[str]  # of the M groups
     query_digests: list[str]
@@ -60,13 +62,14 @@ class CandidateScores(Ranked):
     memory: int
     ids: Sequence[Any] | None = None  # of all training examples
     query_ids: Sequence[Any] | None = None
-    telling: Callable[[], list[int]] | None = None
-    grouped: Tensor | None = None  # (M, M′), where groups were joined since
-    called: ClassVar[str] = "candidates"
+    trained_on: Callable[[], list[int]] = list
+    joint: Tensor | None = None  # (M, M′), where groups were joined since
+    noun: ClassVar[str] = "candidates"
+    title: ClassVar[str] = "Scores of candidates"
 
     @property
     def groups(self) -> list[str]:
-        """The M group names, in order."""
+        """Names of the M groups, in order."""
         return list(self.names)
 
     @property
@@ -74,40 +77,20 @@ class CandidateScores(Ranked):
         """Queries, and candidates of each."""
         return self.indices.shape[0], self.indices.shape[1]
 
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __repr__(self) -> str:
-        q, k = self.shape
-        return f"CandidateScores({self.method}, {q} queries × {k} candidates × {len(self.names)} groups)"
-
-    def _repr_html_(self) -> str:
-        q, k = self.shape
-        found = {"method": str(self.method), "queries": f"{q:,}", "candidates of each": f"{k:,}"}
-        return facts("Scores of candidates", found | {"groups": listed(self.groups)})
-
-    def skipped(self) -> Tensor:
-        """None are."""
-        return torch.zeros(self.shape[1], dtype=torch.bool)
-
-    def trained_on(self) -> list[int]:
-        """Positions of the queries that are training examples, by content."""
-        return [] if self.telling is None else self.telling()
-
     # --- scores ----------------------------------------------------------------------------------------
 
     def total(self, weights: WeightsLike = None) -> Tensor:
         """(Q, k) scores of the candidates; positive = proponent."""
-        w = self.weights(weights)
+        w = self.align_weights(weights)
         if self.method.groupwise:
             return self.by_group() @ w
         linear = self.linear @ w
         if self.method.linear:
             return linear
-        return finite(self.finish(linear, w, slice(0, len(self)), slice(0, self.shape[1])), "scores")
+        return check_finite(self.finish(linear, w, slice(0, len(self)), slice(0, self.shape[1])), "scores")
 
     def by_group(self) -> Tensor:
-        """(Q, k, M): the contributions of the groups, before `final`."""
+        """(Q, k, M) contributions of the groups, before `final`."""
         return self.contributions(slice(0, len(self)))
 
     def top(
@@ -127,13 +110,13 @@ class CandidateScores(Ranked):
             )
         return super().top(k, weights, largest, queries=queries)
 
-    def best_examples(self, w: Tensor, k: int, largest: bool) -> Best:
-        best = Best(len(self), k, largest)
+    def rank(self, w: Tensor, k: int, largest: bool) -> TopK:
+        best = TopK(len(self), k, largest)
         values, at = stable_top(self.total(w), k, largest)
-        best.merge(slice(0, len(self)), 0, self.shape[1], values, self.indices.gather(1, at))
+        best.merge(slice(0, len(self)), self.shape[1], values, self.indices.gather(1, at))
         return best
 
-    def _summed(
+    def _rank_documents(
         self, w: Tensor, k: int, largest: bool, queries: Pieces | None, train: Pieces | None, skipped: Tensor
     ) -> Top:
         raise UndeError(
@@ -141,35 +124,23 @@ class CandidateScores(Ranked):
             "whole, or ask scores.top(k, queries=…) of all examples"
         )
 
-    def picked(self, queries: Tensor) -> CandidateScores:
-        some = queries.tolist()
-        names = None if self.query_ids is None else [self.query_ids[q] for q in some]
-        norms = replace(self.norms, queries=self.norms.queries[queries], where=self.norms.where[queries])
+    def select(self, queries: Tensor) -> CandidateScores:
+        """The scores of some of the queries, by number."""
+        numbers = queries.tolist()
         return replace(
             self,
             indices=self.indices[queries],
             linear=self.linear[queries],
-            norms=norms,
-            query_digests=[self.query_digests[q] for q in some],
-            query_ids=names,
+            norms=self.norms.select(queries),
+            query_digests=[self.query_digests[q] for q in numbers],
+            query_ids=None if self.query_ids is None else [self.query_ids[q] for q in numbers],
         )
 
     def regroup(self, groups: Mapping[str, Sequence[str]]) -> CandidateScores:
-        """The same under coarser groups, {new name: names of groups of this one}."""
-        number = {name: j for j, name in enumerate(self.names)}
-        used = [name for names in groups.values() for name in names]
-        for name in used:
-            if name not in number:
-                raise unknown("group", name, self.names)
-        if sorted(used) != sorted(self.names):
-            raise UndeError(
-                f"{len(used)} groups are named, there are {len(self.names)}: expected each of them in one new group"
-            )
-        joined = torch.zeros(len(self.names), len(groups))
-        for j, names in enumerate(groups.values()):
-            joined[[number[name] for name in names], j] = 1
-        before = joined if self.grouped is None else self.grouped @ joined
-        return replace(self, linear=self.linear @ joined, names=list(groups), grouped=before)
+        """The same scores under coarser groups, {new name: names of present groups}."""
+        joint = self._joint_groups(groups)
+        before = joint if self.joint is None else self.joint @ joint
+        return replace(self, linear=self.linear @ joint, names=list(groups), joint=before)
 
     # --- blocks, for the weight learner -----------------------------------------------------------------
 
@@ -182,24 +153,23 @@ class CandidateScores(Ranked):
         if not self.method.groupwise:
             return self.linear[queries]
         some = range(*queries.indices(len(self)))
-        return torch.cat([self.method.by_group(self.linear[q : q + 1], self._sides(q)) for q in some])
+        return torch.cat([self.method.by_group(self.linear[q : q + 1], self._context(q)) for q in some])
 
     def finish(self, linear: Tensor, weights: Tensor, queries: slice, train: slice) -> Tensor:
         """Final scores of a block of queries and all their candidates; differentiable in `weights` (M,)."""
         if self.method.linear:
             return linear
-        some = range(*queries.indices(len(self)))
-        w = weights.to(linear)
-        rows = [self.method.final(linear[i : i + 1], self._sides(q), w) for i, q in enumerate(some)]
-        return torch.cat(rows)
+        some, w = range(*queries.indices(len(self))), weights.to(linear)
+        return torch.cat(
+            [self.method.final(linear[i : i + 1], self._context(q), w) for i, q in enumerate(some)]
+        )
 
-    def _sides(self, q: int) -> FinalContext:
-        grouped = torch.eye(len(self.names)) if self.grouped is None else self.grouped
-        return self.norms.of(q, grouped)
+    def _context(self, q: int) -> FinalContext:
+        return self.norms.final_context(q, torch.eye(len(self.names)) if self.joint is None else self.joint)
 
 
-def positions(top: Candidates, scores: Ranked, skipped: Tensor) -> Tensor:
-    """(Q, k) training examples, ascending: of a `Top`, of an array of their positions, or the k best by `scores`."""
+def candidate_positions(top: Candidates, scores: Scores) -> Tensor:
+    """(Q, k) training examples, ascending: of a `Top`, of an array of positions, or the k best by `scores`."""
     if isinstance(top, int) and not isinstance(top, bool):
         top = scores.top(top)
     if isinstance(top, Top):
@@ -208,7 +178,7 @@ def positions(top: Candidates, scores: Ranked, skipped: Tensor) -> Tensor:
         if not inside or list(top.ids[0]) != (first if ids is None else [ids[i] for i in first]):
             raise UndeError(
                 "these are not the best training examples by such scores, but of another index, or documents: pass "
-                "what scores.top(k) gives"
+                "what scores.top(k) returns"
             )
         top = top.indices
     where = torch.as_tensor(top)
@@ -224,6 +194,7 @@ def positions(top: Candidates, scores: Ranked, skipped: Tensor) -> Tensor:
     if (where[:, 1:] == where[:, :-1]).any():
         row = int((where[:, 1:] == where[:, :-1]).any(1).nonzero()[0])
         raise UndeError(f"an example is there twice among the candidates of query {row}: expected each once")
+    skipped = scores.skipped()
     if skipped[where].any():
         bad = int(where[skipped[where]][0])
         raise UndeError(f"example {bad} is a candidate, but was left out of the index: leave it out here too")

@@ -1,29 +1,26 @@
 """Pieces of one whole: a document of several training examples, a query of several sequences.
 
-A score says how much a training example has lowered the loss of a query, and such influences add up: that of a
-document is the sum over its pieces, that on a query which was cut the sum over the parts of its loss. So documents are
-ranked by the sums of the scores of their pieces, after `final` and with weights, as every piece would be alone.
+A score says how much a training example lowered the loss of a query, and such influences add up: the score of a
+document is the sum over its pieces, that of a query which was cut the sum over the parts of its loss. So documents are
+ranked by the sums of the scores of their pieces, after `final` and with weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from unde.errors import UndeError
-from unde.scoring.range_checks import finite
-
-SHARE = 8  # sums, and scores that are added to them, take at most one in so many of the memory budget each
 
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """Which whole each of n rows is a piece of, by number, and what the wholes are called."""
+    """The whole that each of n rows is a piece of, by number, and the names of the wholes."""
 
     of: Tensor  # (n,)
     names: list[Any]
@@ -48,18 +45,27 @@ class Pieces:
 
     @cached_property
     def ends(self) -> list[int]:
-        """Where in `order` each whole ends."""
+        """The end of each whole in `order`."""
         return torch.bincount(self.of, minlength=len(self.names)).cumsum(0).tolist()
 
 
 def documents(ids: Iterable[Any]) -> Pieces:
-    """The documents of ids such as "speech-3:2", piece 2 of speech-3, as indexes of texts have them.
+    """Documents from ids such as "speech-3:2", piece 2 of speech-3, which indexes of texts have.
 
-    Pieces of a document follow one another, with growing numbers, some of which may be missing. Where they do not,
-    another document begins, even of the same name.
+    Pieces of a document follow one another, with growing numbers, some of which may be missing. Anything else begins
+    another document, even of the same name.
 
-    >>> found = documents(["a:1", "a:3", "b:1", "a:1"])
-    >>> found.of, found.names
+    Args:
+        ids: Ids of the training examples, `index.ids`.
+
+    Returns:
+        The document of each example, for `scores.top(k, by=…)`.
+
+    Raises:
+        UndeError: If the ids do not name pieces of documents.
+
+    >>> pieces = documents(["a:1", "a:3", "b:1", "a:1"])
+    >>> pieces.of, pieces.names
     (tensor([0, 0, 1, 2]), ['a', 'b', 'a'])
     """
     of, names, last, odd = [], list[str](), 0, None
@@ -80,10 +86,10 @@ def documents(ids: Iterable[Any]) -> Pieces:
     return Pieces(torch.tensor(of, dtype=torch.int64), names)
 
 
-def named(names: Pieces | Sequence[Any], count: int, what: str) -> Pieces:
-    """Rows of equal names as pieces of one; wholes are numbered in the order in which they are first met.
+def name_pieces(names: Pieces | Sequence[Any], count: int, what: str) -> Pieces:
+    """Rows of equal names as pieces of one whole; wholes are numbered in order of first appearance.
 
-    >>> named(["a", "b", "a"], 3, "training examples").of
+    >>> name_pieces(["a", "b", "a"], 3, "training examples").of
     tensor([0, 1, 0])
     """
     if not isinstance(names, Pieces):
@@ -96,36 +102,3 @@ def named(names: Pieces | Sequence[Any], count: int, what: str) -> Pieces:
     if len(names.of) != count:
         raise UndeError(f"{len(names.of)} names for {count} {what}: expected one for each")
     return names
-
-
-class Summable(Protocol):
-    """Scores that can be made of some of the queries alone."""
-
-    @property
-    def shape(self) -> tuple[int, int]: ...
-    @property
-    def memory(self) -> int: ...
-
-    def picked(self, queries: Tensor) -> Any: ...
-
-
-def sums(
-    scores: Summable, w: Tensor, queries: Pieces, train: Pieces | None, skipped: Tensor
-) -> Iterator[tuple[slice, Tensor]]:
-    """(wholes among the queries, (q, D) sums of their scores with each of the D documents), as many as memory holds.
-
-    Added up in float64, in the order of pieces. Training examples that were skipped add nothing.
-    """
-    examples, most = scores.shape[1], scores.memory // SHARE
-    columns = examples if train is None else len(train)
-    ends = [0, *queries.ends]
-    step, at_once = max(1, most // (8 * columns)), max(1, most // (12 * examples))
-    for start in range(0, len(queries), step):
-        stop = min(start + step, len(queries))
-        out = torch.zeros(columns, stop - start, dtype=torch.float64)
-        for some in queries.order[ends[start] : ends[stop]].split(at_once):
-            part = scores.picked(some).total(w).masked_fill_(skipped, 0.0).T.double()  # (N, q)
-            if train is not None:
-                part = torch.zeros(columns, len(some), dtype=torch.float64).index_add_(0, train.of, part)
-            out.index_add_(1, queries.of[some] - start, part)
-        yield slice(start, stop), finite(out.T.float(), "scores")

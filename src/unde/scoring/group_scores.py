@@ -8,10 +8,9 @@ mix layers it acts there too, after the weights: ⟨K(w ⊙ g(q)), g(n)⟩, and 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -21,130 +20,135 @@ from unde import console
 from unde.errors import UndeError, unknown
 from unde.groups import Groups
 from unde.methods import FinalContext, Method
-from unde.notebook import facts, listed
-from unde.pages import large
-from unde.scoring import budget
-from unde.scoring.blocking import cut
+from unde.scoring import blocks as budget
+from unde.scoring.base import GroupWeights, Scores, WeightsLike
+from unde.scoring.blocks import ScoreRange, TopK, check_finite, check_underflow, cut
 from unde.scoring.candidates import Candidates, CandidateScores
-from unde.scoring.query_side import Piece, QuerySide
-from unde.scoring.range_checks import HUGE, Sizes, finite, refuse_lost
-from unde.scoring.ranked import Aligned, Ranked, WeightsLike
-from unde.scoring.top import Best
-from unde.scoring.train_side import TrainSide
-from unde.store.dequantize import Block, in_runs
-from unde.store.limbs import Factor
+from unde.scoring.query_side import QueryFactor, QuerySide, multiply
+from unde.scoring.train_features import TrainFeatures
 
 
-class Spread(Protocol):
-    """Scores that other processes compute, each against some of the training examples."""
+class Rescorer(Protocol):
+    """Model, task and data behind scores, to score candidates with larger features."""
 
-    def total(self, scores: GroupScores, w: Tensor) -> Tensor: ...
-
-    def top(self, scores: GroupScores, w: Tensor, k: int, largest: bool) -> Best: ...
-
-
-class Again(Protocol):
-    """What scores were asked with, to ask again."""
-
-    def of(self, queries: Tensor) -> Again: ...
-
-    def rescored(
+    def rescore(
         self, scores: GroupScores, top: Candidates, projection: str | None, index: Any, queries: Any
     ) -> CandidateScores: ...
 
+    def select(self, queries: Tensor) -> Rescorer: ...
+
 
 @dataclass(frozen=True, repr=False, eq=False)
-class GroupScores(Ranked):
-    """Scores of Q queries against N training examples, resolved into M parameter groups."""
+class GroupScores(Scores):
+    """Scores of Q queries against N training examples, resolved into M parameter groups.
 
-    train: TrainSide
+    `index.score(queries)` returns them. Nothing is computed before it is asked for, and training features are read in
+    blocks within the memory budget of the index. Positive scores are proponents: training on the example lowered the
+    loss of the query.
+
+    Attributes:
+        train: Features of the training examples, and their kernel.
+        queries: Features of the queries, (C, Q, D).
+        method: The method, such as `unde.methods.TRAK()`.
+        partition: The groups of parameters.
+        query_digests: A digest of the content of each query.
+        provenance: What the scores were made from, JSON-able.
+        memory: Memory budget in bytes.
+        query_ids: Names of the queries, if they have some.
+        default_weights: Weights of a calibration, used where none are passed.
+
+    >>> scores = index.score(queries)  # doctest: +SKIP
+    >>> scores.top(10).ids  # doctest: +SKIP
+    >>> weights = unde.learn_weights(scores, k=10)  # doctest: +SKIP
+    >>> index.score(others).total(weights)  # doctest: +SKIP
+    """
+
+    train: TrainFeatures
     queries: Tensor  # (C, Q, D)
     method: Method
     partition: Groups
     query_digests: list[str]
     provenance: dict[str, Any]
     memory: int
-    spread: Spread | None = None  # who else may compute
-    query_ids: Sequence[Any] | None = None  # what the queries are called, if they have names
-    again: Again | None = None  # how the same queries are asked about once more
-    default_weights: Aligned | None = None  # of a calibration: used where no weights are named
+    query_ids: Sequence[Any] | None = None
+    rescorer: Rescorer | None = None
+    default_weights: GroupWeights | None = None
 
     @property
     def groups(self) -> list[str]:
-        """The M group names, in order."""
+        """Names of the M groups, in order."""
         return list(self.partition.names)
 
     @property
     def shape(self) -> tuple[int, int]:
+        """Queries and training examples, (Q, N)."""
         return self.queries.shape[1], self.train.examples
 
-    def __len__(self) -> int:
-        return self.queries.shape[1]
+    @property
+    def ids(self) -> Sequence[Any] | None:
+        """The users' names of the training examples."""
+        return self.train.ids
 
-    def __repr__(self) -> str:
-        q, n = self.shape
-        return f"GroupScores({self.method}, {q} queries × {n} examples × {len(self.partition)} groups)"
+    def skipped(self) -> Tensor:
+        """(N,) bool: training examples that were left out because of NaN gradients."""
+        return self.train.skipped()
 
-    def _repr_html_(self) -> str:
-        q, n = self.shape
-        found = {"method": str(self.method), "queries": f"{q:,}", "training examples": f"{n:,}"}
-        return facts("Scores", found | {"groups": listed(self.groups)})
+    def trained_on(self) -> list[int]:
+        """Positions of the queries that are training examples, by content."""
+        return self.train.find(self.query_digests)
 
     # --- scores ----------------------------------------------------------------------------------------
 
     def total(self, weights: WeightsLike = None) -> Tensor:
-        """(Q, N) scores, one matrix product; positive = proponent. They come on top of the memory budget, where `top`
-        stays within it."""
-        w = self.weights(weights)
-        if self.spread is not None:
-            return self.spread.total(self, w)
-        out = large(*self.shape)
-        for rows, q, part in self.totals(w, into=out):
-            if part.data_ptr() != out[q, rows].data_ptr():
-                out[q, rows] = part
+        """All scores, by one matrix product.
+
+        They are held beside the memory budget; `top` stays within it.
+
+        Args:
+            weights: Weights of the groups, such as `unde.learn_weights` returns. None: those of a calibration, or all
+                ones.
+
+        Returns:
+            Scores (Q, N); positive = proponent.
+
+        Raises:
+            UndeError: If weights do not fit the groups or were learned on these queries, or scores are beyond the
+                range of float32.
+        """
+        w = self.align_weights(weights)
+        if self.train.workers is not None:
+            return self.train.workers.total(self, w)
+        out = torch.empty(self.shape)
+        for rows, q, part in self.totals(w):
+            out[q, rows] = part
         return out
 
-    def best_examples(self, w: Tensor, k: int, largest: bool) -> Best:
-        return self.best(w, k, largest) if self.spread is None else self.spread.top(self, w, k, largest)
-
-    def picked(self, queries: Tensor) -> GroupScores:
-        digests = [self.query_digests[q] for q in queries.tolist()]
-        names = None if self.query_ids is None else [self.query_ids[q] for q in queries.tolist()]
-        again = None if self.again is None else self.again.of(queries)
-        return replace(
-            self, queries=self.queries[:, queries], query_digests=digests, query_ids=names, again=again
-        )
-
-    @property
-    def ids(self) -> Sequence[Any] | None:
-        return self.train.ids
-
-    def skipped(self) -> Tensor:
-        return self.train.skipped()
-
-    @property
-    def telling(self) -> Callable[[], list[int]]:
-        return partial(self.train.holding, self.query_digests)
+    def rank(self, w: Tensor, k: int, largest: bool) -> TopK:
+        """The k best training examples of each query."""
+        if self.train.workers is not None:
+            return self.train.workers.rank(self, w, k, largest)
+        return self.rank_blocks(w, k, largest)
 
     def by_group(self) -> Tensor:
-        """(Q, N, M): the contributions of the groups, before `final`. For small problems: all in memory."""
+        """Contributions (Q, N, M) of the groups, before `final`: they add up to the score of a linear method.
+
+        Raises:
+            UndeError: If they do not fit the memory budget.
+        """
         q, n = self.shape
-        need = 4 * q * n * len(self.partition)
+        m = len(self.partition)
+        need = 4 * q * n * m
         if need > self.memory:
             raise UndeError(
-                f"by_group() of {q} × {n} × {len(self.partition)} needs {need / 2**30:.3g} GiB, the budget "
+                f"by_group() of {q} × {n} × {m} needs {need / 2**30:.3g} GiB, the budget "
                 f"is {self.memory / 2**30:.3g} GiB: score fewer queries, regroup, or raise memory="
             )
-        out = large(q, len(self.partition), n)  # of a query a matrix (M, n): turning it takes as long
+        out = torch.empty(q, m, n)  # of a query a matrix (M, n): transposing it would take as long
         whole = out.transpose(1, 2)
-        for rows, part in self._streamed(slice(0, q), out.transpose(0, 1)):
+        for rows, part in self._stream(slice(0, q), out.transpose(0, 1)):
             if self.method.groupwise:
                 whole[:, rows] = part
         return whole
-
-    def trained_on(self) -> list[int]:
-        """Positions of the queries that are training examples, by content."""
-        return self.train.holding(self.query_digests)
 
     def rescore(
         self,
@@ -154,181 +158,40 @@ class GroupScores(Ranked):
         index: Any = None,
         queries: Any = None,
     ) -> CandidateScores:
-        """The same scores of a few candidates, from larger features: `scores.rescore(1000).top(10)`.
+        """Scores of a few candidates from larger features: `scores.rescore(1000).top(10)`.
 
-        `top` is how many candidates of each query are taken, or `scores.top(1000, weights)`, or their positions (Q, k),
-        wherever these come from. `projection` is the larger one, by default "none", whole gradients: those of queries
-        and of each candidate are computed anew, so model, task and training data must be at hand. That is for methods
-        without a kernel (TracIn, cosine or not). Kernels are fitted to the features of all training examples: for
-        them, `index` is another index of the same model and examples, of whose features only rows of candidates are
-        read. `queries` are those that were scored, where `scores` were made from their features.
+        Args:
+            top: How many candidates of each query to take, or `scores.top(1000, weights)`, or their positions (Q, k).
+            projection: The larger projection, by default "none", whole gradients. Gradients of queries and candidates
+                are computed again, so the index needs its model, task and training data. For methods without a kernel
+                (TracIn, cosine or not).
+            index: Another index of the same model and examples, for methods with a kernel, which is fitted to the
+                features of all training examples. Only rows of candidates are read.
+            queries: The queries that were scored, where these scores were made from their features.
+
+        Returns:
+            Scores of the candidates alone.
+
+        Raises:
+            UndeError: If model, task or data are missing, or `index` is one of other examples.
         """
-        if self.again is None:
+        if self.rescorer is None:
             raise UndeError(
-                "these scores do not know what they were asked about: rescore what index.score gives"
+                "these scores do not know their queries and model: rescore what index.score returns"
             )
-        return self.again.rescored(self, top, projection, index, queries)
-
-    # --- blocks, for the weight learner -----------------------------------------------------------------
-
-    @property
-    def spare(self) -> int:
-        """Bytes of the budget that are left beside the features of both sides."""
-        row = 4 * self.queries.shape[0] * self.queries.shape[2]
-        most = max((r.stop - r.start for r in self.train.cuts), default=0)
-        return budget.spare(row * self.train.examples, row * most, self.queries.nbytes, self.memory)
-
-    def contributions(self, queries: slice) -> Tensor:
-        """(q, N, M) linear contributions of a block of queries; those of an example lie together in memory."""
-        count = len(range(*queries.indices(len(self))))
-        out = large(count, self.train.examples, len(self.partition))
-        for rows, part in self.stream(queries):
-            out[:, rows] = part
-        return out
-
-    def stream(self, queries: slice) -> Iterator[tuple[slice, Tensor]]:
-        """(training rows, (q, n, M) contributions), block by block within the memory budget. Those of a query to one
-        group lie together in memory."""
-        return self._streamed(queries, None)
-
-    def _streamed(self, queries: slice, into: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
-        """The same, put `into` (M, q, N) if that is there."""
-        pieces, (_, count, _) = self.asked.pieces(queries), self.queries[:, queries].shape
-        m, sizes = len(self.partition), Sizes(count)
-        # What has its place in memory is made of a whole block at once: products of one group with few rows are slow.
-        single = not any(piece.joint for own in pieces for piece in own)
-        whole = into is not None and single and not self.method.groupwise
-        step = self.train.examples if whole else budget.rows_at_once(count, m, self.spare)
-        reach = [max((float(p.queries.norm()) for p in own), default=0.0) for own in pieces]
-        for rows, blocks in self.train.packed_blocks():
-            for start in range(rows.start, rows.stop, step):
-                taken = slice(start, min(start + step, rows.stop))
-                here = slice(taken.start - rows.start, taken.stop - rows.start)
-                some = [block[here] for block in blocks]
-                out = self._multiply(pieces, some, count, None if into is None else into[:, :, taken])
-                if not (sizes.ordinary and self._in_range(reach, some)):
-                    sizes.see(slice(0, count), out.transpose(0, 1))
-                parts = out.permute(1, 2, 0)
-                if self.method.groupwise:
-                    parts = self.method.by_group(parts, self._sides(queries, taken))
-                yield taken, parts
-        if len(lost := sizes.lost()):
-            self._refuse_lost(torch.arange(len(self))[queries][lost], torch.ones(m))
-
-    def _in_range(self, reach: list[float], blocks: Sequence[Block]) -> bool:
-        """Whether no product of blocks with queries of such norms is beyond float32: then it need not be read again."""
-        norms = [float(block.norm()) if isinstance(block, Tensor) else math.inf for block in blocks]
-        bounds = zip(self.train.checkpoint_weights, reach, norms)
-        return sum(abs(eta) * r * norm for eta, r, norm in bounds) < HUGE
-
-    def _multiply(
-        self, pieces: list[list[Piece]], blocks: Sequence[Block], count: int, out: Tensor | None
-    ) -> Tensor:
-        """The contributions (M, q, n) to `count` queries of blocks (n, D), one for each checkpoint; in `out`, if that
-        is there."""
-        m, n = len(self.partition), len(blocks[0])
-        for c, (eta, own, block) in enumerate(zip(self.train.checkpoint_weights, pieces, blocks)):
-            for rows, features in in_runs(block):
-                for piece in own:
-                    all_of_it = (piece.at.groups, rows) == (slice(0, m), slice(0, n))
-                    made = piece.product(features) if out is None and all_of_it else None
-                    if made is not None:  # nothing else is there: it need not be copied
-                        out = made if eta == 1 else made.mul_(eta)
-                        continue
-                    out = torch.empty(m, count, n) if out is None else out
-                    piece.multiply(out[piece.at.groups, :, rows], features, eta, c > 0 or piece.at.more)
-        out = torch.empty(m, count, n) if out is None else out
-        for j in set(range(m)) - {j for p in pieces[0] for j in range(m)[p.at.groups]}:
-            out[j].zero_()  # a group that has no columns
-        return out
-
-    def finish(self, linear: Tensor, weights: Tensor, queries: slice, train: slice | Tensor) -> Tensor:
-        """Final scores from the linear part of a block; differentiable in `weights` (M,)."""
-        if self.method.linear:
-            return linear
-        return self.method.final(linear, self._sides(queries, train), weights.to(linear))
-
-    def _sides(self, queries: slice, train: slice | Tensor) -> FinalContext:
-        return FinalContext(
-            query_squares=lambda: self.asked.squares[queries],
-            train_squares=lambda: self._train_squares[train],
-            leverage=lambda: self._leverage[train],
-            extra_values=lambda: self._beside[train],
-        )
-
-    def best(
-        self, w: Tensor, k: int, largest: bool, only: int | None = None, seen: Sizes | None = None
-    ) -> Best:
-        """The k best of the training blocks that are looked at."""
-        skipped, some = self.train.skipped(), self.train.some
-        best = Best(len(self), k, largest, self.train.cuts[some[0]].start if some else 0)
-        for rows, q, part in self.totals(w, only, seen):
-            out = skipped[rows]
-            best.see(q, rows.start, part.masked_fill(out, best.worst) if out.any() else part)
-        return best
-
-    def totals(
-        self, w: Tensor, only: int | None = None, seen: Sizes | None = None, into: Tensor | None = None
-    ) -> Iterator[tuple[slice, slice, Tensor]]:
-        """(training rows, queries, their scores), block by block, rows in order; of all blocks of queries, or one.
-
-        How large they are is noted in `seen`, for who knows all of them. Those that are products alone are put `into`
-        (Q, N), if that is there.
-        """
-        taken = self.query_blocks[slice(None) if only is None else slice(only, only + 1)]
-        if self.method.groupwise:  # weights act on what is no longer linear in the features
-            for found in zip(*[self.stream(q) for q in taken]):
-                for q, (rows, parts) in zip(taken, found):
-                    yield rows, q, parts @ w
-            return
-        sizes, whole = seen or Sizes(len(self)), None
-        if len(self.query_blocks) == 1:
-            whole = self.asked.factors(w)
-        # What many queries are multiplied with is read in float32 again and again, that of few once as it is stored.
-        read = self.train.blocks if whole is None else self.train.packed_blocks
-        for rows, blocks in read():
-            for run in taken:
-                scaled = whole if whole is not None else self._some(run).asked.factors(w)
-                for q in cut(run, budget.scores_at_once(rows.stop - rows.start, self.memory)):
-                    own = slice(q.start - run.start, q.stop - run.start)
-                    out = into[q, rows] if into is not None and self.method.linear else None
-                    linear = sizes.see(q, _linear(scaled, own, blocks, out))
-                    done = linear if self.method.linear else finite(self.finish(linear, w, q, rows), "scores")
-                    del linear
-                    yield rows, q, done
-        if seen is None:
-            self.refuse_lost(sizes, w)
-
-    def refuse_lost(self, sizes: Sizes, w: Tensor) -> None:
-        """Raises if scores are zero only because they are out of range."""
-        if len(lost := sizes.lost()):
-            self._refuse_lost(lost, w)
-
-    def _some(self, queries: slice) -> GroupScores:
-        return replace(self, queries=self.queries[:, queries])
-
-    def _refuse_lost(self, lost: Tensor, w: Tensor) -> None:
-        refuse_lost(lost, self.asked.multiplied(w), (blocks for _, blocks in self.train.blocks()))
-
-    def own(self, blocks: Tensor, train: Tensor) -> Tensor:
-        """(n, M) contributions of queries to themselves: they are the training examples `train`, whose rows of blocks
-        are (C, n, D)."""
-        parts = torch.zeros(len(self), len(self.partition))
-        pieces = self.asked.pieces(slice(0, len(self)))
-        for eta, of_checkpoint, t in zip(self.train.checkpoint_weights, pieces, blocks):
-            for at, q, _ in of_checkpoint:
-                both = torch.linalg.vecdot(q, t[:, at.columns].unflatten(1, (len(q), -1)).transpose(0, 1))
-                parts[:, at.groups] += eta * both.T
-        square = torch.diag_embed(parts.T).permute(1, 2, 0)  # (n, n, M), zero off the diagonal
-        made = self.method.by_group(square, self._sides(slice(0, len(self)), train))
-        return made.diagonal().T
-
-    # --- groups -----------------------------------------------------------------------------------------
+        return self.rescorer.rescore(self, top, projection, index, queries)
 
     def regroup(self, groups: Groups | Mapping[str, Sequence[str]]) -> GroupScores:
-        """The same scores under another partition of the parameters: no second pass over the model.
+        """The same scores under other groups, without another pass over the model.
 
-        `groups` is a Groups over the same parameters, or {new name: names of groups of this one}.
+        Args:
+            groups: Groups of the same parameters, or {new name: names of present groups}.
+
+        Returns:
+            The regrouped scores. Weights of a calibration belong to the groups of the index, and are dropped.
+
+        Raises:
+            UndeError: If a group is unknown, or a parameter is in none or several of them.
         """
         if not isinstance(groups, Groups):
             for name in (name for names in groups.values() for name in names):
@@ -343,41 +206,199 @@ class GroupScores(Ranked):
             )
         return replace(self, partition=groups, default_weights=None)
 
-    # --- inside -----------------------------------------------------------------------------------------
+    def select(self, queries: Tensor) -> GroupScores:
+        """The scores of some of the queries, by number."""
+        return replace(
+            self,
+            queries=self.queries[:, queries],
+            query_digests=[self.query_digests[q] for q in queries.tolist()],
+            query_ids=None if self.query_ids is None else [self.query_ids[q] for q in queries.tolist()],
+            rescorer=None if self.rescorer is None else self.rescorer.select(queries),
+        )
 
-    @cached_property
-    def asked(self) -> QuerySide:
-        return QuerySide(self.train, self.queries, self.partition)
+    # --- blocks of contributions, for the weight learner --------------------------------------------------
+
+    @property
+    def spare(self) -> int:
+        """Bytes of the budget that are left beside the features of both sides."""
+        row = 4 * self.queries.shape[0] * self.queries.shape[2]
+        return budget.spare(row * self.train.examples, row * self._most, self.queries.nbytes, self.memory)
+
+    def contributions(self, queries: slice) -> Tensor:
+        """(q, N, M) linear contributions of a block of queries; those of an example lie together in memory."""
+        count = len(range(*queries.indices(len(self))))
+        out = torch.empty(count, self.train.examples, len(self.partition))
+        for rows, part in self.stream(queries):
+            out[:, rows] = part
+        return out
+
+    def stream(self, queries: slice) -> Iterator[tuple[slice, Tensor]]:
+        """(training examples, contributions (q, n, M)), block by block within the memory budget.
+
+        Those of a query to one group lie together in memory.
+        """
+        return self._stream(queries, None)
+
+    def _stream(self, queries: slice, into: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
+        """As `stream`, put `into` (M, q, N) unless that is None."""
+        factors, (_, count, _) = self.query_side.factors(queries), self.queries[:, queries].shape
+        m, sizes = len(self.partition), ScoreRange(count)
+        # An array takes a whole block at once: products of one group with few rows are slow.
+        joint = any(factor.joint for of_checkpoint in factors for factor in of_checkpoint)
+        whole = into is not None and not joint and not self.method.groupwise
+        step = self.train.examples if whole else budget.rows_at_once(count, m, self.spare)
+        for block_rows, blocks in self.train.runs():
+            for rows in cut(block_rows, step):
+                local = slice(rows.start - block_rows.start, rows.stop - block_rows.start)
+                some = [block[local] for block in blocks]
+                out = self._multiply(factors, some, count, None if into is None else into[:, :, rows])
+                sizes.update(slice(0, count), out.transpose(0, 1))
+                parts = out.permute(1, 2, 0)
+                if self.method.groupwise:
+                    parts = self.method.by_group(parts, self.final_context(queries, rows))
+                yield rows, parts
+        if len(suspects := sizes.underflows()):
+            self._check_underflow(torch.arange(len(self))[queries][suspects], torch.ones(m))
+
+    def _multiply(
+        self, factors: list[list[QueryFactor]], blocks: Sequence[Tensor], count: int, out: Tensor | None
+    ) -> Tensor:
+        """Contributions (M, q, n) of blocks (n, D), one for each checkpoint, to `count` queries."""
+        m, n = len(self.partition), len(blocks[0])
+        for c, (eta, of_checkpoint, block) in enumerate(zip(self.train.checkpoint_weights, factors, blocks)):
+            for factor in of_checkpoint:
+                product = factor.product(block) if out is None and factor.at.groups == slice(0, m) else None
+                if product is not None:  # it is all there is, and need not be copied
+                    out = product if eta == 1 else product.mul_(eta)
+                    continue
+                out = torch.empty(m, count, n) if out is None else out
+                factor.multiply(out[factor.at.groups], block, eta, c > 0 or factor.at.add)
+        out = torch.empty(m, count, n) if out is None else out
+        for j in set(range(m)) - {j for f in factors[0] for j in range(m)[f.at.groups]}:
+            out[j].zero_()  # a group without columns
+        return out
+
+    def finish(self, linear: Tensor, weights: Tensor, queries: slice, train: slice | Tensor) -> Tensor:
+        """Final scores from the linear part of a block; differentiable in `weights` (M,)."""
+        if self.method.linear:
+            return linear
+        return self.method.final(linear, self.final_context(queries, train), weights.to(linear))
+
+    def final_context(self, queries: slice, train: slice | Tensor) -> FinalContext:
+        """What `final` may ask about a block."""
+        return FinalContext(
+            query_squares=lambda: self.query_side.squared_norms[queries],
+            train_squares=lambda: self.train_squares[train],
+            leverage=lambda: self.leverage[train],
+            extra_values=lambda: self.extra_values[train],
+        )
+
+    # --- blocks of totals ---------------------------------------------------------------------------------
+
+    def rank_blocks(
+        self, w: Tensor, k: int, largest: bool, only: int | None = None, sizes: ScoreRange | None = None
+    ) -> TopK:
+        """The k best of the training blocks, computed in this process; of all blocks of queries, or one."""
+        skipped, best = self.train.skipped(), TopK(len(self), k, largest)
+        for rows, q, part in self.totals(w, only, sizes):
+            out = skipped[rows]
+            best.update(q, rows.start, part.masked_fill(out, best.worst) if out.any() else part)
+        return best
+
+    def totals(
+        self, w: Tensor, only: int | None = None, sizes: ScoreRange | None = None
+    ) -> Iterator[tuple[slice, slice, Tensor]]:
+        """(training examples, queries, their scores), block by block; of all blocks of queries, or one.
+
+        With `sizes` the caller checks for underflow.
+        """
+        query_blocks = self.query_blocks[slice(None) if only is None else slice(only, only + 1)]
+        if self.method.groupwise:  # weights act on what is no longer linear in the features
+            for streams in zip(*[self.stream(q) for q in query_blocks]):
+                for q, (rows, parts) in zip(query_blocks, streams):
+                    yield rows, q, parts @ w
+            return
+        seen, several = sizes or ScoreRange(len(self)), len(self.query_blocks) > 1
+        whole = None if several else self.query_side.precondition(w)
+        # Several blocks of queries are preconditioned again for each block of features: these had better be large.
+        for rows, blocks in self.train.blocks() if several else self.train.runs():
+            for block in query_blocks:
+                factors = self._select_block(block).query_side.precondition(w) if whole is None else whole
+                for q in cut(block, budget.scores_at_once(rows.stop - rows.start, self.memory)):
+                    some = factors[:, q.start - block.start : q.stop - block.start]
+                    linear = seen.update(q, _products(some, blocks))
+                    if not self.method.linear:
+                        linear = check_finite(self.finish(linear, w, q, rows), "scores")
+                    yield rows, q, linear
+        if sizes is None:
+            self.check_underflow(seen, w)
+
+    def check_underflow(self, sizes: ScoreRange, w: Tensor) -> None:
+        """Raise if scores are zero only because they are below the range of float32."""
+        if len(suspects := sizes.underflows()):
+            self._check_underflow(suspects, w)
+
+    def _check_underflow(self, suspects: Tensor, w: Tensor) -> None:
+        blocks = (block for _, block in self.train.blocks())
+        check_underflow(suspects, self.query_side.precondition(w), blocks)
+
+    def _select_block(self, queries: slice) -> GroupScores:
+        return replace(self, queries=self.queries[:, queries])
 
     @property
     def query_blocks(self) -> list[slice]:
-        """Queries that are at work together, so that the budget holds."""
-        rows, each = (
-            max(r.stop - r.start for r in self.train.cuts),
+        """Queries that are in memory together."""
+        step = budget.queries_at_once(
             4 * self.queries.shape[0] * self.queries.shape[2],
+            self.train.kernel_blocks is not None,
+            self.memory,
         )
-        step = budget.queries_at_once(each, self.train.mixes is not None, self.memory)
         if self.method.groupwise:
-            step = max(1, self.memory // (64 * len(self.partition) * rows))
+            step = max(1, self.memory // (64 * len(self.partition) * self._most))
         return list(cut(slice(0, len(self)), step))
 
+    @property
+    def _most(self) -> int:
+        """Training examples of the largest block."""
+        return max(rows.stop - rows.start for rows in self.train.cuts)
+
+    # --- both sides ---------------------------------------------------------------------------------------
+
+    def self_contributions(self, blocks: Tensor, train: Tensor) -> Tensor:
+        """(n, M) contributions of training examples `train`, these queries, to themselves; blocks are (C, n, D)."""
+        parts = torch.zeros(len(self), len(self.partition))
+        factors = self.query_side.factors(slice(0, len(self)))
+        for eta, of_checkpoint, t in zip(self.train.checkpoint_weights, factors, blocks):
+            for at, q, _ in of_checkpoint:
+                both = torch.linalg.vecdot(q, t[:, at.columns].unflatten(1, (len(q), -1)).transpose(0, 1))
+                parts[:, at.groups] += eta * both.T
+        square = torch.diag_embed(parts.T).permute(1, 2, 0)  # (n, n, M), zero off the diagonal
+        return self.method.by_group(square, self.final_context(slice(0, len(self)), train)).diagonal().T
+
     @cached_property
-    def _leverage(self) -> Tensor:
+    def query_side(self) -> QuerySide:
+        return QuerySide(self.train, self.queries, self.partition)
+
+    @cached_property
+    def train_squares(self) -> Tensor:
+        """(N, M) squared norms of the training features of each group."""
+        out = torch.zeros(self.train.examples, len(self.partition))
+        return out.index_add_(
+            1, torch.tensor(self.partition.of(self.train.units)), self.train.squared_norms()
+        )
+
+    @cached_property
+    def leverage(self) -> Tensor:
         return self.train.leverage()
 
     @cached_property
-    def _beside(self) -> Tensor:
-        return self.train.beside()
-
-    @cached_property
-    def _train_squares(self) -> Tensor:
-        """(N, M)"""
-        out = torch.zeros(self.train.examples, len(self.partition))
-        return out.index_add_(1, torch.tensor(self.partition.of(self.train.units)), self.train.squares())
+    def extra_values(self) -> Tensor:
+        return self.train.extra_values()
 
 
-def _linear(scaled: Sequence[Factor], queries: slice, blocks: Sequence[Block], out: Tensor | None) -> Tensor:
-    out = torch.empty(queries.stop - queries.start, len(blocks[0])) if out is None else out
-    for c, (factor, block) in enumerate(zip(scaled, blocks)):
-        factor.multiply(out, queries, block, add=c > 0)
+def _products(queries: Sequence[Tensor] | Tensor, blocks: Sequence[Tensor]) -> Tensor:
+    """(q, n): products of queries (q, D) and blocks (n, D), summed over checkpoints."""
+    out = torch.empty(len(queries[0]), len(blocks[0]))
+    for c, (q, block) in enumerate(zip(queries, blocks)):
+        multiply(out, q, block, add=c > 0)
     return out

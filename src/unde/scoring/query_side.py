@@ -6,6 +6,7 @@ Weights act here, and so does K where it is block-diagonal: ⟨K(w ⊙ g(q)), g(
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -15,18 +16,25 @@ from torch import Tensor
 
 from unde.groups import Groups
 from unde.onednn import each_faster_by_onednn, faster_by_onednn, times, times_each
-from unde.scoring.blocking import Batch, batches, joined, mask, start_of
-from unde.scoring.train_side import TrainSide
-from unde.store.limbs import Factor
+from unde.scoring.train_features import TrainFeatures
 
-_LARGE = 2**23  # multiplications of a group, of fewer of which a batch is faster
+_LARGE = 2**23  # multiplications of a group; with fewer, a batch of groups is faster
+
+Run = tuple[int, slice]  # a group, and neighbouring columns of it
 
 
-class Piece(NamedTuple):
-    """What of the queries is multiplied with neighbouring groups of as many columns each: many small products take less
-    time as one batch."""
+class GroupBatch(NamedTuple):
+    """Neighbouring groups, with the same number of neighbouring columns each."""
 
-    at: Batch
+    groups: slice
+    columns: slice
+    add: bool  # whether these groups had other columns before
+
+
+class QueryFactor(NamedTuple):
+    """Query features of a batch of groups: many small products take less time as one batch."""
+
+    at: GroupBatch
     queries: Tensor  # (groups, Q, columns of one)
     joint: bool  # whether those of a query lie together in memory, as one product of all groups takes them
 
@@ -39,94 +47,96 @@ class Piece(NamedTuple):
         return times_each(each, facing).transpose(0, 1)
 
     def multiply(self, out: Tensor, features: Tensor, eta: float, add: bool) -> None:
-        """Puts η times the products with features (n, D) into `out` (groups, Q, n), or adds them to it."""
-        if (made := self.product(features)) is not None:
-            out.add_(made, alpha=eta) if add else torch.mul(made, eta, out=out)
+        """Put η times the products with features (n, D) into `out` (groups, Q, n), or add them to it."""
+        if (product := self.product(features)) is not None:
+            out.add_(product, alpha=eta) if add else torch.mul(product, eta, out=out)
             return
         facing = features[:, self.at.columns].unflatten(1, (len(self.queries), -1)).transpose(0, 1)
         large = not self.joint and self.queries[0].numel() * len(features) >= _LARGE
         if not (large and faster_by_onednn(self.queries[0], self.queries[0])):
             out.baddbmm_(self.queries, facing.mT, alpha=eta, beta=int(add))
             return
-        for part, q, own in zip(out, self.queries, facing):
-            made = times(q, own.contiguous())
-            part.add_(made, alpha=eta) if add else torch.mul(made, eta, out=part)
+        for part, q, f in zip(out, self.queries, facing):
+            product = times(q, f.contiguous())
+            part.add_(product, alpha=eta) if add else torch.mul(product, eta, out=part)
 
 
 @dataclass(frozen=True, eq=False)
 class QuerySide:
-    """Queries as they are multiplied with blocks of a training side."""
+    """Queries as they are multiplied with blocks of training features."""
 
-    train: TrainSide
+    train: TrainFeatures
     queries: Tensor  # (C, Q, D)
     partition: Groups
 
-    def scaled(self, w: Tensor) -> Tensor:
-        """Query features with η_c and the weight of its group on each column, (C, Q, D)."""
+    def apply_weights(self, w: Tensor) -> Tensor:
+        """(C, Q, D) query features, each column times η_c and the weight of its group."""
         column = torch.empty(self.queries.shape[2])
         for j, c in self.runs:
             column[c] = w[j]
         eta = torch.tensor(self.train.checkpoint_weights, dtype=torch.float32)
         return self.queries * (eta.unsqueeze(1) * column).unsqueeze(1)
 
-    def multiplied(self, w: Tensor) -> Tensor:
-        """What is multiplied with blocks for weighted totals, (C, Q, D): K on the query side, where it is."""
-        scaled = self.scaled(w)
-        if self.train.mixes is None:
-            return scaled
-        return torch.stack([self.train.on_queries(c, rows) for c, rows in enumerate(scaled)])
+    def precondition(self, w: Tensor) -> Tensor:
+        """(C, Q, D): what is multiplied with blocks for weighted totals."""
+        weighted = self.apply_weights(w)
+        if self.train.kernel_blocks is None:
+            return weighted
+        return torch.stack([self.train.apply_kernel(c, rows) for c, rows in enumerate(weighted)])
 
-    def factors(self, w: Tensor) -> list[Factor]:
-        """The same of each checkpoint, as it is multiplied with blocks however they are stored."""
-        return [Factor(q, self.train.columns) for q in self.multiplied(w)]
-
-    def pieces(self, queries: slice) -> list[list[Piece]]:
+    def factors(self, queries: slice) -> list[list[QueryFactor]]:
         """For each checkpoint, what is multiplied with which columns for which groups."""
         features = self.queries[:, queries]
-        if self.train.mixes is None:
-            return [[_piece(q, at) for at in batches(self.runs)] for q in features]
-        return [self._mixed(c, q) for c, q in enumerate(features)]
+        if self.train.kernel_blocks is None:
+            return [[_factor(q, at) for at in batches(self.runs)] for q in features]
+        return [self._precondition_groups(c, q) for c, q in enumerate(features)]
 
-    def _mixed(self, checkpoint: int, q: Tensor) -> list[Piece]:
+    def _precondition_groups(self, checkpoint: int, q: Tensor) -> list[QueryFactor]:
         """K(1_j ⊙ g(q)), for as many groups j at once as share no block of K."""
-        pieces, seen = list[Piece](), set[int]()
-        for kept, runs in self.passes:
-            made = self.train.on_queries(checkpoint, q if kept is None else q * kept)
-            pieces += [_piece(made, at) for at in batches(runs, seen)]
-        return pieces
+        factors, seen = list[QueryFactor](), set[int]()
+        for mask, runs in self.passes:
+            product = self.train.apply_kernel(checkpoint, q if mask is None else q * mask)
+            factors += [_factor(product, at) for at in batches(runs, seen)]
+        return factors
 
     @cached_property
-    def passes(self) -> list[tuple[Tensor | None, list[tuple[int, slice]]]]:
-        """Masks over columns, no two groups of one block of K under the same, and the (group, columns) they reach.
+    def passes(self) -> list[tuple[Tensor | None, list[Run]]]:
+        """Masks over columns, no two groups of one block of K under the same, and the runs they reach.
 
         One mask that is None where groups are unions of blocks: K g(q) is cut then.
         """
-        assert self.train.mixes is not None
+        assert self.train.kernel_blocks is not None
         units = list(zip(self.partition.of(self.train.units), self.train.columns))
         starts = [c.start for _, c in units]
-        own: list[list[slice]] = []
-        reached: list[list[tuple[int, slice]]] = []
-        for block in self.train.mixes:
+        columns: list[list[slice]] = []
+        reached: list[list[Run]] = []
+        for block in self.train.kernel_blocks:
             inside = [
                 u for c in block for u in units[bisect_left(starts, c.start) : bisect_left(starts, c.stop)]
             ]
             for i, j in enumerate(dict.fromkeys(j for j, _ in inside)):
-                if i == len(own):
-                    own.append([])
+                if i == len(columns):
+                    columns.append([])
                     reached.append([])
-                own[i] += [c for owner, c in inside if owner == j]
+                columns[i] += [c for owner, c in inside if owner == j]
                 reached[i] += [(j, c) for c in block]
-        masks = [None] if len(own) == 1 else [mask(c, self.queries.shape[2]) for c in own]
-        return [(made, joined(sorted(runs, key=start_of))) for made, runs in zip(masks, reached)]
+        masks = [None] if len(columns) == 1 else [self._mask(c) for c in columns]
+        return [(mask, join(sorted(runs, key=_start))) for mask, runs in zip(masks, reached)]
+
+    def _mask(self, columns: Iterable[slice]) -> Tensor:
+        out = torch.zeros(self.queries.shape[2])
+        for c in columns:
+            out[c] = 1
+        return out
 
     @cached_property
-    def runs(self) -> list[tuple[int, slice]]:
-        """(group, columns), where neighbouring units of one group are one run."""
-        return joined(zip(self.partition.of(self.train.units), self.train.columns))
+    def runs(self) -> list[Run]:
+        """(group, columns), where neighbouring parameters of one group are one run."""
+        return join(zip(self.partition.of(self.train.units), self.train.columns))
 
     @cached_property
-    def squares(self) -> Tensor:
-        """(Q, M): as `train.squares`, of the queries."""
+    def squared_norms(self) -> Tensor:
+        """(Q, M) squared norms of the features of each group, summed over checkpoints with η."""
         out = torch.zeros(self.queries.shape[1], len(self.partition))
         for eta, q in zip(self.train.checkpoint_weights, self.queries):
             for j, c in self.runs:
@@ -134,9 +144,54 @@ class QuerySide:
         return out
 
 
-def _piece(q: Tensor, at: Batch) -> Piece:
+def multiply(out: Tensor, queries: Tensor, features: Tensor, add: bool) -> None:
+    """Put the products of queries (q, D) and features (n, D) into `out` (q, n), or add them to it."""
+    if faster_by_onednn(queries, features):
+        product = times(queries, features)
+        out.add_(product) if add else out.copy_(product)
+    else:
+        out.addmm_(queries, features.T, beta=int(add))
+
+
+def join(runs: Iterable[Run]) -> list[Run]:
+    """Neighbouring columns of one group as one run."""
+    out: list[Run] = []
+    for j, c in runs:
+        if out and out[-1][0] == j and out[-1][1].stop == c.start:
+            out[-1] = (j, slice(out[-1][1].start, c.stop))
+        else:
+            out.append((j, c))
+    return out
+
+
+def batches(runs: Iterable[Run], seen: set[int] | None = None) -> list[GroupBatch]:
+    """Runs in their order, neighbours of one size together; `seen` are groups that had columns before.
+
+    >>> [(b.groups, b.columns) for b in batches([(0, slice(0, 4)), (1, slice(4, 8)), (2, slice(8, 9))])]
+    [(slice(0, 2, None), slice(0, 8, None)), (slice(2, 3, None), slice(8, 9, None))]
+    """
+    seen, out, width = set() if seen is None else seen, list[GroupBatch](), 0
+    for j, c in runs:
+        if c.start == c.stop:
+            continue
+        last, add = out[-1] if out else None, j in seen
+        follows = last is not None and (last.groups.stop, last.columns.stop, last.add) == (j, c.start, add)
+        if last is not None and follows and c.stop - c.start == width:
+            out[-1] = GroupBatch(slice(last.groups.start, j + 1), slice(last.columns.start, c.stop), add)
+        else:
+            out.append(GroupBatch(slice(j, j + 1), c, add))
+        width = c.stop - c.start
+        seen.add(j)
+    return out
+
+
+def _start(run: Run) -> int:
+    return run[1].start
+
+
+def _factor(q: Tensor, at: GroupBatch) -> QueryFactor:
     count = at.groups.stop - at.groups.start
     each = q[:, at.columns].unflatten(1, (count, -1))
     if each_faster_by_onednn(each):
-        return Piece(at, each.contiguous().transpose(0, 1), joint=True)
-    return Piece(at, each.transpose(0, 1).contiguous(), joint=False)
+        return QueryFactor(at, each.contiguous().transpose(0, 1), joint=True)
+    return QueryFactor(at, each.transpose(0, 1).contiguous(), joint=False)

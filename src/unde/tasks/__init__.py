@@ -3,10 +3,9 @@
 from unde.tasks.base import Task
 from unde.tasks.classification import Classification, MultiLabel, TokenClassification
 from unde.tasks.diffusion import Diffusion
-from unde.tasks.language import CausalLM
+from unde.tasks.language import CausalLM, Seq2SeqLM
 from unde.tasks.masked import MaskedLM
 from unde.tasks.regression import Regression
-from unde.tasks.seq2seq import Seq2SeqLM
 
 __all__ = [
     "CausalLM",

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from unde.errors import unknown
-from unde.tasks.batching import Whole
+from unde.tasks.batching import Batching
 from unde.tasks.identity import identity
 from unde.tasks.perturb import Noise, Perturbation
 
@@ -17,8 +17,11 @@ from unde.tasks.perturb import Noise, Perturbation
 class Task:
     """Subclass and define `loss`; override `measure` to differentiate something else, `collate` to batch otherwise.
 
-    Losses are (B,) tensors: entry b depends on example b alone. Three more are optional: `perturbations`, for weights
-    that are learned from perturbed examples, `mask`, where batches are padded, and `check`, to refuse models.
+    Losses are (B,) tensors: entry b depends on example b alone. Optional are `perturbations`, for weights learned from
+    perturbed examples, `mask`, where batches are padded, and `check`, to refuse models.
+
+    Attributes:
+        version: Raise it when the code begins to compute other numbers: an index of another version is refused.
 
     >>> class Regression(Task):
     ...     def loss(self, model, batch):
@@ -26,8 +29,8 @@ class Task:
     ...         return (model(x).squeeze(-1) - y) ** 2
     """
 
-    version = 1  # of the numbers that a task gives: raised when its code begins to give others
-    cutting: Whole = Whole()
+    version = 1
+    batching: Batching = Batching()
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         raise TypeError(f"{type(self).__name__} defines no loss(model, batch) -> (B,) tensor")
@@ -48,27 +51,19 @@ class Task:
         return default_collate(examples)
 
     def identity(self) -> dict[str, Any]:
-        """What an index keeps to refuse another task: the name, version, settings and tensors of this one, in JSON.
+        """Name, version, settings and tensors as JSON: an index refuses a task of another identity.
 
         All attributes count. Override it to leave out one that changes no number, such as a counter.
         """
         return identity(self)
 
-    # --- optional ---------------------------------------------------------------------------------------
-
     def perturbations(self, model: nn.Module, examples: Sequence[Any]) -> list[Perturbation]:
-        """How training examples are perturbed to learn weights from, one way or two; `examples` are some of them.
-
-        Default: Gaussian noise on floating inputs.
-        """
+        """One or two ways to perturb training examples, to learn weights from; `examples` are some of them."""
         return [Noise()]
 
     def mask(self, batch: Any) -> Tensor | Sequence[Tensor] | None:
-        """(B, T), True at positions that are real and not padding; None if all are.
-
-        Several where sequences of several lengths go through the model.
-        """
+        """(B, T), True at positions that are no padding; several for sequences of several lengths; None if all are."""
         return None
 
     def check(self, model: nn.Module, batch: Any) -> None:
-        """Raises an UndeError where the loss of this model would mean nothing. Called before a build, on one batch."""
+        """Raise an UndeError if the loss of this model means nothing. Called before a build, on one batch."""

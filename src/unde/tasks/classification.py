@@ -11,10 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unde.errors import UndeError
-from unde.tasks import model_checks as fitting
-from unde.tasks import sampling
+from unde.tasks import model_checks, sampling
 from unde.tasks.perturb import Perturbation
-from unde.tasks.prediction import Prediction, first, one_each
+from unde.tasks.prediction import Prediction, first, label_tensor
 from unde.tasks.replace import ReplaceInputs, special_tokens
 from unde.tasks.tokens import (
     Predictions,
@@ -22,7 +21,6 @@ from unde.tasks.tokens import (
     Unreadable,
     check,
     columns,
-    padding_ahead,
     right_padded,
     rolled,
     run,
@@ -41,14 +39,9 @@ class Classification(Prediction):
     torch.Size([5])
     """
 
-    def predicted(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    def predict(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         logits, labels = self.logits(model, batch), self.split(batch)[1]
-        if not isinstance(labels, Tensor):
-            some = next(iter(labels), None) if isinstance(labels, (list, tuple)) else labels
-            raise UndeError(
-                f"labels such as {some!r}: expected class numbers, from 0 to {logits.shape[-1] - 1}. Number the "
-                "classes in the data set"
-            )
+        labels = label_tensor(labels, f"class numbers, from 0 to {logits.shape[-1] - 1}")
         if labels.is_floating_point():
             raise UndeError(
                 f"labels of type {labels.dtype}: expected class numbers. For several classes at once use "
@@ -68,16 +61,16 @@ class Classification(Prediction):
             )
         return logits, labels.long()
 
-    def compared(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def compare(self, logits: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(logits, labels, reduction="none")
 
-    def drawn(self, logits: Tensor, ids: Sequence[int] | None) -> Tensor:
+    def sample_labels(self, logits: Tensor, ids: Sequence[int] | None) -> Tensor:
         return sampling.draw(logits, sampling.uniforms(ids, 1)[:, 0])
 
-    def expected(self, logits: Tensor, labels: Tensor, label: int) -> Tensor:
+    def fisher_term(self, logits: Tensor, labels: Tensor, label: int) -> Tensor:
         """The loss of a label times √p; 0 for examples that the loss leaves out."""
         share = logits.detach().softmax(1)[:, label].sqrt() * (labels != LEFT_OUT)
-        return self.compared(logits, torch.full_like(labels, label)) * share
+        return self.compare(logits, torch.full_like(labels, label)) * share
 
 
 class MultiLabel(Prediction):
@@ -86,9 +79,9 @@ class MultiLabel(Prediction):
     As `problem_type="multi_label_classification"` of transformers. Batches are those of `Classification`.
     """
 
-    def predicted(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    def predict(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         logits, labels = self.logits(model, batch), self.split(batch)[1]
-        labels = one_each(labels, len(logits), "0 or 1 for each class")
+        labels = label_tensor(labels, "0 or 1 for each class", len(logits))
         if labels.shape != logits.shape or logits.dim() != 2:
             raise UndeError(
                 f"logits of shape {tuple(logits.shape)} for labels of shape {tuple(labels.shape)}: expected (B, "
@@ -99,14 +92,14 @@ class MultiLabel(Prediction):
             raise Unreadable(row, f"has the labels {labels[row].tolist()}: expected numbers from 0 to 1")
         return logits, labels.to(logits.dtype)
 
-    def compared(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def compare(self, logits: Tensor, labels: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(1)
 
-    def drawn(self, logits: Tensor, ids: Sequence[int] | None) -> Tensor:
+    def sample_labels(self, logits: Tensor, ids: Sequence[int] | None) -> Tensor:
         u = sampling.uniforms(ids, logits.shape[1]).to(logits.device)
         return (u < logits.double().sigmoid()).to(logits.dtype)
 
-    def expected(self, logits: Tensor, labels: Tensor, label: int) -> Tensor:
+    def fisher_term(self, logits: Tensor, labels: Tensor, label: int) -> Tensor:
         """Labels are independent: an output times the standard deviation of its label."""
         p = logits.detach()[:, label].sigmoid()
         return logits[:, label] * (p * (1 - p)).sqrt() / logits.shape[1]
@@ -124,23 +117,17 @@ class TokenClassification(TokenTask):
         return [ReplaceInputs.of(examples, special_tokens(model))]
 
     def check(self, model: nn.Module, batch: Any) -> None:
-        """Refuses language models, which give a number to every token that they know."""
-        fitting.no_vocabulary(self, model, self.predictions(model, batch).logits)
+        """Refuse language models, which give a number to every token that they know."""
+        model_checks.check_classes(self, model, self.predictions(model, batch).logits)
 
     def predictions(self, model: nn.Module, batch: Any) -> Predictions:
-        ids, real = columns(batch, "TokenClassification")
+        ids, real, ahead = tokens = columns(batch, "TokenClassification")
         if "labels" not in batch:
-            raise UndeError(
-                f"a batch of TokenClassification needs 'labels', a class for each token: this one has {sorted(batch)}"
-            )
+            raise UndeError(f"a batch of TokenClassification needs 'labels': this one has {sorted(batch)}")
         target = batch["labels"].long()
         inputs = {k: v for k, v in batch.items() if k not in ("labels", "special_tokens_mask")}
-        ahead = torch.zeros_like(ids[:, :1]) if real is None else padding_ahead(real)
         why = "every label is -100"
-        left = check(
-            model, inputs, target, real, ahead, why, sys.maxsize
-        )  # how many classes, the model knows
-        given = right_padded(model, inputs, real, left)
-        logits = token_logits(run(model, given), ids.shape)
-        check(model, inputs, target, real, ahead, why, logits.shape[-1])
+        left = check(model, inputs, target, tokens, why, sys.maxsize)
+        logits = token_logits(run(model, right_padded(model, inputs, real, left)), ids.shape)
+        check(model, inputs, target, tokens, why, logits.shape[-1])
         return Predictions(logits, rolled(target, ahead), lambda x: rolled(x, -ahead))

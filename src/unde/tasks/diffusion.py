@@ -19,13 +19,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unde.data import digest
 from unde.errors import UndeError, unknown
 from unde.tasks.base import Task
-from unde.tasks.latents import Inputs, decoded, encoded
 from unde.tasks.perturb import Augment, Noise, Perturbation
-from unde.tasks.schedule import configured, sampler_timesteps, training_timesteps
-from unde.tasks.timesteps import PREPARED, Timesteps
+from unde.tasks.timesteps import (
+    PREPARED,
+    TimestepBatching,
+    config_value,
+    sampler_timesteps,
+    training_timesteps,
+)
 
 MEASURES = ("loss", "square", "mean", "residual")
 
@@ -56,13 +59,12 @@ class Diffusion(Task):
     ) -> None:
         self.scheduler, self.seed = scheduler, seed
         self.timesteps = training_timesteps(scheduler, timesteps)
-        self.prediction = configured(scheduler, "prediction_type", "epsilon")
+        self.prediction = config_value(scheduler, "prediction_type", "epsilon")
         if self.prediction not in ("epsilon", "v_prediction"):
             raise unknown("prediction_type of the scheduler", self.prediction, ("epsilon", "v_prediction"))
         self.alphas = torch.as_tensor(scheduler.alphas_cumprod, dtype=torch.float64)  # ᾱ
-        self.settings = f"timesteps={self.timesteps} alphas={digest(self.alphas)}"  # in the name of the task
         self.inputs = Inputs(vae, text_encoder)
-        self.cutting = Timesteps(self, rows)
+        self.batching = TimestepBatching(self, rows)
 
     # --- measures ---------------------------------------------------------------------------------------
 
@@ -82,7 +84,7 @@ class Diffusion(Task):
             if name not in MEASURES:
                 raise unknown("measure of Diffusion", name, MEASURES)
         if not (isinstance(batch, Mapping) and PREPARED in batch):
-            parts = [self.measures(model, part, names, ids) for part in self.cutting.passes(batch, ids)]
+            parts = [self.measures(model, part, names, ids) for part in self.batching.passes(batch, ids)]
             return {name: torch.stack([p[name] for p in parts]).sum(0) for name in names}
         noisy, t = batch[PREPARED], batch["t"]  # (B, k, C, H, W), (B, k)
         out = self._predict(model, batch, noisy.flatten(0, 1), t.flatten()).view_as(noisy)
@@ -97,24 +99,23 @@ class Diffusion(Task):
         return {name: share * values[name]().flatten(1).mean(1) for name in names}
 
     def _predict(self, model: nn.Module, batch: Mapping[str, Any], x: Tensor, t: Tensor) -> Tensor:
-        k, channels = batch["t"].shape[1], configured(model, "in_channels")
+        k, channels = batch["t"].shape[1], config_value(model, "in_channels")
         if isinstance(channels, int) and channels != x.shape[1]:
             raise UndeError(
                 f"images or latents of shape {tuple(x.shape[1:])} for a model of {channels} channels: pass images "
                 "with a vae=, or latents as the model was trained on"
             )
-        given = {name: v.repeat_interleave(k, 0) for name, v in batch["given"].items()}
+        condition = {name: v.repeat_interleave(k, 0) for name, v in batch["condition"].items()}
         try:
-            out = model(x, t, **given)
+            out = prediction(model(x, t, **condition), x.shape[1])
         except TypeError as e:
             raise UndeError(
-                f"{type(model).__name__} does not take {', '.join(given) or 'images and timesteps alone'} ({e}): an "
-                "unconditional model has no prompts, a conditional one needs encoder_hidden_states or prompts"
+                f"{type(model).__name__} does not take {', '.join(condition) or 'images and timesteps alone'} ({e}): "
+                "an unconditional model has no prompts, a conditional one needs encoder_hidden_states or prompts"
             ) from e
-        out = prediction(out, x.shape[1])
         if out.shape != x.shape:
             raise UndeError(
-                f"the model gave {tuple(out.shape)} for images of {tuple(x.shape)}: expected the shape of the images"
+                f"the model gave {tuple(out.shape)} for images of {tuple(x.shape)}: expected the same shape"
             )
         return out
 
@@ -126,12 +127,13 @@ class Diffusion(Task):
         return signal * out + noise * noisy
 
     def identity(self) -> dict[str, Any]:
-        """Of the scheduler, ᾱ and the prediction count, which are settings, and where a sampler makes its steps."""
-        found = super().identity()
-        del found["settings"]["settings"]  # the others in one line
+        """Of the scheduler count ᾱ, the prediction and where a sampler makes its steps."""
+        identity = super().identity()
         defaults = {"timestep_spacing": "leading", "steps_offset": 0}
-        found["settings"]["scheduler"] = {k: configured(self.scheduler, k, v) for k, v in defaults.items()}
-        return found
+        identity["settings"]["scheduler"] = {
+            k: config_value(self.scheduler, k, v) for k, v in defaults.items()
+        }
+        return identity
 
     # --- noise ------------------------------------------------------------------------------------------
 
@@ -147,35 +149,31 @@ class Diffusion(Task):
 
     def noise(self, key: str, timesteps: Sequence[int], shape: Sequence[int]) -> Tensor:
         """(k, *shape) standard normal, of one example: the same on every machine."""
-        drawn = []
+        noise = []
         for t in timesteps:
             words = hashlib.blake2b(f"{self.seed} {key} {t}".encode(), digest_size=16).digest()
             generator = np.random.Generator(np.random.Philox(key=int.from_bytes(words, "little")))
-            drawn.append(generator.standard_normal(tuple(shape), dtype=np.float32))
-        return torch.from_numpy(np.stack(drawn))
+            noise.append(generator.standard_normal(tuple(shape), dtype=np.float32))
+        return torch.from_numpy(np.stack(noise))
 
     # --- queries ----------------------------------------------------------------------------------------
 
     def perturbations(self, model: nn.Module, examples: Sequence[Any]) -> list[Perturbation]:
-        """Flipped, cropped and recoloured images, through the VAE where there is one; and images with noise. To a
-        denoiser, whose inputs are noisy anyway, neither alone is always the right question."""
+        """Flipped, cropped and recoloured images, through the VAE where there is one; and images with noise."""
         vae = self.inputs.vae
         if vae is None:
             return [Augment(), Noise()]
-        through = Augment(lambda latents: decoded(vae, latents), lambda images: encoded(vae, images))
-        return [through, Noise()]
+        return [Augment(lambda latents: decode(vae, latents), lambda images: encode(vae, images)), Noise()]
 
     def journey(self, example: Any, steps: int, random: np.random.Generator) -> dict[str, Any]:
-        """An image that no sampler made, with what a sampler of `steps` would have seen of it: one noise, less of it at
-        every step."""
-        clean, given = self.inputs(self.collate([example]))
+        """An image with the trajectory that a sampler of `steps` would have seen: less of one noise at every step."""
+        clean, condition = self.inputs(self.collate([example]))
         t = torch.tensor(sampler_timesteps(self.scheduler, steps)).unsqueeze(0)
         noise = torch.from_numpy(random.standard_normal(tuple(clean.shape), dtype=np.float32)).to(clean)
-        signal, spread = self.scales(
-            t.to(clean.device), clean.unsqueeze(1).expand(-1, steps, *clean.shape[1:])
-        )
-        made = {"trajectory": signal * clean.unsqueeze(1) + spread * noise.unsqueeze(1), "timesteps": t}
-        return {k: v[0] for k, v in {"latents": clean, **given, **made}.items()}
+        signal, spread = self.scales(t.to(clean.device), clean.unsqueeze(1))
+        trajectory = signal * clean.unsqueeze(1) + spread * noise.unsqueeze(1)
+        columns = {"latents": clean, **condition, "trajectory": trajectory, "timesteps": t}
+        return {k: v[0] for k, v in columns.items()}
 
 
 def prediction(out: Any, channels: int) -> Tensor:
@@ -183,3 +181,59 @@ def prediction(out: Any, channels: int) -> Tensor:
     out = getattr(out, "sample", out)
     out = out[0] if isinstance(out, tuple) else out
     return out[:, :channels] if out.shape[1] == 2 * channels else out
+
+
+class Inputs:
+    """`clean, condition = inputs(batch)`: images (through a VAE) or latents, and the condition."""
+
+    def __init__(self, vae: nn.Module | None, text_encoder: nn.Module | None) -> None:
+        self.vae, self.text_encoder = vae, text_encoder
+
+    @torch.no_grad()
+    def __call__(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        if isinstance(batch, (tuple, list)) and len(batch) == 1:
+            batch = batch[0]
+        rest: dict[str, Any] = {"images": batch} if isinstance(batch, Tensor) else dict(batch)
+        clean = self._clean(rest)
+        prompts = rest.pop("prompts", None)
+        if prompts is not None:
+            rest["encoder_hidden_states"] = self._read(prompts)
+        return clean, {k: v for k, v in rest.items() if isinstance(v, Tensor)}
+
+    def _clean(self, rest: dict[str, Any]) -> Tensor:
+        """Takes images and latents out of a batch."""
+        clean, images = rest.pop("latents", None), rest.pop("images", None)
+        if clean is None:
+            if images is None:
+                raise UndeError(f"a diffusion batch has 'images' or 'latents': this one has {sorted(rest)}")
+            clean = images if self.vae is None else encode(self.vae, images)
+        if not isinstance(clean, Tensor) or not clean.is_floating_point() or clean.dim() < 3:
+            what = (
+                f"{clean.dtype} of shape {tuple(clean.shape)}"
+                if isinstance(clean, Tensor)
+                else type(clean).__name__
+            )
+            raise UndeError(f"images are {what}: expected floating point (B, C, H, W), in [−1, 1]")
+        return clean
+
+    def _read(self, prompts: Tensor) -> Tensor:
+        if self.text_encoder is None:
+            raise UndeError(
+                "the batch has 'prompts' (token ids), but the task has no text_encoder to read them: pass "
+                "Diffusion(..., text_encoder=), or 'encoder_hidden_states' in the batch"
+            )
+        return self.text_encoder.to(prompts.device)(prompts)[0]
+
+
+@torch.no_grad()
+def encode(vae: Any, images: Tensor) -> Tensor:
+    """Latents of images: the mean of the VAE's distribution."""
+    distribution = vae.to(images.device).encode(images.to(next(vae.parameters()).dtype)).latent_dist
+    return (distribution.mean * vae.config.scaling_factor).to(images.dtype)
+
+
+@torch.no_grad()
+def decode(vae: Any, latents: Tensor) -> Tensor:
+    """Images in [−1, 1] from latents."""
+    home = next(vae.parameters())
+    return vae.decode(latents.to(home) / vae.config.scaling_factor).sample.to(latents).clamp(-1, 1)

@@ -31,7 +31,7 @@ KINDS = {
     "language": ("CausalLM", "MaskedLM", "Seq2SeqLM", "Preference"),
 }
 _LONG = 64  # longer lists are stored as a digest
-_NO_SETTINGS = {"cutting", "version"}  # `cutting` changes no number, `version` has an entry
+_NO_SETTINGS = {"batching", "version"}  # `batching` changes no number, `version` has an entry
 _NO_NUMBERS = {
     "training",
     "gradient_checkpointing",
@@ -52,8 +52,8 @@ def identity(task: Any) -> dict[str, Any]:
 
 def _settings(task: Any) -> Iterator[tuple[str, Any]]:
     """Attributes of the user's classes, then of the task itself."""
-    if not is_builtin(type(task.cutting)):
-        yield "cutting", task.cutting
+    if not is_builtin(type(task.batching)):
+        yield "batching", task.batching
     for cls in reversed([c for c in type(task).__mro__ if not _of_library(c)]):
         for name, value in vars(cls).items():
             code = isinstance(
@@ -115,11 +115,11 @@ def describe(value: Any, home: str, parents: tuple[int, ...] = ()) -> Any:
         items = [inside(v) for v in value]
         return _list(sorted(items, key=json.dumps) if isinstance(value, (set, frozenset)) else items)
     if isinstance(value, (bytes, bytearray)):
-        return {"$bytes": digest_json(value.hex()), "of": len(value)}
+        return {"$bytes": digest_json(value.hex()), "of": f"{len(value)} bytes"}
     if isinstance(value, (torch.dtype, Path, slice)):
         return str(value)
     if isinstance(value, MethodType):
-        return {"$name": value.__qualname__, "of": inside(value.__self__)}
+        return {"$type": value.__qualname__, "of": inside(value.__self__)}
     if isinstance(value, functools.partial):
         arguments = {"args": inside(value.args), "keywords": inside(value.keywords)}
         return {"$type": "partial", "function": inside(value.func), **arguments}
@@ -150,7 +150,7 @@ def _plain(value: Any) -> Any:
 
 
 def _list(items: list[Any]) -> Any:
-    return items if len(items) < _LONG else {"$list": digest_json(items), "of": len(items)}
+    return items if len(items) < _LONG else {"$list": digest_json(items), "of": f"{len(items)} items"}
 
 
 def _tensor(value: Any) -> dict[str, str]:
@@ -205,46 +205,36 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         out.append(f"the task ({old['name']} there, {new['name']} given)")
     if old.get("version") != new.get("version"):
         out.append(f"the version of {new['name']} ({old.get('version')} there, {new.get('version')} given)")
-    rest = [{k: v for k, v in x.items() if k not in ("name", "version", "settings")} for x in (old, new)]
-    for a, b in ([x.get("settings") or {} for x in (old, new)], rest):
-        for name in sorted({*a, *b}):
-            out += _compare(name, a.get(name, _MISSING), b.get(name, _MISSING))
+    a, b = (_flatten({**x, **(x.get("settings") or {})}) for x in (old, new))
+    for path in sorted({*a, *b}):
+        if path.partition(".")[0] not in ("name", "version", "settings"):
+            out += _compare(path, a.get(path, _MISSING), b.get(path, _MISSING))
     return out
 
 
+def _flatten(tree: Any, path: str = "") -> dict[str, Any]:
+    """Leaves by path, as "scheduler.steps" or "layers[2].rate"; values that are not written out are leaves."""
+    written = isinstance(tree, dict) and ("$type" in tree or not any(k.startswith("$") for k in tree))
+    if written and (len(tree) > 1 or "$type" not in tree):
+        return {k: v for name, x in tree.items() for k, v in _flatten(x, f"{path}.{name}").items()}
+    if isinstance(tree, list) and any(isinstance(x, dict) for x in tree):
+        return {k: v for i, x in enumerate(tree) for k, v in _flatten(x, f"{path}[{i}]").items()}
+    return {path.removeprefix("."): tree}
+
+
 def _compare(path: str, old: Any, new: Any) -> list[str]:
-    """What differs in a setting, or in the parts of it."""
     if json.dumps(old, sort_keys=True) == json.dumps(new, sort_keys=True):  # for Python, 1 == True
         return []
-    if isinstance(old, dict) and isinstance(new, dict) and _type(old) == _type(new) is not None:
-        pairs = {k: (old.get(k, _MISSING), new.get(k, _MISSING)) for k in sorted({*old, *new})}
-        return [d for k, pair in pairs.items() for d in _compare(f"{path}.{k}", *pair)]
-    lists = isinstance(old, list) and isinstance(new, list) and len(old) == len(new)
-    if lists and any(isinstance(x, dict) for x in (*old, *new)):
-        return [d for i, pair in enumerate(zip(old, new)) for d in _compare(f"{path}[{i}]", *pair)]
     marks = new if isinstance(new, dict) else {}
     word = "tensor" if "$tensor" in marks else "module" if "$module" in marks else "setting"
     a, b = _brief(old), _brief(new)
     return [f"{word} {path} ({'other content' if a == b else f'{a} there, {b} given'})"]
 
 
-def _type(value: dict[str, Any]) -> str | None:
-    """The type of a described object, if its parts are worth comparing one by one."""
-    if "$name" in value and "of" not in value:
-        return None
-    return (
-        None if {"$tensor", "$module", "$list", "$bytes", "$number"} & set(value) else value.get("$type", "")
-    )
-
-
 def _brief(value: Any) -> str:
     if value == _MISSING:
         return "none"
-    if not isinstance(value, dict):
-        text = repr(value)
-        return text if len(text) <= 80 else text[:80] + "…"
-    if "$list" in value:
-        return f"a list of {value['of']}"
-    if "$bytes" in value:
-        return f"{value['of']} bytes"
-    return str(next((value[k] for k in ("$number", "$name", "$type", "of") if k in value), "a dict"))
+    if isinstance(value, dict):
+        return str(next((value[k] for k in ("$number", "$name", "$type", "of") if k in value), "a dict"))
+    text = repr(value)
+    return text if len(text) <= 80 else text[:80] + "…"

@@ -1,4 +1,4 @@
-"""Causal language modelling on padded or packed token batches."""
+"""Language models that predict the next token: causal ones, and decoders that read a source text."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unde.tasks import model_checks as fitting
+from unde.errors import UndeError
+from unde.tasks import model_checks
 from unde.tasks.perturb import Perturbation
-from unde.tasks.replace import Replace, special_tokens
+from unde.tasks.replace import Replace, ReplaceBoth, special_tokens
 from unde.tasks.tokens import (
     IGNORE,
     Predictions,
     TokenTask,
     check,
     columns,
+    inner,
     like,
     padded,
-    padding_ahead,
+    right_padded,
     rolled,
     run,
+    text_config,
     token_logits,
 )
 
@@ -51,36 +54,94 @@ class CausalLM(TokenTask):
         return [Replace.of(examples, special_tokens(model))]
 
     def collate(self, examples: list[Any]) -> Any:
-        """Pads on the right; the padding is masked and carries no loss.
-
-        Packed rows (with position_ids) get no mask that they did not bring, but labels: with a mask
-        transformers would overlook the borders of documents, and nothing looks at padding on its right.
-        """
         return padded(examples, packed=True)
 
     def check(self, model: nn.Module, batch: Any) -> None:
-        """Refuses models that see the tokens they are to predict, and those whose loss is another."""
-        fitting.no_encoder_decoder(self, model)
+        """Refuse models that see the tokens they are to predict, and those of another loss."""
+        model_checks.check_no_decoder(self, model)
         logits, target, _ = self.predictions(model, batch)
-        fitting.whole_vocabulary(self, model, logits)
-        fitting.looks_back(self, model, batch, logits, target)
+        model_checks.check_vocabulary(self, model, logits)
+        model_checks.check_causal(self, model, batch, logits, target)
 
     def predictions(self, model: nn.Module, batch: Any) -> Predictions:
-        ids, real = columns(batch, "CausalLM")
+        ids, real, ahead = tokens = columns(batch, "CausalLM")
         labels = batch.get("labels")
         if labels is None:
             labels = ids if real is None else ids.masked_fill(~real, IGNORE)
-        ahead = torch.zeros_like(ids[:, :1]) if real is None else padding_ahead(real)
         target = labels.long().masked_fill(torch.arange(ids.shape[1], device=ids.device) <= ahead, IGNORE)
         inputs = {k: v for k, v in batch.items() if k != "labels"}
         why = "every label is -100, or it is a single token, which is predicted from nothing"
-        if check(model, inputs, target, real, ahead, why):
+        if check(model, inputs, target, tokens, why):
             target = rolled(target, ahead)
             inputs = {k: rolled(v, ahead) if like(v, ids) else v for k, v in inputs.items()}
         logits = token_logits(run(model, inputs), ids.shape)
 
-        def placed(x: Tensor) -> Tensor:  # a token is predicted one place before it
+        def align(x: Tensor) -> Tensor:  # a token is predicted one place before it
             return rolled(F.pad(x[:, :-1], (1, 0)), -ahead)
 
         # Shift the labels, not the logits: no copy of the largest tensor.
-        return Predictions(logits, F.pad(target[:, 1:], (0, 1), value=IGNORE), placed)
+        return Predictions(logits, F.pad(target[:, 1:], (0, 1), value=IGNORE), align)
+
+
+class Seq2SeqLM(TokenTask):
+    """Loss of the target text given the source, for T5, BART and their kin.
+
+    Batches are dicts of input_ids (B, S) and labels (B, T), −100 where nothing is predicted, and optionally
+    attention_mask; decoder_input_ids, if they are not given, are the labels moved one place to the right as the model
+    itself does it. `reduction` is over the tokens of one target, as in `CausalLM`. Padding of the source may be on
+    either side.
+    """
+
+    def mask(self, batch: Any) -> Any:
+        """Of the source and of the target; where both are equally long, what is real in either."""
+        ids, labels = batch["input_ids"], batch["labels"]
+        real = super().mask(batch)
+        real = torch.ones_like(ids, dtype=torch.bool) if real is None else real
+        counts = labels != IGNORE
+        return [real | counts] if real.shape == counts.shape else [real, counts]
+
+    def perturbations(self, model: nn.Module, examples: Sequence[Any]) -> list[Perturbation]:
+        """Tokens of source and target replaced by others of the training data; special ones and padding stay."""
+        return [ReplaceBoth.of(examples, special_tokens(model))]
+
+    def check(self, model: nn.Module, batch: Any) -> None:
+        model_checks.check_decoder(self, model)
+        model_checks.check_vocabulary(self, model, self.predictions(model, batch).logits)
+
+    def predictions(self, model: nn.Module, batch: Any) -> Predictions:
+        ids, real, _ = tokens = columns(batch, "Seq2SeqLM", like=("attention_mask",))
+        labels = batch.get("labels")
+        if labels is None:
+            raise UndeError(
+                f"a batch of Seq2SeqLM needs 'labels', tokens of the target: this one has {sorted(batch)}"
+            )
+        if labels.dim() != 2 or len(labels) != len(ids):
+            raise UndeError(
+                f"labels of shape {tuple(labels.shape)} for input_ids of shape {tuple(ids.shape)}: expected the "
+                f"tokens of a target for each source, ({len(ids)}, T)"
+            )
+        target = labels.long()
+        inputs = {k: v for k, v in batch.items() if k != "labels"}
+        decoder = {k: inputs.pop(k) for k in list(inputs) if k.startswith("decoder_")}
+        left = check(model, inputs, target, tokens, "every label is -100, or the target is empty")
+        inputs = right_padded(model, inputs, real, left)
+        if "decoder_input_ids" not in decoder:
+            decoder["decoder_input_ids"] = _shift_right(model, target)
+        logits = token_logits(run(model, {**inputs, **decoder}), target.shape)
+        return Predictions(logits, target, lambda x: x)
+
+
+def _shift_right(model: nn.Module, labels: Tensor) -> Tensor:
+    """What the decoder sees: the labels one place later, after the token that starts a text."""
+    shift = getattr(inner(model), "prepare_decoder_input_ids_from_labels", None)
+    if callable(shift):
+        return shift(labels=labels)
+    config = text_config(model)
+    start, pad = (getattr(config, f"{n}_token_id", None) for n in ("decoder_start", "pad"))
+    if start is None or pad is None:
+        raise UndeError(
+            f"the config of {type(model).__name__} names no decoder_start_token_id or no pad_token_id: set them, or "
+            "give decoder_input_ids"
+        )
+    shifted = torch.cat([torch.full_like(labels[:, :1], start), labels[:, :-1]], 1)
+    return shifted.masked_fill(shifted == IGNORE, pad)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from unde.errors import UndeError
-from unde.tasks import model_checks as fitting
+from unde.tasks import model_checks
 from unde.tasks.perturb import Perturbation
 from unde.tasks.replace import ReplaceSeen, special_tokens
 from unde.tasks.tokens import (
@@ -19,17 +19,14 @@ from unde.tasks.tokens import (
     check,
     columns,
     limits,
-    padding_ahead,
     right_padded,
     rolled,
     run,
     token_logits,
 )
 
-HIDDEN, RANDOM = (
-    0.8,
-    0.1,
-)  # of the tokens to predict: shown as the mask, as a random token; the rest as they are
+# Of the tokens to predict: shown as the mask, or as a random token; the rest as they are.
+HIDDEN, RANDOM = 0.8, 0.1
 _ODD = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of splitmix64
 
 
@@ -43,7 +40,7 @@ class MaskedLM(TokenTask):
     same way, whatever its batch. That takes the tokenizer, or its mask token and special tokens by number:
 
     >>> task = MaskedLM(mask_token_id=4, special_tokens=[0, 1, 2], seed=1)
-    >>> hidden = task.hidden({"input_ids": torch.tensor([[1, 9, 8, 7, 2]])}, vocabulary=10)
+    >>> hidden = task.hide_tokens({"input_ids": torch.tensor([[1, 9, 8, 7, 2]])}, vocabulary=10)
     >>> hidden["labels"].shape, (hidden["labels"] != -100).any().item()
     (torch.Size([1, 5]), True)
 
@@ -77,7 +74,7 @@ class MaskedLM(TokenTask):
         self.special_tokens = sorted({int(t) for t in (*special_tokens, *known)})
         self.probability, self.seed = probability, seed
 
-    def hidden(self, batch: Mapping[str, Any], vocabulary: int) -> dict[str, Any]:
+    def hide_tokens(self, batch: Mapping[str, Any], vocabulary: int) -> dict[str, Any]:
         """The batch with some tokens hidden, and what they were as its labels."""
         if self.mask_token_id is None:
             raise UndeError(
@@ -89,8 +86,8 @@ class MaskedLM(TokenTask):
                 f"the mask token is {self.mask_token_id}, but the model knows {vocabulary} tokens: a tokenizer that "
                 "does not fit the model"
             )
-        ids, real = columns(batch, "MaskedLM")
-        real = torch.ones_like(ids, dtype=torch.bool) if real is None else real
+        ids, mask, _ = columns(batch, "MaskedLM")
+        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
         special = torch.tensor([*self.special_tokens, self.mask_token_id], device=ids.device)
         free = real & ~(ids.unsqueeze(-1) == special).any(-1)
         if "special_tokens_mask" in batch:
@@ -98,14 +95,14 @@ class MaskedLM(TokenTask):
         place = real.long().cumsum(1)  # counted from the first real token
         each = _mixed(ids.long() * _signed(_ODD[1]) + place * _signed(_ODD[0]))
         key = _mixed((each * real).sum(1, keepdim=True) + self.seed)
-        chance, kind, drawn = (_mixed(_mixed(key + n) + place * _signed(_ODD[0])) for n in (1, 2, 3))
+        chance, kind, token = (_mixed(_mixed(key + n) + place * _signed(_ODD[0])) for n in (1, 2, 3))
         u = _uniform(chance).masked_fill(~free, 2.0)
-        asked = free & ((u < self.probability) | (u == u.amin(1, keepdim=True)))
+        chosen = free & ((u < self.probability) | (u == u.amin(1, keepdim=True)))
         how = _uniform(kind)
-        shown = ids.masked_fill(asked & (how < HIDDEN), self.mask_token_id)
-        other = ((drawn & 0x7FFFFFFFFFFFFFFF) % vocabulary).to(ids.dtype)
-        shown = torch.where(asked & (how >= HIDDEN) & (how < HIDDEN + RANDOM), other, shown)
-        return {**batch, "input_ids": shown, "labels": ids.masked_fill(~asked, IGNORE)}
+        inputs = ids.masked_fill(chosen & (how < HIDDEN), self.mask_token_id)
+        other = ((token & 0x7FFFFFFFFFFFFFFF) % vocabulary).to(ids.dtype)
+        inputs = torch.where(chosen & (how >= HIDDEN) & (how < HIDDEN + RANDOM), other, inputs)
+        return {**batch, "input_ids": inputs, "labels": ids.masked_fill(~chosen, IGNORE)}
 
     def perturbations(self, model: nn.Module, examples: Sequence[Any]) -> list[Perturbation]:
         """Tokens that are seen replaced by others of the training data: hidden, special ones and padding stay."""
@@ -113,18 +110,18 @@ class MaskedLM(TokenTask):
         def with_labels(example: Any) -> Any:
             if "labels" in example:
                 return example
-            made = self._labelled(model, self.collate([example]))
-            return {**example, **{k: made[k][0] for k in ("input_ids", "labels")}}
+            batch = self._labelled(model, self.collate([example]))
+            return {**example, **{k: batch[k][0] for k in ("input_ids", "labels")}}
 
         special = {*self.special_tokens, *special_tokens(model)}
         return [ReplaceSeen.of([with_labels(e) for e in examples], special).after(with_labels)]
 
     def check(self, model: nn.Module, batch: Any) -> None:
-        """Refuses models that do not see both sides of a token, and those whose loss is another."""
-        fitting.no_encoder_decoder(self, model)
+        """Refuse models that do not see both sides of a token, and those of another loss."""
+        model_checks.check_no_decoder(self, model)
         inputs, _, _ = self._prepared(model, batch)
-        fitting.whole_vocabulary(self, model, self._logits(model, inputs))
-        fitting.looks_ahead(self, model, inputs, lambda given: self._logits(model, given))
+        model_checks.check_vocabulary(self, model, self._logits(model, inputs))
+        model_checks.check_bidirectional(self, model, inputs, lambda tokens: self._logits(model, tokens))
 
     def predictions(self, model: nn.Module, batch: Any) -> Predictions:
         inputs, target, ahead = self._prepared(model, batch)
@@ -132,21 +129,17 @@ class MaskedLM(TokenTask):
 
     def _prepared(self, model: nn.Module, batch: Any) -> tuple[dict[str, Any], Tensor, Tensor]:
         """What the model gets, the tokens that it is to find, and the padding that was in front."""
-        ids, real = columns(batch, "MaskedLM")
-        ahead = torch.zeros_like(ids[:, :1]) if real is None else padding_ahead(real)
+        _, real, ahead = tokens = columns(batch, "MaskedLM")
         labelled = self._labelled(model, batch)
         target = labelled["labels"].long()
         inputs = {k: v for k, v in labelled.items() if k not in ("labels", "special_tokens_mask")}
-        why = (
-            "no label says what a hidden token is (all are -100)"
-            if "labels" in batch
-            else "all its tokens are special ones, which are not hidden"
-        )
-        left = check(model, inputs, target, real, ahead, why)
+        why = "no label says what a hidden token is (all are -100)"
+        why = why if "labels" in batch else "all its tokens are special ones, which are not hidden"
+        left = check(model, inputs, target, tokens, why)
         return right_padded(model, inputs, real, left), rolled(target, ahead), ahead
 
     def _labelled(self, model: nn.Module, batch: Any) -> dict[str, Any]:
-        return dict(batch) if "labels" in batch else self.hidden(batch, _vocabulary(model))
+        return dict(batch) if "labels" in batch else self.hide_tokens(batch, _vocabulary(model))
 
     def _logits(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
         return token_logits(run(model, inputs), inputs["input_ids"].shape)
@@ -160,8 +153,8 @@ def _vocabulary(model: nn.Module) -> int:
         known = min(known, table.shape[0])
     if known == limits(nn.Identity())[0]:
         raise UndeError(
-            f"{type(model).__name__} does not say how many tokens it knows (config.vocab_size), and one in ten hidden "
-            "tokens is shown as a random one: give labels, as transformers' collator for language models makes them"
+            f"{type(model).__name__} does not say how many tokens it knows (config.vocab_size): set it, or give "
+            "labels, as transformers' collator for language models makes them"
         )
     return known
 
@@ -171,10 +164,7 @@ def _signed(x: int) -> int:
 
 
 def _mixed(x: Tensor) -> Tensor:
-    """The finaliser of splitmix64 on whole numbers: every bit of the result depends on every bit given.
-
-    Tensors wrap around as it wants them to, on every device and under torch.func.
-    """
+    """The finaliser of splitmix64; integer tensors wrap around, on every device and under torch.func."""
     x = (x ^ _shifted(x, 30)) * _signed(_ODD[1])
     x = (x ^ _shifted(x, 27)) * _signed(_ODD[2])
     return x ^ _shifted(x, 31)

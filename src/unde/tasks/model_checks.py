@@ -1,6 +1,6 @@
-"""Does a model fit its task? A few tokens are changed to see which way it looks.
+"""Does a model fit its task? A loss means nothing if the model sees what it is to predict.
 
-A loss can be computed of almost any model, and means nothing if the model sees what it is to predict.
+A few tokens are changed to see which way the model looks.
 """
 
 from __future__ import annotations
@@ -13,28 +13,27 @@ import torch
 from torch import Tensor, nn
 
 from unde.errors import UndeError
-from unde.tasks.tokens import IGNORE, TokenTask, arguments, inner, limits
+from unde.tasks.tokens import IGNORE, TokenTask, arguments, inner, limits, padding_ahead, real_tokens
 
 _SLACK = 64  # units of rounding: experts may see their tokens in another order
 
 
-def no_encoder_decoder(task: TokenTask, model: nn.Module) -> None:
+def check_no_decoder(task: TokenTask, model: nn.Module) -> None:
     if "decoder_input_ids" in arguments(model):
         raise UndeError(
-            f"{_name(model)} has an encoder and a decoder: unde.tasks.{type(task).__name__} is for models without. Use "
-            "unde.tasks.Seq2SeqLM"
+            f"{_name(model)} has an encoder and a decoder: {_for(task)} models without. Use Seq2SeqLM"
         )
 
 
-def an_encoder_decoder(task: TokenTask, model: nn.Module) -> None:
+def check_decoder(task: TokenTask, model: nn.Module) -> None:
     if "decoder_input_ids" not in arguments(model):
         raise UndeError(
-            f"{_name(model)} takes no decoder_input_ids, so it is no encoder-decoder: unde.tasks.{type(task).__name__} "
-            "is for models such as T5 and BART. Use unde.tasks.CausalLM, with -100 as the labels of the source"
+            f"{_name(model)} takes no decoder_input_ids, so it is no encoder-decoder: {_for(task)} models such as T5. "
+            "Use unde.tasks.CausalLM, with -100 as the labels of the source"
         )
 
 
-def whole_vocabulary(task: TokenTask, model: nn.Module, logits: Tensor) -> None:
+def check_vocabulary(task: TokenTask, model: nn.Module, logits: Tensor) -> None:
     """A language model gives a number to every token that it knows."""
     vocabulary, classes = limits(model)[0], logits.shape[-1]
     if classes < vocabulary < sys.maxsize:
@@ -44,71 +43,66 @@ def whole_vocabulary(task: TokenTask, model: nn.Module, logits: Tensor) -> None:
         )
 
 
-def no_vocabulary(task: TokenTask, model: nn.Module, logits: Tensor) -> None:
-    own = getattr(getattr(model, "config", None), "num_labels", None)
-    if logits.shape[-1] == limits(model)[0] != own:
+def check_classes(task: TokenTask, model: nn.Module, logits: Tensor) -> None:
+    labels = getattr(getattr(model, "config", None), "num_labels", None)
+    if logits.shape[-1] == limits(model)[0] != labels:
         raise UndeError(
             f"{_name(model)} gives a number for each of the {logits.shape[-1]} tokens that it knows: it is a language "
-            f"model, and unde.tasks.{type(task).__name__} is for classes of tokens. Use unde.tasks.MaskedLM or CausalLM"
+            f"model, and {_for(task)} classes of tokens. Use unde.tasks.MaskedLM or CausalLM"
         )
 
 
-def looks_back(task: TokenTask, model: nn.Module, batch: Any, logits: Tensor, target: Tensor) -> None:
-    """Refuses a model that sees the tokens which it is to predict.
+def check_causal(task: TokenTask, model: nn.Module, batch: Any, logits: Tensor, target: Tensor) -> None:
+    """Refuse a model that sees the tokens which it is to predict.
 
-    Of the longest example the last token that counts is changed: what is predicted up to it must stay.
+    Change the last token of the longest example that has a loss: predictions up to it must stay.
     """
-    asked = target != IGNORE
-    row = int(asked.sum(1).argmax())
-    where = asked[row].nonzero()[:, 0]
+    counts = target != IGNORE
+    row = int(counts.sum(1).argmax())
+    where = counts[row].nonzero()[:, 0]
     last = int(where[-1]) + 1  # it is predicted one place before
-    mask = batch.get("attention_mask")
-    ahead = int((mask[row].cumsum(0) == 0).sum()) if mask is not None and mask.dim() == 2 else 0
-    other = task.predictions(
-        model, {**batch, "input_ids": _changed(batch["input_ids"], row, ahead + last)}
-    ).logits
-    seen = _differ(logits[row, where], other[row, where], _SLACK)
-    if seen.any():
+    real = real_tokens(batch)
+    ahead = 0 if real is None else int(padding_ahead(real)[row])
+    other = task.predictions(model, {**batch, "input_ids": _replace(batch["input_ids"], row, ahead + last)})
+    differ = _differ(logits[row, where], other.logits[row, where], _SLACK)
+    if differ.any():
         raise UndeError(
             f"{_name(model)} sees the tokens that it is to predict: another token at position {last} changes what it "
-            f"predicts for {int(seen.sum())} of {len(where)} tokens up to there. unde.tasks.{type(task).__name__} is "
-            "for models that look back alone, such as GPT-2. For a masked language model, such as BERT, use "
-            "unde.tasks.MaskedLM"
+            f"predicts for {int(differ.sum())} of {len(where)} tokens up to there. {_for(task)} models that look back "
+            "alone, such as GPT-2. For a masked language model, such as BERT, use unde.tasks.MaskedLM"
         )
 
 
-def looks_ahead(
+def check_bidirectional(
     task: TokenTask, model: nn.Module, batch: Mapping[str, Any], run: Callable[[Mapping[str, Any]], Tensor]
 ) -> None:
-    """Refuses a model that looks back alone. `batch` has its padding on the right."""
-    ids, mask = batch["input_ids"], batch.get("attention_mask")
-    lengths = (
-        torch.full_like(ids[:, 0], ids.shape[1]) if mask is None or mask.dim() != 2 else (mask != 0).sum(1)
-    )
+    """Refuse a model that looks back alone. `batch` has its padding on the right."""
+    ids, real = batch["input_ids"], real_tokens(batch)
+    lengths = torch.full_like(ids[:, 0], ids.shape[1]) if real is None else real.sum(1)
     row = int(lengths.argmax())
     last = int(lengths[row]) - 1
     if last < 1:
         return
-    as_is, end, start = (
-        run({**batch, "input_ids": changed})[row]
-        for changed in (ids, _changed(ids, row, last), _changed(ids, row, 0))
+    plain, end, start = (
+        run({**batch, "input_ids": tokens})[row]
+        for tokens in (ids, _replace(ids, row, last), _replace(ids, row, 0))
     )
-    ahead = _differ(as_is[:last], end[:last], 4)
-    back = _differ(as_is[1 : last + 1], start[1 : last + 1], 4)
+    ahead = _differ(plain[:last], end[:last], 4)
+    back = _differ(plain[1 : last + 1], start[1 : last + 1], 4)
     if back.any() and not ahead.any():
         raise UndeError(
             f"{_name(model)} does not see the tokens after the one that it predicts: another token at the end of an "
-            f"example changes nothing before it. unde.tasks.{type(task).__name__} is for models that see both sides, "
-            "such as BERT. For a model that predicts the next token, such as GPT-2, use unde.tasks.CausalLM"
+            f"example changes nothing before it. {_for(task)} models that see both sides, such as BERT. For a model "
+            "that predicts the next token, such as GPT-2, use unde.tasks.CausalLM"
         )
 
 
-def _changed(ids: Tensor, row: int, place: int) -> Tensor:
-    """With another token there: one of the same text, if it has two."""
+def _replace(ids: Tensor, row: int, place: int) -> Tensor:
+    """Put another token there: one of the same text, if it has two."""
     others = ids[row][ids[row] != ids[row, place]]
-    made = ids.clone()
-    made[row, place] = others[0] if len(others) else (ids[row, place] - 1).abs()
-    return made
+    ids = ids.clone()
+    ids[row, place] = others[0] if len(others) else (ids[row, place] - 1).abs()
+    return ids
 
 
 def _differ(a: Tensor, b: Tensor, slack: float) -> Tensor:
@@ -119,3 +113,7 @@ def _differ(a: Tensor, b: Tensor, slack: float) -> Tensor:
 
 def _name(model: nn.Module) -> str:
     return type(inner(model)).__name__
+
+
+def _for(task: TokenTask) -> str:
+    return f"unde.tasks.{type(task).__name__} is for"

@@ -55,22 +55,6 @@ class Noise:
         return _on_inputs(example, lambda x: _noisy(x, strength, random))
 
 
-@dataclass(frozen=True)
-class Shift:
-    """Images (…, H, W) moved by up to strength · size in a random direction; what leaves comes in on the other side.
-
-    >>> Shift()(torch.eye(4), 0.5, np.random.default_rng(0)).sum()
-    tensor(4.)
-    """
-
-    name: str = "shift"
-    least: float = 0.02
-    most: float = 0.5
-
-    def __call__(self, example: Any, strength: float, random: np.random.Generator) -> Any:
-        return _on_inputs(example, lambda x: _moved(x, strength, random))
-
-
 @dataclass(frozen=True, eq=False)
 class Augment:
     """Images as a diffusion model is trained on, flipped, cropped and, if they have three channels, recoloured.
@@ -169,12 +153,3 @@ def _spread(x: Tensor) -> Tensor:
     wide = x.double() if x.dtype == torch.float64 else x.float()
     spread = wide.std(correction=0) if x.numel() > 1 else torch.zeros((), device=x.device)
     return torch.where(spread > 0, spread, wide.abs().mean()).to(x.dtype)
-
-
-def _moved(x: Tensor, strength: float, random: np.random.Generator) -> Tensor:
-    angle, share = 2 * np.pi * random.random(), random.random()
-    if x.dim() < 2:
-        raise UndeError(f"an input of shape {tuple(x.shape)} is no image: it cannot be shifted")
-    reach = strength * (0.5 + 0.5 * share)
-    steps = [round(reach * side * part) for side, part in zip(x.shape[-2:], (np.sin(angle), np.cos(angle)))]
-    return torch.roll(x, steps, (-2, -1))

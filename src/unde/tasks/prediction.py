@@ -1,11 +1,10 @@
-"""Tasks with one prediction for each example: what their batches look like, and how texts among them are padded."""
+"""Base of the tasks with one prediction for each example: batches, padding, and the measures of labels."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from unde.errors import UndeError, unknown
@@ -40,8 +39,8 @@ class Prediction(Task):
         logits = getattr(output, "logits", output)
         if not isinstance(logits, Tensor):
             raise UndeError(
-                f"the model returned a {type(logits).__name__}: expected logits, a tensor of shape (B, classes), or an "
-                f"output with .logits. Override {type(self).__name__}.logits to pick them out"
+                f"the model returned a {type(logits).__name__}: expected logits (B, classes), or an output with "
+                f".logits. Override {type(self).__name__}.logits to pick them out"
             )
         return logits
 
@@ -78,7 +77,7 @@ class Prediction(Task):
         return real if real is None or "input_ids" not in batch else rolled(real, padding_ahead(real))
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        return self.compared(*self.predicted(model, batch))
+        return self.compare(*self.predict(model, batch))
 
     def measure(
         self, model: nn.Module, batch: Any, *, name: str = "loss", ids: Sequence[int] | None = None
@@ -92,32 +91,32 @@ class Prediction(Task):
             if name == "loss":
                 return self.loss(model, batch)
             if name == "sampled":
-                logits, _ = self.predicted(model, batch)
-                return self.compared(logits, self.drawn(logits.detach(), ids))
+                logits, _ = self.predict(model, batch)
+                return self.compare(logits, self.sample_labels(logits.detach(), ids))
             if name.startswith(TRUE):
-                return self.expected(*self.predicted(model, batch), int(name.removeprefix(TRUE)))
+                return self.fisher_term(*self.predict(model, batch), int(name.removeprefix(TRUE)))
         except Unreadable as e:
             raise Unreadable(e.row, e.what, ids) from None
         raise unknown(f"measure of {type(self).__name__}", name, ("loss", "sampled"))
 
     def outputs(self, model: nn.Module, batch: Any) -> int | None:
-        return self.predicted(model, batch)[0].shape[1]
+        return self.predict(model, batch)[0].shape[1]
 
-    def predicted(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    def predict(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         """Logits and labels, checked."""
-        raise TypeError(f"{type(self).__name__} defines no predicted(model, batch)")
+        raise TypeError(f"{type(self).__name__} defines no predict(model, batch)")
 
-    def compared(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def compare(self, logits: Tensor, labels: Tensor) -> Tensor:
         """(B,) losses."""
-        raise TypeError(f"{type(self).__name__} defines no compared(logits, labels)")
+        raise TypeError(f"{type(self).__name__} defines no compare(logits, labels)")
 
-    def drawn(self, logits: Tensor, ids: Sequence[int] | None) -> Tensor:
+    def sample_labels(self, logits: Tensor, ids: Sequence[int] | None) -> Tensor:
         """Labels drawn from predictions."""
-        raise TypeError(f"{type(self).__name__} defines no drawn(logits, ids)")
+        raise TypeError(f"{type(self).__name__} defines no sample_labels(logits, ids)")
 
-    def expected(self, logits: Tensor, labels: Tensor, label: int) -> Tensor:
+    def fisher_term(self, logits: Tensor, labels: Tensor, label: int) -> Tensor:
         """(B,) values v with Σ_label ∇v ∇vᵀ = E ∇loss ∇lossᵀ over labels as `drawn` gives them."""
-        raise TypeError(f"{type(self).__name__} defines no expected(logits, labels, label)")
+        raise TypeError(f"{type(self).__name__} defines no fisher_term(logits, labels, label)")
 
 
 def _right_padded(model: nn.Module, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -132,32 +131,28 @@ def _right_padded(model: nn.Module, inputs: Mapping[str, Any]) -> Mapping[str, A
     finds_the_end = "past_key_values" in arguments(model) and hasattr(config, "pad_token_id")
     if finds_the_end and config.pad_token_id is None and len(ids) > 1:
         raise UndeError(
-            f"{type(model).__name__} predicts from the last token of a text, and its config names no padding token to "
-            "tell it by: set model.config.pad_token_id (pad_token_id in its config.json), to that of the "
-            "tokenizer or, if it has none, to its eos_token_id"
+            f"{type(model).__name__} predicts from the last token of a text, and its config names no padding token: "
+            "set model.config.pad_token_id to that of the tokenizer or, if it has none, to its eos_token_id"
         )
     return right_padded(model, {k: v for k, v in inputs.items() if k != "special_tokens_mask"}, real)
 
 
-def one_each(labels: Any, count: int, expected: str) -> Tensor:
-    """Labels as a tensor with one row for each example."""
+def label_tensor(labels: Any, expected: str, count: int | None = None) -> Tensor:
+    """Check that labels are a tensor, with one row for each of `count` examples."""
     if not isinstance(labels, Tensor):
         some = next(iter(labels), None) if isinstance(labels, (list, tuple)) else labels
         raise UndeError(f"labels such as {some!r}: expected {expected}")
-    if labels.dim() == 0 or len(labels) != count:
+    if count is not None and (labels.dim() == 0 or len(labels) != count):
+        shape = tuple(labels.shape)
         raise UndeError(
-            f"labels of shape {tuple(labels.shape)} for {count} examples: expected {expected}, for each of them"
+            f"labels of shape {shape} for {count} examples: expected {expected}, for each of them"
         )
     return labels
 
 
 def first(wrong: Tensor) -> int | None:
-    """The first example of a (B,) tensor of flags; None if there is none, or nothing can be asked (torch.func.vmap)."""
+    """The first example that is flagged in a (B,) tensor; None if there is none, or under torch.func.vmap."""
     try:
         return int(wrong.nonzero()[0]) if bool(wrong.any()) else None
     except RuntimeError:
         return None
-
-
-def not_finite(labels: Tensor) -> int | None:
-    return first(~torch.isfinite(labels.flatten(1) if labels.dim() > 1 else labels[:, None]).all(1))

@@ -1,4 +1,4 @@
-"""Cutting for diffusion: an image is many noisy images to the model, one for each timestep."""
+"""Batching of diffusion tasks, where an image is one noisy image for each timestep; timesteps of schedulers."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from unde.data import digest
 from unde.errors import UndeError
-from unde.tasks.batching import Whole, cuts
-from unde.tasks.schedule import sampler_timesteps
+from unde.tasks.batching import Batching, even_slices
 
 ROWS = 80  # noisy images worth having in one forward pass: on CPUs more are slower
 PREPARED = "noisy"  # marks a batch that `passes` made
 
 
 class Noised(Protocol):
-    """What the cutting asks of a diffusion task."""
+    """What the batching asks of a diffusion task."""
 
     timesteps: list[int]
     scheduler: Any
@@ -33,7 +32,7 @@ class Noised(Protocol):
     def target(self, clean: Tensor, noise: Tensor, signal: Tensor, spread: Tensor) -> Tensor: ...
 
 
-class Timesteps(Whole):
+class TimestepBatching(Batching):
     """As many timesteps of as many examples in one pass as `rows` noisy images hold, or as fit."""
 
     def __init__(self, task: Noised, rows: int | None) -> None:
@@ -42,7 +41,7 @@ class Timesteps(Whole):
                 f"rows={rows}: expected at least one noisy image in a pass, or None for what fits"
             )
         self.task, self.timesteps = task, task.timesteps
-        self.given = rows  # None: not known yet
+        self.max_rows = rows  # None: not known yet
         self.most = rows  # examples in one portion
         self.short = False  # whether two steps of a trajectory stand for all
         self.only: int | None = None  # the one step of trajectories that is looked at
@@ -51,68 +50,68 @@ class Timesteps(Whole):
     @property
     def rows(self) -> int:
         """Noisy images in one pass, if there are as many examples or fewer."""
-        return self.given or ROWS
+        return self.max_rows or ROWS
 
     def passes(self, batch: Any, ids: Sequence[int] | None) -> Iterator[Any]:
-        clean, given = self.task.inputs(batch)
-        if "trajectory" in given:
-            yield from self._along(clean, given)
+        clean, condition = self.task.inputs(batch)
+        if "trajectory" in condition:
+            yield from self._along(clean, condition)
             return
         keys = [_key(image) for image in clean.cpu()]
-        for cut in cuts(len(self.timesteps), self.rows // len(clean)):
-            yield self._prepared(clean, given, keys, self.timesteps[cut])
+        for cut in even_slices(len(self.timesteps), self.rows // len(clean)):
+            yield self._prepared(clean, condition, keys, self.timesteps[cut])
 
     def portions(self, batch: Any) -> Iterator[tuple[slice, Any]]:
-        clean, given = self.task.inputs(batch)
-        for cut in cuts(len(clean), self.most or len(clean)):
-            yield cut, {"latents": clean[cut], **{name: v[cut] for name, v in given.items()}}
+        clean, condition = self.task.inputs(batch)
+        for cut in even_slices(len(clean), self.most or len(clean)):
+            yield cut, {"latents": clean[cut], **{name: v[cut] for name, v in condition.items()}}
 
-    def within(self, memory: int, example: Any, peak: Callable[[Any, int], int]) -> Timesteps:
+    def fit_memory(self, memory: int, example: Any, peak: Callable[[Any, int], int]) -> TimestepBatching:
         """As many rows as fit: a pass of one row and a pass of two tell what a row takes."""
-        if self.given is not None:
+        if self.max_rows is not None:
             return self
-        clean, given = self.task.inputs(example)
-        columns = {"latents": clean, **given}
+        clean, condition = self.task.inputs(example)
+        columns = {"latents": clean, **condition}
 
-        def taken(rows: int) -> int:
+        def measure(rows: int) -> int:
             copies = {name: v.expand(rows, *v.shape[1:]) for name, v in columns.items()}
             return peak(next(self._by(rows).passes(copies, None)), rows)
 
-        one, two = taken(1), taken(2)
+        one, two = measure(1), measure(2)
         return self._by(1 + max(0, memory - one) // max(1, two - one))
 
     @property
-    def examples(self) -> int:
+    def examples_per_pass(self) -> int:
         return max(1, self.rows // len(self.timesteps))
 
     @property
-    def settled(self) -> int | None:
+    def row_limit(self) -> int | None:
         return self.most
 
-    def of(self, rows: int) -> Timesteps:
-        return self if self.given is not None else self._by(rows)
+    def with_rows(self, rows: int) -> TimestepBatching:
+        return self if self.max_rows is not None else self._by(rows)
 
-    def brief(self) -> Timesteps:
+    def reduced(self) -> TimestepBatching:
         """Two timesteps, the least noisy and one in the middle."""
         short = copy.copy(self)
         short.timesteps, short.short = self.timesteps[_two(len(self.timesteps))], True
         return short
 
-    def step(self, c: int, steps: int) -> Timesteps:
+    def step(self, c: int, steps: int) -> TimestepBatching:
         """Step c of a DDIM trajectory of `steps`."""
         one = copy.copy(self)
         one.timesteps = [sampler_timesteps(self.task.scheduler, steps)[c]]
         one.only, one.steps = c, steps
         return one
 
-    def _by(self, most: int) -> Timesteps:
+    def _by(self, most: int) -> TimestepBatching:
         """With at most so many rows, and not many more than are useful."""
         sized = copy.copy(self)
-        sized.given, sized.most = min(ROWS, most), most
+        sized.max_rows, sized.most = min(ROWS, most), most
         return sized
 
     def _prepared(
-        self, clean: Tensor, given: Mapping[str, Tensor], keys: Sequence[str], timesteps: Sequence[int]
+        self, clean: Tensor, condition: Mapping[str, Tensor], keys: Sequence[str], timesteps: Sequence[int]
     ) -> dict[str, Any]:
         """A batch for one forward pass: noisy images at these timesteps, and what is to be predicted."""
         t = torch.tensor(timesteps, device=clean.device).expand(len(clean), -1)
@@ -120,12 +119,18 @@ class Timesteps(Whole):
         signal, spread = self.task.scales(t, noise)
         noisy = signal * clean.unsqueeze(1) + spread * noise
         target = self.task.target(clean, noise, signal, spread)
-        return {PREPARED: noisy, "target": target, "t": t, "given": dict(given), "of": len(self.timesteps)}
+        return {
+            PREPARED: noisy,
+            "target": target,
+            "t": t,
+            "condition": dict(condition),
+            "of": len(self.timesteps),
+        }
 
-    def _along(self, clean: Tensor, given: dict[str, Tensor]) -> Iterator[Any]:
+    def _along(self, clean: Tensor, condition: dict[str, Tensor]) -> Iterator[Any]:
         """The passes along trajectories: x_t as the sampler saw it, and the noise in it beside the final image."""
-        noisy = given.pop("trajectory")
-        t = self._checked(clean, noisy, given.pop("timesteps", None))
+        noisy = condition.pop("trajectory")
+        t = self._checked(clean, noisy, condition.pop("timesteps", None))
         if self.only is not None:
             noisy, t = noisy[:, self.only : self.only + 1], t[:, self.only : self.only + 1]
         elif self.short:
@@ -133,24 +138,22 @@ class Timesteps(Whole):
         signal, spread = self.task.scales(t, noisy)
         noise = (noisy - signal * clean.unsqueeze(1)) / spread
         target = self.task.target(clean, noise, signal, spread)
-        for cut in cuts(t.shape[1], self.rows // len(clean)):
+        for cut in even_slices(t.shape[1], self.rows // len(clean)):
             part = {PREPARED: noisy[:, cut], "target": target[:, cut], "t": t[:, cut]}
-            yield part | {"given": given, "of": t.shape[1]}
+            yield part | {"condition": condition, "of": t.shape[1]}
 
     def _checked(self, clean: Tensor, noisy: Tensor, t: Tensor | None) -> Tensor:
         """The timesteps of a trajectory, if they are those of the sampler."""
         if t is None or t.shape != noisy.shape[:2] or noisy.shape[2:] != clean.shape[1:]:
-            times = None if t is None else tuple(t.shape)
             raise UndeError(
-                f"a trajectory of shape {tuple(noisy.shape)} with timesteps {times} for images of "
-                f"{tuple(clean.shape)}: expected (B, steps, C, H, W) and (B, steps), as unde.diffusion.sample gives"
+                f"a trajectory of shape {tuple(noisy.shape)} with timesteps {None if t is None else tuple(t.shape)}: "
+                "expected (B, steps, C, H, W) and (B, steps), as unde.diffusion.sample gives"
             )
         expected = sampler_timesteps(self.task.scheduler, t.shape[1])
         if not bool((t.cpu() == torch.tensor(expected)).all()):
             raise UndeError(
                 f"a trajectory with timesteps {t[0, :3].tolist()}… is of another sampler or scheduler: expected "
-                f"{expected[:3]}…, those of {t.shape[1]} DDIM steps under the scheduler of this task. Sample with "
-                "unde.diffusion.sample"
+                f"{expected[:3]}…, those of {t.shape[1]} DDIM steps. Sample with unde.diffusion.sample"
             )
         if self.steps is not None and t.shape[1] != self.steps:
             raise UndeError(
@@ -167,3 +170,39 @@ def _two(count: int) -> slice:
 def _key(image: Tensor) -> str:
     """What the noise of an image is drawn from: its content, which shapes alone (a plan) do not have."""
     return "" if isinstance(image, FakeTensor) else digest(image)
+
+
+def config_value(owner: Any, name: str, default: Any = None) -> Any:
+    """An entry of the config of a model or a scheduler."""
+    config = getattr(owner, "config", None)
+    value = config.get(name) if isinstance(config, Mapping) else getattr(config, name, None)
+    return default if value is None else value
+
+
+def training_timesteps(scheduler: Any, timesteps: int | Sequence[int]) -> list[int]:
+    """K timesteps evenly spaced from 0, or those that are given."""
+    total = config_value(scheduler, "num_train_timesteps")
+    if total is None or not hasattr(scheduler, "alphas_cumprod"):
+        raise UndeError(
+            f"{type(scheduler).__name__} has no training timesteps (config.num_train_timesteps and alphas_cumprod): "
+            "pass the scheduler that the model was trained with, such as diffusers' DDPMScheduler"
+        )
+    if isinstance(timesteps, int):
+        if not 1 <= timesteps <= total:
+            raise UndeError(
+                f"timesteps={timesteps}: expected 1 to {total}, the scheduler's training timesteps"
+            )
+        return [k * total // timesteps for k in range(timesteps)]
+    steps = [int(t) for t in timesteps]
+    if not steps or not all(0 <= t < total for t in steps):
+        raise UndeError(f"timesteps {steps[:5]}: expected at least one, each from 0 to {total - 1}")
+    return steps
+
+
+def sampler_timesteps(scheduler: Any, steps: int) -> list[int]:
+    """The timesteps of a DDIM sampler under the schedule of `scheduler`, the noisiest first."""
+    from diffusers import DDIMScheduler
+
+    sampler: Any = DDIMScheduler.from_config(scheduler.config)
+    sampler.set_timesteps(steps)
+    return [int(t) for t in sampler.timesteps]

@@ -1,4 +1,4 @@
-"""What tasks on sequences of tokens share: batches that are padded, what they must hold, losses token by token."""
+"""Base of the tasks on sequences of tokens: padded batches, their checks, losses token by token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from unde.errors import BadExample, UndeError, unknown
 from unde.tasks import sampling
 from unde.tasks.base import Task
-from unde.tasks.batching import Whole
+from unde.tasks.batching import Batching
 
 IGNORE = -100  # a label that carries no loss, as in transformers
 SHORT = 17  # tokens of an example cut short: a prime, so that none of them are taken for a number of examples
@@ -32,30 +32,33 @@ class Unreadable(BadExample):
 
 
 class Predictions(NamedTuple):
-    """(B, T, classes) logits and the (B, T) classes that each is asked for, −100 where none is.
-
-    `placed` puts a (B, T) tensor of theirs where the tokens are in the batch.
-    """
+    """(B, T, classes) logits, (B, T) targets with −100 for none; `align` moves a (B, T) tensor to its tokens."""
 
     logits: Tensor
     target: Tensor
-    placed: Callable[[Tensor], Tensor]
+    align: Callable[[Tensor], Tensor]
 
 
-class Sequences(Whole):
+class Columns(NamedTuple):
+    """(B, T) token ids, which of them are no padding (None: all), and the (B, 1) padding in front."""
+
+    ids: Tensor
+    real: Tensor | None
+    ahead: Tensor
+
+
+class TokenBatching(Batching):
     """Sequences go through a model whole, and can be cut short for checks."""
 
-    def shortened(self, batch: Any) -> Any | None:
-        """A few tokens of each example, from where its first target is; None if that gains little, or if a column does
-        not go along the tokens."""
+    def shorten(self, batch: Any) -> Any | None:
+        """A few tokens of each example from its first target on; None if that gains little or is not possible."""
         ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
         if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.shape[1] < 2 * SHORT:
             return None
         if not all(isinstance(x, Tensor) and ids.shape[1] not in x.shape[2:] for x in batch.values()):
             return None
         real, labels = real_tokens(batch), batch.get("labels")
-        begins = torch.ones_like(ids, dtype=torch.bool) if real is None else real
-        start = padding_ahead(begins)
+        start = torch.zeros_like(ids[:, :1]) if real is None else padding_ahead(real)
         if like(labels, ids):  # what is predicted, and the token before it
             start = torch.maximum(start, padding_ahead(labels != IGNORE) - 1)
         where = start.clamp(max=ids.shape[1] - SHORT) + torch.arange(SHORT, device=ids.device)
@@ -66,7 +69,7 @@ class Sequences(Whole):
 class TokenTask(Task):
     """A cross-entropy for each token, added up or averaged over those of a sequence."""
 
-    cutting: Whole = Sequences()
+    batching: Batching = TokenBatching()
 
     def __init__(self, reduction: str = "mean") -> None:
         if reduction not in ("mean", "sum"):
@@ -81,8 +84,8 @@ class TokenTask(Task):
 
     def token_losses(self, model: nn.Module, batch: Any) -> Tensor:
         """(B, T): what predicting each token adds to the loss of its sequence; 0 where nothing is predicted."""
-        logits, target, placed = self.predictions(model, batch)
-        return placed(self._per_token(logits, target))
+        logits, target, align = self.predictions(model, batch)
+        return align(self._per_token(logits, target))
 
     def measure(
         self, model: nn.Module, batch: Any, *, name: str = "loss", ids: Sequence[int] | None = None
@@ -137,9 +140,8 @@ def _resampled(logits: Tensor, target: Tensor, ids: Sequence[int] | None) -> Ten
 def padded(examples: list[Any], packed: bool = False) -> dict[str, Tensor]:
     """Columns of all examples, padded on the right; the padding is masked, and labels there are −100.
 
-    Columns of texts, which no model reads, are left out. Packed rows (with position_ids) get no mask that they did not
-    bring, but labels: with a mask transformers would overlook the borders of documents, and nothing looks at padding
-    on its right.
+    Columns of texts are left out. Packed rows (with position_ids) get labels and no mask: with one, transformers would
+    overlook the borders of documents, and nothing looks at padding on its right.
     """
     for i, e in enumerate(examples):
         if not isinstance(e, Mapping) or "input_ids" not in e:
@@ -207,10 +209,8 @@ def rolled(x: Tensor, places: Tensor) -> Tensor:
     return x.gather(1, (torch.arange(length, device=x.device) + places) % length)
 
 
-def columns(
-    batch: Any, task: str, like: Iterable[str] = ("labels", "attention_mask")
-) -> tuple[Tensor, Tensor | None]:
-    """Token ids and which of them are real (None: all), (B, T) each; the columns `like` must have their shape."""
+def columns(batch: Any, task: str, like: Iterable[str] = ("labels", "attention_mask")) -> Columns:
+    """The tokens of a batch, checked; the columns `like` must have their shape."""
     if not isinstance(batch, Mapping) or "input_ids" not in batch:
         raise UndeError(_EXPECTED.format("batch"))
     for name in batch.keys() & {"input_ids", "attention_mask", "labels"}:
@@ -222,7 +222,7 @@ def columns(
     ids, real = batch["input_ids"], real_tokens(batch)
     if ids.dim() != 2 or ids.is_floating_point():
         raise UndeError(
-            f"input_ids of shape {tuple(ids.shape)} and type {ids.dtype}: expected token numbers, (B, T)"
+            f"input_ids of shape {tuple(ids.shape)} and {ids.dtype}: expected token numbers, (B, T)"
         )
     for name in like:
         column = real if name == "attention_mask" else batch.get(name)
@@ -235,7 +235,7 @@ def columns(
         raise UndeError(
             f"labels of type {labels.dtype}: expected numbers of tokens or classes, −100 for none"
         )
-    return ids, real
+    return Columns(ids, real, torch.zeros_like(ids[:, :1]) if real is None else padding_ahead(real))
 
 
 def like(x: Any, ids: Tensor) -> bool:
@@ -288,38 +288,45 @@ def run(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
 
 
 def right_padded(
-    model: nn.Module, inputs: Mapping[str, Any], real: Tensor | None, moved: bool = True
+    model: nn.Module, inputs: Mapping[str, Any], real: Tensor | None, roll: bool = True
 ) -> dict[str, Any]:
     """The columns with padding on the right alone, as the token that the model takes for padding.
 
     So positions are counted from the first real token, and models that look for the last one by its number find it.
     """
-    ids = inputs["input_ids"]
+    inputs = dict(inputs)
     if real is None:
-        return dict(inputs)
-    ahead = padding_ahead(real)
-    pad = getattr(text_config(model), "pad_token_id", None)
-    given = (
-        {**inputs, "input_ids": ids.masked_fill(~real, pad)} if isinstance(pad, int) and pad >= 0 else inputs
+        return inputs
+    ids, ahead, pad = (
+        inputs["input_ids"],
+        padding_ahead(real),
+        getattr(text_config(model), "pad_token_id", None),
     )
-    return {k: rolled(v, ahead) if moved and like(v, ids) else v for k, v in given.items()}
+    if isinstance(pad, int) and pad >= 0:
+        inputs["input_ids"] = ids.masked_fill(~real, pad)
+    return {k: rolled(v, ahead) if roll and like(v, ids) else v for k, v in inputs.items()}
 
 
 def check(
     model: nn.Module,
     inputs: Mapping[str, Any],
     target: Tensor,
-    real: Tensor | None,
-    ahead: Tensor,
+    tokens: Columns,
     without: str,
     classes: int | None = None,
 ) -> bool:
-    """Refuses examples that have no loss or that the model cannot read; True if some are padded on the left.
+    """Refuse examples that have no loss or that the model cannot read; True if some are padded on the left.
 
-    `without` says why an example may have no target, `classes` how many there are if they are no tokens. Everything is
-    asked in one go: on a GPU each question waits for the device.
+    Args:
+        model: Its config tells how many tokens it knows, and how many it reads at once.
+        inputs: What the model gets.
+        target: (B, T) tokens or classes, −100 where nothing is predicted.
+        tokens: Of the batch, as `columns` gives them.
+        without: Why an example may have no target.
+        classes: How many there are, if targets are no tokens.
     """
-    ids, positions = inputs["input_ids"].long(), inputs.get("position_ids")
+    ids, real, ahead = tokens
+    ids, positions = ids.long(), inputs.get("position_ids")
     length = ids.shape[1]
     if length == 0:
         raise Unreadable(0, "has no token: leave it out")
@@ -338,7 +345,7 @@ def check(
     beyond = counts & ((target < 0) | (target >= classes))
     flags = torch.stack([empty, foreign.any(1) | beyond.any(1), far, ~counts.any(1), ahead[:, 0] > 0])
     try:
-        *bad, padded_left = flags.any(1).tolist()
+        *bad, padded_left = flags.any(1).tolist()  # one question: on a GPU each waits for the device
     except RuntimeError:  # under torch.func.vmap nothing can be asked: by then the batch was checked outside
         return real is not None
     if not any(bad):
@@ -350,20 +357,20 @@ def check(
     elif fault == 1 and (foreign[row].any() or classes == vocabulary):
         odd = int(ids[row][foreign[row]][0] if foreign[row].any() else target[row][beyond[row]][0])
         what = (
-            f"holds token {odd}, but the model knows {vocabulary}: a tokenizer that does not fit the model. "
-            "Use the model's own; if tokens were added to it, call model.resize_token_embeddings before training"
+            f"holds token {odd}, but the model knows {vocabulary}: the tokenizer does not fit the model. If tokens "
+            "were added to it, call model.resize_token_embeddings before training"
         )
     elif fault == 1:
         what = (
             f"has the label {int(target[row][beyond[row]][0])}, but the model knows {classes} classes: expected 0 to "
-            f"{classes - 1}, or −100 for tokens that have none"
+            f"{classes - 1}, or −100 for none"
         )
     elif fault == 2:
-        own = length if real is None else int(real[row].sum())
+        count = length if real is None else int(real[row].sum())
         if positions is not None:
             what = f"holds position {int(positions.max())}, counted from 0"
         else:
-            what = f"is {own} tokens long" if own > context else f"is padded to {length} tokens"
+            what = f"is {count} tokens long" if count > context else f"is padded to {length} tokens"
         what += (
             f", but the model reads {context} at most (max_position_embeddings of its config): truncate it"
         )

@@ -97,7 +97,7 @@ class Contributions:
         query_bytes += 12 * self.source.queries.shape[0] * self.source.queries.shape[2]
         with console.progress(label, len(wanted), unit="queries") as advance:
             for span in self._spans(wanted, query_bytes):
-                source = self.source.picked(span.wanted + span.queries.start)
+                source = self.source.select(span.wanted + span.queries.start)
                 scores = [torch.empty(source.shape) for _ in weights]
                 for w, out in zip(weights, scores):
                     for rows, q, part in source.totals(w.float()):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from unde.errors import UndeError, unknown
-from unde.scoring.top import stable_top
+from unde.scoring.blocks import stable_top
 from unde.weights.contributions import Contributions
 
 # The numerator is a sum over sides of mean(top-k of side · scores): +1 the proponents, −1 the opponents.

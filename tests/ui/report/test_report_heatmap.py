@@ -9,13 +9,13 @@ import re
 import numpy as np
 import pytest
 import torch
+from schemes import DARK, LIGHT
 from test_report_page import contrast, luminance
 
 from report_dom import parse, words
 from unde import UndeError
 from unde.ui.report import HeatmapPanel, Page
 from unde.ui.report.heatmap import heatmaps_section
-from unde.ui.report.style import DARK, LIGHT
 from unde.ui.report.svg import HEATS
 
 ROWS, COLUMNS = ["down_blocks.0", "mid_block"], ["attn1.to_q", "attn1.to_k", "attn2.to_out"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from schemes import DARK, LIGHT
 
 from report_dom import parse, words
 from unde import UndeError
@@ -28,7 +29,7 @@ from unde.ui.report import (
     WeightsPanel,
 )
 from unde.ui.report.html import score
-from unde.ui.report.style import CSS, DARK, LIGHT
+from unde.ui.report.style import CSS
 
 EVIL = (
     """</style></title><script>alert("1")</script><img src='http://evil.example/x' onerror=alert(1)>&amp;"""

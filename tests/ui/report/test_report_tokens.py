@@ -7,6 +7,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from schemes import DARK, LIGHT
 from test_report_page import contrast
 
 from report_dom import parse, words
@@ -14,7 +15,7 @@ from unde import UndeError
 from unde.ui.report import Item, QueryPanel, Row, Scored
 from unde.ui.report.items import example, shaded_passage
 from unde.ui.report.queries import queries_section
-from unde.ui.report.style import CSS, DARK, LIGHT
+from unde.ui.report.style import CSS
 from unde.ui.report.tokens import LEVELS, joined, shades
 
 VALUES = st.floats(-1, 1, allow_nan=False)

@@ -17,7 +17,7 @@ from unde import console
 from unde.data import Rows
 from unde.index import Index
 from unde.index.labels import DEFAULT
-from unde.integrations.source import Source
+from unde.integrations.source import ModelSource
 from unde.scoring import GroupScores
 from unde.setup import Setup
 from unde.tasks import Classification
@@ -143,7 +143,7 @@ def _remember(out: Path, model: nn.Module, index: Index, seed: int) -> None:
     save_model(model, str(out / MODEL))
     (out / "project.py").write_text(PROJECT.format(seed=seed), encoding="utf-8")
     if not out.is_absolute() and all(part.isidentifier() for part in out.parts):
-        Source(target=".".join([*out.parts, "project:make"])).remember(index.folder)
+        ModelSource(target=".".join([*out.parts, "project:make"])).save(index.folder)
 
 
 def _interesting(setup: Setup, queries: Rows) -> list[int]:

@@ -17,7 +17,7 @@ from unde.gradients.model_state import frozen_eval
 from unde.gradients.parameters import placement
 from unde.index import Index
 from unde.index.query_features import QueryFeatures
-from unde.integrations.pictures import Likeness, decoded, relabelled
+from unde.integrations.pictures import Likeness, decode_picture, with_label
 from unde.methods import JourneyTRAK, Method
 from unde.setup import Setup
 from unde.tasks import Classification
@@ -112,7 +112,7 @@ class Asker:
 
     def keep(self, content: bytes) -> dict[str, Any]:
         """A picture that was sent, for questions about it."""
-        image = decoded(content)
+        image = decode_picture(content)
         digest = hashlib.blake2b(content, digest_size=12).hexdigest()
         with self._lock:  # several may be sent at once
             self._pictures[digest] = image
@@ -206,9 +206,9 @@ class Asker:
                 "pictures cannot be asked about here, as training examples are not a picture and a label: give "
                 "Setup(ask=Ask(picture=...)), a function that makes queries of a picture"
             )
-        example, notes = self.likeness.made(image)
+        example, notes = self.likeness.fit(image)
         if self.classifies:
-            example = relabelled(example, 0)  # whatever it is: the label asked about follows
+            example = with_label(example, 0)  # whatever it is: the label asked about follows
         return self._as_rows([example]), notes
 
     def _as_rows(self, data: Any) -> Rows:
@@ -231,7 +231,7 @@ class Asker:
         told.own = None if own is None else int(own)
         told.label = next(x for x in (question.label, told.own, told.predicted, 0) if x is not None)
         if told.label != own:
-            rows = self._as_rows([relabelled(rows[i], told.label) for i in range(len(rows))])
+            rows = self._as_rows([with_label(rows[i], told.label) for i in range(len(rows))])
         return rows, told
 
     def _item(self, question: Question, rows: Rows) -> Item:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from unde.data import Rows, evenly
 from unde.index.query_features import QueryFeatures
 from unde.methods import Method
 from unde.scoring import GroupScores
+from unde.scoring.train_features import SelectedFeatures
 from unde.ui.explorer.catalogue import Catalogue
 from unde.ui.explorer.jobs import Job
 from unde.ui.explorer.query_builder import Asker, joined
@@ -80,22 +83,4 @@ class Pool:
 
 def seen_from(scores: GroupScores, at: int) -> GroupScores:
     """The same scores against one training example alone."""
-    train = scores.train
-    s = next(i for i, rows in enumerate(train.cuts) if rows.start <= at < rows.stop)
-    local = at - train.cuts[s].start
-    row = [block[local : local + 1].clone() for block in train.block(s)]
-    here = slice(at, at + 1)
-    alone = replace(
-        train,
-        examples=1,
-        cuts=[slice(0, 1)],
-        block=lambda _: row,
-        packed=None,
-        squares=lambda: train.squares()[here],
-        skipped=lambda: train.skipped()[here],
-        leverage=lambda: train.leverage()[here],
-        beside=lambda: train.beside()[here],
-        ids=None,
-        some=None,
-    )
-    return replace(scores, train=alone, spread=None)
+    return replace(scores, train=SelectedFeatures(scores.train, torch.tensor([at])))

@@ -16,7 +16,7 @@ from unde.errors import UndeError, unknown
 from unde.gradients.model_state import frozen_eval
 from unde.setup import Setup
 from unde.tasks import Classification, Diffusion
-from unde.tasks.latents import decoded
+from unde.tasks.diffusion import decode
 from unde.ui.report.classes import class_names, named, true_numbers
 from unde.ui.report.items import MAX_SIDE, Item
 from unde.ui.report.pixels import to_pixels
@@ -130,7 +130,7 @@ def drawn_by(task: Diffusion) -> Show:
         if image is None and isinstance(latents, Tensor):
             if vae is not None:
                 with frozen_eval(vae):
-                    image = decoded(vae, latents[None])[0]
+                    image = decode(vae, latents[None])[0]
             else:
                 image = latents  # of a model of pixels
         if not isinstance(image, Tensor) or image.dim() != 3 or len(image) not in (1, 3):

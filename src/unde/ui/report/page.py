@@ -111,7 +111,7 @@ class Page:
         return f'<!doctype html>\n<html lang="en">\n{_head(self.title)}\n{body}\n</html>\n'
 
     def write(self, path: str | os.PathLike[str]) -> Path:
-        """Write the page to `path` and return it. The file is whole or frozen_eval, whatever happens."""
+        """Write the page to `path` and return it. The old file stays if writing fails."""
         target = Path(path).expanduser()
         if target.is_dir():
             raise UndeError(f"cannot write the report to {str(target)!r}: it is a folder; give a file in it")

@@ -1,0 +1,354 @@
+"""Training features of an index under a kernel, as scores read them; scores in other processes.
+
+Jobs score a block of queries against a run of neighbouring shards. Their blocks are those that one process would take,
+so every number is the same to the last bit; the best examples of all runs are merged, earlier ones first among equals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unde.errors import UndeError
+from unde.groups import Groups
+from unde.index.kernel_cache import KernelCache
+from unde.index.reader import Stored
+from unde.kernels import Kernel
+from unde.methods import Method
+from unde.parallel import SERIAL, Executor, Job, run_with_progress
+from unde.scoring.blocks import ScoreRange, TopK
+from unde.scoring.group_scores import GroupScores
+from unde.scoring.train_features import ScoringWorkers, TrainFeatures
+from unde.store.job_results import Results, scratch
+from unde.store.remote import StorePath
+from unde.store.shards import read_shard, write_shard
+
+HELD_SHARE = 4  # blocks stay in memory if all of them take at most 1/4 of the budget
+RUN_BYTES = 2**23  # of each thread that are unpacked together: with fewer, threads wait too often
+MOST_RUN_BYTES = 2**24  # of all threads: more are not in the cache any more when they are multiplied
+_FEWEST = 64  # rows: products with fewer are slow
+RUNS = 64  # of neighbouring shards, at most: one job each, for a block of queries
+
+
+class StoredFeatures(TrainFeatures):
+    """Training features of an index under a kernel.
+
+    Where K is block-diagonal it acts on the query side, and blocks are the features as they are stored; else blocks
+    are K g(n).
+    """
+
+    def __init__(
+        self,
+        reader: Stored,
+        kernel: Kernel,
+        executor: Executor = SERIAL,
+        ids: Sequence[Any] | None = None,
+        checkpoint_weights: Sequence[float] | None = None,
+    ) -> None:
+        m = reader.manifest
+        self.reader, self.kernel, self.executor, self.ids = reader, kernel, executor, ids
+        self.units, self.columns, self.cuts = m.unit_names, m.columns, m.shards
+        self.checkpoint_weights = checkpoint_weights or m.checkpoint_weights
+        self._caches = [KernelCache(reader, kernel, c, executor) for c in range(m.terms)]
+        self.kernel_blocks = self._caches[0].settled.blocks
+        if self.kernel_blocks is None and reader.codec.lossy:
+            raise UndeError(
+                f"{reader.folder} is stored as {m.store_dtype}, in which K g(n) cannot be: {kernel} has to act on the "
+                "query side (its `blocks`), or build with store_dtype='int8'"
+            )
+        for cache in self._caches:
+            cache.fitted() if self.kernel_blocks is not None else cache.make_rows()
+        small = 4 * m.examples * m.width * m.terms <= reader.memory // HELD_SHARE
+        self._held: dict[int, list[Tensor]] | None = {} if small else None
+        self.selected = range(len(m.shards))  # shards that are read
+        self._leverage: Tensor | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StoredFeatures, (self.reader, self.kernel, SERIAL, None, self.checkpoint_weights)
+
+    def select_run(self, run: int) -> StoredFeatures:
+        """The same features, of which only a run of neighbouring shards is read."""
+        part = copy(self)
+        part.selected = shard_runs(len(self.cuts))[run]
+        return part
+
+    @property
+    def selected_examples(self) -> slice:
+        """The training examples of the selected shards."""
+        return slice(self.cuts[self.selected[0]].start, self.cuts[self.selected[-1]].stop)
+
+    def inside(self, which: Tensor) -> Tensor:
+        """(n,) bool: which of the training examples are in the selected shards."""
+        rows = self.selected_examples
+        return (which >= rows.start) & (which < rows.stop)
+
+    # --- blocks ---------------------------------------------------------------------------------------------
+
+    def block(self, s: int) -> list[Tensor]:
+        if self._held is not None and s in self._held and not self._changed(s):
+            return self._held[s]
+        codec = self.reader.codec
+        parts = [codec.unpack(shard, self.columns) for shard in self._shards(s)]
+        if self._held is not None:
+            self._held[s] = parts
+        return parts
+
+    def block_rows(self, s: int, local: Tensor) -> list[Tensor]:
+        if self._held is not None:
+            return super().block_rows(s, local)
+        codec, names = self.reader.codec, self.reader.codec.layout(1, self.columns)
+        return [
+            codec.unpack({name: shard[name].index_select(0, local) for name in names}, self.columns)
+            for shard in self._shards(s)
+        ]
+
+    def blocks(self) -> Iterator[tuple[slice, list[Tensor]]]:
+        return ((self.cuts[s], self.block(s)) for s in self.selected)
+
+    def runs(self) -> Iterator[tuple[slice, list[Tensor]]]:
+        """As `blocks`; shards that have to be unpacked come in parts that are multiplied while they are in cache.
+
+        To write all that a shard unpacks to, and to read it again, would take longer than to read it in float32.
+        """
+        if self._held is not None or self.reader.codec.mapped:
+            yield from self.blocks()
+            return
+        codec, names = self.reader.codec, self.reader.codec.layout(1, self.columns)
+        width, terms = self.columns[-1].stop, len(self._caches)
+        step = run_rows(width * terms)
+        buffers = torch.empty(terms, step, width)
+        for s in self.selected:
+            shards = self._shards(s)
+            for start in range(self.cuts[s].start, self.cuts[s].stop, step):
+                rows = slice(start, min(start + step, self.cuts[s].stop))
+                local = slice(rows.start - self.cuts[s].start, rows.stop - self.cuts[s].start)
+                packed = [{name: shard[name][local] for name in names} for shard in shards]
+                outs = buffers[:, : rows.stop - rows.start]
+                yield rows, [codec.unpack(part, self.columns, out) for part, out in zip(packed, outs)]
+
+    def _changed(self, s: int) -> bool:
+        """Whether a file that a block in memory is mapped from has changed."""
+        if not self.reader.codec.mapped:
+            return False
+        if self.kernel_blocks is None:
+            return any(cache.watch.changed(cache.path(s)) for cache in self._caches)
+        m, reader = self.reader.manifest, self.reader
+        return any(reader.watch.changed(m.shard(reader.folder, c, s)) for c in range(m.terms))
+
+    def _shards(self, s: int) -> list[dict[str, Tensor]]:
+        """Shard s as it is stored, under each checkpoint."""
+        if self.kernel_blocks is None:
+            return [cache.packed(s) for cache in self._caches]
+        return [self.reader.packed(c, s) for c in range(len(self._caches))]
+
+    # --- kernel and norms -------------------------------------------------------------------------------------
+
+    def apply_kernel(self, checkpoint: int, queries: Tensor) -> Tensor:
+        return queries if self.kernel_blocks is None else self.kernel_times(checkpoint, queries)
+
+    def kernel_times(self, checkpoint: int, rows: Tensor) -> Tensor:
+        """K applied to features (n, D), wherever it acts."""
+        return self._caches[checkpoint].fitted().apply(rows)
+
+    def squared_norms(self) -> Tensor:
+        return self.reader.squares
+
+    def skipped(self) -> Tensor:
+        return self.reader.skipped
+
+    def extra_values(self) -> Tensor:
+        return self.reader.values("beside")
+
+    def find(self, digests: Sequence[str]) -> list[int]:
+        return self.reader.holding(digests)
+
+    def leverage(self) -> Tensor:
+        if self._leverage is None:
+            self._leverage = torch.empty(self.examples)
+            for rows, values in self.map_examples(_leverage_run, {}, None, torch.arange(self.examples)):
+                self._leverage[rows] = values
+        return self._leverage
+
+    # --- other processes ----------------------------------------------------------------------------------------
+
+    @property
+    def distributed(self) -> bool:
+        """Whether there are other processes, and several shards to share."""
+        return not self.executor.in_process and len(self.cuts) > 1
+
+    @cached_property
+    def _workers(self) -> ParallelScoring:
+        return ParallelScoring(self)
+
+    @property
+    def workers(self) -> ScoringWorkers | None:
+        return self._workers if self.distributed else None
+
+    def map_examples(
+        self, function: Function, inputs: dict[str, Tensor], settings: Any, which: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """(positions in `which`, one value for each), by `function` of the shards that hold them."""
+        if not self.distributed:
+            yield torch.arange(len(which)), function(self, inputs | {"which": which}, settings)["values"]
+            return
+        jobs: list[Job] = [(run,) for run in range(len(shard_runs(len(self.cuts))))]
+        for (run,), result in self.map(function, inputs | {"which": which}, settings, jobs, "self-influence"):
+            yield self.select_run(run).inside(which).nonzero()[:, 0], result["values"]
+
+    def map(
+        self,
+        function: Function,
+        inputs: dict[str, Tensor],
+        settings: Any,
+        jobs: Sequence[Job],
+        title: str = "scores",
+    ) -> Iterator[tuple[Job, dict[str, Tensor]]]:
+        """Results of `function` for jobs (run of shards, …), in any order."""
+        with scratch(self.reader.folder) as folder:
+            call = RunJobs(self, function, settings, folder)
+            write_shard(folder / INPUTS, call.results.owner, inputs)
+            for job in run_with_progress(self.executor, run_job, call, jobs, title):
+                yield job, dict(call.results.take(job))
+
+
+Function = Callable[..., dict[str, Tensor]]  # (features of some shards, inputs, settings, *rest of the job)
+INPUTS = "inputs.safetensors"
+
+
+@dataclass
+class RunJobs:
+    """A function of runs of shards, to be run by other processes; inputs and results travel in files."""
+
+    features: StoredFeatures
+    function: Function
+    settings: Any
+    folder: StorePath
+    results: Results = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.results = Results(self.features.reader.manifest.id, self.folder)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: self.__dict__[name] for name in self.__dataclass_fields__}
+
+    @cached_property
+    def inputs(self) -> dict[str, Tensor]:
+        return read_shard(self.folder / INPUTS, self.results.owner)
+
+
+def run_job(call: RunJobs, run: int, *rest: int) -> None:
+    """Compute the results of one job."""
+    result = call.function(call.features.select_run(run), call.inputs, call.settings, *rest)
+    call.results.put((run, *rest), result)
+
+
+def shard_runs(shards: int) -> list[range]:
+    """Runs of neighbouring shards.
+
+    >>> shard_runs(3)
+    [range(0, 1), range(1, 2), range(2, 3)]
+    """
+    count = min(RUNS, shards)
+    return [range(shards * i // count, shards * (i + 1) // count) for i in range(count)]
+
+
+def run_rows(width: int) -> int:
+    """Rows that are unpacked together: by the number of threads alone, so that scores do not depend on the memory."""
+    return max(_FEWEST, min(RUN_BYTES * torch.get_num_threads(), MOST_RUN_BYTES) // (4 * width) // 16 * 16)
+
+
+@dataclass(frozen=True)
+class ScoreSettings:
+    """What jobs that compute scores share."""
+
+    method: Method
+    partition: Groups
+    memory: int
+    k: int = 0
+    largest: bool = True
+
+    def scores(self, features: StoredFeatures, inputs: dict[str, Tensor]) -> GroupScores:
+        features._leverage = inputs.get("leverage")
+        queries = inputs["queries"]
+        digests = [""] * queries.shape[1]
+        return GroupScores(features, queries, self.method, self.partition, digests, {}, self.memory)
+
+
+@dataclass(frozen=True)
+class ParallelScoring:
+    """Scores computed by other processes."""
+
+    features: StoredFeatures
+
+    def total(self, scores: GroupScores, w: Tensor) -> Tensor:
+        out, sizes = torch.empty(scores.shape), ScoreRange(len(scores))
+        for (run, block), result in self._map(_total_run, scores, w):
+            q, rows = scores.query_blocks[block], self.features.select_run(run).selected_examples
+            out[q, rows] = result["scores"]
+            sizes.update(q, result["sizes"].unsqueeze(1))
+        self._check_underflow(scores, sizes, w)
+        return out
+
+    def rank(self, scores: GroupScores, w: Tensor, k: int, largest: bool) -> TopK:
+        best, sizes = TopK(len(scores), k, largest), ScoreRange(len(scores))
+        results = dict(self._map(_rank_run, scores, w, k, largest))
+        for (run, block), result in sorted(results.items()):
+            q, rows = scores.query_blocks[block], self.features.select_run(run).selected_examples
+            best.merge(q, rows.stop - rows.start, result["values"], result["indices"])
+            sizes.update(q, result["sizes"].unsqueeze(1))
+        self._check_underflow(scores, sizes, w)
+        return best
+
+    def _check_underflow(self, scores: GroupScores, sizes: ScoreRange, w: Tensor) -> None:
+        if not scores.method.groupwise:
+            scores.check_underflow(sizes, w)
+
+    def _map(
+        self, function: Function, scores: GroupScores, w: Tensor, k: int = 0, largest: bool = True
+    ) -> Iterator[tuple[Job, dict[str, Tensor]]]:
+        inputs = {"queries": scores.queries, "weights": w}
+        if scores.method.extra_measures:
+            inputs["leverage"] = self.features.leverage()
+        settings = ScoreSettings(scores.method, scores.partition, scores.memory, k, largest)
+        runs = range(len(shard_runs(len(self.features.cuts))))
+        jobs: list[Job] = [(run, block) for block in range(len(scores.query_blocks)) for run in runs]
+        return self.features.map(function, inputs, settings, jobs)
+
+
+def _rank_run(
+    features: StoredFeatures, inputs: dict[str, Tensor], settings: ScoreSettings, block: int
+) -> dict[str, Tensor]:
+    scores, rows = settings.scores(features, inputs), features.selected_examples
+    q, sizes = scores.query_blocks[block], ScoreRange(len(scores))
+    best = scores.rank_blocks(inputs["weights"], settings.k, settings.largest, block, sizes)
+    count = min(settings.k, rows.stop - rows.start)
+    return {"values": best.values[q, :count], "indices": best.indices[q, :count], "sizes": sizes.largest[q]}
+
+
+def _total_run(
+    features: StoredFeatures, inputs: dict[str, Tensor], settings: ScoreSettings, block: int
+) -> dict[str, Tensor]:
+    scores, rows = settings.scores(features, inputs), features.selected_examples
+    q, sizes = scores.query_blocks[block], ScoreRange(len(scores))
+    out = torch.empty(q.stop - q.start, rows.stop - rows.start)
+    for some, _, part in scores.totals(inputs["weights"], block, sizes):
+        out[:, some.start - rows.start : some.stop - rows.start] = part
+    return {"scores": out, "sizes": sizes.largest[q]}
+
+
+def _leverage_run(features: StoredFeatures, inputs: dict[str, Tensor], settings: None) -> dict[str, Tensor]:
+    """⟨g(n), K g(n)⟩ of the selected shards."""
+    parts = []
+    for s in features.selected:
+        pairs = zip(features.reader.manifest.checkpoint_weights, features.reader.blocks(s), features.block(s))
+        of_checkpoints = [
+            eta * torch.linalg.vecdot(features.apply_kernel(c, f), t) for c, (eta, f, t) in enumerate(pairs)
+        ]
+        parts.append(torch.stack(of_checkpoints).sum(0))
+    return {"values": torch.cat(parts)}

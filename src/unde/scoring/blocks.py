@@ -1,0 +1,177 @@
+"""Work done block by block: blocks within a memory budget, a running top-k, and a running check of float32 range."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unde.errors import UndeError
+from unde.scoring.top import Top
+
+SCORE_SHARE = 16  # scores of a block take at most 1/16 of the budget; top-k makes a few more of them
+STREAM_SHARE = 8  # contributions of a block, which are in memory up to three times
+QUERY_SHARE = 8  # weighted features of queries
+ALIGN = 16  # rows: matrix products are slow for other numbers of rows
+CACHE = 2**23  # bytes of a block that is still in the processor's cache when it is used
+
+TINY = torch.finfo(torch.float32).tiny
+_ORDINARY = 2.0**-50  # a norm beyond this has a score far above TINY
+_WAY_OUT = "the loss by a constant and build again"
+
+
+# --- memory ----------------------------------------------------------------------------------------------
+
+
+def cut(rows: slice, step: int) -> Iterator[slice]:
+    """Slices of at most `step` rows.
+
+    >>> list(cut(slice(0, 5), 3))
+    [slice(0, 3, None), slice(3, 5, None)]
+    """
+    return (slice(a, min(a + step, rows.stop)) for a in range(rows.start, rows.stop, step))
+
+
+def queries_at_once(query_bytes: int, preconditioned: bool, memory: int) -> int:
+    """Number of queries whose weighted features are in memory; preconditioned ones are there three times."""
+    return max(1, memory // (QUERY_SHARE * query_bytes * (3 if preconditioned else 1)))
+
+
+def scores_at_once(rows: int, memory: int) -> int:
+    """Number of queries whose scores with `rows` training examples are computed together."""
+    return max(1, memory // (4 * SCORE_SHARE * rows))
+
+
+def rows_at_once(queries: int, groups: int, memory: int) -> int:
+    """Number of training examples whose contributions to queries are computed together."""
+    rows = max(1, min(CACHE, memory // STREAM_SHARE) // (4 * max(1, queries) * groups))
+    return rows // ALIGN * ALIGN or rows
+
+
+def spare(whole: int, block: int, queries: int, memory: int) -> int:
+    """Bytes left beside the features of queries and two blocks of training features; at least a quarter."""
+    return max(memory // 4, memory - queries - min(whole, 2 * block))
+
+
+# --- top-k -----------------------------------------------------------------------------------------------
+
+
+class TopK:
+    """The k best of scores that come in blocks of training examples, in order."""
+
+    def __init__(self, queries: int, k: int, largest: bool) -> None:
+        self.k, self.largest = k, largest
+        self.worst = -torch.inf if largest else torch.inf
+        self.values = torch.empty(queries, k)  # (Q, k)
+        self.indices = torch.empty(queries, k, dtype=torch.long)
+        self._count = torch.zeros(queries, dtype=torch.long)  # scores seen so far
+
+    def update(self, queries: slice, start: int, scores: Tensor) -> None:
+        """Add scores (q, n) of the training examples from `start` on."""
+        if not self._improves(queries, scores):
+            self._count[queries] += scores.shape[1]
+            return
+        best, at = stable_top(scores, min(self.k, scores.shape[1]), self.largest)
+        self.merge(queries, scores.shape[1], best, at + start)
+
+    def _improves(self, queries: slice, scores: Tensor) -> bool:
+        """Whether a block has a score that is better than the last of the k best."""
+        if int(self._count[queries.start]) < self.k:
+            return True
+        last = self.values[queries, -1:]
+        return bool(((scores > last) if self.largest else (scores < last)).any())
+
+    def merge(self, queries: slice, count: int, values: Tensor, indices: Tensor) -> None:
+        """Add the best of `count` training examples that follow those seen so far."""
+        seen = int(self._count[queries.start])
+        before, after = min(self.k, seen), min(self.k, seen + count)
+        best = torch.cat([self.values[queries, :before], values], 1)
+        number = torch.cat([self.indices[queries, :before], indices], 1)
+        self.values[queries, :after], at = stable_top(best, after, self.largest)
+        self.indices[queries, :after] = number.gather(1, at)
+        self._count[queries] += count
+
+    def top(self, ids: Sequence[Any] | None) -> Top:
+        """The result, with the users' ids if there are any."""
+        rows = self.indices.tolist()
+        return Top(
+            self.indices, self.values, rows if ids is None else [[ids[i] for i in row] for row in rows]
+        )
+
+
+def stable_top(values: Tensor, k: int, largest: bool) -> tuple[Tensor, Tensor]:
+    """As topk, but among equal values the earlier ones first.
+
+    >>> stable_top(torch.tensor([[1.0, 2.0, 2.0, 2.0]]), 2, largest=True)[1]
+    tensor([[1, 2]])
+    """
+    best, at = values.topk(k, largest=largest)
+    last = best[:, -1:]
+    equal = (best[:, 1:] == best[:, :-1]).any(1)
+    equal |= ((values >= last) if largest else (values <= last)).sum(1) > k
+    tied = equal.nonzero()[:, 0]  # rows where topk chose among equals, or put them in some order
+    if len(tied):
+        ordered = values[tied].sort(stable=True, dim=1, descending=largest)
+        best[tied], at[tied] = ordered.values[:, :k], ordered.indices[:, :k]
+    return best, at
+
+
+def check_k(k: int, usable: int, skipped: int = 0, noun: str = "training examples") -> None:
+    """Raise unless 1 ≤ k ≤ usable."""
+    if not 1 <= k <= usable:
+        more = f" ({skipped} more were skipped)" if skipped else ""
+        raise UndeError(f"top({k}) of {usable} {noun}{more}: expected 1 ≤ k ≤ {usable}")
+
+
+# --- range of float32 --------------------------------------------------------------------------------------
+
+
+class ScoreRange:
+    """The largest magnitude among the scores of each query, of blocks that come one after the other."""
+
+    def __init__(self, queries: int) -> None:
+        self.largest = torch.zeros(queries)
+
+    def update(self, queries: slice, scores: Tensor) -> Tensor:
+        """Return the scores (q, …) unchanged; raise if one is not finite."""
+        if scores.numel():
+            axes = tuple(range(1, scores.ndim))
+            largest = torch.linalg.vector_norm(scores, dim=-1)  # one pass, and enough for ordinary scores
+            largest = largest if largest.ndim == 1 else torch.linalg.vector_norm(largest, dim=axes[:-1])
+            if not (largest.min() > _ORDINARY and largest.max() < math.inf):
+                largest = torch.maximum(scores.amax(axes), -scores.amin(axes))  # NaN if one is
+            if not largest.max() < math.inf:
+                query = (queries.start or 0) + int((~largest.isfinite()).nonzero()[0])
+                raise UndeError(f"scores of query {query} are beyond the range of float32: divide {_WAY_OUT}")
+            self.largest[queries] = torch.maximum(self.largest[queries], largest)
+        return scores
+
+    def underflows(self) -> Tensor:
+        """Queries all of whose scores are zero, or too small to have all digits."""
+        return (self.largest < TINY).nonzero()[:, 0]
+
+
+def check_underflow(suspects: Tensor, queries: Tensor, blocks: Iterable[Sequence[Tensor]]) -> None:
+    """Raise if the scores of suspects among queries (C, Q, D) with blocks, (n, D) each, are zero by underflow only."""
+    suspects = suspects[queries[:, suspects].any(2).any(0)]  # no gradient, no score
+    exact = queries[:, suspects].double()
+    for block in blocks if len(suspects) else ():
+        scores = sum(q @ b.double().T for q, b in zip(exact, block))
+        assert isinstance(scores, Tensor)
+        small = scores.any(1).nonzero()[:, 0]
+        if len(small):
+            raise underflow(f"scores of query {int(suspects[small[0]])}")
+
+
+def underflow(what: str) -> UndeError:
+    return UndeError(f"{what} are below the range of float32: multiply {_WAY_OUT}")
+
+
+def check_finite(scores: Tensor, what: str) -> Tensor:
+    """Return the scores unchanged; raise if one is not finite."""
+    if scores.numel() and not torch.stack(torch.aminmax(scores)).isfinite().all():
+        raise UndeError(f"{what} are beyond the range of float32: divide {_WAY_OUT}")
+    return scores

@@ -1,0 +1,7 @@
+"""The colours of both schemes, as the style sheet declares them."""
+
+import re
+
+from unde.ui.report.style import CSS
+
+LIGHT, DARK = re.findall(r":root \{([^}]*)\}", CSS)
