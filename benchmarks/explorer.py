@@ -24,7 +24,7 @@ from unde import Index, Setup
 from unde.tasks import Classification
 from unde.ui.explorer import Session
 from unde.ui.explorer.jobs import Job
-from unde.ui.explorer.questions import Inquiry
+from unde.ui.explorer.query_builder import Inquiry
 
 
 class Wide(nn.Module):

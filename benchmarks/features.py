@@ -29,11 +29,10 @@ from benchmarks.peers.host import Peer
 from benchmarks.rounds import Failed, Run, Seconds, estimate, interleaved, ratio, seconds_of
 from unde import Setup, bench
 from unde.data import Rows
-from unde.gradients import Unit, floor, make_units, plan_coverage
+from unde.gradients import Unit, make_units, plan_coverage
 from unde.gradients import feature_pass as passes
 from unde.gradients.meter import Meter
 from unde.methods import TracIn
-from unde.pages import kept_pages
 
 RANKS = (16, 64)
 SMALL = 32  # examples of a small build
@@ -49,7 +48,7 @@ def measure(name: str, quick: bool = False, peers: bool = True, rounds: int | No
     setup = case.setup()
     rows, small = rows_of(setup, case.examples), rows_of(setup, SMALL)
     settled: dict[int, Any] = {}
-    runs: dict[str, Run] = {"plain": lambda: bench.passes(setup, rows, floor.plain, case.batch)}
+    runs: dict[str, Run] = {"plain": lambda: bench.passes(setup, rows, bench.plain_pass, case.batch)}
     for rank in RANKS:
         build_once(setup, rows, rank, settled)  # tells the size of its passes
         at = settled[rank]
@@ -57,7 +56,7 @@ def measure(name: str, quick: bool = False, peers: bool = True, rounds: int | No
         if not quick:
             runs[f"int8 {rank}"] = lambda rank=rank: build_once(setup, rows, rank, {}, "int8")
             runs[f"writing {rank}"] = writing(setup, rank, case.examples)
-        for kind, run in (("plain", floor.plain), ("frozen", floor.frozen)):
+        for kind, run in (("plain", bench.plain_pass), ("frozen", bench.frozen_pass)):
             runs[f"{kind} {at.pass_size}/{at.rows}"] = lambda run=run, at=at: bench.passes(
                 setup, rows, run, at.pass_size, at.rows
             )
@@ -73,8 +72,7 @@ def measure(name: str, quick: bool = False, peers: bool = True, rounds: int | No
         for rank in RANKS:
             runs[f"{peer} {rank}"] = _of_peer(found, rank, case, told[peer])
     tell = (lambda line: None) if quick else lambda line: print(f"{name}: {line}", flush=True)
-    with kept_pages():  # for all of them, as a build keeps it for its passes
-        seconds, failed = interleaved(runs, rounds, SEED, tell=tell)
+    seconds, failed = interleaved(runs, rounds, SEED, tell=tell)
     errors |= {peer: failed[f"{peer} {RANKS[0]}"] for peer in told if f"{peer} {RANKS[0]}" in failed}
     result = _told(case, seconds, settled)
     for rank, share in multiplications(case).items():
@@ -123,9 +121,9 @@ def multiplications(case: Case) -> dict[int, float]:
     rows = rows_of(setup, case.batch)
     batch = rows.batch(range(case.batch))
     with Meter() as plain:
-        floor.plain(setup.model, setup.task, [batch])
+        bench.plain_pass(setup.model, setup.task, [batch])
     with Meter() as frozen:
-        floor.frozen(setup.model, setup.task, [batch])
+        bench.frozen_pass(setup.model, setup.task, [batch])
     for rank in RANKS:
         units = _units(setup, rank)
         coverage = plan_coverage(setup.model, setup.task, rows, units, "loss")
@@ -253,9 +251,9 @@ def one_pass(name: str, what: str, rank: int) -> Callable[[], float]:
     case = CASES[name]
     setup = case.setup()
     rows = rows_of(setup, case.examples)
-    bench.passes(setup, rows_of(setup, 1), floor.frozen, 1)  # libraries are loaded
+    bench.passes(setup, rows_of(setup, 1), bench.frozen_pass, 1)  # libraries are loaded
     if what == "plain":
-        return lambda: bench.passes(setup, rows, floor.plain, case.batch)
+        return lambda: bench.passes(setup, rows, bench.plain_pass, case.batch)
     if what == "build at batch":  # its passes as large as those of training
         passes.LEAST = passes.MOST = case.batch
     return lambda: bench.build(setup, rows, TracIn(projection=f"kron({rank})"))

@@ -64,8 +64,7 @@ def timed(run: Callable[..., Any], *given: Any, **named: Any) -> tuple[float, An
 
 def work() -> None:
     """One package in a process of its own: [case, rank, n] on a line of its input, seconds on one of its output."""
-    from unde import Index
-    from unde.gradients import floor
+    from unde import Index, bench
     from unde.methods import TracIn
 
     made: dict[str, Any] = {}
@@ -85,12 +84,12 @@ def work() -> None:
             logged = [json.loads(entry) for entry in (folder / "log.jsonl").read_text().splitlines()]
             found = {"build": whole, "direct": whole - sum(e["seconds"] for e in logged)}
             if queries:
-                found |= _asked(Index, floor, model, task, data, folder, queries)
+                found |= _asked(Index, bench, model, task, data, folder, queries)
         print(json.dumps(found), flush=True)
 
 
 def _asked(
-    Index: Any, floor: Any, model: Any, task: Any, data: Any, folder: Path, queries: int
+    Index: Any, bench: Any, model: Any, task: Any, data: Any, folder: Path, queries: int
 ) -> dict[str, Any]:
     """Opening an index, its first query, and one more, beside the plain pass of a query."""
     from unde.data import Rows
@@ -108,7 +107,7 @@ def _asked(
         seconds["first"].append(timed(ask, index, [rows[0]])[0])
     for i in range(queries):
         query = [rows[i % len(rows)]]
-        seconds["plain"].append(timed(floor.plain, model, task, [rows.collate(query)])[0])
+        seconds["plain"].append(timed(bench.plain_pass, model, task, [rows.collate(query)])[0])
         seconds["more"].append(timed(ask, index, query)[0])
     return {name: float(np.median(each)) for name, each in seconds.items()}
 

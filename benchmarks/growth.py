@@ -25,9 +25,7 @@ from benchmarks.peaks import peaks
 from benchmarks.rounds import Run, interleaved
 from unde import Groups, Index, Setup, bench
 from unde.bench import median_interval
-from unde.gradients import floor
 from unde.methods import TracIn
-from unde.pages import kept_pages
 from unde.tasks import Classification
 
 QUERIES = 64
@@ -183,9 +181,8 @@ def rank(sizes: Sequence[int], folder: Path) -> Iterator[dict[str, Run]]:
         def run(size: int = size) -> dict[str, float]:
             settled: list[Any] = []
             method = TracIn(projection=f"kron({size})")
-            with kept_pages():
-                took = bench.build(setup, rows, method, lambda index: settled.append(index.manifest.settled))
-                frozen = bench.passes(setup, rows, floor.frozen, settled[0].pass_size)
+            took = bench.build(setup, rows, method, lambda index: settled.append(index.manifest.settled))
+            frozen = bench.passes(setup, rows, bench.frozen_pass, settled[0].pass_size)
             return {"features": took, "frozen": frozen}
 
         runs[str(size)] = run
@@ -199,11 +196,10 @@ def _language(setups: dict[int, Setup]) -> dict[str, Run]:
         rows = rows_of(setup, 8)
 
         def run(setup: Setup = setup, rows: Any = rows) -> dict[str, float]:
-            with kept_pages():
-                return {
-                    "features": bench.build(setup, rows, TracIn(projection="kron(16)")),
-                    "plain pass": bench.passes(setup, rows, floor.plain, 8),
-                }
+            return {
+                "features": bench.build(setup, rows, TracIn(projection="kron(16)")),
+                "plain pass": bench.passes(setup, rows, bench.plain_pass, 8),
+            }
 
         runs[str(size)] = run
     return runs

@@ -19,9 +19,7 @@ from benchmarks.peaks import peaks
 from benchmarks.rounds import Run, interleaved, ratio, seconds_of
 from unde import Index, Setup, bench
 from unde.data import Rows
-from unde.gradients import floor
 from unde.methods import EKFAC, LoGRA, Method
-from unde.pages import kept_pages
 
 NAMES = ("gpt2", "llama")
 METHODS: dict[str, Method] = {
@@ -49,13 +47,12 @@ def one(name: str, quick: bool) -> dict[str, Any]:
     bench.build(setup, rows, METHODS["LoGRA 16"], lambda index: settled.append(index.manifest.settled))
     size = settled[0].pass_size
     runs: dict[str, Run] = {
-        "plain": lambda: bench.passes(setup, rows, floor.plain, case.batch),
-        "frozen": lambda: bench.passes(setup, rows, floor.frozen, size),
+        "plain": lambda: bench.passes(setup, rows, bench.plain_pass, case.batch),
+        "frozen": lambda: bench.passes(setup, rows, bench.frozen_pass, size),
         **{m: _build(setup, rows, method, SELDOM.get(m, 10**6)) for m, method in methods.items()},
     }
     tell = (lambda line: None) if quick else lambda line: print(f"language, {name}: {line}", flush=True)
-    with kept_pages():  # as in a build
-        seconds, _ = interleaved(runs, 3 if quick else ROUNDS, SEED, tell=tell)
+    seconds, _ = interleaved(runs, 3 if quick else ROUNDS, SEED, tell=tell)
     passes = {key: ratio(took, seconds["plain"]) for key, took in seconds.items() if key != "plain"}
     found = {
         "plain": seconds_of(seconds["plain"]),
@@ -95,7 +92,7 @@ def one_pass(name: str, what: str) -> Callable[[], float]:
     case = CASES[name]
     setup = case.setup()
     rows = rows_of(setup, case.examples)
-    bench.passes(setup, rows_of(setup, 1), floor.frozen, 1)  # libraries are loaded
+    bench.passes(setup, rows_of(setup, 1), bench.frozen_pass, 1)  # libraries are loaded
     if what == "plain":
-        return lambda: bench.passes(setup, rows, floor.plain, case.batch)
+        return lambda: bench.passes(setup, rows, bench.plain_pass, case.batch)
     return lambda: bench.build(setup, rows, METHODS[what])

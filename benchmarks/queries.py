@@ -17,8 +17,7 @@ import numpy as np
 from benchmarks.cases import CASES, SEED, rows_of
 from benchmarks.growth import timed
 from benchmarks.rounds import estimate, interleaved
-from unde import Index
-from unde.gradients import floor
+from unde import Index, bench
 from unde.methods import TRAK, LoGRA
 
 NAMES = ("resnet", "vit", "gpt2", "llama")
@@ -46,7 +45,7 @@ def one(name: str, method: str, rounds: int) -> dict[str, Any]:
         def run() -> dict[str, float]:
             asked[0] += 1
             query = [rows[asked[0] % len(rows)]]
-            plain = timed(lambda: floor.plain(setup.model, setup.task, [rows.collate(query)]))
+            plain = timed(lambda: bench.plain_pass(setup.model, setup.task, [rows.collate(query)]))
             whole = timed(lambda: index.score(query).total())
             kept = index.features(query)
             return {"plain": plain, "query": whole, "product": timed(lambda: index.score(kept).total())}

@@ -36,7 +36,7 @@ from torch import Tensor
 from benchmarks.machine import machine
 from benchmarks.peaks import peaks
 from unde import Groups
-from unde.index.reader import Stored
+from unde.index.reader import IndexReader
 from unde.index.scorer import Scorer
 from unde.methods import TracIn
 from unde.projection import VERSION
@@ -104,8 +104,8 @@ def made(folder: Path, examples: int, width: int, dtype: str, unit: int = 256, s
 def scored(folder: Path, queries: Tensor, memory: int, groups: int | None = None) -> GroupScores:
     """Of queries (Q, D), with as many groups of equal size."""
     m = Manifest.read(folder)
-    stored = Stored(folder, m, memory)
-    stored.found_whole()
+    stored = IndexReader(folder, m, memory)
+    stored.record_files()
     names = m.unit_names
     each = len(names) // (groups or len(names))
     members = {f"group {j}": tuple(names[j * each : (j + 1) * each]) for j in range(len(names) // each)}
@@ -188,7 +188,7 @@ def groups(folder: Path, queries: Tensor, memory: int, rounds: int) -> list[dict
                 pass
 
         def written(count: int = count, few: int = few, n: int = n) -> None:
-            torch.empty(count, few, n).fill_(1.0)
+            torch.from_numpy(np.empty((count, few, n), dtype=np.float32)).fill_(1.0)
 
         seconds = in_turns({"totals": scores.total, "blocks": blocks}, rounds)
         few_seconds = in_turns({"totals": some.total, "array": some.by_group, "writing": written}, rounds)

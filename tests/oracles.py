@@ -35,11 +35,11 @@ def collect(model, task, rows, units, coverage, batch_size):
 def ways(units, coverage):
     """{parameter: way}, after checking that every parameter went exactly one way."""
     found = {u.name: [] for u in units}
-    for name in {u.name for use in coverage.uses for u in use.units.values() if use.layout is not None}:
+    for name in {u.name for use in coverage.modules for u in use.units.values() if use.layout is not None}:
         found[name].append("hook")
     for way, names in [
         ("expanded", coverage.expanded),
-        ("later", coverage.later),
+        ("deferred", coverage.deferred),
         ("vmap", coverage.vmapped),
         ("loop", coverage.looped),
     ]:

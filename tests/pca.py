@@ -2,12 +2,12 @@
 
 from types import SimpleNamespace
 
-from unde.gradients.pca import Gathering
+from unde.gradients.pca import CovariancePass
 
 
 def fit(*what, **settings):
     """The matrices, and how their passes were cut."""
-    with Gathering(*what, **settings) as gathering:
+    with CovariancePass(*what, **settings) as gathering:
         total = sum(gathering.covariances(i) for i in range(len(gathering.passes)))
         made = gathering.directions(total)
     return SimpleNamespace(matrices=made, size=gathering.size, rows=gathering.rows)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import unde
 from unde import Index
-from unde.index.reader import Stored
+from unde.index.reader import IndexReader
 from unde.index.train_features import StoredFeatures
 from unde.tasks import Classification, Task
 
@@ -64,7 +64,7 @@ def cut(pass_size: int = 4, shard_passes: int = 2) -> Iterator[None]:
         yield
 
 
-def stored(index: Index) -> Stored:
+def stored(index: Index) -> IndexReader:
     """What is on disk of an index, behind its facade."""
     return index._state.stored
 

@@ -187,7 +187,7 @@ def tagged(n):
 
 MOE = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 GEMMA = {"query_pre_attn_scalar": 4, "sliding_window": 4}
-RELATIVE = {r"relative_attention_bias": "later"}
+RELATIVE = {r"relative_attention_bias": "deferred"}
 
 LANGUAGE = [
     Case("gpt2-tied", gpt2(True), ragged, CausalLM),
@@ -230,7 +230,7 @@ DECODERS = [
         language_model("GptOss", **(MOE | {"sliding_window": 4})),
         ragged,
         CausalLM,
-        {"sinks": "later"},
+        {"sinks": "deferred"},
     ),
 ]
 FAMILIES = [*DECODERS, *MASKED, *SEQ2SEQ, *TAGGERS]

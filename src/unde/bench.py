@@ -16,22 +16,28 @@ import math
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
 from unde import console
-from unde.data import Rows
-from unde.gradients import floor
-from unde.gradients.feature_pass import resized
+from unde.data import Rows, to_device
+from unde.gradients import placement
+from unde.gradients.collector import GraphStart
+from unde.gradients.feature_pass import set_rows
+from unde.gradients.layers import rule_for
+from unde.gradients.model_state import frozen_eval
 from unde.index import Index
 from unde.methods import Method, TracIn
-from unde.pages import kept_pages
+from unde.onednn import frozen_linears
 from unde.setup import Setup
 from unde.store.layout import LOG
+from unde.tasks.base import Task
 
 
 @dataclass(frozen=True)
@@ -118,16 +124,15 @@ def measure(
     seconds: dict[str, list[float]] = {"plain": [], "frozen": [], "build": [], "planning": []}
     method = TracIn(projection=f"kron({rank})")
     settled: list[Any] = []
-    # Memory is kept for all of them, as a build keeps it for its passes.
-    with kept_pages(), console.progress("timing", runs + 1, unit="runs") as advance:
+    with console.progress("timing", runs + 1, unit="runs") as advance:
         for _ in range(runs + 1):
             begun = time.perf_counter()
             took = build(setup, rows, method, lambda index: settled.append(index.manifest.settled))
             seconds["build"].append(took)
             seconds["planning"].append(time.perf_counter() - begun - took)
-            seconds["plain"].append(passes(setup, rows, floor.plain, batch_size))
+            seconds["plain"].append(passes(setup, rows, plain_pass, batch_size))
             size = settled[0].pass_size
-            seconds["frozen"].append(passes(setup, rows, floor.frozen, size, settled[0].rows))
+            seconds["frozen"].append(passes(setup, rows, frozen_pass, size, settled[0].rows))
             advance(1)
     # The first run warms up.
     return BuildCost(len(rows), size, **{name: np.array(s[1:]) for name, s in seconds.items()})
@@ -140,7 +145,7 @@ def passes(
     task makes several of an example."""
     begun = time.perf_counter()
     batches = (rows.batch(range(a, min(a + size, len(rows)))) for a in range(0, len(rows), size))
-    run(setup.model, resized(setup.task, rows_in_pass), batches)
+    run(setup.model, set_rows(setup.task, rows_in_pass), batches)
     return time.perf_counter() - begun
 
 
@@ -152,8 +157,7 @@ def build(
     memory: str = "2GB",
     store_dtype: str = "auto",
 ) -> float:
-    """Seconds that the features took, in an index in a temporary folder, which `use` may ask something. Examples whose
-    features are from a pass of the planning count as much as the others."""
+    """Seconds that the features took, in an index in a temporary folder, which `use` may ask something."""
     folder = Path(tempfile.mkdtemp(prefix="unde-bench-"))
     try:
         index = Index.build(
@@ -169,7 +173,46 @@ def build(
         )
         if use is not None:
             use(index)
-        took = json.loads((index.folder / LOG).read_text().splitlines()[-1])["seconds"]
-        return took * len(index) / max(1, len(index) - index.manifest.settled.ahead)
+        return json.loads((index.folder / LOG).read_text().splitlines()[-1])["seconds"]
     finally:
         shutil.rmtree(folder)
+
+
+def plain_pass(model: nn.Module, task: Task, batches: Iterable[Any]) -> None:
+    """Forward and backward with all weights requiring grad: what training costs at least."""
+    device, _ = placement(model)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    with frozen_eval(model):
+        for p in trained:
+            p.requires_grad_(True)
+        for batch in batches:
+            for p in trained:
+                p.grad = None
+            for part in task.batching.passes(to_device(batch, device), None):
+                task.loss(model, part).sum().backward()
+
+
+def frozen_pass(model: nn.Module, task: Task, batches: Iterable[Any]) -> None:
+    """The same with frozen weights and no features: the floor under any feature pass."""
+    device, _ = placement(model)
+    anchor = torch.zeros((), device=device, requires_grad=True)
+
+    def start_graph(_module: nn.Module, _args: Any, out: Tensor) -> Tensor | None:
+        return None if out.requires_grad else GraphStart.apply(out, anchor)
+
+    held = [
+        m
+        for m in model.modules()
+        if any(p.requires_grad for p in m.parameters(recurse=False)) and rule_for(m)
+    ]
+    handles = [m.register_forward_hook(start_graph) for m in held]
+    try:
+        # The floor under the pass that the build really runs.
+        with frozen_eval(model), frozen_linears(model):
+            for batch in batches:
+                for part in task.batching.passes(to_device(batch, device), None):
+                    loss = task.loss(model, part).sum()
+                    torch.autograd.grad(loss, anchor, allow_unused=True)
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -80,3 +80,16 @@ def score(value: float) -> str:
 def _typeset(written: str) -> str:
     written = re.sub(r"e([+-])0*(\d)", lambda found: f"e{found[1].replace('+', '')}{found[2]}", written)
     return written.rstrip(".").replace("-", "−")
+
+
+__all__ = ["Attribute", "Child", "Html", "el", "join", "mark", "number", "score", "text"]
+
+
+def mark(kind: str, sign: str, word: str, meaning: str) -> Html:
+    """A small sign on an example: a symbol, a word and a tooltip, so that colour alone never speaks."""
+    return el(
+        "span",
+        {"class": f"mark {kind}", "title": meaning},
+        el("span", {"class": "sign", "aria-hidden": "true"}, sign),
+        el("span", {"class": "word"}, word),
+    )

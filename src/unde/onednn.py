@@ -1,45 +1,50 @@
-"""x Wᵀ in float32, by the library that is faster on the processor at hand.
+"""Matrix products in float32 by oneDNN on AMD processors with AVX-512. `UNDE_ONEDNN=0` switches it off.
 
-torch multiplies matrices on CPUs with MKL, which on processors of AMD uses half of the width of AVX-512. oneDNN, which
-torch has for convolutions and for compiled models, uses all of it: half of the time on a Zen 5. Which one it is depends
-on the processor alone, so the same machine always gives the same bits.
+torch multiplies matrices on CPUs with MKL, which uses half of the width of AVX-512 on AMD. oneDNN, which torch has for
+convolutions and for compiled models, uses all of it: language features take 0.7 of the time, scores 0.6. On other
+processors these functions call torch's public ones. The choice depends on the processor alone, so one machine always
+gives the same bits.
+
+This is the only module with private functions of torch: `mkldnn._linear_pointwise` and `_convolution_pointwise`, and
+`_are_functorch_transforms_active`, which tells when a custom autograd function would fail.
 """
 
 from __future__ import annotations
 
+import os
 import platform
-from functools import cache
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-_LEAST = 2**18  # multiplications from which on finding the kernel takes little beside them
-_MANY = 256  # rows of x: with fewer, to arrange w takes longer than it saves
-_SHORT = 16  # columns: of fewer, most of a vector is empty
-_SOME = 32  # rows of w: the same
+_LEAST = 2**18  # multiplications below which finding the kernel takes too long
+_MIN_ROWS = 256  # rows of x below which arranging w takes longer than it saves
+_MIN_COLUMNS = 16  # columns below which most of a vector is empty
+_MIN_W_ROWS = 32  # the same for rows of w
 
 
 def times(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """(..., C) by (r, C) → (..., r). Not to be differentiated.
+    """(..., C) by (r, C) → (..., r), as `F.linear`. Not differentiable.
 
     >>> times(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [5.0, 6.0], [0.0, 1.0]]))
     tensor([[11., 17.,  2.]])
     """
-    return by_onednn(x, w, bias) if faster_by_onednn(x, w) else F.linear(x, w, bias)
-
-
-def by_onednn(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The same, of float32 on a CPU; x is copied if it is not contiguous."""
-    made = torch.ops.mkldnn._linear_pointwise(x, w, bias, "none", [], "")
-    # Of more than two axes it is a view of what nobody else holds; autograd lets nobody change views in place.
-    return torch.ops.aten._unsafe_view(made, made.shape) if made._is_view() else made
+    if not faster_by_onednn(x, w):
+        return F.linear(x, w, bias)
+    product = torch.ops.mkldnn._linear_pointwise(x, w, bias, "none", [], "")
+    # With more than two axes it is a view that nobody else holds; autograd forbids in-place changes of views.
+    return torch.ops.aten._unsafe_view(product, product.shape) if product._is_view() else product
 
 
 def times_each(x: Tensor, w: Tensor) -> Tensor:
-    """(r, M, C) by (n, M, C) → (r, M, n), each of M matrices by its own, by oneDNN: a convolution of single points has
-    its channels in groups, and is one call. x is copied if it is not contiguous, w always.
+    """(r, M, C) by (n, M, C) → (r, M, n) by oneDNN, each of M matrices by its counterpart: one grouped convolution of
+    single points. Copies w, and x if it is not contiguous.
 
     >>> times_each(torch.tensor([[[1.0, 2.0], [3.0, 4.0]]]), torch.tensor([[[1.0, 0.0], [1.0, 1.0]]]))
     tensor([[[1.],
@@ -48,56 +53,57 @@ def times_each(x: Tensor, w: Tensor) -> Tensor:
     (r, m, c), n = x.shape, len(w)
     points = x.reshape(1, 1, r, m * c).permute(0, 3, 1, 2)
     kernels = w.transpose(0, 1).reshape(m * n, c, 1, 1)
-    made = torch.ops.mkldnn._convolution_pointwise(
+    product = torch.ops.mkldnn._convolution_pointwise(
         points, kernels, None, [0, 0], [1, 1], [1, 1], m, "none", [], ""
     )
-    return made.permute(0, 2, 3, 1).reshape(r, m, n)
+    return product.permute(0, 2, 3, 1).reshape(r, m, n)
 
 
 def each_faster_by_onednn(x: Tensor, rows: int | None = None) -> bool:
-    """Whether that is worth while for (r, M, C), and so many rows of w; without them, for some."""
+    """Whether `times_each` is faster for x (r, M, C), and `rows` rows of w; without them, for some."""
     r, m, c = x.shape
     return (
         onednn_is_faster()
         and x.dtype == torch.float32
         and x.device.type == "cpu"
         and m > 1
-        and r >= max(_MANY, c)  # else w is larger than what is made
-        and c >= _SHORT
-        and (rows is None or (rows >= _SOME and rows % 16 == 0))
+        and r >= max(_MIN_ROWS, c)  # else w is larger than the product
+        and c >= _MIN_COLUMNS
+        and (rows is None or (rows >= _MIN_W_ROWS and rows % 16 == 0))
     )
 
 
 def arranged(r: int, rows: int, width: int) -> int:
     """Bytes of copies of w (rows, width) that `times_each` makes for r rows of x, at most."""
-    return 2 * 4 * rows * width if r >= _MANY and onednn_is_faster() else 0
-
-
-def available() -> bool:
-    names = ("_linear_pointwise", "_convolution_pointwise")
-    return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in names)
+    return 2 * 4 * rows * width if r >= _MIN_ROWS and onednn_is_faster() else 0
 
 
 def faster_by_onednn(x: Tensor, w: Tensor) -> bool:
-    """Whether it is worth while for these."""
+    """Whether oneDNN is faster for these."""
     return (
         onednn_is_faster()
         and x.dtype == w.dtype == torch.float32
         and x.device.type == w.device.type == "cpu"
         and x.numel() * w.shape[0] >= _LEAST
-        and (w.is_contiguous() or w.T.is_contiguous())  # of others its products take a thousand times as long
+        and (w.is_contiguous() or w.T.is_contiguous())  # oneDNN takes a thousand times as long for others
     )
 
 
 @cache
 def onednn_is_faster() -> bool:
-    """On this processor: one of AMD with AVX-512, where torch has both."""
+    """Whether this is a processor of AMD with AVX-512, torch has both libraries, and UNDE_ONEDNN is not 0."""
     return (
-        _amd()
+        os.environ.get("UNDE_ONEDNN", "1") != "0"
+        and _amd()
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
         and torch.backends.mkl.is_available()
         and available()
     )
+
+
+def available() -> bool:
+    names = ("_linear_pointwise", "_convolution_pointwise")
+    return torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in names)
 
 
 def _amd() -> bool:
@@ -106,3 +112,62 @@ def _amd() -> bool:
         return "AuthenticAMD" in (info.read_text() if info.exists() else platform.processor())
     except OSError:
         return False
+
+
+# --- linear layers of a frozen model ------------------------------------------------------------------------
+
+
+@contextmanager
+def frozen_linears(model: nn.Module) -> Generator[None]:
+    """Inside, plain linear layers with frozen float32 weights multiply by oneDNN where it is faster."""
+    changed: list[nn.Module] = []
+    try:
+        for module in model.modules() if onednn_is_faster() else ():
+            transposed = is_conv1d(module)
+            if not (transposed or type(module).forward is nn.Linear.forward) or "forward" in vars(module):
+                continue
+            weight = module._parameters.get("weight")
+            if type(weight) is nn.Parameter and weight.dtype == torch.float32:
+                # setattr would look for parameters and modules
+                vars(module)["forward"] = partial(_forward, module, module.forward, transposed)
+                changed.append(module)
+        yield
+    finally:
+        for module in changed:
+            del vars(module)["forward"]
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    """Whether a module is Hugging Face's Conv1D: a linear layer whose weight is stored (in, out)."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+
+
+def _forward(
+    module: nn.Module, forward: Callable[..., Tensor], transposed: bool, *args: Any, **kwargs: Any
+) -> Tensor:
+    inputs, weight = [*args, *kwargs.values()], module._parameters.get("weight")
+    if (
+        len(inputs) != 1
+        or type(inputs[0]) is not Tensor
+        or type(weight) is not nn.Parameter
+        or weight.requires_grad
+        or not faster_by_onednn(inputs[0], weight)
+        or torch.is_autocast_enabled("cpu")
+        or torch._C._are_functorch_transforms_active()
+    ):
+        return forward(*args, **kwargs)
+    return FrozenLinear.apply(inputs[0], weight.T if transposed else weight, module._parameters.get("bias"))
+
+
+class FrozenLinear(torch.autograd.Function):
+    """x Wᵀ + b, differentiable by x alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.w = w
+        return times(x, w, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        [g] = grads
+        return FrozenLinear.apply(g, ctx.w.T, None), None, None

@@ -19,8 +19,8 @@ from unde.console import counted, duration, size
 from unde.data import Collate, Rows, own_collate, parse_bytes, to_device
 from unde.errors import UndeError
 from unde.gradients import Coverage, make_units, placement, plan_coverage
-from unde.gradients.factors import gathered
-from unde.gradients.feature_pass import FeaturePass, Measurement, cuts, resized, settle
+from unde.gradients.factors import factor_sizes
+from unde.gradients.feature_pass import FeaturePass, Measurement, choose_pass_size, set_rows, split_range
 from unde.gradients.model_state import frozen_eval
 from unde.gradients.pca import SAMPLE
 from unde.groups import Groups, trainable, unwrapped
@@ -313,7 +313,7 @@ class _Job:
         drafts = [self._manifest(part, pass_size) for part in parts]
         index, kernel_source = drafts[0], drafts[-1]
         _, precision = placement(self.model)
-        settled = self.method.kernel.on(sizes_of(kernel_source))
+        settled = self.method.kernel.bind(sizes_of(kernel_source))
         disk = on_disk(index, precision)
         if kernel_source is not index:
             disk["gradients with other labels"] = sum(on_disk(kernel_source, precision).values())
@@ -400,13 +400,13 @@ class _Job:
         spec = str(part.projection).replace("pca", "kron")  # of the same size, and drawn instead of fitted
         units = make_units(self.model, self.names, spec, 0)
         described = [{"name": u.name, "shape": list(u.shape)} for u in units]
-        factors = gathered(described, spec) if part.factors else None
+        factors = factor_sizes(described, spec) if part.factors else None
         what = Measurement(units, part.measure, part.extra_measures, factors)
         coverage = plan_coverage(self.model, self.task, self.rows, units, part.measure)
         task = step_of(self.task, part, 0)
-        pass_size, in_pass = settle(self.model, task, self.rows, what, coverage, self.memory)
+        pass_size, in_pass = choose_pass_size(self.model, task, self.rows, what, coverage, self.memory)
         pass_size, preparation = batch_size or pass_size, time.perf_counter() - start
-        with FeaturePass(self.model, resized(task, in_pass), what, coverage) as run:
+        with FeaturePass(self.model, set_rows(task, in_pass), what, coverage) as run:
             seconds = part.terms * _seconds(run, self.rows, pass_size)
         return Timing(pass_size, _routes(coverage), preparation, seconds, 0, 0)
 
@@ -414,7 +414,7 @@ class _Job:
 def _seconds(run: FeaturePass, rows: Rows, pass_size: int) -> float:
     """Of one example in passes, data loading included; a first pass that is fast only warms up."""
     seconds, examples, warm = 0.0, 0, False
-    for where in cycle(cuts(range(len(rows)), pass_size)):
+    for where in cycle(split_range(range(len(rows)), pass_size)):
         start = time.perf_counter()
         for _ in run.over(rows.batches([where])):
             pass
@@ -429,7 +429,7 @@ def _seconds(run: FeaturePass, rows: Rows, pass_size: int) -> float:
 
 
 def _routes(c: Coverage) -> dict[str, int]:
-    hooked = {u.name for use in c.uses for u in use.units.values()}
+    hooked = {u.name for use in c.modules for u in use.units.values()}
     counts = {
         "layer rules": len(hooked),
         "one copy for each example": len(c.expanded),

@@ -139,7 +139,18 @@ def test_models_on_the_command_line_are_left_as_they_were(project):
 
 
 def test_several_processes_build_the_same_index(built):
-    run("build", built, "--out", "again", "--projection", "none", "--engine", "processes:2")
+    run(
+        "build",
+        built,
+        "--out",
+        "again",
+        "--projection",
+        "none",
+        "--batch-size",
+        16,
+        "--engine",
+        "processes:2",
+    )
     one, two = (Index.open(folder) for folder in ("idx", "again"))
     assert one.manifest == two.manifest
     shards = [sorted((index.folder / "shards").iterdir()) for index in (one, two)]

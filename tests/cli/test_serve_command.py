@@ -6,7 +6,7 @@ import pytest
 from commands import invoke, run
 
 from unde.errors import UndeError
-from unde.ui.explorer.run import address, bound
+from unde.ui.explorer.app import address, bound
 
 pytest.importorskip("starlette")
 
@@ -16,7 +16,7 @@ def opened(monkeypatch):
     """Sessions that would be served."""
     sessions = []
     monkeypatch.setattr(
-        "unde.ui.explorer.run.serve", lambda session, *rest: sessions.append((session, *rest))
+        "unde.ui.explorer.app.serve", lambda session, *rest: sessions.append((session, *rest))
     )
     return sessions
 

@@ -3,11 +3,11 @@
 import pytest
 from denoisers import ddpm, images, toy
 
-from unde.gradients import floor
+from unde import bench
 from unde.tasks import Diffusion
 
 
-@pytest.mark.parametrize("run", [floor.plain, floor.frozen])
+@pytest.mark.parametrize("run", [bench.plain_pass, bench.frozen_pass])
 def test_each_pass_goes_backward_before_the_next(run):
     model, seen = toy(), []
     model.first.register_forward_hook(lambda module, args, out: seen.append(("forward", len(args[0]))))

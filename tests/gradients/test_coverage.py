@@ -98,7 +98,7 @@ def test_unused_parameters_that_wake_up_are_refused(what, detached):
     with Collector(model, Classification(), units, coverage) as collector:
         collector(rows.batch([0, 1]), [0, 1])
         model.awake = {what}
-        with pytest.raises(UndeError, match=f"'{what}.*took no part .* but does now"):
+        with pytest.raises(UndeError, match=f"'{what}.*had no gradient .* but has one now"):
             collector(rows.batch([0, 1]), [0, 1])
 
 
@@ -268,7 +268,7 @@ def test_as_many_references_as_tell(bad, alone):
             return values * torch.tensor([float("nan") if i == bad else 1.0 for i in ids])
 
     model = nn.Linear(4, 3).double()
-    with mock.patch("unde.gradients.coverage._among_mates", return_value=None):  # which asks for others
+    with mock.patch("unde.gradients.coverage._check_mates", return_value=None):  # which asks for others
         units, coverage = plan(model, Noted(), rows_of(4, n=3))
     assert tried == alone
     assert ways(units, coverage) == {"weight": "hook", "bias": "hook"}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from oracles import TOLERANCE, assert_features, collect, explicit, plan, slow_gradients, ways
-from unde.gradients.record import recorded, restored
+from unde.gradients.hooks import restore_coverage
 from zoo import BY_NAME, FAMILIES, assert_rounded, make, their_gradients
 
 # They compute in float32 inside, whatever the type of the model.
@@ -74,19 +74,10 @@ def test_experts_whichever_way_they_are_run(name, how):
 def test_coverage_is_recorded_and_restored(name):
     model, task, rows = make(BY_NAME[name], torch.float32)
     units, coverage = plan(model, task, rows)
-    again = restored(recorded(coverage), model, units)
-    assert recorded(again) == recorded(coverage)
+    again = restore_coverage(coverage.describe(), model, units)
+    assert again.describe() == coverage.describe()
     found = [collect(model, task, rows, units, c, batch_size=4) for c in (coverage, again)]
     assert torch.equal(*found)
-
-
-def test_a_record_of_an_older_release_is_read():
-    """It knows nothing of parameters that meet examples late."""
-    model, task, rows = make(BY_NAME["llama"], torch.float32)
-    units, coverage = plan(model, task, rows)
-    old = recorded(coverage)
-    del old["later"]
-    assert recorded(restored(old, model, units)) == recorded(coverage)
 
 
 def test_routers_alone():

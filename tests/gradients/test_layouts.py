@@ -278,7 +278,7 @@ def test_hooked(name, projection):
     build, data, layout = HOOKED[name]
     found, coverage = check(build, data, projection)
     assert set(found.values()) == {"hook"}
-    layouts = [use.layout for use in coverage.uses]
+    layouts = [use.layout for use in coverage.modules]
     assert layouts == (layout if isinstance(layout, list) else [layout] * len(layouts))
 
 
@@ -355,4 +355,8 @@ def test_layouts_that_are_guessed_right_take_no_pass_of_their_own():
     assert set(ways(units, coverage).values()) == {"hook"}
     assert seen[:3] == [1, 1, 3]  # two references, then all that were tried
     assert seen[3:] == [1, 3, 1, 2, 1, 3]  # examples that are alike: values, then gradients
-    assert {use.name: use.layout for use in coverage.uses} == {"a": "front", "b": "front", "table": "shared"}
+    assert {use.name: use.layout for use in coverage.modules} == {
+        "a": "front",
+        "b": "front",
+        "table": "shared",
+    }

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from oracles import assert_features, collect, plan, slow_gradients
 from unde.data import Rows, evenly
 from unde.errors import UndeError
-from unde.gradients.feature_pass import LOOKED_AT, largest
-from unde.gradients.mates import find_mates
+from unde.gradients.coverage import find_mates
+from unde.gradients.feature_pass import SAMPLED, largest
 from unde.tasks import Classification, Task
 
 REFUSED = r"the loss of example \d+ is \S+ alone but \S+ in a batch.*contrastive"
@@ -95,7 +95,7 @@ def test_equal_labels_of_sorted_data():
 
 def test_near_examples_of_other_labels():
     x, y = clusters(200, 4)
-    at = evenly(200, LOOKED_AT)[40]
+    at = evenly(200, SAMPLED)[40]
     x[7], y[7] = x[at] + 0.01, (y[at] + 1) % 4
     rows = Rows((x, y))
     z = F.normalize(encoder()(x), dim=1)[evenly(200, 3)]
@@ -116,7 +116,7 @@ def test_gradients_that_depend_on_a_batch_where_values_do_not():
 
     rows, model = Rows(clusters(40, 4)), encoder()
     units, coverage = plan(model, Meeting(), rows)
-    assert not coverage.uses
+    assert not coverage.modules
     features = collect(model, Meeting(), rows, units, coverage, 8)
     assert_features(features, slow_gradients(model, Meeting(), rows), units, 1e-8)
 
@@ -125,7 +125,7 @@ def test_losses_of_single_examples_pass_on_alike_and_equal_examples():
     x, y = clusters(30, 3)
     for data in ((x, y), (x[:1].repeat(30, 1), y[:1].repeat(30)), (x[:2], y[:2]), (x[:1], y[:1])):
         _, coverage = plan(encoder(), Classification(), Rows(data))
-        assert len(coverage.uses) == 2
+        assert len(coverage.modules) == 2
 
 
 def test_an_example_that_cannot_be_run_is_left_to_the_build():
@@ -183,7 +183,7 @@ def test_each_example_is_read_once():
             return torch.zeros(3), i % 2
 
     find_mates(Rows(Noted()))
-    assert len(reads) == len(set(reads)) <= LOOKED_AT + 8
+    assert len(reads) == len(set(reads)) <= SAMPLED + 8
 
 
 @pytest.mark.parametrize(

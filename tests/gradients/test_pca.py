@@ -91,7 +91,7 @@ def test_a_resumed_build_reads_them_back(tmp_path, monkeypatch):
     toy.build(tmp_path / "whole", method=method)
     cut = toy.build(tmp_path / "cut", method=method)
     toy.shard_files(cut)[1].unlink()
-    monkeypatch.setattr(building, "found", lambda *a, **k: pytest.fail("fitted again"))
+    monkeypatch.setattr(building, "compute_directions", lambda *a, **k: pytest.fail("fitted again"))
     toy.build(tmp_path / "cut", method=method)
     assert toy.content(tmp_path / "cut") == toy.content(tmp_path / "whole")
 
@@ -144,7 +144,9 @@ def test_embeddings_keep_random_rows_and_wide_sides_too(monkeypatch):
 def test_a_build_interrupted_before_the_first_shard_goes_on(tmp_path, monkeypatch):
     method = LoGRA(projection="pca(2)")
     with monkeypatch.context() as m:
-        m.setattr("unde.index.feature_runner.decide", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        m.setattr(
+            "unde.index.feature_runner.try_coverage", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt)
+        )
         with pytest.raises(KeyboardInterrupt):
             toy.build(tmp_path / "i", method=method)
     assert (tmp_path / "i" / MATRICES).exists()

@@ -137,7 +137,7 @@ def test_after_planning_and_collecting():
     before = snapshot(model)
     units, coverage = plan(model, task, rows)
     assert_same(model, before)
-    assert coverage.uses
+    assert coverage.modules
     assert coverage.expanded
     assert coverage.looped  # vmap refuses a forward pass that changes buffers
     with Collector(model, task, units, coverage) as collector:

@@ -1,22 +1,15 @@
 """Ways are chosen on examples cut short and confirmed on whole ones: what only whole ones show is still found."""
 
-import json
-from contextlib import suppress
-from unittest import mock
-
 import pytest
 import torch
 from torch import nn
 
-import toy
 from oracles import assert_features, collect, plan, slow_gradients, ways
-from unde import Index, Setup, UndeError, bench
+from unde import Index, UndeError
 from unde.data import Rows
 from unde.gradients import make_units
-from unde.gradients.coverage import decide
-from unde.gradients.feature_pass import FeaturePass, Measurement, settle
-from unde.index.reader import Stored
-from unde.index.shard_writer import compute_shard
+from unde.gradients.coverage import try_coverage
+from unde.gradients.feature_pass import FeaturePass, Measurement, choose_pass_size
 from unde.index.validation import probe_of
 from unde.methods import TracIn
 from unde.store.shards import read_shard
@@ -77,7 +70,7 @@ def test_features_are_those_of_autograd(long):
     units, coverage = plan(model, CausalLM(), rows)
     found = ways(units, coverage)
     assert found == dict.fromkeys(found, "hook") | {"far": "expanded"}
-    layouts = {use.name: use.layout for use in coverage.uses}
+    layouts = {use.name: use.layout for use in coverage.modules}
     assert layouts["mix"] == ("second" if long == "turned" else "front")
     features = collect(model, CausalLM(), rows, units, coverage, 4)
     assert_features(features, slow_gradients(model, CausalLM(), rows), units, 1e-10)
@@ -115,83 +108,13 @@ def test_the_probe_and_the_cost_of_a_pass_are_those_of_the_check(tmp_path):
     units = make_units(model, m.unit_names, "none", 0)
     assert len(probe["where"]) == 2
     assert_features(probe["features"], want, units, 1e-5)
-    coverage, tried = decide(model, task, rows, units)
+    coverage, trial = try_coverage(model, task, rows, units)
     for memory in (10**9, 200_000, 60_000):
         given = (model, task, rows, Measurement(units), coverage, memory)
-        assert settle(*given, tried.cost) == settle(*given)
+        assert choose_pass_size(*given, trial.cost) == choose_pass_size(*given)
     with FeaturePass(model, task, Measurement(units), coverage) as run:
-        again, _ = run.collect(rows.batch(tried.where), tried.where)
-    torch.testing.assert_close(tried.features, again)
-
-
-def building(folder, model, rows, **options):
-    with toy.cut():
-        return Index.build(
-            model, CausalLM(), rows, folder, method=TracIn(projection="none"), progress=False, **options
-        )
-
-
-def whole_passes(model):
-    return [shape for shape in model.seen if shape[1] == LONG]
-
-
-def test_the_pass_of_the_check_is_the_first_of_the_build(tmp_path):
-    model, rows = Reads(), texts(9)
-    index = building(tmp_path / "i", model, rows)
-    assert [shape[0] for shape in whole_passes(model)] == [
-        1,
-        2,
-        4,
-        2,
-        1,
-    ]  # a reference, then all of them once
-    features = Stored(index.folder, index.manifest, 0).rows(torch.arange(9))[0]
-    units = make_units(model, index.manifest.unit_names, "none", 0)
-    assert_features(features.double(), slow_gradients(model, CausalLM(), rows), units, 1e-5)
-
-
-def test_whoever_runs_the_first_pass_again_gets_the_same_bytes(tmp_path):
-    states = [Reads().state_dict(), {k: -v for k, v in Reads().state_dict().items()}]
-    index = building(tmp_path / "i", Reads(), texts(9), checkpoints=states)
-    whole = toy.content(index.folder)
-    for shard in (index.folder / "shards").glob("c*-000000.*"):
-        shard.unlink()
-    model = Reads()
-    building(tmp_path / "i", model, texts(9), checkpoints=states)
-    assert [shape[0] for shape in whole_passes(model)] == 2 * [
-        2,
-        4,
-        2,
-    ]  # for each checkpoint the first of two shards
-    assert toy.content(index.folder) == whole
-
-
-def test_what_reads_otherwise_when_its_shard_is_computed_is_run_again(tmp_path):
-    """Features are of what the digests are of."""
-    model, rows = Reads(), texts(9)
-    found = settle_index(tmp_path, model, rows)
-    rows.data["input_ids"][1] = rows.data["input_ids"][2]
-    compute_shard(found, 0, 0)
-    found.close()
-    shard = read_shard(found.manifest.shard(tmp_path, 0, 0), found.manifest.id)
-    assert torch.equal(shard["features"][1], shard["features"][2])
-    assert shard["digest"][1] == shard["digest"][2]
-
-
-def settle_index(folder, model, rows):
-    with toy.cut(), mock.patch("unde.index.builder.compute", lambda context, *rest: kept.append(context)):
-        kept = []
-        with suppress(UndeError):  # there is no shard to open
-            Index.build(model, CausalLM(), rows, folder, method=TracIn(projection="none"), progress=False)
-    return kept[0]
-
-
-def test_where_a_later_text_is_the_largest_no_pass_is_ahead(tmp_path):
-    torch.manual_seed(2)
-    data = [{"input_ids": torch.randint(VOCABULARY, (n,))} for n in (40, 3, 41, 5, 9)]
-    index = building(tmp_path / "i", Reads(), data)
-    assert index.manifest.settled.ahead == 0
-    assert "ahead" not in json.loads((index.folder / "manifest.json").read_text())["settled"]
+        again, _ = run.collect(rows.batch(trial.where), trial.where)
+    torch.testing.assert_close(trial.features, again)
 
 
 def test_what_is_cut_out_of_a_text():
@@ -225,15 +148,3 @@ def test_what_is_cut_out_of_a_text():
 )
 def test_what_is_not_cut(batch):
     assert CausalLM().batching.shorten(batch) is None
-
-
-def test_what_was_measured_while_planning_counts_when_a_build_is_timed():
-    found = {}
-
-    def use(index):
-        log = json.loads((index.folder / "log.jsonl").read_text().splitlines()[-1])
-        found.update(ahead=index.manifest.settled.ahead, seconds=log["seconds"])
-
-    with toy.cut():
-        took = bench.build(Setup(Reads(), CausalLM(), None), texts(9), TracIn(projection="none"), use)
-    assert found["ahead"] == 2 and took == pytest.approx(found["seconds"] * 9 / 7)

@@ -168,8 +168,8 @@ class VisionTransformer(nn.Module):
 
 MODELS = {
     "convnet": (ConvNet, {}),
-    "swin": (Swin, {"relative_position_bias_table": "later"}),
-    "swin-broadcast": (lambda: Swin(False), {"relative_position_bias_table": "later"}),
+    "swin": (Swin, {"relative_position_bias_table": "deferred"}),
+    "swin-broadcast": (lambda: Swin(False), {"relative_position_bias_table": "deferred"}),
     "vit": (VisionTransformer, {"cls_token": "expanded", "reg_token": "expanded", "pos_embed": "expanded"}),
 }
 

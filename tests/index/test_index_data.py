@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import toy
 from unde import Index, UndeError, fingerprints
 from unde.data import Rows
-from unde.store.shards import begin_shard
+from unde.store.shards import write_shard
 from unde.tasks import Classification
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -46,13 +46,13 @@ def half_built(folder, train_data, shards, **options):
     """An index whose build stopped after some shards."""
     written = []
 
-    def begin(path, *rest):
+    def write(path, *rest):
         if len(written) == shards:
             raise Interrupted
         written.append(path)
-        return begin_shard(path, *rest)
+        write_shard(path, *rest)
 
-    with mock.patch("unde.index.background_writer.begin_shard", begin), pytest.raises(Interrupted):
+    with mock.patch("unde.index.shard_writer.write_shard", write), pytest.raises(Interrupted):
         toy.build(folder, train_data=train_data, **options)
     return written
 

@@ -15,7 +15,7 @@ import toy
 from unde import Index, UndeError
 from unde.index import kernel_cache as files
 from unde.kernels import Gram
-from unde.kernels.gram import _Full
+from unde.kernels.trak import _FullGram
 from unde.methods import TRAK
 from unde.store import shards
 
@@ -48,7 +48,7 @@ class Counted:
 
     def __init__(self, monkeypatch):
         self.applied = self.read = 0
-        inverse, read = _Full.inverse, shards.read_shard
+        inverse, read = _FullGram.inverse, shards.read_shard
 
         def count_inverse(*args):
             self.applied += 1
@@ -58,7 +58,7 @@ class Counted:
             self.read += path.name != "moments.safetensors"
             return read(path, *args, **options)
 
-        monkeypatch.setattr(_Full, "inverse", count_inverse)
+        monkeypatch.setattr(_FullGram, "inverse", count_inverse)
         for module in ("store.shards", "index.kernel_cache", "index.shard_writer"):
             monkeypatch.setattr(f"unde.{module}.read_shard", count_read)
 

@@ -53,7 +53,7 @@ def damped(request, tmp_path_factory):
 @pytest.mark.parametrize("factor", [2.0**-40, 2.0**40, 1e-18, 1e18, 1e-25, 1e25])
 def test_damped_scores_do_not_depend_on_the_unit_of_the_loss(damped, factor, monkeypatch):
     method, examples, folder, want = damped
-    monkeypatch.setattr("unde.kernels.gram.SMALL", 16)  # as if kernels were large: float32
+    monkeypatch.setattr("unde.kernels.trak.SMALL", 16)  # as if kernels were large: float32
     index = build(folder, method, factor, examples)
     if method.name == "ekfac" and not 1e-20 < factor < 1e20:  # covariances are stored in float32
         with pytest.raises(UndeError, match=r"too (small|large) to square.*loss"):

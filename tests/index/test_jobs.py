@@ -13,8 +13,8 @@ import torch
 import toy
 from unde import UndeError, methods
 from unde.data import Rows, parse_bytes
-from unde.index.build_settings import settle
-from unde.index.shard_writer import ShardWriter, compute_shard, missing
+from unde.index.build_settings import BuildSettings, begin_index
+from unde.index.shard_writer import ShardWriter, compute_shard, list_missing
 from unde.parallel.model_transport import BuildInputs
 from unde.setup import Recipe
 from unde.store import layout
@@ -26,19 +26,15 @@ METHOD = methods.EKFAC(projection="kron(3)", damping=0.1, fisher="empirical")  #
 
 
 def begun(folder: Path, recipe: Recipe | None = None, setup=None, **options) -> ShardWriter:
-    """An index that is settled, and of which no shard is there."""
+    """An index with a manifest and without shards."""
     setup = setup or projects.make()
     given = BuildInputs(
         setup.model, setup.task, Rows(setup.train_data), options.pop("checkpoints", None), recipe
     )
     layout.prepare(folder)
-    asked = {
-        "groups": "layer", "exclude": (), "store_dtype": "float32", "seed": 0, "on_bad": "error",
-        "checkpoint_weights": None, "ids": None, "second_moments": None, "memory": parse_bytes("50MB"), "workers": 0,
-        "each": None, "seen_by": methods.EKFAC(),
-    }  # fmt: skip
+    options = {"store_dtype": "float32", "memory": parse_bytes("50MB")} | options
     with toy.cut():
-        return settle(folder, given, METHOD, **(asked | options))
+        return begin_index(folder, given, METHOD, BuildSettings(methods.EKFAC(), **options))
 
 
 def built(folder: Path, **options) -> dict[str, bytes]:
@@ -51,7 +47,7 @@ STATES = [toy.net(1).state_dict(), toy.net(2).state_dict()]
 @pytest.mark.parametrize("seed", range(4))
 def test_shards_in_any_order_are_those_of_a_serial_build(tmp_path, seed):
     context = begun(tmp_path / "i", checkpoints=STATES)
-    jobs = missing(context)
+    jobs = list_missing(context)
     assert sorted(jobs) == [(c, s) for c in range(2) for s in range(3)]
     random.Random(seed).shuffle(jobs)
     for job in jobs:
@@ -70,8 +66,8 @@ def test_settled_once_whatever_the_budget_and_the_threads_of_who_goes_on(tmp_pat
         again = begun(tmp_path / "i", memory=2000)
         assert again.manifest == first.manifest
         assert again.manifest.settled.threads == 1
-        assert missing(again) == [(0, 0), (0, 2)]
-        for job in missing(again):
+        assert list_missing(again) == [(0, 0), (0, 2)]
+        for job in list_missing(again):
             compute_shard(again, *job)
             assert torch.get_num_threads() == 2  # one inside, those of the caller after
         again.close()
@@ -85,7 +81,7 @@ def test_a_context_travels_by_its_recipe(tmp_path, recipe):
     context = begun(tmp_path / "i", recipe)
     sent = pickle.loads(pickle.dumps(context))
     assert sent.inputs.model is not context.inputs.model
-    for job in missing(context):
+    for job in list_missing(context):
         compute_shard(sent, *job)
     sent.close()
     assert toy.content(tmp_path / "i") == built(tmp_path / "serial")
@@ -96,9 +92,9 @@ def test_another_process_computes_the_same_bytes(tmp_path):
     (tmp_path / "context").write_bytes(pickle.dumps(context))
     code = (
         "import pickle, sys; sys.path[:0] = sys.argv[2:]\n"
-        "from unde.index.shard_writer import compute_shard, missing\n"
+        "from unde.index.shard_writer import compute_shard, list_missing\n"
         "context = pickle.loads(open(sys.argv[1], 'rb').read())\n"
-        "for job in reversed(missing(context)): compute_shard(context, *job)\n"
+        "for job in reversed(list_missing(context)): compute_shard(context, *job)\n"
         "context.close()\n"
         "assert 'torch._dynamo' not in sys.modules"  # a second for every worker, for nothing
     )

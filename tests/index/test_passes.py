@@ -8,7 +8,7 @@ import toy
 from unde import Index
 from unde.data import Rows
 from unde.gradients import make_units, plan_coverage
-from unde.gradients.feature_pass import MOST, FeaturePass, Measurement, largest, settle
+from unde.gradients.feature_pass import MOST, FeaturePass, Measurement, choose_pass_size, largest
 from unde.gradients.meter import Meter
 from unde.methods import TRAK, TracIn
 from unde.tasks import CausalLM, Classification
@@ -47,11 +47,21 @@ def test_features_of_another_pass_size(tmp_path, size):
     assert error.max() <= TOLERANCE
 
 
-def test_the_batch_size_of_a_user_changes_no_bit(tmp_path):
-    for size in (None, 1, 7, 512):
-        toy.build(tmp_path / str(size), batch_size=size)
-    first, *others = (toy.content(tmp_path / str(size)) for size in (None, 1, 7, 512))
-    assert all(other == first for other in others)
+@pytest.mark.parametrize("size", [1, 7, 512])
+def test_passes_have_the_batch_size_of_the_user(tmp_path, monkeypatch, size):
+    counts, over = [], FeaturePass.over
+
+    def counting(self, batches, out=None):
+        for result in over(self, batches, out):
+            counts.append(len(result.where))
+            yield result
+
+    monkeypatch.setattr(FeaturePass, "over", counting)
+    index = Index.build(
+        conv(), Classification(), images(20), tmp_path / "i", method="tracin", batch_size=size, progress=False
+    )
+    assert counts == [min(size, 20 - at) for at in range(0, 20, size)]
+    assert index.manifest.settled.pass_size == min(size, 20)
 
 
 @pytest.mark.parametrize("budget", [300_000, 1_000_000, 10_000_000])
@@ -59,7 +69,7 @@ def test_a_pass_takes_no_more_than_its_share(budget):
     model, rows = conv(), Rows(images(300))
     what = Measurement(make_units(model, [n for n, _ in model.named_parameters()], "kron(4)", 0))
     coverage = plan_coverage(model, Classification(), rows, what.units)
-    size, _ = settle(model, Classification(), rows, what, coverage, budget)
+    size, _ = choose_pass_size(model, Classification(), rows, what, coverage, budget)
     with FeaturePass(model, Classification(), what, coverage) as run:
         peaks = []
         for count in (size, size + 1):

@@ -7,7 +7,7 @@ from torch import nn
 import toy
 from unde import Groups
 from unde.index.reader import FeatureSource
-from unde.kernels import EKFACKernel, Gram, fitting
+from unde.kernels import EKFACKernel, Gram, fit_kernel
 from unde.methods import EKFAC, TRAK, LoGRA, TracIn
 from unde.store import shards
 
@@ -47,7 +47,7 @@ def applied(index):
     stored, kernel = toy.stored(index), index.method.kernel
     sources = [stored.source(kernel.fisher, c) for c in range(2)]
     features = [torch.cat([stored.block(c, s) for s in range(3)]) for c in range(2)]
-    return [fitting(kernel, source).apply(phi) for source, phi in zip(sources, features)], features
+    return [fit_kernel(kernel, source).apply(phi) for source, phi in zip(sources, features)], features
 
 
 @pytest.mark.parametrize("name", PARTITIONS)
@@ -123,7 +123,7 @@ def test_moments_do_not_depend_on_who_computes_what(tmp_path, monkeypatch):
     two = toy.build(tmp_path / "b", model=net(), method=EKFAC(projection="kron(3)"))
     want = one.score(QUERIES).total()
     source = FeatureSource(toy.stored(two), 0)
-    settled = two.method.kernel.on(source.sizes)
+    settled = two.method.kernel.bind(source.sizes)
     [first, _] = settled.rounds
     assert first.jobs == 3
     made = {i: first.job(source, i, {}) for i in (2, 0, 1)}
@@ -140,12 +140,12 @@ def test_moments_do_not_depend_on_who_computes_what(tmp_path, monkeypatch):
 
 def test_fitted_once_however_often_it_is_asked(index, monkeypatch):
     """Tokens, leverages and scores share the kernel that was inverted first."""
-    from unde.kernels import block_diagonal as by_layer
     from unde.kernels import ekfac
+    from unde.kernels import logra as by_layer
 
     features, fits = index.features(QUERIES), []
     opened = toy.reopen(index)
-    for module, name in ((by_layer, "ByLayer"), (ekfac, "_EKFAC")):
+    for module, name in ((by_layer, "LayerBlocks"), (ekfac, "_BoundEKFAC")):
         kind = getattr(module, name)
         monkeypatch.setattr(kind, "fit", lambda *args, real=kind.fit: (fits.append(1), real(*args))[1])
     for _ in range(3):

@@ -432,14 +432,14 @@ def test_copies_stay_within_the_memory_budget(cosine, memory, method):
     def noted(self, *arguments, **options):
         init(self, *arguments, **options)
         live.add(self)
-        kept = [c._kept for c in live if c._kept is not None]
+        kept = [c._cache for c in live if c._cache is not None]
         most[0] = max(most[0], sum(4 * k.numel() for k in kept))
 
     small = toy.reopen(cosine, train_data=cosine.train_data, memory=memory)
     with mock.patch.object(Contributions, "__init__", noted):
-        small._retrieval(method, small.groups)  # held on to until another comes
+        small._default_retrieval(method, small.groups)  # held on to until another comes
         got = small.learn_weights(method, examples=FEW, seed=3)
-        small._retrieval(method, small.groups)
+        small._default_retrieval(method, small.groups)
     want = cosine.learn_weights(method, examples=FEW, seed=3)
     torch.testing.assert_close(got.values, want.values, rtol=1e-5, atol=1e-5)
     assert got.provenance["strength"] == want.provenance["strength"]

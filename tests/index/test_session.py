@@ -9,7 +9,7 @@ import toy
 from unde import UndeError
 from unde.data import Rows
 from unde.gradients.coverage import plan_coverage
-from unde.gradients.record import recorded, restored
+from unde.gradients.hooks import restore_coverage
 from unde.index import query_features as module
 from unde.methods import TRAK
 from unde.tasks import Classification
@@ -39,7 +39,7 @@ def test_the_second_query_costs_one_pass_and_nothing_else(index, monkeypatch):
     opened.score((x[:1], y[:1])).total()
     want = index.score((x, y)).total()
     passes.clear()
-    for name in ("query_features.fingerprints", "feature_runner.decide", "feature_runner.make_units"):
+    for name in ("query_features.fingerprints", "feature_runner.try_coverage", "feature_runner.make_units"):
         monkeypatch.setattr(f"unde.index.{name}", lambda *a, name=name: pytest.fail(f"{name} again"))
     for i in range(1, 5):
         one = opened.score((x[i : i + 1], y[i : i + 1])).total()
@@ -91,9 +91,9 @@ def test_coverage_is_restored_as_it_was_decided(index):
     stored, model = toy.stored(index), index.model
     units = index._state.query_runner.runner.units
     decided = plan_coverage(model, index.task, Rows(toy.data(22)), units)
-    again = restored(stored.manifest.settled.coverage[0], model, units)
-    assert recorded(again) == recorded(decided)
-    assert [type(u.rule) for u in again.uses] == [type(u.rule) for u in decided.uses]
+    again = restore_coverage(stored.manifest.settled.coverage[0], model, units)
+    assert again.describe() == decided.describe()
+    assert [type(u.rule) for u in again.modules] == [type(u.rule) for u in decided.modules]
 
 
 def test_threads_take_turns(index):

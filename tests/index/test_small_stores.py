@@ -9,8 +9,8 @@ import torch
 import toy
 from unde import Groups, Index, UndeError
 from unde.index import build_settings as settle
-from unde.kernels import Gram, Sizes
-from unde.kernels.gram import Primal
+from unde.kernels import FeatureLayout, Gram
+from unde.kernels.trak import Primal
 from unde.methods import DAS, EKFAC, TRAK, LoGRA, TracIn
 from unde.store.shards import read_shard
 from unde.tasks import Classification
@@ -171,8 +171,8 @@ def test_what_cannot_be_repacked(tmp_path):
 class Kept(Gram):
     """A kernel that knows nothing of stores."""
 
-    def on(self, sizes):
-        return Primal(self.damping, self.relative, Sizes(sizes.parts, sizes.cuts))
+    def bind(self, sizes):
+        return Primal(FeatureLayout(sizes.parts, sizes.cuts), self.damping, self.relative)
 
 
 class Own(TRAK):

@@ -119,7 +119,7 @@ def test_an_index_is_kept_and_found(tmp_path):
     alone.explain(*ASK)
     folder = alone.index.folder
     assert folder.exists()
-    alone._kept.cleanup()
+    alone._temporary.cleanup()
     assert not folder.exists()
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from unde import UndeError
-from unde.kernels import Gram, InMemory, Part
+from unde.kernels import Gram, ParameterColumns, TensorSource
 from unde.kernels import base as base_module
 from unde.kernels.base import moments_of
-from unde.kernels.gram import Dual, Primal
+from unde.kernels.trak import Dual, Primal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -28,15 +28,17 @@ def features(n, d, seed=0, dtype=torch.float64):
 def source(phi, sizes=None):
     cuts = list(itertools.accumulate(sizes or [len(phi)], initial=0))
     assert cuts[-1] == len(phi)
-    return InMemory(
-        phi, [Part("w", slice(0, phi.shape[1]))], [slice(a, b) for a, b in itertools.pairwise(cuts)]
+    return TensorSource(
+        phi,
+        [ParameterColumns("w", slice(0, phi.shape[1]))],
+        [slice(a, b) for a, b in itertools.pairwise(cuts)],
     )
 
 
 def applied(kernel, phi, sizes=None, memory=GIB):
     """K g(n) of the rows that the kernel is fitted to, in the blocks that they are stored in."""
     at = source(phi, sizes)
-    settled = kernel.on(at.sizes)
+    settled = kernel.bind(at.sizes)
     settled.check(memory)
     fitted = settled.fit(moments_of(settled, at), at)
     return torch.cat([fitted.train(blocks) for blocks in at.sizes.joined()])
@@ -71,9 +73,9 @@ def test_layers_wider_than_rows_are_inverted_in_the_dual_form(scope, joined, mon
         "c.weight": (34, 36),
         "d": (36, 40),
     }
-    parts = [Part(name, slice(*at)) for name, at in places.items()]
-    at = InMemory(phi, parts, [slice(0, 5), slice(5, 12)])
-    settled = Gram(0.3, blocks="layer", damping_scope=scope).on(at.sizes)
+    parts = [ParameterColumns(name, slice(*at)) for name, at in places.items()]
+    at = TensorSource(phi, parts, [slice(0, 5), slice(5, 12)])
+    settled = Gram(0.3, blocks="layer", damping_scope=scope).bind(at.sizes)
     assert max(t.shape[0] for t in settled.needs().moments.values()) == 12
     fitted = settled.fit(moments_of(settled, at), at)
     layers = [[*range(26), *range(30, 34)], [*range(26, 30)], [*range(36, 40)]]
@@ -92,7 +94,7 @@ def test_layers_wider_than_rows_are_inverted_in_the_dual_form(scope, joined, mon
 
 def test_the_dual_form_of_layers_is_what_the_memory_budget_must_hold():
     phi = features(20, 3_000)
-    settled = Gram(0.1, blocks="layer").on(source(phi).sizes)
+    settled = Gram(0.1, blocks="layer").bind(source(phi).sizes)
     settled.check(2 * 8 * 20 * 20)
     with pytest.raises(UndeError, match=r"1 layers \(up to 20 × 20\) need"):
         settled.check(8 * 20 * 20)
@@ -136,7 +138,7 @@ def test_cuts_do_not_matter(form, sizes, joined, monkeypatch):
 def test_rows_that_it_was_not_fitted_to(form):
     phi, others = features(24, 10), features(5, 10, seed=1)
     at = source(phi, [7, 17])
-    settled = Gram(0.5, relative=False, form=form).on(at.sizes)
+    settled = Gram(0.5, relative=False, form=form).bind(at.sizes)
     got = settled.fit(moments_of(settled, at), at).apply(others)
     inverse = torch.linalg.inv(phi.T @ phi + 0.5 * torch.eye(10, dtype=torch.float64))
     torch.testing.assert_close(got, others @ inverse, rtol=1e-9, atol=1e-12)
@@ -146,7 +148,7 @@ def test_rows_that_it_was_not_fitted_to(form):
 def test_another_damping_needs_no_other_moments(form):
     phi = features(24, 10)
     at = source(phi, [7, 17])
-    one, two = (Gram(x, relative=False, form=form).on(at.sizes) for x in (0.5, 3.0))
+    one, two = (Gram(x, relative=False, form=form).bind(at.sizes) for x in (0.5, 3.0))
     assert one.key == two.key
     moments = moments_of(one, at)
     for settled, lam in ((one, 0.5), (two, 3.0), (one, 0.5)):  # fitting leaves them as they are
@@ -159,7 +161,7 @@ def test_the_order_of_additions_depends_on_the_number_of_jobs_alone(monkeypatch)
     monkeypatch.setattr(base_module, "JOINED", 1)
     phi = features(24, 10, dtype=torch.float32)
     at = source(phi, [1] * 24)
-    settled = Gram(0.5, form="primal").on(at.sizes)
+    settled = Gram(0.5, form="primal").bind(at.sizes)
     [round_] = settled.rounds
     made = {i: round_.job(at, i, {}) for i in reversed(range(round_.jobs))}
     whole = base_module.reduced([lambda i=i: made[i] for i in range(round_.jobs)])
@@ -191,15 +193,15 @@ def test_small_damping_beside_a_large_common_direction():
 
 
 def test_which_form_is_smaller():
-    assert isinstance(Gram(0.1).on(source(features(30, 8)).sizes), Primal)
-    assert isinstance(Gram(0.1).on(source(features(8, 30)).sizes), Dual)
+    assert isinstance(Gram(0.1).bind(source(features(30, 8)).sizes), Primal)
+    assert isinstance(Gram(0.1).bind(source(features(8, 30)).sizes), Dual)
 
 
 def test_precision_is_known_beforehand():
     """float32 products where relative damping bounds the condition, else float64."""
 
     def key(n, d, **options):
-        return Gram(**{"damping": 0.1, **options}).on(source(torch.empty(n, d)).sizes).key
+        return Gram(**{"damping": 0.1, **options}).bind(source(torch.empty(n, d)).sizes).key
 
     assert key(300, 200) == "primal float32"
     assert key(200, 300) == "dual float32"

@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from unde import methods
-from unde.kernels import InMemory, Part
+from unde.kernels import ParameterColumns, TensorSource
 from unde.kernels.base import moments_of, read
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ROWS, WIDTH, CUT = 300, 60, 20
 
 
-class Counted(InMemory):
+class Counted(TensorSource):
     """Notes what is read of it."""
 
     rows = 0
@@ -28,9 +28,9 @@ class Counted(InMemory):
 def source():
     made = torch.Generator().manual_seed(0)
     parts = [
-        Part("a.weight", slice(0, 42), (6, 7)),
-        Part("a.bias", slice(42, 48)),
-        Part("b.weight", slice(48, 60)),
+        ParameterColumns("a.weight", slice(0, 42), (6, 7)),
+        ParameterColumns("a.bias", slice(42, 48)),
+        ParameterColumns("b.weight", slice(48, 60)),
     ]
     sides = {"a.weight": tuple(torch.randn(40, n, generator=made) for n in (6, 7))}
     cuts = [slice(a, a + CUT) for a in range(0, ROWS, CUT)]
@@ -55,7 +55,7 @@ def source():
 def test_moments_have_the_shapes_that_a_kernel_names(method, joined, monkeypatch):
     monkeypatch.setattr("unde.kernels.base.JOINED", 4 * WIDTH * CUT * joined)
     at = source()
-    settled = method.kernel.on(at.sizes)
+    settled = method.kernel.bind(at.sizes)
     moments, named = moments_of(settled, at), settled.needs().moments
     assert {k: (t.shape, t.dtype) for k, t in moments.items()} == {
         k: (t.shape, t.dtype) for k, t in named.items()
@@ -85,10 +85,10 @@ class Watched(Counted):
 def test_a_job_has_one_block_in_hand(name, together, monkeypatch):
     monkeypatch.setattr("unde.kernels.base.JOINED", 4 * WIDTH * CUT * together)
     monkeypatch.setattr("unde.kernels.base.JOBS", 1)
-    monkeypatch.setattr("unde.kernels.gram.SMALL", 0)  # float32: features are multiplied as they are
+    monkeypatch.setattr("unde.kernels.trak.SMALL", 0)  # float32: features are multiplied as they are
     made, moments = source(), {}
     at = Watched(made.features, made.sizes.parts, made.sizes.cuts, made._factors)
     options = {"form": "primal"} if name == "trak" else {}
-    for r in replace(methods.parse(name), projection="none", **options).kernel.on(at.sizes).rounds:
+    for r in replace(methods.parse(name), projection="none", **options).kernel.bind(at.sizes).rounds:
         moments |= r.finish(r.job(at, 0, moments))
     assert at.rows == ROWS

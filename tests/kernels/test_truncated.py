@@ -6,15 +6,19 @@ import pytest
 import torch
 
 from unde import UndeError
-from unde.kernels import Gram, InMemory, Part, fitting
+from unde.kernels import Gram, ParameterColumns, TensorSource, fit_kernel
 from unde.kernels.base import moments_of
-from unde.kernels.low_rank import Truncated
+from unde.kernels.low_rank import LowRankGram
 
 
 def source(phi, blocks=1):
     n, d = phi.shape
     cuts = [slice(n * i // blocks, n * (i + 1) // blocks) for i in range(blocks)]
-    return InMemory(phi, [Part("a.weight", slice(0, d // 2)), Part("b.weight", slice(d // 2, d))], cuts)
+    return TensorSource(
+        phi,
+        [ParameterColumns("a.weight", slice(0, d // 2)), ParameterColumns("b.weight", slice(d // 2, d))],
+        cuts,
+    )
 
 
 def features(n, d, decay=1.0, seed=0, dtype=torch.float64):
@@ -33,7 +37,7 @@ def dense(phi, damping, relative=True):
 
 def matrix(kernel, phi, blocks=1):
     """K, column by column."""
-    return fitting(kernel, source(phi, blocks)).apply(torch.eye(phi.shape[1], dtype=phi.dtype))
+    return fit_kernel(kernel, source(phi, blocks)).apply(torch.eye(phi.shape[1], dtype=phi.dtype))
 
 
 @pytest.mark.parametrize(("n", "d"), [(60, 20), (20, 60), (30, 30)])
@@ -85,8 +89,8 @@ def test_close_singular_values_take_more_directions_than_are_kept():
 
 def test_k_is_symmetric_and_neither_n_nor_d_squared_is_made():
     phi = features(400, 900, 0.97, dtype=torch.float32)
-    settled = Gram(0.1, form="svd(30)").on(source(phi).sizes)
-    assert isinstance(settled, Truncated)
+    settled = Gram(0.1, form="svd(30)").bind(source(phi).sizes)
+    assert isinstance(settled, LowRankGram)
     moments = moments_of(settled, source(phi))
     assert max(t.numel() for t in moments.values()) == 900 * (30 + 16)
     assert {name: tuple(t.shape) for name, t in moments.items()} == {
@@ -101,15 +105,15 @@ def test_blocks_and_jobs_change_nothing_but_rounding(monkeypatch):
     one = matrix(Gram(0.1, form="svd(10)"), phi)
     monkeypatch.setattr("unde.kernels.base.JOINED", 1)
     sizes = source(phi, 20).sizes
-    assert [len(sizes.runs()), Gram(0.1, form="svd(10)").on(sizes).rounds[0].jobs] == [16, 16]
+    assert [len(sizes.runs()), Gram(0.1, form="svd(10)").bind(sizes).rounds[0].jobs] == [16, 16]
     assert (matrix(Gram(0.1, form="svd(10)"), phi, 20) - one).norm() <= 1e-9 * one.norm()
 
 
 def test_another_damping_needs_no_other_moments():
     phi = features(60, 30, 0.8)
-    keys = {Gram(damping, form="svd(8)").on(source(phi).sizes).key for damping in (0.1, 1.0, 0.01)}
+    keys = {Gram(damping, form="svd(8)").bind(source(phi).sizes).key for damping in (0.1, 1.0, 0.01)}
     assert len(keys) == 1
-    settled = [Gram(damping, form="svd(30)").on(source(phi).sizes) for damping in (0.1, 1.0)]
+    settled = [Gram(damping, form="svd(30)").bind(source(phi).sizes) for damping in (0.1, 1.0)]
     moments = moments_of(settled[0], source(phi))
     got = settled[1].fit(moments, source(phi)).apply(torch.eye(30, dtype=torch.float64))
     assert (got - dense(phi, 1.0)[0]).norm() <= 1e-9
@@ -119,7 +123,7 @@ def test_another_damping_needs_no_other_moments():
 def test_the_size_of_features_does_not_matter(scale):
     """Φ K Φᵀ has no unit."""
     phi = features(40, 200, 0.9, dtype=torch.float32)
-    got = phi @ fitting(Gram(0.1, form="svd(40)"), source(phi * scale)).apply(phi * scale).T * scale
+    got = phi @ fit_kernel(Gram(0.1, form="svd(40)"), source(phi * scale)).apply(phi * scale).T * scale
     want = phi.double() @ dense(phi, 0.1)[0] @ phi.double().T
     assert (got - want).norm() <= 1e-4 * want.norm()
 
@@ -147,11 +151,11 @@ def test_what_cannot_be_inverted():
     with pytest.raises(UndeError, match=r"without damping .* raise the damping, or use form='primal'"):
         matrix(Gram(0.0, form="svd(4)"), features(20, 8))
     with pytest.raises(UndeError, match=r"form 'svd\(0\)': expected at least one"):
-        Gram(0.1, form="svd(0)").on(source(features(20, 8)).sizes)
+        Gram(0.1, form="svd(0)").bind(source(features(20, 8)).sizes)
 
 
 def test_the_memory_budget():
-    settled = Gram(0.1, form="svd(256)").on(source(torch.ones(2, 100_000)).sizes)
+    settled = Gram(0.1, form="svd(256)").bind(source(torch.ones(2, 100_000)).sizes)
     settled.check(2**30)
     with pytest.raises(UndeError, match=r"kernel of 2 singular vectors \(100,000 × 18\) needs .*budget"):
         settled.check(2**20)

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import torch
 
-from unde.kernels import Gram, Kernel, Needs, Round, Settled, Sizes, chunks, read
+from unde.kernels import BoundKernel, FeatureLayout, Gram, Kernel, Needs, Round, chunks, read
 from unde.methods import TRAK, Method
 from unde.tasks import Classification
 
@@ -17,14 +17,14 @@ class Whitened:
     damping: float
     fisher: str = "empirical"
 
-    def on(self, sizes: Sizes) -> Settled:
+    def bind(self, sizes: FeatureLayout) -> BoundKernel:
         return OnSizes(self.damping, sizes)
 
 
 @dataclass(frozen=True)
-class OnSizes(Settled):
+class OnSizes(BoundKernel):
     damping: float
-    sizes: Sizes
+    sizes: FeatureLayout
     key: str = "mean of outer products"
 
     @property

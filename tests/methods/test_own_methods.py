@@ -187,7 +187,7 @@ def test_what_an_index_could_not_hold_is_refused(tmp_path):
         "tensor of the method Held is a Tensor: expected numbers and names": Held(tensor=torch.ones(2)),
         "seen of the method Forgetful is a list": Forgetful(),
         "Handmade cannot be given a projection .* @dataclass": Handmade(),
-        "kernel of the method NoKernel is a str without on and fisher": NoKernel(),
+        "kernel of the method NoKernel is a str without bind and fisher": NoKernel(),
         "kernel of the method Unhashable is a list": Unhashable(),
     }
     index = toy.build(tmp_path / "i")

@@ -293,7 +293,7 @@ def test_bad_arguments(options, words):
 def test_what_a_kernel_asks_of_the_budget(method, tmp_path):
     """One byte less than it says is refused, what it says is not."""
     index = built(MLP, tmp_path, method, fit=False)
-    needs = method.kernel.on(kernels.sizes_of(index.manifest)).needs().memory
+    needs = method.kernel.bind(kernels.sizes_of(index.manifest)).needs().memory
     assert planned(MLP, method).kernel_memory == needs
     with pytest.raises(UndeError, match="the memory budget is"):
         toy.training(toy.reopen(index, memory=needs - 1), method)

@@ -9,7 +9,7 @@ import torch
 import toy
 from unde import Index, UndeError, methods
 from unde.store.file_watch import FileWatch
-from unde.store.shards import ShardError, read_again, read_shard, write_shard
+from unde.store.shards import ShardError, read_shard, reread_shard, write_shard
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -118,10 +118,10 @@ def test_the_checksum_is_asked_again_only_of_what_changed(tmp_path, monkeypatch)
     write_shard(path, "me", {"x": torch.arange(9000.0)})
     watch.record([path])
     for _ in range(2):
-        assert read_again(path, "me", watch)["x"][8999] == 8999
+        assert reread_shard(path, "me", watch)["x"][8999] == 8999
     path.touch()
     for _ in range(2):
-        read_again(path, "me", watch)
+        reread_shard(path, "me", watch)
     assert asked == [False, False, True, False]
 
 

@@ -5,7 +5,7 @@ from torch import nn
 
 from cases import BY_NAME, randomized
 from unde.errors import UndeError
-from unde.gradients.fallback import Measured, by_loop, by_vmap
+from unde.gradients.fallback import MeasureModule, by_loop, by_vmap
 from unde.tasks import CausalLM
 
 
@@ -130,7 +130,7 @@ def test_under_vmap(side):
 
     model, task = Mixed(), CausalLM()
     batch = left(TOKENS) if side == "left" else task.collate([{"input_ids": t} for t in TOKENS])
-    measured = Measured(model, task, "loss")
+    measured = MeasureModule(model, task, "loss")
     mapped = by_vmap(measured, ["mix"], batch, range(3))["mix"]
     torch.testing.assert_close(mapped, by_loop(measured, ["mix"], batch, range(3))["mix"])
 

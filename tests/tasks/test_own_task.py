@@ -8,7 +8,7 @@ from oracles import plan
 from unde.data import Rows
 from unde.errors import UndeError
 from unde.gradients import Collector, make_units, plan_coverage
-from unde.gradients.fallback import measures
+from unde.gradients.fallback import compute_measures
 from unde.tasks import Task
 from unde.tasks.batching import Batching, with_batching
 
@@ -129,7 +129,7 @@ def test_steps_of_what_has_none():
 def test_several_measures_one_by_one():
     model, rows = problem()
     batch = rows.batch([2, 0])
-    found = measures(Regression(), model, batch, ["loss", "prediction"], [2, 0])
+    found = compute_measures(Regression(), model, batch, ["loss", "prediction"], [2, 0])
     assert torch.equal(found["loss"], Regression().loss(model, batch))
     assert torch.equal(found["prediction"], model(batch[0]).squeeze(-1))
 

@@ -1,5 +1,4 @@
-"""The command line: unde demo | plan | build | finish | learn | attribute | evaluate | report | verify | push | pull |
-bench."""
+"""The command line: one file for each family of commands."""
 
 from unde.cli.app import app, main
 

@@ -39,7 +39,9 @@ def build(
     projection: Projection = None,
     groups: GroupsName = "layer",
     exclude: Exclude = None,
-    batch_size: Annotated[int | None, typer.Option("--batch-size", hidden=True)] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="examples in one pass (default: as many as fit --memory)")
+    ] = None,
     num_workers: Annotated[int, typer.Option(help="processes that read the data")] = 0,
     store_dtype: StoreDtype = "auto",
     memory: Memory = "2GB",

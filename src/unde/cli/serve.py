@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Annotated
@@ -37,12 +38,13 @@ def serve(
 
     `unde serve my_project.setup:make --index runs/idx`
     """
+    _check_extra()
     from unde.cli.project import Project
-    from unde.ui.explorer.run import bound, check_extra
-    from unde.ui.explorer.run import serve as run
+    from unde.ui.explorer.app import bound
+    from unde.ui.explorer.app import serve as run
+    from unde.ui.explorer.session import Session
     from unde.weights import Weights
 
-    check_extra()
     with closing(bound(host, port)) as listening:
         project = Project(model.remembered(index), index=index, evaluate=queries, query_field=query_field)
         files = named_files(weights or ())
@@ -50,8 +52,6 @@ def serve(
             if file.is_dir():
                 raise UndeError(f"{file} is a folder: expected a file of weights, written by `unde learn`")
         weight_sets = {name: Weights.load(file) for name, file in files.items()}
-        from unde.ui.explorer.session import Session
-
         names = {"eval": project.names("eval")} if project.setup.eval_queries is not None else {}
         with project.index(index, uncalibrated=uncalibrated) as opened:
             for name, w in weight_sets.items():
@@ -66,3 +66,11 @@ def serve(
             with suppress(KeyboardInterrupt):  # how one ends it
                 run(session, listening, host, open)
             console.note("the page is closed")
+
+
+def _check_extra() -> None:
+    for library in ("starlette", "uvicorn", "PIL"):
+        try:
+            importlib.import_module(library)
+        except ImportError:
+            raise UndeError(f"the live page needs {library}: pip install 'unde[serve]'") from None

@@ -137,7 +137,7 @@ def sample(
             path = []
             for step, t in enumerate(times, 1):
                 path.append(x)
-                out = _predicted(model, x, t, here, unconditional, guidance)
+                out = _predict(model, x, t, here, unconditional, guidance)
                 x = sampler.step(out, t, x).prev_sample
                 if on_step is not None:
                     on_step(
@@ -156,7 +156,7 @@ def sample(
     )
 
 
-def _predicted(
+def _predict(
     model: nn.Module,
     x: Tensor,
     t: int,
@@ -180,8 +180,8 @@ def _list_of(kind: type, found: Any) -> bool:
 
 
 def _noise(seed: int, shape: Sequence[int]) -> Tensor:
-    drawn = np.random.Generator(np.random.Philox(key=seed)).standard_normal(tuple(shape), dtype=np.float32)
-    return torch.from_numpy(drawn)
+    generator = np.random.Generator(np.random.Philox(key=seed))
+    return torch.from_numpy(generator.standard_normal(tuple(shape), dtype=np.float32))
 
 
 def _check(

@@ -12,10 +12,10 @@ from unde.evaluate.arrays import Array
 from unde.evaluate.estimate import Estimate, paired
 from unde.evaluate.lds import lds
 from unde.scoring.arrays import as_scores
-from unde.scoring.data_splits import Learned, refuse_seen, refuse_training
+from unde.scoring.data_splits import LearnedWeights, refuse_seen, refuse_training
 
-W = TypeVar("W", bound=Learned)
-W_contra = TypeVar("W_contra", bound=Learned, contravariant=True)
+W = TypeVar("W", bound=LearnedWeights)
+W_contra = TypeVar("W_contra", bound=LearnedWeights, contravariant=True)
 
 
 class Scored(Protocol[W_contra]):
@@ -101,7 +101,7 @@ def compare(
     """
     found: Any = as_scores(scores)
     refuse_training(found)
-    checked = refuse_seen(found.query_digests, weights) if isinstance(weights, Learned) else False
+    checked = refuse_seen(found.query_digests, weights) if isinstance(weights, LearnedWeights) else False
     uniform = None  # weights of a calibration would be used by default
     if getattr(found, "default_weights", None) is not None:
         uniform = torch.ones(len(found.groups))

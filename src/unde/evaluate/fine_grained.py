@@ -13,13 +13,13 @@ from unde.errors import UndeError
 from unde.evaluate.arrays import Array, numbers
 from unde.evaluate.estimate import Estimate, paired
 from unde.evaluate.recall import contributors, ranked, recall_at_k, skipped
-from unde.scoring.data_splits import Learned, refuse_seen, refuse_training
+from unde.scoring.data_splits import LearnedWeights, refuse_seen, refuse_training
 
 UNWEIGHTED = "none"
 ALL = "all"
 
-W = TypeVar("W", bound=Learned)
-W_contra = TypeVar("W_contra", bound=Learned, contravariant=True)
+W = TypeVar("W", bound=LearnedWeights)
+W_contra = TypeVar("W_contra", bound=LearnedWeights, contravariant=True)
 
 
 class Best(Protocol):
@@ -152,7 +152,7 @@ def fine_grained(
     checks = [  # a list, so that each is checked even after one that does not remember its queries
         refuse_seen(scores.query_digests, target, f"the weights of target {name!r}")
         for name, target in targets.items()
-        if isinstance(target, Learned)
+        if isinstance(target, LearnedWeights)
     ]
     recall = {}
     for name, target in targets.items():
@@ -164,7 +164,7 @@ def fine_grained(
 
 def _top(scores: Ranking[Any], name: str, target: Any, k: int) -> Array:
     """(Q, k) the highest-ranked training examples of each query."""
-    if target is None or isinstance(target, Learned):
+    if target is None or isinstance(target, LearnedWeights):
         return scores.top(k, target).indices
     total = numbers(target, f"target {name!r}", "(Q, N)")
     if total.shape != tuple(scores.shape):

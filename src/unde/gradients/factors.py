@@ -1,9 +1,9 @@
-"""Covariances of what meets in a layer: the Kronecker factors of EKFAC, gathered in the feature pass itself.
+"""Covariances of layer inputs and output gradients (the Kronecker factors of EKFAC), added up in the feature pass.
 
 The gradient of a matrix is a sum of outer products Σ_t left_t right_tᵀ over the positions of an example (output
-gradient and input of a linear layer, or the other way round where a weight is stored transposed). Of all
-positions of all examples this keeps Σ left leftᵀ and Σ right rightᵀ, of the projected factors where they are
-projected. Positions that the task masks (padding) are not counted.
+gradient and input of a linear layer, or the reverse where a weight is stored transposed). Over all positions of all
+examples this adds up Σ left leftᵀ and Σ right rightᵀ, of the projected sides where they are projected. Positions that
+the task masks (padding) do not count.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def sides(spec: Spec, shape: Sequence[int]) -> tuple[int, int] | None:
     """
     if len(shape) < 2 or spec.kind not in ("none", "kron", "pca"):
         return None
-    found = two_sides(spec, tuple(shape))
-    return None if max(found) > LIMIT else found
+    both = two_sides(spec, tuple(shape))
+    return None if max(both) > LIMIT else both
 
 
 class Factors:
-    """Running sums for some parameters; `sizes` gives the two sides of each, None for a side not wanted."""
+    """Running sums for some parameters; `sizes` gives the two sides of each, None for a side to leave out."""
 
     def __init__(
         self,
@@ -46,36 +46,35 @@ class Factors:
         }
 
     def add(self, name: str, left: Tensor, right: Tensor, mask: Tensor | Sequence[Tensor] | None) -> None:
-        """Factors (B·n, T, ·) of one use of the parameter; `mask` (B, T) where positions may not count; several for
-        sequences of several lengths."""
+        """Add the sides (B·n, T, ·) of one call; `mask` is (B, T), or several for sequences of several lengths."""
         masks = [] if mask is None else [mask] if isinstance(mask, Tensor) else mask
         for total, x in zip(self.sums.get(name, ()), (left, right)):
             if total is None:
                 continue
-            fits = next((m for m in masks if m.shape == x.shape[:2]), None)
-            if fits is not None:
-                x = x * fits.unsqueeze(-1)
+            matching = next((m for m in masks if m.shape == x.shape[:2]), None)
+            if matching is not None:
+                x = x * matching.unsqueeze(-1)
             rows = x.reshape(-1, x.shape[-1]).to(total.dtype)
             total.addmm_(rows.T, rows)
 
     def take(self) -> Tensor:
-        """All sums since the last call as one vector, in the order of the parameters, left before right."""
-        both = [total for pair in self.sums.values() for total in pair if total is not None]
-        taken = torch.cat([total.flatten() for total in both])
-        for total in both:
+        """Return all sums as one vector, in the order of the parameters, left before right; reset them to zero."""
+        totals = [total for pair in self.sums.values() for total in pair if total is not None]
+        vector = torch.cat([total.flatten() for total in totals])
+        for total in totals:
             total.zero_()
-        return taken
+        return vector
 
 
-def gathered(units: Sequence[Mapping[str, Any]], projection: str) -> dict[str, tuple[int, int]]:
-    """Which of the units (name, shape) get covariances under a projection, and how large."""
+def factor_sizes(units: Sequence[Mapping[str, Any]], projection: str) -> dict[str, tuple[int, int]]:
+    """The sizes of the covariances of those units (name, shape) that have them under a projection."""
     spec = Spec.parse(projection)
-    found = {u["name"]: sides(spec, u["shape"]) for u in units}
-    return {name: pair for name, pair in found.items() if pair is not None}
+    sizes = {u["name"]: sides(spec, u["shape"]) for u in units}
+    return {name: pair for name, pair in sizes.items() if pair is not None}
 
 
 def split(vector: Tensor, sizes: Mapping[str, tuple[int, int]]) -> dict[str, tuple[Tensor, Tensor]]:
-    """The matrices again, from what `take` gave."""
+    """The matrices from the vector of `Factors.take`."""
     out, start = {}, 0
     for name, pair in sizes.items():
         matrices = []

@@ -1,4 +1,4 @@
-"""Leave a model, and the random number generators, exactly as they were."""
+"""Restore a model, and the random number generators, exactly."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from torch import Tensor, nn
 
 @contextmanager
 def frozen_eval(model: nn.Module) -> Generator[None]:
-    """Inside: eval mode, nothing compiled and no parameter requires grad. After, whatever happened: all as before.
+    """Inside: eval mode, nothing compiled, and no parameter requires grad.
 
-    Restores train/eval mode of every module, requires_grad and .grad of every parameter, every buffer (the
+    Afterwards restores train/eval mode of every module, requires_grad and .grad of every parameter, every buffer (the
     tensor itself and its content), and the Python, NumPy and torch (CPU and CUDA) generators.
     """
-    modules = list(model.modules())  # walked once: of many small modules the walk is most of the time
+    modules = list(model.modules())  # walking many small modules takes most of the time
     modes = [(m, m.training) for m in modules]
-    held = _once(p for m in modules for p in m._parameters.values())
-    parameters = [(p, p.requires_grad, p.grad) for p in held]
+    tensors = _unique(p for m in modules for p in m._parameters.values())
+    parameters = [(p, p.requires_grad, p.grad) for p in tensors]
     registered = [(m, dict(m._buffers)) for m in modules if m._buffers]
-    held = _once(b for m in modules for b in m._buffers.values())
-    buffers = [(b, b.detach().clone(), b._version) for b in held]
+    tensors = _unique(b for m in modules for b in m._buffers.values())
+    buffers = [(b, b.detach().clone(), b._version) for b in tensors]
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     ends: list[Any] = []
     fastpath = torch.backends.mha.get_fastpath_enabled()
-    eager = getattr(torch.compiler, "set_stance", None)  # hooks are for the modules as they were written
-    compiles = "torch._dynamo" in sys.modules  # whoever compiles has imported it, which takes a second
+    eager = getattr(torch.compiler, "set_stance", None)  # hooks need uncompiled modules
+    compiles = "torch._dynamo" in sys.modules  # importing it takes a second
     stance = nullcontext() if eager is None or not compiles else eager("force_eager")
     stance.__enter__()
     try:
@@ -42,7 +42,7 @@ def frozen_eval(model: nn.Module) -> Generator[None]:
         for p, _, _ in parameters:
             p.requires_grad_(False)
         for m in modules:
-            if m._forward_hooks:  # one may start a graph of its own, as gradient checkpointing does
+            if m._forward_hooks:  # one may start a graph, as gradient checkpointing does
                 ends.append(m.register_forward_hook(_end_of_graph))
         yield
     finally:
@@ -56,12 +56,12 @@ def frozen_eval(model: nn.Module) -> Generator[None]:
         for p, requires_grad, grad in parameters:
             p.requires_grad_(requires_grad)
             p.grad = grad
-        for m, own in registered:  # a forward pass may have put other tensors in their place
+        for m, tensors in registered:  # a forward pass may have replaced them
             m._buffers.clear()
-            m._buffers.update(own)
+            m._buffers.update(tensors)
         with torch.no_grad():
             for b, content, version in buffers:
-                # Written only if changed: a graph of the caller's may hold it. `.data` changes bypass the version.
+                # Written only if changed: a graph of the caller may hold it. `.data` changes bypass the version.
                 if b._version != version or not torch.equal(b, content):
                     b.copy_(content)
         random.setstate(states[0])
@@ -72,21 +72,21 @@ def frozen_eval(model: nn.Module) -> Generator[None]:
 
 
 @contextmanager
-def as_it_was(model: nn.Module) -> Generator[None]:
-    """What the model's own code sets as it runs, such as another kind of attention for short texts, is gone after."""
+def restore_attributes(model: nn.Module) -> Generator[None]:
+    """Restore the attributes and children of every module, such as an attention kind that short texts choose."""
     before = [(m, dict(vars(m)), dict(m._modules)) for m in model.modules()]
     try:
         yield
     finally:
-        for m, own, children in before:
+        for m, attributes, children in before:
             vars(m).clear()
-            vars(m).update(own)
+            vars(m).update(attributes)
             m._modules.clear()
             m._modules.update(children)
 
 
-def _once(tensors: Iterable[Tensor | None]) -> list[Tensor]:
-    """Each of them once: modules may share them."""
+def _unique(tensors: Iterable[Tensor | None]) -> list[Tensor]:
+    """Each tensor once: modules may share them."""
     return list({id(t): t for t in tensors if t is not None}.values())
 
 

@@ -1,8 +1,7 @@
 """Directions for the projection pca(r): leading eigenvectors of the covariances of inputs and output gradients.
 
-One pass over a sample of the data gathers both covariances of every matrix at full width. A side that is too
-wide for that (a vocabulary), and the rows of embeddings, whose inputs are one-hot, keep the random directions
-of kron(r).
+One pass over a sample adds up both covariances of every matrix at full width. A side that is too wide (a vocabulary),
+and the rows of embeddings, whose inputs are one-hot, keep the random directions of kron(r).
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from unde.data import Rows, evenly
-from unde.gradients.collector import HookedModule
 from unde.gradients.coverage import plan_coverage
 from unde.gradients.factors import LIMIT
-from unde.gradients.feature_pass import FeaturePass, Measurement, cuts, resized, settle
+from unde.gradients.feature_pass import FeaturePass, Measurement, choose_pass_size, set_rows, split_range
+from unde.gradients.hooks import HookedModule
 from unde.gradients.layers.embedding import Embedding
 from unde.gradients.parameters import Unit, make_units
 from unde.linalg import eigh
@@ -27,11 +26,8 @@ from unde.tasks.base import Task
 SAMPLE = 256  # examples, evenly spaced
 
 
-class Gathering:
-    """The covariances of a sample, pass by pass; "rows/<name>" (r, R) and "cols/<name>" (r, C) from their sum.
-
-    Passes have `size` examples, or as many as fit the memory.
-    """
+class CovariancePass:
+    """The covariances of a sample, pass by pass. Passes have `size` examples, or as many as fit the memory."""
 
     def __init__(
         self,
@@ -48,20 +44,20 @@ class Gathering:
     ) -> None:
         units = make_units(model, names, Spec("kron", spec.size), seed)
         coverage = plan_coverage(model, task, rows, units, measure)
-        wanted = {u.name: sides_of(u, spec.size, coverage.uses) for u in units}
-        self.sizes = {n: pair for n, pair in wanted.items() if any(pair)}
-        for u in units:  # those sides come to the factors as they are
-            u.projection.widen(*(n is not None for n in wanted[u.name]))
+        sizes = {u.name: pca_sides(u, spec.size, coverage.modules) for u in units}
+        self.sizes = {name: pair for name, pair in sizes.items() if any(pair)}
+        for u in units:  # these sides reach the factors unprojected
+            u.projection.widen(*(n is not None for n in sizes[u.name]))
         what = Measurement(units, measure, factors=self.sizes, emit=False)
         self.spec, self.size, self.rows = spec, size, task.batching.row_limit
         if size is None:
-            self.size, self.rows = settle(model, task, rows, what, coverage, memory)
+            self.size, self.rows = choose_pass_size(model, task, rows, what, coverage, memory)
         self._sample = Rows([rows[i] for i in evenly(len(rows), SAMPLE)], rows.collate)
-        self.passes = cuts(range(len(self._sample)), self.size or 1)
-        self._run = FeaturePass(model, resized(task, self.rows), what, coverage)
+        self.passes = split_range(range(len(self._sample)), self.size or 1)
+        self._run = FeaturePass(model, set_rows(task, self.rows), what, coverage)
         self._open = ExitStack()
 
-    def __enter__(self) -> Gathering:
+    def __enter__(self) -> CovariancePass:
         self._open.enter_context(self._run)
         return self
 
@@ -69,15 +65,15 @@ class Gathering:
         self._open.close()
 
     def covariances(self, i: int) -> Tensor:
-        """Of pass i, as one vector."""
+        """The covariances of pass i, as one vector."""
         for _ in self._run.over(self._sample.batches([self.passes[i]])):
             pass
         assert self._run.factors is not None
         return self._run.factors.take().cpu()
 
     def directions(self, total: Tensor) -> dict[str, Tensor]:
-        """From the sum of all covariances."""
-        found, start = {}, 0
+        """ "rows/<name>" (r, R) and "cols/<name>" (r, C), from the sum of all covariances."""
+        directions, start = {}, 0
         for name, pair in self.sizes.items():
             for side, n in zip(("rows", "cols"), pair):
                 if n is None:
@@ -85,17 +81,17 @@ class Gathering:
                 covariance = total[start : start + n * n].view(n, n)
                 start += n * n
                 if covariance.any():
-                    found[f"{side}/{name}"] = _leading(covariance, self.spec.size, name)
-        return found
+                    directions[f"{side}/{name}"] = _leading(covariance, self.spec.size, name)
+        return directions
 
 
-def sides_of(unit: Unit, r: int, uses: Sequence[HookedModule]) -> tuple[int | None, int | None]:
-    """The sides of a parameter that get directions of their own."""
-    mine = [use for use in uses if any(u.name == unit.name for u in use.units.values())]
+def pca_sides(unit: Unit, r: int, modules: Sequence[HookedModule]) -> tuple[int | None, int | None]:
+    """The sizes of those sides of a parameter that get pca directions."""
+    holders = [m for m in modules if unit.name in m.unit_names]
     whole = unit.projection.R * unit.projection.C <= r * r
-    if len(unit.shape) < 2 or whole or not mine:
+    if len(unit.shape) < 2 or whole or not holders:
         return None, None
-    looked_up = any(isinstance(use.rule, Embedding) for use in mine)
+    looked_up = any(isinstance(m.rule, Embedding) for m in holders)
     rows, cols = unit.projection.R, unit.projection.C
     return (
         rows if r < rows <= LIMIT and not looked_up else None,

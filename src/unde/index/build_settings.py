@@ -1,10 +1,10 @@
-"""Settling an index: everything its bits depend on is decided once and recorded, before the first shard."""
+"""Settings of a build: what the bytes of an index depend on is decided once and recorded in its manifest."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,101 +13,177 @@ from torch import Tensor
 from unde import projection
 from unde.checkpoints import resolve_checkpoint_weights
 from unde.data import evenly
-from unde.errors import UndeError
+from unde.errors import UndeError, unknown
 from unde.fingerprints import ids_fingerprint
-from unde.gradients import Unit, make_units
-from unde.gradients import adam_preconditioner as moments
-from unde.gradients.coverage import EXAMPLES, CoverageTrial
-from unde.gradients.feature_pass import Measurement, largest, threads
+from unde.gradients import Unit, adam_preconditioner, make_units
+from unde.gradients.coverage import EXAMPLES
+from unde.gradients.feature_pass import largest, torch_threads
 from unde.groups import Groups, trainable
-from unde.index import pca as directions
-from unde.index import pca as matrices
+from unde.index import pca
 from unde.index.feature_runner import FeatureRunner, describe_units, name_failing_example
 from unde.index.shard_writer import ShardWriter
-from unde.index.validation import changed_task, list_differences, probe_of, restore_probe, write_probe
+from unde.index.validation import compare_task, list_differences, probe_of, restore_probe, write_probe
 from unde.kernels.precision import could_refuse
 from unde.methods import DEFAULT_DAMPING, TRAK, Damped, Method
 from unde.parallel import SERIAL, Executor
 from unde.parallel.model_transport import BuildInputs
 from unde.projection import Spec
-from unde.store import layout
+from unde.store import factored, layout
 from unde.store.codec import Int8
 from unde.store.factored import AUTO
 from unde.store.files import write_bytes
 from unde.store.manifest import SCHEMA, Manifest, Settled
 from unde.store.remote import StorePath
-from unde.store.shards import sound
+from unde.store.shards import is_valid_shard
 
-EXACT = 2**28  # bytes up to which every digit is kept where nothing else is asked for
-SHARD_BYTES = 2**24  # in float32: what allocators hand out again and again without asking the system
-SHARD_SHARE = 8  # of the memory budget a shard may take one in so many: it is joined, packed and written
+EXACT = 2**28  # bytes up to which "auto" stores float32
+SHARD_BYTES = 2**24  # of a shard in float32
+SHARD_SHARE = 8  # a shard may take one in so many of the memory budget: it is joined, packed and written
 SHARD_PASSES = 64  # at most this much work is lost to a kill
-PASSES = "passes"  # among matrices: how many examples, and rows, the passes had that found them
+PASSES = "passes"  # among the matrices: examples and rows in the passes that computed them
 
 
-def settle(
+@dataclass(frozen=True)
+class BuildSettings:
+    """The options of a build, but for the method; `scoring_method` is the one that stored features must suffice for."""
+
+    scoring_method: Method
+    memory: int
+    groups: Groups | str | Mapping[str, str] = "layer"
+    exclude: Sequence[str] = ()
+    store_dtype: str = AUTO
+    seed: int = 0
+    on_bad: str = "error"
+    checkpoint_weights: Sequence[float] | None = None
+    ids: Sequence[Any] | None = None
+    threads: int | None = None  # of each job; None: as many as this process has
+    second_moments: Any = None
+    batch_size: int | None = None
+    workers: int = 0  # processes that read the data
+
+    def check(self, inputs: BuildInputs, method: Method) -> tuple[list[str], Groups, dict[str, Tensor]]:
+        """The parameters, their groups and scales; raises for wrong settings before anything is written."""
+        if self.on_bad not in ("error", "skip"):
+            raise unknown("on_bad", self.on_bad, ("error", "skip"))
+        if self.batch_size is not None and self.batch_size < 1:
+            raise UndeError(f"batch_size {self.batch_size}: expected at least 1")
+        if self.workers < 0:
+            raise UndeError(f"num_workers is {self.workers}: expected 0, or how many processes read the data")
+        factored.check(self.store_dtype, str(method.projection), auto=True)
+        if method.steps > 1 and inputs.checkpoints is not None:
+            raise UndeError(f"{method} sums over steps of trajectories: it takes one checkpoint")
+        names = trainable(inputs.model, self.exclude)
+        partition = Groups.parse(self.groups, inputs.model, self.exclude)
+        partition.of(names)
+        _ = inputs.models, inputs.data  # raises unless two readings agree
+        if self.second_moments is None:
+            return names, partition, {}
+        if method.factors:
+            raise UndeError(
+                "EKFAC needs the two sides of a gradient apart, but second_moments weighs its entries one by one: "
+                "use one of the two"
+            )
+        return names, partition, adam_preconditioner.scales(self.second_moments, inputs.model, names)
+
+
+def begin_index(
     folder: StorePath,
-    given: BuildInputs,
+    inputs: BuildInputs,
     method: Method,
-    *,
-    groups: Groups | str | Mapping[str, str],
-    exclude: Sequence[str],
-    store_dtype: str,
-    seen_by: Method,
-    seed: int,
-    on_bad: str,
-    checkpoint_weights: Sequence[float] | None,
-    ids: Sequence[Any] | None,
-    second_moments: Any,
-    memory: int,
-    workers: int,
-    each: int | None,
+    settings: BuildSettings,
     executor: Executor = SERIAL,
 ) -> ShardWriter:
-    """The index that is asked for, as it was begun in the folder, or settled now and begun. Jobs have `each` threads,
-    by default as many as there are now; pca directions are found by `executor`."""
-    if workers < 0:
-        raise UndeError(f"num_workers is {workers}: expected 0, or how many processes read the data")
-    names, partition, scales = checked(given, method, groups, exclude, second_moments)
-    models = given.models
-    there = Manifest.read(folder) if (folder / layout.MANIFEST).exists() else None
-    asked = Manifest(
+    """Begin an index, or resume the one in the folder; pca directions are computed by `executor`.
+
+    Everything that the bytes of an index depend on is decided here and recorded before the first shard.
+    """
+    names, partition, scales = settings.check(inputs, method)
+    existing = Manifest.read(folder) if (folder / layout.MANIFEST).exists() else None
+    new = Settled(0, 0, settings.threads or torch.get_num_threads())
+    wanted = Manifest(
         schema=SCHEMA,
         projection_version=projection.VERSION,
         method=method.describe(),
-        task=given.task.identity(),
-        examples=len(given.rows),
-        store_dtype=store_dtype,
-        seed=seed,
-        on_bad=on_bad,
+        task=inputs.task.identity(),
+        examples=len(inputs.rows),
+        store_dtype=settings.store_dtype,
+        seed=settings.seed,
+        on_bad=settings.on_bad,
         units=[],
         groups={k: list(v) for k, v in partition.members.items()},
-        models=models,
-        checkpoint_weights=resolve_checkpoint_weights(checkpoint_weights, len(models), method.terms),
-        data=given.data,
-        ids=ids_fingerprint(ids),
+        models=inputs.models,
+        checkpoint_weights=resolve_checkpoint_weights(
+            settings.checkpoint_weights, len(inputs.models), method.terms
+        ),
+        data=inputs.data,
+        ids=ids_fingerprint(settings.ids),
         factors=method.factors,
         matrices="",
-        settled=there.settled if there is not None else Settled(0, 0, each or torch.get_num_threads()),
+        settled=new if existing is None else existing.settled,
     )
 
-    def tried() -> list[int]:
-        return sorted({*evenly(len(given.rows), EXAMPLES), largest(given.rows)})
+    def suspects() -> list[int]:
+        return sorted({*evenly(len(inputs.rows), EXAMPLES), largest(inputs.rows)})
 
     with (
-        threads(asked.settled.threads),
-        name_failing_example(given.model, given.task, given.rows, tried, ids),
+        torch_threads(wanted.settled.threads),
+        name_failing_example(inputs.model, inputs.task, inputs.rows, suspects, settings.ids),
     ):
-        asked, found = _with_matrices(folder, given, method, names, asked, there, scales, memory, executor)
-        units = make_units(given.model, names, str(method.projection), seed, found)
-        asked = replace(asked, units=describe_units(units))
-        if store_dtype == AUTO:
-            exact = rounding_decides(seen_by, asked.examples, asked.width)
-            usual = stored_in(asked.examples, asked.width * asked.terms, exact)
-            asked = replace(asked, store_dtype=usual if there is None else there.store_dtype)
-        if there is None:
-            return _begun(folder, given, asked, units, ids, memory, workers)
-        return _gone_on(folder, given, asked, there, ids, workers)
+        directions = _Matrices(folder, inputs, method, names, scales, settings.memory, executor)
+        wanted, matrices = directions.resolve(wanted, existing)
+        units = make_units(inputs.model, names, str(method.projection), settings.seed, matrices)
+        wanted = replace(wanted, units=describe_units(units))
+        if settings.store_dtype == AUTO:
+            exact = rounding_decides(settings.scoring_method, wanted.examples, wanted.width)
+            usual = stored_in(wanted.examples, wanted.width * wanted.terms, exact)
+            wanted = replace(wanted, store_dtype=usual if existing is None else existing.store_dtype)
+        if existing is None:
+            return _begin(folder, inputs, settings, wanted, units)
+        return _resume(folder, inputs, settings, wanted, existing)
+
+
+def _begin(
+    folder: StorePath, inputs: BuildInputs, settings: BuildSettings, wanted: Manifest, units: list[Unit]
+) -> ShardWriter:
+    """Decide coverage, pass and shard sizes of a new index; write its manifest.
+
+    In an object store another process may begin the same index meanwhile: the first manifest counts.
+    """
+    draft = FeatureRunner(folder, wanted, inputs)
+    draft.units = units
+    manifest, trial = draft.choose_passes(inputs.rows, settings.memory, settings.batch_size)
+    size = shard_size(manifest.settled.pass_size, wanted.width, settings.memory)
+    manifest = replace(manifest, settled=replace(manifest.settled, shard_size=size))
+    writer = ShardWriter(folder, manifest, inputs, settings.workers, settings.ids)
+    writer.runner.units = units
+    (folder / layout.SHARDS).mkdir(exist_ok=True)
+    write_probe(writer.runner, inputs.rows, trial)
+    write_ids(folder, settings.ids)
+    existing = manifest.begin(folder)
+    if existing.id == manifest.id:
+        return writer
+    with torch_threads(existing.settled.threads):
+        return _resume(folder, inputs, settings, wanted, existing)
+
+
+def _resume(
+    folder: StorePath, inputs: BuildInputs, settings: BuildSettings, wanted: Manifest, existing: Manifest
+) -> ShardWriter:
+    """Go on with an index in the folder; raises if it is not the wanted one."""
+    writer = ShardWriter(folder, existing, inputs, settings.workers, settings.ids)
+    differ = list_differences(existing, wanted)
+    if not differ:  # else the probe may not even run
+        differ = compare_task(writer.runner, inputs.rows)
+    if differ:
+        raise UndeError(
+            f"{folder} already holds another index. What differs: {'; '.join(differ)}. "
+            "Choose another folder, or delete this one"
+        )
+    (folder / layout.SHARDS).mkdir(exist_ok=True)
+    if not is_valid_shard(probe_of(folder, existing), existing.id):
+        restore_probe(writer.runner, inputs.rows)
+    write_ids(folder, settings.ids, existing.generation)
+    return writer
 
 
 def stored_in(examples: int, width: int, exact: bool) -> str:
@@ -135,137 +211,55 @@ def rounding_decides(method: Method, examples: int, width: int) -> bool:
     return not safe or could_refuse(Int8.rounding, method.number, wide)
 
 
-def checked(
-    given: BuildInputs,
-    method: Method,
-    groups: Groups | str | Mapping[str, str],
-    exclude: Sequence[str],
-    second_moments: Any,
-) -> tuple[list[str], Groups, dict[str, Tensor]]:
-    """The parameters, their groups and scales; raises for what cannot be right before anything is written."""
-    if method.steps > 1 and given.checkpoints is not None:
-        raise UndeError(f"{method} sums over steps of trajectories: it takes one checkpoint")
-    names, partition = trainable(given.model, exclude), Groups.parse(groups, given.model, exclude)
-    partition.of(names)
-    _ = given.models, given.data  # read twice, and the same
-    if second_moments is None:
-        return names, partition, {}
-    if method.factors:
-        raise UndeError(
-            "EKFAC needs the two sides of a gradient apart, but second_moments weighs its entries one by one: "
-            "use one of the two"
-        )
-    return names, partition, moments.scales(second_moments, given.model, names)
-
-
-def _begun(
-    folder: StorePath,
-    given: BuildInputs,
-    asked: Manifest,
-    units: list[Unit],
-    ids: Sequence[Any] | None,
-    memory: int,
-    workers: int,
-) -> ShardWriter:
-    """A new index: coverage, pass and shard sizes are decided, then its manifest is written. In a store of objects
-    another process may begin the same index at the same time: whoever is first has settled it."""
-    draft = FeatureRunner(folder, asked, given)
-    draft.units = units
-    chosen, ready = draft.choose_passes(given.rows, memory)
-    size, terms = chosen.settled.pass_size, range(len(asked.models))
-    ahead = 0 if chosen.settled.rows else _ahead([ready.get(c) for c in terms], draft.measurement, size)
-    settled = replace(chosen.settled, shard_size=shard_size(size, asked.width, memory), ahead=ahead)
-    manifest = replace(asked, settled=settled)
-    writer = ShardWriter(folder, manifest, given, workers, ids)
-    writer.runner.units = units
-    (folder / layout.SHARDS).mkdir(exist_ok=True)
-    write_probe(writer.runner, given.rows, ready.get(0))
-    write_ids(folder, ids)
-    there = manifest.begin(folder)
-    if there.id == manifest.id:
-        writer.ready = ready if settled.ahead else {}
-        return writer
-    with threads(there.settled.threads):
-        return _gone_on(folder, given, asked, there, ids, workers)
-
-
-def _ahead(tried: Sequence[CoverageTrial | None], what: Measurement, size: int) -> int:
-    """How many examples were tried under every checkpoint that are the first of the data, and in the way of a pass:
-    theirs need not be run again. 0 where there is something else to keep of a pass."""
-    counts = {0 if t is None else len(t.digests) for t in tried}
-    if len(counts) > 1 or what.factors is not None or what.beside:
-        return 0
-    return min(counts) if min(counts) <= size else 0
-
-
-def _gone_on(
-    folder: StorePath,
-    given: BuildInputs,
-    asked: Manifest,
-    there: Manifest,
-    ids: Sequence[Any] | None,
-    workers: int,
-) -> ShardWriter:
-    """An index that was begun: refused if another is asked for."""
-    writer = ShardWriter(folder, there, given, workers, ids)
-    differ = list_differences(there, asked)
-    if not differ:  # else the probe may not even run
-        differ = changed_task(writer.runner, given.rows)
-    if differ:
-        raise UndeError(
-            f"{folder} already holds another index. What differs: {'; '.join(differ)}. "
-            "Choose another folder, or delete this one"
-        )
-    (folder / layout.SHARDS).mkdir(exist_ok=True)
-    if not sound(probe_of(folder, there), there.id):
-        restore_probe(writer.runner, given.rows)
-    write_ids(folder, ids, there.generation)
-    return writer
-
-
 def shard_size(pass_size: int, width: int, memory: int) -> int:
     """Examples in a shard: a whole number of passes, so that a resumed build runs the very same passes."""
     passes = min(SHARD_BYTES, memory // SHARD_SHARE) // max(1, 4 * pass_size * width)
     return pass_size * min(max(1, passes), SHARD_PASSES)
 
 
-def _with_matrices(
-    folder: StorePath,
-    given: BuildInputs,
-    method: Method,
-    names: list[str],
-    asked: Manifest,
-    there: Manifest | None,
-    scales: dict[str, Tensor],
-    memory: int,
-    executor: Executor,
-) -> tuple[Manifest, dict[str, Tensor]]:
-    """What the projection needs that is not drawn from the seed."""
-    spec = Spec.parse(str(method.projection))
-    found = scales
-    if there is not None and there.changes is not None and there.matrices:
-        kept = matrices.read(matrices.home(folder), there)  # of the examples that it was built on
-        if all(name in kept and torch.equal(kept[name], value) for name, value in scales.items()):
-            found = kept
-        asked = replace(asked, settled=replace(asked.settled, directions=there.settled.directions))
-    elif spec.kind == "pca":
-        origin = [asked.models, asked.data, names, str(spec), asked.seed, matrices.fingerprint(found)]
+@dataclass(frozen=True)
+class _Matrices:
+    """The matrices of a projection that are not drawn from the seed: pca directions and second moments."""
 
-        def make() -> dict[str, Tensor]:
-            size, rows = asked.settled.directions or (None, None)
-            made, size, rows = directions.found(
-                folder, given, asked.settled.threads, names, spec, seed=asked.seed, measure=method.measure,
-                memory=memory, passes=(size, rows), executor=executor,
-            )  # fmt: skip
-            return made | scales | {PASSES: torch.tensor([size, rows or 0])}
+    folder: StorePath
+    inputs: BuildInputs
+    method: Method
+    names: list[str]
+    scales: dict[str, Tensor]
+    memory: int
+    executor: Executor
 
-        found = matrices.made_once(matrices.home(folder), repr(origin), there, make)
-        size, rows = found[PASSES].tolist()
-        asked = replace(asked, settled=replace(asked.settled, directions=[size, rows or None]))
-    elif found:
-        origin = [names, matrices.fingerprint(found)]
-        found = matrices.made_once(matrices.home(folder), repr(origin), there, lambda: scales)
-    return replace(asked, matrices=matrices.fingerprint(found)), found
+    def resolve(self, wanted: Manifest, existing: Manifest | None) -> tuple[Manifest, dict[str, Tensor]]:
+        """Read or compute them; the manifest with their fingerprint."""
+        spec, home = Spec.parse(str(self.method.projection)), pca.home(self.folder)
+        matrices = self.scales
+        if existing is not None and existing.changes is not None and existing.matrices:
+            stored = pca.read(home, existing)  # of the examples that the index was built on
+            if all(name in stored and torch.equal(stored[name], x) for name, x in self.scales.items()):
+                matrices = stored
+            wanted = _with_directions(wanted, existing.settled.directions)
+        elif spec.kind == "pca":
+            scales = pca.fingerprint(self.scales)
+            origin = [wanted.models, wanted.data, self.names, str(spec), wanted.seed, scales]
+            matrices = pca.read_or_make(home, repr(origin), existing, lambda: self._directions(wanted, spec))
+            size, rows = matrices[PASSES].tolist()
+            wanted = _with_directions(wanted, [size, rows or None])
+        elif matrices:
+            origin = [self.names, pca.fingerprint(matrices)]
+            matrices = pca.read_or_make(home, repr(origin), existing, lambda: self.scales)
+        return replace(wanted, matrices=pca.fingerprint(matrices)), matrices
+
+    def _directions(self, wanted: Manifest, spec: Spec) -> dict[str, Tensor]:
+        size, rows = wanted.settled.directions or (None, None)
+        directions, size, rows = pca.compute_directions(
+            self.folder, self.inputs, wanted.settled.threads, self.names, spec, seed=wanted.seed,
+            measure=self.method.measure, memory=self.memory, passes=(size, rows), executor=self.executor,
+        )  # fmt: skip
+        return directions | self.scales | {PASSES: torch.tensor([size, rows or 0])}
+
+
+def _with_directions(manifest: Manifest, directions: list[int | None] | None) -> Manifest:
+    return replace(manifest, settled=replace(manifest.settled, directions=directions))
 
 
 def write_ids(folder: StorePath, ids: Sequence[Any] | None, generation: int = 0) -> None:

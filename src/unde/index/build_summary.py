@@ -23,7 +23,7 @@ def index_bytes(manifest: Manifest, precision: torch.dtype = torch.float32) -> i
 def print_summary(runner: FeatureRunner, missing: int) -> None:
     """Print what will be built and what it takes; `missing` examples are still to do."""
     m, terms = runner.manifest, runner.manifest.terms
-    kernel = sum(kernel_files(m, runner.method.kernel.on(sizes_of(m))).values())
+    kernel = sum(kernel_files(m, runner.method.kernel.bind(sizes_of(m))).values())
     line(
         f"{runner.folder}: {counted(m.examples, 'example')} × {counted(m.width, 'feature')} "
         f"({counted(len(m.units), 'parameter')} in {counted(len(m.groups), 'group')}"
@@ -39,7 +39,7 @@ def print_summary(runner: FeatureRunner, missing: int) -> None:
 
 
 def _print_routes(coverage: Coverage, pass_size: int) -> None:
-    rules = Counter(type(use.rule).__name__ for use in coverage.uses if use.layout)
+    rules = Counter(type(hooked.rule).__name__ for hooked in coverage.modules if hooked.layout)
     counts = ", ".join(f"{n} × {name}" for name, n in rules.most_common())
     line(f"  by layer rules: {counts or 'none'}; {counted(pass_size, 'example')} in a pass")
     for route, names in (

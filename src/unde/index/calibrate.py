@@ -125,7 +125,7 @@ def _check_queries(opened: IndexState, rows: Rows) -> None:
             f"{console.counted(len(rows), 'query')} cannot tell settings apart: expected at least "
             f"{FEWEST_QUERIES}, and 100 to 500 are better"
         )
-    held = opened.stored.holding(rows.digests())
+    held = opened.stored.find_digests(rows.digests())
     refuse_shared(len(held), "queries", "the training data")
 
 

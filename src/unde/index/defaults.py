@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from unde.data import Rows, to_device
 from unde.errors import UndeError
-from unde.gradients.batch_axis import FAILURES
+from unde.gradients.hooks import FAILURES
 from unde.gradients.model_state import frozen_eval
 from unde.groups import trainable
 from unde.methods import PROJECTION

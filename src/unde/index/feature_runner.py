@@ -17,12 +17,12 @@ from unde.data import Rows, to_device
 from unde.errors import BadExample, UndeError
 from unde.fingerprints import to_digest, to_signed
 from unde.gradients import Coverage, Unit, make_units
-from unde.gradients.coverage import CoverageTrial, decide
-from unde.gradients.factors import gathered
-from unde.gradients.feature_pass import FeaturePass, Measurement, cuts, resized
-from unde.gradients.feature_pass import settle as choose_pass_size
+from unde.gradients.coverage import try_coverage
+from unde.gradients.coverage_check import CoverageTrial
+from unde.gradients.factors import factor_sizes
+from unde.gradients.feature_pass import FeaturePass, Measurement, choose_pass_size, set_rows, split_range
+from unde.gradients.hooks import restore_coverage
 from unde.gradients.parameters import placement
-from unde.gradients.record import recorded, restored
 from unde.index import pca
 from unde.methods import Method
 from unde.parallel import SERIAL, Executor, Job, run_with_progress
@@ -36,7 +36,6 @@ from unde.tasks.batching import with_batching
 from unde.tasks.tokens import Unreadable
 
 Patch = Callable[[nn.Module], AbstractContextManager[Any]]  # changes the model inside a block
-MANY = 8  # rows from which on it pays to put weights into another order
 _PLURAL = {"query": "queries", "example": "examples"}
 _FOREIGN = (RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError)
 
@@ -85,7 +84,7 @@ class FeatureRunner:
     @cached_property
     def measurement(self) -> Measurement:
         m, method = self.manifest, self.method
-        factors = gathered(m.units, str(method.projection)) if m.factors else None
+        factors = factor_sizes(m.units, str(method.projection)) if m.factors else None
         return Measurement(self.units, method.measure, method.extra_measures, factors)
 
     def coverage(self, c: int) -> Coverage:
@@ -93,12 +92,10 @@ class FeatureRunner:
         at, record = self._checkpoint(c), self.manifest.settled.coverage or []
         at = min(at, len(record) - 1)
         if at not in self._coverage:
-            self._coverage[at] = restored(record[at], self.inputs.model, self.units)
+            self._coverage[at] = restore_coverage(record[at], self.inputs.model, self.units)
         return self._coverage[at]
 
-    def open_pass(
-        self, c: int, patch: Patch = nullcontext, many: bool = True, factors: bool = True
-    ) -> FeaturePass:
+    def open_pass(self, c: int, patch: Patch = nullcontext, factors: bool = True) -> FeaturePass:
         """The pass under checkpoint or step c, with its weights loaded, unless it is already open."""
         if self._pass is not None and self._pass[0] == c:
             return self._pass[1]
@@ -109,10 +106,10 @@ class FeatureRunner:
                 loaded(model, select_checkpoint(self.inputs.checkpoints, self._checkpoint(c)))
             )
             stack.enter_context(patch(model))
-            task = step_of(resized(self.inputs.task, self.manifest.settled.rows), method, c)
+            task = step_of(set_rows(self.inputs.task, self.manifest.settled.rows), method, c)
             what = replace(self.measurement, measure=method.measure_of(c))
             what = what if factors else replace(what, factors=None)
-            run = stack.enter_context(FeaturePass(model, task, what, self.coverage(c), many))
+            run = stack.enter_context(FeaturePass(model, task, what, self.coverage(c)))
             self._pass = (c, run, stack.pop_all())
         return run
 
@@ -147,7 +144,7 @@ class FeatureRunner:
         errors, `patch(model)` changes the model meanwhile.
         """
         m = self.manifest
-        passes = cuts(range(len(rows)), m.settled.pass_size)
+        passes = split_range(range(len(rows)), m.settled.pass_size)
         jobs: list[Job] = [(c, i) for c in range(m.terms) for i in range(len(passes))]
         executor = SERIAL if len(jobs) == 1 else executor
         if not executor.in_process:
@@ -177,24 +174,26 @@ class FeatureRunner:
             self.close()
         return RowFeatures(features, values, beside, digests)
 
-    def choose_passes(self, rows: Rows, memory: int) -> tuple[Manifest, dict[int, CoverageTrial]]:
-        """Decide coverage and pass size from `rows`: the manifest with both, and the trial of each checkpoint."""
+    def choose_passes(
+        self, rows: Rows, memory: int, batch_size: int | None = None
+    ) -> tuple[Manifest, CoverageTrial | None]:
+        """Decide coverage and pass size from `rows`: the manifest with both, and the first trial."""
         inputs, what = self.inputs, self.measurement
         sizes: list[tuple[int, int | None]] = []
         coverage: list[dict[str, Any]] = []
-        trials: dict[int, CoverageTrial] = {}
+        trials: list[CoverageTrial | None] = []
         for c in range(len(self.manifest.models)):
             with loaded(inputs.model, select_checkpoint(inputs.checkpoints, c)):
-                decided, trial = decide(inputs.model, inputs.task, rows, what.units, what.measure)
-                if trial is not None and self.method.terms == 1:
-                    trials[c] = trial
-                task, cost = step_of(inputs.task, self.method, c), trials[c].cost if c in trials else None
+                decided, trial = try_coverage(inputs.model, inputs.task, rows, what.units, what.measure)
+                trials.append(trial if self.method.terms == 1 else None)
+                task, cost = step_of(inputs.task, self.method, c), trials[-1].cost if trials[-1] else None
                 sizes.append(choose_pass_size(inputs.model, task, rows, what, decided, memory, cost))
-                coverage.append(recorded(decided))
+                coverage.append(decided.describe())
         size, rows_per_pass = min(sizes, key=lambda s: s[0])
+        size = size if batch_size is None else min(batch_size, len(rows))
         distinct = coverage[:1] if all(record == coverage[0] for record in coverage) else coverage
         settled = replace(self.manifest.settled, pass_size=size, rows=rows_per_pass, coverage=distinct)
-        return replace(self.manifest, settled=settled), trials
+        return replace(self.manifest, settled=settled), trials[0]
 
     def with_method(self, method: Method, rows: Rows, memory: int) -> FeatureRunner:
         """A runner for another projection or measure: units, coverage and pass size are decided anew."""
@@ -229,13 +228,13 @@ def _compute_pass(work: _RowJobs, c: int, i: int) -> None:
     """Features of pass i under checkpoint or step c."""
     runner, here = work.runner, work.passes[i]
     inputs = runner.inputs
-    task = resized(inputs.task, runner.manifest.settled.rows)
+    task = set_rows(inputs.task, runner.manifest.settled.rows)
     try:
         with (
             name_failing_example(inputs.model, task, work.rows, lambda: here, work.names, work.what),
             close_on_error(runner),
         ):
-            run = runner.open_pass(c, work.patch, len(work.rows) >= MANY, factors=False)
+            run = runner.open_pass(c, work.patch, factors=False)
             [(where, batch, digests)] = work.rows.batches([here])
             numbers = where if work.numbers is None else [work.numbers[j] for j in where]
             [result] = run.over([(numbers, batch, digests)])
@@ -247,7 +246,7 @@ def _compute_pass(work: _RowJobs, c: int, i: int) -> None:
             "those it was indexed on"
         ) from e
     digest = torch.tensor([to_signed(d) for d in digests], dtype=torch.int64)
-    part = {"features": result.features, "values": result.values, "beside": result.beside, "digest": digest}
+    part = {"features": result.features, "values": result.values, "beside": result.extra, "digest": digest}
     work.results.put((c, i), part)
 
 

@@ -1,10 +1,9 @@
-"""Index: the features of a training set on disk, made, opened and changed; `reader` has what can be asked of it."""
+"""Index: the features of a training set on disk; build, open and change it. `query_api` answers questions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,14 +12,13 @@ from torch import Tensor, nn
 from unde.checkpoints import Checkpoint
 from unde.data import Collate, Rows, own_collate, parse_bytes
 from unde.errors import UndeError
-from unde.gradients import adam_preconditioner as moments
+from unde.gradients import adam_preconditioner
 from unde.groups import Groups, trainable, unwrapped
-from unde.index import builder as making
-from unde.index import segments, updates
-from unde.index.build_settings import checked, settle
+from unde.index import builder, segments, updates
+from unde.index.build_settings import BuildSettings
 from unde.index.query_api import QueryableIndex
 from unde.index.state import IndexState
-from unde.index.validation import read_ids
+from unde.index.validation import check_inputs, open_store, read_ids
 from unde.methods import Method
 from unde.parallel import Executor, close_workers, get_executor
 from unde.parallel.model_transport import BuildInputs
@@ -34,9 +32,9 @@ if TYPE_CHECKING:
 
 
 class Index(QueryableIndex):
-    """Make one with `Index.build` or `Index.open`."""
+    """The features of a training set on disk. Make one with `Index.build` or `Index.open`."""
 
-    # --- making one -------------------------------------------------------------------------------------
+    # --- building and opening -------------------------------------------------------------------------------------
 
     @classmethod
     def build(
@@ -66,71 +64,102 @@ class Index(QueryableIndex):
         recipe: str | Recipe | None = None,
         progress: bool = True,
     ) -> Index:
-        """Compute the features of `train_data`, or finish an index that was begun in `path`, a folder or a URL such as
-        s3://bucket/idx.
+        """Compute the features of a training set and store them; resume an index that was begun in `path`.
 
-        `checkpoints` are state dicts or .safetensors files; `checkpoint_weights` their η_c (learning rates
-        for TracInCP; equal shares by default). `exclude` names parameters to leave out, by regular
-        expressions. `on_bad` is what to do about NaN gradients: "error", or "skip" and record.
-        `second_moments`, an Adam-like optimizer, its state_dict() or {parameter: v}, puts scores into its metric
-        v^−1/2: gradients are divided by v^1/4 on each side. "gradients" takes v from some training examples. Several
-        `checkpoints` may be those of one training, or an ensemble of models trained independently: scores are the mean
-        of theirs.
-        `store_dtype` is how features are stored: "float32", "float16", "bfloat16", "int8", "int4", "factored(1)", or
-        "auto": float32 up to 256 MiB, int8 beyond. `memory` and what is fast decide how many examples go through the
-        model at a time, which is recorded; a `batch_size` is understood and not needed.
+        Args:
+            model: The trained model, a PyTorch module.
+            task: What the model is trained for: one of `unde.tasks`, or a `Task` of your own.
+            train_data: The training examples: a data set, a loader, a list, or a tuple or dict of tensors.
+            path: A folder, or a URL such as s3://bucket/index.
+            method: The method or its name; it decides what is stored.
+            groups: The groups of parameters that scores are resolved by: "layer", "block", …, or {pattern: group}.
+            batch_size: Examples in a pass; by default `memory` and what is fast decide. The number is recorded.
+            checkpoints: State dicts or .safetensors files, of one training or of independently trained models; scores
+                are means over them. None: the model as it is.
+            checkpoint_weights: η_c of each checkpoint (learning rates for TracInCP); equal by default.
+            exclude: Regular expressions of parameters to leave out.
+            collate: Puts examples into a batch; by default that of the loader or the task.
+            num_workers: Processes that read the data.
+            device: Where to run the model; by default where it is.
+            store_dtype: "float32", "float16", "bfloat16", "int8", "int4", "factored(1)", or "auto": float32 up to
+                256 MiB, int8 beyond.
+            ids: The user's ids of the examples.
+            memory: The memory budget, such as "2GB".
+            seed: Seeds the random projection.
+            on_bad: What to do about NaN gradients: "error", or "skip" to leave the example out and record it.
+            second_moments: An Adam-like optimizer, its state_dict(), or {parameter: v}: scores are in its metric
+                v^−1/2, gradients are divided by v^1/4 on each side. "gradients" takes v from some training examples.
+            executor: "serial", "processes:4", "ray", "array" (one of many workers, each with its share; the same call
+                without it finishes the index), or an Executor. The bytes do not depend on it.
+            threads: Threads of torch for each job; the last bits of features depend on their number.
+            recipe: A function that returns the same `Setup`, as "my_project.setup:make", by which other processes make
+                the model. Models of transformers and diffusers need none.
+            progress: Whether to show what is built, and a bar.
 
-        `executor` says who computes: "serial", "processes:4", "ray", "array" (one of many workers, each of which does
-        its share; the index is whole when all have ended and `build` was called once more without it), or an Executor;
-        with the same number of `threads` for each job the bytes are the same. Other processes make the model for
-        themselves, by the `recipe`: a function that returns the same `Setup`, as "my_project.setup:make". Models of
-        transformers and diffusers need none.
+        Returns:
+            The index, open with its model, task and data.
+
+        Raises:
+            UndeError: An option is wrong, the folder holds another index, the model cannot run on an example, or the
+                data reads differently each time.
+
+        >>> index = unde.Index.build(model, unde.tasks.Classification(), data, "runs/index")  # doctest: +SKIP
         """
-        making.check_task(task)
+        if not isinstance(task, Task):
+            raise UndeError(
+                f"the task is a {type(task).__name__}: expected one of unde.tasks, or a Task of your own"
+            )
         rows = Rows(train_data, collate or own_collate(task.collate, train_data))
         folder, runs, model = place(path), get_executor(executor, threads=threads), unwrapped(model)
-        chosen = making.settled_method(
-            method, BuildInputs(model, task, rows, checkpoints), folder, exclude, progress
+        inputs = BuildInputs(
+            model, task, rows, checkpoints, parse_recipe(recipe), None if device is None else str(device)
         )
-        making.check_options(chosen, on_bad, batch_size, store_dtype)
-        ids = making.ids_for(rows, ids)
-        budget = parse_bytes(memory)
-        with making.on_device(model, device), close_workers(executor, runs):
-            given = BuildInputs(
-                model, task, rows, checkpoints, making.as_recipe(recipe), making.plainly(device)
-            )
-            if isinstance(second_moments, str) and second_moments == moments.GRADIENTS:
-                second_moments = moments.of_gradients(model, task, rows, trainable(model, exclude))
-            checked(given, chosen, groups, exclude, second_moments)  # before a folder is made
-            settling = partial(
-                settle,
+        resolved = builder.resolve_method(method, inputs, folder, exclude, progress)
+        with builder.on_device(model, device), close_workers(executor, runs):
+            if isinstance(second_moments, str) and second_moments == adam_preconditioner.GRADIENTS:
+                names = trainable(model, exclude)
+                second_moments = adam_preconditioner.of_gradients(model, task, rows, names)
+            settings = BuildSettings(
                 groups=groups,
                 exclude=exclude,
                 store_dtype=store_dtype,
-                seen_by=chosen,
+                scoring_method=resolved,
                 seed=seed,
                 on_bad=on_bad,
                 checkpoint_weights=checkpoint_weights,
-                ids=ids,
+                ids=builder.parse_ids(rows, ids),
+                memory=parse_bytes(memory),
+                threads=threads or runs.threads,
                 second_moments=second_moments,
-                memory=budget,
+                batch_size=batch_size,
                 workers=num_workers,
-                each=threads or runs.threads,
-                executor=runs,
             )
-            writers = making.computed(folder, given, chosen, settling, runs, progress)
-        return cls(making.opened(writers, budget, ids, runs))
+            settings.check(inputs, resolved)  # before a folder is made
+            return cls(builder.build(folder, inputs, resolved, settings, runs, progress))
 
     @classmethod
     def finish(
         cls, path: str | StorePath, model: nn.Module, task: Task, train_data: Any, **options: Any
     ) -> Index:
-        """What is left of an index that was begun, with everything as it was settled then.
+        """Finish an index that was begun, with its recorded settings.
 
-        `options` are those of `build` that say what is given (`checkpoints`, `collate`, `ids`, …) and who computes.
+        Args:
+            path: Its folder or URL.
+            model: The model that it was begun with.
+            task: The task that it was begun with.
+            train_data: The data that it was begun with.
+            **options: Further inputs of `build` (`checkpoints`, `collate`, `ids`, …), and who computes.
+
+        Returns:
+            The finished index.
+
+        Raises:
+            UndeError: The folder holds no index, or one that was begun with other inputs.
+
+        >>> index = unde.Index.finish("runs/index", model, task, data)  # doctest: +SKIP
         """
         m = Manifest.read(place(path))
-        return cls.build(model, task, train_data, path, **(making.recorded(m, model) | options))
+        return cls.build(model, task, train_data, path, **(builder.recorded_options(m, model) | options))
 
     @classmethod
     def open(
@@ -150,28 +179,46 @@ class Index(QueryableIndex):
         recipe: str | Recipe | None = None,
         device: str | None = None,
     ) -> Index:
-        """An index on disk, after checking that it is whole and was made from what is given here.
+        """Open an index on disk, after checking that it is whole and was made from the given inputs.
 
-        Without `model` and `task` it can score stored query features only. `train_data` is compared with what
-        was indexed (all of it if that takes seconds). `verify=False` skips the checksums. A task of another name,
-        version or settings is refused; with model and `train_data`, a user's own task also if features of a few
-        examples differ from those in the index. `executor` says who
-        computes what is asked, as in `build`; other processes put the model on `device`.
+        Args:
+            path: Its folder or URL.
+            model: The model; without model and task the index scores stored features of queries only.
+            task: The task. One of another name, version or settings is refused; with model and data, features of a few
+                examples under a user's own task are compared with those in the index.
+            train_data: The training data, compared with what was indexed (all of it if that takes seconds).
+            groups: The groups that the index must have.
+            checkpoints: As in `build`.
+            collate: As in `build`.
+            memory: The memory budget, such as "2GB".
+            verify: Whether to compare checksums.
+            executor: Who computes, as in `build`.
+            threads: As in `build`.
+            recipe: As in `build`.
+            device: Where other processes put the model.
+
+        Returns:
+            The index.
+
+        Raises:
+            UndeError: The index is not finished or damaged, or was made from other inputs; the message names them.
+
+        >>> index = unde.Index.open("runs/index", model=model, task=task, train_data=data)  # doctest: +SKIP
         """
         runs = get_executor(executor, threads=threads)
         if not runs.exclusive:
             raise UndeError(f"{runs} does a share of a build: ask an index with another executor")
-        at = IndexState(
-            making.found(place(path), parse_bytes(memory), verify),
+        state = IndexState(
+            open_store(place(path), parse_bytes(memory), verify),
             model=None if model is None else unwrapped(model),
             task=task,
             checkpoints=checkpoints,
             collate=collate,
             executor=runs,
-            recipe=making.as_recipe(recipe),
+            recipe=parse_recipe(recipe),
             device=device,
         )
-        return cls(making.checked(at, train_data, groups))
+        return cls(check_inputs(state, train_data, groups))
 
     @property
     def fishers(self) -> tuple[str, ...]:
@@ -192,7 +239,7 @@ class Index(QueryableIndex):
         >>> index.add_fisher("true")  # doctest: +SKIP
         >>> index.score(queries, unde.methods.TRAK(fisher="true"))  # doctest: +SKIP
         """
-        making.add_fisher(self._state, kind, progress)
+        builder.add_fisher(self._state, kind, progress)
 
     # --- changing it ------------------------------------------------------------------------------------
 
@@ -218,7 +265,7 @@ class Index(QueryableIndex):
         """(n,) bool: which examples are in the index already, by their content."""
         rows = Rows(data)
         held = torch.zeros(len(rows), dtype=torch.bool)
-        held[self._state.stored.holding(rows.digests())] = True
+        held[self._state.stored.find_digests(rows.digests())] = True
         return held
 
     def remove(self, ids: Sequence[Any] | None = None, *, indices: Sequence[int] | None = None) -> None:
@@ -271,7 +318,7 @@ class Index(QueryableIndex):
         """
         self._state.check_finished()
         segments.repack(self.folder, place(path), store_dtype)
-        found = making.found(place(path), self.memory, verify=False)
+        found = open_store(place(path), self.memory, verify=False)
         return Index(replace(self._state, stored=found, ids=read_ids(found.folder, found.manifest)))
 
     @staticmethod
@@ -292,3 +339,7 @@ class Index(QueryableIndex):
         from unde.plan import plan  # which imports modules of this package
 
         return plan(model, task, train_data, **options)
+
+
+def parse_recipe(recipe: str | Recipe | None) -> Recipe | None:
+    return Recipe(recipe) if isinstance(recipe, str) else recipe

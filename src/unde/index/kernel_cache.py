@@ -1,4 +1,4 @@
-"""Kernels fitted to what is stored: moments in rounds of jobs, kept on disk; K g(n) where K mixes all columns.
+"""Fitted kernels, cached on disk: moments in rounds of jobs; K g(n) where K mixes all columns.
 
 kernels/<key>/moments.safetensors      undamped: another damping costs no pass over the features
 kernels/<key>/<round>-<job>.safetensors    partial results, gone once they are merged
@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from unde import console, methods
-from unde.index.reader import FeatureSource, Stored
-from unde.kernels import Fitted, Kernel, Sizes
-from unde.kernels.base import Moments, Round, Settled, read, reduced
+from unde.index.reader import FeatureSource, IndexReader
+from unde.kernels import FeatureLayout, Fitted, Kernel
+from unde.kernels.base import BoundKernel, Moments, Round, read, reduced
 from unde.kernels.fingerprint import code_of, described
 from unde.parallel import SERIAL, Executor, Job, run_with_progress
 from unde.store import layout
@@ -30,61 +30,63 @@ from unde.store.files import clear_partial
 from unde.store.locks import locked
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath
-from unde.store.shards import ShardError, file_bytes, read_again, read_shard, sound, write_shard
+from unde.store.shards import ShardError, file_bytes, is_valid_shard, read_shard, reread_shard, write_shard
 
 VERSION = 2  # raise when kernels come out differently: files of another version are not read
 MOMENTS = "moments.safetensors"
 
 
 class KernelCache:
-    """One kernel under one checkpoint: its moments, and K g(n), on disk; made if not there or not whole."""
+    """Moments and K g(n) of one kernel under one checkpoint, on disk; computed if missing or damaged."""
 
-    def __init__(self, stored: Stored, kernel: Kernel, checkpoint: int, executor: Executor = SERIAL) -> None:
+    def __init__(
+        self, stored: IndexReader, kernel: Kernel, checkpoint: int, executor: Executor = SERIAL
+    ) -> None:
         self.stored, self.kernel, self.checkpoint, self.executor = stored, kernel, checkpoint, executor
         self.source = stored.source(kernel.fisher, checkpoint)
-        self._own = FeatureSource(stored, checkpoint)  # what K is applied to
-        self.settled = kernel.on(self.source.sizes)
+        self._features = FeatureSource(stored, checkpoint)  # what K is applied to
+        self.settled = kernel.bind(self.source.sizes)
         self._fitted: Fitted | None = None
         self.watch = FileWatch()
-        of = self.source.stored.manifest.id
-        self._moments = _Folder(
-            stored.folder, f"{VERSION} {of} {self.settled.key}{code_of(kernel)} {self.source.checkpoint}"
+        fisher = self.source.stored.manifest.id
+        self._moments = _KernelFolder(
+            stored.folder, f"{VERSION} {fisher} {self.settled.key}{code_of(kernel)} {self.source.checkpoint}"
         )
-        self._rows = _Folder(
+        self._rows = _KernelFolder(
             stored.folder, f"{VERSION} {stored.manifest.id} {described(kernel)} {checkpoint}"
         )
 
     def fitted(self) -> Fitted:
-        """K, inverted once and held on to."""
+        """K, fitted once and kept."""
         if self._fitted is None:
             self.settled.check(self.stored.memory)
-            self._fitted = self.settled.fit(self._moments_at_hand(), self.source)
+            self._fitted = self.settled.fit(self._load_moments(), self.source)
         return self._fitted
 
     def path(self, s: int) -> StorePath:
-        """Of K g(n) of shard s."""
+        """The file of K g(n) of shard s."""
         return self._rows.shard(s)
 
     def packed(self, s: int) -> dict[str, Tensor]:
         """K g(n) of shard s, as it is stored."""
         try:
-            shard = read_again(self.path(s), self._rows.owner, self.watch)
+            shard = reread_shard(self.path(s), self._rows.owner, self.watch)
             self.stored.check(self.path(s), shard, s)
         except ShardError as e:
-            again = ShardError(f"{e}. Open the index again, which makes K g(n) anew")
-            raise self.stored.changed() or again from None
+            error = ShardError(f"{e}. Open the index again, which makes K g(n) anew")
+            raise self.stored.changed() or error from None
         return shard
 
     def make_rows(self) -> None:
-        """All K g(n), unless they are there."""
+        """Compute all K g(n), unless they are on disk."""
         count = len(self.stored.manifest.shards)
-        if not all(self._sound(s) for s in range(count)):
-            self._rows.written(lambda: self._write_rows(count))
+        if not all(self._is_valid(s) for s in range(count)):
+            self._rows.write_locked(lambda: self._write_rows(count))
             self._fitted = None  # as large as all that is stored, and not needed any more
         self.watch.record(self._rows.shard(s) for s in range(count))
 
-    def _sound(self, s: int) -> bool:
-        """Whether K g(n) of shard s is there, and can be unpacked."""
+    def _is_valid(self, s: int) -> bool:
+        """Whether K g(n) of shard s is on disk, and can be unpacked."""
         try:
             self.stored.check(self.path(s), read_shard(self.path(s), self._rows.owner), s)
         except ShardError:
@@ -92,46 +94,50 @@ class KernelCache:
         return True
 
     def _write_rows(self, count: int) -> None:
-        todo = {s for s in range(count) if not self._sound(s)}
+        todo = {s for s in range(count) if not self._is_valid(s)}
         if not todo:
-            return  # another process was at it
-        joined = self._own.sizes.joined()
+            return  # another process computed it
+        joined = self._features.sizes.joined()
         jobs: list[Job] = [(i,) for i, blocks in enumerate(joined) if todo & set(blocks)]
         if self.executor.in_process:
-            self.fitted()  # before the bar of what is made with it
+            self.fitted()  # before the progress bar
         else:
-            self._moments_at_hand()  # others make K from them
+            self._load_moments()  # others make K from them
         self._run(apply_kernel, jobs, "K g(n)")
 
     def write_rows(self, i: int) -> None:
         """K g(n) of the i-th of the joined blocks."""
-        m, blocks = self.stored.manifest, self._own.sizes.joined()[i]
-        fitted, rows = self.fitted(), self._own.sizes.rows(blocks)
-        made = fitted.train(blocks) if self._own == self.source else fitted.apply(read(self._own, blocks))
+        m, blocks = self.stored.manifest, self._features.sizes.joined()[i]
+        fitted, rows = self.fitted(), self._features.sizes.rows(blocks)
+        product = (
+            fitted.train(blocks)
+            if self._features == self.source
+            else fitted.apply(read(self._features, blocks))
+        )
         for s in blocks:
             here = slice(m.shards[s].start - rows.start, m.shards[s].stop - rows.start)
-            packed = self.stored.codec.pack(made[here], m.columns)
+            packed = self.stored.codec.pack(product[here], m.columns)
             write_shard(self._rows.shard(s), self._rows.owner, packed)
 
-    def _moments_at_hand(self) -> Moments:
+    def _load_moments(self) -> Moments:
         if not self.settled.rounds:
             return {}
         at = self._moments
         with contextlib.suppress(ShardError):
             return copy_tensors(read_shard(at.path / MOMENTS, at.owner))
         try:
-            at.written(self._write_moments)
+            at.write_locked(self._write_moments)
         except (
             ShardError
         ):  # in a store of objects, another may have cleared the partial results it is done with
-            if not sound(at.path / MOMENTS, at.owner):
+            if not is_valid_shard(at.path / MOMENTS, at.owner):
                 raise
         return copy_tensors(read_shard(at.path / MOMENTS, at.owner, verify=False))
 
     def _write_moments(self) -> None:
         at, moments = self._moments, {}
-        if sound(at.path / MOMENTS, at.owner):
-            return  # another process was at it
+        if is_valid_shard(at.path / MOMENTS, at.owner):
+            return  # another process computed it
         for n, r in enumerate(self.settled.rounds):
             moments |= r.finish(reduced(self._partial_results(n, r, moments)))
             if any(later.jobs > 1 for later in self.settled.rounds[n + 1 : n + 2]):
@@ -143,14 +149,14 @@ class KernelCache:
             at.before(n).unlink(missing_ok=True)
 
     def _partial_results(self, n: int, r: Round, before: Moments) -> list[Callable[[], Moments]]:
-        """The results of the jobs of round n, computed where they are not on disk; a single one stays in memory."""
+        """Results of the jobs of round n, computed unless on disk; a single one stays in memory."""
         at = self._moments
         if r.jobs == 1:
             with console.progress("kernel", 1, unit="parts") as advance:
-                made = r.job(self.source, 0, before)
+                result = r.job(self.source, 0, before)
                 advance(1)
-            return [lambda: made]
-        todo: list[Job] = [(n, i) for i in range(r.jobs) if not sound(at.partial(r, i), at.owner)]
+            return [lambda: result]
+        todo: list[Job] = [(n, i) for i in range(r.jobs) if not is_valid_shard(at.partial(r, i), at.owner)]
         self._run(gather_moments, todo, "kernel")
         return [partial(read_shard, at.partial(r, i), at.owner, verify=False) for i in range(r.jobs)]
 
@@ -182,12 +188,12 @@ def apply_kernel(files: KernelCache, i: int) -> None:
     files.write_rows(i)
 
 
-def sizes_of(m: Manifest) -> Sizes:
+def sizes_of(m: Manifest) -> FeatureLayout:
     """The features of an index as kernels see them."""
-    return FeatureSource(Stored(Path(), m, 0), 0).sizes
+    return FeatureSource(IndexReader(Path(), m, 0), 0).sizes
 
 
-def kernel_files(m: Manifest, settled: Settled) -> dict[str, int]:
+def kernel_files(m: Manifest, settled: BoundKernel) -> dict[str, int]:
     """Bytes on disk of a kernel of the index `m`: its moments, and K g(n) where K mixes all columns."""
     moments = settled.needs().moments
     fits = 1 if methods.parse(m.method).steps > 1 else m.terms  # one for the mean of all steps
@@ -209,8 +215,8 @@ def handed_on(m: Manifest) -> bool:
     return m.codec.mapped
 
 
-class _Folder:
-    """A place in the folder of an index, or a temporary one where that cannot be written."""
+class _KernelFolder:
+    """A folder of one kernel in an index, or a temporary one where that cannot be written."""
 
     def __init__(self, index: StorePath, content: str) -> None:
         self.owner = hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
@@ -227,8 +233,8 @@ class _Folder:
         """Moments of the rounds before round n."""
         return self.path / f"before-{n}.safetensors"
 
-    def written(self, write: Callable[[], None]) -> None:
-        """`write` under the lock of the folder; what kills have left is cleared."""
+    def write_locked(self, write: Callable[[], None]) -> None:
+        """Run `write` under the lock of the folder; clear what killed processes left."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._locked(write)

@@ -13,8 +13,8 @@ from torch import Tensor
 from unde import console
 from unde.checkpoints import loaded, select_checkpoint
 from unde.errors import UndeError
-from unde.gradients.feature_pass import resized, threads
-from unde.gradients.pca import Gathering
+from unde.gradients.feature_pass import set_rows, torch_threads
+from unde.gradients.pca import CovariancePass
 from unde.parallel import SERIAL, Executor, Job, run_with_progress
 from unde.parallel.model_transport import BuildInputs
 from unde.projection import Spec
@@ -27,7 +27,7 @@ from unde.store.shards import ShardError, checksum, create_shard, read_shard, wr
 
 
 class Sample:
-    """The context of these jobs. `settings` are those of `Gathering`."""
+    """The context of these jobs. `settings` are those of `CovariancePass`."""
 
     def __init__(
         self, given: BuildInputs, each: int | None, rows: int | None, settings: dict[str, Any]
@@ -45,10 +45,10 @@ class Sample:
         self.results = results
 
     @cached_property
-    def gathering(self) -> Gathering:
+    def gathering(self) -> CovariancePass:
         given = self.given
         self._open.enter_context(loaded(given.model, select_checkpoint(given.checkpoints, 0)))
-        made = Gathering(given.model, resized(given.task, self.rows), given.rows, **self.settings)
+        made = CovariancePass(given.model, set_rows(given.task, self.rows), given.rows, **self.settings)
         return self._open.enter_context(made)
 
     def close(self) -> None:
@@ -56,11 +56,11 @@ class Sample:
 
 
 def gather(sample: Sample, i: int) -> None:
-    with threads(sample.each):
+    with torch_threads(sample.each):
         sample.results.put((i,), {"sums": sample.gathering.covariances(i)})
 
 
-def found(
+def compute_directions(
     folder: StorePath,
     given: BuildInputs,
     each: int | None,
@@ -105,25 +105,25 @@ def home(folder: StorePath) -> StorePath:
     return folder.parent if inside else folder
 
 
-def made_once(
-    folder: StorePath, origin: str, there: Manifest | None, make: Callable[[], dict[str, Tensor]]
+def read_or_make(
+    folder: StorePath, origin: str, existing: Manifest | None, make: Callable[[], dict[str, Tensor]]
 ) -> dict[str, Tensor]:
     """The matrices in the folder if they were made from `origin`, else new ones, which are kept there.
 
-    Those of an index that was begun (`there`) are replaced by equal ones only: where its file is damaged or gone.
+    Those of an index that was begun (`existing`) are replaced by equal ones only: where its file is damaged or gone.
     """
     path, owner = folder / MATRICES, hashlib.blake2b(origin.encode(), digest_size=16).hexdigest()
     try:
         return copy_tensors(read_shard(path, owner))
     except ShardError as e:
         damage = e
-    if there is None:
+    if existing is None:
         path.unlink(missing_ok=True)  # of an index that was never begun
     matrices = make()
-    if there is None:
+    if existing is None:
         if not create_shard(path, owner, matrices):  # another process begins the same index at the same time
             return read_shard(path, owner)
-    elif fingerprint(matrices) == there.matrices:
+    elif fingerprint(matrices) == existing.matrices:
         console.note(f"{damage}: made anew, as it was")
         write_shard(path, owner, matrices)
     return matrices  # else they are of another index, which is refused for what differs

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from unde.groups import Groups
 from unde.index.kernel_cache import KernelCache
-from unde.index.reader import FeatureSource, Stored
+from unde.index.reader import FeatureSource, IndexReader
 from unde.index.scorer import Scorer
 from unde.methods import Method
 from unde.parallel import SERIAL, Executor
@@ -58,7 +58,7 @@ class Predictor:
         return out.numpy()
 
 
-def subset_sums(stored: Stored, members: Tensor) -> list[Tensor]:
+def subset_sums(stored: IndexReader, members: Tensor) -> list[Tensor]:
     """Σ_{n ∈ s} g(n) for each checkpoint, (S, D), from one pass over the stored features."""
     m = stored.manifest
     sums = [torch.zeros(len(members), m.width, dtype=torch.float64) for _ in range(m.terms)]
@@ -69,7 +69,7 @@ def subset_sums(stored: Stored, members: Tensor) -> list[Tensor]:
 
 
 def apply_kernel(
-    stored: Stored,
+    stored: IndexReader,
     method: Method,
     checkpoint: int,
     members: Tensor,
@@ -85,7 +85,7 @@ def apply_kernel(
     return fitted.apply(sums)
 
 
-def group_columns(stored: Stored, groups: Groups) -> list[tuple[int, slice]]:
+def group_columns(stored: IndexReader, groups: Groups) -> list[tuple[int, slice]]:
     """(group, columns) of each parameter."""
     m = stored.manifest
     return list(zip(groups.of(m.unit_names), m.columns))

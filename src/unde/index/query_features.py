@@ -15,7 +15,7 @@ from unde.errors import UndeError
 from unde.fingerprints import SAMPLED, Watch, origins, reads_differently, to_digest, to_signed
 from unde.gradients.feature_pass import exclusive
 from unde.index.feature_runner import FeatureRunner, Patch
-from unde.index.reader import Stored
+from unde.index.reader import IndexReader
 from unde.parallel import SERIAL, Executor
 from unde.parallel.model_transport import ModelInputs
 from unde.store.file_watch import copy_tensors
@@ -122,7 +122,11 @@ class QueryRunner:
     """Computes features of queries with the model of an open index, after checking that it did not change."""
 
     def __init__(
-        self, stored: Stored, runner: FeatureRunner, executor: Executor = SERIAL, watch: Watch | None = None
+        self,
+        stored: IndexReader,
+        runner: FeatureRunner,
+        executor: Executor = SERIAL,
+        watch: Watch | None = None,
     ) -> None:
         """`watch` observes model and checkpoints since they were compared with the index; None: they were not."""
         self.stored, self.runner, self.executor, self._watch = stored, runner, executor, watch

@@ -1,4 +1,4 @@
-"""Reading an index: the features and all that is stored beside them, by shard, by row, or of all examples."""
+"""Index reader with a memory budget: features and stored values by shard, by row, or of all examples."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from torch import Tensor
 from unde import methods
 from unde.errors import UndeError, unknown
 from unde.fingerprints import origins, to_signed
-from unde.gradients.factors import gathered, split
-from unde.kernels import Part, Sizes
+from unde.gradients.factors import factor_sizes, split
+from unde.kernels import FeatureLayout, ParameterColumns
 from unde.methods import Method
 from unde.store import layout
 from unde.store.file_watch import FileWatch
 from unde.store.manifest import Manifest, with_method
 from unde.store.remote import StorePath, exists
-from unde.store.shards import ShardError, damaged, read_again
+from unde.store.shards import ShardError, report_damage, reread_shard
 
 
-class Stored:
-    """What is on disk, and how much of it may be in memory."""
+class IndexReader:
+    """The files of an index, and the bytes of them that may be in memory."""
 
     def __init__(self, folder: StorePath, manifest: Manifest, memory: int) -> None:
         self.folder, self.manifest, self.memory = folder, manifest, memory
         self.method: Method = methods.parse(manifest.method)
         self.codec = manifest.codec
         self.watch = FileWatch()
-        self._fishers: dict[str, Stored] = {}
+        self._fishers: dict[str, IndexReader] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Stored, (self.folder, self.manifest, self.memory)
+        return IndexReader, (self.folder, self.manifest, self.memory)
 
-    def found_whole(self) -> None:
-        """The shards were looked at just now: whatever changes from here on is noticed."""
+    def record_files(self) -> None:
+        """Record the state of valid shards, so that later changes are noticed."""
         m = self.manifest
         self.watch.record(m.shard(self.folder, c, s) for c in range(m.terms) for s in range(len(m.shards)))
 
     def shard(self, checkpoint: int, s: int) -> dict[str, Tensor]:
-        """Mapped: to be held on to for the time of a block only."""
+        """The tensors of a shard, mapped: keep them for the time of a block only."""
         m = self.manifest
         try:
-            return read_again(m.shard(self.folder, checkpoint, s), m.files[s][1], self.watch)
+            return reread_shard(m.shard(self.folder, checkpoint, s), m.files[s][1], self.watch)
         except ShardError as e:
             raise self.changed() or e from None
 
     def changed(self) -> ShardError | None:
-        """If the index is not what it was when it was opened."""
+        """An error if the index has changed since it was opened, else None."""
         try:
             now = Manifest.read(self.folder)
         except UndeError:
@@ -61,14 +61,14 @@ class Stored:
         return ShardError(f"{self.folder} has changed since it was opened{what}: open it again")
 
     def packed(self, checkpoint: int, s: int) -> dict[str, Tensor]:
-        """Shard s, looked at whether it can be unpacked."""
+        """The tensors of shard s, checked so that they can be unpacked."""
         shard = self.shard(checkpoint, s)
         self.check(self.manifest.shard(self.folder, checkpoint, s), shard, s)
         return shard
 
     def check(self, path: StorePath, shard: Mapping[str, Tensor], s: int) -> None:
         rows = self.manifest.shards[s]
-        with damaged(path):
+        with report_damage(path):
             self.codec.check(shard, rows.stop - rows.start, self.manifest.columns)
 
     def block(self, checkpoint: int, s: int) -> Tensor:
@@ -91,18 +91,18 @@ class Stored:
         return out
 
     def values(self, name: str, checkpoint: int = 0) -> Tensor:
-        """A stored value of every example: "loss" (N,), "squares" (N, parameters), "skipped" (N,), "digest" (N,), and
-        "beside" (N, ·), the measures that the method keeps beside features."""
+        """A stored value of every example: "loss", "skipped", "digest" (N,), "squares" (N, parameters), and "beside"
+        (N, ·), the extra measures of the method."""
         known = ("loss", "squares", "skipped", "digest", *["beside"] * bool(self.method.extra_measures))
         if name not in known:
             raise unknown("stored value", name, known)
         shards = (self.shard(checkpoint, s) for s in range(len(self.manifest.shards)))
-        # copies: a view would keep its whole file mapped until all are read
+        # a view would keep its whole file mapped
         return torch.cat([shard[name].clone() for shard in shards])
 
     @cached_property
     def skipped(self) -> Tensor:
-        """(N,) bool: examples left out because of NaN gradients."""
+        """(N,) bool: examples that were left out because of NaN gradients."""
         flags = [self.values("skipped", c).bool() for c in range(self.manifest.terms)]
         return torch.stack(flags).any(0)
 
@@ -112,29 +112,26 @@ class Stored:
         etas = self.manifest.checkpoint_weights
         return torch.stack([eta * self.values("squares", c) for c, eta in enumerate(etas)]).sum(0)
 
-    def holding(self, digests: Sequence[str]) -> list[int]:
-        """Positions of the digests that are of training examples; "" is of none."""
-        known = [(i, part) for i, d in enumerate(digests) for part in origins([d]) if part]
-        asked = torch.tensor([to_signed(part) for _, part in known], dtype=torch.int64)
-        return sorted(
-            {known[i][0] for i in torch.isin(asked, self.values("digest")).nonzero()[:, 0].tolist()}
-        )
+    def find_digests(self, digests: Sequence[str]) -> list[int]:
+        """Positions of the digests that are those of training examples; "" is none of them."""
+        parts = [(i, part) for i, d in enumerate(digests) for part in origins([d]) if part]
+        wanted = torch.tensor([to_signed(part) for _, part in parts], dtype=torch.int64)
+        matches = torch.isin(wanted, self.values("digest")).nonzero()[:, 0].tolist()
+        return sorted({parts[i][0] for i in matches})
 
     @property
     def fishers(self) -> tuple[str, ...]:
         """The values of `fisher` that kernels on this index can have."""
-        inside = (
-            kind for kind, name in layout.FISHERS.items() if exists(self.folder / name / layout.MANIFEST)
-        )
-        return ("empirical", *inside)
+        kinds = [k for k, name in layout.FISHERS.items() if exists(self.folder / name / layout.MANIFEST)]
+        return ("empirical", *kinds)
 
-    def fisher(self, kind: str) -> Stored:
+    def fisher(self, kind: str) -> IndexReader:
         """The gradients with "sampled" labels or with every label ("true"), of the same model and data."""
         if kind not in self._fishers:
             self._fishers[kind] = self._fisher(kind)
         return self._fishers[kind]
 
-    def _fisher(self, kind: str) -> Stored:
+    def _fisher(self, kind: str) -> IndexReader:
         folder = self.folder / layout.FISHERS[kind]
         if not exists(folder / layout.MANIFEST):
             what = "sampled labels" if kind == "sampled" else "every label"
@@ -142,21 +139,21 @@ class Stored:
                 f"{self.folder} holds no gradients with {what}: build it with EKFAC(fisher={kind!r}), or add them with "
                 f"index.add_fisher({kind!r})"
             )
-        found = Manifest.read(folder)
-        if not belongs(found, self.manifest):
+        manifest = Manifest.read(folder)
+        if not belongs(manifest, self.manifest):
             raise UndeError(
                 f"{folder} is of another index: delete that folder and run the same Index.build again"
             )
-        return Stored(folder, found, self.memory)
+        return IndexReader(folder, manifest, self.memory)
 
     def source(self, kernel_of: str, checkpoint: int) -> FeatureSource:
-        """What a kernel is made of; of a trajectory, the features of all steps averaged."""
+        """Features that a kernel is fitted to; those of all steps of a trajectory averaged."""
         stored = self if kernel_of == "empirical" else self.fisher(kernel_of)
         return FeatureSource(stored, None if stored.method.steps > 1 else checkpoint)
 
 
 def belongs(fisher: Manifest, manifest: Manifest) -> bool:
-    """Whether a Fisher index was made from what `manifest` was made from."""
+    """Whether a Fisher index has the model, task and data of `manifest`."""
     same = with_method(manifest, fisher.method)
     names = ("task", "examples", "units", "models", "data", "seed", "matrices")
     return fisher.method["name"] == methods.Fisher.name and all(
@@ -166,20 +163,22 @@ def belongs(fisher: Manifest, manifest: Manifest) -> bool:
 
 @dataclass(frozen=True)
 class FeatureSource:
-    """The features under one checkpoint, or averaged over all (None), as kernels read them. Where examples have several
-    labels, the rows of the first label come first, then those of the second."""
+    """Features under one checkpoint, or averaged over all (None), as kernels read them.
 
-    stored: Stored
+    Where examples have several labels, the rows of the first label come first, then those of the second.
+    """
+
+    stored: IndexReader
     checkpoint: int | None
 
     @cached_property
-    def sizes(self) -> Sizes:
+    def sizes(self) -> FeatureLayout:
         m = self.stored.manifest
-        sides = gathered(m.units, str(self.stored.method.projection)) if m.factors else {}
-        parts = [Part(name, c, sides.get(name)) for name, c in zip(m.unit_names, m.columns)]
+        sides = factor_sizes(m.units, str(self.stored.method.projection)) if m.factors else {}
+        parts = [ParameterColumns(name, c, sides.get(name)) for name, c in zip(m.unit_names, m.columns)]
         stored, n = self.stored.codec, m.examples
         cuts = [slice(i * n + r.start, i * n + r.stop) for i in range(self._labels) for r in m.shards]
-        return Sizes(
+        return FeatureLayout(
             tuple(parts), tuple(cuts), rounding=stored.rounding, lossy=stored.lossy, labels=self._labels
         )
 
@@ -206,4 +205,4 @@ class FeatureSource:
                 "(all other methods can be scored on such an index too)"
             )
         vector = self.stored.shard(*self._place(s))["factors"]
-        return split(vector, gathered(m.units, str(self.stored.method.projection)))
+        return split(vector, factor_sizes(m.units, str(self.stored.method.projection)))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unde.errors import UndeError
 from unde.groups import Groups
-from unde.index.reader import Stored
+from unde.index.reader import IndexReader
 from unde.index.train_features import ScoreSettings, StoredFeatures
 from unde.kernels import Kernel
 from unde.methods import CUSTOM, Method
@@ -31,7 +31,7 @@ _KERNELS = 2  # that stay in memory
 class Scorer:
     """Scores against the training examples of an index, under any method that fits what is stored."""
 
-    stored: Stored
+    stored: IndexReader
     groups: Groups
     ids: Sequence[Any] | None
     executor: Executor = SERIAL

@@ -26,10 +26,10 @@ from unde import console, methods
 from unde.data import evenly
 from unde.errors import UndeError
 from unde.fingerprints import fingerprint_of, ids_fingerprint
-from unde.gradients.feature_pass import cuts, threads
+from unde.gradients.feature_pass import split_range, torch_threads
 from unde.index import pca as matrices
 from unde.index.build_settings import write_ids
-from unde.index.reader import Stored
+from unde.index.reader import IndexReader
 from unde.index.shard_writer import Shapes, ShardWriter, covariances
 from unde.index.validation import PROBED, check_shards, list_differences, probe_of, read_ids
 from unde.parallel.model_transport import BuildInputs
@@ -38,7 +38,7 @@ from unde.store.files import clear_partial, create_bytes, write_bytes
 from unde.store.locks import locked
 from unde.store.manifest import MERGE, REPACK, Changes, Manifest, Segment
 from unde.store.remote import StorePath, exists
-from unde.store.shards import ShardError, read_shard, sound, write_shard
+from unde.store.shards import ShardError, is_valid_shard, read_shard, write_shard
 from unde.tasks import identity
 
 FACTORS = "factors"
@@ -240,7 +240,7 @@ def _write_shards(
     ):
         for c, shard in new:
             path = layout.shard_path(home, c, shard.number)
-            if not sound(path, shard.owner):
+            if not is_valid_shard(path, shard.owner):
                 tensors = _join([part.read(c, writer) for part in shard.parts])
                 write_shard(path, shard.owner, _encode(tensors, shard.parts[0].source.manifest, target))
             advance(1)
@@ -266,10 +266,10 @@ def _encode(shard: dict[str, Tensor], before: Manifest, after: Manifest) -> dict
 def _sum_covariances(writer: ShardWriter, c: int, rows: list[int]) -> Tensor:
     """Covariances of some examples from the model, in passes of the settled size."""
     settled = writer.manifest.settled
-    with threads(settled.threads):
+    with torch_threads(settled.threads):
         run = writer.runner.open_pass(c)
         total = covariances(writer, run, [])
-        for part in cuts(range(len(rows)), settled.pass_size):
+        for part in split_range(range(len(rows)), settled.pass_size):
             total += covariances(writer, run, rows[part.start : part.stop])
     return total
 
@@ -295,7 +295,7 @@ def _write_probe(home: StorePath, source: Source, after: Manifest, plan: Sequenc
         features = probe["features"][[row for _, row in kept]]
     else:
         where = torch.tensor(evenly(after.examples, PROBED))
-        features = Stored(home, after, 0).rows(where)[0]
+        features = IndexReader(home, after, 0).rows(where)[0]
     write_shard(probe_of(home, after), after.id, {"where": where, "features": features})
 
 
@@ -367,7 +367,7 @@ def _finished_source(folder: StorePath) -> Source:
 
 def _fisher_sources(sources: Sequence[Source]) -> Iterator[list[Source]]:
     """Gradients with other labels: those that the method needs, and those that all indexes have."""
-    stored = [Stored(source.folder, source.manifest, 0) for source in sources]
+    stored = [IndexReader(source.folder, source.manifest, 0) for source in sources]
     probe = methods.parse(sources[0].manifest.method).probe
     kinds = {kind for kind in layout.FISHERS if all(kind in s.fishers for s in stored)}
     for kind in sorted(kinds | ({probe.kind} if isinstance(probe, methods.Fisher) else set())):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-from unde.index.reader import Stored
+from unde.index.reader import IndexReader
 from unde.methods import CUSTOM, EKFAC, TRAK, Damped, LoGRA, Method, TracIn
 from unde.projection import TWO_SIDED, Spec
 
@@ -39,12 +39,12 @@ class Setting:
         parts += ["one λ"] if getattr(self.method, "damping_scope", "layer") == "model" else []
         return ", ".join([*parts, *(["last checkpoint"] if self.last_checkpoint else [])])
 
-    def terms(self, stored: Stored) -> Sequence[int] | None:
+    def terms(self, stored: IndexReader) -> Sequence[int] | None:
         """The checkpoints that count; None for all."""
         return [stored.manifest.terms - 1] if self.last_checkpoint else None
 
 
-def list_settings(stored: Stored) -> list[list[Setting]]:
+def list_settings(stored: IndexReader) -> list[list[Setting]]:
     """All settings of an index as curves: those of one curve differ in their damping alone, in ascending order."""
     built = stored.method
     curves = [_curve(method) for method in _methods(stored, built)]
@@ -53,7 +53,7 @@ def list_settings(stored: Stored) -> list[list[Setting]]:
     return curves
 
 
-def _methods(stored: Stored, built: Method) -> list[Method]:
+def _methods(stored: IndexReader, built: Method) -> list[Method]:
     """One method for each curve, the one that the index was built for among them."""
     if CUSTOM in built.describe() or built.measure != "loss" or built.steps > 1:
         return [built]
@@ -66,7 +66,7 @@ def _methods(stored: Stored, built: Method) -> list[Method]:
     return [variant for method in found for variant in _variants(stored, method)]
 
 
-def _variants(stored: Stored, method: Method) -> list[Method]:
+def _variants(stored: IndexReader, method: Method) -> list[Method]:
     """The method under every Fisher matrix of the index, with a λ for each layer or one for all."""
     names = {f.name for f in fields(method)}
     fishers = stored.fishers if "fisher" in names else (None,)

@@ -8,7 +8,6 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +18,16 @@ from unde import console, methods
 from unde.data import evenly, to_device
 from unde.errors import BadExample, UndeError
 from unde.fingerprints import SAMPLED, changed_example, length_now, reads_differently, to_signed
-from unde.gradients.coverage import CoverageTrial
-from unde.gradients.factors import gathered
-from unde.gradients.feature_pass import Batch, FeaturePass, PassResult, cuts, threads
-from unde.index.background_writer import Behind
+from unde.gradients.factors import factor_sizes
+from unde.gradients.feature_pass import Batch, FeaturePass, PassResult, split_range, torch_threads
 from unde.index.feature_runner import FeatureRunner, close_on_error, name_failing_example
-from unde.pages import kept_pages
 from unde.parallel import SERIAL, Executor, Job, JobsFailed
 from unde.parallel.model_transport import BuildInputs
 from unde.store import layout
 from unde.store.files import append_line, clear_partial
 from unde.store.manifest import Manifest
 from unde.store.remote import Remote, StorePath, exists
-from unde.store.shards import ShardError, damaged, file_bytes, read_shard
+from unde.store.shards import ShardError, file_bytes, read_shard, report_damage, write_shard
 
 BESIDE = "beside"  # measures that the method keeps beside features
 
@@ -57,8 +53,6 @@ class ShardWriter:
         self.runner = FeatureRunner(folder, manifest, inputs)
         self.advance: Callable[[int], None] = lambda count: None
         self.upcoming: list[Job] = []  # jobs in the order of their computation, if known
-        self.ready: dict[int, CoverageTrial] = {}  # of each checkpoint, the pass ahead if it was run here
-        self.behind = Behind()
         self._stream: tuple[list[Job], Generator[Batch]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -85,14 +79,11 @@ class ShardWriter:
 
     def cuts(self, s: int) -> list[range]:
         """The rows of each pass of a shard."""
-        rows, settled = self.manifest.shards[s], self.manifest.settled
-        ahead = min(settled.ahead, rows.stop) if rows.start == 0 else 0
-        rest = cuts(range(rows.start + ahead, rows.stop), settled.pass_size)
-        return [range(ahead), *rest] if ahead else rest
+        rows = self.manifest.shards[s]
+        return split_range(range(rows.start, rows.stop), self.manifest.settled.pass_size)
 
     def close(self) -> None:
-        """Restore the model; stop reading ahead and writing."""
-        self.behind.close()
+        """Restore the model; stop reading ahead."""
         if self._stream is not None:
             self._stream[1].close()
             self._stream = None
@@ -114,16 +105,16 @@ def compute_shard(writer: ShardWriter, c: int, s: int) -> None:
         close_on_error(writer),
     ):
         whole = _computed(writer, c, s)
-    writer.behind.write(m.shard(writer.folder, c, s), m.files[s][1], whole)
+    write_shard(m.shard(writer.folder, c, s), m.files[s][1], whole)
 
 
 def _computed(writer: ShardWriter, c: int, s: int) -> dict[str, Tensor]:
     m = writer.manifest
-    with threads(m.settled.threads):
+    with torch_threads(m.settled.threads):
         run = writer.runner.open_pass(c)
-        features = writer.behind.memory(_length(writer, s), m.width)
+        features = torch.empty(_length(writer, s), m.width)
         parts: list[dict[str, Tensor]] = []
-        for rows, found in zip(writer.cuts(s), _passes(writer, run, c, s, features)):
+        for rows, found in zip(writer.cuts(s), run.over(_read(writer, c, s), features)):
             parts.append(_tensors(writer, run, rows, found))
             _gather(parts)
             writer.advance(len(rows))
@@ -147,7 +138,7 @@ def content(m: Manifest, rows: int, precision: torch.dtype) -> dict[str, Tensor]
     if beside := methods.parse(m.method).extra_measures:
         found[BESIDE] = empty(rows, len(beside))
     if m.factors:
-        sizes = gathered(m.units, m.method["projection"])
+        sizes = factor_sizes(m.units, m.method["projection"])
         found["factors"] = empty(sum(r * r + c * c for r, c in sizes.values()), dtype=precision)
     return found
 
@@ -172,7 +163,7 @@ class Shapes:
         tensors = read_shard(path, owner, verify)
         self._check(path, s, tensors)
         rows = self.m.shards[s]
-        with damaged(path):
+        with report_damage(path):
             self.m.codec.check(tensors, rows.stop - rows.start, self.m.columns)
         return tensors
 
@@ -214,16 +205,14 @@ def on_disk(m: Manifest, precision: torch.dtype) -> dict[str, int]:
     return found | ({"covariances": covariances} if m.factors else {})
 
 
-@kept_pages()
-def compute(writer: ShardWriter, jobs: list[Job], executor: Executor) -> None:
+def compute_shards(writer: ShardWriter, jobs: list[Job], executor: Executor) -> None:
     """All jobs, and what they cost; then a look at whether the data stayed what it was."""
     started = time.perf_counter()
-    writer.upcoming, writer.behind.at_once = jobs, not executor.in_process
+    writer.upcoming = jobs
     try:
         for _, s in executor.run(compute_shard, writer, jobs):
             if not executor.in_process:
                 writer.advance(_length(writer, s))
-        writer.behind.wait()
     except JobsFailed as e:
         raise _failed(writer, e.reasons) from None
     finally:
@@ -231,10 +220,10 @@ def compute(writer: ShardWriter, jobs: list[Job], executor: Executor) -> None:
     _log(writer, sum(_length(writer, s) for _, s in jobs), time.perf_counter() - started)
     if executor.exclusive:
         clear_partial(writer.folder / layout.SHARDS)  # what workers left that were killed
-        check(writer)
+        check_data_unchanged(writer)
 
 
-def check(writer: ShardWriter) -> None:
+def check_data_unchanged(writer: ShardWriter) -> None:
     """Whether the data stayed what it was, from the first shard to the last."""
     m = writer.manifest
     _check_checkpoints_agree(writer)
@@ -246,14 +235,14 @@ def check(writer: ShardWriter) -> None:
         raise reads_differently(changed)
 
 
-def unwritten(writer: ShardWriter) -> list[Job]:
+def list_unwritten(writer: ShardWriter) -> list[Job]:
     """Shards that are not there, whether they are whole or not."""
     m = writer.manifest
     jobs = [(c, s) for c in range(m.terms) for s in range(len(m.shards))]
     return [job for job in jobs if not exists(m.shard(writer.folder, *job))]
 
 
-def missing(writer: ShardWriter, executor: Executor = SERIAL) -> list[Job]:
+def list_missing(writer: ShardWriter, executor: Executor = SERIAL) -> list[Job]:
     """What is still to compute by `executor`; damaged shards are named and count as missing."""
     m, jobs = writer.manifest, []
     where, digests = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
@@ -280,21 +269,6 @@ def missing(writer: ShardWriter, executor: Executor = SERIAL) -> list[Job]:
             "Restore the data, or build in another folder"
         )
     return jobs
-
-
-def _passes(writer: ShardWriter, run: FeaturePass, c: int, s: int, out: Tensor) -> Iterator[PassResult]:
-    """Pass after pass; the one ahead of all others need not be run if it was when the index was settled."""
-    batches, at = _read(writer, c, s), 0
-    tried = writer.ready.pop(c, None) if writer.manifest.shards[s].start == 0 else None
-    if tried is not None:
-        where, batch, digests = next(batches)
-        if digests == tried.digests:
-            at = len(where)
-            values, features = tried.values.float().cpu(), out[:at].copy_(tried.features)
-            yield PassResult(where, features, values, torch.empty(at, 0), digests)
-        else:
-            batches = chain([(where, batch, digests)], batches)
-    yield from run.over(batches, out[at:])
 
 
 def _read(writer: ShardWriter, c: int, s: int) -> Iterator[Batch]:
@@ -324,7 +298,7 @@ def _tensors(writer: ShardWriter, run: FeaturePass, rows: range, found: PassResu
         if writer.manifest.on_bad == "error":
             raise _bad(writer, [rows[int(i)] for i in (~finite).nonzero()[:, 0]])
         found.features[~finite] = squares[~finite] = 0.0
-    beside = {"beside": found.beside} if writer.runner.method.extra_measures else {}
+    beside = {"beside": found.extra} if writer.runner.method.extra_measures else {}
     if run.factors is not None:
         beside["factors"] = run.factors.take().cpu()
         if not finite.all():

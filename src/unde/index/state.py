@@ -16,7 +16,7 @@ from unde.fingerprints import Watch
 from unde.groups import Groups
 from unde.index.feature_runner import FeatureRunner
 from unde.index.query_features import QueryRunner
-from unde.index.reader import Stored
+from unde.index.reader import IndexReader
 from unde.index.scorer import Scorer
 from unde.methods import Method
 from unde.parallel import SERIAL, Executor
@@ -26,7 +26,7 @@ from unde.tasks.base import Task
 
 @dataclass
 class IndexState:
-    stored: Stored
+    stored: IndexReader
     ids: Sequence[Any] | None = None
     model: nn.Module | None = None
     task: Task | None = None
@@ -44,7 +44,7 @@ class IndexState:
     )  # of model and examples, once known
 
     def __post_init__(self) -> None:
-        self.stored.found_whole()
+        self.stored.record_files()
 
     @property
     def method(self) -> Method:

@@ -18,7 +18,7 @@ from torch import Tensor
 from unde.errors import UndeError
 from unde.groups import Groups
 from unde.index.kernel_cache import KernelCache
-from unde.index.reader import Stored
+from unde.index.reader import IndexReader
 from unde.kernels import Kernel
 from unde.methods import Method
 from unde.parallel import SERIAL, Executor, Job, run_with_progress
@@ -45,7 +45,7 @@ class StoredFeatures(TrainFeatures):
 
     def __init__(
         self,
-        reader: Stored,
+        reader: IndexReader,
         kernel: Kernel,
         executor: Executor = SERIAL,
         ids: Sequence[Any] | None = None,
@@ -166,7 +166,7 @@ class StoredFeatures(TrainFeatures):
         return self.reader.values("beside")
 
     def find(self, digests: Sequence[str]) -> list[int]:
-        return self.reader.holding(digests)
+        return self.reader.find_digests(digests)
 
     def leverage(self) -> Tensor:
         if self._leverage is None:

@@ -26,7 +26,7 @@ from unde.data import Rows, own_collate
 from unde.errors import UndeError
 from unde.fingerprints import ids_fingerprint, plain_ids
 from unde.index import builder
-from unde.index.reader import Stored
+from unde.index.reader import IndexReader
 from unde.index.segments import Source, make_entry, make_token, rewrite, today
 from unde.index.shard_writer import GivenUp, ShardWriter
 from unde.index.state import IndexState
@@ -54,7 +54,7 @@ def append(state: IndexState, data: Any, ids: Sequence[Any] | None, progress: bo
             "this index was opened without its model and task: pass both to Index.open to append examples"
         )
     rows = Rows(data, state.collate or own_collate(state.task.collate, data))
-    new_ids, digests = builder.ids_for(rows, ids), rows.digests()
+    new_ids, digests = builder.parse_ids(rows, ids), rows.digests()
     token = partial(make_token, APPEND, digests, ids_fingerprint(new_ids))
     with transaction(state.stored.folder, m, token) as change:
         if change.committed is None:
@@ -69,7 +69,9 @@ def append(state: IndexState, data: Any, ids: Sequence[Any] | None, progress: bo
 
             def sources(home: StorePath, manifest: Manifest) -> list[Source]:
                 segment = _new_segment(manifest, change.token, inputs, new_ids)
-                builder.compute(ShardWriter(home, segment, inputs, ids=new_ids), state.executor, progress)
+                builder.compute_missing(
+                    ShardWriter(home, segment, inputs, ids=new_ids), state.executor, progress
+                )
                 return [Source(home, manifest), Source(home, segment)]
 
             ids = None if new_ids is None else [*(state.ids or ()), *new_ids]
@@ -155,7 +157,7 @@ def _covariance_inputs(state: IndexState) -> BuildInputs:
 def _reopen(state: IndexState, rows: Rows | None) -> IndexState:
     folder = state.stored.folder
     manifest = Manifest.read(folder)
-    stored = Stored(folder, manifest, state.stored.memory)
+    stored = IndexReader(folder, manifest, state.stored.memory)
     return replace(state, stored=stored, ids=read_ids(folder, manifest), rows=rows)
 
 
@@ -184,8 +186,8 @@ def _check_new_ids(known: Sequence[Any] | None, new: list[Any] | None, count: in
         )
 
 
-def _note_twins(stored: Stored, digests: list[str]) -> None:
-    twins = stored.holding(digests)
+def _note_twins(stored: IndexReader, digests: list[str]) -> None:
+    twins = stored.find_digests(digests)
     if twins:
         console.note(
             f"{len(twins)} of the {len(digests)} new examples have the content of examples that are in the index "
@@ -374,6 +376,6 @@ def _files(folder: StorePath) -> list[StorePath]:
 
 
 def _check_unchanged(folder: StorePath, opened: Manifest) -> None:
-    error = Stored(folder, opened, 0).changed()
+    error = IndexReader(folder, opened, 0).changed()
     if error is not None:
         raise error

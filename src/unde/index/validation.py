@@ -1,23 +1,28 @@
-"""Whether an index is whole: every shard there, sound, and of this index."""
+"""Checks of an index: are its shards whole, was it made from the given inputs, does the task still compute the same?"""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from unde.checkpoints import loaded, select_checkpoint
-from unde.data import Rows, evenly, to_device
+from unde.checkpoints import Checkpoint, fingerprints, loaded, select_checkpoint
+from unde.data import Rows, evenly, own_collate, to_device
 from unde.errors import UndeError
-from unde.fingerprints import ids_fingerprint
-from unde.gradients.coverage import TOLERANCE, CoverageTrial, decide
+from unde.fingerprints import Watch, align_rows, changed_example, ids_fingerprint
+from unde.gradients.coverage import try_coverage
+from unde.gradients.coverage_check import TOLERANCE, CoverageTrial
 from unde.groups import Groups
 from unde.index.feature_runner import FeatureRunner
+from unde.index.reader import IndexReader
 from unde.index.shard_writer import Shapes
+from unde.index.state import IndexState
+from unde.parallel.model_transport import ModelInputs
 from unde.store import layout
 from unde.store.manifest import Manifest, request_fields
 from unde.store.remote import Remote, StorePath, Unreachable
@@ -25,12 +30,73 @@ from unde.store.safe_io import read_json
 from unde.store.shards import ShardError, read_shard, write_shard
 from unde.tasks.identity import differences, is_builtin
 
+PROBED = 2  # examples whose features are stored to compare with
+_TRIES = 3  # readings of an index that others change meanwhile
 _SMALL, _LONGEST_ID = 2**20, 2**12  # bytes of the ids of any index, and of an id on average
 
 
+def open_store(folder: StorePath, memory: int, verify: bool) -> IndexReader:
+    """Open an index after checking its shards; again if it was changed meanwhile."""
+    for left in reversed(range(_TRIES)):
+        manifest = Manifest.read(folder)
+        try:
+            check_shards(folder, manifest, verify)
+            break
+        except ShardError:
+            if not left or Manifest.read(folder).id == manifest.id:
+                raise
+    return IndexReader(folder, manifest, memory)
+
+
+def check_inputs(state: IndexState, train_data: Any, groups: Groups | None) -> IndexState:
+    """The state with training data and ids; raises unless the index was made from model, task, data and groups."""
+    folder, manifest = state.stored.folder, state.stored.manifest
+    if state.task is not None and state.collate is None:
+        state = replace(state, collate=own_collate(state.task.collate, train_data))
+    rows = None if train_data is None else Rows(train_data, state.collate)
+    differ = _compare_model(manifest, state.model, state.checkpoints) + _compare_groups(manifest, groups)
+    if rows is not None:
+        rows, other = _match_examples(state.stored, rows)
+        differ += other
+    if state.task is not None and not differ:
+        if state.model is None or rows is None:
+            differ = differences(manifest.task, state.task.identity())
+        else:
+            inputs = ModelInputs(state.model, state.task, rows, state.checkpoints)
+            differ = compare_task(FeatureRunner(folder, manifest, inputs), rows)
+    if differ:
+        raise UndeError(f"{folder} was made from something else. What differs: {'; '.join(differ)}")
+    watch = None if state.model is None else Watch(state.model, state.checkpoints)
+    return replace(state, ids=read_ids(folder, manifest), rows=rows, watch=watch)
+
+
+def _match_examples(stored: IndexReader, rows: Rows) -> tuple[Rows, list[str]]:
+    """The examples of an index among `rows`, and how they differ.
+
+    In an index that was changed since it was built examples are matched by their content, in any order.
+    """
+    m, digests = stored.manifest, stored.values("digest")
+    if len(rows) != m.examples:
+        differ = f"the length of the training data ({m.examples} there, {len(rows)} given)"
+    else:
+        changed = changed_example(rows, torch.arange(len(rows)), digests)
+        if changed is None:
+            return rows, []
+        differ = f"the training data (example {changed} has another content)"
+    if m.changes is None:
+        return rows, [differ]
+    matched, missing = align_rows(rows, digests)
+    if matched is None:
+        lines = "; ".join(m.changes.lines)
+        return rows, [f"{differ}; {missing} of its examples are not in what is given ({lines})"]
+    return matched, []
+
+
 def check_shards(folder: StorePath, manifest: Manifest, verify: bool) -> None:
-    """Every shard there, whole and at its place; one is in memory at a time. Remote ones are fetched for it, unless
-    checksums are not asked for: then each is checked when it is first read."""
+    """Raise unless every shard is there, whole and at its place; one is in memory at a time.
+
+    Remote shards are fetched only to verify checksums; without `verify` each is checked when it is first read.
+    """
     count = len(manifest.shards)
     paths = [manifest.shard(folder, c, s) for c in range(manifest.terms) for s in range(count)]
     missing = _missing(paths)
@@ -54,7 +120,7 @@ def check_shards(folder: StorePath, manifest: Manifest, verify: bool) -> None:
 
 
 def _missing(paths: Sequence[StorePath]) -> list[str]:
-    """Of this machine, what cannot be looked at may well be there: its error is told when it is read."""
+    """Names of shards that do not exist; one that cannot be accessed raises when it is read."""
     if isinstance(paths[0], Remote):
         there = layout.list_names(paths[0].parent)
         return [p.name for p in paths if p.name not in there]
@@ -70,7 +136,7 @@ def _missing(paths: Sequence[StorePath]) -> list[str]:
 
 
 def read_ids(folder: StorePath, manifest: Manifest) -> list[Any] | None:
-    """The user's names; a file that claims far more of them than there are examples is not even read."""
+    """The user's ids; a file that is far too long for the number of examples is not read."""
     if not manifest.ids:
         return None
     path = folder / layout.versioned_name(layout.IDS, manifest.generation)
@@ -128,22 +194,20 @@ def brief(old: Any, new: Any, other: str = "asked for") -> str:
     return f"{differ[0]!r} is not the same" if differ else "in another order"
 
 
-def compare_inputs(
-    manifest: Manifest,
-    model: nn.Module | None,
-    models: list[str],
-    groups: Groups | None,
+def _compare_groups(manifest: Manifest, groups: Groups | None) -> list[str]:
+    if groups is None:
+        return []
+    members = {k: list(v) for k, v in groups.members.items()}
+    same = list(members.items()) == list(manifest.groups.items())
+    return [] if same else [f"the groups ({brief(manifest.groups, members)})"]
+
+
+def _compare_model(
+    manifest: Manifest, model: nn.Module | None, checkpoints: Sequence[Checkpoint] | None
 ) -> list[str]:
-    """How an index differs from what is given to open it with, but for the task and the data."""
-    out = [] if model is None else _model_differences(manifest, model, models)
-    if groups is not None:
-        given = {k: list(v) for k, v in groups.members.items()}
-        if list(given.items()) != list(manifest.groups.items()):
-            out.append(f"the groups ({brief(manifest.groups, given)})")
-    return out
-
-
-def _model_differences(manifest: Manifest, model: nn.Module, models: list[str]) -> list[str]:
+    if model is None:
+        return []
+    models = fingerprints(model, checkpoints)
     shapes = {n: list(p.shape) for n, p in model.named_parameters()}
     for u in manifest.units:
         here = shapes.get(u["name"])
@@ -162,16 +226,13 @@ def _model_differences(manifest: Manifest, model: nn.Module, models: list[str]) 
     return []
 
 
-PROBED = 2  # examples
-
-
-def changed_task(runner: FeatureRunner, rows: Rows) -> list[str]:
+def compare_task(runner: FeatureRunner, rows: Rows) -> list[str]:
     """How the given task differs from that of the index, in words; features are compared for a user's own task."""
     task = runner.inputs.task
     differ = differences(runner.manifest.task, task.identity())
     if differ or is_builtin(type(task)):
         return differ
-    other = changed_features(runner, rows)
+    other = _compare_features(runner, rows)
     return [] if other is None else [f"what {type(task).__name__} computes ({other})"]
 
 
@@ -189,7 +250,7 @@ def restore_probe(runner: FeatureRunner, rows: Rows) -> None:
     """Write the probe again, by the same computation."""
     inputs, what = runner.inputs, runner.measurement
     with loaded(inputs.model, select_checkpoint(inputs.checkpoints, 0)):
-        _, trial = decide(inputs.model, inputs.task, rows, what.units, what.measure)
+        _, trial = try_coverage(inputs.model, inputs.task, rows, what.units, what.measure)
     write_probe(runner, rows, trial if runner.method.terms == 1 else None)
 
 
@@ -213,7 +274,7 @@ def probe_of(folder: StorePath, manifest: Manifest) -> StorePath:
     return folder / layout.versioned_name(layout.PROBE, manifest.generation)
 
 
-def changed_features(runner: FeatureRunner, rows: Rows) -> str | None:
+def _compare_features(runner: FeatureRunner, rows: Rows) -> str | None:
     """Compare features of the examples of the probe with those stored; None if they are equal or cannot be read."""
     try:
         probe = read_shard(probe_of(runner.folder, runner.manifest), runner.manifest.id)

@@ -76,16 +76,16 @@ def diffusion_setup(
         raise UndeError(f"{type(pipeline).__name__} reads prompts: pass one for each image")
     train = {"latents": encode_images(pipeline, images), **conditions}
 
-    def asked(samples: Samples | None) -> dict[str, Any] | None:
+    def columns(samples: Samples | None) -> dict[str, Any] | None:
         return None if samples is None else query_columns(samples, journey)
 
     return Setup(
         unet,
         Diffusion(training_scheduler(pipeline), timesteps, seed=seed, rows=rows),
         train,
-        learn_queries=asked(learn_queries),
-        eval_queries=asked(eval_queries),
-        show=lambda example: _shown(pipeline, example),
+        learn_queries=columns(learn_queries),
+        eval_queries=columns(eval_queries),
+        show=lambda example: _picture(pipeline, example),
         ids=ids,
         ask=_ask(pipeline),
     )
@@ -103,9 +103,8 @@ def _ask(pipeline: Any) -> Ask:
 
     def generated(prompt: str, seed: int, journey: bool, advance: Advance) -> dict[str, Any]:
         prompts = prompt if reads else None
-        return query_columns(
-            sample_pipeline(pipeline, prompts, [seed], progress=False, on_step=advance), journey
-        )
+        samples = sample_pipeline(pipeline, prompts, [seed], progress=False, on_step=advance)
+        return query_columns(samples, journey)
 
     return Ask(picture=picture, prompt=generated, prompted=reads)
 
@@ -302,7 +301,7 @@ def _latent_sides(pipeline: Any, size: int | None) -> tuple[int, int]:
     return size // factor, size // factor
 
 
-def _shown(pipeline: Any, example: dict[str, Any]) -> dict[str, Any]:
+def _picture(pipeline: Any, example: dict[str, Any]) -> dict[str, Any]:
     """An example as a page shows it; the image is what the VAE makes of the latents."""
     vae, latents = _vae(pipeline), example["latents"][None]
     if vae is not None:

@@ -20,7 +20,7 @@ from unde.integrations.trainer import home_of, newest
 from unde.setup import Ask, Setup
 from unde.store.safe_io import read_json
 from unde.tasks import Classification
-from unde.tasks.tokens import text_config
+from unde.tasks.tokens import limits, text_config
 
 SEQ_LEN = 512
 ModelLike = str | os.PathLike[str] | nn.Module
@@ -28,10 +28,7 @@ _ADAPTER = "adapter_config.json"
 _TOKENIZER = (
     "tokenizer.json",
     "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
-    "tokenizer_config.json",
+    *("vocab.json", "vocab.txt", "spiece.model", "tokenizer_config.json"),
 )
 
 
@@ -104,7 +101,7 @@ def hf_setup(
             return tagged(texts, reader, text, target, classes)
         return classified(texts, reader, text, target, classes, not isinstance(task, Classification))
 
-    def asked(texts: Texts | None) -> Sequences | Labelled | None:
+    def queries(texts: Texts | None) -> Sequences | Labelled | None:
         if texts is None:
             return None
         typed = not isinstance(texts, (str, os.PathLike)) and all(isinstance(t, str) for t in texts)
@@ -124,12 +121,12 @@ def hf_setup(
         loaded,
         task,
         train,
-        learn_queries=asked(learn_queries),
-        eval_queries=asked(eval_queries),
+        learn_queries=queries(learn_queries),
+        eval_queries=queries(eval_queries),
         show=show,
         pieces=lambda example: pieces(tokenizer, example[said].tolist()),
         ids=train.ids,
-        ask=Ask(text=lambda text: asked([text])),
+        ask=Ask(text=lambda text: queries([text])),
     )
 
 
@@ -287,16 +284,9 @@ def _rows(model: nn.Module, tokenizer: Any, name: str) -> int:
 
 
 def _length(model: nn.Module, seq_len: int | None, name: str) -> int:
-    config = getattr(model, "config", None)
-    if isinstance(config, Mapping) or config is None:
-        context = None
-    else:
-        config = config.get_text_config() if hasattr(config, "get_text_config") else config
-        context = getattr(config, "max_position_embeddings", None)
-    if seq_len is None:
-        return min(SEQ_LEN, context or SEQ_LEN)
-    if context and seq_len > context:
+    context = limits(model)[1]
+    if seq_len is not None and seq_len > context:
         raise UndeError(
             f"sequences of {seq_len} tokens, but the context of {name} is {context}: --seq-len {context}"
         )
-    return seq_len
+    return min(SEQ_LEN, context) if seq_len is None else seq_len

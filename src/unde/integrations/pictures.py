@@ -1,4 +1,4 @@
-"""Pictures that people bring: decoded by Pillow, and made into what the training data show that the model sees."""
+"""Uploaded pictures: decoded by Pillow, and brought to the size and range of the training pictures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from unde.data import Rows, evenly, to_numpy
 from unde.errors import UndeError
 
 PIXELS = 50_000_000  # of a picture, at most: a small file can unfold into gigabytes
-LOOKED_AT = 64  # training examples that tell what pictures are like
+SAMPLED = 64  # training examples that tell what pictures are like
 KEYS = ("pixel_values", "images", "image", "latents")
 
 
@@ -28,29 +28,26 @@ def decode_picture(content: bytes) -> Any:
     if not content:
         raise UndeError("the file is empty: expected a PNG or JPEG picture")
     try:
-        found = Image.open(io.BytesIO(content), formats=("PNG", "JPEG"))
+        image = Image.open(io.BytesIO(content), formats=("PNG", "JPEG"))
     except UnidentifiedImageError:
         raise UndeError("this file is no PNG or JPEG picture: convert it, or choose another") from None
     except (OSError, ValueError, Image.DecompressionBombError) as e:
         raise UndeError(f"this picture cannot be read ({e}): save it again as PNG or JPEG") from None
-    width, height = found.size
+    width, height = image.size
     if width * height > PIXELS:
         raise UndeError(f"a picture of {width} × {height}: expected at most {PIXELS // 10**6} million pixels")
     try:
-        found.load()
-        found = ImageOps.exif_transpose(found)
+        image.load()
+        image = ImageOps.exif_transpose(image)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as e:
         raise UndeError(f"this picture is damaged ({e}): save it again as PNG or JPEG") from None
-    if found.mode in ("RGBA", "LA", "PA") or "transparency" in found.info:
-        found = found.convert("RGBA")
-        ground = Image.new("RGBA", found.size, "white")
-        found = Image.alpha_composite(ground, found)
-    if found.mode.startswith("I"):  # 16 bits of grey
-        array = np.asarray(found, dtype=np.float64)
-        found = Image.fromarray(
-            (array / max(1.0, 65535.0 if array.max() > 255 else 255.0) * 255).astype(np.uint8)
-        )
-    return found if found.mode == "L" else found.convert("RGB")
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    if image.mode.startswith("I"):  # 16 bits of grey
+        array = np.asarray(image, dtype=np.float64)
+        image = Image.fromarray((array / (257 if array.max() > 255 else 1)).astype(np.uint8))
+    return image if image.mode == "L" else image.convert("RGB")
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ class Likeness:
         key = _place(example)
         if key is _NOWHERE:
             return None
-        some = [_at(rows[i], key) for i in evenly(len(rows), LOOKED_AT)]
+        some = [_at(rows[i], key) for i in evenly(len(rows), SAMPLED)]
         if any(_channels(one) is None for one in some):
             return None
         shapes = {tuple(one.shape) for one in some}
@@ -90,9 +87,8 @@ class Likeness:
 
     def fit(self, image: Any) -> tuple[Any, list[str]]:
         """An example with the picture in it, and what was done to the picture."""
-        own, notes = _at(self.example, self.key), []
-        grey = _depth(own, self.first) == 1
-        image = image.convert("L" if grey else "RGB")
+        old, notes = _at(self.example, self.key), []
+        image = image.convert("L" if _depth(old, self.first) == 1 else "RGB")
         if self.sides is not None and image.size != self.sides:
             notes.append(
                 f"The picture was resized from {image.size[0]} × {image.size[1]} to {self.sides[0]} × "
@@ -100,19 +96,17 @@ class Likeness:
             )
             image = image.resize(self.sides, resample=1)  # Lanczos
         array = np.asarray(image, dtype=np.float64) / 255
-        array, said = self._scaled(array[..., None] if array.ndim == 2 else array)
-        array = array[..., 0] if own.ndim == 2 else np.moveaxis(array, 2, 0) if self.first else array
-        if isinstance(own, Tensor):
-            made: Any = torch.from_numpy(np.ascontiguousarray(array)).to(own.dtype)
-        else:
-            made = np.ascontiguousarray(array).astype(own.dtype)
-        return _put(self.example, self.key, made), notes + said
+        array, more = self._scale(array[..., None] if array.ndim == 2 else array)
+        array = array[..., 0] if old.ndim == 2 else np.moveaxis(array, 2, 0) if self.first else array
+        array = np.ascontiguousarray(array)
+        new = torch.from_numpy(array).to(old.dtype) if isinstance(old, Tensor) else array.astype(old.dtype)
+        return _put(self.example, self.key, new), notes + more
 
-    def _scaled(self, array: np.ndarray) -> tuple[np.ndarray, list[str]]:
+    def _scale(self, array: np.ndarray) -> tuple[np.ndarray, list[str]]:
         """From [0, 1] to the range of the training pictures."""
         low, high = float(self.low.min()), float(self.high.max())
-        own = _at(self.example, self.key)
-        floating = own.is_floating_point() if isinstance(own, Tensor) else own.dtype.kind == "f"
+        old = _at(self.example, self.key)
+        floating = old.is_floating_point() if isinstance(old, Tensor) else old.dtype.kind == "f"
         if not floating or (low >= 0 and 1 < high <= 255):
             return np.rint(array * 255), []
         if low >= 0 and high <= 1:
@@ -129,15 +123,13 @@ class Likeness:
 def with_label(example: Any, label: int) -> Any:
     """The same example, asked about under another label."""
 
-    def like(own: Any) -> Any:
-        if isinstance(own, Tensor):
-            return torch.full_like(own, label)
-        return type(own)(label) if hasattr(own, "dtype") else label
+    def like(old: Any) -> Any:
+        if isinstance(old, Tensor):
+            return torch.full_like(old, label)
+        return type(old)(label) if hasattr(old, "dtype") else label
 
-    if isinstance(example, Mapping):
-        key = next((k for k in ("labels", "label") if k in example), None)
-        if key is None:
-            raise UndeError("this example has no label that could be another one")
+    key = next((k for k in ("labels", "label") if isinstance(example, Mapping) and k in example), None)
+    if key is not None:
         return {**example, key: like(example[key])}
     if isinstance(example, (tuple, list)) and len(example) == 2:
         return type(example)([example[0], like(example[1])])

@@ -68,18 +68,18 @@ def explainer(
             )
             self.unde_task, self._examples = TASKS[task](), _Examples(train_dataset)
             if cache_dir is None:
-                self._kept = tempfile.TemporaryDirectory(prefix="unde-quanda-")
-                cache_dir = self._kept.name
+                self._temporary = tempfile.TemporaryDirectory(prefix="unde-quanda-")
+                cache_dir = self._temporary.name
             self._folder = Path(cache_dir) / model_id
 
         @cached_property
         def index(self) -> Index:
             """Built when it is first asked for, or found."""
             states = _states(self.model, self.checkpoints, self.checkpoints_load_func)
-            given: dict[str, Any] = {"progress": False, "method": method, **options}
+            settings: dict[str, Any] = {"progress": False, "method": method, **options}
             if len(states) > 1:
-                given["checkpoints"] = states
-            return Index.build(self.model, self.unde_task, self._examples, self._folder, **given)
+                settings["checkpoints"] = states
+            return Index.build(self.model, self.unde_task, self._examples, self._folder, **settings)
 
         @cached_property
         def weights(self) -> Weights | None:
@@ -91,12 +91,12 @@ def explainer(
             return scores.total(self.weights).to(self.device)
 
         @cached_property
-        def _own(self) -> Tensor:
+        def _self_influence(self) -> Tensor:
             return self.index.self_influence(self.weights).to(self.device)
 
         def self_influence(self, batch_size: int = 32) -> Tensor:
             """(training examples,); as many at a time as the memory of the index holds, whatever the batch size."""
-            return self._own
+            return self._self_influence
 
     return UndeExplainer
 

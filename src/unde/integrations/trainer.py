@@ -85,20 +85,20 @@ def _weights(checkpoint: Path, model: nn.Module) -> Checkpoint:
         raise UndeError(
             f"{checkpoint} holds no model.safetensors: pickles are never loaded. Train with save_safetensors"
         )
-    return files[0] if len(files) == 1 else Parts(files)
+    return files[0] if len(files) == 1 else ShardedWeights(files)
 
 
-class Parts(Mapping[str, Tensor]):
+class ShardedWeights(Mapping[str, Tensor]):
     """Tensors of several files, each read when it is asked for."""
 
     def __init__(self, files: list[Path]) -> None:
         self.where: dict[str, Path] = {}
         for file in files:
-            with _opened(file) as tensors:
+            with _open(file) as tensors:
                 self.where |= dict.fromkeys(tensors.keys(), file)
 
     def __getitem__(self, name: str) -> Tensor:
-        with _opened(self.where[name]) as tensors:
+        with _open(self.where[name]) as tensors:
             return tensors.get_tensor(name)
 
     def __iter__(self) -> Iterator[str]:
@@ -108,7 +108,7 @@ class Parts(Mapping[str, Tensor]):
         return len(self.where)
 
 
-def _opened(file: Path) -> Any:
+def _open(file: Path) -> Any:
     try:
         check_plain(file, follow=True)
         return safe_open(file, framework="pt")
@@ -129,7 +129,7 @@ def _with_adapter(file: Path, model: nn.Module) -> dict[str, Tensor]:
     live = model.state_dict()
     place = {tensor.data_ptr(): name for name, tensor in live.items()}
     saved = {name: place[t.data_ptr()] for name, t in get_peft_model_state_dict(model).items()}
-    tensors = Parts([file])
+    tensors = ShardedWeights([file])
     odd = sorted(set(saved) ^ set(tensors))
     if odd:
         raise UndeError(

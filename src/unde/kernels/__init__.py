@@ -1,41 +1,40 @@
 """Similarity kernels K: objects that are settled on sizes, fitted to features in rounds, and applied to rows."""
 
 from unde.kernels.base import (
+    BoundKernel,
+    FeatureLayout,
     Fitted,
-    InMemory,
     Kernel,
+    KernelSource,
     Moments,
     Needs,
-    Part,
+    ParameterColumns,
     Round,
-    Settled,
-    Sizes,
-    Source,
+    TensorSource,
     chunks,
-    fitting,
+    fit_kernel,
     read,
 )
-from unde.kernels.diagonal import Diagonal
+from unde.kernels.diagonal import Diagonal, Identity
 from unde.kernels.ekfac import EKFACKernel
-from unde.kernels.gram_products import Gram
-from unde.kernels.identity import Identity
+from unde.kernels.trak import Gram
 
 __all__ = [
+    "BoundKernel",
     "Diagonal",
     "EKFACKernel",
+    "FeatureLayout",
     "Fitted",
     "Gram",
     "Identity",
-    "InMemory",
     "Kernel",
+    "KernelSource",
     "Moments",
     "Needs",
-    "Part",
+    "ParameterColumns",
     "Round",
-    "Settled",
-    "Sizes",
-    "Source",
+    "TensorSource",
     "chunks",
-    "fitting",
+    "fit_kernel",
     "read",
 ]

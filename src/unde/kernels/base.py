@@ -1,11 +1,11 @@
-"""Kernels as objects one can hold: described by a method, settled on sizes, fitted in rounds, applied to rows.
+"""The interface of kernels: bound to a layout of features, fitted in rounds, applied to rows.
 
-    kernel.on(sizes)              → Settled    which form, how many rounds, what it needs
-    rounds of jobs                → moments    undamped sums over the features: saved, and good for any damping
-    settled.fit(moments, source)  → Fitted     K with its damping
+    kernel.bind(layout)           → BoundKernel   which form, how many rounds, what it needs
+    rounds of jobs                → moments       undamped sums over the features: saved, and good for any damping
+    bound.fit(moments, source)    → Fitted        K with its damping
     fitted.apply(rows)            → K applied to (n, D) features
 
-A round is a number of jobs; each sees a run of stored blocks and gives partial results, which are merged in an
+A round is a number of jobs; each reads a run of stored blocks and gives partial results, which are merged in an
 order that depends on the number of jobs alone. So moments do not depend on who computed what, nor when.
 """
 
@@ -26,9 +26,9 @@ JOINED = 2**26  # bytes of float32 features that are worked on together, at leas
 
 
 @dataclass(frozen=True)
-class Part:
-    """The columns of one parameter. `sides` are (r, c) where its feature is a matrix of r × c that is a sum of outer
-    products, whose covariances were gathered."""
+class ParameterColumns:
+    """The columns of one parameter; `sides` are (r, c) where its feature is a sum of outer products (r × c) whose
+    covariances were gathered."""
 
     name: str
     columns: slice
@@ -45,15 +45,15 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class FeatureLayout:
     """Features in stored blocks: the rows of each, and the parameters whose columns they have."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[ParameterColumns, ...]
     cuts: tuple[slice, ...]
     dtype: torch.dtype = torch.float32
     rounding: float = 0.0  # of an entry as it is stored, relative and at most; 0 for float32
     labels: int = 1  # rows of each example
-    lossy: bool = False  # whether K g(n) cannot be stored as features are: K acts on the query side then
+    lossy: bool = False  # whether stored values are too coarse for K g(n): K acts on the query side then
 
     @property
     def examples(self) -> int:
@@ -64,7 +64,7 @@ class Sizes:
         return self.parts[-1].columns.stop
 
     def joined(self, first: int = 0, last: int | None = None) -> list[list[int]]:
-        """Neighbouring blocks that are read together."""
+        """Batches of neighbouring blocks that are read together."""
         out: list[list[int]] = []
         for s in range(first, len(self.cuts) if last is None else last):
             rows = self.cuts[s].stop - (self.cuts[out[-1][0]].start if out else 0)
@@ -75,7 +75,7 @@ class Sizes:
         return out
 
     def runs(self) -> list[list[list[int]]]:
-        """The joined blocks, dealt out to at most `JOBS` jobs of neighbours."""
+        """The batches, dealt out to at most `JOBS` jobs of neighbours."""
         joined = self.joined()
         count = min(JOBS, len(joined))
         return [joined[len(joined) * i // count : len(joined) * (i + 1) // count] for i in range(count)]
@@ -84,11 +84,11 @@ class Sizes:
         return slice(self.cuts[blocks[0]].start, self.cuts[blocks[-1]].stop)
 
 
-class Source(Protocol):
-    """Where a kernel finds the features that it is made of."""
+class KernelSource(Protocol):
+    """The features that a kernel is fitted to."""
 
     @property
-    def sizes(self) -> Sizes: ...
+    def sizes(self) -> FeatureLayout: ...
 
     def block(self, s: int) -> Tensor:
         """(n, D)"""
@@ -99,8 +99,8 @@ class Source(Protocol):
         ...
 
 
-def read(source: Source, blocks: Sequence[int]) -> Tensor:
-    """The features of joined blocks; beside them one block is in memory at a time."""
+def read(source: KernelSource, blocks: Sequence[int]) -> Tensor:
+    """Read neighbouring blocks into one tensor, one at a time."""
     if len(blocks) == 1:
         return source.block(blocks[0])
     sizes, rows = source.sizes, source.sizes.rows(blocks)
@@ -112,12 +112,12 @@ def read(source: Source, blocks: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class Round:
-    """`job(source, i, before)` gives the partial result of job i, from the moments of the rounds `before`; `finish`
-    makes the moments of this round from the merged ones."""
+    """`job(source, i, before)` gives the partial result of job i, from the moments of earlier rounds; `finish` makes
+    moments of the merged results."""
 
     name: str
     jobs: int
-    job: Callable[[Source, int, Moments], Moments]
+    job: Callable[[KernelSource, int, Moments], Moments]
     finish: Callable[[Moments], Moments] = dict
 
 
@@ -141,58 +141,72 @@ def meta_tensor(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-class Fitted(Protocol):
-    """K, ready to be applied."""
+@dataclass(frozen=True)
+class Fitted:
+    """K, fitted to the features of `source`."""
+
+    source: KernelSource
 
     def apply(self, rows: Tensor) -> Tensor:
         """K applied to features (n, D), in their precision."""
-        ...
+        raise NotImplementedError
 
     def train(self, blocks: Sequence[int]) -> Tensor:
-        """K g(n) of neighbouring blocks of the features that it was fitted to."""
-        ...
+        """K g(n) of neighbouring blocks of the source."""
+        return self.apply(read(self.source, blocks))
 
 
-class Settled(Protocol):
-    """A kernel on features of known sizes."""
+class BoundKernel(Protocol):
+    """A kernel bound to features of known layout."""
 
     @property
     def key(self) -> str:
-        """Of its moments: kernels with equal keys share them."""
+        """Key of its moments: kernels with equal keys share them."""
         ...
 
     @property
     def blocks(self) -> Sequence[Sequence[slice]] | None:
-        """Columns that K mixes among themselves; None: all of them."""
+        """Columns that K mixes among themselves; None: all of them, and K g(n) is stored."""
         return None
 
     @property
     def rounds(self) -> Sequence[Round]:
         return ()
 
-    def fit(self, moments: Moments, source: Source) -> Fitted: ...
+    def fit(self, moments: Moments, source: KernelSource) -> Fitted: ...
 
     def needs(self) -> Needs:
         return Needs()
 
     def check(self, memory: int) -> None:
-        """Raises if the budget does not hold what fitting needs."""
+        """Raise if the budget does not hold what fitting needs."""
+        self.needs().check(memory, f"the kernel {type(self).__name__} needs")
+
+
+@dataclass(frozen=True)
+class PerParameterKernel(BoundKernel):
+    """A kernel that does not mix parameters, so that it acts on the query side."""
+
+    sizes: FeatureLayout
+
+    @property
+    def blocks(self) -> Sequence[Sequence[slice]]:
+        return [[p.columns] for p in self.sizes.parts]
 
 
 class Kernel(Protocol):
-    """What a method names; equal descriptions are equal kernels."""
+    """A description of K that a method names; equal descriptions are equal kernels."""
 
     @property
     def fisher(self) -> str:
-        """Whose features it is made of: "empirical", those of the index, "sampled" or "true"."""
+        """Labels of the gradients that it is fitted to: "empirical", "sampled" or "true"."""
         ...
 
-    def on(self, sizes: Sizes) -> Settled: ...
+    def bind(self, sizes: FeatureLayout) -> BoundKernel: ...
 
 
 def reduced(parts: Sequence[Callable[[], Moments]]) -> Moments:
-    """All partial results as one, the first and the second, then the third and so on, so that the order of additions
-    depends on their number alone: what several have is added up, what one of them has is kept."""
+    """Add up partial results in order, so that rounding depends on their number alone."""
     total = dict(parts[0]())
     for i, part in enumerate(parts[1:]):
         for name, value in part().items():
@@ -205,8 +219,8 @@ def reduced(parts: Sequence[Callable[[], Moments]]) -> Moments:
     return total
 
 
-def moments_of(settled: Settled, source: Source) -> dict[str, Tensor]:
-    """All rounds in one go, in memory."""
+def moments_of(settled: BoundKernel, source: KernelSource) -> dict[str, Tensor]:
+    """Run all rounds in memory."""
     moments: dict[str, Tensor] = {}
     for r in settled.rounds:
         before = dict(moments)
@@ -215,45 +229,39 @@ def moments_of(settled: Settled, source: Source) -> dict[str, Tensor]:
     return moments
 
 
-def fitting(kernel: Kernel, source: Source) -> Fitted:
-    """A kernel fitted to features that are at hand.
+def fit_kernel(kernel: Kernel, source: KernelSource) -> Fitted:
+    """Fit a kernel to features in memory.
 
-    >>> from unde.kernels import Gram, InMemory
+    >>> from unde.kernels import Gram, TensorSource
     >>> phi = torch.randn(6, 3, dtype=torch.float64)
-    >>> K = fitting(Gram(2.0, relative=False), InMemory(phi, [Part("weight", slice(0, 3))]))
+    >>> K = fit_kernel(Gram(2.0, relative=False), TensorSource(phi, [ParameterColumns("weight", slice(0, 3))]))
     >>> torch.allclose(K.apply(phi), phi @ torch.linalg.inv(phi.T @ phi + 2 * torch.eye(3, dtype=torch.float64)))
     True
     """
-    settled = kernel.on(source.sizes)
+    settled = kernel.bind(source.sizes)
     return settled.fit(moments_of(settled, source), source)
 
 
-class InMemory:
-    """Features at hand as a source, in one block or in several."""
+class TensorSource:
+    """Features in memory as a source, in one block or in several."""
 
     def __init__(
         self,
         features: Tensor,
-        parts: Sequence[Part],
+        parts: Sequence[ParameterColumns],
         cuts: Sequence[slice] | None = None,
         factors: Mapping[str, tuple[Tensor, Tensor]] | None = None,
     ) -> None:
         self.features, self._factors = features, factors or {}
-        self.sizes = Sizes(tuple(parts), tuple(cuts or [slice(0, len(features))]), features.dtype)
+        self.sizes = FeatureLayout(tuple(parts), tuple(cuts or [slice(0, len(features))]), features.dtype)
 
     def block(self, s: int) -> Tensor:
         return self.features[self.sizes.cuts[s]]
 
     def factors(self, s: int) -> Mapping[str, tuple[Tensor, Tensor]]:
-        """All of them are in the first block."""
         return self._factors if s == 0 else {}
 
 
-def damped(damping: float, relative: bool, mean: float) -> float:
-    """λ: a multiple of the mean diagonal of what is inverted, or as it is given."""
-    return damping * mean if relative else damping
-
-
-def chunks(source: Source, run: Sequence[Sequence[int]]) -> Iterator[Tensor]:
-    """The features of joined blocks, one after the other."""
+def chunks(source: KernelSource, run: Sequence[Sequence[int]]) -> Iterator[Tensor]:
+    """Read the features of a run, batch by batch."""
     return (read(source, blocks) for blocks in run)

@@ -1,4 +1,4 @@
-"""The metric of an Adam-like optimizer, from stored features: K = diag(mean g²)^−1/2, column by column.
+"""K = I (TracIn), and the metric of an Adam-like optimizer from stored features, K = diag(mean g²)^−1/2.
 
 A step of Adam divides gradients by the root of their second moments, so inner products are taken in the metric v^−1/2.
 Columns without gradients get 0.
@@ -14,70 +14,82 @@ from torch import Tensor
 
 from unde.errors import UndeError
 from unde.kernels.base import (
+    BoundKernel,
+    FeatureLayout,
+    Fitted,
+    KernelSource,
     Moments,
     Needs,
+    PerParameterKernel,
     Round,
-    Settled,
-    Sizes,
-    Source,
     chunks,
     meta_tensor,
-    read,
 )
 from unde.kernels.precision import rounded
+
+
+@dataclass(frozen=True)
+class Identity:
+    fisher: str = "empirical"
+
+    def bind(self, sizes: FeatureLayout) -> BoundKernel:
+        return _BoundIdentity(sizes)
+
+
+class _BoundIdentity(PerParameterKernel):
+    @property
+    def key(self) -> str:
+        return "identity"
+
+    def fit(self, moments: Moments, source: KernelSource) -> Fitted:
+        return FittedIdentity(source)
+
+
+class FittedIdentity(Fitted):
+    def apply(self, rows: Tensor) -> Tensor:
+        return rows
 
 
 @dataclass(frozen=True)
 class Diagonal:
     fisher: str = "empirical"
 
-    def on(self, sizes: Sizes) -> Settled:
-        return _Diagonal(sizes)
+    def bind(self, sizes: FeatureLayout) -> BoundKernel:
+        return _BoundDiagonal(sizes)
 
 
-@dataclass(frozen=True)
-class _Diagonal:
-    sizes: Sizes
-    key: str = "diagonal"
-
+class _BoundDiagonal(PerParameterKernel):
     @property
-    def blocks(self) -> Sequence[Sequence[slice]]:
-        return [[p.columns] for p in self.sizes.parts]
+    def key(self) -> str:
+        return "diagonal"
 
     @property
     def rounds(self) -> Sequence[Round]:
         return [Round("squares", len(self.sizes.runs()), self._job)]
 
-    def _job(self, source: Source, i: int, before: Moments) -> Moments:
+    def _job(self, source: KernelSource, i: int, before: Moments) -> Moments:
         total = torch.zeros(self.sizes.width, dtype=torch.float64)
         for phi in chunks(source, self.sizes.runs()[i]):
             total += phi.to(torch.float64, copy=True).square_().sum(0)
             del phi  # before the next is read
         return {"squares": total}
 
-    def fit(self, moments: Moments, source: Source) -> _Fitted:
+    def fit(self, moments: Moments, source: KernelSource) -> Fitted:
         mean = moments["squares"] * (self.sizes.labels / self.sizes.examples)
         if not float(mean.sum()) < float("inf"):
             raise UndeError(
                 "the second moments of the features are NaN or infinite: some features are not finite, or too large to "
                 "square. Rebuild the index with on_bad='skip', or rescale the loss"
             )
-        return _Fitted(source, torch.where(mean > 0, mean.rsqrt(), 0.0))
+        return FittedDiagonal(source, torch.where(mean > 0, mean.rsqrt(), 0.0))
 
     def needs(self) -> Needs:
         return Needs(moments={"squares": meta_tensor(self.sizes.width)})
 
-    def check(self, memory: int) -> None:
-        pass
-
 
 @dataclass(frozen=True)
-class _Fitted:
-    source: Source
+class FittedDiagonal(Fitted):
     scale: Tensor
 
     def apply(self, rows: Tensor) -> Tensor:
         return rounded(rows.double() * self.scale, rows.dtype)
-
-    def train(self, blocks: Sequence[int]) -> Tensor:
-        return self.apply(read(self.source, blocks))

@@ -20,19 +20,19 @@ from torch import Tensor
 
 from unde.errors import UndeError
 from unde.kernels.base import (
+    BoundKernel,
+    FeatureLayout,
+    Fitted,
+    KernelSource,
     Moments,
     Needs,
-    Part,
+    ParameterColumns,
+    PerParameterKernel,
     Round,
-    Settled,
-    Sizes,
-    Source,
     chunks,
-    damped,
     meta_tensor,
-    read,
 )
-from unde.kernels.precision import check_rounding, product, within
+from unde.kernels.precision import check_rounding, damped, product, within
 from unde.linalg import eigh
 
 EXACT = 4096  # entries of a parameter whose second moment is kept whole
@@ -44,26 +44,22 @@ _ZERO = 1e-12  # an eigenvalue this much smaller than the largest is rounding
 class EKFACKernel:
     damping: float
     relative: bool = True
-    fisher: str = "empirical"  # whose gradients Λ is the mean of: those of the data, "sampled" or "true"
+    fisher: str = "empirical"  # labels of the gradients: those of the data, "sampled" or "true"
     damping_scope: str = (
-        "layer"  # whose mean of Λ relative damping is a multiple of: each parameter, or the "model"
+        "layer"  # relative damping is a multiple of the mean of Λ of each parameter, or the "model"
     )
 
-    def on(self, sizes: Sizes) -> Settled:
-        return _EKFAC(self.damping, self.relative, sizes, f"ekfac {self.fisher}", self.damping_scope)
+    def bind(self, sizes: FeatureLayout) -> BoundKernel:
+        return _BoundEKFAC(sizes, self)
 
 
 @dataclass(frozen=True)
-class _EKFAC:
-    damping: float
-    relative: bool
-    sizes: Sizes
-    key: str
-    damping_scope: str = "layer"
+class _BoundEKFAC(PerParameterKernel):
+    kernel: EKFACKernel
 
     @property
-    def blocks(self) -> Sequence[Sequence[slice]]:
-        return [[p.columns] for p in self.sizes.parts]
+    def key(self) -> str:
+        return f"ekfac {self.kernel.fisher}"
 
     @property
     def rounds(self) -> Sequence[Round]:
@@ -74,7 +70,7 @@ class _EKFAC:
             Round("eigenvalues", jobs, self._squares, self._eigenvalues),
         ]
 
-    def _covariances(self, source: Source, i: int, before: Moments) -> Moments:
+    def _covariances(self, source: KernelSource, i: int, before: Moments) -> Moments:
         total: dict[str, Tensor] = {}
         for s in (s for blocks in self.sizes.runs()[i] for s in blocks):
             for name, pair in source.factors(s).items():
@@ -97,7 +93,7 @@ class _EKFAC:
                 out[f"{_ONE_SIDED} {part.name}"] = torch.zeros(1)
         return out
 
-    def _squares(self, source: Source, i: int, before: Moments) -> Moments:
+    def _squares(self, source: KernelSource, i: int, before: Moments) -> Moments:
         spectra = [_spectrum(part, before) for part in self.sizes.parts]
         total: dict[str, Tensor] = {}
         for phi in chunks(source, self.sizes.runs()[i]):
@@ -121,7 +117,7 @@ class _EKFAC:
                 out[f"values {name}"] = total / count
         return out
 
-    def fit(self, moments: Moments, source: Source) -> _Fitted:
+    def fit(self, moments: Moments, source: KernelSource) -> Fitted:
         made, mean = [], self._mean(moments)
         for part in self.sizes.parts:
             scale = self._inverse(part, moments[f"values {part.name}"], mean)
@@ -131,15 +127,15 @@ class _EKFAC:
                     "by a constant, which these scores do not depend on, and build again"
                 )
             made.append((part.columns, _spectrum(part, moments), within(scale, self.sizes.dtype)))
-        return _Fitted(source, made)
+        return FittedEKFAC(source, made)
 
     def _mean(self, moments: Moments) -> float | None:
         """The mean of Λ over the whole model, where relative damping is a multiple of that."""
-        if self.damping_scope == "layer":
+        if self.kernel.damping_scope == "layer":
             return None
         return sum(float(moments[f"values {p.name}"].sum()) for p in self.sizes.parts) / self.sizes.width
 
-    def _inverse(self, part: Part, eigenvalues: Tensor, whole: float | None) -> Tensor:
+    def _inverse(self, part: ParameterColumns, eigenvalues: Tensor, whole: float | None) -> Tensor:
         """1 / (Λ + λ), λ a multiple of the mean of Λ or of the `whole` model; 0 where there is no gradient at all."""
         largest = float(eigenvalues.max())
         if not largest < float("inf"):
@@ -151,7 +147,7 @@ class _EKFAC:
             return torch.zeros_like(eigenvalues)
         mean = float(eigenvalues.mean())
         unit = mean if whole is None else whole
-        damping = damped(self.damping, self.relative, unit)
+        damping = damped(self.kernel.damping, self.kernel.relative, unit)
         if float(eigenvalues.min()) + damping <= _ZERO * largest:
             lost = int((eigenvalues <= _ZERO * largest).sum())
             raise UndeError(
@@ -161,7 +157,7 @@ class _EKFAC:
         scale = 1 / (eigenvalues + damping)
         try:  # rounding spreads evenly over the basis, so every coordinate has the share that the mean one has
             share = (mean + damping) * float(scale.mean())
-            check_rounding(share, self.sizes.rounding, damping, mean, unit if self.relative else None)
+            check_rounding(share, self.sizes.rounding, damping, mean, unit if self.kernel.relative else None)
         except UndeError as e:
             raise UndeError(f"parameter {part.name!r}: {e}") from None
         return scale
@@ -179,7 +175,7 @@ class _EKFAC:
 class _PartNeeds:
     """What one parameter takes: by its two sides, as a whole, or by its diagonal alone."""
 
-    part: Part
+    part: ParameterColumns
 
     @property
     def whole(self) -> int:
@@ -208,8 +204,7 @@ class _PartNeeds:
 
 
 @dataclass(frozen=True)
-class _Fitted:
-    source: Source
+class FittedEKFAC(Fitted):
     parts: list[tuple[slice, _Spectrum, Tensor]]
 
     def apply(self, rows: Tensor) -> Tensor:
@@ -217,9 +212,6 @@ class _Fitted:
         for columns, s, scale in self.parts:
             out[:, columns] = s.back((s.rotate(rows[:, columns]) * scale).to(rows.dtype))
         return out
-
-    def train(self, blocks: Sequence[int]) -> Tensor:
-        return self.apply(read(self.source, blocks))
 
 
 class _Spectrum:
@@ -273,7 +265,7 @@ class _Whole(_Spectrum):
         return x @ self.vectors.T
 
 
-def _spectrum(part: Part, moments: Moments) -> _Spectrum:
+def _spectrum(part: ParameterColumns, moments: Moments) -> _Spectrum:
     if f"left {part.name}" in moments:
         return _Kronecker(moments[f"left {part.name}"], moments[f"right {part.name}"])
     return _Whole(moments.get(f"basis {part.name}")) if part.size <= EXACT else _Spectrum()

@@ -19,7 +19,7 @@ def described(kernel: Any, method: str = "") -> str:
     if is_builtin(kind):
         return repr(kernel)
     of = f" of the method {method}" if method else ""
-    missing = [name for name in ("on", "fisher") if not hasattr(kernel, name)]
+    missing = [name for name in ("bind", "fisher") if not hasattr(kernel, name)]
     if missing:
         raise UndeError(
             f"the kernel{of} is a {kind.__name__} without {' and '.join(missing)}: expected one of unde.kernels, or an "

@@ -25,27 +25,26 @@ from torch import Tensor
 from unde.errors import UndeError
 from unde.kernels import precision as numbers
 from unde.kernels.base import (
+    BoundKernel,
+    FeatureLayout,
+    Fitted,
+    KernelSource,
     Moments,
     Needs,
     Round,
-    Sizes,
-    Source,
     chunks,
-    damped,
     meta_tensor,
-    read,
 )
-from unde.kernels.gram import ILL
 
 MORE = 16  # directions beside those asked for, which make the last of these right
 PASSES = 3  # of Q ← orth(Φᵀ Φ Q)
 
 
 @dataclass(frozen=True)
-class Truncated:
+class LowRankGram(BoundKernel):
+    sizes: FeatureLayout
     damping: float
     relative: bool
-    sizes: Sizes
     rank: int  # t, at most
 
     @property
@@ -66,7 +65,7 @@ class Truncated:
     @property
     def precision(self) -> torch.dtype:
         """Of products: with relative damping s²/λ is at most D/damping, and K takes differences of that size."""
-        comfortable = self.relative and self.sizes.width <= ILL * self.damping
+        comfortable = self.relative and self.sizes.width <= numbers.ILL * self.damping
         return self.sizes.dtype if comfortable else torch.float64
 
     @property
@@ -79,7 +78,7 @@ class Truncated:
         spans = [Round(f"span{i}", jobs, self._span, self._orthonormal) for i in range(PASSES)]
         return [*spans, Round("small", jobs, self._small)]
 
-    def _span(self, source: Source, i: int, before: Moments) -> Moments:
+    def _span(self, source: KernelSource, i: int, before: Moments) -> Moments:
         """Φᵀ Φ Q of a run of blocks, and the diagonal of ΦᵀΦ: products in `precision`, summed in float64."""
         basis = (before["basis"] if before else self._drawn()).to(self.precision)
         span = torch.zeros(self.sizes.width, self.tried, dtype=torch.float64)
@@ -106,7 +105,7 @@ class Truncated:
             )
         return {"basis": torch.linalg.qr(span / (float(span.abs().max()) or 1.0)).Q, "diagonal": diagonal}
 
-    def _small(self, source: Source, i: int, before: Moments) -> Moments:
+    def _small(self, source: KernelSource, i: int, before: Moments) -> Moments:
         """Qᵀ ΦᵀΦ Q of a run of blocks."""
         basis, small = before["basis"].to(self.precision), torch.zeros(self.tried, self.tried).double()
         for phi in chunks(source, self.sizes.runs()[i]):
@@ -115,11 +114,11 @@ class Truncated:
             del phi
         return {"small": small}
 
-    def fit(self, moments: Moments, source: Source) -> _Fitted:
+    def fit(self, moments: Moments, source: KernelSource) -> Fitted:
         trace = float(moments["diagonal"].sum())
         if trace == 0:
             raise UndeError("all features of the index are zero: has the loss a gradient?")
-        lam = damped(self.damping, self.relative, trace / self.sizes.width)
+        lam = numbers.damped(self.damping, self.relative, trace / self.sizes.width)
         if lam <= 0:
             raise UndeError(
                 "without damping there is no inverse from some singular vectors alone: raise the damping, or use "
@@ -132,7 +131,7 @@ class Truncated:
         share = (values - left) / (values + lam)
         leading = moments["basis"] @ vectors  # V
         self._check(moments["diagonal"], leading, share, lam, left)
-        return _Fitted(source, leading.to(self.precision), share.to(self.precision), lam + left)
+        return FittedLowRank(source, leading.to(self.precision), share.to(self.precision), lam + left)
 
     def _check(self, diagonal: Tensor, leading: Tensor, share: Tensor, lam: float, left: float) -> None:
         """Whether rounding of what is stored would decide."""
@@ -160,8 +159,7 @@ class Truncated:
 
 
 @dataclass(frozen=True)
-class _Fitted:
-    source: Source
+class FittedLowRank(Fitted):
     leading: Tensor  # V (D, t)
     share: Tensor  # (s² − τ) / (s² + λ), (t,)
     rest: float  # λ + τ
@@ -170,6 +168,3 @@ class _Fitted:
         a = rows.to(self.leading.dtype)
         left = torch.addmm(a, (a @ self.leading).mul_(self.share), self.leading.T, alpha=-1)
         return numbers.rounded(left.div_(self.rest), rows.dtype)
-
-    def train(self, blocks: Sequence[int]) -> Tensor:
-        return self.apply(read(self.source, blocks))

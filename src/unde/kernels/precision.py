@@ -1,4 +1,4 @@
-"""Where numbers end: products and inverses beyond the range of float32, and features coarser than what is inverted.
+"""Damped inverses and their precision: products beyond the range of float32, and features stored too coarsely.
 
 Losses may be scaled by anything, and K undoes it: Φ K Φᵀ has no unit. What lies between may be far out of the range of
 float32 all the same, and is then kept in float64. Ordinary numbers go the way they always went.
@@ -7,12 +7,18 @@ float32 all the same, and is then kept in float64. Ordinary numbers go the way t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from unde.errors import UndeError
 
+# ‖ΦᵀΦ‖/λ above which all is done in float64: rounding to float32 would be like another λ, 1 % off.
+ILL = 1e5
+# A_ii (A⁻¹)_ii is one over the part of column i that the others do not explain, whatever its units. Where they
+# explain all of it, rounding leaves 1e13 or more.
+_SINGULAR = 1e12
 _LEAST, _MOST = 2.0**-100, 2.0**100  # largest entries of a matrix that may be worked with in float32
 _NOISE = 0.003  # share of rounding that is put up with in what a kernel sees, in squares: 5 % of its size
 # Whoever stores in four bits has more than that from the start, and ranks with it. Then it may grow so many times, to
@@ -20,6 +26,11 @@ _NOISE = 0.003  # share of rounding that is put up with in what a kernel sees, i
 _GROWN = 25
 # The square of a rounding error that is spread evenly, in units of the largest one, on average over the digits.
 _SPREAD = 1 / 6
+
+
+def damped(damping: float, relative: bool, mean: float) -> float:
+    """λ: a multiple of the mean diagonal of the inverted matrix, or absolute."""
+    return damping * mean if relative else damping
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -44,6 +55,56 @@ def rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
             "which these scores do not depend on, and build again"
         )
     return out
+
+
+def assemble(panels: Sequence[Tensor]) -> Tensor:
+    """A symmetric matrix in float64 from panels of rows, each up to its diagonal block."""
+    side = panels[-1].shape[1]
+    gram = torch.zeros(side, side, dtype=torch.float64)
+    for panel in panels:
+        stop = panel.shape[1]
+        start = stop - len(panel)
+        gram[start:stop, :stop] = panel
+        gram[:start, start:stop] = panel[:, :start].T
+    return gram
+
+
+def inverse(
+    gram: Tensor,
+    damping: float,
+    relative: bool,
+    width: int,
+    rounding: float = 0.0,
+    unit: float | None = None,
+) -> tuple[Tensor, float]:
+    """(gram + λI)⁻¹ in place, and λ; the mean diagonal is that of ΦᵀΦ, `width` long, also where `gram` is ΦΦᵀ.
+
+    `rounding` is that of the entries of Φ as they are stored, `unit` what relative damping is a multiple of if not of
+    that mean.
+    """
+    norm, trace = float(gram.norm()), float(gram.diagonal().sum())
+    if not math.isfinite(norm):
+        raise UndeError(
+            "the kernel ΦᵀΦ holds NaN or infinite entries: some features are not finite, or too large to "
+            "square. Rebuild the index with on_bad='skip', or rescale the loss"
+        )
+    if trace == 0:
+        raise UndeError("all features of the index are zero: has the loss a gradient?")
+    unit = trace / width if unit is None else unit
+    lam = damped(damping, relative, unit)
+    gram.diagonal().add_(lam)
+    scale = gram.diagonal().clone()
+    failed = torch.empty((), dtype=torch.int32)
+    torch.linalg.cholesky_ex(gram, out=(gram, failed))
+    if not failed:
+        torch.cholesky_inverse(gram, out=gram)
+    explained = gram.diagonal() * scale
+    if failed or not float(explained.max()) < _SINGULAR:
+        raise UndeError(
+            f"ΦᵀΦ + λI is singular at λ = {lam:.3g} ({len(gram):,} × {len(gram):,}): raise the damping"
+        )
+    check_rounding(float(explained.mean()), rounding, lam, trace / len(gram), unit if relative else None)
+    return gram, lam
 
 
 def check_rounding(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from unde.errors import UndeError, unknown
 from unde.kernels import Diagonal, EKFACKernel, Gram, Identity, Kernel
-from unde.kernels.gram_products import svd_rank
+from unde.kernels.trak import svd_rank
 from unde.methods.base import OMIT_IF, FinalContext, Method
 from unde.projection import TWO_SIDED, Spec
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from unde.errors import UndeError, unknown
 from unde.notebook import facts, listed
 from unde.scoring.blocks import TopK, check_finite, check_k
-from unde.scoring.data_splits import Learned, refuse_seen
+from unde.scoring.data_splits import LearnedWeights, refuse_seen
 from unde.scoring.documents import Pieces, name_pieces
 from unde.scoring.top import Top
 
@@ -201,7 +201,7 @@ class Scores(ABC):
         if weights is None:
             default = self.default_weights
             return torch.ones(m) if default is None else default.aligned_to(self.groups)
-        if isinstance(weights, Learned):
+        if isinstance(weights, LearnedWeights):
             refuse_seen(self.query_digests, weights)
         align = getattr(weights, "aligned_to", None)
         values = torch.as_tensor(align(self.groups) if align else weights, dtype=torch.float32).cpu()

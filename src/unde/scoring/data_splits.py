@@ -14,7 +14,7 @@ from unde.fingerprints import origins
 
 
 @runtime_checkable
-class Learned(Protocol):
+class LearnedWeights(Protocol):
     """Weights that remember the queries they were learned on."""
 
     @property
@@ -46,7 +46,7 @@ def refuse_training(scores: Any, asked: str = "queries") -> None:
     refuse_shared(0 if trained_on is None else len(trained_on()), asked, "the training data")
 
 
-def refuse_seen(query_digests: Sequence[str], weights: Learned, called: str = "the weights") -> bool:
+def refuse_seen(query_digests: Sequence[str], weights: LearnedWeights, called: str = "the weights") -> bool:
     """Raises if the weights were learned on one of the queries; False if they do not remember theirs."""
     digests, learned = list(query_digests), weights.query_digests
     seen = shared(digests, learned)

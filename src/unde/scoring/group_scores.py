@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -118,7 +119,7 @@ class GroupScores(Scores):
         w = self.align_weights(weights)
         if self.train.workers is not None:
             return self.train.workers.total(self, w)
-        out = torch.empty(self.shape)
+        out = _empty(*self.shape)
         for rows, q, part in self.totals(w):
             out[q, rows] = part
         return out
@@ -143,7 +144,7 @@ class GroupScores(Scores):
                 f"by_group() of {q} × {n} × {m} needs {need / 2**30:.3g} GiB, the budget "
                 f"is {self.memory / 2**30:.3g} GiB: score fewer queries, regroup, or raise memory="
             )
-        out = torch.empty(q, m, n)  # of a query a matrix (M, n): transposing it would take as long
+        out = _empty(q, m, n)  # of a query a matrix (M, n): transposing it would take as long
         whole = out.transpose(1, 2)
         for rows, part in self._stream(slice(0, q), out.transpose(0, 1)):
             if self.method.groupwise:
@@ -402,3 +403,8 @@ def _products(queries: Sequence[Tensor] | Tensor, blocks: Sequence[Tensor]) -> T
     for c, (q, block) in enumerate(zip(queries, blocks)):
         multiply(out, q, block, add=c > 0)
     return out
+
+
+def _empty(*shape: int) -> Tensor:
+    """An uninitialized tensor. NumPy requests huge pages, which makes filling large results several times faster."""
+    return torch.from_numpy(np.empty(shape, dtype=np.float32))

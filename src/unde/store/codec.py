@@ -1,4 +1,4 @@
-"""Codecs: features as they are stored. A new precision is one class with `pack`, `unpack` and `layout`."""
+"""Codecs: how features are stored. A new precision is one class with `pack`, `unpack` and `layout`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,81 +17,57 @@ from unde.errors import UndeError, unknown
 Layout = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
-class Codec(Protocol):
-    """`columns` are those of each parameter, which may be scaled apart. All that is stored is stored by row."""
+class Codec(ABC):
+    """How features are stored. `columns` are those of each parameter, which may be scaled apart; rows stay rows.
+
+    Attributes:
+        rounding: Largest relative rounding of an entry beyond that of float32.
+        mapped: Whether features are used as they are mapped, without a copy.
+        lossy: Whether more than digits is lost, so that K g(n) cannot be stored in the same way.
+    """
+
+    rounding: ClassVar[float]
+    mapped: ClassVar[bool] = False
+    lossy: ClassVar[bool] = False
 
     @property
-    def name(self) -> str: ...
-
-    @property
-    def rounding(self) -> float:
-        """Of an entry, relative and at most, beyond that of float32."""
-        ...
-
-    @property
-    def mapped(self) -> bool:
-        """Whether features are handed on as they are mapped, without a copy."""
-        ...
-
-    @property
-    def lossy(self) -> bool:
-        """Whether more than digits is lost, so that K g(n) cannot be stored in the same way."""
-        ...
-
-    @property
-    def columns_packed(self) -> int:
-        """How many times those of a parameter are in memory while they are packed."""
-        ...
-
-    def layout(self, rows: int, columns: Sequence[slice]) -> Layout:
-        """Shapes and types of what `pack` gives."""
-        ...
-
-    def pack(self, features: Tensor, columns: Sequence[slice]) -> dict[str, Tensor]:
-        """What is stored of float32 features (n, D), by name."""
-        ...
-
-    def unpack(
-        self, shard: Mapping[str, Tensor], columns: Sequence[slice], out: Tensor | None = None
-    ) -> Tensor:
-        """(n, D) float32 again; of any of the rows, put into `out` if that is there."""
-        ...
-
-    def nbytes(self, rows: int, columns: Sequence[slice]) -> int:
-        """Bytes of what `pack` gives."""
-        ...
-
-    def check(self, shard: Mapping[str, Tensor], rows: int, columns: Sequence[slice]) -> None:
-        """A ValueError that says why this is not what `pack` gives of so many rows."""
-        ...
-
-
-class Tensors(ABC):
-    """What all codecs share: what they say about what they store."""
+    @abstractmethod
+    def name(self) -> str:
+        """The `store_dtype` of users."""
 
     @abstractmethod
     def layout(self, rows: int, columns: Sequence[slice]) -> Layout:
-        """Shapes and types of what is stored."""
+        """Shapes and types of the tensors that `pack` returns."""
+
+    @abstractmethod
+    def pack(self, features: Tensor, columns: Sequence[slice]) -> dict[str, Tensor]:
+        """Tensors to store for float32 features (n, D), by name."""
+
+    @abstractmethod
+    def unpack(
+        self, shard: Mapping[str, Tensor], columns: Sequence[slice], out: Tensor | None = None
+    ) -> Tensor:
+        """Features (n, D) in float32, of any of the rows; in `out` unless that is None."""
 
     def nbytes(self, rows: int, columns: Sequence[slice]) -> int:
+        """Bytes of the tensors that `pack` returns."""
         return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.layout(rows, columns).values())
 
     def check(self, shard: Mapping[str, Tensor], rows: int, columns: Sequence[slice]) -> None:
+        """Raise a ValueError unless the tensors are those of so many rows."""
         for name, (shape, dtype) in self.layout(rows, columns).items():
             if name not in shard:
                 raise ValueError(f"{name!r} is not in it")
-            found = (tuple(shard[name].shape), shard[name].dtype)
-            if found != (shape, dtype):
-                raise ValueError(f"{name!r} is {_told(*found)}, expected {_told(shape, dtype)}")
+            actual = (tuple(shard[name].shape), shard[name].dtype)
+            if actual != (shape, dtype):
+                raise ValueError(f"{name!r} is {_describe(*actual)}, expected {_describe(shape, dtype)}")
 
 
-class Float32(Tensors):
+class Float32(Codec):
     name: ClassVar[str] = "float32"
     dtype: ClassVar[torch.dtype] = torch.float32
     rounding: ClassVar[float] = 0.0
     mapped: ClassVar[bool] = True
-    columns_packed: ClassVar[int] = 1
-    lossy: ClassVar[bool] = False
 
     def layout(self, rows: int, columns: Sequence[slice]) -> Layout:
         return {"features": ((rows, columns[-1].stop), self.dtype)}
@@ -122,7 +98,6 @@ class Float16(Float32):
     dtype: ClassVar[torch.dtype] = torch.float16
     rounding: ClassVar[float] = 2.0**-11
     mapped: ClassVar[bool] = False
-    columns_packed: ClassVar[int] = 2
 
     def layout(self, rows: int, columns: Sequence[slice]) -> Layout:
         return super().layout(rows, columns) | {"exponent": ((rows, len(columns)), torch.int8)}
@@ -153,7 +128,6 @@ class Int8(Float32):
     # root mean square: 0.008 to 0.025 for the parameters of small trained networks, 2⁻⁶ in the middle.
     rounding: ClassVar[float] = 2.0**-6
     mapped: ClassVar[bool] = False
-    columns_packed: ClassVar[int] = 2
 
     def layout(self, rows: int, columns: Sequence[slice]) -> Layout:
         return super().layout(rows, columns) | {"scale": ((rows, len(columns)), torch.float32)}
@@ -188,7 +162,6 @@ class Int4(Float32):
     # As of int8: κ/(7·√2), κ of 64 entries being 2.5 to 3.5.
     rounding: ClassVar[float] = 0.3
     mapped: ClassVar[bool] = False
-    columns_packed: ClassVar[int] = 3
 
     def layout(self, rows: int, columns: Sequence[slice]) -> Layout:
         sizes = [c.stop - c.start for c in columns]
@@ -199,17 +172,17 @@ class Int4(Float32):
 
     def pack(self, features: Tensor, columns: Sequence[slice]) -> dict[str, Tensor]:
         kinds = self.layout(len(features), columns)
-        found = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in kinds.items()}
+        out = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in kinds.items()}
         for _, size, half, _, at in self._runs(columns, together=False):
             x = features[:, at.columns]
             every = [slice(a, min(a + _BLOCK, size)) for a in range(0, size, _BLOCK)]
             scale = _rounded_up(largest(x, every, self.name), 7, _LARGEST, 16)
-            found["scale"][:, at.scales] = scale
+            out["scale"][:, at.scales] = scale
             by = torch.where(scale > 0, scale, 1.0).repeat_interleave(_BLOCK, 1)[:, :size]
             x = (x / by).round_().clamp_(-7, 7).add_(8).to(torch.uint8)
             high = pad(x[:, half:], (0, 2 * half - size), value=8)
-            found["features"][:, at.bytes] = x[:, :half] | (high << 4)
-        return found
+            out["features"][:, at.bytes] = x[:, :half] | (high << 4)
+        return out
 
     def unpack(
         self, shard: Mapping[str, Tensor], columns: Sequence[slice], out: Tensor | None = None
@@ -235,12 +208,12 @@ class Int4(Float32):
         check_scales(shard["scale"], _LARGEST, what="block")
 
     @staticmethod
-    def _runs(columns: Sequence[slice], together: bool = True) -> Iterator[tuple[int, int, int, int, _At]]:
+    def _runs(columns: Sequence[slice], together: bool = True) -> Iterator[tuple[int, int, int, int, _Place]]:
         """Neighbouring parameters of one size: how many, the size, the bytes and blocks of one, and where they are."""
         byte = block = 0
         for size, first, last in neighbours([c.stop - c.start for c in columns], together):
             units, half, blocks = last - first, -(-size // 2), -(-size // _BLOCK)
-            at = _At(
+            at = _Place(
                 slice(columns[first].start, columns[last - 1].stop),
                 slice(byte, byte + units * half),
                 slice(block, block + units * blocks),
@@ -249,7 +222,7 @@ class Int4(Float32):
             yield units, size, half, blocks, at
 
 
-class _At(NamedTuple):
+class _Place(NamedTuple):
     columns: slice
     bytes: slice
     scales: slice
@@ -272,14 +245,14 @@ def _rounded_up(largest: Tensor, steps: int, most: float, zeros: int) -> Tensor:
 
 def largest(features: Tensor, columns: Sequence[slice], name: str) -> Tensor:
     """(n, U) float32: the largest size of an entry. Raises if one is not finite."""
-    found = _largest(features, columns).to(torch.float32)  # NaN if one is
-    if not found.isfinite().all():
-        first = int((~found.isfinite()).any(1).nonzero()[0])
+    sizes = _largest(features, columns).to(torch.float32)  # NaN if one is
+    if not sizes.isfinite().all():
+        first = int((~sizes.isfinite()).any(1).nonzero()[0])
         raise UndeError(
-            f"features to be stored as {name} are NaN or infinite (row {first} of {len(found)}), expected finite "
+            f"features to be stored as {name} are NaN or infinite (row {first} of {len(sizes)}), expected finite "
             "numbers: look at the example and the model, or divide the loss by a constant and build again"
         )
-    return found
+    return sizes
 
 
 def check_scales(scale: Tensor, most: float, at: slice = slice(None), what: str = "number") -> None:
@@ -313,12 +286,12 @@ def neighbours(kinds: Sequence[Any], together: bool = True) -> Iterator[tuple[An
 
 def _largest(features: Tensor, columns: Sequence[slice]) -> Tensor:
     """(n, U): the largest size of an entry, NaN if one is. Read twice, which is faster than a copy of all sizes."""
-    found = list[Tensor]()
+    parts = list[Tensor]()
     for size, first, last in neighbours([c.stop - c.start for c in columns]):
         c = slice(columns[first].start, columns[last - 1].stop)
         each = features[:, c].unflatten(1, (last - first, size))
-        found.append(torch.maximum(each.amax(2), -each.amin(2)))
-    return torch.cat(found, 1)
+        parts.append(torch.maximum(each.amax(2), -each.amin(2)))
+    return torch.cat(parts, 1)
 
 
 def _scaled(features: Tensor, scale: Tensor, columns: Sequence[slice]) -> Tensor:
@@ -329,7 +302,7 @@ def _scaled(features: Tensor, scale: Tensor, columns: Sequence[slice]) -> Tensor
     return features
 
 
-def _told(shape: tuple[int, ...], dtype: torch.dtype) -> str:
+def _describe(shape: tuple[int, ...], dtype: torch.dtype) -> str:
     return f"{str(dtype).removeprefix('torch.')} of shape {shape}"
 
 

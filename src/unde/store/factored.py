@@ -23,7 +23,6 @@ from unde.store.codec import (
     Codec,
     Int8,
     Layout,
-    Tensors,
     check_scales,
     codec,
     largest,
@@ -39,7 +38,7 @@ _LARGEST = (1 - 2.0**-20) * 2.0**128 / _STEPS**2  # 127² times it is in the ran
 
 
 @dataclass(frozen=True)
-class Factored(Tensors):
+class Factored(Codec):
     """`rank` outer products of every matrix that they take less than int8 for; the others, and vectors, in int8.
 
     `features` has the numbers u_1 v_1 … u_c v_c of each matrix, and those of int8, in the order of the parameters;
@@ -47,8 +46,6 @@ class Factored(Tensors):
     """
 
     rounding: ClassVar[float] = Int8.rounding  # what is left out is no noise: kernels never see it
-    mapped: ClassVar[bool] = False
-    columns_packed: ClassVar[int] = 4
     lossy: ClassVar[bool] = True
     rank: int
     sides: tuple[MatrixShape, ...]  # of each parameter
@@ -67,15 +64,15 @@ class Factored(Tensors):
     def pack(self, features: Tensor, columns: Sequence[slice]) -> dict[str, Tensor]:
         largest(features, columns, self.name)  # all of it is finite
         kinds = self.layout(len(features), columns)
-        found = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in kinds.items()}
+        out = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in kinds.items()}
         for run in self._runs(columns, together=False):
             x = features[:, run.columns]
             if run.sides is None:
                 numbers, scale = Int8().pack(x, [slice(0, run.size)]).values()
             else:
                 numbers, scale = self._factors(x, run.sides)
-            found["features"][:, run.numbers], found["scale"][:, run.scales] = numbers, scale
-        return found
+            out["features"][:, run.numbers], out["scale"][:, run.scales] = numbers, scale
+        return out
 
     def _factors(self, x: Tensor, sides: tuple[int, int]) -> tuple[Tensor, Tensor]:
         """Of matrices (n, r·s): numbers (n, c·(r + s)) and scales (n, c)."""
@@ -116,9 +113,9 @@ class Factored(Tensors):
         for run in self._runs(columns):
             check_scales(shard["scale"], INT8_LARGEST if run.sides is None else _LARGEST, run.scales)
 
-    def _runs(self, columns: Sequence[slice], together: bool = True) -> Iterator[_Run]:
+    def _runs(self, columns: Sequence[slice], together: bool = True) -> Iterator[_MatrixRun]:
         """Parameters one by one, or neighbours that are stored alike `together`."""
-        kinds = [(c.stop - c.start, self._kept(pair)) for c, pair in zip(columns, self.sides, strict=True)]
+        kinds = [(c.stop - c.start, self._matrix(pair)) for c, pair in zip(columns, self.sides, strict=True)]
         number = scale = 0
         for (size, pair), first, last in neighbours(kinds, together):
             units, each = last - first, size if pair is None else self.rank * sum(pair)
@@ -126,16 +123,16 @@ class Factored(Tensors):
             scales = slice(scale, scale + units * (1 if pair is None else self.rank))
             number, scale = numbers.stop, scales.stop
             where = slice(columns[first].start, columns[last - 1].stop)
-            yield _Run(units, size, pair, where, numbers, scales)
+            yield _MatrixRun(units, size, pair, where, numbers, scales)
 
-    def _kept(self, pair: MatrixShape) -> MatrixShape:
+    def _matrix(self, pair: MatrixShape) -> MatrixShape:
         """The sides of a matrix of which outer products are kept."""
         if pair is None or self.rank * (sum(pair) + 4) >= pair[0] * pair[1] + 4:
             return None
         return pair
 
 
-class _Run(NamedTuple):
+class _MatrixRun(NamedTuple):
     units: int
     size: int  # columns of each
     sides: MatrixShape  # of matrices that are kept as outer products
@@ -171,8 +168,8 @@ def sides_of(units: Sequence[Mapping[str, Any]], projection: str) -> tuple[Matri
     """
     spec = Spec.parse(projection)
     matrix = spec.kind in ("none", *TWO_SIDED)
-    found = [two_sides(spec, tuple(u["shape"])) if matrix and len(u["shape"]) > 1 else None for u in units]
-    return tuple(found)
+    sides = [two_sides(spec, tuple(u["shape"])) if matrix and len(u["shape"]) > 1 else None for u in units]
+    return tuple(sides)
 
 
 def codec_of(name: str, units: Sequence[Mapping[str, Any]], projection: str) -> Codec:

@@ -33,16 +33,14 @@ class Settled:
     """Sizes and choices that the last bits of features depend on: decided by the first build, read by later ones."""
 
     pass_size: int  # examples that go through the model together
-    shard_size: int  # examples in a shard, a whole number of passes but for the first
+    shard_size: int  # examples in a shard, a whole number of passes
     threads: int | None  # of torch, for each job; None: as they come
     coverage: list[dict[str, Any]] | None = None  # for each checkpoint: which way each parameter goes
     rows: int | None = None  # rows in a pass where a task makes several of an example
     directions: list[int | None] | None = None  # the same two for the pass that finds pca directions
-    ahead: int = 0  # examples in a pass before all others, if there is one
 
     def as_dict(self) -> dict[str, Any]:
-        """Omit a field added later when it holds its default, so that ids are stable."""
-        return {name: value for name, value in vars(self).items() if name != "ahead" or value != 0}
+        return dict(vars(self))
 
 
 @dataclass(frozen=True)

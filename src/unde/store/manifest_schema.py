@@ -22,8 +22,6 @@ def check(content: Mapping[str, Any]) -> None:
     examples = _count("examples", content["examples"])
     size = _count("shard_size", settled["shard_size"])
     _count("pass_size", settled["pass_size"])
-    if "ahead" in settled:
-        _count("ahead", settled["ahead"], settled["pass_size"])
     for name, most in (("threads", 2**16), ("rows", MOST)):
         if settled[name] is not None:
             _count(name, settled[name], most)

@@ -17,7 +17,7 @@ from torch import Tensor
 from unde.errors import UndeError
 from unde.store.cache import Cache
 from unde.store.file_watch import FileWatch
-from unde.store.files import Content, begin_bytes, create_bytes, joined, write_bytes
+from unde.store.files import Content, create_bytes, joined, write_bytes
 from unde.store.remote import Remote, StorePath
 from unde.store.safe_io import check_header
 
@@ -42,8 +42,8 @@ class ShardError(UndeError):
 
 
 @contextmanager
-def damaged(path: StorePath) -> Generator[None]:
-    """What cannot be right about the tensors of a shard, a ValueError, as that of its file."""
+def report_damage(path: StorePath) -> Generator[None]:
+    """Raise a ValueError about the tensors of a shard as a ShardError that names its file."""
     try:
         yield
     except ValueError as e:
@@ -52,24 +52,13 @@ def damaged(path: StorePath) -> Generator[None]:
 
 def write_shard(path: StorePath, owner: str, tensors: Mapping[str, Tensor], place: str | None = None) -> None:
     """Write tensors that belong to `owner` and to one place in it, by default the file's name."""
-    begin_shard(path, owner, tensors, place)()
-
-
-def begin_shard(
-    path: StorePath, owner: str, tensors: Mapping[str, Tensor], place: str | None = None
-) -> Callable[[], None]:
-    """The first half of that, after which the tensors may change; what is returned is the other, which waits for the
-    disk, or sends a copy to a store."""
     content = _packed(tensors, owner, place or path.name)
-    if not isinstance(path, Remote):
-        return begin_bytes(path, content)
-    copy = joined(content)
-
-    def send() -> None:
+    if isinstance(path, Remote):
+        copy = joined(content)
         write_bytes(path, copy)
         Cache.here().keep(path, copy)
-
-    return send
+    else:
+        write_bytes(path, content)
 
 
 def create_shard(path: StorePath, owner: str, tensors: Mapping[str, Tensor]) -> bool:
@@ -78,8 +67,7 @@ def create_shard(path: StorePath, owner: str, tensors: Mapping[str, Tensor]) -> 
 
 
 def _packed(tensors: Mapping[str, Tensor], owner: str, place: str) -> Content:
-    """What safetensors makes of them, with the tensors where they lie: its own writer copies each before it is
-    written."""
+    """The content of a safetensors file, without copies of the tensors (the library's writer copies each)."""
     tensors = {k: v.contiguous().cpu() for k, v in tensors.items()}
     header, order = _header(tensors, {"checksum": checksum(tensors, sums), "index": owner, "name": place})
     return [header, *(_buffer(tensors[name]) for name in order if tensors[name].numel())]
@@ -105,10 +93,12 @@ def _buffer(t: Tensor) -> memoryview:
 def read_shard(
     path: StorePath, owner: str | None, verify: bool = True, place: str | None = None
 ) -> dict[str, Tensor]:
-    """The tensors of a shard, mapped from the file, once it is known to be whole and to belong to `owner`
-    (None: whoever it is). Of a remote one from a copy on this machine, which is checked when it is made."""
+    """Map the tensors of a shard, after checking that it is whole and belongs to `owner` (None: to anyone).
+
+    A remote shard is mapped from a copy on this machine, which is checked when it is made.
+    """
     if not isinstance(path, Remote):
-        return mapped(path, path, owner, verify, place)
+        return map_shard(path, path, owner, verify, place)
     cache = Cache.here()
     # What belongs to an index has one content, so a sound copy of it is as good as the object: the store is not asked.
     copy = None if verify or owner is None else cache.newest(path)
@@ -117,18 +107,18 @@ def read_shard(
         if copy.exists():
             cache.touch(copy)
             with suppress(ShardError):  # a copy that is damaged, or was removed this moment, is replaced
-                return mapped(copy, path, owner, verify, place)
+                return map_shard(copy, path, owner, verify, place)
             copy = cache.at(path)
         with cache.fetched(path, copy) as file:
-            return mapped(file, path, owner, True, place)
+            return map_shard(file, path, owner, True, place)
     except FileNotFoundError:
         raise ShardError(f"shard {path.name} is missing from {path.parent}") from None
 
 
-def mapped(
+def map_shard(
     file: Path, path: StorePath, owner: str | None, verify: bool, place: str | None
 ) -> dict[str, Tensor]:
-    """The tensors in a file, which holds the content of `path`."""
+    """Map the tensors of a file that holds the content of `path`."""
     try:
         check_header(file)
         with safe_open(file, framework="pt") as f:
@@ -149,8 +139,8 @@ def mapped(
     return tensors
 
 
-def read_again(path: StorePath, owner: str, watch: FileWatch) -> dict[str, Tensor]:
-    """As `read_shard`, of a file that was found whole: its checksum is asked only if it has changed since."""
+def reread_shard(path: StorePath, owner: str, watch: FileWatch) -> dict[str, Tensor]:
+    """Read a shard that was valid before; its checksum is compared only if the file has changed since."""
     changed = watch.changed(path)
     tensors = read_shard(path, owner, verify=changed)
     if changed:
@@ -160,8 +150,8 @@ def read_again(path: StorePath, owner: str, watch: FileWatch) -> dict[str, Tenso
     return tensors
 
 
-def sound(path: StorePath, owner: str | None, place: str | None = None) -> bool:
-    """Whether a whole file of `owner` is there."""
+def is_valid_shard(path: StorePath, owner: str | None, place: str | None = None) -> bool:
+    """Whether there is a valid shard of `owner`."""
     try:
         read_shard(path, owner, place=place)
     except ShardError:
@@ -182,7 +172,7 @@ def file_bytes(tensors: Mapping[str, Tensor], place: str) -> int:
 def checksum(
     tensors: Mapping[str, Tensor], of: Callable[[memoryview], bytes | memoryview] = memoryview
 ) -> str:
-    """SHA-256 of names, types, shapes and content, or of what `of` makes of the content."""
+    """SHA-256 of names, types, shapes and content, or of a function `of` the content."""
     h = hashlib.sha256()  # processors have instructions for it
     for name in sorted(tensors):
         t = tensors[name]
@@ -192,8 +182,7 @@ def checksum(
 
 
 def sums(data: memoryview) -> bytes:
-    """CRC-32 of every block. It is to find damage, which needs no more, and takes 0.4 of the time of a hash of all;
-    of blocks, so that a large file is no worse off than a small one."""
+    """CRC-32 of every block: enough to find damage, in 0.4 of the time of a hash of all."""
     parts = (zlib.crc32(data[i : i + _BLOCK]) for i in range(0, len(data), _BLOCK))
     return b"".join(part.to_bytes(4, "little") for part in parts)
 

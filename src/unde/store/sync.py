@@ -17,7 +17,7 @@ from unde.store.files import clear_partial, create_bytes, temporary_for, write_b
 from unde.store.locks import locked
 from unde.store.manifest import Manifest
 from unde.store.remote import Remote, StorePath
-from unde.store.shards import ShardError, mapped, read_shard, sound
+from unde.store.shards import ShardError, is_valid_shard, map_shard, read_shard
 
 _HEAD = 2**16  # bytes at the beginning of a file of tensors that tell it from another: its checksum is there
 _TENSORS = ".safetensors"
@@ -105,7 +105,7 @@ def _tensors(
     at: StorePath, to: StorePath, owner: str | None, place: str, same_size: bool, on_demand: bool
 ) -> bool:
     """Whether it was copied, after its checksum was found right; on this machine, what is there is checked too."""
-    if same_size and _head(at) == _head(to) and (isinstance(to, Remote) or sound(to, owner, place)):
+    if same_size and _head(at) == _head(to) and (isinstance(to, Remote) or is_valid_shard(to, owner, place)):
         return False
     try:
         if isinstance(at, Remote) and isinstance(to, Path):
@@ -124,7 +124,7 @@ def _fetch(at: Remote, to: Path, owner: str | None, place: str) -> None:
     temporary = temporary_for(to)
     try:
         at.download(temporary)
-        mapped(temporary, at, owner, True, place)
+        map_shard(temporary, at, owner, True, place)
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, to)

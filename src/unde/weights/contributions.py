@@ -30,16 +30,6 @@ class Span:
     places: slice  # where these are in the sorted list of all wanted queries
 
 
-def keeps(queries: int, examples: int, groups: int, memory: int) -> bool:
-    """Whether contributions are cached, together with the M×M matrices of the fixed-point solver."""
-    return queries * (4 * examples * groups + 8 * groups**2) <= memory // CACHE_SHARE
-
-
-def together(query_bytes: int, groups: int, memory: int) -> int:
-    """Queries in a span, of each of which `query_bytes` are held."""
-    return max(1, memory // (SPAN_SHARE * max(query_bytes, 8 * groups)))
-
-
 class Contributions:
     """The (Q, N, M) contributions of a source: checked to be finite, with noise on request.
 
@@ -60,7 +50,7 @@ class Contributions:
             passes = self.sweep("measuring the contributions", torch.arange(self.queries), 0)
             deviation = group_deviation(block for _, blocks in passes for _, block in blocks)
             self._noise = Noise(noise * deviation, seed)
-        if keeps(self.queries, self.examples, self.groups, self.memory):
+        if self.queries * (self.query_bytes + 8 * self.groups**2) <= self.memory // CACHE_SHARE:
             self._cache = self.load(slice(0, self.queries))
 
     def sweep(self, label: str, wanted: Tensor, query_bytes: int) -> Iterator[tuple[Span, Blocks]]:
@@ -125,7 +115,7 @@ class Contributions:
 
     def _spans(self, wanted: Tensor, query_bytes: int) -> Iterator[Span]:
         # At least one training example of every query in the span must fit, whatever the caller holds.
-        step = together(query_bytes, self.groups, self.memory)
+        step = max(1, self.memory // (SPAN_SHARE * max(query_bytes, 8 * self.groups)))
         starts = torch.arange(min(step, self.queries), self.queries, step)
         cuts = torch.searchsorted(wanted.contiguous(), starts).tolist()
         for low, high in pairwise([0, *cuts, len(wanted)]):

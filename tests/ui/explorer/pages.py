@@ -14,8 +14,7 @@ from unde import Index, Setup, Weights
 from unde.methods import TRAK
 from unde.tasks import Classification
 from unde.ui.explorer import Session
-from unde.ui.explorer.app import application
-from unde.ui.explorer.run import bound
+from unde.ui.explorer.app import application, bound
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "integrations"))
 

@@ -18,8 +18,8 @@ from unde.evaluate import baseline_scores
 from unde.methods import DAS, TRAK, LoGRA, TracIn
 from unde.ui.explorer import Session
 from unde.ui.explorer.baselines import Baselines
-from unde.ui.explorer.jobs import Job
-from unde.ui.explorer.ranking import Held, Sliders
+from unde.ui.explorer.jobs import BackgroundJob
+from unde.ui.explorer.ranking import ScoreCache, Sliders
 
 EVAL = {"kind": "eval", "at": 0}
 
@@ -86,7 +86,7 @@ def test_das_is_squared_after_its_weights(tmp_path):
     answered = session.ask(pages_inquiry(EVAL), quiet_job())
     w = torch.tensor([0.3, 1.7])
     [total] = session.index.score([session.roles["eval"].rows[0]]).total(w)
-    held = session.answer(answered["answer"]).held
+    held = session.answer(answered["answer"]).cache
     assert torch.allclose(held.total(w), total, rtol=1e-4)
     assert not torch.allclose(held.total(2 * w), 2 * held.total(w))
     row = session.rank({"answer": answered["answer"], "values": w.tolist(), "count": 3})["rows"][1]
@@ -94,22 +94,22 @@ def test_das_is_squared_after_its_weights(tmp_path):
 
 
 def pages_inquiry(*plus):
-    from unde.ui.explorer.questions import Inquiry
+    from unde.ui.explorer.query_builder import Inquiry
 
     return Inquiry.read({"plus": list(plus)})
 
 
 def quiet_job():
-    from unde.ui.explorer.jobs import Job
+    from unde.ui.explorer.jobs import BackgroundJob
 
-    return Job(lambda job: None, False)
+    return BackgroundJob(lambda job: None, False)
 
 
 def test_contributions_that_memory_does_not_hold(classifier, monkeypatch):
     scores = classifier.index.score([classifier.roles["eval"].rows[0]])
-    held = Held.forward(scores)
+    held = ScoreCache.forward(scores)
     monkeypatch.setattr("unde.ui.explorer.ranking.SHARE", 10**9)
-    streamed = Held.forward(scores)
+    streamed = ScoreCache.forward(scores)
     w = torch.tensor([0.3, 1.1, 0.9])
     assert held.contributions is not None and streamed.contributions is None
     assert torch.allclose(held.total(w), streamed.total(w), rtol=1e-4)
@@ -140,7 +140,7 @@ def test_a_set_of_queries_is_its_mean_and_a_contrast(pictures):
     assert [one["value"] for one in found["low"]] == pytest.approx(
         (-(-expected).topk(5).values).tolist(), rel=1e-3
     )
-    assert answer["notes"] == ["Asked about the mean of 2 queries, less another."]
+    assert answer["notes"] == ["ExplorerQuery about the mean of 2 queries, less another."]
 
 
 def test_another_label_is_asked_about(pictures):
@@ -447,7 +447,7 @@ def test_baselines_of_sets_and_of_typed_texts(texts):
 def test_hidden_states_that_memory_does_not_hold(texts):
     baselines = texts.session.baselines
     asked = [texts.session.answer(texts.ask({"kind": "train", "at": 1})["answer"]).asked[0]]
-    job = Job(lambda job: None, quiet=True)
+    job = BackgroundJob(lambda job: None, quiet=True)
     held = baselines.score("hidden-state similarity", asked, [], job)
     assert baselines._hidden is not None
     again = Baselines(baselines.setup, baselines.train, memory=100)

@@ -10,7 +10,7 @@ import toy
 import unde
 from unde.methods import EKFAC
 from unde.tasks import Classification
-from unde.ui.explorer.page import page
+from unde.ui.explorer.app import page
 from unde.ui.explorer.session import Session
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -18,8 +18,8 @@ from unde.integrations.diffusers import (
     sample_pipeline,
 )
 from unde.methods import DTRAK, JourneyTRAK
-from unde.ui.explorer.jobs import Job
-from unde.ui.explorer.questions import Inquiry
+from unde.ui.explorer.jobs import BackgroundJob
+from unde.ui.explorer.query_builder import Inquiry
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def session(tmp_path_factory, one_thread):
 
 
 def asked(session, question, told=None):
-    job = Job(lambda job: None, False)
+    job = BackgroundJob(lambda job: None, False)
     if told is not None:
         tell = job.tell
         job.tell = lambda *said: (told.append(said), tell(*said))
@@ -60,7 +60,7 @@ def test_a_prompt_is_generated_with_its_seed(session):
 def test_a_picture_is_encoded_with_its_prompt(session):
     image = sd_toy.pixels(8)[3]
     picture = pages.encoded(image.permute(1, 2, 0).numpy())
-    digest = session.asker.keep(picture)["picture"]
+    digest = session.builder.keep(picture)["picture"]
     answer = asked(session, {"kind": "picture", "picture": digest, "text": "a fish"})
     latents = encode_images(session.pipeline, image[None], progress=False)  # noise follows from their bits
     prompt = encode_prompts(session.pipeline, ["a fish"])
@@ -68,7 +68,7 @@ def test_a_picture_is_encoded_with_its_prompt(session):
     columns = {"latents": latents, "encoder_hidden_states": prompt, "text": ["a fish"]}
     [total] = session.index.score(Rows(columns, session.setup.task.collate)).total()
     assert best(session, answer) == pytest.approx(dict(enumerate(total.tolist())), rel=1e-3)
-    large = session.asker.keep(pages.png((20, 12), "RGB", "white"))["picture"]  # as bright as can be
+    large = session.builder.keep(pages.png((20, 12), "RGB", "white"))["picture"]  # as bright as can be
     assert (
         "resized from 20 × 12"
         in asked(session, {"kind": "picture", "picture": large})["asked"][0]["notes"][0]
@@ -77,16 +77,16 @@ def test_a_picture_is_encoded_with_its_prompt(session):
 
 def test_what_is_generated_is_influenced_too(session):
     asked(session, {"kind": "prompt", "text": "a red dog", "seed": 5})
-    told = session.influenced(2, {}, Job(lambda job: None, False))
+    told = session.influenced(2, {}, BackgroundJob(lambda job: None, False))
     assert "asked in this session" in told["notes"][0]
     entry = session.answer(told["answer"]).of.entry(0)
     assert entry["question"]["kind"] in ("prompt", "picture")
-    assert session.asker.recent(session.index.method)
-    assert not session.asker.recent(JourneyTRAK())  # whose features are of a trajectory
+    assert session.builder.recent(session.index.method)
+    assert not session.builder.recent(JourneyTRAK())  # whose features are of a trajectory
 
 
 def test_prompts_can_be_searched(session):
-    session.train.read("texts", Job(lambda job: None, False))
+    session.train.read("texts", BackgroundJob(lambda job: None, False))
     found = session.train.matching({"text": "red"})
     assert torch.equal(found, torch.tensor(["red" in p for p in sd_toy.PROMPTS * 2]))
     assert session.described()["asks"]["prompted"] is True

@@ -8,8 +8,9 @@ import threading
 import pytest
 
 import pages
+from unde.cli import serve
 from unde.errors import UndeError
-from unde.ui.explorer import run
+from unde.ui.explorer import app as run
 from unde.ui.explorer.jobs import Jobs
 from unde.ui.explorer.security import HEADERS, LARGE, SMALL, Guard, Refused
 
@@ -183,9 +184,9 @@ def test_one_at_a_time_in_a_line():
         pass
     quiet = jobs.submit(lambda job: order.append("shades"), quiet=True)
     later = [jobs.submit(lambda job, i=i: order.append(i)) for i in range(3)]
-    assert [jobs.ahead(job) for job in (*later, quiet)] == [1, 2, 3, 4] and len(jobs) == 4
+    assert [jobs.position(job) for job in (*later, quiet)] == [1, 2, 3, 4] and len(jobs) == 4
     jobs.cancel(later[1])
-    assert later[1].state == "cancelled" and jobs.ahead(later[2]) == 2
+    assert later[1].state == "cancelled" and jobs.position(later[2]) == 2
     broken = jobs.submit(lambda job: 1 / 0)
     gone = jobs.submit(lambda job: sys.exit("over"))
     stopped = jobs.submit(lambda job: [job.tell("on", i) for i in range(10**9)])
@@ -227,4 +228,4 @@ def test_a_port_in_use():
 def test_a_missing_extra_is_one_line(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
     with pytest.raises(UndeError, match=r"needs uvicorn: pip install 'unde\[serve\]'"):
-        run.check_extra()
+        serve._check_extra()

@@ -2,6 +2,6 @@
 
 import re
 
-from unde.ui.report.style import CSS
+from unde.ui.report.page import CSS
 
 LIGHT, DARK = re.findall(r":root \{([^}]*)\}", CSS)

@@ -12,7 +12,8 @@ from unde import Index, Setup
 from unde.evaluate import baseline_scores
 from unde.methods import TRAK
 from unde.tasks import Classification
-from unde.ui.report import Item, QueryPanel, Row, Scored, baselines
+from unde.ui.report import Item, QueryPanel, Row, ScoredItem
+from unde.ui.report import panels as baselines
 from unde.ui.report.index_page import page_of
 from unde.ui.report.queries import queries_section
 
@@ -117,7 +118,7 @@ def test_without_the_package_of_bm25(language, monkeypatch, capfd):
 
 
 def test_baselines_beside_weighted_rows():
-    some = [Scored(Item(3, text="a text"), 0.5)]
+    some = [ScoredItem(Item(3, text="a text"), 0.5)]
     rows = [Row("unweighted", some, some), Row("weighted", some, some), Row("BM25", some, shared=(1, 1))]
     tree = parse(f"<main>{queries_section([QueryPanel(Item('q', text='asked'), rows)])}</main>")
     assert tree.one("div.rows").classes == {"rows", "beside", "compared"}

@@ -9,9 +9,9 @@ from report_dom import parse, words
 from unde import Index, Setup, UndeError
 from unde.data import Rows
 from unde.tasks import Classification
-from unde.ui.report import Item, Page, QueryPanel, Row, Scored
-from unde.ui.report.classes import class_names, named
-from unde.ui.report.example_view import Shown
+from unde.ui.report import Item, Page, QueryPanel, Row, ScoredItem
+from unde.ui.report.classes import class_name, class_names
+from unde.ui.report.example_view import ExampleView
 from unde.ui.report.panels import query_panels
 from unde.ui.report.queries import queries_section
 
@@ -78,7 +78,7 @@ def test_right_is_told_by_the_number_of_a_class(asked, options):
 
 
 def test_true_predicted_and_asked_about_stand_apart():
-    row = Row("trak", [Scored(Item(1, label="dog"), 1.0), Scored(Item(2, label="cat"), 0.5)])
+    row = Row("trak", [ScoredItem(Item(1, label="dog"), 1.0), ScoredItem(Item(2, label="cat"), 0.5)])
     panel = QueryPanel(Item(0, label="dog", true_label="cat"), [row], predicted="cat")
     assert facts(panel) == ["true labelcat", "predictedcat✓right", "asked aboutdog"]
     shown = parse(queries_section([panel]))
@@ -89,7 +89,7 @@ def test_true_predicted_and_asked_about_stand_apart():
 
 
 def test_a_name_and_a_number_are_not_compared():
-    row = Row("trak", [Scored(Item(1), 1.0)])
+    row = Row("trak", [ScoredItem(Item(1), 1.0)])
     assert QueryPanel(Item(0, label="cat"), [row], predicted=3).is_right is None
     assert QueryPanel(Item(0, label="cat"), [row], predicted="dog").is_right is False
     assert QueryPanel(Item(0, label=3), [row], predicted="3").is_right is True
@@ -134,7 +134,7 @@ def test_another_number_of_classes_is_refused(asked):
 
 
 def test_labels_out_of_range_stay_numbers():
-    assert named(7, NAMES) == 7 and named(-1, NAMES) == -1 and named(True, NAMES) is True
+    assert class_name(7, NAMES) == 7 and class_name(-1, NAMES) == -1 and class_name(True, NAMES) is True
 
 
 def test_hostile_names_stay_text(asked):
@@ -149,5 +149,5 @@ def test_images_and_texts_of_columns_are_found():
     setup = Setup(
         model(), Classification(), [{"pixel_values": picture, "labels": torch.tensor(1)}], classes=NAMES
     )
-    item = Shown(setup).example(0)
+    item = ExampleView(setup).example(0)
     assert item.label == "dog" and item.image is picture

@@ -8,7 +8,7 @@ import torch
 
 from report_dom import parse, words
 from unde import UndeError
-from unde.ui.report import Item, Mark, Page, QueryPanel, Row, Scored
+from unde.ui.report import Item, Mark, Page, QueryPanel, Row, ScoredItem
 from unde.ui.report.contributors import checked, marks_for
 from unde.ui.report.queries import queries_section
 
@@ -116,7 +116,10 @@ def test_rows_count_the_contributors_among_their_highest(root):
 
 def test_one_letter_means_one_thing_on_a_page():
     rows = [
-        Row("a", [Scored(Item(0), 1.0, marks=[STYLE]), Scored(Item(1), 1.0, marks=[Mark("S", "subject")])])
+        Row(
+            "a",
+            [ScoredItem(Item(0), 1.0, marks=[STYLE]), ScoredItem(Item(1), 1.0, marks=[Mark("S", "subject")])],
+        )
     ]
     with pytest.raises(UndeError, match="'S' stands for 'style' and for 'subject'"):
         queries_section([QueryPanel(Item(0), rows)])
@@ -163,7 +166,7 @@ def test_a_negative_score_makes_opponents():
         "▲ Proponents",
         "▼ Opponents",
     ]
-    assert Row("a", [Scored(Item(0), 1.0)]).signed  # the lowest are not known
+    assert Row("a", [ScoredItem(Item(0), 1.0)]).signed  # the lowest are not known
     help_text = words(parse(Page("t", queries=[panel]).html()).one("aside"))
     assert "there are no opponents" not in help_text and "opponent ▼ has a negative score" in help_text
     assert "A query is an image that the model made from the prompt" in help_text and "loss" not in help_text

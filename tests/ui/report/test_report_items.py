@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from report_dom import parse
 from unde import UndeError
-from unde.ui.report import Item, Scored
-from unde.ui.report.html import el, number, score, text
+from unde.markup import el, number, score, text
+from unde.ui.report import Item, ScoredItem
 from unde.ui.report.items import example, fold, kind_of, label_of, passage, picture, same
 
 
@@ -127,7 +127,7 @@ def test_layout_follows_what_is_known():
     ("value", "share", "tone"), [(0.5, 25.0, "pro"), (-2.0, 100.0, "opp"), (0.0, 0.0, "pro")]
 )
 def test_bars_are_relative_to_the_largest(value, share, tone):
-    bar = parse(example(Scored(Item(1), value), "id", 2.0)).one(".bar")
+    bar = parse(example(ScoredItem(Item(1), value), "id", 2.0)).one(".bar")
     style = bar.one("i").attributes["style"]
     assert style is not None
     assert float(style.removeprefix("width:").removesuffix("%")) == share
@@ -135,16 +135,16 @@ def test_bars_are_relative_to_the_largest(value, share, tone):
 
 
 def test_rows_of_zeros_have_empty_bars():
-    assert parse(example(Scored(Item(1), 0.0), "id", 0.0)).one(".bar i").attributes["style"] == "width:0%"
+    assert parse(example(ScoredItem(Item(1), 0.0), "id", 0.0)).one(".bar i").attributes["style"] == "width:0%"
 
 
 def test_an_example_without_its_picture_shows_its_id():
-    root = parse(example(Scored(Item(41), 1.0), "image", 1.0))
+    root = parse(example(ScoredItem(Item(41), 1.0), "image", 1.0))
     assert root.one(".missing").text == "#41"
 
 
 def test_text_with_a_picture_shows_both():
-    root = parse(example(Scored(Item(4, text="a cat", image=np.zeros((2, 2))), 1.0), "text", 1.0))
+    root = parse(example(ScoredItem(Item(4, text="a cat", image=np.zeros((2, 2))), 1.0), "text", 1.0))
     assert root.one("img").attributes["alt"] == "training example #4"
     assert root.one("p.passage").text == "a cat"
 
@@ -152,4 +152,4 @@ def test_text_with_a_picture_shows_both():
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), torch.tensor(float("nan"))])
 def test_scores_must_be_finite(value):
     with pytest.raises(UndeError, match="score of example 9"):
-        Scored(Item(9), value)
+        ScoredItem(Item(9), value)

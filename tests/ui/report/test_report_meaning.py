@@ -8,7 +8,7 @@ from unde import Index
 from unde.methods import DAS, DTRAK, EKFAC, METHODS, TRAK, JourneyTRAK, LoGRA, Method, TracIn
 from unde.tasks import CausalLM, Classification, Diffusion
 from unde.tasks.base import Task
-from unde.ui.report import Item, Page, QueryPanel, Row, Scored
+from unde.ui.report import Item, Page, QueryPanel, Row, ScoredItem
 from unde.ui.report.score_semantics import meaning
 
 
@@ -97,7 +97,7 @@ def test_squares_have_no_opponents():
     told = meaning(DAS())
     assert told.hurts is None and "whichever way" in told.helps and "no opponents" in told.note
     assert meaning(DAS(weigh="signed")).hurts is not None
-    row = Row("das", [Scored(Item(1), 2.0)], [Scored(Item(2), 0.0)])
+    row = Row("das", [ScoredItem(Item(1), 2.0)], [ScoredItem(Item(2), 0.0)])
     page = Page("t", queries=[QueryPanel(Item(0), [row])], meaning=told)
     text = words(parse(page.html()).one("aside"))
     assert "High scores ▲: leaving it out would change" in text and "negative" not in text

@@ -8,7 +8,7 @@ import torch
 
 from report_dom import parse, words
 from unde import UndeError
-from unde.ui.report import Item, MislabelPanel, RocCurve, Scored
+from unde.ui.report import Item, MislabelPanel, RocCurve, ScoredItem
 from unde.ui.report.mislabel import mislabel_section
 
 
@@ -72,7 +72,7 @@ def test_rates_beyond_one_are_refused():
 
 
 def test_the_wall_shows_hits_and_misses():
-    found = [Scored(digit(1, 3, true_label=8), 5.0), Scored(digit(2, 4, true_label=4), 2.5)]
+    found = [ScoredItem(digit(1, 3, true_label=8), 5.0), ScoredItem(digit(2, 4, true_label=4), 2.5)]
     curves = [RocCurve("unweighted", [0, 1], [0, 1], 0.5), RocCurve("weighted", [0, 0, 1], [0, 0.9, 1], 0.95)]
     panel = MislabelPanel(found, curves, examples=200, mislabelled=20, ranked_by="self-influence")
     root = parse(mislabel_section(panel))
@@ -92,7 +92,7 @@ def test_the_wall_shows_hits_and_misses():
 
 
 def test_without_truth_there_is_no_verdict():
-    root = parse(mislabel_section(MislabelPanel([Scored(Item(4, label="dog"), 2.0)])))
+    root = parse(mislabel_section(MislabelPanel([ScoredItem(Item(4, label="dog"), 2.0)])))
     assert words(root.one("h2")) == "Suspected labels"
     assert not root.all(".mark")
     assert not root.all("svg")

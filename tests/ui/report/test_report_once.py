@@ -6,7 +6,7 @@ import re
 import numpy as np
 
 from report_dom import parse
-from unde.ui.report import Item, Page, QueryPanel, Row, Scored
+from unde.ui.report import Item, Page, QueryPanel, Row, ScoredItem
 from unde.ui.report.pixels import encode_png, to_pixels
 
 EVIL = '"><img class="picture" src="data:image/png;base64,AAAA" width="1" height="1" alt="" title="">'
@@ -18,7 +18,7 @@ def pictures(n):
 
 def page(images, shown, label="a"):
     """A query for each list of training examples."""
-    rows = [[Scored(Item(i, label=label, image=images[i]), 1.0) for i in some] for some in shown]
+    rows = [[ScoredItem(Item(i, label=label, image=images[i]), 1.0) for i in some] for some in shown]
     return Page("t", queries=[QueryPanel(Item(f"q{q}"), [Row("trak", r)]) for q, r in enumerate(rows)]).html()
 
 

@@ -13,6 +13,7 @@ from schemes import DARK, LIGHT
 
 from report_dom import parse, words
 from unde import UndeError
+from unde.markup import score
 from unde.ui.report import (
     Card,
     HeatmapPanel,
@@ -21,15 +22,14 @@ from unde.ui.report import (
     MislabelPanel,
     Page,
     QueryPanel,
+    ResultTable,
     RocCurve,
     Row,
-    Scored,
+    ScoredItem,
     Step,
-    Table,
     WeightsPanel,
 )
-from unde.ui.report.html import score
-from unde.ui.report.style import CSS
+from unde.ui.report.page import CSS
 
 EVIL = (
     """</style></title><script>alert("1")</script><img src='http://evil.example/x' onerror=alert(1)>&amp;"""
@@ -47,10 +47,11 @@ def make_page(word: str = "", sets: bool = False) -> Page:
         prompt = f"prompt{word}" if kind == 0 else None
         return Item(f"id{index}{word}", labels[0], image, passage, labels[1], prompt=prompt)
 
-    def some(kind: int, sign: int) -> list[Scored]:
+    def some(kind: int, sign: int) -> list[ScoredItem]:
         marks = [Mark("S", f"style{word}")]
         return [
-            Scored(item(int(rng.integers(1000)), kind), sign * value, marks=marks) for value in rng.random(5)
+            ScoredItem(item(int(rng.integers(1000)), kind), sign * value, marks=marks)
+            for value in rng.random(5)
         ]
 
     queries = [
@@ -90,7 +91,7 @@ def make_page(word: str = "", sets: bool = False) -> Page:
         mislabelled=MislabelPanel(
             some(0, 1), [RocCurve(f"curve{word}", [0, 1], [0, 1], 0.5)], 100, 10, f"influence{word}", word
         ),
-        tables=[Table(f"Table{word}", [f"column{word}"], [[f"cell{word}"]], f"note{word}")],
+        tables=[ResultTable(f"ResultTable{word}", [f"column{word}"], [[f"cell{word}"]], f"note{word}")],
         steps=[Step(f"step{word}", 2.0, f"remark{word}")],
         provenance={f"key{word}": f"value{word}", "nested": {f"key{word}": [f"value{word}"]}},
     )
@@ -285,7 +286,7 @@ def test_a_failed_write_leaves_the_old_page_and_nothing_else(tmp_path, monkeypat
 
 
 def test_a_page_that_cannot_be_rendered_touches_nothing(tmp_path):
-    row = Row("trak", [Scored(Item(0, image=np.zeros(3)), 1.0)])
+    row = Row("trak", [ScoredItem(Item(0, image=np.zeros(3)), 1.0)])
     with pytest.raises(UndeError, match="example 0"):
         Page("Broken", queries=[QueryPanel(Item(1), [row])]).write(tmp_path / "new" / "report.html")
     assert os.listdir(tmp_path) == []

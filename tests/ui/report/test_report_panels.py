@@ -12,10 +12,10 @@ from unde.console import duration
 from unde.ui.report import (
     Item,
     QueryPanel,
+    ResultTable,
     Row,
-    Scored,
+    ScoredItem,
     Step,
-    Table,
     WeightsPanel,
 )
 from unde.ui.report.queries import queries_section
@@ -57,11 +57,13 @@ def digit(index: int, label: int, **kwargs) -> Item:
 def panel() -> QueryPanel:
     unweighted = Row(
         "unweighted",
-        [Scored(digit(1, 7), 0.8), Scored(digit(2, 1, true_label=7), 0.4)],
-        [Scored(digit(3, 7), -0.2), Scored(digit(4, 9), -0.1)],
+        [ScoredItem(digit(1, 7), 0.8), ScoredItem(digit(2, 1, true_label=7), 0.4)],
+        [ScoredItem(digit(3, 7), -0.2), ScoredItem(digit(4, 9), -0.1)],
     )
     weighted = Row(
-        "weighted", [Scored(digit(1, 7), 12.0), Scored(digit(5, 7), 3.0)], [Scored(digit(4, 9), -6.0)]
+        "weighted",
+        [ScoredItem(digit(1, 7), 12.0), ScoredItem(digit(5, 7), 3.0)],
+        [ScoredItem(digit(4, 9), -6.0)],
     )
     return QueryPanel(digit(900, 7), [unweighted, weighted], predicted=torch.tensor(1))
 
@@ -103,7 +105,7 @@ def test_marks_say_what_is_odd_about_an_example(panel):
 
 
 def test_marks_that_do_not_occur_are_not_explained():
-    row = Row("trak", [Scored(Item(1, label=7), 0.8)])
+    row = Row("trak", [ScoredItem(Item(1, label=7), 0.8)])
     assert not parse(queries_section([QueryPanel(Item(0, label=7), [row])])).all("ul.legend")
     # Without a label on the query, no label can differ from it.
     assert not parse(queries_section([QueryPanel(Item(0), [row])])).all(".mark")
@@ -121,7 +123,7 @@ def test_remarks_compare_rows(panel):
 
 
 def test_rightness():
-    row = Row("trak", [Scored(Item(1), 1.0)])
+    row = Row("trak", [ScoredItem(Item(1), 1.0)])
     assert QueryPanel(Item(0, label="7"), [row], predicted=7).is_right is True
     assert QueryPanel(Item(0, label="7"), [row], predicted=1).is_right is False
     assert QueryPanel(Item(0, label="7"), [row]).is_right is None
@@ -131,8 +133,8 @@ def test_rightness():
 def test_text_queries_read_as_passages():
     row = Row(
         "trak",
-        [Scored(Item("doc-1", text="The Thames <b>"), 1.0)],
-        [Scored(Item("doc-2", text="A" * 900), -1)],
+        [ScoredItem(Item("doc-1", text="The Thames <b>"), 1.0)],
+        [ScoredItem(Item("doc-2", text="A" * 900), -1)],
     )
     root = parse(queries_section([QueryPanel(Item("p", text="Which river?"), [row])]))
     assert "kind-text" in root.one("article").classes
@@ -143,7 +145,7 @@ def test_text_queries_read_as_passages():
 
 
 def test_plain_ids_are_enough():
-    row = Row("trak", [Scored(Item(11), 1.0), Scored(Item("x<y"), 0.5)])
+    row = Row("trak", [ScoredItem(Item(11), 1.0), ScoredItem(Item("x<y"), 0.5)])
     root = parse(queries_section([QueryPanel(Item(0), [row])]))
     assert [words(each) for each in root.all("li .id")] == ["#11", "x<y"]
     assert not root.all(".opp.side")
@@ -259,7 +261,7 @@ def test_bad_weights_are_refused(kwargs, says):
 
 
 def test_tables():
-    table = Table(
+    table = ResultTable(
         "LDS",
         ["scores", "LDS", "n", "ok"],
         [["a<b", "26.1 ± 1.2", 64, True], ["w", 0.123456, None, False]],
@@ -276,7 +278,7 @@ def test_tables():
     with pytest.raises(
         UndeError, match="row 0 of the table 'LDS' has 1 cells: expected one for each of the 2"
     ):
-        Table("LDS", ["a", "b"], [["x"]])
+        ResultTable("LDS", ["a", "b"], [["x"]])
 
 
 def test_steps():

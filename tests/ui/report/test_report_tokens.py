@@ -12,10 +12,10 @@ from test_report_page import contrast
 
 from report_dom import parse, words
 from unde import UndeError
-from unde.ui.report import Item, QueryPanel, Row, Scored
+from unde.ui.report import Item, QueryPanel, Row, ScoredItem
 from unde.ui.report.items import example, shaded_passage
+from unde.ui.report.page import CSS
 from unde.ui.report.queries import queries_section
-from unde.ui.report.style import CSS
 from unde.ui.report.tokens import LEVELS, joined, shades
 
 VALUES = st.floats(-1, 1, allow_nan=False)
@@ -64,15 +64,15 @@ def test_a_long_passage_is_folded_between_tokens():
 
 def test_contributions_must_sum_to_the_score():
     with pytest.raises(UndeError, match=r"tokens of example 7 add up to 0\.5, its score is 0\.9"):
-        Scored(Item(7), 0.9, tokens=[("a", 0.25), ("b", 0.25)])
+        ScoredItem(Item(7), 0.9, tokens=[("a", 0.25), ("b", 0.25)])
     with pytest.raises(UndeError, match="tokens of example 7 add up to nan"):
-        Scored(Item(7), 0.9, tokens=[("a", float("nan"))])
-    Scored(Item(7), 1.001, tokens=[("a", 100.0), ("b", -99.0)])  # what cancels cannot be exact
+        ScoredItem(Item(7), 0.9, tokens=[("a", float("nan"))])
+    ScoredItem(Item(7), 1.001, tokens=[("a", 100.0), ("b", -99.0)])  # what cancels cannot be exact
 
 
 def test_tokens_are_shown_instead_of_the_text_and_explained():
-    plain = Scored(Item("d:1", text="to be"), 0.25)
-    shaded = Scored(Item("d:1", text="to be"), 0.25, tokens=[("to", 0.5), (" be", -0.25)])
+    plain = ScoredItem(Item("d:1", text="to be"), 0.25)
+    shaded = ScoredItem(Item("d:1", text="to be"), 0.25, tokens=[("to", 0.5), (" be", -0.25)])
     assert parse(example(plain, "text", 1.0)).one(".passage").text == "to be"
     root = parse(queries_section([QueryPanel(Item("q"), [Row("trak", [shaded])])]))
     assert "kind-text" in root.one("article").classes
@@ -83,7 +83,7 @@ def test_tokens_are_shown_instead_of_the_text_and_explained():
 
 
 def test_two_ways_stand_beside_each_other():
-    row = Row("trak", [Scored(Item("d:1", text="to be"), 0.25)])
+    row = Row("trak", [ScoredItem(Item("d:1", text="to be"), 0.25)])
     one = parse(queries_section([QueryPanel(Item("q"), [row])])).one(".rows")
     two = parse(queries_section([QueryPanel(Item("q"), [row, row])])).one(".rows")
     assert "beside" not in one.classes and "beside" in two.classes
@@ -110,5 +110,5 @@ def test_text_is_legible_on_every_shade(scheme):
 def test_how_much_tokens_may_miss_their_score():
     tokens = [("a", 0.5), ("b", 0.53)]
     with pytest.raises(UndeError, match=r"add up to 1\.03"):
-        Scored(Item(7), 1.0, tokens=tokens)
-    assert Scored(Item(7), 1.0, tokens=tokens, slack=0.05).tokens == tokens
+        ScoredItem(Item(7), 1.0, tokens=tokens)
+    assert ScoredItem(Item(7), 1.0, tokens=tokens, slack=0.05).tokens == tokens

@@ -21,7 +21,7 @@ from unde.evaluate.bank.bank_io import ModelResult, UnfinishedBank
 from unde.evaluate.bank.stacked import Unstackable, default_stack, train_stacked
 from unde.evaluate.bank.subsets import SubsetPlan
 from unde.evaluate.bank.training_spec import TrainingSpec, isolated_rng
-from unde.gradients.feature_pass import threads
+from unde.gradients.feature_pass import torch_threads
 from unde.parallel import Executor, Job, JobsFailed
 from unde.version import __version__
 
@@ -179,7 +179,7 @@ def _stack_size(job: TrainJob, missing: Sequence[int], executor: Executor) -> in
 
 def _train_in_worker(job: TrainJob, *numbers: int) -> None:
     """Explain errors of the user's functions only; the executor tries others again."""
-    with threads(job.threads):
+    with torch_threads(job.threads):
         try:
             job(*numbers)
         except UndeError as e:
@@ -187,7 +187,7 @@ def _train_in_worker(job: TrainJob, *numbers: int) -> None:
 
 
 def _train_here(job: TrainJob, *numbers: int) -> None:
-    with threads(job.threads):
+    with torch_threads(job.threads):
         try:
             job(*numbers)
         except Exception as e:

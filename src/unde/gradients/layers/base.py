@@ -13,32 +13,31 @@ from unde.projection import Projection
 CHUNK = 2**28  # bytes of whole per-example gradients held at once, where a projection needs them
 
 
-class Out(Protocol):
-    """Where a rule puts the features of one module's parameters."""
+class FeatureSink(Protocol):
+    """Receives the features of one module's parameters from its rule."""
 
     def add(self, parameter: str, feature: Tensor) -> None:
-        """A feature, (B, size)."""
+        """Add a feature, (B, size)."""
 
     def outer(self, parameter: str, left: Tensor, right: Tensor) -> None:
-        """The gradient Σ_t left_t right_tᵀ by its factors (B·n, T, ·), both projected already if `factored`."""
+        """Add the gradient Σ_t left_t right_tᵀ by its sides (B·n, T, ·), both projected already if `factored`."""
 
 
 class Call(NamedTuple):
-    """A whole call of a module, and what brings the examples of its output to the front."""
+    """A call of a module, and a function that moves the examples of its tensors to the front."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    arranged: Callable[[Tensor], Tensor]
+    arrange: Callable[[Tensor], Tensor]
 
 
 class Rule:
-    """How one module's parameters get per-example features.
+    """Per-example features of one module's parameters.
 
-    `forward` sees the input and the output, and returns all that has to be kept (already projected where it can be);
-    `backward` gets that and the gradient of the output, and hands features to `out`. Tensors come with the
-    batch in front: (B·n, ...), n > 1 where a model folds something into the batch. A `whole` rule gets the `Call` in
-    place of the input, as the module got it. Where a module does more than its layer, `inside` is the function of torch
-    that is the layer, called with the module's weight.
+    `forward` gets the input and the output, and returns what `backward` needs (projected where possible); `backward`
+    gets that and the output gradient, and passes features to `out`. Tensors have the batch in front: (B·n, ...), n > 1
+    where a model folds something into the batch. A `whole` rule gets the `Call` in place of the input. Where a module
+    does more than its layer, `inside` is the torch function that is the layer, called with the module's weight.
     """
 
     parameters: ClassVar[tuple[str, ...]] = ("weight", "bias")
@@ -47,7 +46,7 @@ class Rule:
 
     def __init__(self, module: Any, projections: Mapping[str, Projection]) -> None:
         self.module = module
-        self.projections = projections  # of those parameters of the module that are attributed
+        self.projections = projections  # of the attributed parameters
 
     @classmethod
     def covers(cls, module: Any) -> bool:
@@ -62,7 +61,7 @@ class Rule:
     def forward(self, x: Any, y: Tensor, batch: int) -> Any:
         raise TypeError(f"{type(self).__name__} defines no forward")
 
-    def backward(self, kept: Any, g: Tensor, batch: int, out: Out) -> None:
+    def backward(self, saved: Any, g: Tensor, batch: int, out: FeatureSink) -> None:
         raise TypeError(f"{type(self).__name__} defines no backward")
 
 
@@ -81,8 +80,8 @@ def register(*types: type[nn.Module]) -> Callable[[R], R]:
 
 
 def register_where(test: Callable[[nn.Module], bool], last: bool = False) -> Callable[[R], R]:
-    """For classes of libraries that are not imported here: recognised by name and attributes. The `last` are asked when
-    no other is the right one."""
+    """Register a rule for modules that pass a test: classes of libraries that are not imported here. Rules with `last`
+    are tried after all others."""
 
     def add(rule: R) -> R:
         (_LAST if last else _LOOKALIKES).append((test, rule))
@@ -92,10 +91,10 @@ def register_where(test: Callable[[nn.Module], bool], last: bool = False) -> Cal
 
 
 def rule_for(module: nn.Module) -> type[Rule] | None:
-    """The rule for this module. A subclass with a forward of its own may compute something else: not its rule."""
-    known: type | None = next((cls for cls in type(module).__mro__ if cls in _RULES), None)
-    if known is not None and type(module).forward is getattr(known, "forward", None):
-        return _RULES[known] if _RULES[known].covers(module) else None
+    """The rule for this module. A subclass that overrides forward may compute something else: not its base's rule."""
+    base: type | None = next((cls for cls in type(module).__mro__ if cls in _RULES), None)
+    if base is not None and type(module).forward is getattr(base, "forward", None):
+        return _RULES[base] if _RULES[base].covers(module) else None
     return next((rule for test, rule in (*_LOOKALIKES, *_LAST) if test(module) and rule.covers(module)), None)
 
 
@@ -105,7 +104,7 @@ def fold(x: Tensor, batch: int) -> Tensor:
 
 
 def outer(projection: Projection, left: Tensor, right: Tensor) -> Tensor:
-    """The feature of G = Σ_t left_t right_tᵀ, from factors (B, T, ·); both projected already if `factored`."""
+    """The feature of G = Σ_t left_t right_tᵀ, from sides (B, T, ·), both projected already if `factored`."""
     dtype = torch.promote_types(left.dtype, right.dtype)
     left, right = left.to(dtype).mT, right.to(dtype)
     if projection.factored:

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unde.gradients.layers.base import CHUNK, Out, Rule, fold, register
+from unde.gradients.layers.base import CHUNK, FeatureSink, Rule, fold, register
 from unde.projection import Projection
 
-_WIDE = 64  # channels: a projection to so many is faster with channels last, though inputs are copied for it
+_WIDE = 64  # channels from which on a projection is faster with channels last, though it copies its input
 _CONV = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
@@ -26,11 +26,11 @@ class Conv(Rule):
         self.groups = module.groups
 
     def forward(self, x: Tensor, y: Tensor, batch: int) -> Any:
-        """The input, which autograd keeps for the convolution's own backward pass: no extra memory."""
+        """The input, which autograd keeps anyway for the convolution: no extra memory."""
         return x if "weight" in self.projections else None
 
     def inputs(self, p: Projection, x: Tensor) -> Tensor:
-        """(X, C, ...) → (X, groups, r, P), or all of their patches where these are not projected apart."""
+        """(X, C, ...) → (X, groups, r, P), or all patches if columns are not projected by themselves."""
         if p.col_matrix is None or not p.factored:
             return self.patches(x)  # (X, groups, in, P)
         m = self.module
@@ -45,15 +45,15 @@ class Conv(Rule):
         a = _CONV[self.dims](x.to(kernel.dtype), kernel, None, m.stride, padding, m.dilation, self.groups)
         return a.flatten(2).unflatten(1, (self.groups, -1))  # (X, groups, r, P)
 
-    def backward(self, kept: Any, g: Tensor, batch: int, out: Out) -> None:
+    def backward(self, saved: Any, g: Tensor, batch: int, out: FeatureSink) -> None:
         g = g.flatten(2)  # (X, out, P)
         p = self.projections.get("weight")
         if p is not None:
-            kept = self.inputs(p, kept)
+            saved = self.inputs(p, saved)
             if self.groups == 1 and p.factored:
-                out.outer("weight", self._projected(p, g), kept[:, 0].mT)
+                out.outer("weight", self._projected(p, g), saved[:, 0].mT)
             else:
-                out.add("weight", self._grouped(p, kept, g, batch))
+                out.add("weight", self._grouped(p, saved, g, batch))
         p = self.projections.get("bias")
         if p is not None:
             out.add("bias", p(fold(g.sum(2), batch)))
@@ -66,15 +66,15 @@ class Conv(Rule):
             return g.mT
         return F.conv1d(g.to(p.row_matrix.dtype), p.row_matrix.unsqueeze(2)).mT
 
-    def _grouped(self, p: Projection, kept: Tensor, g: Tensor, batch: int) -> Tensor:
-        """Gradients with columns projected (or not), group by group; then the rows, or the whole."""
+    def _grouped(self, p: Projection, saved: Tensor, g: Tensor, batch: int) -> Tensor:
+        """Gradients group by group with columns projected or not, then projected rows or whole."""
         g = g.unflatten(1, (self.groups, -1))  # (X, groups, out/groups, P)
-        dtype = torch.promote_types(g.dtype, kept.dtype)
+        dtype = torch.promote_types(g.dtype, saved.dtype)
         per_example = g.shape[0] // batch
-        step = per_example * max(1, CHUNK // (per_example * p.R * kept.shape[2] * g.element_size()))
+        step = per_example * max(1, CHUNK // (per_example * p.R * saved.shape[2] * g.element_size()))
         parts = []
         for i in range(0, g.shape[0], step):
-            rows = torch.matmul(g[i : i + step].to(dtype), kept[i : i + step].to(dtype).mT)
+            rows = torch.matmul(g[i : i + step].to(dtype), saved[i : i + step].to(dtype).mT)
             rows = fold(rows, rows.shape[0] // per_example).flatten(1, 2)  # (b, out, c)
             if not p.factored:
                 parts.append(p.flat(rows.flatten(1)))

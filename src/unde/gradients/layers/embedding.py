@@ -7,7 +7,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unde.gradients.layers.base import Out, Rule, register, register_where
+from unde.gradients.layers.base import FeatureSink, Rule, register, register_where
 from unde.projection import Projection
 
 
@@ -23,8 +23,8 @@ class Embedding(Rule):
     def forward(self, x: Tensor, y: Tensor, batch: int) -> Any:
         return x.reshape(batch, -1)  # (B, T) token ids
 
-    def backward(self, kept: Any, g: Tensor, batch: int, out: Out) -> None:
-        p, ids = self.projections["weight"], kept
+    def backward(self, saved: Any, g: Tensor, batch: int, out: FeatureSink) -> None:
+        p, ids = self.projections["weight"], saved
         g = g.reshape(batch, -1, g.shape[-1])  # (B, T, d)
         if self.module.padding_idx is not None:
             g = g.masked_fill((ids == self.module.padding_idx).unsqueeze(-1), 0)

@@ -1,6 +1,6 @@
 """Mixtures of experts in one module: (experts, out, in) tensors, and a list of experts and weights for each token.
 
-The rule recomputes what each expert gave, which is one more forward pass through the experts.
+The rule recomputes the outputs of the experts: one more forward pass through them.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unde.gradients.layers.base import CHUNK, Call, Out, Rule, register_where
+from unde.gradients.layers.base import CHUNK, Call, FeatureSink, Rule, register_where
 from unde.projection import Projection
 
-_ASKED = ("hidden_states", "top_k_index", "top_k_weights")
+_ARGUMENTS = ("hidden_states", "top_k_index", "top_k_weights")
 
 
 def _is_experts(module: nn.Module) -> bool:
     both = [module._parameters.get(n) for n in ("down_proj", _up(module) or "")]
     return (
         all(p is not None and p.dim() == 3 for p in both)
-        and len(inspect.signature(type(module).forward).parameters) == 1 + len(_ASKED)
+        and len(inspect.signature(type(module).forward).parameters) == 1 + len(_ARGUMENTS)
         and not getattr(module, "has_post_expert_norm", False)
     )
 
@@ -44,20 +44,20 @@ class Experts(Rule):
 
     def forward(self, x: Any, y: Tensor, batch: int) -> Any:
         call: Call = x
-        given = inspect.signature(type(self.module).forward).bind(self.module, *call.args, **call.kwargs)
-        hidden, index, weights = list(given.arguments.values())[1:]
+        bound = inspect.signature(type(self.module).forward).bind(self.module, *call.args, **call.kwargs)
+        hidden, index, weights = list(bound.arguments.values())[1:]
         if index.shape != weights.shape or len(index) != len(hidden.flatten(0, -2)):
             raise NotImplementedError("tokens and the experts chosen for them are laid out in another way")
         return hidden.flatten(0, -2), index, weights.detach()
 
-    def backward(self, kept: Any, g: Tensor, batch: int, out: Out) -> None:
-        g, each = g.flatten(0, -2), len(kept[0]) // batch
+    def backward(self, saved: Any, g: Tensor, batch: int, out: FeatureSink) -> None:
+        g, each = g.flatten(0, -2), len(saved[0]) // batch
         up = str(_up(self.module))
         wanted = set(self.projections)
-        sums = {n: _Sum(self.projections[n], batch) for n in wanted}
-        for e, tokens, x, z, of_z, of_y in self._experts(kept, g):
+        sums = {n: _GradientSum(self.projections[n], batch) for n in wanted}
+        for e, tokens, x, z, grad_z, grad_y in self._experts(saved, g):
             example = tokens // each
-            for name, left, right in ((up, of_z, x), ("down_proj", of_y, z)):
+            for name, left, right in ((up, grad_z, x), ("down_proj", grad_y, z)):
                 if f"{name}_bias" in wanted:
                     sums[f"{name}_bias"].add(e, example, left, None)
                 if name in wanted:
@@ -66,24 +66,23 @@ class Experts(Rule):
         for name, total in sums.items():
             out.add(name, total.feature())
 
-    def _experts(self, kept: Any, g: Tensor) -> Iterator[tuple[int, Tensor, Tensor, Tensor, Tensor, Tensor]]:
-        """Of every expert with something to do: its tokens, what its two layers got, and the gradients of what they
-        gave."""
-        m, (hidden, index, weights) = self.module, kept
+    def _experts(self, saved: Any, g: Tensor) -> Iterator[tuple[int, Tensor, Tensor, Tensor, Tensor, Tensor]]:
+        """For every expert with tokens: its number, tokens, inputs of its two layers, gradients of their outputs."""
+        m, (hidden, index, weights) = self.module, saved
         up = str(_up(m))
         for e in range(len(m.down_proj)):
             tokens, place = torch.where(index == e)
             if not len(tokens):
                 continue
             x = hidden[tokens]
-            of_y = (g[tokens] * weights[tokens, place, None]).to(x.dtype)
+            grad_y = (g[tokens] * weights[tokens, place, None]).to(x.dtype)
             a = self._linear(x, up, e)
             with torch.enable_grad():
                 a = a.detach().requires_grad_()
                 z = m._apply_gate(a) if getattr(m, "has_gate", up == "gate_up_proj") else m.act_fn(a)
             down = m.down_proj[e]
-            of_z = of_y @ (down.mT if getattr(m, "is_transposed", False) else down)
-            yield e, tokens, x, z.detach(), torch.autograd.grad(z, a, of_z)[0], of_y
+            grad_z = grad_y @ (down.mT if getattr(m, "is_transposed", False) else down)
+            yield e, tokens, x, z.detach(), torch.autograd.grad(z, a, grad_z)[0], grad_y
 
     def _linear(self, x: Tensor, name: str, e: int) -> Tensor:
         m = self.module
@@ -93,7 +92,7 @@ class Experts(Rule):
         return y if bias is None else y + bias[e]
 
 
-class _Sum:
+class _GradientSum:
     """Per-example gradients of one (experts, …) parameter, projected expert by expert where they can be."""
 
     def __init__(self, projection: Projection, batch: int) -> None:
@@ -108,28 +107,27 @@ class _Sum:
         for start in range(0, self.batch, step):
             count = min(step, self.batch - start)
             here = (example >= start) & (example < start + count)
-            a = _apart(left[here], example[here] - start, count)
-            b = None if right is None else _apart(right[here], example[here] - start, count)
+            a = _pad(left[here], example[here] - start, count)
+            b = None if right is None else _pad(right[here], example[here] - start, count)
             whole = a.sum(1) if b is None else torch.bmm(a.mT, b).flatten(1)
             parts.append(self.p.cols(whole) if self.p.factored else whole)
         self.rows[e] = torch.cat(parts)
 
     def feature(self) -> Tensor:
-        some = next(iter(self.rows.values()))
-        none = torch.zeros_like(some)
+        zero = torch.zeros_like(next(iter(self.rows.values())))
         if self.p.factored and self.p.row_matrix is not None:
-            found = (self.p.row_matrix[:, e, None] * rows[:, None] for e, rows in self.rows.items())
-            return sum(found, none.new_zeros(())).flatten(1)
-        whole = torch.stack([self.rows.get(e, none) for e in range(self.p.R)], 1).flatten(1)
+            parts = (self.p.row_matrix[:, e, None] * rows[:, None] for e, rows in self.rows.items())
+            return sum(parts, zero.new_zeros(())).flatten(1)
+        whole = torch.stack([self.rows.get(e, zero) for e in range(self.p.R)], 1).flatten(1)
         return whole if self.p.factored else self.p.flat(whole)
 
 
-def _apart(x: Tensor, example: Tensor, batch: int) -> Tensor:
+def _pad(x: Tensor, example: Tensor, batch: int) -> Tensor:
     """(m, d) rows of several examples → (B, most, d), zeros where an example has fewer."""
     counts = torch.bincount(example, minlength=batch)
     order = torch.argsort(example, stable=True)
     starts = counts.cumsum(0) - counts
     place = torch.arange(len(example), device=x.device) - starts[example[order]]
-    made = x.new_zeros(batch, int(counts.max()) if len(example) else 0, x.shape[-1])
-    made[example[order], place] = x[order]
-    return made
+    padded = x.new_zeros(batch, int(counts.max()) if len(example) else 0, x.shape[-1])
+    padded[example[order], place] = x[order]
+    return padded

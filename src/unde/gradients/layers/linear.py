@@ -7,7 +7,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unde.gradients.layers.base import Out, Rule, register, register_where
+from unde.gradients.layers.base import FeatureSink, Rule, register, register_where
+from unde.onednn import is_conv1d
 from unde.projection import Projection
 
 
@@ -20,11 +21,11 @@ class Linear(Rule):
         x = x.reshape(batch, -1, x.shape[-1])  # (B, T, in)
         return self.inputs(p, x) if p.factored else x
 
-    def backward(self, kept: Any, g: Tensor, batch: int, out: Out) -> None:
+    def backward(self, saved: Any, g: Tensor, batch: int, out: FeatureSink) -> None:
         g = g.reshape(batch, -1, g.shape[-1])  # (B, T, out)
         p = self.projections.get("weight")
         if p is not None:
-            self.combine(out, kept, self.outputs(p, g) if p.factored else g)
+            self.combine(out, saved, self.outputs(p, g) if p.factored else g)
         p = self.projections.get("bias")
         if p is not None:
             out.add("bias", p(g.sum(1)))
@@ -35,17 +36,13 @@ class Linear(Rule):
     def outputs(self, p: Projection, g: Tensor) -> Tensor:
         return p.rows(g)
 
-    def combine(self, out: Out, x: Tensor, g: Tensor) -> None:
+    def combine(self, out: FeatureSink, x: Tensor, g: Tensor) -> None:
         out.outer("weight", g, x)
 
 
 def _holds_matrix(module: nn.Module) -> bool:
     weight = module._parameters.get("weight")
     return weight is not None and weight.dim() == 2
-
-
-def is_conv1d(module: nn.Module) -> bool:
-    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
 @register_where(is_conv1d)
@@ -58,7 +55,7 @@ class TransposedLinear(Linear):
     def outputs(self, p: Projection, g: Tensor) -> Tensor:
         return p.cols(g)
 
-    def combine(self, out: Out, x: Tensor, g: Tensor) -> None:
+    def combine(self, out: FeatureSink, x: Tensor, g: Tensor) -> None:
         out.outer("weight", x, g)
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unde.gradients.layers.base import Call, Out, Rule, fold, register, register_where
+from unde.gradients.layers.base import Call, FeatureSink, Rule, fold, register, register_where
 
 
 @register(nn.LayerNorm)
@@ -22,16 +22,16 @@ class LayerNorm(Rule):
     whole = True  # statistics are laid out as the module has its rows
 
     def forward(self, x: Any, y: Tensor, batch: int) -> Any:
-        """The input, which autograd keeps for the norm's own backward pass, and its statistics: no extra memory."""
+        """The input, which autograd keeps anyway, and its statistics: no extra memory."""
         call: Call = x
-        given = call.args[0] if call.args else next(iter(call.kwargs.values()))
-        return [call.arranged(t) for t in (given, *self.statistics(given, y))]
+        x = call.args[0] if call.args else next(iter(call.kwargs.values()))
+        return [call.arrange(t) for t in (x, *self.statistics(x, y))]
 
-    def backward(self, kept: Any, g: Tensor, batch: int, out: Out) -> None:
+    def backward(self, saved: Any, g: Tensor, batch: int, out: FeatureSink) -> None:
         p = self.projections.get("weight")
         if p is not None:
             precise = torch.promote_types(g.dtype, torch.float32)
-            x, mean, rstd = (t.to(precise) for t in kept)
+            x, mean, rstd = (t.to(precise) for t in saved)
             dots = self.rows((x - mean).mul_(g), batch)
             out.add("weight", p(torch.bmm(rstd.reshape(batch, 1, -1), dots).squeeze(1)))
         p = self.projections.get("bias")
@@ -42,10 +42,12 @@ class LayerNorm(Rule):
         return x.reshape(batch, -1, self.module.weight.numel())
 
     def statistics(self, x: Tensor, y: Tensor) -> list[Tensor]:
-        """μ and 1/σ, with ones for the axes that they are of."""
+        """μ and 1/σ, with axes of length one for the normalized ones."""
         m = self.module
-        own = *x.shape[: x.dim() - len(m.normalized_shape)], *[1] * len(m.normalized_shape)
-        return saved(y, own) or list(torch.native_layer_norm(x, m.normalized_shape, None, None, m.eps)[1:])
+        shape = *x.shape[: x.dim() - len(m.normalized_shape)], *[1] * len(m.normalized_shape)
+        return saved_statistics(y, shape) or list(
+            torch.native_layer_norm(x, m.normalized_shape, None, None, m.eps)[1:]
+        )
 
 
 @register(nn.RMSNorm)
@@ -53,10 +55,10 @@ class RMSNorm(Rule):
     parameters = ("weight",)
 
     def forward(self, x: Tensor, y: Tensor, batch: int) -> Any:
-        return x  # autograd keeps the same tensor for the norm's own backward pass: no extra memory
+        return x  # autograd keeps it anyway
 
-    def backward(self, kept: Any, g: Tensor, batch: int, out: Out) -> None:
-        each = (g * self.normalized(kept)).reshape(batch, -1, self.module.weight.numel())
+    def backward(self, saved: Any, g: Tensor, batch: int, out: FeatureSink) -> None:
+        each = (g * self.normalized(saved)).reshape(batch, -1, self.module.weight.numel())
         out.add("weight", self.projections["weight"](each.sum(1)))
 
     def normalized(self, x: Tensor) -> Tensor:
@@ -83,11 +85,11 @@ class ScaleNorm(LibraryRMSNorm):
         return x * torch.rsqrt(square + self.module.variance_epsilon)
 
 
-def saved(y: Tensor, shape: tuple[int, ...]) -> list[Tensor] | None:
+def saved_statistics(y: Tensor, shape: tuple[int, ...]) -> list[Tensor] | None:
     """μ and 1/σ as autograd has them for the backward pass, detached: they would hold the graph."""
     both = [getattr(y.grad_fn, name, None) for name in ("_saved_result1", "_saved_result2")]
-    found = [s.detach() for s in both if s is not None and s.shape == shape]
-    return found if len(found) == 2 else None
+    matching = [s.detach() for s in both if s is not None and s.shape == shape]
+    return matching if len(matching) == 2 else None
 
 
 def _summed(x: Tensor) -> Tensor:  # (B·n, C, ...) → (B·n, C)
@@ -102,11 +104,11 @@ class GroupNorm(Rule):
     """
 
     def forward(self, x: Tensor, y: Tensor, batch: int) -> Any:
-        return x, *(saved(y, (len(x), self.module.num_groups)) or self.statistics(x))
+        return x, *(saved_statistics(y, (len(x), self.module.num_groups)) or self.statistics(x))
 
-    def backward(self, kept: Any, g: Tensor, batch: int, out: Out) -> None:
+    def backward(self, saved: Any, g: Tensor, batch: int, out: FeatureSink) -> None:
         precise = torch.promote_types(g.dtype, torch.float32)  # the difference may be small
-        g, x, mean, rstd = (t.to(precise) for t in (g, *kept))
+        g, x, mean, rstd = (t.to(precise) for t in (g, *saved))
         total = _summed(g)  # (B·n, C)
         p = self.projections.get("weight")
         if p is not None:
@@ -136,21 +138,21 @@ class BatchNorm(Rule):
         return module.running_mean is not None
 
     def forward(self, x: Tensor, y: Tensor, batch: int) -> Any:
-        return x  # autograd keeps the same tensor for the norm's own backward pass: no extra memory
+        return x  # autograd keeps it anyway
 
-    def backward(self, kept: Any, g: Tensor, batch: int, out: Out) -> None:
+    def backward(self, saved: Any, g: Tensor, batch: int, out: FeatureSink) -> None:
         m = self.module
         total = fold(_summed(g), batch)  # (B, C)
         p = self.projections.get("weight")
         if p is not None:
-            dots = fold(_summed(g * kept), batch)
+            dots = fold(_summed(g * saved), batch)
             out.add("weight", p((dots - m.running_mean * total) * torch.rsqrt(m.running_var + m.eps)))
         p = self.projections.get("bias")
         if p is not None:
             out.add("bias", p(total))
 
 
-# --- norms with a forward of their own, which puts channels in front or an activation behind ----------------
+# --- subclasses that override forward: channels in front, or an activation behind ---------------------------
 
 
 @register_where(lambda m: isinstance(m, nn.LayerNorm))

@@ -22,8 +22,8 @@ from unde.scoring import GroupScores
 from unde.setup import Setup
 from unde.tasks import Classification
 from unde.ui.demo.digits import CORRUPTED, Digits, accuracy, digits, resnet, train
-from unde.ui.report import Card, MislabelPanel, Page, Step, Table, meaning
-from unde.ui.report.example_view import Shown
+from unde.ui.report import Card, MislabelPanel, Page, ResultTable, Step, meaning
+from unde.ui.report.example_view import ExampleView
 from unde.ui.report.labels_page import label_panel, side_by_side
 from unde.ui.report.panels import predictions, query_panels, trust_panel, uniform, weights_panel
 from unde.version import __version__
@@ -73,7 +73,7 @@ def run(out: Path, method: str = "trak", seed: int = 0) -> Path:
             model = train("resnet", *data.train, seed=seed, on_epoch=lambda _: advance(1))
         right = accuracy(model, *data.evaluate)
     setup = _setup(model, data)
-    shown = Shown(setup)
+    shown = ExampleView(setup)
     with clock.step("Build the index", "projected gradients of every training digit, layer by layer"):
         index = Index.build(
             model, setup.task, data.train, out / "index", method=method, batch_size=64, seed=seed
@@ -156,7 +156,7 @@ def _interesting(setup: Setup, queries: Rows) -> list[int]:
     return chosen[:SHOWN]
 
 
-def _agreement(scores: GroupScores, ways: Ways, data: Digits) -> Table:
+def _agreement(scores: GroupScores, ways: Ways, data: Digits) -> ResultTable:
     """How often a proponent shows the digit that the query shows: a sanity check that needs no retraining."""
     truth, asked = data.true_labels, data.evaluate[1]
     rows = []
@@ -164,7 +164,7 @@ def _agreement(scores: GroupScores, ways: Ways, data: Digits) -> Table:
         top = scores.top(10, w).indices
         same = (truth[top] == asked[:, None]).float().mean(1)
         rows.append([name, f"{100 * same.mean():.1f} ± {196 * same.std() / len(same) ** 0.5:.1f}"])
-    return Table(
+    return ResultTable(
         "Proponents that show the query's digit",
         ["scores", "% of the top 10"],
         rows,

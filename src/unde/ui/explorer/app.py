@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import secrets
+import socket
+import webbrowser
 from collections.abc import Callable, Mapping
+from importlib.resources import files
 from pathlib import Path
+from string import Template
 from typing import Any
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -17,15 +23,17 @@ from starlette.routing import Route
 
 from unde import console
 from unde.errors import UndeError
+from unde.markup import Html, el, join, text
 from unde.ui.explorer.baselines import Missing
-from unde.ui.explorer.catalogue import Catalogue, Unread
-from unde.ui.explorer.jobs import Job
-from unde.ui.explorer.marks import FORMATS
-from unde.ui.explorer.page import page
-from unde.ui.explorer.questions import Inquiry
-from unde.ui.explorer.security import PICTURES, Guard, Refused
-from unde.ui.explorer.session import Gone, Session
-from unde.ui.report.style import CSS
+from unde.ui.explorer.catalogue import FORMATS, Catalogue, Unread
+from unde.ui.explorer.jobs import BackgroundJob
+from unde.ui.explorer.query_builder import Inquiry
+from unde.ui.explorer.security import EVERYWHERE, LOOPBACK, PICTURES, Guard, Refused
+from unde.ui.explorer.session import ExpiredAnswer, Session
+from unde.ui.report.items import DIFFERS
+from unde.ui.report.page import CSS
+from unde.ui.report.queries import RIGHT, WRONG
+from unde.ui.report.tokens import key
 
 STATIC = Path(__file__).parent / "static"
 KINDS = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
@@ -100,7 +108,7 @@ class _Addresses:
 
     async def picture(self, request: Request) -> Response:
         content = await request.body()
-        return Json(await run_in_threadpool(self.session.asker.keep, content))
+        return Json(await run_in_threadpool(self.session.builder.keep, content))
 
     async def ask(self, request: Request) -> Response:
         inquiry = Inquiry.read(await _said(request))
@@ -126,7 +134,7 @@ class _Addresses:
             raise UndeError("read what? Expected texts or labels")
         return self._queued(lambda job: of.read(what, job))
 
-    def _queued(self, work: Callable[[Job], Any], quiet: bool = False) -> Response:
+    def _queued(self, work: Callable[[BackgroundJob], Any], quiet: bool = False) -> Response:
         job = self.session.jobs.submit(work, quiet)
         return Json({"job": job.id}, 202)
 
@@ -134,7 +142,7 @@ class _Addresses:
         jobs = self.session.jobs
         job = jobs.find(request.path_params["id"])
         await run_in_threadpool(job.wait, STEP)
-        known = {"state": job.state, "ahead": jobs.ahead(job), "queue": len(jobs)}
+        known = {"state": job.state, "ahead": jobs.position(job), "queue": len(jobs)}
         if job.state == "done":
             return Json(known | {"result": job.result})
         if job.state == "failed":
@@ -200,7 +208,7 @@ class _Addresses:
 
     async def marks(self, request: Request) -> Response:
         marks = self.session.marks
-        listed = await run_in_threadpool(marks.listed)
+        listed = await run_in_threadpool(marks.rows)
         return Json({"version": marks.version, "marks": marks.all(), "listed": listed})
 
     async def mark(self, request: Request) -> Response:
@@ -237,7 +245,7 @@ async def _bad(request: Request, error: Exception) -> Response:
         return Json({"error": f"the {error} are not read yet", "read": str(error)}, 409)
     if isinstance(error, Missing):
         return Json({"error": f"{error} is not computed yet", "baseline": str(error)}, 409)
-    if isinstance(error, Gone):
+    if isinstance(error, ExpiredAnswer):
         return Json({"error": str(error), "gone": True}, 410)
     return Json({"error": str(error)}, 400)
 
@@ -252,3 +260,75 @@ async def _broken(request: Request, error: Exception) -> Response:
         raise error
     console.note(f"{request.url.path}: {type(error).__name__}: {error}")
     return Json({"error": f"{type(error).__name__}: {error}"}, 500)
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that listens, before anything else takes time."""
+    if not 0 <= port < 2**16:
+        raise UndeError(f"port {port}: expected 0 (any that is free) to 65535")
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)[0]
+    except OSError as e:
+        raise UndeError(
+            f"no address for the host {host!r} ({e.strerror or e}): expected one of this machine"
+        ) from None
+    made = socket.socket(family, kind, proto)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind(address)
+        made.listen(128)
+    except OSError as e:
+        made.close()
+        if isinstance(e, PermissionError):
+            raise UndeError(f"port {port} may not be used by you: choose one from 1024 on (--port)") from None
+        raise UndeError(
+            f"port {port} of {host} cannot be used ({e.strerror}): choose another with --port, or --port 0 for any "
+            "that is free"
+        ) from None
+    return made
+
+
+def address(made: socket.socket, host: str, token: str) -> str:
+    """What to open in a browser."""
+    name = socket.gethostname() if host in EVERYWHERE else f"[{host}]" if ":" in host else host
+    return f"http://{name}:{made.getsockname()[1]}/?token={token}"
+
+
+def serve(session: Session, listening: socket.socket, host: str, opening: bool = False) -> None:
+    """Serve the page until Ctrl-C."""
+    token = secrets.token_urlsafe(24)
+    where = address(listening, host, token)
+    config = uvicorn.Config(
+        application(session, token, host),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        ws="none",
+        limit_concurrency=64,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=2,
+    )
+    if f"[{host}]" not in LOOPBACK and host not in LOOPBACK:
+        console.note(
+            f"{host} can be reached from other machines: whoever has the address below sees the training data"
+        )
+    console.echo(f"Open {where} in a browser. Ctrl-C ends it.")
+    if opening and not webbrowser.open(where):
+        console.note("no browser could be opened here: open the address yourself")
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+def page(title: str, examples: int, calibration: str | None = None) -> str:
+    """The whole page as text."""
+    frame = Template(files("unde.ui.explorer").joinpath("page.html").read_text(encoding="utf-8"))
+    sentence = el("p", {"class": "subtitle", "id": "calibration"}, f"Calibrated: {calibration}.")
+    signs = {"differs": DIFFERS, "right": RIGHT, "wrong": WRONG}  # for scripts to copy
+    templates = [el("template", {"id": f"sign-{name}"}, sign) for name, sign in signs.items()]
+    return frame.substitute(
+        title=text(title),
+        examples=f"{examples:,}",
+        calibration=sentence if calibration else Html(""),
+        token_key=key(),
+        templates=join(templates),
+    )

@@ -18,9 +18,9 @@ from unde.evaluate.hidden_states import HiddenStates
 from unde.setup import Setup
 from unde.tasks import Diffusion
 from unde.ui.explorer.catalogue import Catalogue
-from unde.ui.explorer.jobs import Job
-from unde.ui.explorer.query_builder import Asked
-from unde.ui.explorer.ranking import Held, scored
+from unde.ui.explorer.jobs import BackgroundJob
+from unde.ui.explorer.query_builder import ExplorerQuery
+from unde.ui.explorer.ranking import ScoreCache, scored
 
 TOP = 10  # examples that are compared with those of the method
 SHARE = 4  # hidden states are held if they take at most this fraction of the budget, 1 in 4
@@ -31,11 +31,11 @@ class Missing(UndeError):
     """A baseline that is not computed yet; its name is the message."""
 
 
-class Ranked(Protocol):
+class BaselineAnswer(Protocol):
     """An answer: what ranks its examples, and the (N,) scores of the baselines that were computed for it."""
 
     @property
-    def held(self) -> Held: ...
+    def cache(self) -> ScoreCache: ...
 
     @property
     def baselines(self) -> dict[str, Tensor]: ...
@@ -76,7 +76,9 @@ class Baselines:
             raise unknown("baseline for this index", str(name)[:40], self.names)
         return name
 
-    def score(self, name: str, plus: Sequence[Asked], minus: Sequence[Asked], job: Job) -> Tensor:
+    def score(
+        self, name: str, plus: Sequence[ExplorerQuery], minus: Sequence[ExplorerQuery], job: BackgroundJob
+    ) -> Tensor:
         """(N,) scores for the mean of some queries, less the mean of others."""
         score = self._score_words if name == BM25 else self._score_states
         queries = [*plus, *minus]
@@ -85,7 +87,7 @@ class Baselines:
         return total - each[len(plus) :].mean(0) if minus else total
 
     def rows(
-        self, answer: Ranked, names: Any, ways: Mapping[str, Tensor], count: int, among: Tensor | None
+        self, answer: BaselineAnswer, names: Any, ways: Mapping[str, Tensor], count: int, among: Tensor | None
     ) -> list[dict[str, Any]]:
         """Top examples of each baseline of an answer, and how many of its first 10 it shares.
 
@@ -101,7 +103,7 @@ class Baselines:
         """
         if not isinstance(names, list):
             raise UndeError("baselines are a list of names")
-        rows, held = [], answer.held
+        rows, held = [], answer.cache
         for name in map(self.check, names):
             if name not in answer.baselines:
                 raise Missing(name)
@@ -116,7 +118,7 @@ class Baselines:
             rows.append({"name": name, "signed": False, "high": high, "low": [], "baseline": compared})
         return rows
 
-    def _score_words(self, queries: Sequence[Asked], job: Job) -> Tensor:
+    def _score_words(self, queries: Sequence[ExplorerQuery], job: BackgroundJob) -> Tensor:
         if self._words is None:
             texts, count = [], len(self.train)
             for at in range(count):
@@ -130,7 +132,7 @@ class Baselines:
             wanted.append(" ".join(parts))
         return self._words.score(wanted)
 
-    def _score_states(self, queries: Sequence[Asked], job: Job) -> Tensor:
+    def _score_states(self, queries: Sequence[ExplorerQuery], job: BackgroundJob) -> Tensor:
         reader = self._reader = self._reader or HiddenStates(
             self.setup.model, self.setup.task, self.train.rows
         )

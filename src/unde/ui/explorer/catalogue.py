@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from unde.data import Rows
-from unde.errors import UndeError
+from unde.errors import UndeError, unknown
+from unde.scoring.table import Table
 from unde.setup import Setup
 from unde.tasks import Classification, Diffusion
-from unde.ui.explorer.jobs import Job
-from unde.ui.report.classes import class_names, named, true_numbers
-from unde.ui.report.example_view import as_item, drawn_by, label_of
-from unde.ui.report.items import MISLABELLED, Item, Scored, example, kind_of, label_text, passage, picture
+from unde.ui.explorer.jobs import BackgroundJob
+from unde.ui.report.classes import class_name, class_names, true_numbers
+from unde.ui.report.example_view import as_item, label_of, show_diffusion
+from unde.ui.report.items import MISLABELLED, Item, ScoredItem, example, kind_of, label_text, passage, picture
 
 SAMPLED = 8  # examples that tell how all are laid out
 HELD = 4096  # rendered examples
@@ -82,10 +83,10 @@ class Catalogue:
     def _item(self, at: int) -> Item:
         with _SHOWING:
             row = self.rows[at]
-            item = shown(self.setup, row, self.name(at), self.classes)
+            item = as_example(self.setup, row, self.name(at), self.classes)
             if self._true is None or int(self._true[at]) == label_of(row):
                 return item
-            return replace(item, true_label=named(int(self._true[at]), self.classes), mislabelled=True)
+            return replace(item, true_label=class_name(int(self._true[at]), self.classes), mislabelled=True)
 
     def know(self) -> None:
         """These are the training examples: what their labels should be is known where the setup tells it."""
@@ -97,7 +98,7 @@ class Catalogue:
     def _html(self, at: int) -> str:
         """The example as an entry of a list, by the report's own renderer; the page fills in its score."""
         item = self.item(at)
-        return example(Scored(item, 0.0), self.kind, 0.0, [MISLABELLED] if item.is_mislabelled else [])
+        return example(ScoredItem(item, 0.0), self.kind, 0.0, [MISLABELLED] if item.is_mislabelled else [])
 
     def entry(self, at: int) -> dict[str, Any]:
         item = self.item(self.check(at))
@@ -119,7 +120,7 @@ class Catalogue:
         found = label_of(self.rows[at])
         if found is None or self.setup.show is not None:
             found = self.item(at).label
-        return None if found is None else label_text(named(found, self.classes))
+        return None if found is None else label_text(class_name(found, self.classes))
 
     def text(self, at: int) -> str | None:
         row = self.rows[at]
@@ -130,7 +131,7 @@ class Catalogue:
         item = self.item(at)
         return item.text if item.text is not None else item.prompt
 
-    def read(self, what: str, job: Job) -> None:
+    def read(self, what: str, job: BackgroundJob) -> None:
         """All texts or labels, once."""
         find = self.text if what == "texts" else self.label
         found = []
@@ -175,9 +176,9 @@ class Catalogue:
         raise UndeError(f"no filter {kind[:40]!r}: expected label, id or text")
 
 
-def shown(setup: Setup, row: Any, name: int | str, classes: Sequence[str] | None = None) -> Item:
+def as_example(setup: Setup, row: Any, name: int | str, classes: Sequence[str] | None = None) -> Item:
     """How an example is shown, with the name of its class where classes have names."""
-    show = setup.show or (drawn_by(setup.task) if isinstance(setup.task, Diffusion) else None)
+    show = setup.show or (show_diffusion(setup.task) if isinstance(setup.task, Diffusion) else None)
     with _SHOWING:
         return as_item(row, name, show, classes)
 
@@ -190,3 +191,50 @@ def figure(item: Item, role: str) -> str:
         passage(item.text) if item.text is not None else "",
     ]
     return "".join(parts)
+
+
+KINDS = {"label": "wrong label", "duplicate": "duplicate", "remove": "remove"}
+COLUMNS = ["index", "id", "mark", "label", "text"]
+FORMATS = {"csv": "text/csv; charset=utf-8", "jsonl": "application/x-ndjson"}
+
+
+class Marks:
+    """Example → mark, for all tabs; `version` grows with each change."""
+
+    def __init__(self, train: Catalogue) -> None:
+        self.train, self.version = train, 0
+        self._of: dict[int, str] = {}
+        self._lock = threading.Lock()
+
+    def put(self, at: int, kind: Any) -> None:
+        """Mark a training example, or take its mark away (None)."""
+        self.train.check(at)
+        if kind is not None and kind not in tuple(KINDS):
+            raise unknown("mark", str(kind)[:40], KINDS)
+        with self._lock:
+            if kind is None:
+                self._of.pop(at, None)
+            else:
+                self._of[at] = kind
+            self.version += 1
+
+    def all(self) -> dict[int, str]:
+        with self._lock:
+            return dict(sorted(self._of.items()))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each marked example."""
+        rows = []
+        for at, kind in self.all().items():
+            name, label, text = self.train.name(at), self.train.label(at), self.train.text(at)
+            rows.append(dict(zip(COLUMNS, (at, name, KINDS[kind], label, text))))
+        return rows
+
+    def export(self, format: str) -> bytes:
+        """The list as CSV or as JSON lines."""
+        if format not in FORMATS:
+            raise unknown("format", format, FORMATS)
+        rows = self.rows()
+        if not rows:
+            raise UndeError("no example is marked: open one and say what is wrong with it")
+        return Table({name: [row[name] for row in rows] for name in COLUMNS}).content(format)

@@ -20,10 +20,10 @@ class Cancelled(Exception):
     """Nobody waits for this job any more."""
 
 
-class Job:
+class BackgroundJob:
     """Something to be done, how far it is, and what came of it."""
 
-    def __init__(self, work: Callable[[Job], Any], quiet: bool) -> None:
+    def __init__(self, work: Callable[[BackgroundJob], Any], quiet: bool) -> None:
         self.id, self.work, self.quiet = secrets.token_urlsafe(9), work, quiet
         self.state = "waiting"  # running, done, failed, cancelled
         self.result: Any = None
@@ -59,14 +59,14 @@ class Jobs:
     """A thread that does one job after the other. Quiet ones, such as shading, let questions go first."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[str, Job] = OrderedDict()
-        self._waiting: list[Job] = []
-        self._running: Job | None = None
+        self._known: OrderedDict[str, BackgroundJob] = OrderedDict()
+        self._waiting: list[BackgroundJob] = []
+        self._running: BackgroundJob | None = None
         self._more = threading.Condition()
         threading.Thread(target=self._work, name="unde-questions", daemon=True).start()
 
-    def submit(self, work: Callable[[Job], Any], quiet: bool = False) -> Job:
-        job = Job(work, quiet)
+    def submit(self, work: Callable[[BackgroundJob], Any], quiet: bool = False) -> BackgroundJob:
+        job = BackgroundJob(work, quiet)
         with self._more:
             if len(self._waiting) >= MOST:
                 raise UndeError(f"{MOST} questions are waiting already: ask again in a moment")
@@ -77,20 +77,20 @@ class Jobs:
             self._more.notify()
         return job
 
-    def find(self, name: str) -> Job:
+    def find(self, name: str) -> BackgroundJob:
         job = self._known.get(name)
         if job is None:
             raise UndeError("this question is no longer known: ask it again")
         return job
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: BackgroundJob) -> None:
         with self._more:
             job.cancelled = True
             if job in self._waiting:
                 self._waiting.remove(job)
                 job.settle("cancelled")
 
-    def ahead(self, job: Job) -> int:
+    def position(self, job: BackgroundJob) -> int:
         """How many come before a job that waits."""
         with self._more:
             if job not in self._waiting:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 
 from unde.data import Rows, to_device
-from unde.errors import UndeError
+from unde.errors import UndeError, unknown
 from unde.gradients.model_state import frozen_eval
 from unde.gradients.parameters import placement
 from unde.index import Index
@@ -21,9 +22,8 @@ from unde.integrations.pictures import Likeness, decode_picture, with_label
 from unde.methods import JourneyTRAK, Method
 from unde.setup import Setup
 from unde.tasks import Classification
-from unde.ui.explorer.catalogue import Catalogue, figure, shown
-from unde.ui.explorer.jobs import Job
-from unde.ui.explorer.questions import Question
+from unde.ui.explorer.catalogue import Catalogue, as_example, figure
+from unde.ui.explorer.jobs import BackgroundJob
 from unde.ui.report.example_view import label_of
 from unde.ui.report.items import Item
 from unde.ui.report.panels import predictions
@@ -33,7 +33,7 @@ PICTURES = 32  # pictures that were sent
 
 
 @dataclass
-class Told:
+class QueryHeader:
     """How a question is shown above its answer."""
 
     name: str
@@ -44,7 +44,7 @@ class Told:
     label: int | None = None  # the class asked about
     question: dict[str, Any] | None = None  # the one it is
 
-    def shown(self, minus: bool) -> dict[str, Any]:
+    def as_dict(self, minus: bool) -> dict[str, Any]:
         return {
             "name": self.name,
             "html": self.html,
@@ -57,10 +57,10 @@ class Told:
 
 
 @dataclass
-class Asked:
+class ExplorerQuery:
     """A question with its features, as one query."""
 
-    told: Told
+    header: QueryHeader
     features: QueryFeatures | None
     digests: list[str]
     rows: Rows
@@ -68,7 +68,7 @@ class Asked:
     journey: bool = False  # whether it is followed along its trajectory
 
 
-class Asker:
+class QueryBuilder:
     """Makes queries of questions; features of those asked last are held."""
 
     def __init__(self, index: Index, setup: Setup, train: Catalogue, roles: Mapping[str, Catalogue]) -> None:
@@ -77,7 +77,7 @@ class Asker:
         self.classifies = isinstance(setup.task, Classification)
         self.likeness = None if setup.ask.picture is not None else Likeness.of(train.rows)
         self.classes = self._classes()
-        self._asked: OrderedDict[str, Asked] = OrderedDict()
+        self._asked: OrderedDict[str, ExplorerQuery] = OrderedDict()
         self._pictures: OrderedDict[str, Any] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -121,7 +121,7 @@ class Asker:
                 self._pictures.popitem(last=False)
         return {"picture": digest, "width": image.size[0], "height": image.size[1]}
 
-    def asked(self, question: Question, method: Method, job: Job) -> Asked:
+    def build(self, question: Question, method: Method, job: BackgroundJob) -> ExplorerQuery:
         """The features of a question. Of a text in several parts, their mean."""
         journey = isinstance(method, JourneyTRAK)
         followed = journey and question.kind == "prompt"
@@ -129,13 +129,13 @@ class Asker:
         found = self._asked.get(key)
         if found is None:
             rows, notes = self._rows(question, journey, job)
-            rows, told = self._told(question, rows, notes)
+            rows, header = self._header(question, rows, notes)
             job.tell("computing features")
             features = self.index.features(rows)
             digests = list(features.digests)
             if len(rows) > 1:
-                told.notes.append(f"It was cut into {len(rows)} parts: scores are of their mean.")
-            found = Asked(told, features.mean(), digests, rows, key, followed)
+                header.notes.append(f"It was cut into {len(rows)} parts: scores are of their mean.")
+            found = ExplorerQuery(header, features.mean(), digests, rows, key, followed)
             self._asked[key] = found
             while len(self._asked) > HELD:
                 self._asked.popitem(last=False)
@@ -143,23 +143,23 @@ class Asker:
         method.check_query(found.rows[0])
         return found
 
-    def recent(self, method: Method) -> list[Asked]:
+    def recent(self, method: Method) -> list[ExplorerQuery]:
         """Texts, pictures and prompts that were asked about as the method asks, in their order."""
         typed, journey = ("text", "picture", "prompt"), isinstance(method, JourneyTRAK)
         return [
             a
             for a in self._asked.values()
-            if (a.told.question or {}).get("kind") in typed and a.journey == journey
+            if (a.header.question or {}).get("kind") in typed and a.journey == journey
         ]
 
-    def example(self, at: int) -> Told:
+    def example(self, at: int) -> QueryHeader:
         """A training example, as what is asked about."""
         item = self.train.item(at)
         own = label_of(self.train.rows[at])
         own = int(own) if self.classifies and own is not None else None
-        return Told(f"training example {item.name}", figure(item, "training example"), own=own)
+        return QueryHeader(f"training example {item.name}", figure(item, "training example"), own=own)
 
-    def _rows(self, question: Question, journey: bool, job: Job) -> tuple[Rows, list[str]]:
+    def _rows(self, question: Question, journey: bool, job: BackgroundJob) -> tuple[Rows, list[str]]:
         kind, ask = question.kind, self.setup.ask
         if kind in ("eval", "learn", "train"):
             some = self.train if kind == "train" else self.roles.get(kind)
@@ -195,7 +195,7 @@ class Asker:
             raise UndeError("this picture is not held any more: choose or drop the file again")
         if self.setup.ask.picture is not None:
             rows = self._as_rows(self.setup.ask.picture(image, question.text or ""))
-            seen = shown(self.setup, rows[0], 0).image
+            seen = as_example(self.setup, rows[0], 0).image
             sides = None if seen is None or seen.ndim != 3 else (int(seen.shape[-1]), int(seen.shape[-2]))
             changed = sides is not None and sides != image.size
             return rows, [
@@ -214,25 +214,25 @@ class Asker:
     def _as_rows(self, data: Any) -> Rows:
         return Rows(data, self.collate)
 
-    def _told(self, question: Question, rows: Rows, notes: list[str]) -> tuple[Rows, Told]:
+    def _header(self, question: Question, rows: Rows, notes: list[str]) -> tuple[Rows, QueryHeader]:
         """How the question is shown, and its rows under the label that is asked about."""
         item = self._item(question, rows)
-        told = Told(f"{item.name}", figure(item, "query"), notes)
-        told.question = question.said
+        header = QueryHeader(f"{item.name}", figure(item, "query"), notes)
+        header.question = question.as_json
         if not self.classifies or self.classes is None:
             if question.label is not None:
                 raise UndeError("there is no label to ask about: the task is no classification")
-            return rows, told
+            return rows, header
         if question.label is not None and question.label >= len(self.classes):
             raise UndeError(f"unknown label {question.label}: expected 0 to {len(self.classes) - 1}")
         found = predictions(self.setup, rows)
-        told.predicted = None if found is None else found[0]
+        header.predicted = None if found is None else found[0]
         own = label_of(rows[0]) if question.kind != "picture" else None
-        told.own = None if own is None else int(own)
-        told.label = next(x for x in (question.label, told.own, told.predicted, 0) if x is not None)
-        if told.label != own:
-            rows = self._as_rows([with_label(rows[i], told.label) for i in range(len(rows))])
-        return rows, told
+        header.own = None if own is None else int(own)
+        header.label = next(x for x in (question.label, header.own, header.predicted, 0) if x is not None)
+        if header.label != own:
+            rows = self._as_rows([with_label(rows[i], header.label) for i in range(len(rows))])
+        return rows, header
 
     def _item(self, question: Question, rows: Rows) -> Item:
         if question.kind in ("eval", "learn", "train"):
@@ -244,7 +244,7 @@ class Asker:
         called = {"text": "your text", "picture": "your picture", "prompt": "your prompt"}[question.kind]
         if question.kind == "text":
             return Item(called, text=question.text)
-        return replace(shown(self.setup, rows[0], called), label=None)
+        return replace(as_example(self.setup, rows[0], called), label=None)
 
 
 def joined(some: Sequence[QueryFeatures]) -> QueryFeatures:
@@ -257,8 +257,107 @@ def joined(some: Sequence[QueryFeatures]) -> QueryFeatures:
     )
 
 
-def combined(plus: Sequence[Asked], minus: Sequence[Asked]) -> QueryFeatures:
+def combined(plus: Sequence[ExplorerQuery], minus: Sequence[ExplorerQuery]) -> QueryFeatures:
     """The mean of some, less the mean of others."""
     first, rest = ([a.features for a in side if a.features is not None] for side in (plus, minus))
     made = joined(first).mean()
     return made - joined(rest).mean() if rest else made
+
+
+LONGEST = 100_000  # characters of a text
+MANY = 64  # questions in a set
+KINDS = ("eval", "learn", "train", "text", "picture", "prompt")
+
+
+@dataclass(frozen=True)
+class Question:
+    """One thing to ask about; `label` is the class asked about, if it is not the example's own."""
+
+    kind: str
+    at: int | None = None  # which query or training example
+    text: str | None = None  # typed, or a prompt
+    picture: str | None = None  # the digest of one that was sent
+    seed: int = 0
+    label: int | None = None
+
+    @classmethod
+    def read(cls, said: Any) -> Question:
+        """From JSON of the page, or of an address that somebody has typed."""
+        if not isinstance(said, Mapping) or said.get("kind") not in KINDS:
+            kind = said.get("kind") if isinstance(said, Mapping) else said
+            raise unknown("kind of question", str(kind)[:40], KINDS)
+        kind, at, text = said["kind"], said.get("at"), said.get("text")
+        if kind in ("eval", "learn", "train") and not _whole(at):
+            raise UndeError(f"which {kind} example? Expected a position, not {str(at)[:40]!r}")
+        if kind == "text" and (not isinstance(text, str) or not text.strip()):
+            raise UndeError("nothing was asked: type a text")
+        if text is not None and (not isinstance(text, str) or len(text) > LONGEST):
+            raise UndeError(f"the text is too long: expected at most {LONGEST:,} characters")
+        if kind == "picture" and not isinstance(said.get("picture"), str):
+            raise UndeError("no picture was given: choose or drop a PNG or JPEG file")
+        seed, label = said.get("seed", 0), said.get("label")
+        if not _whole(seed) or seed >= 2**63:
+            raise UndeError(f"a seed of {str(seed)[:40]!r}: expected a whole number from 0 on")
+        if label is not None and not _whole(label):
+            raise UndeError(f"unknown label {str(label)[:40]!r}: expected the number of a class")
+        if kind in ("eval", "learn", "train"):
+            return cls(kind, at=at, label=label)
+        if kind == "text":
+            return cls(kind, text=text, label=label)
+        if kind == "picture":
+            return cls(kind, text=text or None, picture=said["picture"][:64], label=label)
+        return cls(kind, text=text or "", seed=seed)
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """As the page would say it."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    @property
+    def key(self) -> str:
+        return json.dumps(self.as_json, sort_keys=True)
+
+
+@dataclass(frozen=True)
+class Inquiry:
+    """The mean of some questions, less the mean of others; under a method and a damping."""
+
+    plus: tuple[Question, ...]
+    minus: tuple[Question, ...] = ()
+    method: str | None = None
+    damping: float | None = None
+
+    @classmethod
+    def read(cls, said: Any) -> Inquiry:
+        if not isinstance(said, Mapping):
+            raise UndeError("a question is a JSON object")
+        sides = []
+        for side in ("plus", "minus"):
+            some = said.get(side, [])
+            if not isinstance(some, list) or len(some) > MANY:
+                raise UndeError(f"a set of questions: expected a list of at most {MANY}")
+            sides.append(tuple(Question.read(one) for one in some))
+        if not sides[0]:
+            raise UndeError("nothing was asked: choose a query, or type one")
+        method, damping = read_method(said)
+        return cls(sides[0], sides[1], method, damping)
+
+    @property
+    def key(self) -> str:
+        content = [[q.key for q in self.plus], [q.key for q in self.minus], self.method, self.damping]
+        return hashlib.blake2b(json.dumps(content).encode(), digest_size=12).hexdigest()
+
+
+def read_method(said: Mapping[str, Any]) -> tuple[str | None, float | None]:
+    method, damping = said.get("method"), said.get("damping")
+    if method is not None and not isinstance(method, str):
+        raise UndeError(f"a method of {str(method)[:40]!r}: expected a name")
+    if damping is not None:
+        if not isinstance(damping, (int, float)) or isinstance(damping, bool) or not 0 <= damping <= 1e6:
+            raise UndeError(f"damping {str(damping)[:40]!r}: expected a number from 0 to 1,000,000")
+        damping = float(damping)
+    return method, damping
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from unde.errors import UndeError
+from unde.markup import score
 from unde.scoring import GroupScores
-from unde.ui.report.html import score
 from unde.ui.report.weights import block_names, short_names
 from unde.unet import stages
 
@@ -99,7 +99,7 @@ def _consecutive(groups: Sequence[str]) -> Sliders:
     return Sliders([f"{groups[a]} … {groups[b]}" if a < b else groups[a] for a, b in ends], of)
 
 
-class Held:
+class ScoreCache:
     """Scores of one query against the training examples, or of one example against queries, under any weights.
 
     `contributions` (n, M) of the groups make that one product. They are None where memory does not hold them: then
@@ -114,7 +114,7 @@ class Held:
         self._last: OrderedDict[bytes, Tensor] = OrderedDict()
 
     @classmethod
-    def forward(cls, scores: GroupScores) -> Held:
+    def forward(cls, scores: GroupScores) -> ScoreCache:
         """The training examples behind a query."""
         every, one, usable = slice(0, scores.shape[1]), slice(0, 1), ~scores.train.skipped()
         if 4 * scores.shape[1] * len(scores.groups) > scores.memory // SHARE:
@@ -125,7 +125,7 @@ class Held:
         return held
 
     @classmethod
-    def backward(cls, scores: GroupScores) -> Held:
+    def backward(cls, scores: GroupScores) -> ScoreCache:
         """The queries that a training example, the only one of these scores, is behind."""
         every, one = slice(0, scores.shape[0]), slice(0, 1)
         parts = scores.contributions(every)[:, 0]

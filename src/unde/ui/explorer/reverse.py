@@ -13,8 +13,8 @@ from unde.methods import Method
 from unde.scoring import GroupScores
 from unde.scoring.train_features import SelectedFeatures
 from unde.ui.explorer.catalogue import Catalogue
-from unde.ui.explorer.jobs import Job
-from unde.ui.explorer.query_builder import Asker, joined
+from unde.ui.explorer.jobs import BackgroundJob
+from unde.ui.explorer.query_builder import QueryBuilder, joined
 
 MOST = 200  # queries, evenly spaced: each takes a pass of the model, once
 AT_ONCE = 8  # between two words about how far it is
@@ -26,33 +26,33 @@ class Pool:
     Where there are neither, other training examples take their place.
     """
 
-    def __init__(self, asker: Asker) -> None:
-        self.asker = asker
+    def __init__(self, builder: QueryBuilder) -> None:
+        self.builder = builder
         self._kept: tuple[list[str], QueryFeatures] | None = None  # of the queries that do not change
 
     def key(self, method: Method) -> list[str]:
         """What it is made of, beside the queries that do not change."""
-        return [asked.key for asked in self.asker.recent(method)]
+        return [asked.key for asked in self.builder.recent(method)]
 
-    def made(self, method: Method, job: Job) -> tuple[Catalogue, QueryFeatures, str]:
+    def build(self, method: Method, job: BackgroundJob) -> tuple[Catalogue, QueryFeatures, str]:
         """What is ranked, its features, and what it is in words."""
-        asker, own = self.asker, self.asker.recent(method)
+        builder, own = self.builder, self.builder.recent(method)
         rows: list[Any] = []
         names: list[str] = []
         questions: list[dict[str, Any]] = []
-        total = sum(map(len, asker.roles.values()))
-        held_out = [(role, i) for role, some in asker.roles.items() for i in range(len(some))]
+        total = sum(map(len, builder.roles.values()))
+        held_out = [(role, i) for role, some in builder.roles.items() for i in range(len(some))]
         chosen = [held_out[i] for i in evenly(len(held_out), MOST)] if held_out else []
         for role, i in chosen:
-            some = asker.roles[role]
+            some = builder.roles[role]
             rows.append(some.rows[i])
             names.append(f"{'held-out' if role == 'eval' else 'learning'} {some.item(i).name}")
             questions.append({"kind": role, "at": i})
         note = f"Looked at {len(chosen)} of {total:,} queries of the setup" if chosen else ""
         if not rows and not own:
-            some = evenly(len(asker.train), MOST)
-            rows = [asker.train.rows[i] for i in some]
-            names = [f"training {asker.train.item(i).name}" for i in some]
+            some = evenly(len(builder.train), MOST)
+            rows = [builder.train.rows[i] for i in some]
+            names = [f"training {builder.train.item(i).name}" for i in some]
             questions = [{"kind": "train", "at": i} for i in some]
             note = f"There are no queries yet: looked at {len(rows)} of the training examples instead"
         if rows:
@@ -61,21 +61,25 @@ class Pool:
         for asked in own:
             assert asked.features is not None
             rows.append(asked.rows[0])
-            names.append(f"{asked.told.name} {len(names) + 1}")
-            questions.append(asked.told.question or {})
+            names.append(f"{asked.header.name} {len(names) + 1}")
+            questions.append(asked.header.question or {})
             parts.append(replace(asked.features, digests=[""]))
         if own:
             session = f"the {len(own)} asked in this session"
             note = f"{note}, and {session}" if note else f"Looked at {session}"
-        return Catalogue(Rows(rows, asker.collate), asker.setup, names, questions), joined(parts), note + "."
+        return (
+            Catalogue(Rows(rows, builder.collate), builder.setup, names, questions),
+            joined(parts),
+            note + ".",
+        )
 
-    def _of(self, rows: list[Any], names: list[str], job: Job) -> QueryFeatures:
+    def _of(self, rows: list[Any], names: list[str], job: BackgroundJob) -> QueryFeatures:
         if self._kept is None or self._kept[0] != names:
             parts = []
             for start in range(0, len(rows), AT_ONCE):
                 job.tell("computing features of the queries, once", start, len(rows))
                 parts.append(
-                    self.asker.index.features(Rows(rows[start : start + AT_ONCE], self.asker.collate))
+                    self.builder.index.features(Rows(rows[start : start + AT_ONCE], self.builder.collate))
                 )
             self._kept = names, joined(parts)
         return self._kept[1]

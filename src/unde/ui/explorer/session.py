@@ -25,12 +25,10 @@ from unde.setup import Setup
 from unde.store.manifest import Manifest
 from unde.tasks import Diffusion
 from unde.ui.explorer.baselines import Baselines
-from unde.ui.explorer.catalogue import Catalogue
-from unde.ui.explorer.jobs import Job, Jobs
-from unde.ui.explorer.marks import KINDS, Marks
-from unde.ui.explorer.query_builder import Asked, Asker, combined
-from unde.ui.explorer.questions import Inquiry, read_method
-from unde.ui.explorer.ranking import Held, Sliders, scored, slid
+from unde.ui.explorer.catalogue import KINDS, Catalogue, Marks
+from unde.ui.explorer.jobs import BackgroundJob, Jobs
+from unde.ui.explorer.query_builder import ExplorerQuery, Inquiry, QueryBuilder, combined, read_method
+from unde.ui.explorer.ranking import ScoreCache, Sliders, scored, slid
 from unde.ui.explorer.reverse import Pool, seen_from
 from unde.ui.report.items import shaded_passage
 from unde.version import __version__
@@ -43,7 +41,7 @@ FEWEST, MOST = 2, 64  # answers that are held: however large they are, and howev
 SHADES = 2000  # shaded passages of one answer: every place of a slider gives others
 
 
-class Gone(UndeError):
+class ExpiredAnswer(UndeError):
     """An answer that is not held any more."""
 
 
@@ -53,10 +51,10 @@ class Answer:
 
     id: str
     scores: GroupScores
-    held: Held
+    cache: ScoreCache
     of: Catalogue  # what is ranked
     where: str  # "train" or "pool"
-    asked: list[Asked]
+    asked: list[ExplorerQuery]
     method: Method
     plus: int = 1  # of `asked`; the others are subtracted
     notes: list[str] = field(default_factory=list)
@@ -116,8 +114,8 @@ class Session:
                 name: method for name, method in self.methods.items() if name != _called(chosen)
             }
         self.jobs, self.marks = Jobs(), Marks(self.train)
-        self.asker = Asker(index, setup, self.train, self.roles)
-        self.pool = Pool(self.asker)
+        self.builder = QueryBuilder(index, setup, self.train, self.roles)
+        self.pool = Pool(self.builder)
         self.baselines = Baselines(setup, self.train, index.memory)
         self._answers: OrderedDict[str, Answer] = OrderedDict()
         self._lock = threading.Lock()
@@ -147,8 +145,8 @@ class Session:
                 {"name": name, "damping": m.damping if isinstance(m, Damped) else None}
                 for name, m in self.methods.items()
             ],
-            "asks": self.asker.ways(),
-            "classes": self.asker.classes,
+            "asks": self.builder.ways(),
+            "classes": self.builder.classes,
             "shaded": self.shaded,
             "baselines": self.baselines.names,
             "marks": KINDS,
@@ -180,23 +178,23 @@ class Session:
 
     # --- asking -----------------------------------------------------------------------------------------
 
-    def ask(self, inquiry: Inquiry, job: Job) -> dict[str, Any]:
+    def ask(self, inquiry: Inquiry, job: BackgroundJob) -> dict[str, Any]:
         """The training examples behind the mean of some questions, less the mean of others."""
         known = self._held(inquiry.key)
         if known is None:
             self.unchanged()
             method = self.method(inquiry.method, inquiry.damping)
-            plus = [self.asker.asked(q, method, job) for q in inquiry.plus]
-            minus = [self.asker.asked(q, method, job) for q in inquiry.minus]
+            plus = [self.builder.build(q, method, job) for q in inquiry.plus]
+            minus = [self.builder.build(q, method, job) for q in inquiry.minus]
             job.tell("scoring")
             scores = self._score(combined(plus, minus), method)
-            held = Held.forward(scores)
+            held = ScoreCache.forward(scores)
             known = Answer(inquiry.key, scores, held, self.train, "train", plus + minus, method, len(plus))
             known.digests = [d for asked in known.asked for d in asked.digests if d]
             known.notes = self._notes(known, len(plus), len(minus))
             known.warnings = self._warnings(known)
             self._hold(known)
-        return self._told(known, len(inquiry.plus))
+        return self._header(known, len(inquiry.plus))
 
     @property
     def calibration(self) -> str | None:
@@ -208,7 +206,7 @@ class Session:
         calibrated = self._calibration is not None and method == self._calibration.method
         return self.index.score(features, None if calibrated else method)
 
-    def influenced(self, at: int, said: Mapping[str, Any], job: Job) -> dict[str, Any]:
+    def influenced(self, at: int, said: Mapping[str, Any], job: BackgroundJob) -> dict[str, Any]:
         """The queries that a training example has influenced."""
         name, damping = read_method(said)
         method, at = self.method(name, damping), self.train.check(at)
@@ -218,13 +216,15 @@ class Session:
         known = self._held(key)
         if known is None:
             self.unchanged()
-            pool, features, note = self.pool.made(method, job)
+            pool, features, note = self.pool.build(method, job)
             job.tell("scoring")
             scores = seen_from(self._score(features, method), at)
-            asked = [Asked(self.asker.example(at), None, [], Rows([self.train.rows[at]]))]
-            known = Answer(key, scores, Held.backward(scores), pool, "pool", asked, method, notes=[note])
+            asked = [ExplorerQuery(self.builder.example(at), None, [], Rows([self.train.rows[at]]))]
+            known = Answer(
+                key, scores, ScoreCache.backward(scores), pool, "pool", asked, method, notes=[note]
+            )
             self._hold(known)
-        return self._told(known, 1)
+        return self._header(known, 1)
 
     def _notes(self, answer: Answer, plus: int, minus: int) -> list[str]:
         notes = []
@@ -233,7 +233,7 @@ class Session:
             less = (
                 "" if not minus else ", less " + ("another" if minus == 1 else f"the mean of {minus} others")
             )
-            notes.append(f"Asked about {mean}{less}.")
+            notes.append(f"ExplorerQuery about {mean}{less}.")
         for name, w in self.weights.items():
             if shared(answer.digests, w.query_digests):
                 notes.append(
@@ -243,7 +243,7 @@ class Session:
             notes.append(
                 f"{int(self.index.skipped.sum())} training examples with NaN gradients were left out."
             )
-        if answer.held.contributions is None:
+        if answer.cache.contributions is None:
             notes.append(
                 "There are too many groups and examples to hold: other weights take a pass over the features."
             )
@@ -256,7 +256,7 @@ class Session:
             others = [a for a in self._answers.values() if a.where == "train" and a.method == answer.method]
         count = min(TOP, len(self.index) // 10)
         rows = [
-            a.held.best(a.held.total(self.bases[UNWEIGHTED]), count, None, True) for a in [*others, answer]
+            a.cache.best(a.cache.total(self.bases[UNWEIGHTED]), count, None, True) for a in [*others, answer]
         ]
         lists = [[at for at, value in row if value] for row in rows]
         lists = [row for row in lists if row and len(row) == count]
@@ -264,12 +264,12 @@ class Session:
         hubs = hub_examples(top, len(self.index))
         return found + ([describe_hubs(hubs, top, self.train.names)] if hubs else [])
 
-    def _told(self, answer: Answer, plus: int) -> dict[str, Any]:
+    def _header(self, answer: Answer, plus: int) -> dict[str, Any]:
         return {
             "answer": answer.id,
             "where": answer.where,
             "kind": answer.of.kind,
-            "asked": [a.told.shown(i >= plus) for i, a in enumerate(answer.asked)],
+            "asked": [a.header.as_dict(i >= plus) for i, a in enumerate(answer.asked)],
             "method": _called(answer.method),
             "notes": answer.notes,
             "warnings": answer.warnings,
@@ -289,14 +289,14 @@ class Session:
             held = self._answers
             held[answer.id] = answer
             while len(held) > FEWEST and (
-                len(held) > MOST or sum(a.held.nbytes for a in held.values()) > budget
+                len(held) > MOST or sum(a.cache.nbytes for a in held.values()) > budget
             ):
                 held.popitem(last=False)
 
     def answer(self, key: Any) -> Answer:
         found = self._held(key) if isinstance(key, str) else None
         if found is None:
-            raise Gone("this answer is not held any more: ask again")
+            raise ExpiredAnswer("this answer is not held any more: ask again")
         return found
 
     # --- ranking ----------------------------------------------------------------------------------------
@@ -323,7 +323,7 @@ class Session:
         ways = {UNWEIGHTED: self.bases[UNWEIGHTED]}
         if not bool((w == 1).all()):
             ways[name] = w
-        usable = (answer.held.usable if among is None else answer.held.usable & among).numpy()
+        usable = (answer.cache.usable if among is None else answer.cache.usable & among).numpy()
         first, *others = ways.items()
         kept = answer.first if among is None else None
         if kept is None or kept[0] != count:
@@ -342,7 +342,7 @@ class Session:
         }
 
     def _row(self, answer: Answer, name: str, w: Tensor, count: int, among: Tensor | None) -> dict[str, Any]:
-        held = answer.held
+        held = answer.cache
         total = held.total(w)
         if not np.isfinite(total.numpy()).all():
             raise UndeError("these weights give scores that are not finite: bring the sliders back")
@@ -359,7 +359,7 @@ class Session:
             "low": [scored(*one) for one in low],
         }
 
-    def compare(self, said: Mapping[str, Any], job: Job) -> dict[str, Any]:
+    def compare(self, said: Mapping[str, Any], job: BackgroundJob) -> dict[str, Any]:
         """Compute a baseline for an answer; `rank` shows it."""
         answer, name = self.answer(said.get("answer")), self.baselines.check(said.get("baseline"))
         if answer.where != "train":
@@ -369,7 +369,7 @@ class Session:
             answer.baselines[name] = self.baselines.score(name, plus, minus, job)
         return {"baseline": name}
 
-    def shade(self, said: Mapping[str, Any], job: Job) -> dict[str, Any]:
+    def shade(self, said: Mapping[str, Any], job: BackgroundJob) -> dict[str, Any]:
         """Passages of training examples, their tokens shaded by what they add to the score under some weights."""
         answer = self.answer(said.get("answer"))
         if not self.shaded or answer.where != "train":

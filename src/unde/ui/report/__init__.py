@@ -3,20 +3,20 @@
 A `Page` is put together from what the rest of the package found. Its parts read no models, indexes or files: `panels`
 makes them of scores and weights, and `of_index` a whole page of what an index says about some queries.
 
->>> from unde.ui.report import Item, Page, QueryPanel, Row, Scored
->>> row = Row("unweighted", [Scored(Item(12, label="cat"), 0.8)], [Scored(Item(7, label="dog"), -0.3)])
+>>> from unde.ui.report import Item, Page, QueryPanel, Row, ScoredItem
+>>> row = Row("unweighted", [ScoredItem(Item(12, label="cat"), 0.8)], [ScoredItem(Item(7, label="dog"), -0.3)])
 >>> page = Page("Two cats", queries=[QueryPanel(Item("q0", label="cat"), [row], predicted="cat")])
 >>> path = page.write("report.html")  # doctest: +SKIP
 """
 
 from unde.ui.report.contributors import Mark
 from unde.ui.report.heatmap import HeatmapPanel
-from unde.ui.report.items import Item, Scored
-from unde.ui.report.mislabel import MislabelPanel, RocCurve, Said
+from unde.ui.report.items import Item, ScoredItem
+from unde.ui.report.mislabel import LabelEvidence, MislabelPanel, RocCurve
 from unde.ui.report.page import Page
 from unde.ui.report.queries import QueryPanel, Row
 from unde.ui.report.score_semantics import Meaning, meaning
-from unde.ui.report.tables import Card, Step, Table
+from unde.ui.report.tables import Card, ResultTable, Step
 from unde.ui.report.trust import TrustCurve, TrustPanel
 from unde.ui.report.weights import WeightsPanel
 
@@ -24,17 +24,17 @@ __all__ = [
     "Card",
     "HeatmapPanel",
     "Item",
+    "LabelEvidence",
     "Mark",
     "Meaning",
     "MislabelPanel",
     "Page",
     "QueryPanel",
+    "ResultTable",
     "RocCurve",
     "Row",
-    "Said",
-    "Scored",
+    "ScoredItem",
     "Step",
-    "Table",
     "TrustCurve",
     "TrustPanel",
     "WeightsPanel",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unde.index.calibration import LOCAL, Calibration
-from unde.ui.report.html import Html, el
+from unde.markup import Html, el
 from unde.ui.report.svg import ticks
-from unde.ui.report.tables import Table, result_table
+from unde.ui.report.tables import ResultTable, result_table
 
 WIDTH, HEIGHT = 760.0, 250.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 190.0, 16.0, 26.0  # margins
@@ -62,7 +62,7 @@ def calibration_section(panel: CalibrationPanel) -> Html:
         el("p", {"class": "lead"}, el("strong", None, panel.sentence)),
         el("p", {"class": "lead"}, MEANING),
         el("figure", None, strip(panel), el("figcaption", None, _caption(panel))),
-        result_table(Table("LDS, %", ["setting", "LDS"], rows, note=note)),
+        result_table(ResultTable("LDS, %", ["setting", "LDS"], rows, note=note)),
     )
 
 

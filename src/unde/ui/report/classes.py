@@ -57,10 +57,10 @@ def _of_config(model: Any) -> list[str] | None:
     return None if made_up or len(set(names)) < len(names) else names
 
 
-def named(label: Any, classes: Sequence[str] | None) -> Any:
+def class_name(label: Any, classes: Sequence[str] | None) -> Any:
     """A label as it is shown: the name of a class number, and whatever else it is as it is.
 
-    >>> named(1, ["cat", "dog"]), named("a fox", ["cat", "dog"]), named(torch.tensor(0), ["cat", "dog"])
+    >>> class_name(1, ["cat", "dog"]), class_name("a fox", ["cat", "dog"]), class_name(torch.tensor(0), ["cat", "dog"])
     ('dog', 'a fox', 'cat')
     """
     if isinstance(label, (Tensor, np.generic)):

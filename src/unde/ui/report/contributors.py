@@ -9,7 +9,7 @@ import numpy as np
 
 from unde.data import to_numpy
 from unde.errors import UndeError
-from unde.ui.report.html import Html, mark
+from unde.markup import Html, mark
 
 _PAPERS = {"subject": "P"}  # the paper's letter: S is for style
 

@@ -17,7 +17,7 @@ from unde.gradients.model_state import frozen_eval
 from unde.setup import Setup
 from unde.tasks import Classification, Diffusion
 from unde.tasks.diffusion import decode
-from unde.ui.report.classes import class_names, named, true_numbers
+from unde.ui.report.classes import class_name, class_names, true_numbers
 from unde.ui.report.items import MAX_SIDE, Item
 from unde.ui.report.pixels import to_pixels
 
@@ -35,10 +35,12 @@ def as_item(
     'verse'
     """
     item = _as_item(show(example) if show is not None else _guess(example), name)
-    return replace(item, label=named(item.label, classes), true_label=named(item.true_label, classes))
+    return replace(
+        item, label=class_name(item.label, classes), true_label=class_name(item.true_label, classes)
+    )
 
 
-class Shown:
+class ExampleView:
     """The training examples and the queries of a setup as a page shows them, each made once."""
 
     def __init__(self, setup: Setup, classes: Sequence[str] | None = None, seconds: float = SECONDS) -> None:
@@ -48,7 +50,7 @@ class Shown:
         known = isinstance(setup.task, Classification)  # one label for each example
         self.true = true_numbers(setup, self.classes, len(self.train)) if known else None
         self.left_out = 0  # pictures that would have taken too long
-        self._show = setup.show or (drawn_by(setup.task) if isinstance(setup.task, Diffusion) else None)
+        self._show = setup.show or (show_diffusion(setup.task) if isinstance(setup.task, Diffusion) else None)
         self._seconds, self._late = seconds, False
         self._made: dict[tuple[str, int], Item] = {}
 
@@ -98,14 +100,14 @@ class Shown:
             # A page of whole ones fills the memory.
             item = replace(item, image=to_pixels(item.image, MAX_SIDE))
         if item.label is None:
-            item = replace(item, label=named(self._label(rows, i), self.classes))
+            item = replace(item, label=class_name(self._label(rows, i), self.classes))
         return item
 
     def _corrected(self, item: Item, i: int) -> Item:
         """With the true label where it is known to be another one. Numbers tell, whatever labels are called."""
         if self.true is None or int(self.true[i]) == self._label(self.train, i):
             return item
-        return replace(item, true_label=named(int(self.true[i]), self.classes), mislabelled=True)
+        return replace(item, true_label=class_name(int(self.true[i]), self.classes), mislabelled=True)
 
     def _label(self, rows: Rows, i: int) -> int | None:
         """The class number that the task reads from an example, where `show` does not tell it."""
@@ -118,7 +120,7 @@ class Shown:
         return int(label) if isinstance(label, Tensor) and label.numel() == 1 else None
 
 
-def drawn_by(task: Diffusion) -> Show:
+def show_diffusion(task: Diffusion) -> Show:
     """What a page shows of an example of a diffusion task: its image, through the VAE where the task has one and the
     example is given by its latents, and its prompt."""
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from unde.data import to_numpy
 from unde.errors import UndeError
-from unde.ui.report.html import Html, el, number
+from unde.markup import Html, el, number
 from unde.ui.report.svg import HEATS, heat_map
-from unde.ui.report.tables import Table, result_table
+from unde.ui.report.tables import ResultTable, result_table
 
 _TOPS = (0.01, 0.02, 0.05, *(t / 10 for t in range(1, 11)))  # round ends of the scale
 
@@ -120,9 +120,9 @@ def _map(panel: HeatmapPanel, name: str) -> Html:
     )
 
 
-def _as_table(panel: HeatmapPanel, name: str) -> Table:
+def _as_table(panel: HeatmapPanel, name: str) -> ResultTable:
     values = np.asarray(panel.maps[name])
-    return Table(
+    return ResultTable(
         name,
         ["", *panel.columns],
         [

@@ -17,11 +17,10 @@ from unde.index.labels import Answers
 from unde.index.self_retrieval import WeightNoise
 from unde.scoring import GroupScores
 from unde.setup import Setup
-from unde.ui.report.baselines import add_baselines
 from unde.ui.report.calibration import calibration_panel
-from unde.ui.report.example_view import Shown
+from unde.ui.report.example_view import ExampleView
 from unde.ui.report.page import Page
-from unde.ui.report.panels import Tokens, query_panels, trust_panel, weights_panels
+from unde.ui.report.panels import Tokens, add_baselines, query_panels, trust_panel, weights_panels
 from unde.ui.report.score_semantics import meaning
 from unde.ui.report.trust import TrustPanel
 from unde.version import __version__
@@ -55,7 +54,7 @@ def page_of(
     takes some hundred passes of the model. `baselines` adds the top examples of BM25 and of hidden-state similarity for
     models of text, the second from a pass over the training data. The rest is as in `query_panels`.
     """
-    shown = Shown(setup)
+    shown = ExampleView(setup)
     weights = {**_calibrated(scores, weights), **weights}
     ways: dict[str, Weights | None] = {UNWEIGHTED: Weights.uniform(scores.groups), **weights}
     count, shaded = min(count, scores.shape[1]), _has_tokens(setup)

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from unde.errors import UndeError
+from unde.markup import Child, Html, el, mark, score
 from unde.ui.report.contributors import Mark
-from unde.ui.report.html import Child, Html, el, mark, score
 from unde.ui.report.pixels import data_uri, to_pixels
 from unde.ui.report.tokens import cut_at, joined, shades
 
@@ -61,15 +61,15 @@ class Item:
 
 
 @dataclass(frozen=True, eq=False)
-class Scored:
+class ScoredItem:
     """An example with its score. Positive = proponent.
 
     `tokens` are the pieces of its text with what each adds to the score, up to a share of `slack`; shown instead of the
     text. `marks` say what it is known to have contributed to the query.
 
-    >>> Scored(Item(17, label=3), 0.25).score
+    >>> ScoredItem(Item(17, label=3), 0.25).score
     0.25
-    >>> Scored(Item(4), 0.25, tokens=[("to", 0.5), (" be", -0.25)]).item.kind
+    >>> ScoredItem(Item(4), 0.25, tokens=[("to", 0.5), (" be", -0.25)]).item.kind
     'id'
     """
 
@@ -234,7 +234,7 @@ DIFFERS = mark("differs", "≠", "other label", "its label is not the one asked 
 MISLABELLED = mark("mislabelled", "!", "mislabelled", "its label is known to be wrong")
 
 
-def score_of(scored: Scored, largest: float) -> Html:
+def score_of(scored: ScoredItem, largest: float) -> Html:
     """A score as a number and as a bar relative to `largest`, the largest magnitude shown beside it."""
     share = abs(scored.score) / largest if largest > 0 else 0.0
     tone = "pro" if scored.score >= 0 else "opp"
@@ -247,17 +247,17 @@ def score_of(scored: Scored, largest: float) -> Html:
     )
 
 
-def largest_score(*lists: Sequence[Scored]) -> float:
+def largest_score(*lists: Sequence[ScoredItem]) -> float:
     """The largest magnitude in some lists of scores; 0 for none.
 
-    >>> largest_score([Scored(Item(0), 1.0)], [Scored(Item(1), -2.0)])
+    >>> largest_score([ScoredItem(Item(0), 1.0)], [ScoredItem(Item(1), -2.0)])
     2.0
     """
     return max((abs(scored.score) for scores in lists for scored in scores), default=0.0)
 
 
 def example(
-    scored: Scored,
+    scored: ScoredItem,
     kind: str,
     largest: float,
     marks: Sequence[Html] = (),

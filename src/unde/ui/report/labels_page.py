@@ -21,12 +21,12 @@ from unde.index.labels import (
 )
 from unde.setup import Setup
 from unde.tasks import TokenClassification
-from unde.ui.report.classes import class_names, named
-from unde.ui.report.example_view import Shown
-from unde.ui.report.items import Scored
-from unde.ui.report.mislabel import MislabelPanel, RocCurve, Said
+from unde.ui.report.classes import class_name, class_names
+from unde.ui.report.example_view import ExampleView
+from unde.ui.report.items import ScoredItem
+from unde.ui.report.mislabel import LabelEvidence, MislabelPanel, RocCurve
 from unde.ui.report.page import Page
-from unde.ui.report.tables import Card, Table
+from unde.ui.report.tables import Card, ResultTable
 from unde.version import __version__
 from unde.weights import Weights
 
@@ -53,7 +53,7 @@ def label_page(
     """
     rankings = side_by_side(index, list(ways.values())[-1], by=by, method=method)
     suspects = rankings[by]
-    shown = Shown(setup, class_names(setup, suspects.classes))
+    shown = ExampleView(setup, class_names(setup, suspects.classes))
     panel = label_panel(index, shown, rankings, ways, by=by, count=count, method=method)
     differing = int((suspects.given != suspects.predicted).sum())
     cards = [
@@ -97,7 +97,7 @@ def side_by_side(
 
 def label_panel(
     index: Index,
-    shown: Shown,
+    shown: ExampleView,
     rankings: Mapping[str, Suspects],
     ways: Ways,
     *,
@@ -131,7 +131,7 @@ def label_panel(
         each[name] = suspects
     other = _other(by)
     return MislabelPanel(
-        [Scored(shown.example(i), float(suspects.scores[i])) for i in first],
+        [ScoredItem(shown.example(i), float(suspects.scores[i])) for i in first],
         _curves({other: rankings[other], **each}, wrong) if both and wrong is not None else (),
         examples=len(suspects.order),
         mislabelled=None if wrong is None else int(wrong[suspects.order].sum()),
@@ -149,7 +149,7 @@ def _other(by: str) -> str:
     return BASELINE if by != BASELINE else "self-influence"
 
 
-def _table(rankings: Mapping[str, Suspects], by: str, count: int, wrong: Tensor | None) -> Table:
+def _table(rankings: Mapping[str, Suspects], by: str, count: int, wrong: Tensor | None) -> ResultTable:
     """What each ranking finds; where the truth is not known, what it has in common with the one that is shown."""
     chosen = set(rankings[by].order[:count].tolist())
     rows = []
@@ -165,7 +165,9 @@ def _table(rankings: Mapping[str, Suspects], by: str, count: int, wrong: Tensor 
         if wrong is None
         else ["AUC", f"wrong labels among the first {count}"]
     )
-    return Table("Rankings side by side", ["ranking", *columns], rows, highlight=list(rankings).index(by))
+    return ResultTable(
+        "Rankings side by side", ["ranking", *columns], rows, highlight=list(rankings).index(by)
+    )
 
 
 def _curves(rankings: Mapping[str, Suspects], wrong: Tensor) -> list[RocCurve]:
@@ -177,23 +179,23 @@ def _curves(rankings: Mapping[str, Suspects], wrong: Tensor) -> list[RocCurve]:
 
 def _said(
     index: Index,
-    shown: Shown,
+    shown: ExampleView,
     rankings: Mapping[str, Suspects],
     by: str,
     first: list[int],
     weights: Weights | None,
     method: str | None,
-) -> list[Said]:
+) -> list[LabelEvidence]:
     with_it, against = neighbours(index, first, NEIGHBOURS, weights, method)
     suspects, other = rankings[by], _other(by)
     places, count = rankings[other].rank(), len(suspects.order)
 
     def labels(positions: list[int]) -> list[int | str]:
-        return [named(int(suspects.given[n]), shown.classes) for n in positions]
+        return [class_name(int(suspects.given[n]), shown.classes) for n in positions]
 
     return [
-        Said(
-            named(int(suspects.predicted[i]), shown.classes),
+        LabelEvidence(
+            class_name(int(suspects.predicted[i]), shown.classes),
             labels(a),
             labels(b),
             {f"by {other}": f"{places[i]:,} of {count:,}"},

@@ -12,10 +12,10 @@ from unde.console import counted
 from unde.data import to_numpy
 from unde.errors import UndeError
 from unde.evaluate import mislabel_auc
-from unde.ui.report.html import Html, el, mark, number
-from unde.ui.report.items import Scored, example, kind_of, label_text, largest_score, same
+from unde.markup import Html, el, mark, number
+from unde.ui.report.items import ScoredItem, example, kind_of, label_text, largest_score, same
 from unde.ui.report.svg import Line, line_key, roc_plot
-from unde.ui.report.tables import Table, result_table
+from unde.ui.report.tables import ResultTable, result_table
 
 NEIGHBOURS = (
     "Beside each one: the label it carries, what the model says, and the labels of the training examples nearest to "
@@ -70,10 +70,10 @@ class RocCurve:
 
 
 @dataclass(frozen=True)
-class Said:
+class LabelEvidence:
     """What others say of an example: the model, and the training examples nearest to it, by the labels they carry.
 
-    >>> Said("dog", ["cat", "cat", "fox"], ["dog", "dog", "dog"]).along
+    >>> LabelEvidence("dog", ["cat", "cat", "fox"], ["dog", "dog", "dog"]).along
     'cat\\xa0×2, fox'
     """
 
@@ -106,19 +106,19 @@ class MislabelPanel:
     the model and its neighbours say of each of those found, `rankings` compares this ranking with others.
 
     >>> from unde.ui.report import Item
-    >>> panel = MislabelPanel([Scored(Item(4, label=3, true_label=8), 5.1)], examples=100, mislabelled=10)
+    >>> panel = MislabelPanel([ScoredItem(Item(4, label=3, true_label=8), 5.1)], examples=100, mislabelled=10)
     >>> panel.hits
     1
     """
 
-    found: Sequence[Scored]
+    found: Sequence[ScoredItem]
     curves: Sequence[RocCurve] = ()
     examples: int | None = None
     mislabelled: int | None = None
     ranked_by: str = "self-influence"
     note: str = ""
-    said: Sequence[Said] = ()
-    rankings: Table | None = None
+    said: Sequence[LabelEvidence] = ()
+    rankings: ResultTable | None = None
 
     def __post_init__(self) -> None:
         if len(self.said) not in (0, len(self.found)):
@@ -213,7 +213,7 @@ def _wall(panel: MislabelPanel, known: bool) -> Html | None:
     )
 
 
-def _said(scored: Scored, said: Said) -> Html:
+def _said(scored: ScoredItem, said: LabelEvidence) -> Html:
     """The labels in question, one below the other."""
     item = scored.item
     agrees = item.label is not None and same(item.label, said.predicted)

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
 
 from unde.errors import UndeError
+from unde.markup import Html, el
 from unde.store.files import write_atomically
 from unde.ui.report.calibration import CalibrationPanel, calibration_section
-from unde.ui.report.dedupe_images import each_picture_once
 from unde.ui.report.heatmap import HeatmapPanel, heatmaps_section
-from unde.ui.report.html import Html, el
 from unde.ui.report.mislabel import MislabelPanel, mislabel_section
 from unde.ui.report.queries import QueryPanel, baseline_names, queries_section
 from unde.ui.report.score_semantics import Meaning
-from unde.ui.report.style import CSS
 from unde.ui.report.tables import (
     Card,
+    ResultTable,
     Step,
-    Table,
     cards_list,
     evaluation_section,
     provenance_section,
@@ -41,8 +42,8 @@ class Page:
     Several sets of weights over the same groups are a list, in which each has a name. `meaning` is what scores say, by
     default what those of a loss do.
 
-    >>> from unde.ui.report import Item, Row, Scored
-    >>> row = Row("unweighted", [Scored(Item(12, label="cat"), 0.8)], [Scored(Item(7, label="dog"), -0.3)])
+    >>> from unde.ui.report import Item, Row, ScoredItem
+    >>> row = Row("unweighted", [ScoredItem(Item(12, label="cat"), 0.8)], [ScoredItem(Item(7, label="dog"), -0.3)])
     >>> page = Page("Two cats", queries=[QueryPanel(Item("q0", label="cat"), [row], predicted="cat")])
     >>> page.html()[:15]
     '<!doctype html>'
@@ -57,7 +58,7 @@ class Page:
     calibration: CalibrationPanel | None = None
     heatmaps: Sequence[HeatmapPanel] = ()
     mislabelled: MislabelPanel | None = None
-    tables: Sequence[Table] = ()
+    tables: Sequence[ResultTable] = ()
     steps: Sequence[Step] = ()
     provenance: Mapping[str, object] = field(default_factory=dict)
     meaning: Meaning | None = None
@@ -107,7 +108,7 @@ class Page:
                 [section for _, _, section in sections],
             ),
         )
-        body = each_picture_once(body)
+        body = dedupe_images(body)
         return f'<!doctype html>\n<html lang="en">\n{_head(self.title)}\n{body}\n</html>\n'
 
     def write(self, path: str | os.PathLike[str]) -> Path:
@@ -236,3 +237,47 @@ def _signs(told: Meaning, signed: Sequence[bool]) -> list[Html | str]:
             "that mattered, the lowest of those that hardly did."
         )
     return words
+
+
+# As `items.picture` writes it. No text of a user can look like this: a < in it is written &lt;.
+_IMG = re.compile(
+    r'<img class="(?P<kind>picture[^"]*)" src="(?P<src>data:image/png;base64,[^"]*)" width="(?P<width>\d+)" '
+    r'height="(?P<height>\d+)" alt="(?P<alt>[^"]*)" title="[^"]*">'
+)
+
+
+def dedupe_images(body: Html) -> Html:
+    """The same page, with pictures that occur several times in one list, and drawn from there by <use>.
+
+    An <svg> with a role and a label is to screen readers what an <img> with its alternative text is.
+    """
+    times = Counter(found["src"] for found in _IMG.finditer(body))
+    number = {src: i for i, src in enumerate(src for src, n in times.items() if n > 1)}
+    if not number:
+        return body
+    sizes: dict[str, tuple[str, str]] = {}
+
+    def referring(found: re.Match[str]) -> str:
+        src, width, height = found["src"], found["width"], found["height"]
+        if src not in number:
+            return found[0]
+        sizes[src] = width, height
+        return (
+            f'<svg class="{found["kind"]}" viewBox="0 0 {width} {height}" role="img" aria-label="{found["alt"]}">'
+            f'<title>{found["alt"]}</title><use href="#picture-{number[src]}"></use></svg>'
+        )
+
+    rest = _IMG.sub(referring, body)
+    defined = [
+        el(
+            "symbol",
+            {"id": f"picture-{number[src]}", "viewBox": f"0 0 {width} {height}"},
+            el("image", {"href": src, "width": width, "height": height}),
+        )
+        for src, (width, height) in sizes.items()
+    ]
+    held = el("svg", {"class": "pictures", "width": 0, "height": 0, "aria-hidden": "true"}, defined)
+    return Html(rest.replace("</body>", f"{held}</body>")) if rest.endswith("</body>") else Html(rest + held)
+
+
+CSS = files("unde.ui.report").joinpath("style.css").read_text(encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,17 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unde import console
 from unde.data import Rows
 from unde.errors import UndeError
+from unde.evaluate.baselines import BM25, HIDDEN_STATES, bm25, state_scores
+from unde.evaluate.hidden_states import HiddenStates
 from unde.index.labels import Answers
 from unde.index.retrieval_curve import Trust
 from unde.index.self_retrieval import summary
 from unde.scoring import GroupScores, Top
 from unde.setup import Setup
-from unde.ui.report.classes import answers_to, named
+from unde.tasks import Diffusion
+from unde.ui.report.classes import answers_to, class_name
 from unde.ui.report.contributors import checked, marks_for
-from unde.ui.report.example_view import Shown
-from unde.ui.report.items import Item, Scored, same
+from unde.ui.report.example_view import ExampleView
+from unde.ui.report.items import Item, ScoredItem, fold, same
 from unde.ui.report.queries import QueryPanel, Row
 from unde.ui.report.trust import TrustCurve, TrustPanel
 from unde.ui.report.weights import WeightsPanel
@@ -51,7 +56,7 @@ def query_panels(
     contributors: Mapping[str, Any] | None = None,
     answers: Answers | None = None,
     labelled: bool = True,
-    shown: Shown | None = None,
+    shown: ExampleView | None = None,
 ) -> list[QueryPanel]:
     """Panels of some queries: a row for each named way of weighting, proponents and opponents in it.
 
@@ -61,7 +66,7 @@ def query_panels(
     name. `answers` are the model's, if they are at hand. Without `labelled`, the labels of queries are only what
     was asked about: nobody knows the true ones.
     """
-    shown = shown or Shown(setup)
+    shown = shown or ExampleView(setup)
     train = shown.train
     known = checked(contributors or {}, (len(queries), len(train)), "each query and training example")
     marks = marks_for(known)
@@ -71,10 +76,10 @@ def query_panels(
     def named_query(q: int) -> int | str:
         return q if names is None else names[q]
 
-    def scored(q: int, top: Top, w: Weights | None) -> list[Scored]:
+    def scored(q: int, top: Top, w: Weights | None) -> list[ScoredItem]:
         found = zip(top.indices[q].tolist(), top.values[q].tolist())
         return [
-            Scored(
+            ScoredItem(
                 make(i),
                 v,
                 _parts(setup, train, tokens, q, i, w),
@@ -114,16 +119,16 @@ def _in_order(tops: Mapping[str, tuple[Top, Top]], which: Sequence[int]) -> list
 
 
 def _panel(
-    query: Item, rows: list[Row], told: Answers | None, q: int, shown: Shown, labelled: bool
+    query: Item, rows: list[Row], told: Answers | None, q: int, shown: ExampleView, labelled: bool
 ) -> QueryPanel:
     """A query with what the model says. Right and wrong are told by class numbers, whatever labels are called."""
     if told is None:
         return QueryPanel(query, rows)
     given, predicted = int(told.given[q]), int(told.predicted[q])
-    answer = named(predicted, shown.classes)
+    answer = class_name(predicted, shown.classes)
     if not labelled:
         return QueryPanel(
-            replace(query, label=None), rows, predicted=answer, asked=named(given, shown.classes)
+            replace(query, label=None), rows, predicted=answer, asked=class_name(given, shown.classes)
         )
     if query.true_label is not None:  # the label of the query is one that somebody asks about
         return QueryPanel(query, rows, predicted=answer)
@@ -220,3 +225,98 @@ def _after(trust: Trust) -> str:
     assert trust.after is not None and trust.gain is not None and trust.gain_ci95 is not None
     change = f"{100 * trust.gain:+.1f} ± {100 * trust.gain_ci95:.1f}".replace("-", "−")
     return f"{_in_percent(trust.after)} ({change})"
+
+
+SECONDS = 300.0  # limit for the pass that reads hidden states
+TOP = 10  # examples that are compared with those of the method
+_FIRST_SECONDS = 5.0  # before the duration of the pass is estimated
+
+
+class TooLong(UndeError):
+    """A pass that would take longer than its limit."""
+
+
+def add_baselines(
+    panels: Sequence[QueryPanel],
+    setup: Setup,
+    queries: Rows,
+    scores: GroupScores,
+    shown: ExampleView,
+    count: int,
+) -> list[QueryPanel]:
+    """Panels with one more row for each baseline, for models of text; other panels are returned as they are.
+
+    Args:
+        panels: One panel for each query; their first row is unweighted.
+        setup: The setup of the model.
+        queries: The queries.
+        scores: Scores of the queries.
+        shown: How examples are shown.
+        count: Examples in a row.
+    """
+    baselines = _scores(setup, queries, shown.train)
+    if not baselines:
+        return list(panels)
+    k = min(TOP, len(shown.train))
+    best = scores.top(k).indices  # (Q, k)
+    ranked = {name: values.sort(descending=True, stable=True) for name, values in baselines.items()}
+    made = []
+    for q, panel in enumerate(panels):
+        rows = list(panel.rows)
+        for name, top in ranked.items():
+            longest = max(k, count)
+            pairs = list(zip(top.indices[q, :longest].tolist(), top.values[q, :longest].tolist()))
+            shared = set(best[q].tolist()) & {i for i, _ in pairs[:k]}
+            examples = [ScoredItem(_beginning(shown.example(i)), value) for i, value in pairs[:count]]
+            rows.append(Row(name, examples, shared=(len(shared), k)))
+        made.append(replace(panel, rows=rows))
+    return made
+
+
+def _scores(setup: Setup, queries: Rows, train: Rows) -> dict[str, Tensor]:
+    """(Q, N) scores of each baseline; none for models that do not read text."""
+    if isinstance(setup.task, Diffusion):
+        return {}
+    train_texts = setup.texts(train)
+    query_texts = None if train_texts is None else setup.texts(queries)
+    if train_texts is None or query_texts is None:
+        return {}
+    found: dict[str, Tensor] = {}
+    try:
+        found[BM25] = bm25(train_texts, query_texts)
+    except UndeError as e:
+        console.note(f"the page has no {BM25} column: {e}")
+    try:
+        reader = HiddenStates(setup.model, setup.task, train)
+        with console.progress("hidden states", len(train)) as advance:
+            similarity, _ = state_scores(reader, train, queries, _limited(advance, len(train)))
+    except TooLong as e:
+        console.note(f"the page has no column of {HIDDEN_STATES}: {e}")
+    else:
+        if similarity is not None:
+            found[HIDDEN_STATES] = similarity
+    return found
+
+
+def _limited(advance: console.Advance, total: int) -> console.Advance:
+    """`advance` that raises TooLong once the pass is estimated to take more than SECONDS."""
+    begin, done = time.monotonic(), 0
+
+    def step(amount: int, /, state: str | None = None) -> None:
+        nonlocal done
+        done += amount
+        seconds = time.monotonic() - begin
+        if seconds > _FIRST_SECONDS and seconds * total / done > SECONDS:
+            raise TooLong(
+                f"a pass over {total:,} training examples takes about {console.duration(seconds * total / done)}. "
+                "The live page of `unde serve` computes it when it is switched on"
+            )
+        advance(amount, state)
+
+    return step
+
+
+def _beginning(item: Item) -> Item:
+    """The item with the beginning of its text: whole texts twice would double the page."""
+    head, rest = fold(item.text or "")
+    return replace(item, text=f"{head.rstrip()} …") if rest else item

@@ -10,13 +10,13 @@ import numpy as np
 from unde.console import counted
 from unde.data import to_numpy
 from unde.errors import UndeError
+from unde.markup import Html, el, mark
 from unde.ui.report.contributors import Mark, checked, legend_of, marks_for
-from unde.ui.report.html import Html, el, mark
 from unde.ui.report.items import (
     DIFFERS,
     MISLABELLED,
     Item,
-    Scored,
+    ScoredItem,
     example,
     kind_of,
     label_text,
@@ -39,14 +39,14 @@ class Row:
     lowest ones and not as opponents. The row of a baseline has `shared`: how many of its top examples are also among
     those of the first row, and of how many. Such rows are hidden until they are switched on.
 
-    >>> row = Row("unweighted", [Scored(Item(3), 0.9)], [Scored(Item(8), -0.4)])
+    >>> row = Row("unweighted", [ScoredItem(Item(3), 0.9)], [ScoredItem(Item(8), -0.4)])
     >>> row.name, len(row.opponents)
     ('unweighted', 1)
     """
 
     name: str
-    proponents: Sequence[Scored]
-    opponents: Sequence[Scored] = ()
+    proponents: Sequence[ScoredItem]
+    opponents: Sequence[ScoredItem] = ()
     note: str = ""
     shared: tuple[int, int] | None = None
 
@@ -70,7 +70,7 @@ class QueryPanel:
     `predicted`, and the one `asked` about, whose loss was attributed: by default that of the query. `right` says
     whether the prediction is the true label, where these are not to be compared as they are shown.
 
-    >>> row = Row("weighted", [Scored(Item(3, label=7), 0.9)])
+    >>> row = Row("weighted", [ScoredItem(Item(3, label=7), 0.9)])
     >>> QueryPanel(Item("q0", label=7), [row], predicted=7).is_right
     True
     >>> QueryPanel(Item("q0", label="cat"), [row], predicted=7).is_right is None
@@ -121,9 +121,9 @@ class QueryPanel:
         flags = checked(contributors or {}, (examples,), "each training example")
         marks = marks_for(flags)
 
-        def scored(values: np.ndarray, order: np.ndarray) -> list[Scored]:
+        def scored(values: np.ndarray, order: np.ndarray) -> list[ScoredItem]:
             return [
-                Scored(example(n), values[n], marks=[marks[name] for name in flags if flags[name][n]])
+                ScoredItem(example(n), values[n], marks=[marks[name] for name in flags if flags[name][n]])
                 for n in map(int, order[:count])
             ]
 
@@ -141,7 +141,7 @@ class QueryPanel:
         return self.query.label if self.query.true_label is None else self.query.true_label
 
     @property
-    def asked_about(self) -> int | str | None:
+    def target_label(self) -> int | str | None:
         """The label whose loss was attributed."""
         return self.query.label if self.asked is None else self.asked
 
@@ -165,7 +165,7 @@ class QueryPanel:
         """Whether some example shows what its tokens add to the score."""
         return any(scored.tokens is not None for scored in self._scored())
 
-    def _scored(self) -> Iterator[Scored]:
+    def _scored(self) -> Iterator[ScoredItem]:
         for row in self.rows:
             yield from row.proponents
             yield from row.opponents
@@ -249,7 +249,7 @@ def _panel(panel: QueryPanel, position: int, marks: Sequence[Mark], baselines: S
         for term, label, sign in (
             ("true label", panel.true_label, None),
             ("predicted", panel.predicted, _verdict(panel)),
-            ("asked about", panel.asked_about if panel.predicted is not None else None, None),
+            ("asked about", panel.target_label if panel.predicted is not None else None, None),
         )
         if label is not None
     ]
@@ -333,8 +333,8 @@ def _remarks(panel: QueryPanel, row: Row, first: Row | None, marks: Sequence[Mar
     if row.note:
         yield row.note
     labelled = [scored for scored in row.proponents if scored.item.label is not None]
-    if panel.asked_about is not None and labelled:
-        agreeing = sum(same(scored.item.label, panel.asked_about) for scored in labelled)
+    if panel.target_label is not None and labelled:
+        agreeing = sum(same(scored.item.label, panel.target_label) for scored in labelled)
         yield f"{agreeing} of {counted(len(labelled), 'proponent')} with the label asked about"
     if marks:
         found = [m for scored in row.proponents for m in scored.marks]
@@ -355,13 +355,13 @@ def _remarks(panel: QueryPanel, row: Row, first: Row | None, marks: Sequence[Mar
         yield f"{' and '.join(new)} not in “{first.name}”" if new else f"the same examples as “{first.name}”"
 
 
-def _new(here: Sequence[Scored], there: Sequence[Scored]) -> int:
+def _new(here: Sequence[ScoredItem], there: Sequence[ScoredItem]) -> int:
     known = {scored.item.id for scored in there}
     return sum(scored.item.id not in known for scored in here)
 
 
 def _side(
-    panel: QueryPanel, tone: str, sign: str, title: str, examples: Sequence[Scored], largest: float
+    panel: QueryPanel, tone: str, sign: str, title: str, examples: Sequence[ScoredItem], largest: float
 ) -> Html | None:
     if not len(examples):
         return None
@@ -378,11 +378,11 @@ def _side(
 
 
 def _differs(item: Item, panel: QueryPanel) -> bool:
-    asked = panel.asked_about
+    asked = panel.target_label
     return item.label is not None and asked is not None and not same(item.label, asked)
 
 
-def _marks(scored: Scored, panel: QueryPanel) -> list[Html]:
+def _marks(scored: ScoredItem, panel: QueryPanel) -> list[Html]:
     item = scored.item
     return [
         *(each.html() for each in scored.marks),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from unde.errors import UndeError
-from unde.ui.report.html import Child, Html, el, number
+from unde.markup import Child, Html, el, number
 
 TONES = 6  # colours that blocks cycle through: .tone-0 … .tone-5 in the style
 _LABELLED_BARS = 64  # up to here every bar carries its name; beyond, blocks and tooltips do

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from unde.console import counted, duration
 from unde.errors import UndeError
-from unde.ui.report.html import Html, el, number
+from unde.markup import Html, el, number
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class Card:
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultTable:
     """A table of results. Text cells are shown as they are, floats with four significant digits.
 
     `highlight` is the position of the row to look at first.
 
-    >>> table = Table("LDS", ["scores", "LDS"], [["unweighted", "26.1 ± 1.2"], ["weighted", "30.4 ± 1.1"]])
+    >>> table = ResultTable("LDS", ["scores", "LDS"], [["unweighted", "26.1 ± 1.2"], ["weighted", "30.4 ± 1.1"]])
     >>> len(table.rows)
     2
     """
@@ -88,7 +88,7 @@ def cards_list(cards: Sequence[Card]) -> Html | None:
     )
 
 
-def evaluation_section(tables: Sequence[Table]) -> Html:
+def evaluation_section(tables: Sequence[ResultTable]) -> Html:
     """The section with all result tables."""
     return el(
         "section",
@@ -98,7 +98,7 @@ def evaluation_section(tables: Sequence[Table]) -> Html:
     )
 
 
-def result_table(table: Table) -> Html:
+def result_table(table: ResultTable) -> Html:
     """One table of results, with its caption and note."""
     numeric = [
         all(_is_numeric(row[column]) for row in table.rows) and bool(table.rows)

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 
 from unde.console import counted
-from unde.ui.report.html import Html, el, join, score
+from unde.markup import Html, el, join, score
 
 LEVELS = 5  # shades on each side; a token below a tenth of the strongest has none
 
 
 @dataclass(frozen=True)
-class Span:
+class TokenSpan:
     """One token with text, or a run of tokens."""
 
     text: str
@@ -34,30 +34,30 @@ class Span:
         return join([self.text[: len(self.text) - len(word)], el("span", marks, word)])
 
 
-def shades(tokens: Sequence[tuple[str, float]]) -> list[Span]:
+def shades(tokens: Sequence[tuple[str, float]]) -> list[TokenSpan]:
     """A span for each token; a token without text goes with the one that follows, so that no value is lost.
 
     >>> [(s.text, s.value, s.level) for s in shades([("a", 1.0), ("", 0.25), ("b", -0.75), ("c", 0.01)])]
     [('a', 1.0, 5), ('b', -0.5, 2), ('c', 0.01, 0)]
     """
-    whole: list[Span] = []
+    whole: list[TokenSpan] = []
     value, number = 0.0, 0
     for text, part in tokens:
         value, number = value + part, number + 1
         if text:
-            whole.append(Span(text, value, number))
+            whole.append(TokenSpan(text, value, number))
             value, number = 0.0, 0
     if number and whole:
         last = whole.pop()
-        whole.append(Span(last.text, last.value + value, last.tokens + number))
+        whole.append(TokenSpan(last.text, last.value + value, last.tokens + number))
     largest = max((abs(span.value) for span in whole), default=0.0) or 1.0
     return [replace(span, level=round(LEVELS * abs(span.value) / largest)) for span in whole]
 
 
-def joined(spans: Sequence[Span]) -> list[Html]:
+def joined(spans: Sequence[TokenSpan]) -> list[Html]:
     """Spans as markup. Neighbours too weak for a shade share one element, which keeps pages small.
 
-    >>> joined([Span("to", 0.1, 1), Span(" be", -0.2, 1)])
+    >>> joined([TokenSpan("to", 0.1, 1), TokenSpan(" be", -0.2, 1)])
     ['<span title="−0.100 (2 tokens together)">to be</span>']
     """
     out: list[Html] = []
@@ -65,15 +65,15 @@ def joined(spans: Sequence[Span]) -> list[Html]:
         some = list(run)
         if not strong:
             text, value = "".join(span.text for span in some), sum(span.value for span in some)
-            some = [Span(text, value, sum(span.tokens for span in some))]
+            some = [TokenSpan(text, value, sum(span.tokens for span in some))]
         out += [span.html() for span in some]
     return out
 
 
-def cut_at(spans: Sequence[Span], characters: int) -> int:
+def cut_at(spans: Sequence[TokenSpan], characters: int) -> int:
     """How many spans fit into so many characters.
 
-    >>> cut_at([Span("to", 0, 1), Span(" be", 0, 1), Span(" or", 0, 1)], 6)
+    >>> cut_at([TokenSpan("to", 0, 1), TokenSpan(" be", 0, 1), TokenSpan(" or", 0, 1)], 6)
     2
     """
     ends = accumulate(len(span.text) for span in spans)

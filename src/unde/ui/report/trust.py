@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from unde.console import counted
 from unde.errors import UndeError
-from unde.ui.report.html import Html, el, number
+from unde.markup import Html, el, number
 from unde.ui.report.svg import Line, line_key, line_plot
-from unde.ui.report.tables import Table, result_table
+from unde.ui.report.tables import ResultTable, result_table
 
 MEANING = (
     "Each of these training examples was changed a little, then more, and the method was asked which training example "
@@ -144,7 +144,7 @@ def _table(curve: TrustCurve) -> Html:
         for i, strength in enumerate(curve.strengths)
     ]
     return result_table(
-        Table(
+        ResultTable(
             f"In %, {counted(curve.examples, 'example')}",
             ["strength", *curve.shares],
             rows,

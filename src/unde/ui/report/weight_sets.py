@@ -8,7 +8,7 @@ import numpy as np
 
 from unde.console import counted
 from unde.errors import UndeError
-from unde.ui.report.html import Html, el
+from unde.markup import Html, el
 from unde.ui.report.svg import bar_plot, block_tones
 from unde.ui.report.weights import (
     MEANING,

@@ -10,7 +10,7 @@ import numpy as np
 from unde.console import counted
 from unde.data import to_numpy
 from unde.errors import UndeError
-from unde.ui.report.html import Html, el, number
+from unde.markup import Html, el, number
 from unde.ui.report.svg import Bar, Line, bar_plot, block_tones, line_plot
 from unde.unet import flow, stages
 

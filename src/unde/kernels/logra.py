@@ -1,4 +1,4 @@
-"""The diagonal blocks of (ΦᵀΦ + λI)⁻¹, one for each layer (LoGRA, app. B.3).
+"""The kernel of LoGRA (app. B.3): the diagonal blocks of (ΦᵀΦ + λI)⁻¹, one for each layer.
 
 Many small inverses in place of a large one. K does not mix layers, so it acts on the query side. A layer with more
 columns d than there are rows n is inverted in the dual form, n × n:
@@ -18,29 +18,29 @@ import torch
 from torch import Tensor
 
 from unde.errors import UndeError
+from unde.kernels import precision as numbers
 from unde.kernels.base import (
+    BoundKernel,
+    FeatureLayout,
+    Fitted,
+    KernelSource,
     Moments,
     Needs,
-    Part,
+    ParameterColumns,
     Round,
-    Sizes,
-    Source,
     chunks,
-    damped,
     meta_tensor,
     read,
 )
-from unde.kernels.gram import ILL, assembled, inverse
-from unde.kernels.precision import within
 
 _TRACES = "traces of dual layers"  # among moments; no module has such a name
 
 
 @dataclass(frozen=True)
-class ByLayer:
+class LayerBlocks(BoundKernel):
+    sizes: FeatureLayout
     damping: float
     relative: bool
-    sizes: Sizes
     damping_scope: str = "layer"
 
     @property
@@ -58,11 +58,11 @@ class ByLayer:
     @property
     def rounds(self) -> Sequence[Round]:
         panels = (
-            [Round("panels", len(self.sizes.joined()), self._panels, self._assembled)] if self._dual else []
+            [Round("panels", len(self.sizes.joined()), self._panels, self._assemble)] if self._dual else []
         )
         return [Round("grams", len(self.sizes.runs()), self._job), *panels]
 
-    def _job(self, source: Source, i: int, before: Moments) -> Moments:
+    def _job(self, source: KernelSource, i: int, before: Moments) -> Moments:
         """ΦᵀΦ of each layer over a run of blocks, in float64: they are small. Of dual layers, the trace alone."""
         grams = {name: torch.zeros(d, d, dtype=torch.float64) for name, d in self._primal.items()}
         traces = torch.zeros(len(self._dual), dtype=torch.float64)
@@ -76,7 +76,7 @@ class ByLayer:
             del phi  # before the next is read
         return grams | ({_TRACES: traces} if self._dual else {})
 
-    def _panels(self, source: Source, i: int, before: Moments) -> Moments:
+    def _panels(self, source: KernelSource, i: int, before: Moments) -> Moments:
         """ΦΦᵀ of each dual layer, of joined blocks with all rows up to theirs."""
         joined, out = self.sizes.joined(), {}
         here = read(source, joined[i])
@@ -89,13 +89,13 @@ class ByLayer:
                 del left, right
         return {f"panel {i:06d} {name}": torch.cat(panels, 1) for name, panels in out.items()}
 
-    def _assembled(self, panels: Moments) -> Moments:
+    def _assemble(self, panels: Moments) -> Moments:
         return {
-            name: assembled([panels[key] for key in sorted(panels) if key.split(" ", 2)[2] == name])
+            name: numbers.assemble([panels[key] for key in sorted(panels) if key.split(" ", 2)[2] == name])
             for name in self._dual
         }
 
-    def fit(self, moments: Moments, source: Source) -> _Fitted:
+    def fit(self, moments: Moments, source: KernelSource) -> Fitted:
         traces = {name: float(moments[name].diagonal().sum()) for name in self._widths}
         if not any(traces.values()):
             raise UndeError("all features of the index are zero: has the loss a gradient?")
@@ -110,24 +110,24 @@ class ByLayer:
                 duals.append((columns, made, lam))
             else:
                 inverses.append((columns, made))
-        return _Fitted(source, inverses, duals)
+        return FittedLayers(source, inverses, duals)
 
     def _inverse(self, name: str, gram: Tensor, unit: float) -> tuple[Tensor, float]:
         """(ΦᵀΦ + λI)⁻¹ of a layer, or (ΦΦᵀ + λI)⁻¹, and λ."""
-        lam = damped(self.damping, self.relative, unit)
-        well = float(gram.norm()) <= ILL * lam and name not in self._dual
+        lam = numbers.damped(self.damping, self.relative, unit)
+        well = float(gram.norm()) <= numbers.ILL * lam and name not in self._dual
         try:
             if lam == 0 and name in self._dual:
                 raise UndeError(
                     f"ΦᵀΦ + λI is singular at λ = 0, with {self._widths[name]:,} columns and {len(gram):,} rows: "
                     "raise the damping"
                 )
-            made, _ = inverse(
+            made, _ = numbers.inverse(
                 gram.clone(), self.damping, self.relative, self._widths[name], self.sizes.rounding, unit
             )
         except UndeError as e:
             raise UndeError(f"layer {name!r}: {e}") from None
-        return (within(made, self.sizes.dtype) if well else made), lam
+        return (numbers.within(made, self.sizes.dtype) if well else made), lam
 
     def needs(self) -> Needs:
         n, dual = self.sizes.examples, self._dual
@@ -157,8 +157,7 @@ class ByLayer:
 
 
 @dataclass(frozen=True)
-class _Fitted:
-    source: Source
+class FittedLayers(Fitted):
     inverses: list[tuple[list[slice], Tensor]]
     duals: list[tuple[list[slice], Tensor, float]]  # with (ΦΦᵀ + λI)⁻¹ and λ
 
@@ -190,16 +189,13 @@ class _Fitted:
         for (columns, _, lam), a in zip(self.duals, left):
             _put(out, columns, a.div_(lam))
 
-    def train(self, blocks: Sequence[int]) -> Tensor:
-        return self.apply(read(self.source, blocks))
-
 
 def _put(out: Tensor, columns: Sequence[slice], values: Tensor) -> None:
     for c, part in zip(columns, values.split([c.stop - c.start for c in columns], 1)):
         out[:, c] = part
 
 
-def layer_columns(parts: Sequence[Part]) -> dict[str, list[slice]]:
+def layer_columns(parts: Sequence[ParameterColumns]) -> dict[str, list[slice]]:
     """The columns of each layer, as runs."""
     found: dict[str, list[slice]] = {}
     for part in parts:

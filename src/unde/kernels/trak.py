@@ -2,11 +2,13 @@
 
 primal   Φ (ΦᵀΦ + λI)⁻¹       a D × D inverse
 dual     (ΦΦᵀ + λI)⁻¹ Φ       an N × N inverse
+
+Layer by layer it is the kernel of LoGRA (`logra`); from leading singular vectors, `low_rank`.
 """
 
 from __future__ import annotations
 
-import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,32 +20,63 @@ from torch import Tensor
 from unde.errors import UndeError
 from unde.kernels import precision as numbers
 from unde.kernels.base import (
+    BoundKernel,
+    FeatureLayout,
+    Fitted,
+    KernelSource,
     Moments,
     Needs,
     Round,
-    Sizes,
-    Source,
     chunks,
-    damped,
     meta_tensor,
     read,
 )
+from unde.kernels.logra import LayerBlocks
+from unde.kernels.low_rank import LowRankGram
 
-# ‖ΦᵀΦ‖/λ above which all is done in float64: rounding to float32 would be like another λ, 1 % off.
-ILL = 1e5
 SMALL = 128  # rows of a kernel up to which all is done in float64, since it costs nothing
-
-# A_ii (A⁻¹)_ii is one over the part of column i that the others do not explain, whatever its units. Where they
-# explain all of it, rounding leaves 1e13 or more.
-_SINGULAR = 1e12
 
 
 @dataclass(frozen=True)
-class _Full(ABC):
+class Gram:
+    """`form` is "primal", "dual" or "auto", the smaller, or "svd(256)", from so many singular vectors; `blocks` is
+    "full", or "layer" as LoGRA has it. `damping_scope` is what relative damping of layers is a multiple of: the mean
+    diagonal of each "layer", or of the whole "model"."""
+
+    damping: float
+    relative: bool = True
+    form: str = "auto"
+    blocks: str = "full"
+    fisher: str = "empirical"
+    damping_scope: str = "layer"
+
+    def bind(self, sizes: FeatureLayout) -> BoundKernel:
+        if self.blocks == "layer":
+            return LayerBlocks(sizes, self.damping, self.relative, self.damping_scope)
+        if (rank := svd_rank(self.form)) is not None:
+            return LowRankGram(sizes, self.damping, self.relative, rank)
+        primal = self.form == "primal" or (self.form == "auto" and sizes.width <= sizes.examples)
+        return (Primal if primal else Dual)(sizes, self.damping, self.relative)
+
+
+def svd_rank(form: str) -> int | None:
+    """t of "svd(t)"; None of other forms.
+
+    >>> svd_rank("svd(256)"), svd_rank("dual")
+    (256, None)
+    """
+    match = re.fullmatch(r"svd\(([0-9]{1,9})\)", form)
+    if match is not None and int(match[1]) < 1:
+        raise UndeError(f"form {form!r}: expected at least one singular vector, as in 'svd(256)'")
+    return None if match is None else int(match[1])
+
+
+@dataclass(frozen=True)
+class _FullGram(BoundKernel, ABC):
     shape: ClassVar[str]  # of what is inverted, in words
+    sizes: FeatureLayout
     damping: float
     relative: bool
-    sizes: Sizes
 
     @property
     def blocks(self) -> Sequence[Sequence[slice]] | None:
@@ -58,7 +91,7 @@ class _Full(ABC):
     @property
     def precision(self) -> torch.dtype:
         """Of products, known beforehand: with relative damping ‖ΦᵀΦ‖/λ is at most D/damping."""
-        comfortable = self.relative and self.sizes.width <= ILL * self.damping and self.side > SMALL
+        comfortable = self.relative and self.sizes.width <= numbers.ILL * self.damping and self.side > SMALL
         return self.sizes.dtype if comfortable else torch.float64
 
     @property
@@ -70,8 +103,10 @@ class _Full(ABC):
 
     def inverse(self, gram: Tensor) -> tuple[Tensor, float]:
         """(gram + λI)⁻¹, made in the memory of one matrix, and λ. `gram` is spent."""
-        made, lam = inverse(gram, self.damping, self.relative, self.sizes.width, self.sizes.rounding)
-        return numbers.within(made, self.precision), lam
+        result, lam = numbers.inverse(
+            gram, self.damping, self.relative, self.sizes.width, self.sizes.rounding
+        )
+        return numbers.within(result, self.precision), lam
 
     def needs(self) -> Needs:
         """The matrix as it is read and its inverse, in float64."""
@@ -79,7 +114,7 @@ class _Full(ABC):
 
 
 @dataclass(frozen=True)
-class Primal(_Full):
+class Primal(_FullGram):
     shape: ClassVar[str] = "D × D"
 
     @property
@@ -90,7 +125,7 @@ class Primal(_Full):
     def rounds(self) -> Sequence[Round]:
         return [Round("gram", len(self.sizes.runs()), self._job)]
 
-    def _job(self, source: Source, i: int, before: Moments) -> Moments:
+    def _job(self, source: KernelSource, i: int, before: Moments) -> Moments:
         """ΦᵀΦ of a run of blocks: products in `precision`, summed in float64."""
         gram = torch.zeros(self.side, self.side, dtype=torch.float64)
         for phi in chunks(source, self.sizes.runs()[i]):
@@ -99,24 +134,20 @@ class Primal(_Full):
             del phi  # before the next is read
         return {"gram": gram}
 
-    def fit(self, moments: Moments, source: Source) -> _PrimalFitted:
-        return _PrimalFitted(source, self.inverse(moments["gram"].clone())[0])
+    def fit(self, moments: Moments, source: KernelSource) -> Fitted:
+        return FittedPrimal(source, self.inverse(moments["gram"].clone())[0])
 
 
 @dataclass(frozen=True)
-class _PrimalFitted:
-    source: Source
+class FittedPrimal(Fitted):
     inverse: Tensor
 
     def apply(self, rows: Tensor) -> Tensor:
         return numbers.rounded(rows.to(self.inverse.dtype) @ self.inverse, rows.dtype)
 
-    def train(self, blocks: Sequence[int]) -> Tensor:
-        return self.apply(read(self.source, blocks))
-
 
 @dataclass(frozen=True)
-class Dual(_Full):
+class Dual(_FullGram):
     shape: ClassVar[str] = "N × N"
 
     @property
@@ -125,25 +156,24 @@ class Dual(_Full):
 
     @property
     def rounds(self) -> Sequence[Round]:
-        return [Round("panels", len(self.sizes.joined()), self._job, self._assembled)]
+        return [Round("panels", len(self.sizes.joined()), self._job, self._assemble)]
 
-    def _job(self, source: Source, i: int, before: Moments) -> Moments:
+    def _job(self, source: KernelSource, i: int, before: Moments) -> Moments:
         """ΦΦᵀ of joined blocks with all rows up to theirs: products in `precision`."""
         joined = self.sizes.joined()
         phi = read(source, joined[i]).to(self.precision)
         panel = [numbers.product(phi, read(source, b).to(self.precision).T) for b in joined[:i]]
         return {f"panel {i:06d}": torch.cat([*panel, numbers.product(phi, phi.T)], 1)}
 
-    def _assembled(self, panels: Moments) -> Moments:
-        return {"gram": assembled([panels[name] for name in sorted(panels)])}
+    def _assemble(self, panels: Moments) -> Moments:
+        return {"gram": numbers.assemble([panels[name] for name in sorted(panels)])}
 
-    def fit(self, moments: Moments, source: Source) -> _DualFitted:
-        return _DualFitted(source, *self.inverse(moments["gram"].clone()))
+    def fit(self, moments: Moments, source: KernelSource) -> Fitted:
+        return FittedDual(source, *self.inverse(moments["gram"].clone()))
 
 
 @dataclass(frozen=True)
-class _DualFitted:
-    source: Source
+class FittedDual(Fitted):
     inverse: Tensor
     lam: float
 
@@ -173,55 +203,3 @@ class _DualFitted:
         for s, here in enumerate(cuts):
             out = out - solved[:, here] @ self.source.block(s).double()
         return numbers.rounded(out / self.lam, rows.dtype)
-
-
-def assembled(panels: Sequence[Tensor]) -> Tensor:
-    """A symmetric matrix in float64 from panels of rows, each up to its diagonal block."""
-    side = panels[-1].shape[1]
-    gram = torch.zeros(side, side, dtype=torch.float64)
-    for panel in panels:
-        stop = panel.shape[1]
-        start = stop - len(panel)
-        gram[start:stop, :stop] = panel
-        gram[:start, start:stop] = panel[:, :start].T
-    return gram
-
-
-def inverse(
-    gram: Tensor,
-    damping: float,
-    relative: bool,
-    width: int,
-    rounding: float = 0.0,
-    unit: float | None = None,
-) -> tuple[Tensor, float]:
-    """(gram + λI)⁻¹ in place, and λ; the mean diagonal is that of ΦᵀΦ, `width` long, also where `gram` is ΦΦᵀ.
-
-    `rounding` is that of the entries of Φ as they are stored, `unit` what relative damping is a multiple of if not of
-    that mean.
-    """
-    norm, trace = float(gram.norm()), float(gram.diagonal().sum())
-    if not math.isfinite(norm):
-        raise UndeError(
-            "the kernel ΦᵀΦ holds NaN or infinite entries: some features are not finite, or too large to "
-            "square. Rebuild the index with on_bad='skip', or rescale the loss"
-        )
-    if trace == 0:
-        raise UndeError("all features of the index are zero: has the loss a gradient?")
-    unit = trace / width if unit is None else unit
-    lam = damped(damping, relative, unit)
-    gram.diagonal().add_(lam)
-    scale = gram.diagonal().clone()
-    failed = torch.empty((), dtype=torch.int32)
-    torch.linalg.cholesky_ex(gram, out=(gram, failed))
-    if not failed:
-        torch.cholesky_inverse(gram, out=gram)
-    explained = gram.diagonal() * scale
-    if failed or not float(explained.max()) < _SINGULAR:
-        raise UndeError(
-            f"ΦᵀΦ + λI is singular at λ = {lam:.3g} ({len(gram):,} × {len(gram):,}): raise the damping"
-        )
-    numbers.check_rounding(
-        float(explained.mean()), rounding, lam, trace / len(gram), unit if relative else None
-    )
-    return gram, lam

@@ -8,25 +8,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from cases import BY_NAME
 from oracles import assert_features, collect, explicit, plan, slow_gradients
-from unde import onednn as products
+from unde import bench, onednn
 from unde.data import Rows
-from unde.gradients import floor, linear_maps
-from unde.gradients.linear_maps import FrozenLinear, quick_linears
 from unde.gradients.meter import Meter
-from unde.onednn import times
+from unde.onednn import FrozenLinear, frozen_linears, times
 from unde.tasks import Classification
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(torch.ops.mkldnn, "_linear_pointwise") or not torch.backends.mkldnn.is_available(),
-    reason="torch was built without oneDNN",
-)
+pytestmark = pytest.mark.skipif(not onednn.available(), reason="torch was built without oneDNN")
 
 
 @pytest.fixture
 def forced(monkeypatch):
-    monkeypatch.setattr(products, "_LEAST", 0)
-    for module in (products, linear_maps):
-        monkeypatch.setattr(module, "onednn_is_faster", lambda: True)
+    monkeypatch.setattr(onednn, "_LEAST", 0)
+    monkeypatch.setattr(onednn, "onednn_is_faster", lambda: True)
 
 
 class Products(TorchDispatchMode):
@@ -49,7 +43,7 @@ def test_features_are_gradients_of_single_examples(forced, name, projection):
     units, coverage = plan(model, task, rows, projection)
     with Products() as count:
         features = collect(model, task, rows, units, coverage, 3)
-    layers = sum(isinstance(m, nn.Linear) or linear_maps.is_conv1d(m) for m in model.modules())
+    layers = sum(isinstance(m, nn.Linear) or onednn.is_conv1d(m) for m in model.modules())
     assert count.seen > layers > 0  # backward passes use it, too
     assert_features(features, {u.name: explicit(u.projection, truth[u.name]) for u in units}, units, 1e-5)
 
@@ -73,9 +67,9 @@ def test_outputs_may_be_changed_in_place(forced):
     rows = Rows((torch.randn(6, 4, 5), torch.randint(3, (6,))))
     truth = slow_gradients(model, task, rows)
     units, coverage = plan(model, task, rows)
-    assert [use.name for use in coverage.uses] == ["first", "second", "last"]
+    assert [m.name for m in coverage.modules] == ["first", "second", "last"]
     assert_features(collect(model, task, rows, units, coverage, 4), truth, units, 1e-5)
-    floor.frozen(model, task, [rows.batch([0, 1, 2])])
+    bench.frozen_pass(model, task, [rows.batch([0, 1, 2])])
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (2, 3, 5), (1, 5), (0, 5), (2, 1, 3, 5)])
@@ -123,7 +117,7 @@ def test_layers_are_as_they_were_after_an_error(forced):
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
 
     def run():
-        with quick_linears(model):
+        with frozen_linears(model):
             assert "forward" in vars(model[0]) and "forward" in vars(model[2])
             raise RuntimeError("stop")
 
@@ -149,7 +143,7 @@ def test_what_is_not_a_plain_frozen_layer_is_left_alone(forced):
         }
     )
     x = torch.randn(2, 3)
-    with quick_linears(model), Products() as count:
+    with frozen_linears(model), Products() as count:
         assert {name for name, m in model.items() if "forward" in vars(m)} == {"replaced", "trained"}
         torch.testing.assert_close(model["replaced"](x), x + 1)
         model["trained"](x).sum().backward()
@@ -165,6 +159,19 @@ def test_what_is_not_a_plain_frozen_layer_is_left_alone(forced):
     torch.testing.assert_close(by_example, 2 * (x @ w.T + model["trained"].bias) @ w)
 
 
+@pytest.mark.parametrize("reason", ["switch", "processor"])
+def test_without_it_products_are_those_of_torch(monkeypatch, reason):
+    monkeypatch.setattr(onednn, "_LEAST", 0)
+    monkeypatch.setenv("UNDE_ONEDNN", "0" if reason == "switch" else "1")
+    monkeypatch.setattr(onednn, "_amd", lambda: reason == "switch")
+    monkeypatch.setattr(onednn, "onednn_is_faster", onednn.onednn_is_faster.__wrapped__)
+    model, x = nn.Sequential(nn.Linear(5, 4)).requires_grad_(False), torch.randn(3, 5)
+    with frozen_linears(model), Products() as count:
+        assert torch.equal(model(x), linear(x, model[0].weight, model[0].bias))
+        assert torch.equal(times(x, model[0].weight), linear(x, model[0].weight))
+    assert count.seen == 0 and not onednn.each_faster_by_onednn(torch.randn(512, 4, 32))
+
+
 def test_the_meter_counts_them(forced):
     x, w = torch.randn(2, 3, 5), torch.randn(4, 5)
     with Meter() as here:
@@ -177,7 +184,7 @@ def test_the_meter_counts_them(forced):
 def test_the_floor_has_them_and_the_plain_pass_has_not(forced):
     model, task, rows = BY_NAME["mlp"].make(torch.float32)
     seen = []
-    for run in (floor.plain, floor.frozen):
+    for run in (bench.plain_pass, bench.frozen_pass):
         with Products() as count:
             run(model, task, [rows.batch([0, 1, 2])])
         seen.append(count.seen)
