@@ -1,4 +1,4 @@
-"""Indexes that live: appended, removed, merged, they score as one that was built at once on the same examples.
+"""Appended to, removed from or merged, an index scores as one that was built at once on the same examples.
 
 Where the same sums are made in the same order the scores are equal to the last bit, else within TOLERANCE, of float32.
 """

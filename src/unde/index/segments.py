@@ -51,15 +51,15 @@ class Source:
 
     folder: StorePath
     manifest: Manifest
-    removed: Tensor | None = None  # (N,) bool
+    removal_mask: Tensor | None = None  # (N,) bool
 
     def selections(self) -> Iterator[Selection]:
         """The rows that are kept of each shard."""
         for s, shard in enumerate(self.manifest.shards):
             positions = torch.arange(shard.start, shard.stop)
-            is_whole = self.removed is None or not self.removed[shard].any()
-            if self.removed is not None and not is_whole:
-                positions = positions[~self.removed[shard]]
+            is_whole = self.removal_mask is None or not self.removal_mask[shard].any()
+            if self.removal_mask is not None and not is_whole:
+                positions = positions[~self.removal_mask[shard]]
             if len(positions):
                 yield Selection(self, s, positions, is_whole)
 
@@ -147,7 +147,7 @@ def rewrite(
     plan = _plan_shards(home, sources, entry["token"])
     _write_shards(plan, home, target, inputs)
     history = [*first.history, entry] if sources[0].folder == home else [entry]
-    built = first.examples if first.changes is None else first.changes.built
+    count = first.examples if first.changes is None else first.changes.build_examples
     inside = {name: manifest.as_dict() for name, manifest in (fishers or {}).items()}
     after = replace(
         target,
@@ -155,7 +155,7 @@ def rewrite(
         data=fingerprint_of(_digests(home, plan)),
         ids=ids_fingerprint(ids),
         settled=replace(target.settled, shard_size=max(target.settled.shard_size, *map(len, plan))),
-        changes=Changes(first.lineage, built, _segments(plan), history, inside),
+        changes=Changes(first.lineage, count, _segments(plan), history, inside),
     )
     _write_probe(home, sources[0], after, plan)
     write_ids(home, ids, after.generation)

@@ -35,9 +35,9 @@ from unde.parallel.model_transport import BuildInputs, recipe_for_data
 from unde.store import layout
 from unde.store.cache import delete, delete_folder
 from unde.store.files import clear_partial, create_bytes, write_bytes
-from unde.store.locks import locked
+from unde.store.locks import has_locks, locked
 from unde.store.manifest import APPEND, REMOVE, Changes, Manifest, Segment
-from unde.store.remote import Remote, StorePath, Unreachable, exists
+from unde.store.remote import StorePath, Unreachable, exists
 from unde.store.safe_io import LONGEST, read_json
 
 _NAMED = 3  # ids in a message
@@ -57,7 +57,7 @@ def append(state: IndexState, data: Any, ids: Sequence[Any] | None, progress: bo
     new_ids, digests = builder.parse_ids(rows, ids), rows.digests()
     token = partial(make_token, APPEND, digests, ids_fingerprint(new_ids))
     with transaction(state.stored.folder, m, token) as change:
-        if change.committed is None:
+        if change.earlier_commit is None:
             _check_new_ids(state.ids, new_ids, len(rows))
             _note_twins(state.stored, digests)
             state.query_runner.check_model(full=True)
@@ -98,7 +98,7 @@ def remove(state: IndexState, ids: Sequence[Any] | None, indices: Sequence[int] 
             left = (~removed).nonzero()[:, 0].tolist()
             if not left:
                 raise UndeError(f"that would remove all {m.examples} examples: delete the index instead")
-            if change.committed is None:
+            if change.earlier_commit is None:
                 _remove(state, change, removed, left)
             rows = None if rows is None else rows.subset(left)
     return _reopen(state, rows)
@@ -241,11 +241,11 @@ class Transaction:
     folder: StorePath
     before: Manifest
     token: str  # owner of the new files
-    committed: Manifest | None = None  # by a process that was killed before it deleted the old files
+    earlier_commit: Manifest | None = None  # by a process that was killed before it deleted the old files
 
-    def applies_to(self, opened: Manifest) -> bool:
-        """Whether an index that was opened with this manifest is still to follow the change."""
-        return self.committed is None or self.committed.history[-1]["before"] == opened.id
+    def applies_to(self, manifest: Manifest) -> bool:
+        """Whether an index opened with this manifest is still to follow the change."""
+        return self.earlier_commit is None or self.earlier_commit.history[-1]["before"] == manifest.id
 
     def begin(self, what: str) -> None:
         """Write `change.json`; clear what an unfinished transaction of another kind wrote."""
@@ -256,7 +256,7 @@ class Transaction:
         other = read_note(self.folder)
         if other is None or other["token"] == self.token:
             return
-        if isinstance(self.folder, Remote):  # without a lock it may be at work
+        if not has_locks(self.folder):
             raise UndeError(
                 f"a change of {self.folder} ({other['what']}, begun {other['on']} by {other['by']}) is not finished: "
                 f"wait for it, or run the same again. If it was given up, delete {path}"
@@ -287,14 +287,14 @@ class Transaction:
 
 @contextmanager
 def transaction(
-    folder: StorePath, opened: Manifest, token_after: Callable[[str], str]
+    folder: StorePath, manifest: Manifest, token_after: Callable[[str], str]
 ) -> Generator[Transaction]:
     """Lock an index, finish or refuse what others began, and roll back on errors.
 
-    `opened` is the manifest that the caller read; `token_after` makes the token of the change from the id before it.
+    `manifest` is what the caller opened; `token_after` makes the token of the change from the id before it.
     """
     with ExitStack() as locks:
-        for home, _ in homes(folder, opened):
+        for home, _ in homes(folder, manifest):
             locks.enter_context(locked(home, doing="changing"))
             clear_partial(home)
             clear_partial(home / layout.SHARDS)
@@ -302,10 +302,10 @@ def transaction(
         if note is not None and is_committed(now, note):
             clear(folder, now)
             if token_after(now.history[-1]["before"]) == note["token"]:
-                yield Transaction(folder, opened, note["token"], now)
+                yield Transaction(folder, manifest, note["token"], now)
                 return
-        _check_unchanged(folder, opened)
-        change = Transaction(folder, opened, token_after(opened.id))
+        _check_unchanged(folder, manifest)
+        change = Transaction(folder, manifest, token_after(manifest.id))
         try:
             yield change
         except UndeError as e:
@@ -375,7 +375,7 @@ def _files(folder: StorePath) -> list[StorePath]:
     return [folder / name for name in sorted(layout.list_names(folder))]
 
 
-def _check_unchanged(folder: StorePath, opened: Manifest) -> None:
-    error = IndexReader(folder, opened, 0).changed()
+def _check_unchanged(folder: StorePath, manifest: Manifest) -> None:
+    error = IndexReader(folder, manifest, 0).changed()
     if error is not None:
         raise error

@@ -109,7 +109,7 @@ def _verify_history(folder: StorePath, manifest: Manifest, report: VerifyReport)
     if manifest.changes is not None:
         report.notes += manifest.changes.lines
         if manifest.settled.directions is not None:
-            built = manifest.changes.built
+            built = manifest.changes.build_examples
             report.notes.append(f"pca directions are those of the {built} examples it was built on")
     note = read_note(folder)
     if note is None:

@@ -58,6 +58,11 @@ def locked(
         yield
 
 
+def has_locks(folder: StorePath) -> bool:
+    """Object stores have none: a writer there may be at work."""
+    return not isinstance(folder, Remote)
+
+
 @contextmanager
 def _noted(note: Remote) -> Generator[None]:
     note.write_bytes(f"{os.getpid()} on {platform.node()}\n".encode())

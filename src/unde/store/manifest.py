@@ -77,7 +77,7 @@ class Changes:
     """
 
     origin: str  # id that the index was built under
-    built: int  # examples that it was built on; pca directions are theirs
+    build_examples: int  # number of examples that it was built on; pca directions are theirs
     segments: list[Segment]
     history: list[dict[str, Any]]  # what, examples, left, on, token, before, from
     fishers: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
@@ -115,7 +115,7 @@ class Changes:
 
     def check(self, examples: int, most: int, terms: int) -> None:
         """Raise a ValueError if it cannot be that of an index of so many examples in shards of at most `most`."""
-        if not self.segments or not self.history or not bounds.is_count(self.built):
+        if not self.segments or not self.history or not bounds.is_count(self.build_examples):
             raise ValueError("it was changed, and does not say how")
         for segment in self.segments:
             segment.check()
