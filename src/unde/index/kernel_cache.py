@@ -23,7 +23,7 @@ from unde.index.reader import FeatureSource, IndexReader
 from unde.kernels import FeatureLayout, Fitted, Kernel
 from unde.kernels.base import BoundKernel, Moments, Round, add_partials, read
 from unde.kernels.fingerprint import code_key, describe_kernel
-from unde.parallel import SERIAL, Executor, Job, shown
+from unde.parallel import SERIAL, Executor, Job, run_with_progress
 from unde.store import layout
 from unde.store.file_watch import FileWatch, copy_tensors
 from unde.store.files import clear_partial
@@ -99,7 +99,7 @@ class KernelCache:
             return  # another process computed it
         joined = self._features.sizes.joined()
         jobs: list[Job] = [(i,) for i, blocks in enumerate(joined) if todo & set(blocks)]
-        if self.executor.here:
+        if self.executor.in_process:
             self.fitted()  # before the progress bar
         else:
             self._load_moments()  # others make K from them
@@ -167,7 +167,7 @@ class KernelCache:
         write_shard(at.partial(r, i), at.owner, r.job(self.source, i, before))
 
     def _run(self, function: Callable[..., None], jobs: Sequence[Job], title: str) -> None:
-        for _ in shown(self.executor, function, self, jobs, title):
+        for _ in run_with_progress(self.executor, function, self, jobs, title):
             pass
 
     def __getstate__(self) -> dict[str, Any]:
