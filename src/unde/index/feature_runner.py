@@ -25,7 +25,7 @@ from unde.gradients.hooks import restore_coverage
 from unde.gradients.parameters import placement
 from unde.index import pca
 from unde.methods import Method
-from unde.parallel import SERIAL, Executor, Job, shown
+from unde.parallel import SERIAL, Executor, Job, run_with_progress
 from unde.parallel.model_transport import ModelInputs
 from unde.store.job_results import Results, scratch
 from unde.store.layout import SCRATCH
@@ -147,7 +147,7 @@ class FeatureRunner:
         passes = split_range(range(len(rows)), m.settled.pass_size)
         jobs: list[Job] = [(c, i) for c in range(m.terms) for i in range(len(passes))]
         executor = SERIAL if len(jobs) == 1 else executor
-        if not executor.here:
+        if not executor.in_process:
             self.inputs = self.inputs.portable(self.folder / SCRATCH, rows)
         work = _RowJobs(self, rows, passes, numbers, names, what, patch, Results(m.id))
         features, values = torch.empty(m.terms, len(rows), m.width), torch.empty(m.terms, len(rows))
@@ -162,9 +162,9 @@ class FeatureRunner:
 
         title = f"features of {_PLURAL[what]}"
         try:
-            with nullcontext() if executor.here else scratch(self.folder) as work.results.folder:
-                for c, i in shown(
-                    executor, _compute_pass, work, jobs, title, called=name, size=size, unit="examples"
+            with nullcontext() if executor.in_process else scratch(self.folder) as work.results.folder:
+                for c, i in run_with_progress(
+                    executor, _compute_pass, work, jobs, title, describe=name, size=size, unit="examples"
                 ):
                     here, part = slice(passes[i].start, passes[i].stop), work.results.take((c, i))
                     features[c, here], values[c, here] = part["features"], part["values"]

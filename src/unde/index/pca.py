@@ -18,7 +18,7 @@ from unde.checkpoints import loaded, select_checkpoint
 from unde.errors import UndeError
 from unde.gradients.feature_pass import set_rows, torch_threads
 from unde.gradients.pca import CovariancePass
-from unde.parallel import SERIAL, Executor, Job, shown
+from unde.parallel import SERIAL, Executor, Job, run_with_progress
 from unde.parallel.model_transport import BuildInputs
 from unde.projection import Spec
 from unde.store.file_watch import copy_tensors
@@ -90,10 +90,10 @@ def compute_directions(
         at = work.covariance_pass
         work.settings["size"], work.rows = at.size, at.rows  # as they were settled here
         jobs: list[Job] = [(i,) for i in range(len(at.passes))]
-        runs = executor if len(jobs) > 1 and executor.alone else SERIAL
-        with nullcontext() if runs.here else scratch(folder) as work.results.folder:
+        runs = executor if len(jobs) > 1 and executor.exclusive else SERIAL
+        with nullcontext() if runs.in_process else scratch(folder) as work.results.folder:
             total: Tensor | None = None
-            for job in sorted(shown(runs, _compute_covariances, work, jobs, "pca directions")):
+            for job in sorted(run_with_progress(runs, _compute_covariances, work, jobs, "pca directions")):
                 part = work.results.take(job)["sums"]
                 total = part.clone() if total is None else total.add_(part)
         assert total is not None

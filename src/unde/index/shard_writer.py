@@ -209,14 +209,14 @@ def compute_shards(writer: ShardWriter, jobs: list[Job], executor: Executor) -> 
     writer.upcoming = jobs
     try:
         for _, s in executor.run(compute_shard, writer, jobs):
-            if not executor.here:
+            if not executor.in_process:
                 writer.advance(_length(writer, s))
     except JobsFailed as e:
         raise _failure(writer, e.reasons) from None
     finally:
         writer.close()
     _log(writer, sum(_length(writer, s) for _, s in jobs), time.perf_counter() - started)
-    if executor.alone:
+    if executor.exclusive:
         clear_partial(writer.folder / layout.SHARDS)  # what workers left that were killed
         check_data_unchanged(writer)
 
@@ -244,12 +244,12 @@ def list_missing(writer: ShardWriter, executor: Executor = SERIAL) -> list[Job]:
     """Shards that `executor` has to compute; damaged ones are reported and count as missing."""
     m, jobs = writer.manifest, []
     where, digests = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
-    if executor.alone:
+    if executor.exclusive:
         clear_partial(writer.folder / layout.SHARDS)
     written, shapes = layout.list_names(writer.folder / layout.SHARDS), Shapes(m)
     for c in range(m.terms):
         for s, r in enumerate(m.shards):
-            if not executor.mine((c, s)):
+            if not executor.owns((c, s)):
                 continue
             path = m.shard(writer.folder, c, s)
             try:

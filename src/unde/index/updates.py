@@ -64,7 +64,7 @@ def append(state: IndexState, data: Any, ids: Sequence[Any] | None, progress: bo
             change.begin(f"{APPEND} {len(rows)}")
             recipe = recipe_for_data(state.recipe, rows.data, rows.collate)
             inputs = BuildInputs(state.model, state.task, rows, state.checkpoints, recipe, state.device)
-            if not state.executor.here:
+            if not state.executor.in_process:
                 inputs = inputs.portable(change.folder / layout.SCRATCH, rows)
 
             def sources(home: StorePath, manifest: Manifest) -> list[Source]:
@@ -163,7 +163,7 @@ def _reopen(state: IndexState, rows: Rows | None) -> IndexState:
 
 def _check_changeable(state: IndexState) -> Manifest:
     state.check_finished()
-    if not state.executor.alone:
+    if not state.executor.exclusive:
         raise UndeError(
             f"{state.executor} does a share of a build: open the index with another executor to change it"
         )
