@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from unde.errors import UndeError
-from unde.notebook import bars
+from unde.markup import bars
 from unde.store.files import write_atomically
 from unde.store.remote import StorePath, Unreachable, exists, place
 from unde.store.safe_io import read_json
