@@ -19,7 +19,7 @@ from torch import Tensor
 
 from unde.errors import UndeError
 from unde.store.files import clear_partial, write_bytes
-from unde.store.safe_io import check_plain, read_bounded, read_json, settings_checksum
+from unde.store.files import check_plain, read_bounded, read_json, settings_checksum
 
 FORMAT, VERSION = "unde samples", 1
 NAME = "samples.json"

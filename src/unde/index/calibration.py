@@ -19,7 +19,7 @@ from unde.index.settings import Setting
 from unde.methods import Method
 from unde.store.files import write_atomically
 from unde.store.remote import StorePath, Unreachable, place
-from unde.store.safe_io import read_json
+from unde.store.files import read_json
 from unde.weights import Weights
 
 FORMAT, VERSION = "unde calibration", 1

@@ -38,7 +38,7 @@ from unde.store.files import clear_partial, create_bytes, write_bytes
 from unde.store.locks import has_locks, locked
 from unde.store.manifest import APPEND, REMOVE, Changes, Manifest, Segment
 from unde.store.remote import StorePath, Unreachable, exists
-from unde.store.safe_io import LONGEST, read_json
+from unde.store.files import LONGEST, read_json
 
 _NAMED = 3  # ids in a message
 

@@ -26,7 +26,7 @@ from unde.parallel.model_transport import ModelInputs
 from unde.store import layout
 from unde.store.manifest import Manifest, request_fields
 from unde.store.remote import Remote, StorePath, Unreachable
-from unde.store.safe_io import read_json
+from unde.store.files import read_json
 from unde.store.shards import ShardError, read_shard, write_shard
 from unde.tasks.identity import differences, is_builtin
 

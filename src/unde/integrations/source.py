@@ -23,7 +23,7 @@ from unde.setup import Recipe, Setup
 from unde.store.files import write_atomically, write_bytes
 from unde.store.layout import SOURCE
 from unde.store.remote import StorePath, Unreachable, exists
-from unde.store.safe_io import check_settings, read_json, settings_checksum
+from unde.store.files import check_settings, read_json, settings_checksum
 
 _LONGEST = 2**20  # bytes of a file
 _TRUST = "trust_remote_code"

@@ -15,7 +15,7 @@ from unde.errors import UndeError
 from unde.store.files import CannotWrite
 from unde.store.layout import LOCK
 from unde.store.remote import Remote, StorePath
-from unde.store.safe_io import check_plain
+from unde.store.files import check_plain
 
 _ORPHANS = 20.0  # seconds that worker processes may outlive a killed writer, lock in hand
 

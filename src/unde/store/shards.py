@@ -19,7 +19,7 @@ from unde.store.cache import Cache
 from unde.store.file_watch import FileWatch
 from unde.store.files import Content, create_bytes, joined, write_bytes
 from unde.store.remote import Remote, StorePath
-from unde.store.safe_io import check_header
+from unde.store.files import check_header
 
 _META = "unde"
 WRITTEN = (

@@ -12,7 +12,7 @@ import torch
 
 from unde.store.files import write_bytes
 from unde.store.remote import StorePath
-from unde.store.safe_io import check_plain
+from unde.store.files import check_plain
 from unde.store.shards import checksum
 
 _CHECKSUM = "checksum"

@@ -28,7 +28,7 @@ from unde.store.files import PARTIAL, clear_partial, create_bytes
 from unde.store.layout import LOCK
 from unde.store.locks import locked
 from unde.store.remote import Remote, StorePath, Unreachable, exists
-from unde.store.safe_io import read_json
+from unde.store.files import read_json
 from unde.store.shards import read_shard, write_shard
 
 FORMAT = "unde bank 2"
