@@ -167,7 +167,7 @@ def read_start(path: StorePath, count: int) -> bytes:
     """The first `count` bytes of a file."""
     if not is_local(path):
         return path.read_bytes(first=count)
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
         return file.read(count)
 
 
