@@ -171,6 +171,8 @@ class Weights:
 
         Raises:
             UndeError: If the file is missing, damaged, or of another version.
+
+        >>> Weights.load("w.json").values  # doctest: +SKIP
         """
         try:
             content = read_json(place(path), follow=True)
