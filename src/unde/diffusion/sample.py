@@ -24,8 +24,14 @@ from unde import console
 from unde.errors import UndeError
 from unde.gradients.model_state import frozen_eval
 from unde.gradients.parameters import placement
-from unde.store.files import clear_partial, write_bytes
-from unde.store.safe_io import check_plain, read_bounded, read_json, settings_checksum
+from unde.store.files import (
+    check_plain,
+    clear_partial,
+    read_bounded,
+    read_json,
+    settings_checksum,
+    write_bytes,
+)
 from unde.tasks.diffusion import prediction
 from unde.tasks.timesteps import sampler_timesteps
 
