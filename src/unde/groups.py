@@ -11,7 +11,7 @@ from torch import nn
 from unde.errors import UndeError, unknown
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
+def unwrap_compiled(model: nn.Module) -> nn.Module:
     """The model that torch.compile was given, with the names of parameters that it has there; or the model itself."""
     while isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
         model = inner
@@ -20,7 +20,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def trainable(model: nn.Module, exclude: Iterable[str] = ()) -> list[str]:
     """Names of the parameters to attribute to: those that require grad and match no regex of `exclude`."""
-    model = unwrapped(model)
+    model = unwrap_compiled(model)
     patterns = _compile(exclude)
     names = [n for n, p in model.named_parameters() if p.requires_grad]
     if not names:
