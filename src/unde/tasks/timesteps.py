@@ -18,7 +18,7 @@ PREPARED = "noisy"  # marks a batch that `passes` prepared
 
 
 class DiffusionTask(Protocol):
-    """What the batching asks of a diffusion task."""
+    """The part of a diffusion task that its batching uses."""
 
     timesteps: list[int]
     scheduler: Any
@@ -40,11 +40,11 @@ class TimestepBatching(Batching):
                 f"rows={rows}: expected at least one noisy image in a pass, or None for what fits"
             )
         self.task, self.timesteps = task, task.timesteps
-        self.max_rows = rows  # None: not known yet
+        self.max_rows = rows  # None until `fit_memory`
         self.most = rows  # examples in one portion
-        self.short = False  # whether two steps of a trajectory stand for all
-        self.only: int | None = None  # the one step of trajectories that is looked at
-        self.steps: int | None = None  # how many they have
+        self.short = False  # two steps of a trajectory instead of all
+        self.only: int | None = None  # a single step of trajectories
+        self.steps: int | None = None  # steps of trajectories
 
     @property
     def rows(self) -> int:
