@@ -10,10 +10,9 @@ from torch import Tensor
 
 from unde.errors import UndeError
 from unde.fingerprints import origins, to_digest, to_signed
-from unde.store.file_watch import copy_tensors
 from unde.store.files import CannotWrite
 from unde.store.remote import StorePath
-from unde.store.shards import ShardError, read_shard, write_shard
+from unde.store.shards import ShardError, copy_tensors, read_shard, write_shard
 
 PLACE = "queries"  # what the file is, whatever it is called
 
