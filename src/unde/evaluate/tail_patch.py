@@ -39,7 +39,7 @@ from unde.tasks.tokens import TokenTask
 class TailPatch:
     """How much more likely each query became: positive is better.
 
-    Compare two rankings query by query with `unde.evaluate.paired(a.per_token, b.per_token)`.
+    >>> unde.evaluate.paired(ours.per_token, theirs.per_token)  # query by query  # doctest: +SKIP
 
     Attributes:
         per_token: 100 × Δ log p / (number of target tokens of the query), the unit of the paper's tables.
