@@ -23,7 +23,7 @@ from unde.evaluate.arrays import Array, top_positions
 from unde.evaluate.estimate import Estimate
 from unde.evaluate.optimizers import Factory, explain_step_errors, optimizer_factory
 from unde.gradients.model_state import frozen_eval
-from unde.parallel import Executor, Job, ending, named, shown
+from unde.parallel import Executor, Job, close_workers, get_executor, run_with_progress
 from unde.parallel.model_transport import BuildInputs
 from unde.scoring import Top
 from unde.scoring.data_splits import refuse_shared, shared
@@ -131,11 +131,14 @@ def tail_patch(
     _ = job.optimizer_and_weights  # raises before anything is sent to other processes
     change, tokens = np.empty(len(query_rows)), np.empty(len(query_rows))
     jobs: list[Job] = [(q,) for q in range(len(query_rows))]
-    runner = named(executor)
-    with ending(executor, runner), nullcontext() if runner.here else _result_folder(scratch) as folder:
+    runner = get_executor(executor)
+    with (
+        close_workers(executor, runner),
+        nullcontext() if runner.in_process else _result_folder(scratch) as folder,
+    ):
         job.results.folder = folder
-        for (q,) in shown(
-            runner, patch_query, job, jobs, "tail-patch", called="query {0[0]}".format, unit="queries"
+        for (q,) in run_with_progress(
+            runner, patch_query, job, jobs, "tail-patch", describe="query {0[0]}".format, unit="queries"
         ):
             change[q], tokens[q] = job.results.take((q,))["change"].tolist()
     return TailPatch(per_token=Estimate(100 * change / tokens), summed=Estimate(change))
