@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unde.data import Collate, Rows, own_collate, to_device
+from unde.data import Collate, Rows, choose_collate, to_device
 from unde.errors import UndeError
 from unde.evaluate.arrays import Array, top_positions
 from unde.evaluate.estimate import Estimate
@@ -126,7 +126,7 @@ def tail_patch(
             f"max_grad_norm is {max_grad_norm}: expected a positive norm, or None for no clipping"
         )
     train, query_rows = (
-        Rows(data, collate or own_collate(task.collate, data)) for data in (train_data, queries)
+        Rows(data, collate or choose_collate(task.collate, data)) for data in (train_data, queries)
     )
     indices = top_indices.indices if isinstance(top_indices, Top) else top_indices
     top = top_positions(indices, len(query_rows), len(train))

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from unde import console
-from unde.data import Rows, own_collate, to_device
+from unde.data import Rows, choose_collate, to_device
 from unde.errors import UndeError, unknown
 from unde.evaluate import calibration as statistics
 from unde.evaluate.bank import Bank, TrainingSpec
@@ -96,7 +96,7 @@ def calibrate(
     baselines: Mapping[str, Any] | None,
 ) -> Calibration:
     """See `Index.calibrate`."""
-    rows = Rows(queries, own_collate(opened.collate, queries))
+    rows = Rows(queries, choose_collate(opened.collate, queries))
     _check_queries(opened, rows)
     if bank is not None:
         masks, utility = read_bank(bank, len(rows), opened.stored.manifest.examples)
