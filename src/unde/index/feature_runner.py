@@ -15,7 +15,7 @@ from unde import console, methods
 from unde.checkpoints import fingerprints, loaded, select_checkpoint
 from unde.data import Rows, evenly, to_device
 from unde.errors import BadExample, UndeError
-from unde.fingerprints import SAMPLED, Watch, reads_differently, to_digest, to_signed
+from unde.fingerprints import SAMPLED, ModelWatch, reads_differently, to_digest, to_signed
 from unde.gradients import Coverage, Unit, make_units
 from unde.gradients.coverage import try_coverage
 from unde.gradients.coverage_check import CoverageTrial
@@ -39,8 +39,7 @@ from unde.store.job_results import Results, scratch
 from unde.store.layout import SCRATCH
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath
-from unde.tasks.base import Task
-from unde.tasks.batching import with_batching
+from unde.tasks.base import Task, with_batching
 from unde.tasks.tokens import Unreadable
 
 Patch = Callable[[nn.Module], AbstractContextManager[Any]]  # changes the model inside a block
@@ -71,7 +70,7 @@ class FeatureRunner:
         manifest: Manifest,
         inputs: ModelInputs,
         executor: Executor = SERIAL,
-        watch: Watch | None = None,
+        watch: ModelWatch | None = None,
     ) -> None:
         self.folder, self.manifest, self.inputs = folder, manifest, inputs
         self.executor, self._watch = executor, watch
@@ -156,7 +155,7 @@ class FeatureRunner:
                 f"the model's weights are not those that {self.folder} was built with: they changed since. "
                 "Restore them, or build another index"
             )
-        self._watch = Watch(self.inputs.model, self.inputs.checkpoints)
+        self._watch = ModelWatch(self.inputs.model, self.inputs.checkpoints)
 
     def features(self, rows: Rows, patch: Patch = nullcontext) -> QueryFeatures:
         """Features of queries after a check of the model; `patch(model)` changes the model meanwhile."""
@@ -166,7 +165,7 @@ class FeatureRunner:
             self.check_model()
             result = self.compute(rows, patch=patch)
             if self.inputs.checkpoints is not None or patch is not nullcontext:  # weights were replaced
-                self._watch = Watch(self.inputs.model, self.inputs.checkpoints)
+                self._watch = ModelWatch(self.inputs.model, self.inputs.checkpoints)
         _check_finite(result.features)
         changed = [i for i, digest in zip(where, before) if digest != result.digests[i]]
         if changed:
@@ -255,7 +254,7 @@ class FeatureRunner:
             runner = FeatureRunner(self.folder, manifest, self.inputs)
             runner.units = units
             runner.manifest, _ = runner.choose_passes(rows, memory)
-            runner._watch = Watch(model, self.inputs.checkpoints)  # weights were replaced and restored
+            runner._watch = ModelWatch(model, self.inputs.checkpoints)  # weights were replaced and restored
         return runner
 
 
