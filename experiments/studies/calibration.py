@@ -18,7 +18,7 @@ from experiments.shared.places import RUNS
 from experiments.shared.sweep import EVERY_BANK, needed
 from unde import Index
 from unde.evaluate import calibration as statistics
-from unde.evaluate.rank_correlation import spearman
+from unde.evaluate.calibration import spearman
 from unde.index.predictions import Predictor
 from unde.index.settings import list_settings
 from unde.methods import DAS, DTRAK, EKFAC, TRAK, Method

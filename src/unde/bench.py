@@ -41,7 +41,7 @@ from unde.tasks.base import Task
 
 
 @dataclass(frozen=True)
-class Cost:
+class BuildCost:
     """Seconds of every run, (runs,) each; the build had `pass_size` examples in a pass."""
 
     examples: int
@@ -112,7 +112,9 @@ def median_interval(values: Sequence[float] | np.ndarray, level: float = 0.95) -
     return float(ordered[at]), float(ordered[n - 1 - at])
 
 
-def measure(setup: Setup, rank: int = 16, batch_size: int = 32, runs: int = 15, batches: int = 4) -> Cost:
+def measure(
+    setup: Setup, rank: int = 16, batch_size: int = 32, runs: int = 15, batches: int = 4
+) -> BuildCost:
     """Time the passes on the first batches of the training data, which is repeated if there are fewer.
 
     Plain passes have `batch_size` examples, as in training.
@@ -133,7 +135,7 @@ def measure(setup: Setup, rank: int = 16, batch_size: int = 32, runs: int = 15, 
             seconds["frozen"].append(passes(setup, rows, frozen_pass, size, settled[0].rows))
             advance(1)
     # The first run warms up.
-    return Cost(len(rows), size, **{name: np.array(s[1:]) for name, s in seconds.items()})
+    return BuildCost(len(rows), size, **{name: np.array(s[1:]) for name, s in seconds.items()})
 
 
 def passes(

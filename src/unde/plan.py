@@ -24,11 +24,11 @@ from unde.gradients.feature_pass import FeaturePass, Measurement, choose_pass_si
 from unde.gradients.model_state import frozen_eval
 from unde.gradients.pca import SAMPLE
 from unde.groups import Groups, trainable, unwrapped
-from unde.index.build_settings import rounding_decides, shard_size, stored_in
+from unde.index.build_settings import choose_shard_size, default_store_dtype, needs_exact_storage
 from unde.index.defaults import default_projection
-from unde.index.feature_runner import step_of
+from unde.index.feature_runner import task_at_step
 from unde.index.kernel_cache import kernel_files, sizes_of
-from unde.index.shard_writer import on_disk
+from unde.index.shard_writer import shard_bytes
 from unde.methods import Fisher, Method
 from unde.projection import Spec, feature_size
 from unde.store import factored
@@ -314,9 +314,9 @@ class _Job:
         index, kernel_source = drafts[0], drafts[-1]
         _, precision = placement(self.model)
         settled = self.method.kernel.bind(sizes_of(kernel_source))
-        disk = on_disk(index, precision)
+        disk = shard_bytes(index, precision)
         if kernel_source is not index:
-            disk["gradients with other labels"] = sum(on_disk(kernel_source, precision).values())
+            disk["gradients with other labels"] = sum(shard_bytes(kernel_source, precision).values())
         if timing is not None:
             shard = 4 * index.width * min(self.examples, index.settled.shard_size)
             timing = replace(timing, memory=timing.memory + _SHARD_COPIES * shard)
@@ -358,8 +358,10 @@ class _Job:
         sizes = {name: feature_size(spec, shape) for name, shape in shapes.items()}
         width, store_dtype = sum(sizes.values()), self.store_dtype
         if store_dtype == factored.AUTO:
-            exact = rounding_decides(self.method, self.examples, width)
-            store_dtype = stored_in(self.examples, width * self.checkpoints * self.method.steps, exact)
+            exact = needs_exact_storage(self.method, self.examples, width)
+            store_dtype = default_store_dtype(
+                self.examples, width * self.checkpoints * self.method.steps, exact
+            )
         return Manifest(
             schema=SCHEMA,
             projection_version=projection.VERSION,
@@ -377,7 +379,9 @@ class _Job:
             ids="",
             factors=part.factors,
             matrices="",
-            settled=Settled(pass_size, shard_size(pass_size, width, self.memory), torch.get_num_threads()),
+            settled=Settled(
+                pass_size, choose_shard_size(pass_size, width, self.memory), torch.get_num_threads()
+            ),
         )
 
     def _timing(self, parts: Sequence[Method], batch_size: int | None) -> Timing:
@@ -403,7 +407,7 @@ class _Job:
         factors = factor_sizes(described, spec) if part.factors else None
         what = Measurement(units, part.measure, part.extra_measures, factors)
         coverage = plan_coverage(self.model, self.task, self.rows, units, part.measure)
-        task = step_of(self.task, part, 0)
+        task = task_at_step(self.task, part, 0)
         pass_size, in_pass = choose_pass_size(self.model, task, self.rows, what, coverage, self.memory)
         pass_size, preparation = batch_size or pass_size, time.perf_counter() - start
         with FeaturePass(self.model, set_rows(task, in_pass), what, coverage) as run:

@@ -92,9 +92,9 @@ def test_a_page_of_suspects_and_a_file(built):
         told = facts(card)
         place = rankings["loss"].order.tolist().index(i) + 1
         assert told["by loss"] == f"{place} of 60"
-        assert told["given"] == names[found.given[i]] and told["predicted"] == names[found.predicted[i]]
+        assert told["given"] == names[found.labels[i]] and told["predicted"] == names[found.predicted[i]]
         for side, some in (("proponents", pro), ("opponents", opp)):
-            labels = [names[found.given[n]] for n in some]
+            labels = [names[found.labels[n]] for n in some]
             counts = {label: labels.count(label) for label in labels}
             tally = {f"{label} ×{n}" if n > 1 else label for label, n in counts.items()}
             assert set(told[side].split(", ")) == tally
@@ -105,7 +105,7 @@ def test_a_page_of_suspects_and_a_file(built):
     with open("s.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["id"] for row in rows] == [f"row-{i}" for i in found.order.tolist()]
-    assert [row["given"] for row in rows] == [names[y] for y in found.given[found.order]]
+    assert [row["given"] for row in rows] == [names[y] for y in found.labels[found.order]]
     for by, other in rankings.items():
         assert [float(row[by]) for row in rows] == other.scores[found.order].tolist()
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from unde.errors import UndeError
 from unde.evaluate import Bank, TrainingSpec
-from unde.evaluate.bank.stacked import Unstackable, attention, default_stack, group_norm, train_stacked
+from unde.evaluate.bank.stacked import Unstackable, default_stack, group_norm, train_stacked
 
 N = 24
 GENERATOR = torch.Generator().manual_seed(0)
@@ -160,36 +160,6 @@ def test_tied_and_conditional_parameters():
     for (indices, seed), model in zip(WHICH, train_stacked(tied, WHICH), strict=True):
         assert_alike(tied(indices, seed), model)
         assert model.head.weight is model.embed.weight
-
-
-@pytest.mark.parametrize("kind", [bool, float])
-def test_a_token_that_may_attend_to_none(kind):
-    mask = torch.tensor([[True, False, True], [False, False, False], [True, True, True]])
-    if kind is float:
-        mask = torch.zeros(3, 3, dtype=torch.float64).masked_fill(~mask, -torch.inf)
-    found = []
-    for function in (attention, F.scaled_dot_product_attention):
-        torch.manual_seed(0)
-        given = [torch.randn(1, 2, 3, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
-        out = function(*given, attn_mask=mask)
-        assert out[:, :, 1].equal(torch.zeros(1, 2, 4, dtype=torch.float64))
-        found.append([out, *torch.autograd.grad(out.square().sum(), given)])
-    for ours, theirs in zip(*found):
-        torch.testing.assert_close(ours, theirs)
-
-
-@pytest.mark.parametrize("given", [{}, {"is_causal": True}, {"scale": 0.3}, {"mask": bool}, {"mask": float}])
-def test_attention_in_single_steps(given):
-    q, k, v = (torch.randn(2, 3, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    if "mask" in given:
-        mask = torch.rand(5, 5) < 0.7
-        mask.fill_diagonal_(True)
-        given = {"attn_mask": mask if given["mask"] is bool else torch.randn(5, 5, dtype=torch.float64)}
-    torch.testing.assert_close(attention(q, k, v, **given), F.scaled_dot_product_attention(q, k, v, **given))
-    few = k[:, :1], v[:, :1]
-    torch.testing.assert_close(
-        attention(q, *few, enable_gqa=True), F.scaled_dot_product_attention(q, *few, enable_gqa=True)
-    )
 
 
 def test_group_norm_in_single_steps():

@@ -7,7 +7,13 @@ from scipy.optimize import minimize
 from scipy.stats import rankdata, spearmanr
 
 from unde.evaluate import calibration
-from unde.evaluate.rank_correlation import jackknife_means, large_sample_factor, spearman, standard_error
+from unde.evaluate.calibration import (
+    average_ranks,
+    jackknife_means,
+    large_sample_factor,
+    spearman,
+    standard_error,
+)
 from unde.weights.retrained import fit_to_retrained
 
 S, Q, M = 16, 60, 5
@@ -208,5 +214,5 @@ def test_reliability_is_the_agreement_between_seeds(share):
 
 def test_ranks_are_those_of_scipy():
     utility = np.random.default_rng(0).normal(size=(5, 3))
-    np.testing.assert_array_equal(calibration._ranks(utility), rankdata(utility, axis=0))
-    assert torch.is_tensor(torch.from_numpy(calibration._ranks(utility)))
+    np.testing.assert_array_equal(average_ranks(utility), rankdata(utility, axis=0))
+    assert torch.is_tensor(torch.from_numpy(average_ranks(utility)))

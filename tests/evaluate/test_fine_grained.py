@@ -12,7 +12,7 @@ from sklearn.metrics import precision_score
 
 from unde import UndeError, Weights
 from unde.evaluate import fine_grained, recall_at_k
-from unde.evaluate.recall import ranked
+from unde.evaluate.recall import rank
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -102,13 +102,11 @@ def test_totals_of_a_baseline_compete_under_the_same_rules(world):
 
 def test_equal_scores_rank_the_earlier_example_first():
     total = np.array([[1.0, 2.0, 2.0, 1.0, 2.0]])
-    assert ranked(total, 4).tolist() == [[1, 2, 4, 0]]
-    assert ranked(torch.tensor(total), 3, np.array([False, True, False, False, False])).tolist() == [
-        [2, 4, 0]
-    ]
-    assert ranked(np.tile([1.0, 2.0], (1, 500)), 500).tolist() == [list(range(1, 1000, 2))]
+    assert rank(total, 4).tolist() == [[1, 2, 4, 0]]
+    assert rank(torch.tensor(total), 3, np.array([False, True, False, False, False])).tolist() == [[2, 4, 0]]
+    assert rank(np.tile([1.0, 2.0], (1, 500)), 500).tolist() == [list(range(1, 1000, 2))]
     unsigned = np.array([[0, 3, 5]], dtype=np.uint8)
-    assert ranked(unsigned, 3).tolist() == [[2, 1, 0]]
+    assert rank(unsigned, 3).tolist() == [[2, 1, 0]]
 
 
 def test_queries_that_weights_were_learned_on_are_refused(world):
@@ -192,4 +190,4 @@ def test_bad_input(world, targets, relevant, k, message):
 @pytest.mark.parametrize("k", [0, 3])
 def test_bad_k_of_a_ranking(k):
     with pytest.raises(UndeError, match=f"k is {k}: expected 1 to 2"):
-        ranked(np.zeros((1, 3)), k, np.array([True, False, False]))
+        rank(np.zeros((1, 3)), k, np.array([True, False, False]))

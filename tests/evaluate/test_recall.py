@@ -31,8 +31,8 @@ def test_unsigned_positions():
 @pytest.mark.parametrize(
     ("top", "message"),
     [
-        (np.array([[0, 1]]), "Q is 1 .* and 2"),
-        (np.array([[0, 1], [2, 4]]), r"top_indices\[1, 1\] is 4, .* N = 4"),
+        (np.array([[0, 1]]), "has 1 rows for 2 queries"),
+        (np.array([[0, 1], [2, 4]]), r"top_indices\[1, 1\] is 4: .* 0 to 3"),
         (np.array([[0, 1], [-1, 2]]), r"top_indices\[1, 0\] is -1"),
         (np.array([[0, 1], [3, 3]]), "twice for query 1"),
         (np.array([[0.2, 0.1], [0.5, 0.3]]), "whole numbers, not float64"),

@@ -10,7 +10,7 @@ from unde.data import Rows
 from unde.gradients import make_units
 from unde.gradients.coverage import try_coverage
 from unde.gradients.feature_pass import FeaturePass, Measurement, choose_pass_size
-from unde.index.validation import probe_of
+from unde.index.validation import probe_path
 from unde.methods import TracIn
 from unde.store.shards import read_shard
 from unde.tasks import CausalLM
@@ -103,7 +103,7 @@ def test_the_probe_and_the_cost_of_a_pass_are_those_of_the_check(tmp_path):
     model, rows, task = Reads().float(), texts(), CausalLM()
     index = Index.build(model, task, rows, tmp_path / "i", method=TracIn(projection="none"), progress=False)
     m = index.manifest
-    probe = read_shard(probe_of(index.folder, m), m.id)
+    probe = read_shard(probe_path(index.folder, m), m.id)
     want = slow_gradients(model, task, Rows([rows[i] for i in probe["where"].tolist()], task.collate))
     units = make_units(model, m.unit_names, "none", 0)
     assert len(probe["where"]) == 2

@@ -46,7 +46,7 @@ def rows_of(fisher):
         return toy.gradients(model, Classification(), train).double()
     if fisher == "sampled":
         logits = model(train[0])
-        labels = Classification().drawn(logits.detach(), range(N))
+        labels = Classification().sample_labels(logits.detach(), range(N))
         return toy.gradients(model, Classification(), (train[0], labels)).double()
     p = model(train[0]).softmax(1).detach()
     each = [
@@ -196,11 +196,14 @@ def test_expected_is_the_mean_of_sampled_gradients():
     for task in (Classification(), MultiLabel(), Regression()):
         z = outputs.clone().requires_grad_()
         rows = [
-            torch.autograd.grad(task.expected(z, torch.zeros(1).long(), c).sum(), z)[0][0] for c in range(3)
+            torch.autograd.grad(task.fisher_term(z, torch.zeros(1).long(), c).sum(), z)[0][0]
+            for c in range(3)
         ]
         want = torch.stack(rows).T @ torch.stack(rows)
         many = outputs.repeat(40_000, 1).requires_grad_()
-        g = torch.autograd.grad(task.compared(many, task.drawn(many.detach(), range(40_000))).sum(), many)[0]
+        g = torch.autograd.grad(
+            task.compare(many, task.sample_labels(many.detach(), range(40_000))).sum(), many
+        )[0]
         torch.testing.assert_close(g.T @ g / len(g), want, rtol=0.05, atol=0.01 * float(want.abs().max()))
 
 

@@ -20,7 +20,7 @@ import toy
 from unde import UndeError
 from unde.evaluate import Bank
 from unde.methods import EKFAC
-from unde.parallel import JobsFailed, Ray, named
+from unde.parallel import JobsFailed, Ray, get_executor
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -239,12 +239,12 @@ def test_a_program_that_is_killed_leaves_nobody_and_goes_on_when_started_again(t
 def test_an_engine_that_is_not_there(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UndeError, match=r"needs Ray, which is not installed: pip install 'unde\[ray\]'"):
-        named("ray")
+        get_executor("ray")
 
 
 def test_a_cluster_that_cannot_be_reached(tmp_path):
     said = subprocess.run(
-        [sys.executable, "-c", "from unde.parallel import named; named('ray', address='127.0.0.1:9')"],
+        [sys.executable, "-c", "from unde.parallel import get_executor; get_executor('ray', address='127.0.0.1:9')"],
         capture_output=True, text=True, timeout=60,
     ).stderr  # fmt: skip
     assert "no Ray cluster answers at 127.0.0.1:9" in said.splitlines()[-1]

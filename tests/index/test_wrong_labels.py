@@ -9,7 +9,15 @@ import torch.nn.functional as F
 
 from unde import Index, UndeError
 from unde.data import Rows
-from unde.index.labels import BASELINE, DEFAULT, RANKINGS, answers, label_rankings, neighbours, wrong_labels
+from unde.index.labels import (
+    BASELINE,
+    DEFAULT,
+    RANKINGS,
+    label_rankings,
+    neighbours,
+    predict_labels,
+    wrong_labels,
+)
 from unde.methods import TracIn
 from unde.tasks import Classification, Task, TokenClassification
 
@@ -110,7 +118,7 @@ def test_margins_of_a_fitted_model_differ(trained):
             return self.scale * x
 
     x = torch.tensor([[20.0, 0, 0], [22.0, 0, 0], [24.0, 0, 0], [24.0, 0, 0]])
-    found = answers(Certain(), Classification(), Rows((x, torch.tensor([0, 0, 0, -100]))))
+    found = predict_labels(Certain(), Classification(), Rows((x, torch.tensor([0, 0, 0, -100]))))
     assert found.margin[0] > found.margin[1] > found.margin[2] > -1
     assert found.loss[0] > found.loss[1] > found.loss[2] > 0
     assert found.loss[3] == 0 and found.margin[3] == -1  # no label, no doubt
@@ -119,7 +127,7 @@ def test_margins_of_a_fitted_model_differ(trained):
 def test_answers_are_the_models(index, trained):
     model, x, given, _ = trained
     found = wrong_labels(index)
-    assert torch.equal(found.given, given) and torch.equal(found.predicted, model(x).argmax(1))
+    assert torch.equal(found.labels, given) and torch.equal(found.predicted, model(x).argmax(1))
     assert found.classes == 3 and list(found.ids[:2]) == ["row-0", "row-1"]
 
 
@@ -127,7 +135,7 @@ def test_wrong_labels_come_first(index, trained):
     true = trained[3]
     for by in RANKINGS:
         found = wrong_labels(index, by=by)
-        wrong, right = found.scores[found.given != true], found.scores[found.given == true]
+        wrong, right = found.scores[found.labels != true], found.scores[found.labels == true]
         pairs = (wrong[:, None] > right).double().mean()  # all pairs, one by one
         assert found.auc(true) == pytest.approx(float(pairs)) and found.auc(true) > 0.7
 
@@ -148,11 +156,11 @@ def test_the_file_lists_everybody(index, tmp_path):
     with open(tmp_path / "plain.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["id", "index", "score", "given", "predicted", "loss", "margin"]
-    assert [float(row["loss"]) for row in rows] == found.answers.loss[found.order].tolist()
+    assert [float(row["loss"]) for row in rows] == found.predictions.loss[found.order].tolist()
     assert [int(row["index"]) for row in rows] == found.order.tolist()
     assert [row["id"] for row in rows] == [f"row-{i}" for i in found.order.tolist()]
     assert [float(row["score"]) for row in rows] == found.scores[found.order].tolist()
-    assert [int(row["given"]) for row in rows] == found.given[found.order].tolist()
+    assert [int(row["given"]) for row in rows] == found.labels[found.order].tolist()
     with open(tmp_path / "named.csv", newline="") as file:
         named = {row["given"] for row in csv.DictReader(file)}
     assert named == {"'=cat()", "dog", 'a "fox", red'}  # no formula
@@ -217,7 +225,7 @@ def test_of_tokens_the_least_likely_one_is_told(tmp_path):
     for n in range(10):
         logits = model(ids[n : n + 1])[0].detach().log_softmax(-1)
         at = min(range(1, 5), key=lambda t: float(logits[t, labels[n, t]]))
-        assert int(found.given[n]) == int(labels[n, at])
+        assert int(found.labels[n]) == int(labels[n, at])
         assert int(found.predicted[n]) == int(logits[at].argmax())
 
 

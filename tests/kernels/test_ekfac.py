@@ -9,7 +9,7 @@ from unde import UndeError
 from unde.kernels import EKFACKernel, Gram, TensorSource
 from unde.kernels import ParameterColumns as Columns
 from unde.kernels import ekfac as module
-from unde.kernels.base import moments_of
+from unde.kernels.base import compute_moments
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -40,7 +40,7 @@ def applied(kernel, phi, parts, sizes=(), fit=None):
     at = source(phi if fit is None else fit, parts, sizes)
     settled = kernel.bind(at.sizes)
     settled.check(GIB)
-    fitted = settled.fit(moments_of(settled, at), at)
+    fitted = settled.fit(compute_moments(settled, at), at)
     if fit is None:
         rows = torch.cat([fitted.train([s]) for s in range(len(at.sizes.cuts))])
         torch.testing.assert_close(fitted.apply(phi), rows)

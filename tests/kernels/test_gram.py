@@ -8,7 +8,7 @@ import torch
 from unde import UndeError
 from unde.kernels import Gram, ParameterColumns, TensorSource
 from unde.kernels import base as base_module
-from unde.kernels.base import moments_of
+from unde.kernels.base import compute_moments
 from unde.kernels.trak import Dual, Primal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -40,7 +40,7 @@ def applied(kernel, phi, sizes=None, memory=GIB):
     at = source(phi, sizes)
     settled = kernel.bind(at.sizes)
     settled.check(memory)
-    fitted = settled.fit(moments_of(settled, at), at)
+    fitted = settled.fit(compute_moments(settled, at), at)
     return torch.cat([fitted.train(blocks) for blocks in at.sizes.joined()])
 
 
@@ -77,7 +77,7 @@ def test_layers_wider_than_rows_are_inverted_in_the_dual_form(scope, joined, mon
     at = TensorSource(phi, parts, [slice(0, 5), slice(5, 12)])
     settled = Gram(0.3, blocks="layer", damping_scope=scope).bind(at.sizes)
     assert max(t.shape[0] for t in settled.needs().moments.values()) == 12
-    fitted = settled.fit(moments_of(settled, at), at)
+    fitted = settled.fit(compute_moments(settled, at), at)
     layers = [[*range(26), *range(30, 34)], [*range(26, 30)], [*range(36, 40)]]
     want = torch.zeros(2, 12, 40, dtype=torch.float64)
     for rows, out in ((phi, want[0]), (others, want[1])):
@@ -139,7 +139,7 @@ def test_rows_that_it_was_not_fitted_to(form):
     phi, others = features(24, 10), features(5, 10, seed=1)
     at = source(phi, [7, 17])
     settled = Gram(0.5, relative=False, form=form).bind(at.sizes)
-    got = settled.fit(moments_of(settled, at), at).apply(others)
+    got = settled.fit(compute_moments(settled, at), at).apply(others)
     inverse = torch.linalg.inv(phi.T @ phi + 0.5 * torch.eye(10, dtype=torch.float64))
     torch.testing.assert_close(got, others @ inverse, rtol=1e-9, atol=1e-12)
 
@@ -150,7 +150,7 @@ def test_another_damping_needs_no_other_moments(form):
     at = source(phi, [7, 17])
     one, two = (Gram(x, relative=False, form=form).bind(at.sizes) for x in (0.5, 3.0))
     assert one.key == two.key
-    moments = moments_of(one, at)
+    moments = compute_moments(one, at)
     for settled, lam in ((one, 0.5), (two, 3.0), (one, 0.5)):  # fitting leaves them as they are
         got = torch.cat([settled.fit(moments, at).train([s]) for s in range(2)])
         torch.testing.assert_close(got, explicit(phi, lam), rtol=1e-9, atol=1e-12)
@@ -164,9 +164,9 @@ def test_the_order_of_additions_depends_on_the_number_of_jobs_alone(monkeypatch)
     settled = Gram(0.5, form="primal").bind(at.sizes)
     [round_] = settled.rounds
     made = {i: round_.job(at, i, {}) for i in reversed(range(round_.jobs))}
-    whole = base_module.reduced([lambda i=i: made[i] for i in range(round_.jobs)])
+    whole = base_module.add_partials([lambda i=i: made[i] for i in range(round_.jobs)])
     assert round_.jobs == 16
-    assert torch.equal(whole["gram"], moments_of(settled, at)["gram"])
+    assert torch.equal(whole["gram"], compute_moments(settled, at)["gram"])
 
 
 @pytest.mark.parametrize(("n", "d"), [(200, 40), (40, 200)])

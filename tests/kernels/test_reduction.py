@@ -8,7 +8,7 @@ import torch
 
 from unde import methods
 from unde.kernels import ParameterColumns, TensorSource
-from unde.kernels.base import moments_of, read
+from unde.kernels.base import compute_moments, read
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ROWS, WIDTH, CUT = 300, 60, 20
@@ -56,7 +56,7 @@ def test_moments_have_the_shapes_that_a_kernel_names(method, joined, monkeypatch
     monkeypatch.setattr("unde.kernels.base.JOINED", 4 * WIDTH * CUT * joined)
     at = source()
     settled = method.kernel.bind(at.sizes)
-    moments, named = moments_of(settled, at), settled.needs().moments
+    moments, named = compute_moments(settled, at), settled.needs().moments
     assert {k: (t.shape, t.dtype) for k, t in moments.items()} == {
         k: (t.shape, t.dtype) for k, t in named.items()
     }

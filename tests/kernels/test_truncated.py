@@ -7,7 +7,7 @@ import torch
 
 from unde import UndeError
 from unde.kernels import Gram, ParameterColumns, TensorSource, fit_kernel
-from unde.kernels.base import moments_of
+from unde.kernels.base import compute_moments
 from unde.kernels.low_rank import LowRankGram
 
 
@@ -91,7 +91,7 @@ def test_k_is_symmetric_and_neither_n_nor_d_squared_is_made():
     phi = features(400, 900, 0.97, dtype=torch.float32)
     settled = Gram(0.1, form="svd(30)").bind(source(phi).sizes)
     assert isinstance(settled, LowRankGram)
-    moments = moments_of(settled, source(phi))
+    moments = compute_moments(settled, source(phi))
     assert max(t.numel() for t in moments.values()) == 900 * (30 + 16)
     assert {name: tuple(t.shape) for name, t in moments.items()} == {
         name: tuple(t.shape) for name, t in settled.needs().moments.items()
@@ -114,7 +114,7 @@ def test_another_damping_needs_no_other_moments():
     keys = {Gram(damping, form="svd(8)").bind(source(phi).sizes).key for damping in (0.1, 1.0, 0.01)}
     assert len(keys) == 1
     settled = [Gram(damping, form="svd(30)").bind(source(phi).sizes) for damping in (0.1, 1.0)]
-    moments = moments_of(settled[0], source(phi))
+    moments = compute_moments(settled[0], source(phi))
     got = settled[1].fit(moments, source(phi)).apply(torch.eye(30, dtype=torch.float64))
     assert (got - dense(phi, 1.0)[0]).norm() <= 1e-9
 

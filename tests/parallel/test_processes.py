@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from unde import UndeError
-from unde.parallel import JobsFailed, Processes, Serial, named
+from unde.parallel import JobsFailed, Processes, Serial, get_executor
 
 HERE = Path(__file__).parent
 JOBS = [(i,) for i in range(6)]
@@ -151,13 +151,13 @@ def test_no_orphans_when_the_parent_is_killed(tmp_path):
 @pytest.mark.parametrize("name", ["rays", "processes", "processes:x", "serial:2", ""])
 def test_unknown_names(name):
     with pytest.raises(UndeError, match="unknown executor"):
-        named(name)
+        get_executor(name)
 
 
 def test_names():
-    assert named("serial") == Serial()
-    assert named("processes:3").count == 3
+    assert get_executor("serial") == Serial()
+    assert get_executor("processes:3").count == 3
     own = Processes(2, timeout=9)
-    assert named(own) is own
+    assert get_executor(own) is own
     with pytest.raises(UndeError, match="0 workers"):
-        named("processes:0")
+        get_executor("processes:0")

@@ -313,7 +313,7 @@ def test_shards(method, store_dtype, tmp_path):
     assert {k: (t.shape, t.dtype) for k, t in stored.items()} == {
         k: (t.shape, t.dtype) for k, t in content.items()
     }
-    assert sum(shards.on_disk(m, torch.float32).values()) == size(tmp_path, "shards")
+    assert sum(shards.shard_bytes(m, torch.float32).values()) == size(tmp_path, "shards")
 
 
 def test_a_shard_takes_two_copies_in_memory(tmp_path):

@@ -11,7 +11,7 @@ import toy
 from unde import Index, UndeError
 from unde.methods import EKFAC, TRAK
 from unde.parallel import Serial
-from unde.parallel.base import Hand, packed
+from unde.parallel.base import JobRunner, pack_job
 from unde.store import layout
 from unde.store.sync import copy_index
 from unde.tasks import Classification
@@ -87,8 +87,8 @@ class Travelling(Serial):
     """Contexts go the way they go to other processes, jobs run here."""
 
     def run(self, function, context, jobs):
-        hand = Hand()
-        for sent in (hand.take(packed(function, context)), *map(hand.do, jobs)):
+        runner = JobRunner()
+        for sent in (runner.load(pack_job(function, context)), *map(runner.run, jobs)):
             assert sent is None, sent
         yield from jobs
 

@@ -35,7 +35,7 @@ def test_candidates_are_judged_on_queries_left_out():
         unweighted += (picked / scores.norm(dim=1)).sum().item()
     first = chosen.candidates[0]
     assert (first.k, first.weight_decay) == (3, 0.5)
-    assert first.own == pytest.approx(own / neutral, rel=1e-4)
+    assert first.weighted == pytest.approx(own / neutral, rel=1e-4)
     assert first.unweighted == pytest.approx(unweighted / neutral, rel=1e-4)
     assert first.gain == pytest.approx((own * unweighted) ** 0.5 / neutral, rel=1e-4)
     assert chosen.gain == max(c.gain for c in chosen.candidates)
@@ -43,7 +43,7 @@ def test_candidates_are_judged_on_queries_left_out():
 
 def test_unweighted_is_exactly_one():
     only = choose(FakeScores(random_scores()), ks=[5], weight_decays=[1e9]).candidates[0]
-    assert only.own == pytest.approx(1, abs=1e-6)
+    assert only.weighted == pytest.approx(1, abs=1e-6)
     assert only.unweighted == pytest.approx(1, abs=1e-6)
 
 
@@ -53,7 +53,7 @@ def test_streamed_choice_is_the_one_in_memory():
     whole = choose(FakeScores(values), **options)
     tight = choose(FakeScores(values, memory=4 * 60 * 5 * 2, rows=13), **options)
     for a, b in zip(whole.candidates, tight.candidates):
-        assert (a.own, a.unweighted) == pytest.approx((b.own, b.unweighted), rel=1e-4)
+        assert (a.weighted, a.unweighted) == pytest.approx((b.weighted, b.unweighted), rel=1e-4)
 
 
 def test_methods_that_are_not_sums_can_be_chosen_for():

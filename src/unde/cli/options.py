@@ -247,10 +247,10 @@ class WorkerOptions:
     ] = None
 
     def executor(self, worker: str | None = None) -> Executor:
-        from unde.parallel import named
+        from unde.parallel import get_executor
 
         options = {f.name: getattr(self, f.name) for f in fields(self)}
-        return named(options.pop("engine"), worker=worker, **options)
+        return get_executor(options.pop("engine"), worker=worker, **options)
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,21 @@
-"""How good is an attribution? Metrics, the baselines to beat, and the bank of retrained models that LDS needs."""
+"""Evaluation of attributions: metrics, baselines, and banks of retrained models."""
 
 from unde.evaluate.bank import Bank, TrainingSpec
-from unde.evaluate.baselines import (
-    baseline_scores,
-    bm25,
-    random_indices,
-    representation_distance,
-    representation_similarity,
-)
+from unde.evaluate.baselines import baseline_scores, bm25, random_indices
 from unde.evaluate.compare import Comparison, compare
 from unde.evaluate.estimate import Estimate, paired
 from unde.evaluate.fine_grained import FineGrained, fine_grained
-from unde.evaluate.lds import lds
-from unde.evaluate.mislabel import mislabel_auc, mislabel_auc_interval
-from unde.evaluate.recall import recall_at_k
-from unde.evaluate.strength import (
+from unde.evaluate.group_strength import (
     Heatmap,
     lds_strength,
     pattern_similarity,
     recall_strength,
     unet_cell,
 )
+from unde.evaluate.hidden_states import representation_distance, representation_similarity
+from unde.evaluate.lds import lds
+from unde.evaluate.mislabel import mislabel_auc, mislabel_auc_interval
+from unde.evaluate.recall import recall_at_k
 from unde.evaluate.tail_patch import TailPatch, tail_patch
 
 Training = TrainingSpec  # its name before 0.3

@@ -13,20 +13,14 @@ reported is Spearman's, as LDS is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import stdtrit  # scipy.stats is slow to import
 
 from unde.evaluate.estimate import Estimate, SubsetBootstrap
-from unde.evaluate.rank_correlation import (
-    average_ranks,
-    jackknife_means,
-    large_sample_factor,
-    quantile,
-    spearman,
-    standard_error,
-)
 from unde.weights.retrained import fit_to_retrained
 
 MODEL_FOLDS, QUERY_FOLDS = 4, 2
@@ -85,7 +79,7 @@ def select(
     decay = choose_decay(resolved, utility, seed)
     if decay is None:
         return Selection(setting)
-    return Selection(setting, fit_to_retrained(resolved, _ranks(utility), decay), decay)
+    return Selection(setting, fit_to_retrained(resolved, average_ranks(utility), decay), decay)
 
 
 def select_setting(
@@ -117,7 +111,7 @@ def smooth(means: Mapping[str, float], curves: Sequence[Sequence[str]]) -> dict[
 
 def choose_decay(resolved: np.ndarray, utility: np.ndarray, seed: int = 0) -> float | None:
     """The weight decay that gains most on models and queries left out; None if none surely gains."""
-    ranks, plain = _ranks(utility), Selection("").predict({"": resolved})
+    ranks, plain = average_ranks(utility), Selection("").predict({"": resolved})
     gains = {}
     for decay in DECAYS:
         weighted = np.empty_like(plain)
@@ -182,10 +176,6 @@ def jackknife(predicted: np.ndarray, actual: np.ndarray) -> np.ndarray:
     return np.array([pearson(predicted[everything != s], actual[everything != s]).mean() for s in everything])
 
 
-def _ranks(utility: np.ndarray) -> np.ndarray:
-    return average_ranks(utility)
-
-
 def _folds(models: int, queries: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """(S,) and (Q,) bool masks: every pair of a fold of models and a fold of queries."""
     rng = np.random.default_rng(seed)
@@ -194,3 +184,70 @@ def _folds(models: int, queries: int, seed: int) -> list[tuple[np.ndarray, np.nd
     return [
         (of_model == a, of_query == b) for a in range(of_model.max() + 1) for b in range(of_query.max() + 1)
     ]
+
+
+# --- rank correlation over few models ---------------------------------------------------------------------
+
+
+def average_ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks from 1 on over the first axis of (S, Q); equal values share the mean of theirs.
+
+    >>> average_ranks(np.array([[3.0], [1.0], [3.0]]))[:, 0]
+    array([2.5, 1. , 2.5])
+    """
+    return np.stack([(values < row).sum(0) + ((values == row).sum(0) + 1) / 2 for row in values])
+
+
+def spearman(predicted: np.ndarray, actual: np.ndarray) -> np.ndarray:
+    """Spearman's ρ over the first axis of (S, Q) and (S, Q); nan where the actual values are all equal.
+
+    >>> spearman(np.array([[1.0], [2.0], [3.0]]), np.array([[1.0], [3.0], [2.0]]))
+    array([0.5])
+    """
+    x, y = (average_ranks(v) - (len(v) + 1) / 2 for v in (predicted, actual))
+    xx, yy = (x * x).sum(0), (y * y).sum(0)
+    rho = (x * y).sum(0) / np.sqrt(np.where((xx > 0) & (yy > 0), xx * yy, 1.0))
+    return np.where(yy > 0, np.where(xx > 0, rho, 0.0), np.nan)
+
+
+def large_sample_factor(mean: float, models: int) -> float:
+    """What a mean ρ over few models is multiplied with to estimate the one over many.
+
+    For normal variables with correlation r, Spearman's ρ over n pairs has the mean
+    6/(π(n + 1)) · (asin r + (n − 2) asin(r/2)), which tends to 6/π · asin(r/2) (Moran, 1948).
+
+    >>> round(large_sample_factor(0.0, 8), 3), round(large_sample_factor(0.5, 16), 3)
+    (1.125, 1.057)
+    """
+    if abs(mean) < 1e-6:
+        return (models + 1) / models
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if _mean_of_sample(middle, models) < abs(mean):
+            low = middle
+        else:
+            high = middle
+    return 6 / math.pi * math.asin(high / 2) / _mean_of_sample(high, models)
+
+
+def _mean_of_sample(r: float, n: int) -> float:
+    return 6 / (math.pi * (n + 1)) * (math.asin(r) + (n - 2) * math.asin(r / 2))
+
+
+def jackknife_means(predicted: np.ndarray, actual: np.ndarray) -> np.ndarray:
+    """(S,) mean ρ over queries with each model left out in turn."""
+    everything = np.arange(len(actual))
+    return np.array(
+        [np.nanmean(spearman(predicted[everything != s], actual[everything != s])) for s in everything]
+    )
+
+
+def standard_error(left_out: np.ndarray) -> float:
+    """The jackknife's standard error from the values with each model left out."""
+    return math.sqrt((len(left_out) - 1) * float(np.var(left_out)))
+
+
+def quantile(level: float, degrees: int) -> float:
+    """Student's t; infinite without degrees of freedom."""
+    return float(stdtrit(degrees, level)) if degrees > 0 else math.inf

@@ -1,10 +1,10 @@
-"""Does weighting help? The same queries scored without and with learned weights."""
+"""Compare the LDS of the same scores without and with learned weights."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 
@@ -14,25 +14,28 @@ from unde.evaluate.lds import lds
 from unde.scoring.arrays import as_scores
 from unde.scoring.data_splits import LearnedWeights, refuse_seen, refuse_training
 
-W = TypeVar("W", bound=LearnedWeights)
-W_contra = TypeVar("W_contra", bound=LearnedWeights, contravariant=True)
 
-
-class Scored(Protocol[W_contra]):
-    """Scores that can be totalled with and without weights, and that know their queries by content."""
+class ComparableScores(Protocol):
+    """Scores with or without weights, such as those of an index or `unde.scoring.from_arrays`."""
 
     @property
     def query_digests(self) -> Sequence[str]: ...
+    @property
+    def shape(self) -> tuple[int, int]: ...  # (Q, N)
 
-    def total(self, weights: W_contra | None = None) -> torch.Tensor: ...
+    def total(self, weights: Any = None) -> torch.Tensor: ...
+    def top(self, k: int, weights: Any = None) -> Any: ...
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """LDS without weights, with weights, and the paired difference (weighted − unweighted).
+    """LDS without weights, with weights, and the paired difference.
 
-    `checked` says whether the queries were known to be disjoint from those the weights were learned on;
-    False if the weights do not remember their queries.
+    Attributes:
+        unweighted: LDS without weights.
+        weighted: LDS with weights.
+        checked: Whether the queries are known to be disjoint from those the weights were learned on; False if the
+            weights do not remember their queries.
     """
 
     unweighted: Estimate
@@ -69,44 +72,49 @@ class Comparison:
 
 
 def compare(
-    scores: Scored[W] | Array,
-    weights: W,
+    scores: ComparableScores | Array,
+    weights: Any,
     masks: Array,
     utility: Array,
     *,
     bootstrap: int = 1000,
     seed: int = 0,
 ) -> Comparison:
-    """LDS of the same scores without and with weights, on queries that the weights have never seen.
+    """Compute the LDS of the same scores without and with weights, on queries that the weights have not seen.
 
-    `scores` are those of an index, or of another library, as an array (Q, N, M) or `unde.scoring.from_arrays`.
-    `masks` (S, N) and `utility` (S, Q) are those of `lds`. Queries that the weights were learned on are
-    refused, since on them the weights look better than they are, and so are training examples. The subsets
-    are resampled `bootstrap` times, the same draws for both, so that the intervals also cover the noise of
-    the subsets; 0 for none.
+    Args:
+        scores: Scores of an index, or of another library as an array (Q, N, M) or `unde.scoring.from_arrays`.
+        weights: LearnedWeights weights, such as `unde.learn_weights` returns.
+        masks: (S, N) bool, the training examples of each retrained model.
+        utility: (S, Q) utility of each model on each query, higher is better.
+        bootstrap: Number of resamplings of the subsets, the same for both, so that intervals cover the noise of
+            subsets too; 0 for none.
+        seed: Seed of the resampling.
 
-    >>> from types import SimpleNamespace
-    >>> import numpy as np
-    >>> rng = np.random.default_rng(0)
-    >>> truth, noise = rng.normal(size=(2, 5, 40))
-    >>> masks = rng.random((30, 40)) < 0.5
-    >>> scores = SimpleNamespace(
-    ...     query_digests=["a", "b", "c", "d", "e"],
-    ...     total=lambda weights=None: truth + (noise if weights else 3 * noise),
-    ... )
-    >>> weights = SimpleNamespace(query_digests=["x", "y"])
-    >>> result = compare(scores, weights, masks, masks @ truth.T)
-    >>> result.difference.mean > 0.2
-    True
+    Returns:
+        Both estimates and their difference.
+
+    Raises:
+        UndeError: Queries are training examples or were used to learn the weights, or shapes do not fit.
+
+    Example:
+        >>> from unde import Weights
+        >>> rng = torch.Generator().manual_seed(0)
+        >>> truth, noise = torch.randn(2, 5, 40, generator=rng)
+        >>> masks = torch.rand(30, 40, generator=rng) < 0.5
+        >>> weights = Weights(torch.tensor([1.9, 0.1]), ["group 0", "group 1"])
+        >>> result = compare(torch.stack([truth, noise], 2), weights, masks, masks.float() @ truth.T)
+        >>> result.difference.mean > 0.2
+        True
     """
-    found: Any = as_scores(scores)
-    refuse_training(found)
-    checked = refuse_seen(found.query_digests, weights) if isinstance(weights, LearnedWeights) else False
-    uniform = None  # weights of a calibration would be used by default
-    if getattr(found, "default_weights", None) is not None:
-        uniform = torch.ones(len(found.groups))
+    resolved: Any = as_scores(scores)
+    refuse_training(resolved)
+    checked = refuse_seen(resolved.query_digests, weights) if isinstance(weights, LearnedWeights) else False
+    uniform = None
+    if getattr(resolved, "default_weights", None) is not None:  # those of a calibration
+        uniform = torch.ones(len(resolved.groups))
     unweighted, weighted = (
-        lds(found.total(weights=w), masks, utility, bootstrap=bootstrap, seed=seed)
+        lds(resolved.total(weights=w), masks, utility, bootstrap=bootstrap, seed=seed)
         for w in (uniform, weights)
     )
     return Comparison(unweighted, weighted, checked)

@@ -19,8 +19,8 @@ from unde.notebook import facts, interval
 class SubsetBootstrap:
     """The mean over queries in each bootstrap draw of the retraining subsets.
 
-    `key` tells which draws they are: two bootstraps with one key used the same draws of the same retrained
-    models, so that their difference, draw by draw, is the bootstrap of the difference.
+    Bootstraps with the same `key` used the same draws of the same models: their difference, draw by draw, is the
+    bootstrap of the difference.
     """
 
     means: np.ndarray  # (B,), nan where a draw left the quantity undefined
@@ -33,23 +33,26 @@ class SubsetBootstrap:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Estimate:
-    """A quantity measured on each query: its mean, and how far to trust that mean.
+    """A quantity measured on each query, its mean, and a confidence interval of the mean.
 
-    `ci95` is the half width of the 95 % confidence interval of the mean over queries, Student's t with one
-    degree of freedom less than there are queries (nan for a single query: one value shows no spread).
+    Args:
+        per_query: (Q,) values; nan where the quantity is undefined. Such queries take no part in the mean and the
+            interval.
+        subset_bootstrap: Means over queries for resampled retraining subsets, if there are any.
 
-    A query on which the quantity is undefined is nan in `per_query`. It takes no part in the mean and the
-    interval; `undefined` counts such queries and printing an estimate mentions them.
+    Raises:
+        UndeError: A value is infinite, or all are undefined.
 
-    >>> e = Estimate(np.array([0.1, 0.2, 0.3, 0.4]))
-    >>> e.mean, round(e.ci95, 4)
-    (0.25, 0.2054)
-    >>> print(e)
-    0.25 ± 0.21
-    >>> f"{e:.1%}"
-    '25.0% ± 20.5%'
-    >>> print(Estimate(np.array([0.1, np.nan, 0.3, 0.2])))
-    0.20 ± 0.25 (undefined for 1 of 4 queries)
+    Example:
+        >>> e = Estimate(np.array([0.1, 0.2, 0.3, 0.4]))
+        >>> e.mean, round(e.ci95, 4)
+        (0.25, 0.2054)
+        >>> print(e)
+        0.25 ± 0.21
+        >>> f"{e:.1%}"
+        '25.0% ± 20.5%'
+        >>> print(Estimate(np.array([0.1, np.nan, 0.3, 0.2])))
+        0.20 ± 0.25 (undefined for 1 of 4 queries)
     """
 
     per_query: np.ndarray  # (Q,)
@@ -76,7 +79,7 @@ class Estimate:
 
     @property
     def ci95(self) -> float:
-        """Half width of the 95 % interval over queries, the retraining subsets taken as given."""
+        """Half width of the 95 % interval of the mean over queries, by Student's t; nan for a single query."""
         count = len(self.per_query) - self.undefined
         return _t95(count - 1) * self._standard_error()
 
@@ -84,8 +87,7 @@ class Estimate:
     def ci95_total(self) -> float | None:
         """Half width of the 95 % interval over queries and retraining subsets; None without a bootstrap.
 
-        The two variances are added. The noise that is particular to one query and one subset is in both, so
-        the interval is slightly wide rather than narrow.
+        The two variances are added. Noise of one query and one subset is in both, so the interval is slightly wide.
         """
         if self.subset_bootstrap is None:
             return None
@@ -127,11 +129,11 @@ class Estimate:
         known = self.per_query[~np.isnan(self.per_query)]
         half = self.ci95_total or self.ci95
         low, high = min(known.min(), self.mean), max(known.max(), self.mean)
-        found: dict[str, Child] = {"mean": str(self)}
+        rows: dict[str, Child] = {"mean": str(self)}
         if not math.isnan(half):
-            found["95 % interval"] = interval(self.mean, half, float(low), float(high))
-        found["queries"] = f"{len(known):,}, from {low:.3g} to {high:.3g}"
-        return facts("Estimate", found)
+            rows["95 % interval"] = interval(self.mean, half, float(low), float(high))
+        rows["queries"] = f"{len(known):,}, from {low:.3g} to {high:.3g}"
+        return facts("Estimate", rows)
 
     def __format__(self, spec: str) -> str:
         if not spec:
@@ -144,10 +146,10 @@ class Estimate:
 
 
 def paired(a: Estimate, b: Estimate) -> Estimate:
-    """The difference b − a, query by query, which is far less noisy than two separate intervals.
+    """Compute the difference b − a, query by query, which is less noisy than two separate intervals.
 
-    Both must be measured on the same queries in the same order. A query undefined in either is undefined in
-    the difference. If both carry a bootstrap over the same draws of subsets, so does the difference.
+    Both must be measured on the same queries in the same order. A query undefined in either is undefined in the
+    difference. If both have a bootstrap over the same draws of subsets, so has the difference.
 
     >>> a, b = Estimate(np.array([0.1, 0.5, 0.3])), Estimate(np.array([0.2, 0.7, 0.4]))
     >>> print(paired(a, b))

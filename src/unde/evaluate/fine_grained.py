@@ -1,54 +1,36 @@
-"""Fine-grained attribution: do weights for one aspect of an image find the training images that gave it?"""
+"""Fine-grained attribution: Recall@k for each attribute of an image, under the weights learned for it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
-import torch
 
 from unde.errors import UndeError
 from unde.evaluate.arrays import Array, numbers
+from unde.evaluate.compare import ComparableScores
 from unde.evaluate.estimate import Estimate, paired
-from unde.evaluate.recall import contributors, ranked, recall_at_k, skipped
+from unde.evaluate.recall import check_contributors, rank, recall_at_k, skipped_examples
 from unde.scoring.data_splits import LearnedWeights, refuse_seen, refuse_training
 
 UNWEIGHTED = "none"
 ALL = "all"
 
-W = TypeVar("W", bound=LearnedWeights)
-W_contra = TypeVar("W_contra", bound=LearnedWeights, contravariant=True)
-
-
-class Best(Protocol):
-    """The training examples that rank highest."""
-
-    @property
-    def indices(self) -> torch.Tensor: ...  # (Q, k)
-
-
-class Ranking(Protocol[W_contra]):
-    """Scores that can be ranked with and without weights, and that know their queries by content."""
-
-    @property
-    def query_digests(self) -> Sequence[str]: ...
-    @property
-    def shape(self) -> tuple[int, int]: ...  # (Q, N)
-
-    def top(self, k: int, weights: W_contra | None = None) -> Best: ...
-
 
 @dataclass(frozen=True, eq=False)
 class FineGrained:
-    """Recall@k of each weight target (or baseline) for each attribute, and for "all", their sum.
+    """Recall@k of each target for each attribute.
 
-    `unweighted` is the target without weights; `checked` says whether the queries were known to be disjoint
-    from those that the weights were learned on (False if weights do not remember their queries).
+    Attributes:
+        recall: Recall@k by target and attribute; the attribute "all" is their sum.
+        k: Number of top-ranked examples.
+        unweighted: The target without weights.
+        checked: Whether the queries are known to be disjoint from those the weights were learned on.
     """
 
-    recall: dict[str, dict[str, Estimate]]  # target → attribute → Recall@k
+    recall: dict[str, dict[str, Estimate]]
     k: int
     unweighted: str
     checked: bool
@@ -74,72 +56,60 @@ class FineGrained:
         }
 
     def __str__(self) -> str:
-        first = self.recall[self.unweighted]
-        difference = f"− {self.unweighted}"
-        width = 2 + max(map(len, (*self.recall, f"Recall@{self.k}, %", difference)))
-        columns = [max(15, len(a) + 2) for a in first]
-
-        def lines(title: str, table: dict[str, dict[str, Estimate]], spec: str) -> list[str]:
-            head = title.ljust(width) + "".join(a.rjust(c) for a, c in zip(first, columns))
-            return [head] + [
-                target.ljust(width)
-                + "".join(_percent(e, spec).rjust(c) for e, c in zip(row.values(), columns))
-                for target, row in table.items()
-            ]
-
-        out = lines(f"Recall@{self.k}, %", self.recall, ".1f")
+        out = self._format(f"Recall@{self.k}, %", self.recall, ".1f")
         if len(self.recall) > 1:
-            out += ["", *lines(difference, self.difference, "+.1f"), ""]
-        out.append(f"95 % intervals (half widths), {len(first[ALL].per_query)} queries")
+            out += ["", *self._format(f"− {self.unweighted}", self.difference, "+.1f"), ""]
+        queries = len(self.recall[self.unweighted][ALL].per_query)
+        out.append(f"95 % intervals (half widths), {queries} queries")
         if not self.checked:
             out.append("not checked: whether the weights were learned on some of these queries")
         return "\n".join(out)
 
+    def _format(self, title: str, table: dict[str, dict[str, Estimate]], spec: str) -> list[str]:
+        """Lines of a table, in columns as wide as those of both tables."""
+        width = 2 + max(map(len, (*self.recall, f"Recall@{self.k}, %", f"− {self.unweighted}")))
+        columns = {a: max(15, len(a) + 2) for a in self.recall[self.unweighted]}
+        lines = [title.ljust(width) + "".join(a.rjust(w) for a, w in columns.items())]
+        for target, row in table.items():
+            cells = [f"{100 * e.mean:{spec}} ± {100 * e.ci95:.1f}".rjust(columns[a]) for a, e in row.items()]
+            lines.append(target.ljust(width) + "".join(cells))
+        return lines
+
 
 def fine_grained(
-    scores: Ranking[W],
-    targets: Mapping[str, W | Array | None],
+    scores: ComparableScores,
+    targets: Mapping[str, Any],
     relevant: Mapping[str, Array],
     *,
     k: int = 10,
 ) -> FineGrained:
-    """Recall@k for each attribute of the images, under each of several weights.
+    """Compute Recall@k for each attribute of the queries, under each of several weights.
 
-    `targets` names what to rank by: the weights learned for an attribute, None for no weights, or the (Q, N)
-    totals of a baseline such as `representation_distance`. Differences are to None, which is added as "none"
-    if no target is. `relevant` marks the contributors of each query to each attribute, (Q, N), as
-    `Attributes.contributors` does. Queries that weights were learned on are refused, as in `compare`.
+    Args:
+        scores: Scores of an index.
+        targets: What to rank by: learned weights, None for no weights, or the (Q, N) totals of a baseline such as
+            `representation_distance`. Differences are to None, which is added as "none" if no target is.
+        relevant: (Q, N) contributors of each query to each attribute.
+        k: Number of top-ranked examples.
 
-    "all" is the sum over the attributes: the share of the top k that contributed anything, if no training
-    example contributes to two attributes of a query.
+    Returns:
+        The recall of each target for each attribute and for "all", the sum over attributes: the share of the top k that
+        contributed anything, if no training example contributes to two attributes of a query.
 
-    >>> from types import SimpleNamespace
-    >>> from unde import Weights
-    >>> scores = SimpleNamespace(  # in earnest: index.score(queries)
-    ...     query_digests=["a", "b", "c"],
-    ...     shape=(3, 4),
-    ...     top=lambda k, w=None: SimpleNamespace(indices=torch.tensor([[2, 1 if w else 3], [0, 1], [1, 2]])),
-    ... )
-    >>> style = Weights(torch.tensor([0.5, 1.5]), ["body", "head"], query_digests=["x", "y"])
-    >>> relevant = {"style": np.array([[1, 1, 0, 0]] * 3), "subject": np.array([[0, 0, 1, 0]] * 3)}
-    >>> found = fine_grained(scores, {"style": style, "baseline": -torch.eye(3, 4)}, relevant, k=2)
-    >>> found.recall["style"]["style"].per_query
-    array([0.5, 1. , 0.5])
-    >>> print(found)
-    Recall@2, %            style        subject            all
-    none            50.0 ± 124.2    33.3 ± 71.7    83.3 ± 71.7
-    style            66.7 ± 71.7    33.3 ± 71.7    100.0 ± 0.0
-    baseline         66.7 ± 71.7    33.3 ± 71.7    100.0 ± 0.0
-    <BLANKLINE>
-    − none                 style        subject            all
-    style           +16.7 ± 71.7     +0.0 ± 0.0   +16.7 ± 71.7
-    baseline       +16.7 ± 143.4   +0.0 ± 124.2   +16.7 ± 71.7
-    <BLANKLINE>
-    95 % intervals (half widths), 3 queries
+    Raises:
+        UndeError: Queries are training examples or were used to learn weights, or shapes do not fit.
+
+    Example:
+        >>> import torch, unde
+        >>> scores = unde.scoring.from_arrays(torch.eye(4)[:, :, None] * torch.tensor([1.0, -2.0]))
+        >>> subject = unde.Weights(torch.tensor([2.0, 0.0]), scores.groups)
+        >>> result = fine_grained(scores, {"subject": subject}, {"subject": torch.eye(4)}, k=1)
+        >>> result.recall["none"]["subject"].mean, result.recall["subject"]["subject"].mean
+        (0.0, 1.0)
     """
     if ALL in relevant:
         raise UndeError(f"an attribute is called {ALL!r}, which names the sum over them: choose another name")
-    truth = contributors(relevant, scores.shape)
+    truth = check_contributors(relevant, scores.shape)
     unweighted = next((name for name, target in targets.items() if target is None), None)
     if unweighted is None:
         if UNWEIGHTED in targets:
@@ -156,13 +126,13 @@ def fine_grained(
     ]
     recall = {}
     for name, target in targets.items():
-        top = _top(scores, name, target, k)
+        top = _rank_by(scores, name, target, k)
         row = {attribute: recall_at_k(top, marks) for attribute, marks in truth.items()}
         recall[name] = {**row, ALL: Estimate(np.sum([e.per_query for e in row.values()], axis=0))}
     return FineGrained(recall, k, unweighted, checked=all(checks))
 
 
-def _top(scores: Ranking[Any], name: str, target: Any, k: int) -> Array:
+def _rank_by(scores: ComparableScores, name: str, target: Any, k: int) -> Array:
     """(Q, k) the highest-ranked training examples of each query."""
     if target is None or isinstance(target, LearnedWeights):
         return scores.top(k, target).indices
@@ -172,12 +142,8 @@ def _top(scores: Ranking[Any], name: str, target: Any, k: int) -> Array:
             f"target {name!r} has shape {total.shape}: expected {tuple(scores.shape)}, as the scores have, for "
             "the totals of a baseline"
         )
-    return ranked(total, k, skipped(scores))
+    return rank(total, k, skipped_examples(scores))
 
 
 def _summaries(table: dict[str, dict[str, Estimate]]) -> dict[str, dict[str, object]]:
     return {target: {a: e.as_dict() for a, e in row.items()} for target, row in table.items()}
-
-
-def _percent(e: Estimate, spec: str) -> str:
-    return f"{100 * e.mean:{spec}} ± {100 * e.ci95:.1f}"

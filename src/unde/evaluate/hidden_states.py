@@ -1,16 +1,20 @@
-"""Hidden states of examples, the input of a model's head, and the loss of each example, from one forward pass."""
+"""Hidden states of examples: the input of a model's head, the output of a named layer, or features of an encoder."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+import difflib
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unde.data import Rows, evenly, to_device
+from unde import console
+from unde.data import Collate, Rows, evenly, own_collate, to_device
+from unde.errors import UndeError, unknown
 from unde.gradients.model_state import frozen_eval
 from unde.gradients.parameters import placement
 from unde.tasks import Task
@@ -19,6 +23,7 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)  # channels come second
 _PROBE_EXAMPLES = 4
 _MAX_BATCH = 32
 _MAX_OUTPUTS = 2**26  # outputs of the head in one batch: 256 MiB of logits
+_SHORT_LIST = 12  # so many module names fit into an error message
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class _Call:
 
 
 class HiddenStates:
-    """Reader of hidden states and losses.
+    """Reader of hidden states and losses, from one forward pass.
 
     The head is the output embedding of a Hugging Face model if the loss calls it, else the last linear or
     convolutional layer that the loss calls. Its input is averaged over the tokens that the task's mask keeps, or over
@@ -74,19 +79,18 @@ class HiddenStates:
         """Name of the head."""
         return next((name for name, m in self.model.named_modules() if m is self._head), "")
 
-    def read(self, rows: Rows, which: range) -> States:
-        """Run the examples `which` of `rows` as one batch."""
+    def read(self, rows: Rows, positions: range) -> States:
+        """Run these examples of `rows` as one batch."""
         heads = [] if self._head is None else [self._head]
         with frozen_eval(self.model), torch.no_grad(), _last_calls(heads) as calls:
-            batch = to_device(rows.batch(which), placement(self.model)[0])
+            batch = to_device(rows.batch(positions), placement(self.model)[0])
             loss = self.task.loss(self.model, batch).float().cpu()
             hidden = None if self.problem else self._pool(calls["last"].input, batch).cpu()
         return States(hidden, loss)
 
     def ranges(self, rows: Rows) -> list[range]:
         """Positions of `rows`, batch by batch."""
-        step = self.batch_size
-        return [range(a, min(a + step, len(rows))) for a in range(0, len(rows), step)]
+        return _ranges(rows, self.batch_size)
 
     def _pool(self, x: Tensor, batch: Any) -> Tensor:
         """(B, d) from the input of the head."""
@@ -96,19 +100,15 @@ class HiddenStates:
         if x.dim() == 2:
             return x
         mask = self._mask(batch, x.shape[:2]) if x.dim() == 3 else None
-        if mask is None:
-            return x.flatten(1, -2).mean(1)
-        kept = mask.to(x.dtype).unsqueeze(2)  # (B, T, 1)
-        return (x * kept).sum(1) / kept.sum(1).clamp(min=1)
+        return x.flatten(1, -2).mean(1) if mask is None else _masked_mean(x, mask)
 
     def _mask(self, batch: Any, shape: tuple[int, ...]) -> Tensor | None:
-        """(B, T), True at real tokens: the mask of this shape, of the task or else of the batch."""
+        """(B, T) mask of real tokens: the one of this shape, of the task or else of the batch."""
         masks = self.task.mask(batch)
         options: list[Any] = [masks] if isinstance(masks, Tensor) else list(masks or ())
         if isinstance(batch, Mapping):
             options.append(batch.get("attention_mask"))
-        mask = next((m for m in options if isinstance(m, Tensor) and tuple(m.shape) == tuple(shape)), None)
-        return None if mask is None else mask != 0
+        return next((m for m in options if isinstance(m, Tensor) and tuple(m.shape) == tuple(shape)), None)
 
 
 def _is_linear(module: nn.Module) -> bool:
@@ -130,8 +130,8 @@ def _last_calls(modules: list[nn.Module], output: nn.Module | None = None) -> Ge
     calls: dict[str, _Call] = {}
 
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        given = args[0] if args else next(iter(kwargs.values()), None)
-        call = _Call(module, given, result.numel() if isinstance(result, Tensor) else 0)
+        x = args[0] if args else next(iter(kwargs.values()), None)
+        call = _Call(module, x, result.numel() if isinstance(result, Tensor) else 0)
         calls["last"] = call
         if module is output:
             calls["output"] = call
@@ -142,3 +142,184 @@ def _last_calls(modules: list[nn.Module], output: nn.Module | None = None) -> Ge
     finally:
         for handle in handles:
             handle.remove()
+
+
+# --- similarity of representations ------------------------------------------------------------------------
+
+
+def representation_similarity(
+    model: nn.Module,
+    task: Task,
+    train_data: Any,
+    queries: Any,
+    *,
+    layer: str,
+    batch_size: int = 32,
+    metric: str = "cosine",
+    collate: Collate | None = None,
+) -> Tensor:
+    """Compare the hidden states of queries and training examples at a layer.
+
+    Hidden states (B, T, d) are averaged over tokens, those that `attention_mask` keeps if the batch has one;
+    (B, C, H, W) over space; (B, d) are taken as they are.
+
+    Args:
+        model: The model.
+        task: Its task.
+        train_data: The training data.
+        queries: The queries.
+        layer: Name of the module. Of several outputs the first counts, of several calls the last.
+        batch_size: Examples in a batch.
+        metric: "cosine", or "l2" for the negative Euclidean distance.
+        collate: Function that makes a batch; default: that of the data, or else of the task.
+
+    Returns:
+        (Q, N) similarities, higher is closer.
+
+    Example:
+        >>> from unde.tasks import Classification
+        >>> x, y = torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]]), torch.zeros(3, dtype=torch.long)
+        >>> model = nn.Sequential(nn.Identity(), nn.Linear(2, 2))
+        >>> representation_similarity(model, Classification(), (x, y), (x[:1], y[:1]), layer="0")
+        tensor([[1.0000, 0.0000, 0.7071]])
+    """
+    if metric not in ("cosine", "l2"):
+        raise unknown("metric", metric, ("cosine", "l2"))
+    modules = dict(model.named_modules())
+    if not layer or layer not in modules:
+        names = [name for name in modules if name]
+        near = difflib.get_close_matches(layer, names, n=_SHORT_LIST, cutoff=0.3)
+        raise unknown("layer", layer, names if len(names) <= _SHORT_LIST else near or names[:_SHORT_LIST])
+    outputs: list[Any] = []
+    handle = modules[layer].register_forward_hook(
+        lambda _module, _args, output: outputs.__setitem__(slice(None), [output])
+    )
+
+    def features(rows: Rows, r: range) -> Tensor:
+        batch = to_device(rows.batch(r), _device(model))
+        task.loss(model, batch)
+        if not outputs:
+            raise UndeError(
+                f"layer {layer!r} takes no part in the loss: expected a module that the model calls"
+            )
+        return _pool(outputs.pop(), f"layer {layer!r}", batch, len(r))
+
+    train, query_rows = (
+        Rows(data, collate or own_collate(task.collate, data)) for data in (train_data, queries)
+    )
+    try:
+        with frozen_eval(model), torch.no_grad():
+            return _similarities(features, train, query_rows, batch_size, metric)
+    finally:
+        handle.remove()
+
+
+def representation_distance(
+    encoder: Callable[[Any], Any],
+    train_data: Any,
+    queries: Any,
+    *,
+    batch_size: int = 32,
+    collate: Collate | None = None,
+) -> Tensor:
+    """Compare queries and training examples in the features of an encoder.
+
+    Args:
+        encoder: A module, which runs in eval mode on its device, or a function of a batch. It must resize and scale
+            images itself. Features are averaged as in `representation_similarity`.
+        train_data: The training data.
+        queries: The queries.
+        batch_size: Examples in a batch.
+        collate: Function that makes a batch.
+
+    Returns:
+        (Q, N) negative Euclidean distances.
+
+    Example:
+        >>> images = torch.tensor([0.0, 0.5, 1.0]).view(3, 1, 1, 1).expand(3, 3, 8, 8)
+        >>> representation_distance(lambda batch: batch.mean((2, 3)), images, images[:1])
+        tensor([[-0.0000, -0.8660, -1.7321]])
+    """
+    if not callable(encoder):
+        raise UndeError(
+            f"encoder is a {type(encoder).__name__}: expected a module, or a function from a batch to its features"
+        )
+    module = encoder if isinstance(encoder, nn.Module) else None
+
+    def features(rows: Rows, r: range) -> Tensor:
+        batch = rows.batch(r)
+        batch = batch if module is None else to_device(batch, _device(module))
+        return _pool(encoder(batch), "the encoder", batch, len(r))
+
+    with nullcontext() if module is None else frozen_eval(module), torch.no_grad():
+        return _similarities(features, Rows(train_data, collate), Rows(queries, collate), batch_size, "l2")
+
+
+def _similarities(
+    features: Callable[[Rows, range], Tensor], train: Rows, queries: Rows, batch_size: int, metric: str
+) -> Tensor:
+    """(Q, N) similarity of the features (B, d) of queries and training examples, batch by batch."""
+    if batch_size < 1:
+        raise UndeError(f"batch_size is {batch_size}: expected at least 1")
+    query_features = torch.cat([features(queries, r) for r in _ranges(queries, batch_size)])  # (Q, d)
+    scores = torch.empty(len(queries), len(train))
+    with console.progress("representations", len(train)) as advance:
+        for r in _ranges(train, batch_size):
+            scores[:, r.start : r.stop] = similarity(query_features, features(train, r), metric).cpu()
+            advance(len(r))
+    return scores
+
+
+def similarity(a: Tensor, b: Tensor, metric: str) -> Tensor:
+    """(Q, d), (B, d) → (Q, B)."""
+    if a.shape[1] != b.shape[1]:
+        raise UndeError(
+            f"features have {a.shape[1]} numbers for queries and {b.shape[1]} for training examples: "
+            "expected as many for both"
+        )
+    if metric == "cosine":
+        return F.normalize(a, dim=1) @ F.normalize(b, dim=1).T
+    # Not by a matrix product, which loses small distances.
+    return -torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def _pool(x: Any, source: str, batch: Any, examples: int) -> Tensor:
+    """(B, d) from the output of `source`."""
+    while not isinstance(x, Tensor):
+        if isinstance(x, Mapping) and x:  # outputs of transformers, too
+            x = next(iter(x.values()))
+        elif isinstance(x, (tuple, list)) and x:
+            x = x[0]
+        else:
+            raise UndeError(f"{source} gives a {type(x).__name__}: expected a tensor, alone or first")
+    if x.dim() not in (2, 3, 4) or len(x) != examples:
+        raise UndeError(
+            f"{source} gives shape {tuple(x.shape)} for {examples} examples: expected (B, d), (B, T, d) or "
+            "(B, C, H, W), the examples first"
+        )
+    x = x.float()
+    if x.dim() != 3:
+        return x.flatten(2).mean(2) if x.dim() == 4 else x
+    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    if mask is None:
+        return x.mean(1)
+    if mask.shape != x.shape[:2]:
+        raise UndeError(
+            f"{source} gives shape {tuple(x.shape)}, but attention_mask has shape {tuple(mask.shape)}: "
+            f"expected {tuple(x.shape[:2])}, to tell tokens from padding. Take features that see all tokens"
+        )
+    return _masked_mean(x, mask)
+
+
+def _masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """(B, d) mean of (B, T, d) over the tokens that `mask` (B, T) marks."""
+    tokens = (mask != 0).to(x.dtype).unsqueeze(2)  # (B, T, 1)
+    return (x * tokens).sum(1) / tokens.sum(1).clamp(min=1)
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+def _ranges(rows: Rows, step: int) -> list[range]:
+    return [range(a, min(a + step, len(rows))) for a in range(0, len(rows), step)]

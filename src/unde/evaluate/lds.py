@@ -1,4 +1,4 @@
-"""The linear datamodeling score: do summed scores foretell what retraining on a subset does?"""
+"""The linear datamodeling score: rank correlation of summed scores with the outcomes of retraining on subsets."""
 
 from __future__ import annotations
 
@@ -18,37 +18,43 @@ _BLOCK_BYTES = 64 * 2**20
 
 
 @runtime_checkable
-class Totalled(Protocol):
-    """Scores of an index, or `unde.scoring.from_arrays`."""
+class HasTotal(Protocol):
+    """Scores with a method `total`, such as those of an index."""
 
     def total(self) -> Tensor: ...
 
 
 def lds(
-    total_scores: Array | Totalled, masks: Array, utility: Array, *, bootstrap: int = 0, seed: int = 0
+    total_scores: Array | HasTotal, masks: Array, utility: Array, *, bootstrap: int = 0, seed: int = 0
 ) -> Estimate:
-    """Spearman's ρ, for each query, between predicted and actual outcomes of retraining on subsets.
+    """Compute the linear datamodeling score: Spearman's ρ between predicted and actual outcomes of retraining.
 
-    `total_scores` (Q, N) are the scores of N training examples for Q queries, or scores that have them as their
-    `total()`, of which queries that are training examples are refused. Row s of `masks` (S, N) says which examples the
-    s-th retrained model saw, and row s of `utility` (S, Q) how well it did on each query: higher is better, so pass
-    −loss. The prediction for a subset is the sum of the scores of its examples.
+    The prediction for a subset is the sum of the scores of its examples. Ties have average ranks. A query whose utility
+    is the same for all subsets is undefined and left out (see `Estimate.undefined`); a prediction that is the same for
+    all subsets counts as 0.
 
-    Ties have average ranks. Where ρ is not defined, what is missing decides. A utility that is the same for
-    all subsets leaves nothing to predict, for any method: the query is undefined and left out (see
-    `Estimate.undefined`). A prediction that is the same for all subsets foretells nothing: it counts as 0,
-    since leaving it out would reward a method for keeping silent.
+    Args:
+        total_scores: (Q, N) scores of N training examples for Q queries, or scores with a method `total()`.
+        masks: (S, N) bool, the training examples of each retrained model.
+        utility: (S, Q) utility of each retrained model on each query, higher is better, such as −loss.
+        bootstrap: Number of resamplings of the subsets, such as 1000, so that `Estimate.ci95_total` covers the noise
+            of subsets too; 0 for none.
+        seed: Seed of the resampling.
 
-    The interval over queries takes the S retrained models as given, though other subsets would have given
-    another mean. `bootstrap=1000` also resamples the subsets; `Estimate.ci95_total` then covers both.
+    Returns:
+        ρ of each query, and its mean.
 
-    >>> scores = np.array([[1.0, 2.0, 4.0], [3.0, 1.0, 0.0]])
-    >>> masks = np.array([[True, True, False], [True, False, True], [False, True, True]])
-    >>> utility = np.array([[0.1, 0.9], [0.5, 0.5], [0.6, 0.5]])
-    >>> lds(scores, masks, utility).per_query.round(3)
-    array([1.   , 0.866])
+    Raises:
+        UndeError: Shapes do not fit, values are not finite, queries are training examples, or all are undefined.
+
+    Example:
+        >>> scores = np.array([[1.0, 2.0, 4.0], [3.0, 1.0, 0.0]])
+        >>> masks = np.array([[True, True, False], [True, False, True], [False, True, True]])
+        >>> utility = np.array([[0.1, 0.9], [0.5, 0.5], [0.6, 0.5]])
+        >>> lds(scores, masks, utility).per_query.round(3)
+        array([1.   , 0.866])
     """
-    if isinstance(total_scores, Totalled):
+    if isinstance(total_scores, HasTotal):
         refuse_training(total_scores)
         total_scores = total_scores.total()
     total = numbers(total_scores, "total_scores", "(Q, N)")
@@ -121,8 +127,8 @@ def _spearman(predicted: np.ndarray, actual: np.ndarray, counts: np.ndarray) -> 
 def _ranks(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Average ranks of (S,) values, less their mean, when value s occurs counts[b, s] times: (B, S).
 
-    A value's average rank is what lies below it and half of what equals it. Both can be read off the running
-    total of the counts in sorted order, so that one sort serves all B.
+    A value's average rank is the number of values below it and half of those equal to it: differences of the running
+    total of counts in sorted order, so one sort serves all B.
     """
     order = np.argsort(values, kind="stable")
     below, upto = (np.searchsorted(values, values, side, sorter=order) for side in ("left", "right"))

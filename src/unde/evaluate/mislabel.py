@@ -1,4 +1,4 @@
-"""Finding mislabelled training examples: the area under the ROC curve of self-influence."""
+"""Detection of mislabelled training examples: the area under the ROC curve of self-influence."""
 
 from __future__ import annotations
 
@@ -12,24 +12,31 @@ from unde.evaluate.arrays import Array, booleans, numbers
 
 
 def mislabel_auc(self_influence: Array, is_mislabeled: Array) -> float:
-    """The chance that a mislabelled example has more self-influence than a correct one (a tie counts half).
+    """Compute the chance that a mislabelled example has more self-influence than a correct one (a tie counts half).
 
-    1 is a perfect detector, 0.5 a blind one. Both arguments have shape (N,). The paper divides self-influence
-    by the scores of each example's top training examples first: `index.self_influence(normalize_top=10)`.
+    Args:
+        self_influence: (N,) scores, such as `index.self_influence(normalize_top=10)`, which the paper uses.
+        is_mislabeled: (N,) bool.
 
-    >>> mislabel_auc(np.array([5.0, 1.0, 3.0, 2.0]), np.array([True, False, True, True]))
-    1.0
-    >>> mislabel_auc(np.array([5.0, 1.0, 1.0, 2.0]), np.array([True, False, True, False]))
-    0.625
+    Returns:
+        The area under the ROC curve: 1 for a perfect detector, 0.5 for a random one.
+
+    Raises:
+        UndeError: Shapes differ, a score is NaN, or all examples are of one kind.
+
+    Example:
+        >>> mislabel_auc(np.array([5.0, 1.0, 3.0, 2.0]), np.array([True, False, True, True]))
+        1.0
+        >>> mislabel_auc(np.array([5.0, 1.0, 1.0, 2.0]), np.array([True, False, True, False]))
+        0.625
     """
     return float(_placements(self_influence, is_mislabeled)[0].mean())
 
 
 def mislabel_auc_interval(self_influence: Array, is_mislabeled: Array) -> tuple[float, float]:
-    """A 95 % confidence interval for `mislabel_auc`: DeLong's variance, applied to the logit of the area.
+    """Compute a 95 % confidence interval for `mislabel_auc`: DeLong's variance on the logit of the area.
 
-    On the logit scale the interval stays within (0, 1) and covers better near the ends. (nan, nan) if
-    the examples show no spread: one class has a single member, or the separation is perfect.
+    (nan, nan) if one class has a single member or the separation is perfect.
 
     >>> scores, flags = np.array([6.0, 1.0, 3.0, 2.0, 4.0]), np.array([True, False, True, False, False])
     >>> low, high = mislabel_auc_interval(scores, flags)

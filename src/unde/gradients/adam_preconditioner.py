@@ -1,7 +1,7 @@
 """The metric of an Adam-like optimizer: gradients are divided by (√v̂ + ε)^1/2, on both sides of a score.
 
 A step of Adam is −g / (√v̂ + ε), so a training example moves the loss of a query by ⟨g(q), g(n) / (√v̂ + ε)⟩: v^−1/4 on
-each side. Where no optimizer is at hand, v is the mean of squared gradients of training examples.
+each side. Without an optimizer, v is the mean of squared gradients of training examples.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HELP = "pass the optimizer itself, or {parameter name: second moments}"
 
 
 def scales(second_moments: Any, model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
-    """ "scale/<name>" for every attributed parameter: (√v̂ + ε)^−1/2, and 0 where no gradient was ever seen.
+    """ "scale/<name>" for every attributed parameter: (√v̂ + ε)^−1/2, and 0 where v is 0.
 
     `second_moments` is a torch optimizer, its state_dict(), or {parameter name: v}.
 
@@ -33,16 +33,16 @@ def scales(second_moments: Any, model: nn.Module, names: Sequence[str]) -> dict[
     >>> scales({"weight": torch.tensor([[16.0, 0.0]])}, layer, ["weight"])["scale/weight"]
     tensor([[0.5000, 0.0000]])
     """
-    found = _by_name(second_moments, model)
+    moments = _by_name(second_moments, model)
     parameters = dict(model.named_parameters())
     out = {}
     for name in names:
-        if name not in found:
+        if name not in moments:
             raise UndeError(
                 f"the optimizer state has no second moments for parameter {name!r}: is it of another model? "
-                f"It has them for {len(found)} parameters; {_HELP}, or exclude the parameter"
+                f"It has them for {len(moments)} parameters; {_HELP}, or exclude the parameter"
             )
-        v, eps = found[name]
+        v, eps = moments[name]
         if v.shape != parameters[name].shape:
             raise UndeError(
                 f"the optimizer state is of another model: parameter {name!r} has shape "
@@ -57,8 +57,8 @@ def scales(second_moments: Any, model: nn.Module, names: Sequence[str]) -> dict[
 
 def of_gradients(model: nn.Module, task: Task, rows: Rows, names: Sequence[str]) -> dict[str, Tensor]:
     """{parameter: mean g²} over training examples that are spread over the data, one at a time."""
-    held = dict(model.named_parameters())
-    parameters = [held[name] for name in names]
+    by_name = dict(model.named_parameters())
+    parameters = [by_name[name] for name in names]
     where = evenly(len(rows), SAMPLE)
     total = [torch.zeros_like(p, dtype=torch.float32) for p in parameters]
     with frozen_eval(model):
@@ -73,52 +73,52 @@ def of_gradients(model: nn.Module, task: Task, rows: Rows, names: Sequence[str])
     return {name: square / len(where) for name, square in zip(names, total)}
 
 
-def _by_name(given: Any, model: nn.Module) -> dict[str, tuple[Tensor, float]]:
+def _by_name(source: Any, model: nn.Module) -> dict[str, tuple[Tensor, float]]:
     """(v̂, ε) of each parameter."""
-    if isinstance(given, torch.optim.Optimizer):
+    if isinstance(source, torch.optim.Optimizer):
         names = {id(p): n for n, p in model.named_parameters()}
-        known = [(g, p) for g in given.param_groups for p in g["params"]]
-        if not any(id(p) in names for _, p in known):
+        pairs = [(g, p) for g in source.param_groups for p in g["params"]]
+        if not any(id(p) in names for _, p in pairs):
             raise UndeError("the optimizer holds none of the model's parameters: it is of another model")
         return {
-            names[id(p)]: _corrected(given.state[p], g)
-            for g, p in known
-            if id(p) in names and _KEY in given.state.get(p, {})
+            names[id(p)]: _correct_bias(source.state[p], g)
+            for g, p in pairs
+            if id(p) in names and _KEY in source.state.get(p, {})
         }
-    if isinstance(given, Mapping) and {"state", "param_groups"} <= set(given):
-        return _from_state_dict(given, model)
-    if isinstance(given, Mapping) and all(isinstance(v, Tensor) for v in given.values()):
-        return {str(n): (v, EPS) for n, v in given.items()}
+    if isinstance(source, Mapping) and {"state", "param_groups"} <= set(source):
+        return _from_state_dict(source, model)
+    if isinstance(source, Mapping) and all(isinstance(v, Tensor) for v in source.values()):
+        return {str(n): (v, EPS) for n, v in source.items()}
     raise UndeError(
-        f"second_moments is a {type(given).__name__}: expected an optimizer, its state_dict(), "
+        f"second_moments is a {type(source).__name__}: expected an optimizer, its state_dict(), "
         "{parameter name: second moments}, or 'gradients'"
     )
 
 
-def _from_state_dict(given: Mapping[str, Any], model: nn.Module) -> dict[str, tuple[Tensor, float]]:
-    """State dicts know parameters by number: in the order of the model's, unless they keep names."""
+def _from_state_dict(state_dict: Mapping[str, Any], model: nn.Module) -> dict[str, tuple[Tensor, float]]:
+    """State dicts number parameters in the order of the model's, unless they have names."""
     trained = [n for n, p in model.named_parameters() if p.requires_grad]
-    numbers = [(i, g) for g in given["param_groups"] for i in g["params"]]
-    named = [n for g in given["param_groups"] for n in g.get("param_names", ())]
-    if not named and len(numbers) != len(trained):
+    numbers = [(i, g) for g in state_dict["param_groups"] for i in g["params"]]
+    param_names = [n for g in state_dict["param_groups"] for n in g.get("param_names", ())]
+    if not param_names and len(numbers) != len(trained):
         raise UndeError(
             f"the optimizer state is of another model: it has {len(numbers)} parameters, the model "
             f"{len(trained)} that are trained; {_HELP}"
         )
-    found = {}
-    for (i, group), name in zip(numbers, named or trained):
-        state = given["state"].get(i, {})
+    moments = {}
+    for (i, group), name in zip(numbers, param_names or trained):
+        state = state_dict["state"].get(i, {})
         if _KEY in state:
-            found[name] = _corrected(state, group)
-    if not found:
+            moments[name] = _correct_bias(state, group)
+    if not moments:
         raise UndeError(
             f"the optimizer state holds no second moments ({_KEY!r}): expected that of Adam, AdamW or alike, "
             "after at least one step"
         )
-    return found
+    return moments
 
 
-def _corrected(state: Mapping[str, Any], group: Mapping[str, Any]) -> tuple[Tensor, float]:
+def _correct_bias(state: Mapping[str, Any], group: Mapping[str, Any]) -> tuple[Tensor, float]:
     """v / (1 − β₂ᵗ) as Adam corrects it, and its ε."""
     step, betas = float(state.get("step", 0)), group.get("betas")
     correction = 1 - betas[1] ** step if betas is not None and step > 0 else 1.0

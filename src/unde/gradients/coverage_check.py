@@ -28,7 +28,7 @@ from unde.gradients.hooks import (
     guess_layouts,
     next_layouts,
 )
-from unde.gradients.meter import Cost, Meter
+from unde.gradients.meter import Meter, PassCost
 from unde.gradients.model_state import frozen_eval
 from unde.gradients.parameters import Unit, placement
 from unde.tasks.base import Task
@@ -45,7 +45,7 @@ class CoverageTrial:
 
     where: list[int]
     features: Tensor  # (n, D)
-    cost: Cost | None
+    cost: PassCost | None
 
 
 class CoverageCheck:

@@ -21,7 +21,7 @@ from unde.data import Rows, evenly, to_device
 from unde.gradients.collector import Collector
 from unde.gradients.factors import Factors
 from unde.gradients.hooks import Coverage
-from unde.gradients.meter import Cost, Meter
+from unde.gradients.meter import Meter, PassCost
 from unde.gradients.parameters import Unit, placement
 from unde.tasks.base import Task
 from unde.tasks.batching import with_batching
@@ -122,7 +122,7 @@ def choose_pass_size(
     what: Measurement,
     coverage: Coverage,
     memory: int,
-    seen: Cost | None = None,
+    seen: PassCost | None = None,
 ) -> tuple[int, int | None]:
     """The number of examples in a pass, and of rows where the task makes several of an example (else None). `seen` is
     the cost of a pass of the largest examples, if there was one.
@@ -144,7 +144,7 @@ def choose_pass_size(
         if batching.row_limit is not None:  # its passes are cut by rows, whatever the number of examples
             return max(1, min(batching.examples_per_pass, MOST, count)), batching.row_limit
 
-        def cost(n: int) -> Cost:
+        def cost(n: int) -> PassCost:
             batch = to_device(rows.collate([example] * n), device)
             with Meter() as meter:
                 collect(batch, [at] * n)
@@ -162,14 +162,14 @@ def choose_pass_size(
         return size, None
 
 
-def _size_by_speed(seen: Cost, memory: int, count: int, device: torch.device) -> int | None:
+def _size_by_speed(seen: PassCost, memory: int, count: int, device: torch.device) -> int | None:
     """The number of examples if memory suffices (it grows no faster than the examples), else None."""
     size = min(_least_worthwhile(seen, device), MOST, count)
     fits = max(size, seen.examples) * seen.peak <= seen.examples * max(1, memory // SHARE)
     return size if fits else None
 
 
-def _least_worthwhile(seen: Cost, device: torch.device) -> int:
+def _least_worthwhile(seen: PassCost, device: torch.device) -> int:
     """The number of examples from which on calling operations takes little of the time."""
     speed = _SPEED.get(device.type, _SPEED["cuda"])
     flops = max(1, seen.flops // seen.examples)

@@ -38,7 +38,7 @@ def _count_linear(x: Tensor, w: Tensor, *_rest: Any, **_more: Any) -> int:
     return 2 * x.numel() * w.shape[0]
 
 
-class Cost(NamedTuple):
+class PassCost(NamedTuple):
     """Peak bytes, operations and calls of a pass of so many examples."""
 
     examples: int
@@ -95,8 +95,8 @@ class Meter(TorchDispatchMode):
                     self._add(t)
         return out
 
-    def cost(self, examples: int) -> Cost:
-        return Cost(examples, self.peak, self.flops, self.calls)
+    def cost(self, examples: int) -> PassCost:
+        return PassCost(examples, self.peak, self.flops, self.calls)
 
     def _add(self, t: Tensor) -> None:
         if t.layout != torch.strided:

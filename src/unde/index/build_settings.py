@@ -20,9 +20,9 @@ from unde.gradients.coverage import EXAMPLES
 from unde.gradients.feature_pass import largest, torch_threads
 from unde.groups import Groups, trainable
 from unde.index import pca
-from unde.index.feature_runner import FeatureRunner, describe_units, name_failing_example
+from unde.index.feature_runner import FeatureRunner, describe_units, raise_failing_example
 from unde.index.shard_writer import ShardWriter
-from unde.index.validation import compare_task, list_differences, probe_of, restore_probe, write_probe
+from unde.index.validation import compare_task, list_differences, probe_path, restore_probe, write_probe
 from unde.kernels.precision import could_refuse
 from unde.methods import DEFAULT_DAMPING, TRAK, Damped, Method
 from unde.parallel import SERIAL, Executor
@@ -127,15 +127,15 @@ def begin_index(
 
     with (
         torch_threads(wanted.settled.threads),
-        name_failing_example(inputs.model, inputs.task, inputs.rows, suspects, settings.ids),
+        raise_failing_example(inputs.model, inputs.task, inputs.rows, suspects, settings.ids),
     ):
         directions = _Matrices(folder, inputs, method, names, scales, settings.memory, executor)
         wanted, matrices = directions.resolve(wanted, existing)
         units = make_units(inputs.model, names, str(method.projection), settings.seed, matrices)
         wanted = replace(wanted, units=describe_units(units))
         if settings.store_dtype == AUTO:
-            exact = rounding_decides(settings.scoring_method, wanted.examples, wanted.width)
-            usual = stored_in(wanted.examples, wanted.width * wanted.terms, exact)
+            exact = needs_exact_storage(settings.scoring_method, wanted.examples, wanted.width)
+            usual = default_store_dtype(wanted.examples, wanted.width * wanted.terms, exact)
             wanted = replace(wanted, store_dtype=usual if existing is None else existing.store_dtype)
         if existing is None:
             return _begin(folder, inputs, settings, wanted, units)
@@ -152,7 +152,7 @@ def _begin(
     draft = FeatureRunner(folder, wanted, inputs)
     draft.units = units
     manifest, trial = draft.choose_passes(inputs.rows, settings.memory, settings.batch_size)
-    size = shard_size(manifest.settled.pass_size, wanted.width, settings.memory)
+    size = choose_shard_size(manifest.settled.pass_size, wanted.width, settings.memory)
     manifest = replace(manifest, settled=replace(manifest.settled, shard_size=size))
     writer = ShardWriter(folder, manifest, inputs, settings.workers, settings.ids)
     writer.runner.units = units
@@ -180,27 +180,27 @@ def _resume(
             "Choose another folder, or delete this one"
         )
     (folder / layout.SHARDS).mkdir(exist_ok=True)
-    if not is_valid_shard(probe_of(folder, existing), existing.id):
+    if not is_valid_shard(probe_path(folder, existing), existing.id):
         restore_probe(writer.runner, inputs.rows)
     write_ids(folder, settings.ids, existing.generation)
     return writer
 
 
-def stored_in(examples: int, width: int, exact: bool) -> str:
+def default_store_dtype(examples: int, width: int, exact: bool) -> str:
     """The precision that "auto" is, for examples of so many features: small stores keep every digit, and so do those
-    whose method needs it (`rounding_decides`). Others are a quarter of the size, at no loss of LDS that could be
+    whose method needs it (`needs_exact_storage`). Others are a quarter of the size, at no loss of LDS that could be
     measured (docs/results.md, smaller stores).
 
-    >>> stored_in(1_000, 16_384, exact=False), stored_in(50_000, 16_384, exact=False)
+    >>> default_store_dtype(1_000, 16_384, exact=False), default_store_dtype(50_000, 16_384, exact=False)
     ('float32', 'int8')
     """
     return "float32" if exact or 4 * examples * width <= EXACT else "int8"
 
 
-def rounding_decides(method: Method, examples: int, width: int) -> bool:
+def needs_exact_storage(method: Method, examples: int, width: int) -> bool:
     """Whether the kernel of a method may refuse features of so many columns that are stored in int8.
 
-    >>> rounding_decides(TRAK(), 50_000, 16_384), rounding_decides(TRAK(), 2_000, 32_768)
+    >>> needs_exact_storage(TRAK(), 50_000, 16_384), needs_exact_storage(TRAK(), 2_000, 32_768)
     (False, True)
     """
     if not isinstance(method, Damped):
@@ -211,7 +211,7 @@ def rounding_decides(method: Method, examples: int, width: int) -> bool:
     return not safe or could_refuse(Int8.rounding, method.number, wide)
 
 
-def shard_size(pass_size: int, width: int, memory: int) -> int:
+def choose_shard_size(pass_size: int, width: int, memory: int) -> int:
     """Examples in a shard: a whole number of passes, so that a resumed build runs the very same passes."""
     passes = min(SHARD_BYTES, memory // SHARD_SHARE) // max(1, 4 * pass_size * width)
     return pass_size * min(max(1, passes), SHARD_PASSES)

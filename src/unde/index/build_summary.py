@@ -10,14 +10,14 @@ from unde.console import counted, line, size
 from unde.gradients import Coverage
 from unde.index.feature_runner import FeatureRunner
 from unde.index.kernel_cache import kernel_files, sizes_of
-from unde.index.shard_writer import on_disk
+from unde.index.shard_writer import shard_bytes
 from unde.methods import Fisher
 from unde.store.manifest import Manifest
 
 
 def index_bytes(manifest: Manifest, precision: torch.dtype = torch.float32) -> int:
     """Bytes on disk of the shards of a finished index."""
-    return sum(on_disk(manifest, precision).values())
+    return sum(shard_bytes(manifest, precision).values())
 
 
 def print_summary(runner: FeatureRunner, missing: int) -> None:

@@ -90,7 +90,7 @@ def build(
     if method.probe is not None:
         homes.append(_fisher_home(folder, inputs, method.probe))  # raises before anything is written
     writers = _build_homes(homes, folder, inputs, settings, executor, progress)
-    unfinished = 0 if executor.alone else sum(len(shards.list_unwritten(writer)) for writer in writers)
+    unfinished = 0 if executor.exclusive else sum(len(shards.list_unwritten(writer)) for writer in writers)
     inputs = writers[0].inputs
     return IndexState(
         IndexReader(folder, Manifest.read(folder), settings.memory),
@@ -152,12 +152,12 @@ def _build_homes(
     for home, method in homes:
         layout.prepare(home)
         with ExitStack() as lock:
-            lock.enter_context(locked(home, wait=not executor.alone))
+            lock.enter_context(locked(home, wait=not executor.exclusive))
             clear_partial(home)
-            if not executor.here:
+            if not executor.in_process:
                 inputs = inputs.portable(folder / layout.SCRATCH, inputs.rows)
             writer = begin_index(home, inputs, method, settings, executor)
-            if not executor.alone:
+            if not executor.exclusive:
                 lock.close()  # other workers compute shards of the same index
             compute_missing(writer, executor, progress)
             writers.append(writer)
@@ -168,7 +168,7 @@ def compute_missing(writer: ShardWriter, executor: Executor, progress: bool) -> 
     """Compute the missing shards of an index."""
     jobs = shards.list_missing(writer, executor)
     if not jobs:
-        if executor.alone:
+        if executor.exclusive:
             shards.check_data_unchanged(writer)
         return
     m = writer.manifest

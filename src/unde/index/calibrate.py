@@ -22,7 +22,7 @@ from unde.evaluate.bank.bank import describe_function
 from unde.evaluate.bank.bank_io import ModelResult, UnfinishedBank
 from unde.evaluate.bank.subsets import SubsetPlan
 from unde.evaluate.bank.training import UNNAMED, EnoughModels, TrainJob, train_all
-from unde.evaluate.rank_correlation import quantile, standard_error
+from unde.evaluate.calibration import quantile, standard_error
 from unde.gradients.model_state import frozen_eval
 from unde.index.calibration import BANK, LOCAL, RETRAIN, Calibration
 from unde.index.ground_truth import FEWEST_HALVES, Truth, parse_duration, read_bank

@@ -25,7 +25,7 @@ from unde.gradients.hooks import restore_coverage
 from unde.gradients.parameters import placement
 from unde.index import pca
 from unde.methods import Method
-from unde.parallel import SERIAL, Executor, Job, shown
+from unde.parallel import SERIAL, Executor, Job, run_with_progress
 from unde.parallel.model_transport import ModelInputs
 from unde.store.job_results import Results, scratch
 from unde.store.layout import SCRATCH
@@ -106,7 +106,7 @@ class FeatureRunner:
                 loaded(model, select_checkpoint(self.inputs.checkpoints, self._checkpoint(c)))
             )
             stack.enter_context(patch(model))
-            task = step_of(set_rows(self.inputs.task, self.manifest.settled.rows), method, c)
+            task = task_at_step(set_rows(self.inputs.task, self.manifest.settled.rows), method, c)
             what = replace(self.measurement, measure=method.measure_of(c))
             what = what if factors else replace(what, factors=None)
             run = stack.enter_context(FeaturePass(model, task, what, self.coverage(c)))
@@ -147,7 +147,7 @@ class FeatureRunner:
         passes = split_range(range(len(rows)), m.settled.pass_size)
         jobs: list[Job] = [(c, i) for c in range(m.terms) for i in range(len(passes))]
         executor = SERIAL if len(jobs) == 1 else executor
-        if not executor.here:
+        if not executor.in_process:
             self.inputs = self.inputs.portable(self.folder / SCRATCH, rows)
         work = _RowJobs(self, rows, passes, numbers, names, what, patch, Results(m.id))
         features, values = torch.empty(m.terms, len(rows), m.width), torch.empty(m.terms, len(rows))
@@ -162,9 +162,9 @@ class FeatureRunner:
 
         title = f"features of {_PLURAL[what]}"
         try:
-            with nullcontext() if executor.here else scratch(self.folder) as work.results.folder:
-                for c, i in shown(
-                    executor, _compute_pass, work, jobs, title, called=name, size=size, unit="examples"
+            with nullcontext() if executor.in_process else scratch(self.folder) as work.results.folder:
+                for c, i in run_with_progress(
+                    executor, _compute_pass, work, jobs, title, describe=name, size=size, unit="examples"
                 ):
                     here, part = slice(passes[i].start, passes[i].stop), work.results.take((c, i))
                     features[c, here], values[c, here] = part["features"], part["values"]
@@ -186,7 +186,10 @@ class FeatureRunner:
             with loaded(inputs.model, select_checkpoint(inputs.checkpoints, c)):
                 decided, trial = try_coverage(inputs.model, inputs.task, rows, what.units, what.measure)
                 trials.append(trial if self.method.terms == 1 else None)
-                task, cost = step_of(inputs.task, self.method, c), trials[-1].cost if trials[-1] else None
+                task, cost = (
+                    task_at_step(inputs.task, self.method, c),
+                    trials[-1].cost if trials[-1] else None,
+                )
                 sizes.append(choose_pass_size(inputs.model, task, rows, what, decided, memory, cost))
                 coverage.append(decided.describe())
         size, rows_per_pass = min(sizes, key=lambda s: s[0])
@@ -231,7 +234,7 @@ def _compute_pass(work: _RowJobs, c: int, i: int) -> None:
     task = set_rows(inputs.task, runner.manifest.settled.rows)
     try:
         with (
-            name_failing_example(inputs.model, task, work.rows, lambda: here, work.names, work.what),
+            raise_failing_example(inputs.model, task, work.rows, lambda: here, work.names, work.what),
             close_on_error(runner),
         ):
             run = runner.open_pass(c, work.patch, factors=False)
@@ -255,7 +258,7 @@ def describe_units(units: Sequence[Unit]) -> list[dict[str, Any]]:
     return [{"name": u.name, "shape": list(u.shape), "size": u.stop - u.start} for u in units]
 
 
-def step_of(task: Task, method: Method, c: int) -> Task:
+def task_at_step(task: Task, method: Method, c: int) -> Task:
     """The task at step c, for methods that keep the steps of a trajectory apart."""
     return task if method.steps == 1 else with_batching(task, task.batching.step(c, method.steps))
 
@@ -275,7 +278,7 @@ def close_on_error(jobs: Closable) -> Generator[None]:
 
 
 @contextmanager
-def name_failing_example(
+def raise_failing_example(
     model: nn.Module,
     task: Task,
     rows: Rows,

@@ -20,7 +20,7 @@ from unde.index.query_api import QueryableIndex
 from unde.index.state import IndexState
 from unde.index.validation import check_inputs, open_store, read_ids
 from unde.methods import Method
-from unde.parallel import Executor, ending, named
+from unde.parallel import Executor, close_workers, get_executor
 from unde.parallel.model_transport import BuildInputs
 from unde.setup import Recipe
 from unde.store.manifest import Manifest
@@ -110,12 +110,12 @@ class Index(QueryableIndex):
                 f"the task is a {type(task).__name__}: expected one of unde.tasks, or a Task of your own"
             )
         rows = Rows(train_data, collate or own_collate(task.collate, train_data))
-        folder, runs, model = place(path), named(executor, threads=threads), unwrapped(model)
+        folder, runs, model = place(path), get_executor(executor, threads=threads), unwrapped(model)
         inputs = BuildInputs(
             model, task, rows, checkpoints, parse_recipe(recipe), None if device is None else str(device)
         )
         resolved = builder.resolve_method(method, inputs, folder, exclude, progress)
-        with builder.on_device(model, device), ending(executor, runs):
+        with builder.on_device(model, device), close_workers(executor, runs):
             if isinstance(second_moments, str) and second_moments == adam_preconditioner.GRADIENTS:
                 names = trainable(model, exclude)
                 second_moments = adam_preconditioner.of_gradients(model, task, rows, names)
@@ -205,8 +205,8 @@ class Index(QueryableIndex):
 
         >>> index = unde.Index.open("runs/index", model=model, task=task, train_data=data)  # doctest: +SKIP
         """
-        runs = named(executor, threads=threads)
-        if not runs.alone:
+        runs = get_executor(executor, threads=threads)
+        if not runs.exclusive:
             raise UndeError(f"{runs} does a share of a build: ask an index with another executor")
         state = IndexState(
             open_store(place(path), parse_bytes(memory), verify),

@@ -21,9 +21,9 @@ from torch import Tensor
 from unde import console, methods
 from unde.index.reader import FeatureSource, IndexReader
 from unde.kernels import FeatureLayout, Fitted, Kernel
-from unde.kernels.base import BoundKernel, Moments, Round, read, reduced
-from unde.kernels.fingerprint import code_of, described
-from unde.parallel import SERIAL, Executor, Job, shown
+from unde.kernels.base import BoundKernel, Moments, Round, add_partials, read
+from unde.kernels.fingerprint import code_key, describe_kernel
+from unde.parallel import SERIAL, Executor, Job, run_with_progress
 from unde.store import layout
 from unde.store.file_watch import FileWatch, copy_tensors
 from unde.store.files import clear_partial
@@ -50,10 +50,10 @@ class KernelCache:
         self.watch = FileWatch()
         fisher = self.source.stored.manifest.id
         self._moments = _KernelFolder(
-            stored.folder, f"{VERSION} {fisher} {self.settled.key}{code_of(kernel)} {self.source.checkpoint}"
+            stored.folder, f"{VERSION} {fisher} {self.settled.key}{code_key(kernel)} {self.source.checkpoint}"
         )
         self._rows = _KernelFolder(
-            stored.folder, f"{VERSION} {stored.manifest.id} {described(kernel)} {checkpoint}"
+            stored.folder, f"{VERSION} {stored.manifest.id} {describe_kernel(kernel)} {checkpoint}"
         )
 
     def fitted(self) -> Fitted:
@@ -99,7 +99,7 @@ class KernelCache:
             return  # another process computed it
         joined = self._features.sizes.joined()
         jobs: list[Job] = [(i,) for i, blocks in enumerate(joined) if todo & set(blocks)]
-        if self.executor.here:
+        if self.executor.in_process:
             self.fitted()  # before the progress bar
         else:
             self._load_moments()  # others make K from them
@@ -139,7 +139,7 @@ class KernelCache:
         if is_valid_shard(at.path / MOMENTS, at.owner):
             return  # another process computed it
         for n, r in enumerate(self.settled.rounds):
-            moments |= r.finish(reduced(self._partial_results(n, r, moments)))
+            moments |= r.finish(add_partials(self._partial_results(n, r, moments)))
             if any(later.jobs > 1 for later in self.settled.rounds[n + 1 : n + 2]):
                 write_shard(at.before(n + 1), at.owner, moments)
         write_shard(at.path / MOMENTS, at.owner, moments)
@@ -167,7 +167,7 @@ class KernelCache:
         write_shard(at.partial(r, i), at.owner, r.job(self.source, i, before))
 
     def _run(self, function: Callable[..., None], jobs: Sequence[Job], title: str) -> None:
-        for _ in shown(self.executor, function, self, jobs, title):
+        for _ in run_with_progress(self.executor, function, self, jobs, title):
             pass
 
     def __getstate__(self) -> dict[str, Any]:

@@ -45,38 +45,38 @@ _PASS = 64  # examples
 
 @dataclass(frozen=True, eq=False)
 class Suspects:
-    """Every training example with its label, the model's answer, and how suspicious the label is."""
+    """Training examples with their labels, the model's predictions, and how suspicious each label is."""
 
     scores: Tensor  # (N,), high: suspicious
-    answers: Answers
+    predictions: LabelPredictions
     ids: Sequence[Any]
     order: Tensor  # positions, the most suspicious first; without the examples that the index has skipped
     ranking: str
 
     @property
-    def given(self) -> Tensor:
-        """(N,) class numbers that the examples carry."""
-        return self.answers.given
+    def labels(self) -> Tensor:
+        """(N,) class numbers that the examples have."""
+        return self.predictions.labels
 
     @property
     def predicted(self) -> Tensor:
-        """(N,) class numbers that the model gives them."""
-        return self.answers.predicted
+        """(N,) class numbers that the model predicts."""
+        return self.predictions.predicted
 
     @property
     def classes(self) -> int:
         """How many classes the model tells apart."""
-        return self.answers.classes
+        return self.predictions.classes
 
     def wrong(self, true: Any) -> Tensor:
         """(N,) bool: labels that differ from the true ones, which are class numbers too."""
         known = torch.as_tensor(true)
-        if known.shape != self.given.shape or known.is_floating_point():
+        if known.shape != self.labels.shape or known.is_floating_point():
             raise UndeError(
                 f"true labels are {known.dtype} of shape {tuple(known.shape)}: expected a class number for each of "
-                f"the {len(self.given)} training examples"
+                f"the {len(self.labels)} training examples"
             )
-        return known.cpu() != self.given
+        return known.cpu() != self.labels
 
     def auc(self, true: Any) -> float:
         """The chance that a wrong label ranks above a right one, where the true labels (N,) are known."""
@@ -109,10 +109,10 @@ class Suspects:
             "id": [self.ids[i] for i in order],
             "index": order,
             "score": self.scores[self.order].tolist(),
-            "given": [names[c] for c in self.given[self.order].tolist()],
+            "given": [names[c] for c in self.labels[self.order].tolist()],
             "predicted": [names[c] for c in self.predicted[self.order].tolist()],
-            "loss": self.answers.loss[self.order].tolist(),
-            "margin": self.answers.margin[self.order].tolist(),
+            "loss": self.predictions.loss[self.order].tolist(),
+            "margin": self.predictions.margin[self.order].tolist(),
         }
         for name, other in (rankings or {}).items():
             table[name] = other.scores[self.order].tolist()
@@ -121,10 +121,10 @@ class Suspects:
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What rankings are computed from."""
+    """Inputs of the rankings."""
 
     index: Index
-    answers: Answers
+    predictions: LabelPredictions
     method: Method
     weights: WeightsLike
     top: int  # m
@@ -132,8 +132,8 @@ class Evidence:
 
     def adjusted_loss(self) -> Tensor:
         """Loss over the root of its mean in the class. The root: a mean of few examples divides by less."""
-        loss = self.answers.loss.masked_fill(~self.usable, 0.0)
-        classes, at = self.answers.given.unique(return_inverse=True)
+        loss = self.predictions.loss.masked_fill(~self.usable, 0.0)
+        classes, at = self.predictions.labels.unique(return_inverse=True)
         counts = torch.zeros(len(classes), dtype=loss.dtype).index_add(0, at, self.usable.to(loss.dtype))
         means = torch.zeros_like(counts).index_add(0, at, loss) / counts.clamp(min=1)
         return loss / means[at].clamp(min=torch.finfo(loss.dtype).tiny).sqrt()
@@ -142,11 +142,11 @@ class Evidence:
         return self.index.self_influence(self.weights, normalize_top, method=self.method)
 
     def opposition(self) -> Tensor:
-        return -_sums(self.index, self.method, self.weights, self.top)
+        return -_opposition(self.index, self.method, self.weights, self.top)
 
 
 @dataclass(frozen=True)
-class Ranking:
+class LabelRanking:
     """One way to rank labels."""
 
     scores: Callable[[Evidence], Tensor]  # gives (N,), high: suspicious
@@ -156,29 +156,29 @@ class Ranking:
     ]  # one pass of the model; one over the index; all pairs of examples
 
 
-RANKINGS: dict[str, Ranking] = {
-    "adjusted-loss": Ranking(
+RANKINGS: dict[str, LabelRanking] = {
+    "adjusted-loss": LabelRanking(
         lambda at: at.adjusted_loss(),
         "adjusted loss, how unlikely the model finds the label of an example, beside others of its class",
         "model",
     ),
-    "loss": Ranking(
-        lambda at: at.answers.loss, "loss, how unlikely the model finds the label of an example", "model"
+    "loss": LabelRanking(
+        lambda at: at.predictions.loss, "loss, how unlikely the model finds the label of an example", "model"
     ),
-    "margin": Ranking(
-        lambda at: at.answers.margin, "margin, how far another class is ahead of the label", "model"
+    "margin": LabelRanking(
+        lambda at: at.predictions.margin, "margin, how far another class is ahead of the label", "model"
     ),
-    "self-influence": Ranking(
+    "self-influence": LabelRanking(
         lambda at: at.self_influence(),
         "self-influence, how much the model had to bend for an example alone",
         "index",
     ),
-    "normalised": Ranking(
+    "normalised": LabelRanking(
         lambda at: at.self_influence(normalize_top=at.top),
         "normalised self-influence, the share of an example’s score that no other example explains",
         "pairs",
     ),
-    "opposition": Ranking(
+    "opposition": LabelRanking(
         lambda at: at.opposition(),
         "opposition, how hard other training examples pull against an example",
         "pairs",
@@ -245,8 +245,8 @@ def label_rankings(
         )
     index._state.query_runner.check_model()  # its predictions are shown beside stored gradients
     usable, chosen = ~index.skipped, index.method_for(method)
-    said = answers(model, task, rows, progress=progress)
-    evidence = Evidence(index, said, chosen, weights, min(top, int(usable.sum())), usable)
+    predictions = predict_labels(model, task, rows, progress=progress)
+    evidence = Evidence(index, predictions, chosen, weights, min(top, int(usable.sum())), usable)
     ids = range(len(index)) if index.ids is None else index.ids
     return {name: _suspects(evidence, name, ids) for name in names or RANKINGS}
 
@@ -254,66 +254,69 @@ def label_rankings(
 def _suspects(evidence: Evidence, by: str, ids: Sequence[Any]) -> Suspects:
     scores = RANKINGS[by].scores(evidence).masked_fill(~evidence.usable, 0.0)
     order = scores.argsort(descending=True, stable=True)
-    return Suspects(scores, evidence.answers, ids, order[evidence.usable[order]], by)
+    return Suspects(scores, evidence.predictions, ids, order[evidence.usable[order]], by)
 
 
 def classifier(task: Task | None) -> Classification | TokenClassification:
     """The task of an index, where it has labels to doubt."""
     if isinstance(task, (Classification, TokenClassification)):
         return task
-    found = "an index that was opened without its task" if task is None else f"{type(task).__name__}"
+    what = "an index that was opened without its task" if task is None else f"{type(task).__name__}"
     raise UndeError(
         "wrong labels are looked for where there are labels, under unde.tasks.Classification or TokenClassification: "
-        f"this is {found}. "
+        f"this is {what}. "
         "index.self_influence() ranks the examples of any task"
     )
 
 
 @dataclass(frozen=True, eq=False)
-class Answers:
-    """The labels that examples carry, those that the model gives them, and how they differ."""
+class LabelPredictions:
+    """Labels of examples, and what the model predicts."""
 
-    given: Tensor  # (N,) class numbers
+    labels: Tensor  # (N,) class numbers
     predicted: Tensor  # (N,)
     classes: int  # that the model tells apart
-    loss: Tensor  # (N,) −log p(given)
-    margin: Tensor  # (N,) largest p of another class, minus p(given)
+    loss: Tensor  # (N,) −log p(label)
+    margin: Tensor  # (N,) largest p of another class, minus p(label)
 
 
-def answers(
+def predict_labels(
     model: nn.Module, task: Classification | TokenClassification, rows: Rows, *, progress: bool = False
-) -> Answers:
-    """What a classifier says of some examples, and what they are labelled; where every token has a label, of the token
-    of each example whose label the model finds least likely."""
+) -> LabelPredictions:
+    """Predictions of a classifier; for token labels, those of the token whose label is least likely in each example."""
     device, _ = placement(model)
-    given, predicted, losses, margins, classes = [], [], [], [], 0
+    labels, predicted, losses, margins, classes = [], [], [], [], 0
     bar = console.progress("predictions", len(rows), progress, unit="examples")
     with frozen_eval(model), torch.no_grad(), bar as advance:
         for start in range(0, len(rows), _PASS):
             batch = to_device(rows.batch(range(start, min(start + _PASS, len(rows)))), device)
-            logits, labels = _asked(task, model, batch)
-            given.append(labels.long().cpu())
+            logits, target = _logits_and_labels(task, model, batch)
+            labels.append(target.long().cpu())
             predicted.append(logits.argmax(1).cpu())
-            loss, margin = _doubts(logits.cpu(), given[-1])
+            loss, margin = _loss_and_margin(logits.cpu(), labels[-1])
             losses.append(loss)
             margins.append(margin)
             classes = logits.shape[1]
-            advance(len(labels))
-    return Answers(torch.cat(given), torch.cat(predicted), classes, torch.cat(losses), torch.cat(margins))
+            advance(len(target))
+    return LabelPredictions(
+        torch.cat(labels), torch.cat(predicted), classes, torch.cat(losses), torch.cat(margins)
+    )
 
 
-def _doubts(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _loss_and_margin(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """(B,) loss and (B,) margin of labels, in float64: in float32 the margins of a fitted model are all −1."""
     logs = logits.double().log_softmax(1)
-    at = labels.clamp(min=0)[:, None]  # a label that is left out counts as certain
+    at = labels.clamp(min=0)[:, None]  # an ignored label counts as certain
     loss = -logs.gather(1, at)[:, 0]
     other = logs.scatter(1, at, -torch.inf).amax(1).exp()
     missing = labels < 0
     return loss.masked_fill(missing, 0.0), (other - (-loss).exp()).masked_fill(missing, -1.0)
 
 
-def _asked(task: Classification | TokenClassification, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-    """(B, classes) logits and the (B,) labels they are compared with."""
+def _logits_and_labels(
+    task: Classification | TokenClassification, model: nn.Module, batch: Any
+) -> tuple[Tensor, Tensor]:
+    """(B, classes) logits and (B,) labels."""
     if isinstance(task, Classification):
         return task.predict(model, batch)
     logits, target, _ = task.predictions(model, batch)
@@ -332,13 +335,12 @@ def neighbours(
     weights: WeightsLike = None,
     method: str | Method | None = None,
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """The training examples that pull the same way as each of those at `where`, and those that pull against it, the
-    strongest first: `count` positions each, without the example itself. The model is not asked."""
+    """Proponents and opponents of training examples: `count` positions each, the strongest first, without itself."""
     chosen, usable = index.method_for(method), len(index) - int(index.skipped.sum())
     if not len(where) or usable < 2:
         return [[] for _ in where], [[] for _ in where]
     count = min(count, usable - 1)
-    scores = _against_all(index, chosen, torch.as_tensor(where))
+    scores = _score_examples(index, chosen, torch.as_tensor(where))
 
     def others(top: Top) -> list[list[int]]:
         return [
@@ -348,18 +350,18 @@ def neighbours(
     return others(scores.top(count + 1, weights)), others(scores.top(count + 1, weights, largest=False))
 
 
-def _against_all(index: Index, method: Method, where: Tensor) -> GroupScores:
-    """Scores of training examples as queries, from the features that the index holds of them."""
+def _score_examples(index: Index, method: Method, where: Tensor) -> GroupScores:
+    """Scores of training examples as queries, from their stored features."""
     at = index._state
     return at.scorer.scores(method, at.stored.rows(where), [""] * len(where))
 
 
-def _sums(index: Index, method: Method, weights: WeightsLike, count: int) -> Tensor:
+def _opposition(index: Index, method: Method, weights: WeightsLike, count: int) -> Tensor:
     """(N,) the sum of the `count` smallest scores of each training example, as many at a time as the budget holds."""
     m = index.manifest
     step = max(1, index._state.stored.memory // (16 * m.width * m.terms))
     parts = [
-        _against_all(index, method, part).top(count, weights, largest=False).values.sum(1)
+        _score_examples(index, method, part).top(count, weights, largest=False).values.sum(1)
         for part in torch.arange(len(index)).split(step)
     ]
     return torch.cat(parts)

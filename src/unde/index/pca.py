@@ -1,4 +1,7 @@
-"""The pass that finds pca directions, as jobs: covariances of a sample, pass by pass, added up in their order."""
+"""Matrices of the projection that are not drawn from the seed: pca directions and second moments.
+
+They are stored beside the manifest; a resumed build reads them, so that all shards are projected alike.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from unde.checkpoints import loaded, select_checkpoint
 from unde.errors import UndeError
 from unde.gradients.feature_pass import set_rows, torch_threads
 from unde.gradients.pca import CovariancePass
-from unde.parallel import SERIAL, Executor, Job, shown
+from unde.parallel import SERIAL, Executor, Job, run_with_progress
 from unde.parallel.model_transport import BuildInputs
 from unde.projection import Spec
 from unde.store.file_watch import copy_tensors
@@ -26,18 +29,18 @@ from unde.store.remote import StorePath
 from unde.store.shards import ShardError, checksum, create_shard, read_shard, write_shard
 
 
-class Sample:
+class _DirectionJobs:
     """The context of these jobs. `settings` are those of `CovariancePass`."""
 
     def __init__(
-        self, given: BuildInputs, each: int | None, rows: int | None, settings: dict[str, Any]
+        self, inputs: BuildInputs, each: int | None, rows: int | None, settings: dict[str, Any]
     ) -> None:
-        self.given, self.each, self.rows, self.settings = given, each, rows, settings
+        self.inputs, self.each, self.rows, self.settings = inputs, each, rows, settings
         self.results = Results("directions")
         self._open = ExitStack()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("given", "each", "rows", "settings", "results")}
+        return {name: getattr(self, name) for name in ("inputs", "each", "rows", "settings", "results")}
 
     def __setstate__(self, sent: dict[str, Any]) -> None:
         results = sent.pop("results")
@@ -45,24 +48,24 @@ class Sample:
         self.results = results
 
     @cached_property
-    def gathering(self) -> CovariancePass:
-        given = self.given
-        self._open.enter_context(loaded(given.model, select_checkpoint(given.checkpoints, 0)))
-        made = CovariancePass(given.model, set_rows(given.task, self.rows), given.rows, **self.settings)
+    def covariance_pass(self) -> CovariancePass:
+        inputs = self.inputs
+        self._open.enter_context(loaded(inputs.model, select_checkpoint(inputs.checkpoints, 0)))
+        made = CovariancePass(inputs.model, set_rows(inputs.task, self.rows), inputs.rows, **self.settings)
         return self._open.enter_context(made)
 
     def close(self) -> None:
         self._open.close()
 
 
-def gather(sample: Sample, i: int) -> None:
-    with torch_threads(sample.each):
-        sample.results.put((i,), {"sums": sample.gathering.covariances(i)})
+def _compute_covariances(work: _DirectionJobs, i: int) -> None:
+    with torch_threads(work.each):
+        work.results.put((i,), {"sums": work.covariance_pass.covariances(i)})
 
 
 def compute_directions(
     folder: StorePath,
-    given: BuildInputs,
+    inputs: BuildInputs,
     each: int | None,
     names: list[str],
     spec: Spec,
@@ -73,7 +76,7 @@ def compute_directions(
     passes: tuple[int | None, int | None],
     executor: Executor = SERIAL,
 ) -> tuple[dict[str, Tensor], int, int | None]:
-    """The matrices, and how many examples, and rows, their passes had."""
+    """The directions by passes over a sample as jobs, and the examples and rows of these passes."""
     settings = {
         "names": names,
         "spec": spec,
@@ -82,25 +85,25 @@ def compute_directions(
         "memory": memory,
         "size": passes[0],
     }
-    sample = Sample(given, each, passes[1], settings)
+    work = _DirectionJobs(inputs, each, passes[1], settings)
     try:
-        at = sample.gathering
-        sample.settings["size"], sample.rows = at.size, at.rows  # as they were settled here
+        at = work.covariance_pass
+        work.settings["size"], work.rows = at.size, at.rows  # as they were settled here
         jobs: list[Job] = [(i,) for i in range(len(at.passes))]
-        runs = executor if len(jobs) > 1 and executor.alone else SERIAL
-        with nullcontext() if runs.here else scratch(folder) as sample.results.folder:
+        runs = executor if len(jobs) > 1 and executor.exclusive else SERIAL
+        with nullcontext() if runs.in_process else scratch(folder) as work.results.folder:
             total: Tensor | None = None
-            for job in sorted(shown(runs, gather, sample, jobs, "pca directions")):
-                part = sample.results.take(job)["sums"]
+            for job in sorted(run_with_progress(runs, _compute_covariances, work, jobs, "pca directions")):
+                part = work.results.take(job)["sums"]
                 total = part.clone() if total is None else total.add_(part)
         assert total is not None
         return at.directions(total), at.size or 1, at.rows
     finally:
-        sample.close()
+        work.close()
 
 
 def home(folder: StorePath) -> StorePath:
-    """Where the matrices of an index are: gradients with other labels are projected as those that they belong to."""
+    """The folder of the matrices of an index: gradients with other labels share those of their index."""
     inside = folder.name in FISHERS.values() and (folder.parent / MANIFEST).exists()
     return folder.parent if inside else folder
 
@@ -108,9 +111,9 @@ def home(folder: StorePath) -> StorePath:
 def read_or_make(
     folder: StorePath, origin: str, existing: Manifest | None, make: Callable[[], dict[str, Tensor]]
 ) -> dict[str, Tensor]:
-    """The matrices in the folder if they were made from `origin`, else new ones, which are kept there.
+    """Read the matrices in the folder if they were made from `origin`, else make and store them.
 
-    Those of an index that was begun (`existing`) are replaced by equal ones only: where its file is damaged or gone.
+    Those of an `existing` index are replaced by equal ones only: if the file is damaged or missing.
     """
     path, owner = folder / MATRICES, hashlib.blake2b(origin.encode(), digest_size=16).hexdigest()
     try:

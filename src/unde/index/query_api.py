@@ -28,7 +28,7 @@ from unde.index.verify import verify
 from unde.markup import Child
 from unde.methods import Method
 from unde.notebook import facts, listed
-from unde.parallel import Executor, ending, named
+from unde.parallel import Executor, close_workers, get_executor
 from unde.scoring import diagnostics
 from unde.scoring.base import WeightsLike
 from unde.scoring.documents import Pieces
@@ -257,8 +257,8 @@ class QueryableIndex:
         if queries is None:
             raise UndeError("queries is missing: pass data like that which will be asked about")
         self._state.check_finished()
-        runs = self._state.executor if executor is None else named(executor)
-        with nullcontext() if executor is None else ending(executor, runs):
+        runs = self._state.executor if executor is None else get_executor(executor)
+        with nullcontext() if executor is None else close_workers(executor, runs):
             made = calibrate(
                 self._state,
                 queries,

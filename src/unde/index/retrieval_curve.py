@@ -122,28 +122,30 @@ def of_several(
 ) -> dict[str, Trust]:
     """See `Index.trust_of`."""
     copier = Copier(index, method, perturb, seed)
-    which, held_out = _left_alone(copier, weights, examples)
+    which, held_out = _held_out_examples(copier, weights, examples)
     aligned = {name: w.aligned_to(index.groups.names) for name, w in weights.items()}
     ways: dict[str | None, Tensor | None] = {None: None, **aligned}
     count = len(copier.kinds)
-    found: list[dict[str | None, Tensor]] = []  # for each kind and way, (strengths, examples)
+    shares: list[dict[str | None, Tensor]] = []  # for each kind and way, (strengths, examples)
     for i, kind in enumerate(copier.kinds):
-        made = (copier.copies(kind, which[i::count], s) for s in strengths(kind))
-        shares = [{way: copies.retrieved(w).double() for way, w in ways.items()} for copies in made]
-        found.append({way: torch.stack([one[way] for one in shares]) for way in ways})
+        copies = (copier.copies(kind, which[i::count], s) for s in strengths(kind))
+        hits = [{way: c.retrieved(w).double() for way, w in ways.items()} for c in copies]
+        shares.append({way: torch.stack([one[way] for one in hits]) for way in ways})
     copier.check_model()
     if not weights:
-        return {"unweighted": _told(copier, found, None, held_out)}
-    return {name: _told(copier, found, name, held_out) for name in weights}
+        return {"unweighted": _summarize(copier, shares, None, held_out)}
+    return {name: _summarize(copier, shares, name, held_out) for name in weights}
 
 
-def _told(copier: Copier, found: list[dict[str | None, Tensor]], way: str | None, held_out: bool) -> Trust:
+def _summarize(
+    copier: Copier, shares: list[dict[str | None, Tensor]], way: str | None, held_out: bool
+) -> Trust:
     curves = []
-    for kind, ways in zip(copier.kinds, found):
+    for kind, ways in zip(copier.kinds, shares):
         before = ways[None].mean(1).tolist()
         after = ways[way].mean(1).tolist() if way is not None else None
         curves.append(Curve(kind.name, strengths(kind), before, after, ways[None].shape[1]))
-    each = {key: torch.cat([ways[key].mean(0) for ways in found]) for key in {None, way}}  # (examples,)
+    each = {key: torch.cat([ways[key].mean(0) for ways in shares]) for key in {None, way}}  # (examples,)
     gain = None if way is None else Estimate((each[way] - each[None]).numpy())
     return Trust(
         method=str(copier.method),
@@ -158,7 +160,7 @@ def _told(copier: Copier, found: list[dict[str | None, Tensor]], way: str | None
     )
 
 
-def _left_alone(copier: Copier, weights: Mapping[str, Weights], examples: int) -> tuple[Tensor, bool]:
+def _held_out_examples(copier: Copier, weights: Mapping[str, Weights], examples: int) -> tuple[Tensor, bool]:
     """Training examples that self-retrieval uses for nothing; or, and False, those that it reports on."""
     if examples < FEWEST:
         raise UndeError(f"examples is {examples}: expected at least {FEWEST} to tell a share by")
@@ -167,17 +169,17 @@ def _left_alone(copier: Copier, weights: Mapping[str, Weights], examples: int) -
     except UndeError as e:
         raise UndeError(f"no trust curve: {e}") from None
     used = {digest for w in weights.values() for digest in w.query_digests}
-    rest = _without(copier, parts.rest, used)
+    rest = _unused(copier, parts.rest, used)
     if len(rest) >= examples:
         return rest[:examples], True
     learned = (set(w.query_digests) - set(copier.digests(_reported(copier, w))) for w in weights.values())
-    told = _without(copier, parts.report, set().union(*learned))
-    if len(told) < FEWEST * len(copier.kinds):
+    reported = _unused(copier, parts.report, set().union(*learned))
+    if len(reported) < FEWEST * len(copier.kinds):
         raise UndeError(
-            f"no trust curve: {len(told)} training examples are left that the weights were not learned from, expected "
-            f"at least {FEWEST * len(copier.kinds)}: pass the seed= that the weights were learned with"
+            f"no trust curve: {len(reported)} training examples are left that the weights were not learned from, "
+            f"expected at least {FEWEST * len(copier.kinds)}: pass the seed= that the weights were learned with"
         )
-    return told[:examples], False
+    return reported[:examples], False
 
 
 def _reported(copier: Copier, weights: Weights) -> Tensor:
@@ -188,7 +190,7 @@ def _reported(copier: Copier, weights: Weights) -> Tensor:
     return torch.tensor(where, dtype=torch.long)
 
 
-def _without(copier: Copier, which: Tensor, used: set[str]) -> Tensor:
+def _unused(copier: Copier, which: Tensor, used: set[str]) -> Tensor:
     free = [d not in used for d in copier.digests(which)]
     return which[torch.tensor(free, dtype=torch.bool)]
 

@@ -40,7 +40,7 @@ class Scorer:
     def train_features(self, method: Method) -> StoredFeatures:
         """Training features under the kernel of a method; those of the last two kernels stay in memory."""
         kernel = method.kernel
-        if not self.executor.here and CUSTOM in method.describe():
+        if not self.executor.in_process and CUSTOM in method.describe():
             check_picklable(method)
         features = self._features.pop(kernel, None)
         features = features or StoredFeatures(self.stored, kernel, self.executor, self.ids)

@@ -31,7 +31,7 @@ from unde.index import pca as matrices
 from unde.index.build_settings import write_ids
 from unde.index.reader import IndexReader
 from unde.index.shard_writer import Shapes, ShardWriter, covariances
-from unde.index.validation import PROBED, check_shards, list_differences, probe_of, read_ids
+from unde.index.validation import PROBE_SIZE, check_shards, list_differences, probe_path, read_ids
 from unde.parallel.model_transport import BuildInputs
 from unde.store import factored, layout
 from unde.store.files import clear_partial, create_bytes, write_bytes
@@ -284,7 +284,7 @@ def _write_probe(home: StorePath, source: Source, after: Manifest, plan: Sequenc
     before = source.manifest
     kept, start = [], 0  # new positions, and rows of the probe
     with suppress(ShardError):
-        probe = read_shard(probe_of(source.folder, before), before.id)
+        probe = read_shard(probe_path(source.folder, before), before.id)
         for part in (part for shard in plan for part in shard.parts):
             if part.source is source:
                 hits = (probe["where"].unsqueeze(1) == part.positions).nonzero().tolist()
@@ -294,9 +294,9 @@ def _write_probe(home: StorePath, source: Source, after: Manifest, plan: Sequenc
         where = torch.tensor([new for new, _ in kept])
         features = probe["features"][[row for _, row in kept]]
     else:
-        where = torch.tensor(evenly(after.examples, PROBED))
+        where = torch.tensor(evenly(after.examples, PROBE_SIZE))
         features = IndexReader(home, after, 0).rows(where)[0]
-    write_shard(probe_of(home, after), after.id, {"where": where, "features": features})
+    write_shard(probe_path(home, after), after.id, {"where": where, "features": features})
 
 
 # --- merge and repack -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Shards: the one job of a build, what is still to do, and what is looked at when all is done."""
+"""Write shards: compute the features of some examples under a checkpoint; list missing shards; check the data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from unde.errors import BadExample, UndeError
 from unde.fingerprints import SAMPLED, changed_example, length_now, reads_differently, to_signed
 from unde.gradients.factors import factor_sizes
 from unde.gradients.feature_pass import Batch, FeaturePass, PassResult, split_range, torch_threads
-from unde.index.feature_runner import FeatureRunner, close_on_error, name_failing_example
+from unde.index.feature_runner import FeatureRunner, close_on_error, raise_failing_example
 from unde.parallel import SERIAL, Executor, Job, JobsFailed
 from unde.parallel.model_transport import BuildInputs
 from unde.store import layout
@@ -90,61 +90,60 @@ class ShardWriter:
         self.runner.close()
 
 
-class GivenUp(UndeError):
-    """Some shards failed again and again; the others are done, and the same call goes on with the rest."""
+class ShardsFailed(UndeError):
+    """Some shards failed repeatedly; the others are done, and the same call resumes."""
 
 
 def compute_shard(writer: ShardWriter, c: int, s: int) -> None:
-    """The features of shard s under checkpoint c, written to its file: the same bytes whoever computes them."""
+    """Compute and write shard s under checkpoint c; the bytes do not depend on the process."""
     m, inputs = writer.manifest, writer.inputs
     rows = m.shards[s]
     with (
-        name_failing_example(
+        raise_failing_example(
             inputs.model, inputs.task, inputs.rows, lambda: range(rows.start, rows.stop), writer.ids
         ),
         close_on_error(writer),
     ):
-        whole = _computed(writer, c, s)
+        whole = _compute_tensors(writer, c, s)
     write_shard(m.shard(writer.folder, c, s), m.files[s][1], whole)
 
 
-def _computed(writer: ShardWriter, c: int, s: int) -> dict[str, Tensor]:
+def _compute_tensors(writer: ShardWriter, c: int, s: int) -> dict[str, Tensor]:
     m = writer.manifest
     with torch_threads(m.settled.threads):
         run = writer.runner.open_pass(c)
         features = torch.empty(_length(writer, s), m.width)
         parts: list[dict[str, Tensor]] = []
-        for rows, found in zip(writer.cuts(s), run.over(_read(writer, c, s), features)):
-            parts.append(_tensors(writer, run, rows, found))
-            _gather(parts)
+        for rows, result in zip(writer.cuts(s), run.over(_read_batches(writer, c, s), features)):
+            parts.append(_pass_tensors(writer, run, rows, result))
+            _add_covariances(parts)
             writer.advance(len(rows))
-        return _joined(parts) | m.codec.pack(features, m.columns)
+        return _concatenate(parts) | m.codec.pack(features, m.columns)
 
 
-def content(m: Manifest, rows: int, precision: torch.dtype) -> dict[str, Tensor]:
-    """What the file of a shard of so many rows holds, as tensors that take no memory. `precision` is that in which
-    features are computed."""
+def shard_tensors(m: Manifest, rows: int, precision: torch.dtype) -> dict[str, Tensor]:
+    """The tensors in the file of a shard with so many rows, on the meta device; features have `precision`."""
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
     packed = m.codec.layout(rows, m.columns)
-    found = {name: empty(*shape, dtype=dtype) for name, (shape, dtype) in packed.items()} | {
+    tensors = {name: empty(*shape, dtype=dtype) for name, (shape, dtype) in packed.items()} | {
         "squares": empty(rows, len(m.units)),
         "loss": empty(rows),
         "skipped": empty(rows, dtype=torch.uint8),
         "digest": empty(rows, dtype=torch.int64),
     }
     if beside := methods.parse(m.method).extra_measures:
-        found[BESIDE] = empty(rows, len(beside))
+        tensors[BESIDE] = empty(rows, len(beside))
     if m.factors:
         sizes = factor_sizes(m.units, m.method["projection"])
-        found["factors"] = empty(sum(r * r + c * c for r, c in sizes.values()), dtype=precision)
-    return found
+        tensors["factors"] = empty(sum(r * r + c * c for r, c in sizes.values()), dtype=precision)
+    return tensors
 
 
 class Shapes:
-    """What the shards of an index hold, by the length of a shard."""
+    """The expected shapes of the tensors in the shards of an index."""
 
     def __init__(self, m: Manifest) -> None:
         self.m = m
@@ -152,8 +151,7 @@ class Shapes:
         self._known: dict[int, dict[str, tuple[int, ...]]] = {}
 
     def read(self, path: StorePath, verify: bool = True) -> dict[str, Tensor]:
-        """The tensors of a shard. One that is made up is refused by its shapes, before it is read to its end; one that
-        was fetched was read."""
+        """Read the tensors of a shard; wrong shapes are refused before its content is read."""
         place = layout.parse_shard_name(path.name)
         assert place is not None
         s = self._by_number[place[1]]
@@ -168,12 +166,12 @@ class Shapes:
         return tensors
 
     def has(self, path: StorePath) -> bool:
-        """Whether it is called like a shard of the index."""
+        """Whether the file is named like a shard of the index."""
         place = layout.parse_shard_name(path.name)
         return place is not None and place[0] < self.m.terms and place[1] in self._by_number
 
     def _check(self, path: StorePath, s: int, tensors: Mapping[str, Tensor]) -> None:
-        """Raises if a shard, whole as it may be, is larger or smaller than the manifest says; nothing of it is read."""
+        """Raise if the tensors of a shard have other shapes than the manifest says."""
         rows = self.m.shards[s]
         wanted = dict(self._of(rows.stop - rows.start))
         for name, t in tensors.items():
@@ -186,49 +184,49 @@ class Shapes:
 
     def _of(self, rows: int) -> dict[str, tuple[int, ...]]:
         if rows not in self._known:
-            found = content(self.m, rows, torch.float32)
-            self._known[rows] = {name: tuple(t.shape) for name, t in found.items()}
+            tensors = shard_tensors(self.m, rows, torch.float32)
+            self._known[rows] = {name: tuple(t.shape) for name, t in tensors.items()}
         return self._known[rows]
 
 
-def on_disk(m: Manifest, precision: torch.dtype) -> dict[str, int]:
+def shard_bytes(m: Manifest, precision: torch.dtype) -> dict[str, int]:
     """Bytes of all shards, by what is in them."""
     features = m.terms * m.codec.nbytes(m.examples, m.columns)
     whole = covariances = 0
     for rows, count in Counter(r.stop - r.start for r in m.shards).items():
-        tensors = content(m, rows, precision)
+        tensors = shard_tensors(m, rows, precision)
         whole += count * sum(
             file_bytes(tensors, layout.shard_path(Path(), c, 0).name) for c in range(m.terms)
         )
         covariances += count * m.terms * (tensors["factors"].nbytes if m.factors else 0)
-    found = {"features": features, "norms, losses, digests": whole - features - covariances}
-    return found | ({"covariances": covariances} if m.factors else {})
+    sizes = {"features": features, "norms, losses, digests": whole - features - covariances}
+    return sizes | ({"covariances": covariances} if m.factors else {})
 
 
 def compute_shards(writer: ShardWriter, jobs: list[Job], executor: Executor) -> None:
-    """All jobs, and what they cost; then a look at whether the data stayed what it was."""
+    """Run the jobs and log their time; then check that the data did not change meanwhile."""
     started = time.perf_counter()
     writer.upcoming = jobs
     try:
         for _, s in executor.run(compute_shard, writer, jobs):
-            if not executor.here:
+            if not executor.in_process:
                 writer.advance(_length(writer, s))
     except JobsFailed as e:
-        raise _failed(writer, e.reasons) from None
+        raise _failure(writer, e.reasons) from None
     finally:
         writer.close()
     _log(writer, sum(_length(writer, s) for _, s in jobs), time.perf_counter() - started)
-    if executor.alone:
+    if executor.exclusive:
         clear_partial(writer.folder / layout.SHARDS)  # what workers left that were killed
         check_data_unchanged(writer)
 
 
 def check_data_unchanged(writer: ShardWriter) -> None:
-    """Whether the data stayed what it was, from the first shard to the last."""
+    """Raise if the data has changed between the first shard and now."""
     m = writer.manifest
     _check_checkpoints_agree(writer)
     if length_now(writer.inputs.rows) != m.examples:
-        raise _other_length(writer)
+        raise _length_error(writer)
     where = torch.tensor(evenly(m.examples, SAMPLED))
     changed = changed_example(writer.inputs.rows, where, _digests(writer)[where])
     if changed is not None:
@@ -236,22 +234,22 @@ def check_data_unchanged(writer: ShardWriter) -> None:
 
 
 def list_unwritten(writer: ShardWriter) -> list[Job]:
-    """Shards that are not there, whether they are whole or not."""
+    """Shards without a file."""
     m = writer.manifest
     jobs = [(c, s) for c in range(m.terms) for s in range(len(m.shards))]
     return [job for job in jobs if not exists(m.shard(writer.folder, *job))]
 
 
 def list_missing(writer: ShardWriter, executor: Executor = SERIAL) -> list[Job]:
-    """What is still to compute by `executor`; damaged shards are named and count as missing."""
+    """Shards that `executor` has to compute; damaged ones are reported and count as missing."""
     m, jobs = writer.manifest, []
     where, digests = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
-    if executor.alone:
+    if executor.exclusive:
         clear_partial(writer.folder / layout.SHARDS)
     written, shapes = layout.list_names(writer.folder / layout.SHARDS), Shapes(m)
     for c in range(m.terms):
         for s, r in enumerate(m.shards):
-            if not executor.mine((c, s)):
+            if not executor.owns((c, s)):
                 continue
             path = m.shard(writer.folder, c, s)
             try:
@@ -271,8 +269,8 @@ def list_missing(writer: ShardWriter, executor: Executor = SERIAL) -> list[Job]:
     return jobs
 
 
-def _read(writer: ShardWriter, c: int, s: int) -> Iterator[Batch]:
-    """The batches of a shard, with the numbers under which their examples are measured."""
+def _read_batches(writer: ShardWriter, c: int, s: int) -> Iterator[Batch]:
+    """The batches of a shard, with the numbers that seed random draws of its examples."""
     batches = writer.batches(c, s)
     while True:
         try:
@@ -283,36 +281,37 @@ def _read(writer: ShardWriter, c: int, s: int) -> Iterator[Batch]:
         except IndexError:
             if length_now(writer.inputs.rows) == writer.manifest.examples:
                 raise
-            raise _other_length(writer) from None
+            raise _length_error(writer) from None
 
 
-def _tensors(writer: ShardWriter, run: FeaturePass, rows: range, found: PassResult) -> dict[str, Tensor]:
-    """What is stored of one pass over `rows` beside its features; examples with bad gradients are refused, or left out
-    and noted."""
-    norms = [torch.linalg.vector_norm(found.features[:, x], dim=1) for x in writer.manifest.columns]
+def _pass_tensors(
+    writer: ShardWriter, run: FeaturePass, rows: range, result: PassResult
+) -> dict[str, Tensor]:
+    """What is stored of a pass besides features; bad gradients raise, or are zeroed and marked as skipped."""
+    norms = [torch.linalg.vector_norm(result.features[:, x], dim=1) for x in writer.manifest.columns]
     squares = torch.stack(norms, 1).square_()  # read once: a sum of squares makes a copy of them
-    finite = squares.isfinite().all(1) & found.values.isfinite()
+    finite = squares.isfinite().all(1) & result.values.isfinite()
     if not finite.all():  # or too large to be squared
-        finite = found.features.isfinite().all(1) & found.values.isfinite()
+        finite = result.features.isfinite().all(1) & result.values.isfinite()
     if not finite.all():
         if writer.manifest.on_bad == "error":
-            raise _bad(writer, [rows[int(i)] for i in (~finite).nonzero()[:, 0]])
-        found.features[~finite] = squares[~finite] = 0.0
-    beside = {"beside": found.extra} if writer.runner.method.extra_measures else {}
+            raise _bad_example(writer, [rows[int(i)] for i in (~finite).nonzero()[:, 0]])
+        result.features[~finite] = squares[~finite] = 0.0
+    beside = {"beside": result.extra} if writer.runner.method.extra_measures else {}
     if run.factors is not None:
         beside["factors"] = run.factors.take().cpu()
         if not finite.all():
             beside["factors"] = covariances(writer, run, [rows[int(i)] for i in finite.nonzero()[:, 0]])
     return beside | {
         "squares": squares,
-        "loss": found.values,
+        "loss": result.values,
         "skipped": (~finite).to(torch.uint8),
-        "digest": torch.tensor([to_signed(d) for d in found.digests], dtype=torch.int64),
+        "digest": torch.tensor([to_signed(d) for d in result.digests], dtype=torch.int64),
     }
 
 
 def covariances(writer: ShardWriter, run: FeaturePass, rows: Sequence[int]) -> Tensor:
-    """Those of some examples alone, in one pass."""
+    """Covariances of some examples, in one pass."""
     assert run.factors is not None
     if rows:
         run.collect(
@@ -321,7 +320,7 @@ def covariances(writer: ShardWriter, run: FeaturePass, rows: Sequence[int]) -> T
     return run.factors.take().cpu()
 
 
-def _bad(writer: ShardWriter, bad: list[int]) -> UndeError:
+def _bad_example(writer: ShardWriter, bad: list[int]) -> UndeError:
     named = bad if writer.ids is None else [writer.ids[i] for i in bad]
     more = f" (and of {len(bad) - 1} more in its batch)" if len(bad) > 1 else ""
     return BadExample(
@@ -330,14 +329,14 @@ def _bad(writer: ShardWriter, bad: list[int]) -> UndeError:
     )
 
 
-def _gather(parts: list[dict[str, Tensor]]) -> None:
-    """The covariances of the last pass go to those of the first: there is one sum of them at any time."""
+def _add_covariances(parts: list[dict[str, Tensor]]) -> None:
+    """Add the covariances of the last pass to those of the first."""
     if len(parts) > 1 and "factors" in parts[-1]:
         parts[0]["factors"] += parts[-1].pop("factors")
 
 
-def _joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The passes of a shard as one, rows one after the other. `parts` are spent."""
+def _concatenate(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Concatenate the rows of all passes of a shard; empties `parts`."""
     whole = dict(parts[0])
     if len(parts) > 1:
         whole |= {name: torch.cat([part[name] for part in parts]) for name in whole if name != "factors"}
@@ -347,15 +346,15 @@ def _joined(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 def _digests(writer: ShardWriter, c: int = 0) -> Tensor:
     m = writer.manifest
-    found = [
+    digests = [
         read_shard(m.shard(writer.folder, c, s), owner, verify=False)["digest"].clone()  # no views
         for s, (_, owner) in enumerate(m.files)
     ]
-    return torch.cat(found)
+    return torch.cat(digests)
 
 
 def _check_checkpoints_agree(writer: ShardWriter) -> None:
-    """Each checkpoint reads the data again: it must be what the first one read."""
+    """Raise unless every checkpoint has read the same data."""
     first = _digests(writer)
     for c in range(1, writer.manifest.terms):
         changed = (first != _digests(writer, c)).nonzero()[:, 0]
@@ -363,11 +362,11 @@ def _check_checkpoints_agree(writer: ShardWriter) -> None:
             raise reads_differently(int(changed[0]))
 
 
-def _failed(writer: ShardWriter, reasons: dict[Job, str]) -> UndeError:
+def _failure(writer: ShardWriter, reasons: dict[Job, str]) -> UndeError:
     (c, s), reason = next(iter(reasons.items()))
     rows = writer.manifest.shards[s]
     more = f" So did {len(reasons) - 1} more." if len(reasons) > 1 else ""
-    return GivenUp(
+    return ShardsFailed(
         f"shard {s} (examples {rows.start} to {rows.stop - 1}, checkpoint {c}) failed again and again: {reason}\n"
         f"All others are done.{more} Mend what is wrong and run the same call again, it goes on where it stopped"
     )
@@ -378,7 +377,7 @@ def _length(writer: ShardWriter, s: int) -> int:
     return rows.stop - rows.start
 
 
-def _other_length(writer: ShardWriter) -> UndeError:
+def _length_error(writer: ShardWriter) -> UndeError:
     return UndeError(
         f"the length of the data changed while it was read: {writer.manifest.examples} examples at first, "
         f"now {length_now(writer.inputs.rows)}. Build from data that stays as it is"
@@ -386,7 +385,7 @@ def _other_length(writer: ShardWriter) -> UndeError:
 
 
 def _log(writer: ShardWriter, examples: int, seconds: float) -> None:
-    """How long it took, apart from what the index is: this file is no part of its identity."""
+    """Append the time to the log, which is no part of the identity of the index."""
     entry = {
         "examples": examples,
         "seconds": round(seconds, 6),

@@ -21,7 +21,7 @@ from unde.index.kernel_cache import KernelCache
 from unde.index.reader import IndexReader
 from unde.kernels import Kernel
 from unde.methods import Method
-from unde.parallel import SERIAL, Executor, Job, shown
+from unde.parallel import SERIAL, Executor, Job, run_with_progress
 from unde.scoring.blocks import ScoreRange, TopK
 from unde.scoring.group_scores import GroupScores
 from unde.scoring.train_features import ScoringWorkers, TrainFeatures
@@ -180,7 +180,7 @@ class StoredFeatures(TrainFeatures):
     @property
     def distributed(self) -> bool:
         """Whether there are other processes, and several shards to share."""
-        return not self.executor.here and len(self.cuts) > 1
+        return not self.executor.in_process and len(self.cuts) > 1
 
     @cached_property
     def _workers(self) -> ParallelScoring:
@@ -213,7 +213,7 @@ class StoredFeatures(TrainFeatures):
         with scratch(self.reader.folder) as folder:
             call = RunJobs(self, function, settings, folder)
             write_shard(folder / INPUTS, call.results.owner, inputs)
-            for job in shown(self.executor, run_job, call, jobs, title):
+            for job in run_with_progress(self.executor, run_job, call, jobs, title):
                 yield job, dict(call.results.take(job))
 
 

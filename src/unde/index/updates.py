@@ -28,7 +28,7 @@ from unde.fingerprints import ids_fingerprint, plain_ids
 from unde.index import builder
 from unde.index.reader import IndexReader
 from unde.index.segments import Source, make_entry, make_token, rewrite, today
-from unde.index.shard_writer import GivenUp, ShardWriter
+from unde.index.shard_writer import ShardsFailed, ShardWriter
 from unde.index.state import IndexState
 from unde.index.validation import read_ids
 from unde.parallel.model_transport import BuildInputs, recipe_for_data
@@ -64,7 +64,7 @@ def append(state: IndexState, data: Any, ids: Sequence[Any] | None, progress: bo
             change.begin(f"{APPEND} {len(rows)}")
             recipe = recipe_for_data(state.recipe, rows.data, rows.collate)
             inputs = BuildInputs(state.model, state.task, rows, state.checkpoints, recipe, state.device)
-            if not state.executor.here:
+            if not state.executor.in_process:
                 inputs = inputs.portable(change.folder / layout.SCRATCH, rows)
 
             def sources(home: StorePath, manifest: Manifest) -> list[Source]:
@@ -163,7 +163,7 @@ def _reopen(state: IndexState, rows: Rows | None) -> IndexState:
 
 def _check_changeable(state: IndexState) -> Manifest:
     state.check_finished()
-    if not state.executor.alone:
+    if not state.executor.exclusive:
         raise UndeError(
             f"{state.executor} does a share of a build: open the index with another executor to change it"
         )
@@ -309,7 +309,9 @@ def transaction(
         try:
             yield change
         except UndeError as e:
-            if not isinstance(e, (OSError, GivenUp)):  # those may succeed on the next call, which resumes
+            if not isinstance(
+                e, (OSError, ShardsFailed)
+            ):  # those may succeed on the next call, which resumes
                 change.roll_back()
             raise
 

@@ -30,7 +30,7 @@ from unde.store.safe_io import read_json
 from unde.store.shards import ShardError, read_shard, write_shard
 from unde.tasks.identity import differences, is_builtin
 
-PROBED = 2  # examples whose features are stored to compare with
+PROBE_SIZE = 2  # examples whose features are stored to compare with
 _TRIES = 3  # readings of an index that others change meanwhile
 _SMALL, _LONGEST_ID = 2**20, 2**12  # bytes of the ids of any index, and of an id on average
 
@@ -257,27 +257,27 @@ def restore_probe(runner: FeatureRunner, rows: Rows) -> None:
 def write_probe(runner: FeatureRunner, rows: Rows, tried: CoverageTrial | None) -> None:
     """Store the features of a few examples, those of a trial if there was one."""
     if tried is None:
-        where = evenly(len(rows), PROBED)
+        where = evenly(len(rows), PROBE_SIZE)
         features = _probe_features(runner, rows, where)
     else:
         first = {i: n for n, i in reversed([*enumerate(tried.where)])}  # the same example may be there twice
-        where = sorted(first)[:PROBED]
+        where = sorted(first)[:PROBE_SIZE]
         features = tried.features[[first[i] for i in where]].float().cpu()
     write_shard(
-        probe_of(runner.folder, runner.manifest),
+        probe_path(runner.folder, runner.manifest),
         runner.manifest.id,
         {"where": torch.tensor(where), "features": features},
     )
 
 
-def probe_of(folder: StorePath, manifest: Manifest) -> StorePath:
+def probe_path(folder: StorePath, manifest: Manifest) -> StorePath:
     return folder / layout.versioned_name(layout.PROBE, manifest.generation)
 
 
 def _compare_features(runner: FeatureRunner, rows: Rows) -> str | None:
     """Compare features of the examples of the probe with those stored; None if they are equal or cannot be read."""
     try:
-        probe = read_shard(probe_of(runner.folder, runner.manifest), runner.manifest.id)
+        probe = read_shard(probe_path(runner.folder, runner.manifest), runner.manifest.id)
     except ShardError:  # lost or damaged: `verify` reports it, a build that goes on writes it again
         return None
     where, then = probe["where"], probe["features"]

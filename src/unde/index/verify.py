@@ -16,7 +16,7 @@ from unde.index.query_features import PLACE as QUERIES
 from unde.index.reader import belongs
 from unde.index.shard_writer import Shapes
 from unde.index.updates import is_committed, read_note
-from unde.index.validation import probe_of, read_ids
+from unde.index.validation import probe_path, read_ids
 from unde.store import layout
 from unde.store.files import PARTIAL
 from unde.store.manifest import Manifest
@@ -209,7 +209,7 @@ def _verify_companions(folder: StorePath, manifest: Manifest, report: VerifyRepo
                 raise ShardError(f"shard {projection} is foreign: it is of another index")
     elif exists(projection, links=True):
         report.report(projection, FOREIGN, "the index was built without such matrices", _NOT_OURS)
-    probe = probe_of(folder, manifest)
+    probe = probe_path(folder, manifest)
     with _counted(probe, layout.PROBE, report):
         read_shard(probe, manifest.id)
 

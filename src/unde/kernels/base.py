@@ -205,7 +205,7 @@ class Kernel(Protocol):
     def bind(self, sizes: FeatureLayout) -> BoundKernel: ...
 
 
-def reduced(parts: Sequence[Callable[[], Moments]]) -> Moments:
+def add_partials(parts: Sequence[Callable[[], Moments]]) -> Moments:
     """Add up partial results in order, so that rounding depends on their number alone."""
     total = dict(parts[0]())
     for i, part in enumerate(parts[1:]):
@@ -219,13 +219,13 @@ def reduced(parts: Sequence[Callable[[], Moments]]) -> Moments:
     return total
 
 
-def moments_of(settled: BoundKernel, source: KernelSource) -> dict[str, Tensor]:
+def compute_moments(settled: BoundKernel, source: KernelSource) -> dict[str, Tensor]:
     """Run all rounds in memory."""
     moments: dict[str, Tensor] = {}
     for r in settled.rounds:
         before = dict(moments)
         parts = [lambda i=i, r=r, before=before: r.job(source, i, before) for i in range(r.jobs)]
-        moments |= r.finish(reduced(parts))
+        moments |= r.finish(add_partials(parts))
     return moments
 
 
@@ -239,7 +239,7 @@ def fit_kernel(kernel: Kernel, source: KernelSource) -> Fitted:
     True
     """
     settled = kernel.bind(source.sizes)
-    return settled.fit(moments_of(settled, source), source)
+    return settled.fit(compute_moments(settled, source), source)
 
 
 class TensorSource:

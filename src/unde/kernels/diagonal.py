@@ -25,7 +25,7 @@ from unde.kernels.base import (
     chunks,
     meta_tensor,
 )
-from unde.kernels.precision import rounded
+from unde.kernels.precision import round_to
 
 
 @dataclass(frozen=True)
@@ -92,4 +92,4 @@ class FittedDiagonal(Fitted):
     scale: Tensor
 
     def apply(self, rows: Tensor) -> Tensor:
-        return rounded(rows.double() * self.scale, rows.dtype)
+        return round_to(rows.double() * self.scale, rows.dtype)

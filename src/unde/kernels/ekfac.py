@@ -32,7 +32,7 @@ from unde.kernels.base import (
     chunks,
     meta_tensor,
 )
-from unde.kernels.precision import check_rounding, damped, product, within
+from unde.kernels.precision import cast_if_in_range, check_rounding, damping_value, product
 from unde.linalg import eigh
 
 EXACT = 4096  # entries of a parameter whose second moment is kept whole
@@ -126,7 +126,7 @@ class _BoundEKFAC(PerParameterKernel):
                     f"the gradients of parameter {part.name!r} are too small to square in float32: multiply the loss "
                     "by a constant, which these scores do not depend on, and build again"
                 )
-            made.append((part.columns, _spectrum(part, moments), within(scale, self.sizes.dtype)))
+            made.append((part.columns, _spectrum(part, moments), cast_if_in_range(scale, self.sizes.dtype)))
         return FittedEKFAC(source, made)
 
     def _mean(self, moments: Moments) -> float | None:
@@ -147,7 +147,7 @@ class _BoundEKFAC(PerParameterKernel):
             return torch.zeros_like(eigenvalues)
         mean = float(eigenvalues.mean())
         unit = mean if whole is None else whole
-        damping = damped(self.kernel.damping, self.kernel.relative, unit)
+        damping = damping_value(self.kernel.damping, self.kernel.relative, unit)
         if float(eigenvalues.min()) + damping <= _ZERO * largest:
             lost = int((eigenvalues <= _ZERO * largest).sum())
             raise UndeError(

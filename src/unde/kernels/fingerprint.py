@@ -8,11 +8,11 @@ from unde.errors import UndeError
 from unde.tasks.identity import describe, digest_json, is_builtin
 
 
-def described(kernel: Any, method: str = "") -> str:
+def describe_kernel(kernel: Any, method: str = "") -> str:
     """Settings, and for a user's own kernel also its class and `version`, so that files of another one are not used.
 
     >>> from unde.kernels import Gram
-    >>> described(Gram(0.1))
+    >>> describe_kernel(Gram(0.1))
     "Gram(damping=0.1, relative=True, form='auto', blocks='full', fisher='empirical', damping_scope='layer')"
     """
     kind = type(kernel)
@@ -36,6 +36,6 @@ def described(kernel: Any, method: str = "") -> str:
     return f"{kind.__module__}:{kind.__qualname__} {settings}"
 
 
-def code_of(kernel: Any) -> str:
+def code_key(kernel: Any) -> str:
     """What tells the moments of a kernel of the user's own from those of another; "" for kernels of unde."""
-    return "" if is_builtin(type(kernel)) else f" {described(kernel)}"
+    return "" if is_builtin(type(kernel)) else f" {describe_kernel(kernel)}"

@@ -114,7 +114,7 @@ class LayerBlocks(BoundKernel):
 
     def _inverse(self, name: str, gram: Tensor, unit: float) -> tuple[Tensor, float]:
         """(ΦᵀΦ + λI)⁻¹ of a layer, or (ΦΦᵀ + λI)⁻¹, and λ."""
-        lam = numbers.damped(self.damping, self.relative, unit)
+        lam = numbers.damping_value(self.damping, self.relative, unit)
         well = float(gram.norm()) <= numbers.ILL * lam and name not in self._dual
         try:
             if lam == 0 and name in self._dual:
@@ -127,7 +127,7 @@ class LayerBlocks(BoundKernel):
             )
         except UndeError as e:
             raise UndeError(f"layer {name!r}: {e}") from None
-        return (numbers.within(made, self.sizes.dtype) if well else made), lam
+        return (numbers.cast_if_in_range(made, self.sizes.dtype) if well else made), lam
 
     def needs(self) -> Needs:
         n, dual = self.sizes.examples, self._dual

@@ -118,7 +118,7 @@ class LowRankGram(BoundKernel):
         trace = float(moments["diagonal"].sum())
         if trace == 0:
             raise UndeError("all features of the index are zero: has the loss a gradient?")
-        lam = numbers.damped(self.damping, self.relative, trace / self.sizes.width)
+        lam = numbers.damping_value(self.damping, self.relative, trace / self.sizes.width)
         if lam <= 0:
             raise UndeError(
                 "without damping there is no inverse from some singular vectors alone: raise the damping, or use "
@@ -167,4 +167,4 @@ class FittedLowRank(Fitted):
     def apply(self, rows: Tensor) -> Tensor:
         a = rows.to(self.leading.dtype)
         left = torch.addmm(a, (a @ self.leading).mul_(self.share), self.leading.T, alpha=-1)
-        return numbers.rounded(left.div_(self.rest), rows.dtype)
+        return numbers.round_to(left.div_(self.rest), rows.dtype)

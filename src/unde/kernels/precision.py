@@ -28,7 +28,7 @@ _GROWN = 25
 _SPREAD = 1 / 6
 
 
-def damped(damping: float, relative: bool, mean: float) -> float:
+def damping_value(damping: float, relative: bool, mean: float) -> float:
     """λ: a multiple of the mean diagonal of the inverted matrix, or absolute."""
     return damping * mean if relative else damping
 
@@ -39,12 +39,12 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     return out if out.dtype == torch.float64 or _LEAST < _size(out) < _MOST else a.double() @ b.double()
 
 
-def within(made: Tensor, dtype: torch.dtype) -> Tensor:
+def cast_if_in_range(made: Tensor, dtype: torch.dtype) -> Tensor:
     """`made` in the precision of features, or as it is where its numbers are beyond their range."""
     return made.to(dtype) if _LEAST < _size(made) < _MOST or not made.any() else made
 
 
-def rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
+def round_to(values: Tensor, dtype: torch.dtype) -> Tensor:
     """K g in the precision of features."""
     out = values.to(dtype)
     size = _size(out)
@@ -91,7 +91,7 @@ def inverse(
     if trace == 0:
         raise UndeError("all features of the index are zero: has the loss a gradient?")
     unit = trace / width if unit is None else unit
-    lam = damped(damping, relative, unit)
+    lam = damping_value(damping, relative, unit)
     gram.diagonal().add_(lam)
     scale = gram.diagonal().clone()
     failed = torch.empty((), dtype=torch.int32)

@@ -106,7 +106,7 @@ class _FullGram(BoundKernel, ABC):
         result, lam = numbers.inverse(
             gram, self.damping, self.relative, self.sizes.width, self.sizes.rounding
         )
-        return numbers.within(result, self.precision), lam
+        return numbers.cast_if_in_range(result, self.precision), lam
 
     def needs(self) -> Needs:
         """The matrix as it is read and its inverse, in float64."""
@@ -143,7 +143,7 @@ class FittedPrimal(Fitted):
     inverse: Tensor
 
     def apply(self, rows: Tensor) -> Tensor:
-        return numbers.rounded(rows.to(self.inverse.dtype) @ self.inverse, rows.dtype)
+        return numbers.round_to(rows.to(self.inverse.dtype) @ self.inverse, rows.dtype)
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class FittedDual(Fitted):
         total = torch.zeros(rows.stop - rows.start, sizes.width, dtype=self.inverse.dtype)
         for s, here in enumerate(sizes.cuts):
             total.addmm_(self.inverse[rows, here], self.source.block(s).to(self.inverse.dtype))
-        return numbers.rounded(total, sizes.dtype)
+        return numbers.round_to(total, sizes.dtype)
 
     def combine(self, coefficients: Tensor) -> Tensor:
         """Coefficients (S, N) times K g(n), in one pass and without the cancellation of `apply`."""
@@ -191,7 +191,7 @@ class FittedDual(Fitted):
         total = torch.zeros(len(mixed), sizes.width, dtype=self.inverse.dtype)
         for s, here in enumerate(sizes.cuts):
             total.addmm_(mixed[:, here], self.source.block(s).to(self.inverse.dtype))
-        return numbers.rounded(total, sizes.dtype)
+        return numbers.round_to(total, sizes.dtype)
 
     def apply(self, rows: Tensor) -> Tensor:
         """A (ΦᵀΦ + λI)⁻¹ = (A − A Φᵀ (ΦΦᵀ + λI)⁻¹ Φ) / λ for rows A that are not those of Φ."""
@@ -202,4 +202,4 @@ class FittedDual(Fitted):
         solved, out = products @ self.inverse.double(), a
         for s, here in enumerate(cuts):
             out = out - solved[:, here] @ self.source.block(s).double()
-        return numbers.rounded(out / self.lam, rows.dtype)
+        return numbers.round_to(out / self.lam, rows.dtype)

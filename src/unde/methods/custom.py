@@ -13,7 +13,7 @@ from typing import Any
 
 from unde.errors import UndeError
 from unde.kernels import Kernel
-from unde.kernels.fingerprint import described
+from unde.kernels.fingerprint import describe_kernel
 from unde.methods.base import CUSTOM, Method
 
 _MOST_STEPS = 2**16
@@ -39,7 +39,7 @@ def check_method(method: Any) -> None:
                 f"{name} of the method {what} is a {type(value).__name__}: expected numbers and names, which an index "
                 "can record"
             )
-    described(method.kernel, what)
+    describe_kernel(method.kernel, what)
 
 
 def check_picklable(method: Any) -> None:

@@ -1,12 +1,10 @@
-"""Running numbered jobs: who runs them and in what order makes no difference to what they write."""
+"""Executors of numbered jobs; results do not depend on who runs them, or in which order."""
 
 from unde.parallel.array import Array
-from unde.parallel.base import Executor, Job, JobsFailed
+from unde.parallel.base import SERIAL, Executor, Job, JobsFailed, Serial
 from unde.parallel.processes import Processes
-from unde.parallel.progress import shown
 from unde.parallel.ray import Ray
-from unde.parallel.registry import ending, named
-from unde.parallel.serial import SERIAL, Serial
+from unde.parallel.registry import close_workers, get_executor, run_with_progress
 
 __all__ = [
     "SERIAL",
@@ -17,7 +15,7 @@ __all__ = [
     "Processes",
     "Ray",
     "Serial",
-    "ending",
-    "named",
-    "shown",
+    "close_workers",
+    "get_executor",
+    "run_with_progress",
 ]

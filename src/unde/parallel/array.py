@@ -1,6 +1,6 @@
-"""One of many workers that know nothing of one another: an array job of a cluster, whenever each of them runs.
+"""Array jobs of a cluster: one of many workers, each of which does its share of the jobs and ends.
 
-A worker does its share of the jobs and ends. When all have ended, `unde finish` does what is left and checks all.
+When all have ended, `unde finish` does what is left and checks all.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from unde.errors import UndeError
-from unde.parallel.base import Job
-from unde.parallel.serial import Serial
+from unde.parallel.base import Job, Serial
 
-# Where schedulers say which of how many a process is: (number, how many, first number).
+# Environment variables of schedulers: (number of the worker, how many there are, first number).
 _VARIABLES = (
     ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT", "SLURM_ARRAY_TASK_MIN"),
     ("PBS_ARRAY_INDEX", "PBS_ARRAY_COUNT", None),
@@ -29,7 +28,7 @@ class Array(Serial):
 
     worker: int = 0
     of: int = 1
-    alone: bool = False
+    exclusive: bool = False
 
     def __post_init__(self) -> None:
         if self.of < 1 or not 0 <= self.worker <= self.of:
@@ -38,29 +37,29 @@ class Array(Serial):
                 "such as 3/64"
             )
 
-    def mine(self, job: Job) -> bool:
+    def owns(self, job: Job) -> bool:
         """
-        >>> [s for s in range(10) if Array(worker=3, of=4).mine((0, s))]
+        >>> [s for s in range(10) if Array(worker=3, of=4).owns((0, s))]
         [3, 7]
         """
         return sum(job) % self.of == self.worker % self.of
 
 
-def this_worker(
-    said: str | None,
+def array_worker(
+    position: str | None,
     workers: int | None,
     threads: int | None = None,
     variables: Mapping[str, str] = os.environ,
 ) -> Array:
-    """From `3/64`, or from what the scheduler says.
+    """The worker at `position` ("3/64"), or that of the scheduler's environment variables.
 
-    >>> this_worker(None, None, variables={"SLURM_ARRAY_TASK_ID": "12", "SLURM_ARRAY_TASK_COUNT": "64"})
-    Array(threads=None, here=True, alone=False, worker=12, of=64)
+    >>> array_worker(None, None, variables={"SLURM_ARRAY_TASK_ID": "12", "SLURM_ARRAY_TASK_COUNT": "64"})
+    Array(threads=None, in_process=True, exclusive=False, worker=12, of=64)
     """
-    if said is not None:
-        number, slash, of = said.partition("/")
+    if position is not None:
+        number, slash, of = position.partition("/")
         if not (slash and number.isdigit() and of.isdigit()):
-            raise UndeError(f"worker {said!r}: expected its number and how many there are, such as 3/64")
+            raise UndeError(f"worker {position!r}: expected its number and how many there are, such as 3/64")
         return Array(threads, worker=int(number), of=int(of))
     for number, count, first in _VARIABLES:
         if number in variables and (count in variables or workers is not None):

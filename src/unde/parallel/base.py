@@ -1,10 +1,11 @@
-"""What an executor is. A job is a pure function of a context and its number that writes files."""
+"""Executors of numbered jobs. A job is a pure function of a context and its number that writes files."""
 
 from __future__ import annotations
 
 import pickle
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
@@ -15,7 +16,7 @@ RETRIES = 2  # of a job that failed, before it is given up
 
 
 class JobsFailed(Exception):
-    """Some jobs failed for good; the others are done. `reasons` says why, by job."""
+    """Some jobs failed for good, for `reasons`; the others are done."""
 
     def __init__(self, reasons: dict[Job, str]) -> None:
         super().__init__(f"{len(reasons)} jobs failed")
@@ -24,35 +25,65 @@ class JobsFailed(Exception):
 
 class Executor(Protocol):
     @property
-    def here(self) -> bool:
-        """Whether jobs run in this process, on the very context that is given."""
+    def in_process(self) -> bool:
+        """Whether jobs run in this process, on the context itself."""
         ...
 
     @property
-    def alone(self) -> bool:
-        """Whether nobody else works on the same jobs: then all of them are done in the end."""
+    def exclusive(self) -> bool:
+        """Whether no other process works on the same jobs, so that all are done when `run` ends."""
         ...
 
     @property
     def threads(self) -> int | None:
-        """Of torch, for each job; None: as many as this process has."""
+        """Threads of torch for each job; None: those of this process."""
         ...
 
-    def mine(self, job: Job) -> bool:
-        """Whether it is for this executor to do."""
+    def owns(self, job: Job) -> bool:
+        """Whether this executor is the one to do a job."""
         ...
 
     def run(self, function: Callable[..., None], context: Any, jobs: Sequence[Job]) -> Iterator[Job]:
-        """`function(context, *job)` for each of the jobs, which do not depend on one another; yields those done.
+        """Call `function(context, *job)` for independent jobs; yields each job that is done.
 
-        Bad input (an `UndeError`) ends the run at once. What else fails is tried again, then left, and reported by
-        `JobsFailed` when all others are done.
+        Raises:
+            UndeError: Bad input; ends the run at once.
+            JobsFailed: Jobs that failed again after retries; raised when all others are done.
         """
         ...
 
     def close(self) -> None:
-        """Ends workers that wait for the next run. Another run starts new ones."""
+        """End idle workers; the next run starts new ones."""
         ...
+
+
+@dataclass(frozen=True)
+class Serial:
+    """One job after the other, in this process; the first error ends the run.
+
+    >>> list(Serial().run(lambda context, a, b: context.append(a + b), made := [], [(1, 2), (3, 4)]))
+    [(1, 2), (3, 4)]
+    >>> made
+    [3, 7]
+    """
+
+    threads: int | None = None
+    in_process: bool = True
+    exclusive: bool = True
+
+    def owns(self, job: Job) -> bool:
+        return True
+
+    def run(self, function: Callable[..., None], context: Any, jobs: Sequence[Job]) -> Iterator[Job]:
+        for job in jobs:
+            function(context, *job)
+            yield job
+
+    def close(self) -> None:
+        pass
+
+
+SERIAL = Serial()
 
 
 Answer: TypeAlias = (
@@ -60,8 +91,8 @@ Answer: TypeAlias = (
 )  # None if it went well, else whether it is bad input, and what happened
 
 
-def packed(function: Callable[..., None], context: Any) -> bytes:
-    """A function of jobs with its context, for a worker elsewhere."""
+def pack_job(function: Callable[..., None], context: Any) -> bytes:
+    """Pickle a function of jobs and its context for other processes."""
     try:
         return pickle.dumps((function, context))
     except UndeError:
@@ -73,31 +104,31 @@ def packed(function: Callable[..., None], context: Any) -> bytes:
         ) from e
 
 
-class Hand:
-    """What a worker does with what it is sent: `take` makes the context, `do` runs a job on it.
+class JobRunner:
+    """Worker side of a pool: `load` a pickled function and context, then `run` jobs on it.
 
-    A context that has a `close` is closed before the next is made.
+    A context with a `close` method is closed before the next is loaded.
     """
 
     def __init__(self) -> None:
-        self._held: tuple[Callable[..., None], Any] | None = None
+        self._loaded: tuple[Callable[..., None], Any] | None = None
 
-    def take(self, sent: bytes) -> Answer:
+    def load(self, payload: bytes) -> Answer:
         def make() -> None:
-            if self._held is not None and hasattr(self._held[1], "close"):
-                self._held[1].close()
-            self._held = None  # its memory is free for the next
-            self._held = pickle.loads(sent)
+            if self._loaded is not None and hasattr(self._loaded[1], "close"):
+                self._loaded[1].close()
+            self._loaded = None  # its memory is free for the next
+            self._loaded = pickle.loads(payload)
 
-        return _answered(make)
+        return _catch(make)
 
-    def do(self, job: Job) -> Answer:
-        assert self._held is not None
-        function, context = self._held
-        return _answered(partial(function, context, *job))
+    def run(self, job: Job) -> Answer:
+        assert self._loaded is not None
+        function, context = self._loaded
+        return _catch(partial(function, context, *job))
 
 
-def _answered(run: Callable[[], None]) -> Answer:
+def _catch(run: Callable[[], None]) -> Answer:
     try:
         run()
     except UndeError as e:

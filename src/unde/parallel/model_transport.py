@@ -44,7 +44,7 @@ class PackedModel:
         model = _constructed(getattr(importlib.import_module(module), name), self.config)
         for key, tensor in [*model.named_parameters(), *model.named_buffers()]:
             tensor.data = tensor.data.to(self.dtypes[key])
-        with _here(self.file) as file:
+        with _local_copy(self.file) as file:
             load_model(model, file)
         for key, parameter in model.named_parameters():
             parameter.requires_grad_(key not in self.frozen)
@@ -130,7 +130,7 @@ def _save(model: nn.Module, file: StorePath) -> None:
 
 
 @contextmanager
-def _here(file: StorePath) -> Generator[Path]:
+def _local_copy(file: StorePath) -> Generator[Path]:
     """The file, or a copy of what is elsewhere."""
     if not isinstance(file, Remote):
         yield file
@@ -218,9 +218,9 @@ def make_inputs(
 
 
 @lru_cache(maxsize=1)
-def _setup(sent: bytes) -> Setup:
+def _setup(payload: bytes) -> Setup:
     """Made once by a process, however many kinds of jobs it is given."""
-    recipe, device = pickle.loads(sent)
+    recipe, device = pickle.loads(payload)
     setup = recipe.make()
     if device is not None:
         setup.model.to(device)

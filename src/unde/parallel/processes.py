@@ -1,4 +1,4 @@
-"""Workers in several processes of this machine, none of which outlives its parent."""
+"""Worker processes on this machine; none of them outlives its parent."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from unde.parallel.base import Answer, Hand
-from unde.parallel.worker_pool import Crew, Gone, Message, how_it_ended
+from unde.parallel.base import Answer, JobRunner
+from unde.parallel.worker_pool import Message, WorkerExit, WorkerPool, describe_exit
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext, SpawnContext
 
-_UNGUARDED = (
+_NO_MAIN_GUARD = (
     "process ended with code {code} while starting; its own message is above. A script that starts "
     "processes must do so under `if __name__ == '__main__':`, and its functions must be in a file that can be imported"
 )
@@ -30,16 +30,15 @@ _UNGUARDED = (
 _IMPORTED_BY = os.getpid()
 
 
-class Processes(Crew[Connection]):
-    """`threads` are those of torch in each worker, while it runs a job for which no other number was settled. Where
-    there are several GPUs each worker sees one of them."""
+class Processes(WorkerPool[Connection]):
+    """`count` processes with `threads` of torch each. With several GPUs, each worker sees one of them."""
 
     def __init__(self, count: int, threads: int = 1, timeout: float | None = None) -> None:
         super().__init__(count, threads, timeout)
         self._processes: dict[Connection, BaseProcess] = {}
         self._devices: dict[Connection, int] = {}
-        self._at_work: set[Connection] = set()  # those that have answered once
-        end = weakref.finalize(self, _end_all, self._processes)
+        self._answered_once: set[Connection] = set()  # those that have answered once
+        end = weakref.finalize(self, _terminate_all, self._processes)
         atexit.register(end)  # before multiprocessing waits for its children
 
     def __repr__(self) -> str:
@@ -61,12 +60,12 @@ class Processes(Crew[Connection]):
         with suppress(ConnectionError):
             worker.send(message)
 
-    def hear(
+    def receive(
         self, workers: Sequence[Connection], seconds: float | None
-    ) -> Sequence[tuple[Connection, Answer | Gone]]:
+    ) -> Sequence[tuple[Connection, Answer | WorkerExit]]:
         return [(w, self._answer(w)) for w in cast(list[Connection], wait(workers, seconds))]
 
-    def _answer(self, worker: Connection) -> Answer | Gone:
+    def _answer(self, worker: Connection) -> Answer | WorkerExit:
         try:
             answer = worker.recv()
         except (EOFError, OSError):
@@ -74,18 +73,18 @@ class Processes(Crew[Connection]):
                 timeout=5
             )  # it is about to end by itself, with a code that tells why
             return self.end(worker)
-        self._at_work.add(worker)
+        self._answered_once.add(worker)
         return answer
 
-    def end(self, worker: Connection) -> Gone:
-        process, begun = self._processes.pop(worker), worker in self._at_work
+    def end(self, worker: Connection) -> WorkerExit:
+        process, answered = self._processes.pop(worker), worker in self._answered_once
         self._devices.pop(worker, None)
-        self._at_work.discard(worker)
-        _ended(worker, process)
+        self._answered_once.discard(worker)
+        _terminate(worker, process)
         code = process.exitcode or 0
-        if code >= 0 and not begun:
-            return Gone(_UNGUARDED.format(code=code), hopeless=True)
-        return Gone(f"process {how_it_ended(code)}")
+        if code >= 0 and not answered:
+            return WorkerExit(_NO_MAIN_GUARD.format(code=code), fatal=True)
+        return WorkerExit(f"process {describe_exit(code)}")
 
     def close(self) -> None:
         for process in self._processes.values():
@@ -93,16 +92,15 @@ class Processes(Crew[Connection]):
         super().close()
 
     def _free_device(self) -> int | None:
-        """The GPU that the fewest workers have, if there are several to choose from."""
+        """The GPU with the fewest workers; None with fewer than two GPUs."""
         count = torch.cuda.device_count()
         used = list(self._devices.values())
         return min(range(count), key=used.count) if count > 1 else None
 
 
 def _context() -> SpawnContext | ForkServerContext:
-    """A fork of a process that used torch may hang. So workers are forks of a server that has only imported it, once
-    for all of them. Where there are no forks, and in forks of this process, who cannot share its server, each starts
-    from nothing."""
+    """A fork server that has only imported torch, since forks of a process that used torch may hang; "spawn" where
+    there are no forks, and in forks of this process, which cannot share its server."""
     if "forkserver" not in multiprocessing.get_all_start_methods() or os.getpid() != _IMPORTED_BY:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -110,7 +108,7 @@ def _context() -> SpawnContext | ForkServerContext:
     return context
 
 
-def _ended(connection: Connection, process: BaseProcess) -> None:
+def _terminate(connection: Connection, process: BaseProcess) -> None:
     process.terminate()
     process.join(timeout=5)
     process.kill()  # for user code that ignores the polite signal
@@ -118,9 +116,9 @@ def _ended(connection: Connection, process: BaseProcess) -> None:
     connection.close()
 
 
-def _end_all(processes: dict[Connection, BaseProcess]) -> None:
+def _terminate_all(processes: dict[Connection, BaseProcess]) -> None:
     while processes:
-        _ended(*processes.popitem())
+        _terminate(*processes.popitem())
 
 
 def _serve(connection: Connection, threads: int, device: int | None, environment: dict[str, str]) -> None:
@@ -131,15 +129,15 @@ def _serve(connection: Connection, threads: int, device: int | None, environment
         seen = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         os.environ["CUDA_VISIBLE_DEVICES"] = seen.split(",")[device] if seen else str(device)
     torch.set_num_threads(threads)
-    hand = Hand()
+    runner = JobRunner()
     with suppress(EOFError, ConnectionError):
         while True:
             message = connection.recv()
-            connection.send(hand.take(message) if isinstance(message, bytes) else hand.do(message))
+            connection.send(runner.load(message) if isinstance(message, bytes) else runner.run(message))
 
 
 def _exit_with_parent() -> None:
-    """Even a parent that was killed leaves no process behind that works on for nobody."""
+    """End this process when its parent has ended, even if that was killed."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -1,6 +1,6 @@
-"""Workers on a Ray cluster: actors that make the model once from its recipe, and write files that all machines see.
+"""Workers on a Ray cluster: actors that make the model once from its recipe and write to shared files.
 
-Nothing but the recipe and the numbers of jobs goes through Ray; what a worker computes is in the files it wrote.
+Only the recipe and the numbers of jobs go through Ray.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 import torch
 
 from unde.errors import UndeError
-from unde.parallel.base import Answer, Hand
-from unde.parallel.worker_pool import Crew, Gone, Message
+from unde.parallel.base import Answer, JobRunner
+from unde.parallel.worker_pool import Message, WorkerExit, WorkerPool
 
 _PULSE = 1.0  # seconds between looks at the actors
 _ANSWER = 10.0  # seconds in which a cluster must answer
 
 
-class Ray(Crew[Any]):
+class Ray(WorkerPool[Any]):
     """`count` actors, by default as many as the cluster has processors for, each with `threads` of them and `gpus`.
 
     `address` is that of a cluster, by default RAY_ADDRESS, or the one that this program is connected to already;
@@ -39,9 +39,9 @@ class Ray(Crew[Any]):
         timeout: float | None = None,
     ) -> None:
         self.address, self.gpus, self._ray = address, gpus, None
-        self._asked: dict[Any, Any] = {}  # what each actor was asked last
+        self._pending: dict[Any, Any] = {}  # what each actor was asked last
         if count is None:
-            count = self._room(threads)
+            count = self._count_actors(threads)
         super().__init__(count, threads, timeout)
 
     def __repr__(self) -> str:
@@ -51,7 +51,7 @@ class Ray(Crew[Any]):
         raise UndeError("an executor cannot be sent to another process: name it where it is used")
 
     def start(self) -> Any:
-        ray = self._connected()
+        ray = self._client()
         actor = ray.remote(_Actor).options(
             num_cpus=self.threads,
             num_gpus=self.gpus or None,
@@ -62,54 +62,56 @@ class Ray(Crew[Any]):
 
     def send(self, worker: Any, message: Message) -> None:
         if isinstance(message, bytes):
-            message = self._connected().put(message)  # one copy on each machine
-        self._asked[worker] = worker.hear.remote(message)
+            message = self._client().put(message)  # one copy on each machine
+        self._pending[worker] = worker.receive.remote(message)
 
-    def hear(self, workers: Sequence[Any], seconds: float | None) -> Sequence[tuple[Any, Answer | Gone]]:
-        ray = self._connected()
-        asked = {self._asked[w]: w for w in workers}
-        ready, _ = ray.wait(list(asked), timeout=min(_PULSE, seconds or _PULSE), fetch_local=False)
-        return [(asked[r], self._answer(asked[r], r)) for r in ready]
+    def receive(
+        self, workers: Sequence[Any], seconds: float | None
+    ) -> Sequence[tuple[Any, Answer | WorkerExit]]:
+        ray = self._client()
+        pending = {self._pending[w]: w for w in workers}
+        ready, _ = ray.wait(list(pending), timeout=min(_PULSE, seconds or _PULSE), fetch_local=False)
+        return [(pending[r], self._answer(pending[r], r)) for r in ready]
 
-    def end(self, worker: Any) -> Gone:
-        ray = self._connected()
-        self._asked.pop(worker, None)
+    def end(self, worker: Any) -> WorkerExit:
+        ray = self._client()
+        self._pending.pop(worker, None)
         ray.kill(worker, no_restart=True)
-        return Gone("was ended")
+        return WorkerExit("was ended")
 
-    def _answer(self, worker: Any, reply: Any) -> Answer | Gone:
-        ray = self._connected()
+    def _answer(self, worker: Any, reply: Any) -> Answer | WorkerExit:
+        ray = self._client()
         try:
             return ray.get(reply)
         except ray.exceptions.RayError as e:  # its process, or its machine, is gone
-            self._asked.pop(worker, None)
+            self._pending.pop(worker, None)
             ray.kill(worker, no_restart=True)
             failed = "error raised in its creation task" in str(e)  # the next would fare no better
-            return Gone(f"is gone: {' '.join(str(e).split())[-600:]}", hopeless=failed)
+            return WorkerExit(f"is gone: {' '.join(str(e).split())[-600:]}", fatal=failed)
 
-    def _room(self, threads: int) -> int:
-        have = self._connected().cluster_resources()
+    def _count_actors(self, threads: int) -> int:
+        have = self._client().cluster_resources()
         by_gpu = have.get("GPU", 0) // self.gpus if self.gpus else have.get("CPU", 1)
         return max(1, int(min(have.get("CPU", 1) // max(1, threads), by_gpu)))
 
-    def _connected(self) -> Any:
+    def _client(self) -> Any:
         if self._ray is None:
             self._ray = _connect(self.address)
         return self._ray
 
 
 class _Actor:
-    """A `Hand` in another process, in the folder and with the modules of the program that started it."""
+    """A `JobRunner` in the folder and with the module paths of the program that started it."""
 
     def __init__(self, threads: int, folder: str, modules: list[str]) -> None:
         if os.path.isdir(folder):
             os.chdir(folder)
         sys.path += [m for m in modules if m not in sys.path]
         torch.set_num_threads(threads)  # Ray would leave it to OMP_NUM_THREADS
-        self._hand = Hand()
+        self._runner = JobRunner()
 
-    def hear(self, message: Message) -> Answer:
-        return self._hand.take(message) if isinstance(message, bytes) else self._hand.do(message)
+    def receive(self, message: Message) -> Answer:
+        return self._runner.load(message) if isinstance(message, bytes) else self._runner.run(message)
 
 
 def _connect(address: str | None) -> Any:
@@ -124,7 +126,7 @@ def _connect(address: str | None) -> Any:
     where = address or os.environ.get("RAY_ADDRESS")
     begin = partial(ray.init, log_to_driver=False, logging_level=logging.ERROR)
     try:
-        _knock(where)
+        _check_address(where)
         begin(address=where) if where else begin(include_dashboard=False)
     except (ConnectionError, OSError, RuntimeError, ValueError) as e:
         raise UndeError(
@@ -134,8 +136,8 @@ def _connect(address: str | None) -> Any:
     return ray
 
 
-def _knock(address: str | None) -> None:
-    """Whether anybody answers there at all: Ray itself would try for minutes."""
+def _check_address(address: str | None) -> None:
+    """Raise if nothing answers at the address: Ray itself would try for minutes."""
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host, int(port)), _ANSWER).close()

@@ -1,8 +1,7 @@
-"""Workers in other processes, here or on other machines: who has which job, and what happens when one dies.
+"""Pool of workers in other processes, on this or other machines.
 
-They are started when there are jobs, make the context once, ask for one job after the other, and stay for the next
-run. One that dies is replaced, and its job is given to another; a job that takes longer than `timeout` seconds is
-taken for hung, and its worker is ended.
+Workers start when there are jobs, load the context once, and stay for the next run. A worker that dies is replaced and
+its job is retried; a job that takes longer than `timeout` seconds counts as hung, and its worker is ended.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from unde.errors import UndeError
-from unde.parallel.base import RETRIES, Answer, Job, JobsFailed, packed
+from unde.parallel.base import RETRIES, Answer, Job, JobsFailed, pack_job
 
 STARTS = 10  # workers that may die in a row before one has begun to work
 _STARTING: Job = ()
@@ -25,17 +24,17 @@ Message = bytes | Job
 
 
 @dataclass(frozen=True)
-class Gone:
-    """A worker that ended, and how: a sentence, and whether another could fare better."""
+class WorkerExit:
+    """End of a worker: why, and whether a new worker would end the same way (`fatal`)."""
 
-    how: str
-    hopeless: bool = False
+    reason: str
+    fatal: bool = False
 
 
-class Crew(ABC, Generic[Worker]):
-    """An executor with workers. How they are started, sent messages and heard is left open."""
+class WorkerPool(ABC, Generic[Worker]):
+    """An executor with workers; subclasses start them, send messages and receive answers."""
 
-    here, alone = False, True
+    in_process, exclusive = False, True
 
     def __init__(self, count: int, threads: int, timeout: float | None) -> None:
         for what, value in (("workers", count), ("threads", threads)):
@@ -44,166 +43,166 @@ class Crew(ABC, Generic[Worker]):
         if timeout is not None and not timeout > 0:
             raise UndeError(f"a timeout of {timeout} s: expected more than 0, or None to wait for ever")
         self.count, self.threads, self.timeout = count, threads, timeout
-        self._all: list[Worker] = []
+        self.workers: list[Worker] = []
 
-    def mine(self, job: Job) -> bool:
+    def owns(self, job: Job) -> bool:
         return True
 
     def run(self, function: Callable[..., None], context: Any, jobs: Sequence[Job]) -> Iterator[Job]:
         if not jobs:
             return
-        sent = packed(function, context)
+        payload = pack_job(function, context)
         try:
-            yield from _Run(self, sent, jobs).done()
-        except BaseException:  # also when nobody wants the rest: what workers are at is not wanted either
+            yield from _PoolRun(self, payload, jobs).run()
+        except BaseException:  # also when the caller stops early: running jobs are not wanted either
             self.close()
             raise
 
     def close(self) -> None:
-        while self._all:
-            self.end(self._all.pop())
+        while self.workers:
+            self.end(self.workers.pop())
 
     @abstractmethod
     def start(self) -> Worker: ...
 
     @abstractmethod
     def send(self, worker: Worker, message: Message) -> None:
-        """Bytes to `take`, or a job to `do`. That a worker is dead may go unnoticed: it is heard of."""
+        """Send bytes to load, or a job to run. A dead worker is noticed in `receive`."""
         ...
 
     @abstractmethod
-    def hear(
+    def receive(
         self, workers: Sequence[Worker], seconds: float | None
-    ) -> Sequence[tuple[Worker, Answer | Gone]]:
-        """Answers that are there, once there is one or the time is over."""
+    ) -> Sequence[tuple[Worker, Answer | WorkerExit]]:
+        """Wait for an answer or until the time is over; returns all answers."""
         ...
 
     @abstractmethod
-    def end(self, worker: Worker) -> Gone:
-        """At once, whatever it is at."""
+    def end(self, worker: Worker) -> WorkerExit:
+        """End a worker at once."""
         ...
 
 
-class _Run(Generic[Worker]):
-    """One set of jobs."""
+class _PoolRun(Generic[Worker]):
+    """State of one run of jobs."""
 
-    def __init__(self, crew: Crew[Worker], sent: bytes, jobs: Sequence[Job]) -> None:
-        self._crew, self._sent = crew, sent
+    def __init__(self, pool: WorkerPool[Worker], payload: bytes, jobs: Sequence[Job]) -> None:
+        self._pool, self._payload = pool, payload
         self._waiting = deque(jobs)
-        self._busy: dict[Worker, Job] = {}  # what each worker is at
+        self._busy: dict[Worker, Job] = {}  # the job of each worker
         self._since: dict[Worker, float] = {}
-        self._idle: list[Worker] = []  # those that found nothing left to do, yet
-        self._tried: Counter[Job] = Counter()
+        self._idle: list[Worker] = []  # no job left for them, so far
+        self._attempts: Counter[Job] = Counter()
         self._failed: dict[Job, str] = {}
 
-    def done(self) -> Iterator[Job]:
-        self._hire()
+    def run(self) -> Iterator[Job]:
+        self._start_workers()
         while self._waiting or any(job != _STARTING for job in self._busy.values()):
-            heard = self._crew.hear(list(self._busy), self._patience())
-            for worker in (worker for worker, answer in heard if isinstance(answer, Gone)):
-                self._crew._all.remove(worker)
-            for worker, answer in heard:
+            answers = self._pool.receive(list(self._busy), self._wait_seconds())
+            for worker in (worker for worker, answer in answers if isinstance(answer, WorkerExit)):
+                self._pool.workers.remove(worker)
+            for worker, answer in answers:
                 job = self._busy.pop(worker)
-                if isinstance(answer, Gone):
-                    self._lost(job, answer)
+                if isinstance(answer, WorkerExit):
+                    self._handle_exit(job, answer)
                     continue
                 if answer is not None:
-                    self._failed_at(job, *answer)
+                    self._handle_failure(job, *answer)
                 elif job == _STARTING:
-                    self._tried[_STARTING] = 0
+                    self._attempts[_STARTING] = 0
                 else:
                     yield job
-                self._give(worker)
+                self._assign(worker)
             self._end_hung()
         for worker in self._busy:  # still starting, and not needed any more
-            self._crew._all.remove(worker)
-            self._crew.end(worker)
+            self._pool.workers.remove(worker)
+            self._pool.end(worker)
         if self._failed:
             raise JobsFailed(self._failed)
 
-    def _hire(self) -> None:
-        """As many workers as there is work for, first those that are there."""
-        wanted = min(self._crew.count, len(self._waiting))
-        for worker in self._crew._all[:wanted]:
-            self._begin(worker)
+    def _start_workers(self) -> None:
+        """Start as many workers as there are jobs for; idle ones first."""
+        wanted = min(self._pool.count, len(self._waiting))
+        for worker in self._pool.workers[:wanted]:
+            self._load(worker)
         while len(self._busy) < wanted:
-            self._replace()
+            self._add_worker()
 
-    def _replace(self) -> None:
-        worker = self._crew.start()
-        self._crew._all.append(worker)
-        self._begin(worker)
+    def _add_worker(self) -> None:
+        worker = self._pool.start()
+        self._pool.workers.append(worker)
+        self._load(worker)
 
-    def _begin(self, worker: Worker) -> None:
-        self._at(worker, _STARTING)
-        self._crew.send(worker, self._sent)
+    def _load(self, worker: Worker) -> None:
+        self._mark_busy(worker, _STARTING)
+        self._pool.send(worker, self._payload)
 
-    def _at(self, worker: Worker, job: Job) -> None:
+    def _mark_busy(self, worker: Worker, job: Job) -> None:
         self._busy[worker], self._since[worker] = job, time.monotonic()
 
-    def _give(self, worker: Worker) -> None:
+    def _assign(self, worker: Worker) -> None:
         if not self._waiting:
             self._idle.append(worker)
             return
         job = self._waiting.popleft()
-        self._at(worker, job)
-        self._crew.send(worker, job)
+        self._mark_busy(worker, job)
+        self._pool.send(worker, job)
 
-    def _take_over(self) -> None:
-        """After one worker less: who has nothing to do takes its job. A new one might never find room beside them."""
+    def _reassign(self) -> None:
+        """Give the job of a dead worker to an idle one, else to a new one: beside idle ones it may find no room."""
         if not self._waiting:
             return
         if self._idle:
-            self._give(self._idle.pop())
+            self._assign(self._idle.pop())
         else:
-            self._replace()
+            self._add_worker()
 
-    def _failed_at(self, job: Job, refused: bool, reason: str) -> None:
+    def _handle_failure(self, job: Job, refused: bool, reason: str) -> None:
         if refused:
             raise UndeError(reason)
         if job == _STARTING:
             raise UndeError(f"a worker process could not make what it is to work on: {reason}")
-        self._again(job, reason)
+        self._retry(job, reason)
 
-    def _again(self, job: Job, reason: str) -> None:
-        """A job that failed is tried again, or given up."""
-        self._tried[job] += 1
-        if self._tried[job] <= RETRIES:
+    def _retry(self, job: Job, reason: str) -> None:
+        """Queue a failed job again, or give it up."""
+        self._attempts[job] += 1
+        if self._attempts[job] <= RETRIES:
             self._waiting.append(job)
         else:
             self._failed[job] = reason
 
-    def _lost(self, job: Job, gone: Gone) -> None:
-        """After a worker has died: another takes over what it had, unless that has killed too many."""
+    def _handle_exit(self, job: Job, outcome: WorkerExit) -> None:
+        """Retry the job of a dead worker, unless it has killed too many."""
         if job == _STARTING:
-            self._tried[_STARTING] += 1
-            if gone.hopeless:
-                raise UndeError(f"a worker {gone.how}")
-            if self._tried[_STARTING] == STARTS:
-                raise UndeError(f"{STARTS} workers in a row did not get to work: the last {gone.how}")
+            self._attempts[_STARTING] += 1
+            if outcome.fatal:
+                raise UndeError(f"a worker {outcome.reason}")
+            if self._attempts[_STARTING] == STARTS:
+                raise UndeError(f"{STARTS} workers in a row did not get to work: the last {outcome.reason}")
         else:
-            self._again(job, f"{RETRIES + 1} workers died of it: the last {gone.how}")
-        self._take_over()
+            self._retry(job, f"{RETRIES + 1} workers died of it: the last {outcome.reason}")
+        self._reassign()
 
-    def _patience(self) -> float | None:
-        return None if self._crew.timeout is None else min(1.0, self._crew.timeout)
+    def _wait_seconds(self) -> float | None:
+        return None if self._pool.timeout is None else min(1.0, self._pool.timeout)
 
     def _end_hung(self) -> None:
-        limit = self._crew.timeout
+        limit = self._pool.timeout
         if limit is None:
             return
         for worker, job in list(self._busy.items()):
             if job != _STARTING and time.monotonic() - self._since[worker] > limit:
                 del self._busy[worker]
-                self._crew._all.remove(worker)
-                self._crew.end(worker)
-                self._again(job, f"it took longer than {limit:g} s, {RETRIES + 1} times")
-                self._take_over()
+                self._pool.workers.remove(worker)
+                self._pool.end(worker)
+                self._retry(job, f"it took longer than {limit:g} s, {RETRIES + 1} times")
+                self._reassign()
 
 
-def how_it_ended(code: int) -> str:
+def describe_exit(code: int) -> str:
     """
-    >>> how_it_ended(-9)
+    >>> describe_exit(-9)
     'was killed (signal 9), often a sign of too little memory: try fewer workers'
     """
     if code == -signal.SIGKILL:

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from unde.data import digest
 from unde.errors import UndeError
@@ -57,7 +56,7 @@ class TimestepBatching(Batching):
         if "trajectory" in condition:
             yield from self._along(clean, condition)
             return
-        keys = [_key(image) for image in clean.cpu()]
+        keys = [digest(image) for image in clean.cpu()]
         for cut in even_slices(len(self.timesteps), self.rows // len(clean)):
             yield self._prepared(clean, condition, keys, self.timesteps[cut])
 
@@ -165,11 +164,6 @@ class TimestepBatching(Batching):
 def _two(count: int) -> slice:
     """The first and one in the middle."""
     return slice(None, None, max(1, -(-count // 2)))
-
-
-def _key(image: Tensor) -> str:
-    """What the noise of an image is drawn from: its content, which shapes alone (a plan) do not have."""
-    return "" if isinstance(image, FakeTensor) else digest(image)
 
 
 def config_value(owner: Any, name: str, default: Any = None) -> Any:

@@ -26,13 +26,13 @@ class Candidate:
 
     k: int
     weight_decay: float
-    own: float  # the normalised mean score of what these weights rank highest
+    weighted: float  # the normalised mean score of what these weights rank highest
     unweighted: float  # the normalised mean score of what the unweighted method ranks highest
 
     @property
     def gain(self) -> float:
         """What candidates are compared by: the geometric mean of the two."""
-        return (max(self.own, 0.0) * max(self.unweighted, 0.0)) ** 0.5
+        return (max(self.weighted, 0.0) * max(self.unweighted, 0.0)) ** 0.5
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,17 @@ class Choice:
     def table(self) -> str:
         """All candidates, one to a line, the best marked.
 
-        >>> best = Candidate(k=10, weight_decay=1.0, own=1.5, unweighted=1.1)
+        >>> best = Candidate(k=10, weight_decay=1.0, weighted=1.5, unweighted=1.1)
         >>> print(Choice(best.k, best.weight_decay, best.gain, [best]).table())
-          k  weight decay   own  unweighted  gain
-         10             1  1.500       1.100  1.285  *
+          k  weight decay  weighted  unweighted  gain
+         10             1     1.500       1.100  1.285  *
         """
-        lines = ["  k  weight decay   own  unweighted  gain"]
+        lines = ["  k  weight decay  weighted  unweighted  gain"]
         for c in self.candidates:
             mark = "  *" if (c.k, c.weight_decay) == (self.k, self.weight_decay) else ""
-            row = f"{c.k:3d}  {c.weight_decay:12g}  {c.own:.3f}       {c.unweighted:.3f}  {c.gain:.3f}"
+            row = (
+                f"{c.k:3d}  {c.weight_decay:12g}     {c.weighted:.3f}       {c.unweighted:.3f}  {c.gain:.3f}"
+            )
             lines.append(row + mark)
         return "\n".join(lines)
 
@@ -106,8 +108,8 @@ def choose(
             f"the {max(ks)} highest unweighted scores are negative on average, so nothing can be compared to "
             "them: expected proponents among the training examples. Try smaller ks, or check the sign"
         )
-    own, unweighted = (judged[:-1] / judged[-1]).T.tolist()
-    table = [Candidate(s.k, s.weight_decay, o, u) for s, o, u in zip(candidates, own, unweighted)]
+    weighted, unweighted = (judged[:-1] / judged[-1]).T.tolist()
+    table = [Candidate(s.k, s.weight_decay, w, u) for s, w, u in zip(candidates, weighted, unweighted)]
     best = max(table, key=lambda candidate: candidate.gain)
     return Choice(best.k, best.weight_decay, best.gain, table)
 

@@ -17,7 +17,7 @@ from unde.evaluate.bank.bank_io import UnfinishedBank, read_bank, refuse_other_p
 from unde.evaluate.bank.subsets import SubsetPlan
 from unde.evaluate.bank.training import TrainJob, train_all
 from unde.evaluate.bank.training_spec import TrainingSpec
-from unde.parallel import Executor, ending, named
+from unde.parallel import Executor, close_workers, get_executor
 from unde.store.remote import StorePath, exists, place
 
 
@@ -118,7 +118,7 @@ class Bank:
                 f"stacked is {stacked}, but train is a function of one model: expected an unde.evaluate.TrainingSpec"
             )
         executor = executor or ("serial" if processes == 1 else f"processes:{processes}")
-        runner = named(executor, threads=threads)
+        runner = get_executor(executor, threads=threads)
         name = name if name is not None else f"{describe_function(train)}, {describe_function(utility)}"
         plan = SubsetPlan(name, n_train, subsets, alpha, seed, seeds_per_subset, stratify)
         file = place(path)
@@ -126,7 +126,7 @@ class Bank:
         folder = UnfinishedBank.of(file)
         if not exists(file):
             try:
-                with ending(executor, runner), folder.fill(plan.config()) as results:
+                with close_workers(executor, runner), folder.fill(plan.config()) as results:
                     if not exists(file):  # else another run has finished it meanwhile
                         job = TrainJob(plan, train, utility, threads, results, stacked)
                         write_bank(file, plan, list(train_all(job, runner).values()))

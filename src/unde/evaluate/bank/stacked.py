@@ -8,7 +8,6 @@ trainings up to the rounding of sums. Models that draw random numbers in their f
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from unde.evaluate.bank.training_spec import TrainingSpec, isolated_rng
@@ -116,7 +116,7 @@ class StackedTrainer:
     def single_loss(self, trained: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any) -> Tensor:
         """Loss of one model, which `vmap` runs over."""
         tensors = {f"model.{name}": t for name, t in {**self.shared, **buffers, **trained}.items()}
-        with _Batchable():
+        with _Batchable(), sdpa_kernel(SDPBackend.MATH):  # other kernels have no batching rule
             return functional_call(self._loss, tensors, (batch,))
 
     def step(self) -> None:
@@ -178,14 +178,12 @@ class _Loss(nn.Module):
 
 
 class _Batchable(TorchFunctionMode):
-    """Replace functions without a batching rule for `vmap` by ones that have it."""
+    """Replace functions that `vmap` cannot run over: group norm, and dropout with rate 0."""
 
     def __torch_function__(
         self, func: Callable, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func is F.scaled_dot_product_attention:
-            func = attention
-        elif func in (F.group_norm, torch.group_norm):
+        if func in (F.group_norm, torch.group_norm):
             func = group_norm
         elif func is F.dropout and _dropout_rate(*args, **kwargs or {}) == 0:
             return args[0]
@@ -194,34 +192,6 @@ class _Batchable(TorchFunctionMode):
 
 def _dropout_rate(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> float:
     return p if training else 0.0
-
-
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """`F.scaled_dot_product_attention`; a token that may attend to none gets zeros, as there."""
-    if enable_gqa:
-        groups = query.shape[-3] // key.shape[-3]
-        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
-    products = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-    if is_causal:
-        visible = torch.ones(products.shape[-2:], dtype=torch.bool, device=products.device).tril()
-        products = products.masked_fill(~visible, -math.inf)
-    if attn_mask is None:
-        shares = products.softmax(-1)
-    else:
-        boolean = attn_mask.dtype == torch.bool
-        products = products.masked_fill(~attn_mask, -math.inf) if boolean else products + attn_mask
-        empty = (products == -math.inf).all(-1, keepdim=True)  # a softmax over nothing has no gradient
-        shares = products.masked_fill(empty, 0.0).softmax(-1).masked_fill(empty, 0.0)
-    return (F.dropout(shares, dropout_p) if dropout_p else shares) @ value
 
 
 def group_norm(

@@ -142,7 +142,7 @@ def train_all(
     ):
         if watch is not None:
             watch(results)
-        running = executor.run(_train_here if executor.here else _train_in_worker, job, jobs)
+        running = executor.run(_train_here if executor.in_process else _train_in_worker, job, jobs)
         try:
             for done in running:
                 for number in done:

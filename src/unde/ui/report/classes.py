@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unde.data import Rows
 from unde.errors import UndeError
-from unde.index.labels import Answers, answers
+from unde.index.labels import LabelPredictions, predict_labels
 from unde.setup import Setup
 from unde.tasks import Classification
 
@@ -69,11 +69,11 @@ def class_name(label: Any, classes: Sequence[str] | None) -> Any:
     return classes[label] if classes is not None and is_number and 0 <= label < len(classes) else label
 
 
-def answers_to(setup: Setup, rows: Rows) -> Answers | None:
+def answers_to(setup: Setup, rows: Rows) -> LabelPredictions | None:
     """What the model says of some examples beside what they are labelled; None where there are no classes."""
     if not isinstance(setup.task, Classification):
         return None
-    found = answers(setup.model, setup.task, rows)
+    found = predict_labels(setup.model, setup.task, rows)
     class_names(setup, found.classes)  # refused here, before anything long is computed
     return found
 

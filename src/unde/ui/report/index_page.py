@@ -13,7 +13,7 @@ from unde import console
 from unde.data import Rows
 from unde.errors import UndeError
 from unde.index import Index
-from unde.index.labels import Answers
+from unde.index.labels import LabelPredictions
 from unde.index.self_retrieval import WeightNoise
 from unde.scoring import GroupScores
 from unde.setup import Setup
@@ -44,7 +44,7 @@ def page_of(
     names: Sequence[int | str] | None = None,
     contributors: Mapping[str, Any] | None = None,
     trust: bool = True,
-    answers: Answers | None = None,
+    answers: LabelPredictions | None = None,
     labelled: bool = True,
     baselines: bool = True,
 ) -> Page:

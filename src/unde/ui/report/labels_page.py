@@ -55,13 +55,13 @@ def label_page(
     suspects = rankings[by]
     shown = ExampleView(setup, class_names(setup, suspects.classes))
     panel = label_panel(index, shown, rankings, ways, by=by, count=count, method=method)
-    differing = int((suspects.given != suspects.predicted).sum())
+    differing = int((suspects.labels != suspects.predicted).sum())
     cards = [
-        Card("Training examples", f"{len(suspects.given):,}", f"{suspects.classes} classes"),
+        Card("Training examples", f"{len(suspects.labels):,}", f"{suspects.classes} classes"),
         Card(
             "The model disagrees",
             f"{differing:,}",
-            f"with {differing / len(suspects.given):.1%} of the labels it was trained on",
+            f"with {differing / len(suspects.labels):.1%} of the labels it was trained on",
         ),
     ]
     if panel.curves:
@@ -191,7 +191,7 @@ def _said(
     places, count = rankings[other].rank(), len(suspects.order)
 
     def labels(positions: list[int]) -> list[int | str]:
-        return [class_name(int(suspects.given[n]), shown.classes) for n in positions]
+        return [class_name(int(suspects.labels[n]), shown.classes) for n in positions]
 
     return [
         LabelEvidence(

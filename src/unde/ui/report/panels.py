@@ -16,7 +16,7 @@ from unde.data import Rows
 from unde.errors import UndeError
 from unde.evaluate.baselines import BM25, HIDDEN_STATES, bm25, state_scores
 from unde.evaluate.hidden_states import HiddenStates
-from unde.index.labels import Answers
+from unde.index.labels import LabelPredictions
 from unde.index.retrieval_curve import Trust
 from unde.index.self_retrieval import summary
 from unde.scoring import GroupScores, Top
@@ -54,7 +54,7 @@ def query_panels(
     tokens: Tokens | None = None,
     slack: float = 0.01,
     contributors: Mapping[str, Any] | None = None,
-    answers: Answers | None = None,
+    answers: LabelPredictions | None = None,
     labelled: bool = True,
     shown: ExampleView | None = None,
 ) -> list[QueryPanel]:
@@ -119,12 +119,12 @@ def _in_order(tops: Mapping[str, tuple[Top, Top]], which: Sequence[int]) -> list
 
 
 def _panel(
-    query: Item, rows: list[Row], told: Answers | None, q: int, shown: ExampleView, labelled: bool
+    query: Item, rows: list[Row], told: LabelPredictions | None, q: int, shown: ExampleView, labelled: bool
 ) -> QueryPanel:
     """A query with what the model says. Right and wrong are told by class numbers, whatever labels are called."""
     if told is None:
         return QueryPanel(query, rows)
-    given, predicted = int(told.given[q]), int(told.predicted[q])
+    given, predicted = int(told.labels[q]), int(told.predicted[q])
     answer = class_name(predicted, shown.classes)
     if not labelled:
         return QueryPanel(

@@ -1,10 +1,11 @@
-"""Attribution strength: how good are the scores of some parameter groups alone? (Figures 1 and 2 of the paper)"""
+"""Attribution strength of parameter groups: metrics of their scores alone (Figures 1 and 2 of the paper)."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,13 +15,13 @@ from unde import console
 from unde.errors import UndeError
 from unde.evaluate.arrays import Array, finite, numbers
 from unde.evaluate.lds import lds
-from unde.evaluate.recall import contributors, ranked, recall_at_k, skipped
+from unde.evaluate.recall import check_contributors, rank, recall_at_k, skipped_examples
 from unde.scoring.data_splits import refuse_training
 from unde.unet import unet_cell
 from unde.weights.protocol import ResolvedScores
 
-# The row and column of a parameter, None to leave it out; or a regular expression for each, where what matches
-# (its first group, if it has one) is the name; or None, which makes every group a row of its own.
+# Function from a parameter to its (row, column), or None to leave it out; or a regular expression for each, whose match
+# (its first group, if it has one) is the name; or None, for each group as a row by itself.
 Cells: TypeAlias = Callable[[str], tuple[str, str] | None] | tuple[str, str] | None
 
 
@@ -45,23 +46,28 @@ class Heatmap:
 def lds_strength(
     scores: ResolvedScores, masks: Array, utility: Array, *, cells: Cells = unet_cell
 ) -> Heatmap:
-    """The mean LDS of scores from the groups of each cell alone.
+    """Compute the mean LDS of scores from the groups of each cell alone.
 
-    `masks` (S, N) and `utility` (S, Q) are those of `lds`. `cells` gives each parameter a row and a column, by
-    default block and component of a UNet; two regular expressions do so too, such as (r"layers\\.\\d+", r"attn|mlp").
-    `cells=None` makes every group a row of its own. A group must lie in one cell: regroup the scores if one is wider.
+    Args:
+        scores: Scores resolved by group. A group must lie in one cell; regroup the scores if one is wider.
+        masks: (S, N) bool, as for `lds`.
+        utility: (S, Q), as for `lds`.
+        cells: Row and column of each parameter: a function, or two regular expressions such as
+            (r"layers\\.\\d+", r"attn|mlp"); None for each group as a row by itself. Default: block and component of a
+            UNet.
 
-    >>> from unde.scoring.arrays import ArrayScores
-    >>> rng = np.random.default_rng(0)
-    >>> truth, noise = rng.normal(size=(2, 5, 40))
-    >>> scores = ArrayScores(torch.tensor(np.stack([truth, noise], 2)), ["layers.0.attn", "layers.1.mlp"])
-    >>> masks = rng.random((30, 40)) < 0.5
-    >>> found = lds_strength(scores, masks, masks @ truth.T, cells=(r"layers\\.\\d+", r"attn|mlp"))
-    >>> found.rows, found.columns
-    (['layers.0', 'layers.1'], ['attn', 'mlp'])
-    >>> found.values.round(1)  # no group is in two of the cells
-    array([[ 1. ,  nan],
-           [ nan, -0.1]])
+    Returns:
+        The LDS of each cell; nan where a cell has no groups.
+
+    Example:
+        >>> from unde.scoring.arrays import ArrayScores
+        >>> rng = np.random.default_rng(0)
+        >>> truth, noise = rng.normal(size=(2, 5, 40))
+        >>> scores = ArrayScores(torch.tensor(np.stack([truth, noise], 2)), ["layers.0.attn", "layers.1.mlp"])
+        >>> masks = rng.random((30, 40)) < 0.5
+        >>> lds_strength(scores, masks, masks @ truth.T, cells=(r"layers\\.\\d+", r"attn|mlp")).values.round(1)
+        array([[ 1. ,  nan],
+               [ nan, -0.1]])
     """
     return _strengths(scores, cells, {"LDS": lambda total: lds(total, masks, utility).mean})["LDS"]
 
@@ -69,32 +75,37 @@ def lds_strength(
 def recall_strength(
     scores: ResolvedScores, relevant: Mapping[str, Array], *, k: int = 10, cells: Cells = unet_cell
 ) -> dict[str, Heatmap]:
-    """The mean Recall@k for each attribute, of scores from the groups of each cell alone.
+    """Compute the mean Recall@k for each attribute, of scores from the groups of each cell alone.
 
-    `relevant` marks the contributors of each query to each attribute, (Q, N), as for `fine_grained`; `cells` are those
-    of `lds_strength`. A cell that gives every training example of a query the same score, for all queries, is nan:
-    it ranks nothing.
+    Args:
+        scores: Scores resolved by group.
+        relevant: (Q, N) contributors of each query to each attribute, as for `fine_grained`.
+        k: Number of top-ranked examples.
+        cells: Row and column of each parameter, as for `lds_strength`.
 
-    >>> from unde.scoring.arrays import ArrayScores
-    >>> scores = ArrayScores(torch.eye(4)[:, :, None] * torch.tensor([1.0, -1.0]), ["mid_block.a", "mid_block.b"])
-    >>> recall_strength(scores, {"style": np.eye(4, dtype=bool)}, k=1)["style"].values
-    array([[1., 0.]])
+    Returns:
+        The recall of each cell by attribute; nan where a cell scores all training examples alike.
+
+    Example:
+        >>> from unde.scoring.arrays import ArrayScores
+        >>> values = torch.eye(4)[:, :, None] * torch.tensor([1.0, -1.0])
+        >>> scores = ArrayScores(values, ["mid_block.a", "mid_block.b"])
+        >>> recall_strength(scores, {"style": np.eye(4, dtype=bool)}, k=1)["style"].values
+        array([[1., 0.]])
     """
-    truth, without = contributors(relevant, scores.shape), skipped(scores)
+    excluded = skipped_examples(scores)
 
-    def measure(marks: np.ndarray) -> Callable[[np.ndarray], float]:
-        def recall(total: np.ndarray) -> float:
-            if (total == total[:, :1]).all():
-                return np.nan
-            return recall_at_k(ranked(total, k, without), marks).mean
+    def recall(total: np.ndarray, marks: np.ndarray) -> float:
+        constant = (total == total[:, :1]).all()
+        return np.nan if constant else recall_at_k(rank(total, k, excluded), marks).mean
 
-        return recall
-
-    return _strengths(scores, cells, {attribute: measure(marks) for attribute, marks in truth.items()})
+    truth = check_contributors(relevant, scores.shape)
+    metrics = {attribute: partial(recall, marks=marks) for attribute, marks in truth.items()}
+    return _strengths(scores, cells, metrics)
 
 
 def pattern_similarity(patterns: Mapping[str, Array]) -> Heatmap:
-    """Cosine similarity of each two patterns (M,), such as the per-group LDS or the weights of several settings.
+    """Compute the cosine similarity of patterns (M,), such as the per-group LDS or the weights of several settings.
 
     Groups where a pattern is nan are left out of all.
 
@@ -124,15 +135,15 @@ def pattern_similarity(patterns: Mapping[str, Array]) -> Heatmap:
 def _strengths(
     scores: ResolvedScores, cells: Cells, metrics: Mapping[str, Callable[[np.ndarray], float]]
 ) -> dict[str, Heatmap]:
-    """Each metric of the totals of each cell, which are made once for all metrics."""
+    """Each metric of the totals of each cell."""
     refuse_training(scores)
-    groups_of = _layout(scores, cells)
-    rows, columns = (list(dict.fromkeys(cell[axis] for cell in groups_of)) for axis in (0, 1))
+    groups = _groups_by_cell(scores, cells)
+    rows, columns = (list(dict.fromkeys(cell[axis] for cell in groups)) for axis in (0, 1))
     if cells is unet_cell:
         rows, columns = sorted(rows), sorted(columns)  # diffusers names mid_block last, after the up blocks
     values = {name: np.full((len(rows), len(columns)), np.nan) for name in metrics}
-    with console.progress("strength of groups", len(groups_of), unit="groups") as advance:
-        for (row, column), total in zip(groups_of, _totals(scores, list(groups_of.values()))):
+    with console.progress("strength of groups", len(groups), unit="groups") as advance:
+        for (row, column), total in zip(groups, _totals(scores, list(groups.values()))):
             for name, metric in metrics.items():
                 values[name][rows.index(row), columns.index(column)] = metric(total)
             advance(1)
@@ -140,7 +151,7 @@ def _strengths(
 
 
 def _totals(scores: ResolvedScores, members: Sequence[list[int]]) -> Iterator[np.ndarray]:
-    """(Q, N) scores with weight one on the groups of each cell, zero elsewhere; as many at a time as memory holds."""
+    """(Q, N) totals with weight one on the groups of each cell and zero on others, some cells at a time."""
     queries, examples = scores.shape
     everyone, m = slice(0, queries), len(scores.groups)
     step = max(1, scores.memory // (8 * queries * examples))
@@ -154,24 +165,23 @@ def _totals(scores: ResolvedScores, members: Sequence[list[int]]) -> Iterator[np
         yield from totals.numpy()
 
 
-def _layout(scores: ResolvedScores, cells: Cells) -> dict[tuple[str, str], list[int]]:
-    """The groups of each cell, by number."""
+def _groups_by_cell(scores: ResolvedScores, cells: Cells) -> dict[tuple[str, str], list[int]]:
+    """Numbers of the groups in each cell."""
     if cells is None:
         return {(name, "alone"): [j] for j, name in enumerate(scores.groups)}
     cell_of = _classifier(cells)
-    # Names of groups are free ("017:…" for consecutive ones); parameters are what lies in a block.
     partition: Any = getattr(scores, "partition", None)
     members: Mapping[str, Sequence[str]] = {} if partition is None else partition.members
     out: dict[tuple[str, str], list[int]] = {}
     for j, group in enumerate(scores.groups):
-        found = {cell_of(name): name for name in members.get(group, [group])}
-        if len(found) > 1:
-            (a, first), (b, second) = list(found.items())[:2]
+        cells_of_group = {cell_of(name): name for name in members.get(group, [group])}
+        if len(cells_of_group) > 1:
+            (a, first), (b, second) = list(cells_of_group.items())[:2]
             raise UndeError(
                 f"group {group!r} lies in several cells: {first!r} in {a}, {second!r} in {b}. Expected one for all its "
                 "parameters: use finer groups, scores.regroup(Groups({n: (n,) for n in scores.partition.parameters}))"
             )
-        (cell,) = found
+        (cell,) = cells_of_group
         if cell is not None and not (isinstance(cell, tuple) and len(cell) == 2):
             raise UndeError(
                 f"cells put {group!r} into {cell!r}: expected (row, column), or None to leave it out"
