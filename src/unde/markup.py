@@ -1,9 +1,9 @@
-"""Markup as values. Text is escaped unless it is `Html`, so that user text never becomes a tag."""
+"""Markup as values: text is escaped unless it is already `Html`, so nothing a user wrote becomes a tag."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import TypeAlias
 
@@ -23,7 +23,7 @@ Attribute: TypeAlias = "str | int | float | bool | None"
 
 
 def text(value: object) -> Html:
-    """Escape `value` for an element or a quoted attribute.
+    """`value` as escaped text, safe in an element and in a quoted attribute.
 
     >>> text("<b> & 'c'")
     '&lt;b&gt; &amp; &#x27;c&#x27;'
@@ -32,7 +32,7 @@ def text(value: object) -> Html:
 
 
 def join(children: Child) -> Html:
-    """Concatenate children: `Html` unchanged, other text escaped, None omitted, lists flattened."""
+    """Children side by side: `Html` as it is, other text escaped, None left out, lists flattened."""
     if children is None:
         return Html("")
     if isinstance(children, Html):
@@ -43,7 +43,7 @@ def join(children: Child) -> Html:
 
 
 def el(name: str, attributes: Mapping[str, Attribute] | None = None, *children: Child) -> Html:
-    """Write one element. An attribute that is None or False is omitted; True is written without a value.
+    """One element. An attribute that is None or False is left out; True is written bare.
 
     >>> el("p", {"class": "note", "hidden": None}, "2 < 3", el("br"))
     '<p class="note">2 &lt; 3<br></p>'
@@ -60,7 +60,7 @@ def el(name: str, attributes: Mapping[str, Attribute] | None = None, *children: 
 
 
 def number(value: float, digits: int = 3) -> str:
-    """Format a number: at most `digits` significant digits, a true minus sign, a short exponent.
+    """A number for reading: at most `digits` significant digits, a true minus sign, a short exponent.
 
     >>> number(0.012345), number(1.5e-7), number(-2)
     ('0.0123', '1.5e−7', '−2')
@@ -69,7 +69,7 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def score(value: float) -> str:
-    """Format a score with its sign and exactly three digits, so that scores line up.
+    """A score for reading: its sign and exactly three digits, so that scores line up.
 
     >>> score(0.25), score(-1234.5), score(3.2e-7), score(0)
     ('+0.250', '−1.23e3', '+3.20e−7', '0')
@@ -77,13 +77,13 @@ def score(value: float) -> str:
     return _typeset(f"{value:+#.3g}") if value else "0"
 
 
-def _typeset(digits: str) -> str:
-    digits = re.sub(r"e([+-])0*(\d)", lambda match: f"e{match[1].replace('+', '')}{match[2]}", digits)
-    return digits.rstrip(".").replace("-", "−")
+def _typeset(written: str) -> str:
+    written = re.sub(r"e([+-])0*(\d)", lambda found: f"e{found[1].replace('+', '')}{found[2]}", written)
+    return written.rstrip(".").replace("-", "−")
 
 
 def mark(kind: str, sign: str, word: str, meaning: str) -> Html:
-    """A small sign on an example: a symbol, a word and a tooltip, so that colour is never the only cue."""
+    """A small sign on an example: a symbol, a word and a tooltip, so that colour alone never speaks."""
     return el(
         "span",
         {"class": f"mark {kind}", "title": meaning},
@@ -92,69 +92,105 @@ def mark(kind: str, sign: str, word: str, meaning: str) -> Html:
     )
 
 
-def section(name: str, title: str, *children: Child, kind: str | None = None) -> Html:
-    """A section of a page with its heading; `name` is its anchor."""
-    heading = el("h2", {"id": f"{name}-title"}, title)
-    return el("section", {"id": name, "class": kind, "aria-labelledby": f"{name}-title"}, heading, *children)
+_LONGEST = 160  # characters of a text in a cell
+_CELL = "padding:2px 8px;text-align:left;vertical-align:top"
+_LINE = "border:0;border-bottom:1px solid rgba(128,128,128,.35)"
+_FAINT = "opacity:.65"
+_TONES = ("rgba(31,119,180,.75)", "rgba(214,100,39,.8)")  # proponents, opponents
+BARS = 12  # rows of bars that are shown
 
 
-def note(words: str) -> Html | None:
-    """A remark in small print; None without words."""
-    return el("p", {"class": "note"}, words) if words else None
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Child]], note: str = "") -> Html:
+    """A small table below a title.
+
+    >>> "&lt;b&gt;</td>" in table("Top", ["id"], [["<b>"]])
+    True
+    """
+    head = el("tr", None, [el("th", {"style": f"{_CELL};{_LINE};font-weight:600"}, c) for c in columns])
+    body = [el("tr", {"style": f"{_LINE};background:transparent"}, [_cell(c) for c in row]) for row in rows]
+    whole = el("table", {"style": "border-collapse:collapse;margin:4px 0"}, head if columns else None, body)
+    return _framed(title, whole, note)
 
 
-def lead(*children: Child) -> Html:
-    """An introductory paragraph."""
-    return el("p", {"class": "lead"}, *children)
-
-
-def fold(summary: str, *children: Child) -> Html:
-    """Content that opens on demand."""
-    return el("details", {"class": "fold"}, el("summary", None, summary), *children)
-
-
-def scroll(label: str, *children: Child, name: str = "div") -> Html:
-    """A region that scrolls sideways where it is too wide, also by keyboard."""
-    return el(name, {"class": "scroll", "tabindex": "0", "role": "region", "aria-label": label}, *children)
-
-
-def bar(share: float, tone: str = "") -> Html:
-    """A horizontal bar, `share` of the width of its place."""
-    length = el("i", {"style": f"width:{100 * share:.4g}%"})
-    return el("span", {"class": f"bar {tone}".strip(), "aria-hidden": "true"}, length)
-
-
-def table(heads: Child, rows: Child, caption: str = "", kind: str = "data") -> Html:
-    """A table of head cells and of rows (`tr`)."""
-    return el(
-        "table",
-        {"class": kind},
-        el("caption", None, caption) if caption else None,
-        el("thead", None, el("tr", None, heads)),
-        el("tbody", None, rows),
+def facts(title: str, found: Mapping[str, Child], note: str = "") -> Html:
+    """Names and what they are."""
+    return table(
+        title, [], [[el("span", {"style": _FAINT}, name), value] for name, value in found.items()], note
     )
 
 
-def terms(kind: str, rows: Iterable[tuple[Child, Child]]) -> Html:
-    """A list of terms with their values."""
-    return el("dl", {"class": kind}, [el("div", None, el("dt", None, t), el("dd", None, v)) for t, v in rows])
+def bars(title: str, values: Mapping[str, float], note: str = "") -> Html:
+    """The largest of some numbers ≥ 0, each with a bar."""
+    ordered = sorted(values.items(), key=lambda item: -item[1])
+    largest, rest = ordered[0][1], len(ordered) - BARS
+    rows = [[name, bar(value, largest, f"{value:.3f}")] for name, value in ordered[:BARS]]
+    more = f"and {rest:,} more" if rest > 0 else ""
+    return table(title, [], rows, ", ".join(filter(None, (more, note))))
 
 
-__all__ = [
-    *(
-        "Attribute",
-        "Child",
-        "Html",
-        "bar",
-        "el",
-        "fold",
-        "join",
-        "lead",
-        "mark",
-        "note",
-        "number",
-        "score",
-        "scroll",
-    ),
-    *("section", "table", "terms", "text"),
-]
+def bar(value: float, largest: float, shown: str = "") -> Html:
+    """A number with a bar as long as its share of the largest; its sign is also in its colour."""
+    share = min(1.0, abs(value) / largest) if largest > 0 else 0.0
+    colour = _TONES[value < 0]
+    length = f"display:inline-block;height:.6em;width:{80 * share:.3g}px;background:{colour}"
+    number = el(
+        "span",
+        {"style": "display:inline-block;min-width:4.5em;font-variant-numeric:tabular-nums"},
+        shown or score(value),
+    )
+    return el("span", {"style": "white-space:nowrap"}, number, el("span", {"style": length}))
+
+
+def interval(value: float, half: float, low: float, high: float) -> Html:
+    """A mean and its interval on a line from `low` to `high`."""
+    width, scale = 160, (high - low) or 1.0
+    at, start, stop = (
+        width * (min(max(x, low), high) - low) / scale for x in (value, value - half, value + half)
+    )
+    line = "position:absolute;background:currentColor"
+    return el(
+        "span",
+        {
+            "style": f"display:inline-block;position:relative;width:{width}px;height:1em",
+            "aria-hidden": "true",
+        },
+        el("span", {"style": f"{line};opacity:.3;left:0;width:100%;top:48%;height:1px"}),
+        el(
+            "span",
+            {"style": f"{line};opacity:.6;left:{start:.4g}px;width:{stop - start:.4g}px;top:40%;height:3px"},
+        ),
+        el("span", {"style": f"{line};left:{at - 1:.4g}px;width:3px;top:15%;height:70%"}),
+    )
+
+
+def brief(text: str) -> str:
+    """A text in one line.
+
+    >>> brief("to be\\n or not")
+    'to be or not'
+    """
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 2]} …"
+
+
+def list_names(names: Sequence[str], most: int = 6) -> str:
+    """Some names, and how many they are.
+
+    >>> list_names(["a", "b", "c"], most=2)
+    '3: a, b, …'
+    """
+    return f"{len(names):,}: {', '.join(names[:most])}{', …' if len(names) > most else ''}"
+
+
+def _cell(content: Child) -> Html:
+    return el("td", {"style": _CELL}, content)
+
+
+def _framed(title: str, content: Html, note: str) -> Html:
+    return el(
+        "div",
+        {"style": "color:inherit;background:transparent;max-width:60em"},
+        el("div", {"style": "font-weight:600"}, title),
+        content,
+        el("div", {"style": f"{_FAINT};font-size:90%"}, note) if note else None,
+    )

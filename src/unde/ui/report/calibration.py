@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from unde.index.calibration import LOCAL, Calibration
-from unde.markup import Html, el, lead, section
+from unde.markup import Html, el
 from unde.ui.report.svg import PlotFrame, caption, dot, grid_lines, rect, stroke, svg
-from unde.ui.report.tables import ResultTable, result_table
+from unde.ui.report.tables import ResultTable, lead, result_table, section
 
 WIDTH, HEIGHT = 760.0, 250.0
 LEFT, RIGHT, TOP, BOTTOM = 44.0, 190.0, 16.0, 26.0  # margins

@@ -9,9 +9,9 @@ import numpy as np
 
 from unde.data import to_numpy
 from unde.errors import UndeError
-from unde.markup import Html, el, fold, note, number, scroll, section
+from unde.markup import Html, el, number
 from unde.ui.report.svg import HEATS, heat_map
-from unde.ui.report.tables import ResultTable, result_table
+from unde.ui.report.tables import ResultTable, fold, note, result_table, scroll, section
 
 _TOPS = (0.01, 0.02, 0.05, *(t / 10 for t in range(1, 11)))  # round ends of the scale
 

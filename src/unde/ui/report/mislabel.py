@@ -12,10 +12,10 @@ from unde.console import counted
 from unde.data import to_numpy
 from unde.errors import UndeError
 from unde.evaluate import mislabel_auc
-from unde.markup import Html, el, lead, mark, note, number, section
+from unde.markup import Html, el, mark, number
 from unde.ui.report.items import ScoredItem, example, kind_of, label_text, largest_score, same
 from unde.ui.report.svg import Line, curve_key, roc_plot
-from unde.ui.report.tables import ResultTable, result_table
+from unde.ui.report.tables import ResultTable, lead, note, result_table, section
 
 NEIGHBOURS = (
     "Beside each one: its label, the prediction of the model, and the labels of the nearest training examples. "

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from unde.errors import UndeError
-from unde.markup import Child, Html, el, number, terms
+from unde.markup import Child, Html, el, number
+from unde.ui.report.tables import terms
 
 TONES = 6  # colours that blocks cycle through: .tone-0 … .tone-5 in the style
 _LABELLED_BARS = 64  # up to here every bar carries its name; beyond, blocks and tooltips do

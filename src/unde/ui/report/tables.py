@@ -4,12 +4,60 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from unde.console import counted, duration
 from unde.errors import UndeError
-from unde.markup import Html, bar, el, fold, lead, note, number, scroll, section, table, terms
+from unde.markup import Child, Html, el, number
+
+
+def section(name: str, title: str, *children: Child, kind: str | None = None) -> Html:
+    """A section of a page with its heading; `name` is its anchor."""
+    heading = el("h2", {"id": f"{name}-title"}, title)
+    return el("section", {"id": name, "class": kind, "aria-labelledby": f"{name}-title"}, heading, *children)
+
+
+def note(words: str) -> Html | None:
+    """A remark in small print; None without words."""
+    return el("p", {"class": "note"}, words) if words else None
+
+
+def lead(*children: Child) -> Html:
+    """An introductory paragraph."""
+    return el("p", {"class": "lead"}, *children)
+
+
+def fold(summary: str, *children: Child) -> Html:
+    """Content that opens on demand."""
+    return el("details", {"class": "fold"}, el("summary", None, summary), *children)
+
+
+def scroll(label: str, *children: Child, name: str = "div") -> Html:
+    """A region that scrolls sideways where it is too wide, also by keyboard."""
+    return el(name, {"class": "scroll", "tabindex": "0", "role": "region", "aria-label": label}, *children)
+
+
+def bar(share: float, tone: str = "") -> Html:
+    """A horizontal bar, `share` of the width of its place."""
+    length = el("i", {"style": f"width:{100 * share:.4g}%"})
+    return el("span", {"class": f"bar {tone}".strip(), "aria-hidden": "true"}, length)
+
+
+def table(heads: Child, rows: Child, caption: str = "", kind: str = "data") -> Html:
+    """A table of head cells and of rows (`tr`)."""
+    return el(
+        "table",
+        {"class": kind},
+        el("caption", None, caption) if caption else None,
+        el("thead", None, el("tr", None, heads)),
+        el("tbody", None, rows),
+    )
+
+
+def terms(kind: str, rows: Iterable[tuple[Child, Child]]) -> Html:
+    """A list of terms with their values."""
+    return el("dl", {"class": kind}, [el("div", None, el("dt", None, t), el("dd", None, v)) for t, v in rows])
 
 
 @dataclass(frozen=True)

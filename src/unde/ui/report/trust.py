@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from unde.console import counted
 from unde.errors import UndeError
-from unde.markup import Html, el, lead, note, number, section
+from unde.markup import Html, el, number
 from unde.ui.report.svg import Line, curve_key, line_plot
-from unde.ui.report.tables import ResultTable, result_table
+from unde.ui.report.tables import ResultTable, lead, note, result_table, section
 
 MEANING = (
     "Each of these training examples was changed a little, then more, and the method ranked all training examples for "

@@ -10,10 +10,10 @@ import numpy as np
 from unde.console import counted
 from unde.data import to_numpy
 from unde.errors import UndeError
-from unde.markup import Html, bar, el, fold, lead, note, number, scroll, section, table
+from unde.groups import unet_order, unet_stages
+from unde.markup import Html, el, number
 from unde.ui.report.svg import Bar, Line, bar_plot, block_tones, line_plot
-from unde.ui.report.tables import ResultTable, result_table
-from unde.unet import flow, stages
+from unde.ui.report.tables import ResultTable, bar, fold, lead, note, result_table, scroll, section, table
 
 _TOP = 10  # groups in the table of the largest weights
 _RANKED = 5  # bars that carry their rank
@@ -100,10 +100,10 @@ def arrange(panel: WeightsPanel) -> WeightsPanel:
     """Fill in the blocks; sort the groups of a UNet in the order in which an image passes them."""
     if panel.blocks is not None:
         return panel
-    blocks = stages(panel.groups)
+    blocks = unet_stages(panel.groups)
     if blocks is None:
         return replace(panel, blocks=block_names(panel.groups))
-    order = flow(blocks)
+    order = unet_order(blocks)
     return replace(
         panel,
         groups=[panel.groups[i] for i in order],
@@ -114,7 +114,9 @@ def arrange(panel: WeightsPanel) -> WeightsPanel:
 
 def order_of(panel: WeightsPanel) -> str:
     """The order that `arrange` gives, as text."""
-    return "in the order of the UNet" if panel.blocks is None and stages(panel.groups) else "in model order"
+    return (
+        "in the order of the UNet" if panel.blocks is None and unet_stages(panel.groups) else "in model order"
+    )
 
 
 def short_names(names: Sequence[str]) -> dict[str, str]:
