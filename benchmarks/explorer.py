@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from unde import Index, Setup
 from unde.tasks import Classification
 from unde.ui.explorer import Session
-from unde.ui.explorer.jobs import Job
+from unde.ui.explorer.jobs import BackgroundJob
 from unde.ui.explorer.query_builder import Inquiry
 
 
@@ -51,7 +51,7 @@ def measure(examples: int, groups: int, method: str, moves: int) -> np.ndarray:
         )
         session = Session(index, setup)
         asked = Inquiry.read({"plus": [{"kind": "eval", "at": 0}], "method": method})
-        answer = session.ask(asked, Job(lambda job: None, False))["answer"]
+        answer = session.ask(asked, BackgroundJob(lambda job: None, False))["answer"]
         for _ in range(moves):
             values = random.uniform(0, 2, len(session.sliders.names)).tolist()
             begun = time.perf_counter()

@@ -9,7 +9,7 @@ from __future__ import annotations
 Interval = tuple[float, float]
 WithAndWithout = dict[str, tuple[Interval, Interval]]  # method → without weights, with weights
 
-# ResultTable 1: LDS, image classification on ImageNet
+# Table 1: LDS, image classification on ImageNet
 LDS_CLASSIFICATION: dict[str, WithAndWithout] = {
     "ResNet-18": {
         "TracIn": ((11.39, 1.06), (23.92, 1.26)),
@@ -21,7 +21,7 @@ LDS_CLASSIFICATION: dict[str, WithAndWithout] = {
     },
 }
 
-# ResultTable 2: LDS, GPT-2-small on WikiText-103
+# Table 2: LDS, GPT-2-small on WikiText-103
 LDS_LANGUAGE: WithAndWithout = {
     "TracIn": ((6.31, 0.88), (9.23, 0.96)),
     "TRAK": ((12.69, 1.00), (14.63, 1.04)),
@@ -29,7 +29,7 @@ LDS_LANGUAGE: WithAndWithout = {
     "EKFAC": ((15.14, 1.04), (18.33, 1.13)),
 }
 
-# ResultTable 3: AUC of finding wrong labels on ImageNet, without and with weights
+# Table 3: AUC of finding wrong labels on ImageNet, without and with weights
 MISLABEL_AUC: dict[str, dict[str, tuple[float, float]]] = {
     "ResNet-18": {"TracIn": (54.40, 61.46), "TRAK": (59.66, 67.72)},
     "ViT-B/16": {"TracIn": (71.27, 83.58), "TRAK": (80.08, 83.48)},
@@ -50,7 +50,7 @@ TAIL_PATCH_LLAMA: TailPatch = {
     "LoGRA": (1.78, 1.92, (0.15, 0.05)),
 }
 
-# ResultTable 5: LDS, diffusion models
+# Table 5: LDS, diffusion models
 LDS_DIFFUSION: dict[str, WithAndWithout] = {
     "ArtBench-2": {
         "TracIn": ((17.63, 0.96), (22.02, 1.05)),
@@ -82,7 +82,7 @@ LDS_DIFFUSION: dict[str, WithAndWithout] = {
     },
 }
 
-# ResultTable 6: Recall@10 on SB-Pokemon with D-TRAK; subject, style, background, all three
+# Table 6: Recall@10 on SB-Pokemon with D-TRAK; subject, style, background, all three
 RECALL: dict[str, dict[str, tuple[float, float, float, float]]] = {
     "train": {
         "none": (22.1, 64.9, 9.1, 96.0),
@@ -100,7 +100,7 @@ RECALL: dict[str, dict[str, tuple[float, float, float, float]]] = {
     },
 }
 
-# ResultTable 9: LDS with other k, the number of examples taken for true; "none" without weights
+# Table 9: LDS with other k, the number of examples taken for true; "none" without weights
 K = ("none", "1", "5", "10", "20", "50", "100")
 SENSITIVITY_TO_K: dict[tuple[str, str], tuple[float, ...]] = {
     ("ArtBench-2", "TracIn"): (17.63, 21.07, 22.01, 22.02, 21.97, 21.91, 21.92),
@@ -109,7 +109,7 @@ SENSITIVITY_TO_K: dict[tuple[str, str], tuple[float, ...]] = {
     ("SB-Pokemon", "TRAK"): (10.68, 11.83, 12.24, 11.97, 11.00, 8.98, 9.00),
 }
 
-# ResultTable 10: LDS on ArtBench-2 with weights learned by other losses; "none" without weights
+# Table 10: LDS on ArtBench-2 with weights learned by other losses; "none" without weights
 LOSSES = ("none", "top-k", "supervised", "bottom-k", "top-k-bottom-k", "no-norm")
 LOSS_ABLATION: dict[str, tuple[Interval, ...]] = {
     "TracIn": ((17.63, 0.96), (22.02, 1.05), (22.31, 0.99), (21.28, 1.06), (21.66, 1.06), (6.89, 0.81)),
@@ -119,7 +119,7 @@ LOSS_ABLATION: dict[str, tuple[Interval, ...]] = {
     "DAS": ((30.47, 1.15), (31.58, 1.15), (30.90, 1.15), (31.03, 1.16), (31.58, 1.14), (7.72, 1.41)),
 }
 
-# ResultTable 11: LDS without weights, with weights of the data set, with weights of the other data set
+# Table 11: LDS without weights, with weights of the data set, with weights of the other data set
 TRANSFER_DATA_SETS: dict[str, dict[str, tuple[float, float, float]]] = {
     "ArtBench-2": {
         "TracIn": (17.63, 22.02, 20.19),
@@ -137,7 +137,7 @@ TRANSFER_DATA_SETS: dict[str, dict[str, tuple[float, float, float]]] = {
     },
 }
 
-# ResultTable 12: LDS on ArtBench-2 with weights learned for another method (along the rows); its own on the diagonal
+# Table 12: LDS on ArtBench-2 with weights learned for another method (along the rows); its own on the diagonal
 METHODS = ("TracIn", "TRAK", "Journey-TRAK", "D-TRAK", "DAS")
 TRANSFER_METHODS: dict[str, tuple[float, ...]] = {  # method → none, then weights of METHODS
     "TracIn": (17.63, 22.02, 21.02, 20.28, 19.96, 19.97),

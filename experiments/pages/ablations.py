@@ -239,9 +239,9 @@ def likeness(book: Book) -> str:
 STRENGTH = Section("What single groups are worth", "Figure 1", ("group_strength",), single_groups)
 APPENDIX = [
     Section("Likeness of settings", "Figure 6", ("group_strength", "lds"), likeness),
-    Section("Sensitivity to k", "ResultTable 9", ("sensitivity_k",), sensitivity_to_k),
+    Section("Sensitivity to k", "Table 9", ("sensitivity_k",), sensitivity_to_k),
     Section("Noise", "Figure 7", ("noise_sensitivity",), noise),
-    Section("Other losses", "ResultTable 10", ("loss_ablation",), losses),
-    Section("Weights of another data set", "ResultTable 11", ("transfer_data_sets",), across_data_sets),
-    Section("Weights of another method", "ResultTable 12", ("transfer_methods",), across_methods),
+    Section("Other losses", "Table 10", ("loss_ablation",), losses),
+    Section("Weights of another data set", "Table 11", ("transfer_data_sets",), across_data_sets),
+    Section("Weights of another method", "Table 12", ("transfer_methods",), across_methods),
 ]

@@ -316,9 +316,9 @@ def speakers(book: Book) -> str:
 
 
 SECTIONS = [
-    Section("Finding wrong labels", "ResultTable 3", ("mislabel_auc",), mislabel),
-    Section("Tail-patch", "ResultTable 4", ("language_tail_patch",), tail_patch),
-    Section("Subject, style and background", "ResultTable 6", ("fine_grained_recall",), recall),
+    Section("Finding wrong labels", "Table 3", ("mislabel_auc",), mislabel),
+    Section("Tail-patch", "Table 4", ("language_tail_patch",), tail_patch),
+    Section("Subject, style and background", "Table 6", ("fine_grained_recall",), recall),
 ]
 FIGURES = [
     Section("Recall of single parts of the network", "Figure 2", ("fine_grained_recall",), heat_maps),
@@ -326,7 +326,7 @@ FIGURES = [
     Section("Gallery", "Figure 4", ("fine_grained_recall",), gallery),
 ]
 TEXTS = [
-    Section("Tail-patch on a Llama-type model", "ResultTable 13", ("llama_tail_patch",), llama),
+    Section("Tail-patch on a Llama-type model", "Table 13", ("llama_tail_patch",), llama),
     Section("Texts", "Figures 8 to 11", ("sotu_recall", "llama_tail_patch"), qualitative),
     Section("The right speaker", "", ("sotu_recall",), speakers),
 ]

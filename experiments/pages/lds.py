@@ -237,10 +237,10 @@ def reliability(book: Book) -> str:
 
 
 SECTIONS = [
-    Section("LDS, image classification", "ResultTable 1", ("lds",), classification),
+    Section("LDS, image classification", "Table 1", ("lds",), classification),
     Section(
         "LDS, language models",
-        "ResultTable 2",
+        "Table 2",
         ("lds",),
         section(
             ("wikitext-gpt2", "sotu-gpt2", "finetuned-gpt2"),
@@ -248,8 +248,6 @@ SECTIONS = [
             "BM25 compares words, *similarity* the mean hidden states of the last block: neither sees a gradient.",
         ),
     ),
-    Section(
-        "LDS, diffusion models", "ResultTable 5", ("lds",), section(("cifar2", "robots"), paper.LDS_DIFFUSION)
-    ),
+    Section("LDS, diffusion models", "Table 5", ("lds",), section(("cifar2", "robots"), paper.LDS_DIFFUSION)),
 ]
 RELIABILITY = Section("Reliability of the banks", "", ("reliability",), reliability)

@@ -218,7 +218,7 @@ ARTBENCH2 = Diffusion(
 )
 NARUTO = Diffusion(name="naruto", train=1_221, **_FINE_TUNING)
 
-# ResultTable "The 30 categories" of B.1. The first five of each are the train split, the others the validation split.
+# Table "The 30 categories" of B.1. The first five of each are the train split, the others the validation split.
 CATEGORIES = {
     "subject": (
         "Cubone", "Jigglypuff", "Mewtwo", "Bulbasaur", "Lickitung",

@@ -34,7 +34,7 @@ from unde.methods import DTRAK
 from unde.scoring import GroupScores
 from unde.ui.report import HeatmapPanel, Item, Page, QueryPanel, WeightsPanel
 
-PAPER = "ResultTable 6, Figures 2, 3 and 4"
+PAPER = "Table 6, Figures 2, 3 and 4"
 VARIANTS = ("robots", "emoji")
 DATA = {"emoji": ("emoji_subject_style_background_32.npz",)}
 STUDIES = {"robots": robots, "emoji": emoji}

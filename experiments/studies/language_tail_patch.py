@@ -15,7 +15,7 @@ from experiments.shared.language import HEAD, METHODS, attributed, gains, row, w
 from unde.evaluate import TailPatch, random_indices, tail_patch
 from unde.tasks import CausalLM
 
-PAPER = "ResultTable 4"
+PAPER = "Table 4"
 VARIANTS = ("sotu", "wikitext")
 DATA = {"wikitext": ("wikitext-2",)}
 K, LR = 128, PEAK_LR / 10

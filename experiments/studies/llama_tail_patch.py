@@ -22,7 +22,7 @@ from unde.evaluate import random_indices, tail_patch
 from unde.tasks import CausalLM
 from unde.tasks.language import IGNORE
 
-PAPER = "ResultTable 13, Figures 10 and 11"
+PAPER = "Table 13, Figures 10 and 11"
 SNIPPET, QUERIES, LR = 16, 128, PEAK_LR / 10
 SHOWN = 4
 

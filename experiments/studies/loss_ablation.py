@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments.shared.sweep import EVERY_BANK, needed, objective, sweep
 
-PAPER = "ResultTable 10"
+PAPER = "Table 10"
 VARIANTS = EVERY_BANK
 BANKS = needed(VARIANTS)
 LOSSES = ("top-k", "bottom-k", "top-k-bottom-k", "no-norm")

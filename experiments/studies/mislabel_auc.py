@@ -22,7 +22,7 @@ from unde.evaluate import mislabel_auc, mislabel_auc_interval
 from unde.methods import TRAK, Method, TracIn
 from unde.tasks import Classification
 
-PAPER = "ResultTable 3"
+PAPER = "Table 3"
 VARIANTS = ("mnist", "cifar10")
 DATA = {"cifar10": ("cifar10_10k.npz",)}
 METHODS: dict[str, Method] = {"TracIn": TracIn(), "TRAK": TRAK()}

@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments.shared.sweep import EVERY_BANK, needed, objective, sweep
 
-PAPER = "ResultTable 9"
+PAPER = "Table 9"
 VARIANTS = EVERY_BANK
 BANKS = needed(VARIANTS)
 KS = (1, 3, 5, 10, 20, 50, 100)

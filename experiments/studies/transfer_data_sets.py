@@ -12,7 +12,7 @@ from typing import Any
 from experiments.shared.sweep import needed, objective, sweep
 from unde import Weights
 
-PAPER = "ResultTable 11"
+PAPER = "Table 11"
 FAMILIES = (("mnist-resnet", "cifar10-resnet"), ("sotu-gpt2", "wikitext-gpt2", "finetuned-gpt2"))
 VARIANTS = tuple(bank for family in FAMILIES for bank in family)
 BANKS = needed(VARIANTS)

@@ -11,7 +11,7 @@ from typing import Any
 from experiments.shared.sweep import EVERY_BANK, needed, objective, sweep
 from unde import Weights
 
-PAPER = "ResultTable 12"
+PAPER = "Table 12"
 VARIANTS = EVERY_BANK
 BANKS = needed(VARIANTS)
 

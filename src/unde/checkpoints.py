@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from unde import console
 from unde.errors import UndeError
 from unde.fingerprints import model_fingerprint
-from unde.store.safe_io import check_plain
+from unde.store.files import check_plain
 
 Checkpoint = Mapping[str, Tensor] | str | os.PathLike[str]
 

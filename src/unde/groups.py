@@ -99,11 +99,34 @@ class Groups:
 
     @classmethod
     def by_tensor(cls, model: nn.Module, *, exclude: Iterable[str] = ()) -> Groups:
+        """One group for each parameter tensor.
+
+        Args:
+            model: The model.
+            exclude: Regular expressions of parameters to leave out.
+
+        Returns:
+            The groups, named by their tensor.
+
+        >>> Groups.by_tensor(nn.Linear(2, 1)).names
+        ('weight', 'bias')
+        """
         return cls({n: (n,) for n in trainable(model, exclude)})
 
     @classmethod
     def by_layer(cls, model: nn.Module, *, exclude: Iterable[str] = ()) -> Groups:
-        """Weight and bias of one module together; a parameter of the model itself is a group of its own name."""
+        """One group for each module: its weight and bias together.
+
+        Args:
+            model: The model.
+            exclude: Regular expressions of parameters to leave out.
+
+        Returns:
+            The groups, named by their module; a parameter of the model itself is a group of its own name.
+
+        >>> Groups.by_layer(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))).names
+        ('0', '1')
+        """
         layers: dict[str, list[str]] = {}
         for n in trainable(model, exclude):
             layers.setdefault(n.rpartition(".")[0] or n, []).append(n)
@@ -111,7 +134,22 @@ class Groups:
 
     @classmethod
     def consecutive(cls, model: nn.Module, count: int, *, exclude: Iterable[str] = ()) -> Groups:
-        """`count` runs of consecutive parameter tensors, as equal in number as can be (the paper's 128 and 256)."""
+        """Runs of consecutive parameter tensors, as equal in number as can be (the paper's 128 and 256).
+
+        Args:
+            model: The model.
+            count: The number of groups.
+            exclude: Regular expressions of parameters to leave out.
+
+        Returns:
+            The groups, named by position and first tensor.
+
+        Raises:
+            UndeError: If there are fewer tensors than groups.
+
+        >>> Groups.consecutive(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), 2).names
+        ('0:0.weight', '1:1.weight')
+        """
         names = trainable(model, exclude)
         if not 1 <= count <= len(names):
             raise UndeError(
@@ -127,7 +165,22 @@ class Groups:
     def by_pattern(
         cls, model: nn.Module, patterns: Mapping[str, str], *, exclude: Iterable[str] = ()
     ) -> Groups:
-        """One group for each {name: regex}; every parameter must match exactly one (by `re.search`)."""
+        """One group for each regular expression.
+
+        Args:
+            model: The model.
+            patterns: {name of the group: regex}. Every parameter must match exactly one, by `re.search`.
+            exclude: Regular expressions of parameters to leave out.
+
+        Returns:
+            The groups.
+
+        Raises:
+            UndeError: If a parameter matches no pattern, or several.
+
+        >>> Groups.by_pattern(nn.Linear(2, 1), {"matrix": "weight", "vector": "bias"}).names
+        ('matrix', 'vector')
+        """
         compiled = dict(zip(patterns, _compile(patterns.values())))
         members: dict[str, list[str]] = {name: [] for name in patterns}
         orphans = []

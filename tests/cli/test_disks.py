@@ -93,7 +93,7 @@ def test_an_index_that_cannot_be_written_is_asked(built, monkeypatch, number):
     before = sorted(Path("idx").rglob("*"))
     refuse(monkeypatch, Path("idx"), number)
     assert json.loads(run(*ask)) == want
-    assert "are not kept for the next command" in " ".join(invoke(*ask).split())
+    assert "are not cached for the next command" in " ".join(invoke(*ask).split())
     run("learn", built, "--index", "idx", "--out", "w2.json", "--queries", "learn", "--no-trust", "--k", 5)
     run(f"report {built} --index idx --weights w2.json --out page.html --first 1 --no-trust")
     assert sorted(Path("idx").rglob("*")) == before

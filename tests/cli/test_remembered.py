@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from unde import UndeError
 from unde.setup import Recipe
-from unde.store.safe_io import settings_checksum
+from unde.store.files import settings_checksum
 
 
 def test_commands_remember_what_an_index_was_built_from(built):

@@ -28,7 +28,7 @@ class Killed(BaseException):
 @contextmanager
 def killed_at(number):
     """Ends at the moment with that number: before and after each file is written or deleted, and so kernels."""
-    seen, real_begin = 0, files.begin
+    seen = 0
 
     def moment():
         nonlocal seen
@@ -44,18 +44,8 @@ def killed_at(number):
 
         return run
 
-    def begin(path, content):
-        moment()
-        settle = real_begin(path, content)
-
-        def settled():
-            settle()
-            moment()
-
-        return settled
-
     with (
-        mock.patch.object(files, "begin", begin),
+        mock.patch.object(files, "write_atomically", moments(files.write_atomically)),
         mock.patch.object(updates, "delete", moments(updates.delete)),
         mock.patch.object(updates, "delete_folder", moments(updates.delete_folder)),
         mock.patch.object(updates, "today", return_value="today"),

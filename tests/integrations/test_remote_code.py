@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from unde import UndeError, cli
 from unde.integrations.language import hf_setup, load_model
 from unde.integrations.source import ModelSource, make_setup
-from unde.store.safe_io import settings_checksum
+from unde.store.files import settings_checksum
 
 CODE = """
 from pathlib import Path

@@ -38,7 +38,7 @@ def put(memory, name="a.safetensors", tensors=SHARD, owner="me"):
 
 
 def copies():
-    return sorted(Cache.here().folder.glob("*/*"))
+    return sorted(Cache.for_user().folder.glob("*/*"))
 
 
 def test_a_shard_is_fetched_once(memory, fetches):
@@ -114,7 +114,7 @@ def test_what_was_not_used_for_longest_goes_first(memory, fetches, monkeypatch):
     monkeypatch.setenv("UNDE_CACHE_BYTES", "13kB")  # room for three
     shards = [put(memory, f"{i}.safetensors") for i in range(4)]
     mapped = [read_shard(s, "me") for s in shards[:3]]
-    of = [Cache.here().newest(shard) for shard in shards[:3]]
+    of = [Cache.for_user().newest(shard) for shard in shards[:3]]
     for age, copy in enumerate(of):
         os.utime(copy, (1000 + age, 1000 + age))
     read_shard(shards[0], "me")  # used again

@@ -8,8 +8,7 @@ import torch
 
 import toy
 from unde import Index, UndeError, methods
-from unde.store.file_watch import FileWatch
-from unde.store.shards import ShardError, read_shard, reread_shard, write_shard
+from unde.store.shards import FileWatch, ShardError, read_shard, reread_shard, write_shard
 
 QUERIES = toy.data(4, seed=3)
 STREAMED, KEPT = 16_000, 2**20  # bytes of memory

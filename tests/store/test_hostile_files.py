@@ -250,7 +250,7 @@ def test_deep_and_long_json(copy, tmp_path, monkeypatch):
     (copy / "ids.json").write_text(deep)
     with pytest.raises(UndeError, match=r"ids\.json is missing or damaged"):
         use(copy)
-    monkeypatch.setattr("unde.store.safe_io._CONTAINERS", 100)
+    monkeypatch.setattr("unde.store.files._CONTAINERS", 100)
     (copy / "manifest.json").write_text("[" + "{}," * 200 + "{}]")
     with pytest.raises(UndeError, match="more than 100 lists and objects"):
         use(copy)

@@ -14,7 +14,7 @@ from unde import console
 from unde.cli.completion import one_of
 from unde.cli.options import CODECS, IndexPath, TrainingOptions, WorkerOptions, join_names
 from unde.errors import UndeError
-from unde.store.remote import StorePath, place
+from unde.store.remote import StorePath, is_local, place
 
 _REMOVE = "remove"  # the mark of the live page
 _LONGEST = 2**28  # bytes of a list of ids
@@ -181,7 +181,7 @@ def repack(
 def _read_names(option: str, marks: list[str] | None) -> list[str]:
     """The ids in a file, or in the list itself."""
     path = place(option)
-    is_file = isinstance(path, Path) and path.is_file()
+    is_file = is_local(path) and path.is_file()
     if not is_file and marks:
         raise UndeError(f"--mark goes with a file that has marks: there is no file {option}")
     names = (

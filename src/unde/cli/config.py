@@ -13,10 +13,9 @@ import typer
 
 from unde.cli.options import local_path
 from unde.errors import UndeError, unknown
-from unde.store.files import write_bytes
+from unde.store.files import checksum, read_bounded, write_bytes
 from unde.store.layout import CHECKSUM, MANIFEST, RUN
 from unde.store.remote import StorePath
-from unde.store.safe_io import checksum, read_bounded
 
 tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
 _LONGEST = 2**20  # bytes

@@ -17,7 +17,7 @@ import typer
 from unde import console
 from unde.cli import completion
 from unde.errors import UndeError, unknown
-from unde.store.remote import StorePath, place
+from unde.store.remote import StorePath, is_local, place
 
 if TYPE_CHECKING:
     from unde.integrations.source import ModelSource
@@ -48,7 +48,7 @@ def local_path(text: str) -> Path:
     True
     """
     path = place(text)
-    if not isinstance(path, Path):
+    if not is_local(path):
         raise UndeError(f"{text} is a URL: expected a path of this machine")
     return path
 
@@ -311,5 +311,5 @@ def check_out(out: StorePath) -> None:
     """Raise where a file cannot be written, before hours of work."""
     if out.is_dir():
         raise UndeError(f"--out {out} is a folder: give a file in it")
-    if isinstance(out, Path) and not out.absolute().parent.is_dir():
+    if is_local(out) and not out.absolute().parent.is_dir():
         raise UndeError(f"no folder {out.parent} for --out {out}: make it, or write elsewhere")

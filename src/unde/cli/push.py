@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,10 +9,10 @@ import typer
 from unde import console
 from unde.errors import UndeError
 from unde.store.layout import MANIFEST
-from unde.store.remote import Remote, StorePath, place
+from unde.store.remote import StorePath, is_local, place
 
 if TYPE_CHECKING:
-    from unde.store.sync import Copied
+    from unde.store.sync import CopyCount
 
 Local = Annotated[
     Any,
@@ -53,15 +52,15 @@ def pull(url: Url, target: Local) -> None:
 
 
 def _check(local: StorePath, url: StorePath, usage: str) -> None:
-    if not isinstance(local, Path) or not isinstance(url, Remote):
-        wrong = local if not isinstance(local, Path) else url
+    if not is_local(local) or is_local(url):
+        wrong = local if not is_local(local) else url
         raise UndeError(
             f"{wrong} is {'a URL' if wrong is local else 'no URL'}: expected unde {usage}, with a URL such as "
             "s3://bucket/idx"
         )
 
 
-def _copy(source: StorePath, target: StorePath) -> Copied:
+def _copy(source: StorePath, target: StorePath) -> CopyCount:
     from unde.evaluate import Bank
     from unde.store.sync import copy_file, copy_index
     from unde.weights import Weights
@@ -79,6 +78,6 @@ def _copy(source: StorePath, target: StorePath) -> Copied:
     return copy_file(content, target)
 
 
-def _report(target: StorePath, copied: Copied) -> None:
-    there = f", {copied.there} of them were there already" if copied.there else ""
-    console.echo(f"{target}: {console.counted(copied.files, 'file')}{there}")
+def _report(target: StorePath, count: CopyCount) -> None:
+    unchanged = f", {count.unchanged} of them were there already" if count.unchanged else ""
+    console.echo(f"{target}: {console.counted(count.files, 'file')}{unchanged}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +10,8 @@ import typer
 from unde import console
 from unde.cli import completion
 from unde.errors import UndeError
-from unde.store.remote import Remote, StorePath, exists, place
+from unde.store.files import read_start
+from unde.store.remote import StorePath, exists, place
 
 if TYPE_CHECKING:
     from unde.store.verify_report import VerifyReport
@@ -64,10 +64,6 @@ def verify_path(path: StorePath) -> VerifyReport:
     if not path.is_file():
         what = "is no plain file" if exists(path) else "is not there"
         raise UndeError(f"{path} {what}: expected the folder of an index, a bank or a file of weights")
-    if path.suffix == ".npz" or _is_archive(path):
+    if path.suffix == ".npz" or read_start(path, 2) == b"PK":  # an archive
         return bank.verify(path)
     return weights.verify(path)
-
-
-def _is_archive(path: StorePath) -> bool:
-    return path.read_bytes(first=2) == b"PK" if isinstance(path, Remote) else zipfile.is_zipfile(path)

@@ -18,8 +18,14 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from unde.errors import UndeError
-from unde.store.files import clear_partial, write_bytes
-from unde.store.safe_io import check_plain, read_bounded, read_json, settings_checksum
+from unde.store.files import (
+    check_plain,
+    clear_partial,
+    read_bounded,
+    read_json,
+    settings_checksum,
+    write_bytes,
+)
 
 FORMAT, VERSION = "unde samples", 1
 NAME = "samples.json"

@@ -17,9 +17,8 @@ from unde.errors import UndeError
 from unde.evaluate.estimate import Estimate, SubsetBootstrap
 from unde.index.settings import Setting
 from unde.methods import Method
-from unde.store.files import write_atomically
+from unde.store.files import read_json, write_atomically
 from unde.store.remote import StorePath, Unreachable, place
-from unde.store.safe_io import read_json
 from unde.weights import Weights
 
 FORMAT, VERSION = "unde calibration", 1

@@ -25,12 +25,20 @@ from unde.kernels.base import BoundKernel, Moments, Round, add_partials, read
 from unde.kernels.fingerprint import code_key, describe_kernel
 from unde.parallel import SERIAL, Executor, Job, run_with_progress
 from unde.store import layout
-from unde.store.file_watch import FileWatch, copy_tensors
 from unde.store.files import clear_partial
 from unde.store.locks import locked
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath
-from unde.store.shards import ShardError, file_bytes, is_valid_shard, read_shard, reread_shard, write_shard
+from unde.store.shards import (
+    FileWatch,
+    ShardError,
+    copy_tensors,
+    file_bytes,
+    is_valid_shard,
+    read_shard,
+    reread_shard,
+    write_shard,
+)
 
 VERSION = 2  # raise when kernels come out differently: files of another version are not read
 MOMENTS = "moments.safetensors"

@@ -21,12 +21,11 @@ from unde.gradients.pca import CovariancePass
 from unde.parallel import SERIAL, Executor, Job, run_with_progress
 from unde.parallel.model_transport import BuildInputs
 from unde.projection import Spec
-from unde.store.file_watch import copy_tensors
 from unde.store.job_results import Results, scratch
 from unde.store.layout import FISHERS, MANIFEST, MATRICES
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath
-from unde.store.shards import ShardError, checksum, create_shard, read_shard, write_shard
+from unde.store.shards import ShardError, checksum, copy_tensors, create_shard, read_shard, write_shard
 
 
 class _DirectionJobs:

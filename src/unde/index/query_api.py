@@ -253,6 +253,9 @@ class QueryableIndex:
         Raises:
             UndeError: If there is no way to train, a training diverges, the budget does not suffice for four halves,
                 queries are training data, or a bank does not fit.
+
+        >>> calibration = index.calibrate(train, queries, halves=16)  # doctest: +SKIP
+        >>> print(calibration.table())  # doctest: +SKIP
         """
         if queries is None:
             raise UndeError("queries is missing: pass data like that which will be asked about")

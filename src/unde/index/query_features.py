@@ -18,10 +18,9 @@ from unde.index.feature_runner import FeatureRunner, Patch
 from unde.index.reader import IndexReader
 from unde.parallel import SERIAL, Executor
 from unde.parallel.model_transport import ModelInputs
-from unde.store.file_watch import copy_tensors
 from unde.store.files import CannotWrite
 from unde.store.remote import StorePath
-from unde.store.shards import ShardError, read_shard, write_shard
+from unde.store.shards import ShardError, copy_tensors, read_shard, write_shard
 
 PLACE = "queries"  # what the file is, whatever it is called
 

@@ -17,10 +17,9 @@ from unde.gradients.factors import factor_sizes, split
 from unde.kernels import FeatureLayout, ParameterColumns
 from unde.methods import Method
 from unde.store import layout
-from unde.store.file_watch import FileWatch
 from unde.store.manifest import Manifest, with_method
 from unde.store.remote import StorePath, exists
-from unde.store.shards import ShardError, report_damage, reread_shard
+from unde.store.shards import FileWatch, ShardError, report_damage, reread_shard
 
 
 class IndexReader:

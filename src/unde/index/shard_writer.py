@@ -26,7 +26,7 @@ from unde.parallel.model_transport import BuildInputs
 from unde.store import layout
 from unde.store.files import append_line, clear_partial
 from unde.store.manifest import Manifest
-from unde.store.remote import Remote, StorePath, exists
+from unde.store.remote import StorePath, exists, is_local
 from unde.store.shards import ShardError, file_bytes, read_shard, report_damage, write_shard
 
 BESIDE = "beside"  # measures that the method keeps beside features
@@ -156,7 +156,7 @@ class Shapes:
         assert place is not None
         s = self._by_number[place[1]]
         owner = self.m.files[s][1]
-        if verify and not isinstance(path, Remote):
+        if verify and is_local(path):
             self._check(path, s, read_shard(path, owner, False))
         tensors = read_shard(path, owner, verify)
         self._check(path, s, tensors)

@@ -34,11 +34,10 @@ from unde.index.validation import read_ids
 from unde.parallel.model_transport import BuildInputs, recipe_for_data
 from unde.store import layout
 from unde.store.cache import delete, delete_folder
-from unde.store.files import clear_partial, create_bytes, write_bytes
-from unde.store.locks import has_locks, locked
+from unde.store.files import LONGEST, clear_partial, create_bytes, read_json, write_bytes
+from unde.store.locks import locked
 from unde.store.manifest import APPEND, REMOVE, Changes, Manifest, Segment
-from unde.store.remote import StorePath, Unreachable, exists
-from unde.store.safe_io import LONGEST, read_json
+from unde.store.remote import StorePath, Unreachable, exists, is_local
 
 _NAMED = 3  # ids in a message
 
@@ -256,7 +255,7 @@ class Transaction:
         other = read_note(self.folder)
         if other is None or other["token"] == self.token:
             return
-        if not has_locks(self.folder):
+        if not is_local(self.folder):
             raise UndeError(
                 f"a change of {self.folder} ({other['what']}, begun {other['on']} by {other['by']}) is not finished: "
                 f"wait for it, or run the same again. If it was given up, delete {path}"

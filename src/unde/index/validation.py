@@ -24,9 +24,9 @@ from unde.index.shard_writer import Shapes
 from unde.index.state import IndexState
 from unde.parallel.model_transport import ModelInputs
 from unde.store import layout
+from unde.store.files import read_json
 from unde.store.manifest import Manifest, request_fields
-from unde.store.remote import Remote, StorePath, Unreachable
-from unde.store.safe_io import read_json
+from unde.store.remote import StorePath, Unreachable, is_local
 from unde.store.shards import ShardError, read_shard, write_shard
 from unde.tasks.identity import differences, is_builtin
 
@@ -107,7 +107,7 @@ def check_shards(folder: StorePath, manifest: Manifest, verify: bool) -> None:
             "Run the same Index.build again to finish it"
         )
     problems, shapes = [], Shapes(manifest)
-    for path in paths if verify or not isinstance(folder, Remote) else ():
+    for path in paths if verify or is_local(folder) else ():
         try:
             shapes.read(path, verify)
         except ShardError as e:
@@ -121,7 +121,7 @@ def check_shards(folder: StorePath, manifest: Manifest, verify: bool) -> None:
 
 def _missing(paths: Sequence[StorePath]) -> list[str]:
     """Names of shards that do not exist; one that cannot be accessed raises when it is read."""
-    if isinstance(paths[0], Remote):
+    if not is_local(paths[0]):
         there = layout.list_names(paths[0].parent)
         return [p.name for p in paths if p.name not in there]
     missing = []

@@ -18,10 +18,9 @@ from unde.index.shard_writer import Shapes
 from unde.index.updates import is_committed, read_note
 from unde.index.validation import probe_path, read_ids
 from unde.store import layout
-from unde.store.files import PARTIAL
+from unde.store.files import PARTIAL, check_plain, check_settings, checksum, read_bounded, read_json
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath, Unreachable, exists
-from unde.store.safe_io import check_plain, check_settings, checksum, read_bounded, read_json
 from unde.store.shards import ShardError, read_shard
 from unde.store.verify_report import DAMAGED, FOREIGN, MISSING, VerifyReport
 

@@ -22,7 +22,7 @@ from unde.evaluate import TrainingSpec
 from unde.integrations.language import load_model
 from unde.integrations.trainer import STATE
 from unde.setup import Setup
-from unde.store.safe_io import read_json
+from unde.store.files import read_json
 
 _ADAPTER, _CONFIG = "adapter_config.json", "config.json"
 

@@ -18,7 +18,7 @@ from unde.integrations.labelled import Labelled, Reader, classified, tagged, tra
 from unde.integrations.model_types import predictor
 from unde.integrations.trainer import home_of, newest
 from unde.setup import Ask, Setup
-from unde.store.safe_io import read_json
+from unde.store.files import read_json
 from unde.tasks import Classification
 from unde.tasks.tokens import limits, text_config
 

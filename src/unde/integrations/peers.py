@@ -26,7 +26,7 @@ from unde.errors import UndeError, unknown
 from unde.groups import Groups
 from unde.methods import TracIn
 from unde.scoring import ArrayScores, GroupScores, TrainFeatures, from_arrays
-from unde.store.safe_io import read_json
+from unde.store.files import read_json
 
 Names = Sequence[Any] | None
 File = str | os.PathLike[str]

@@ -20,10 +20,9 @@ from unde.integrations.documents import Texts
 from unde.integrations.language import hf_setup
 from unde.integrations.trainer import checkpoints_in, newest
 from unde.setup import Recipe, Setup
-from unde.store.files import write_atomically, write_bytes
+from unde.store.files import check_settings, read_json, settings_checksum, write_atomically, write_bytes
 from unde.store.layout import SOURCE
-from unde.store.remote import StorePath, Unreachable, exists
-from unde.store.safe_io import check_settings, read_json, settings_checksum
+from unde.store.remote import StorePath, Unreachable, exists, is_local
 
 _LONGEST = 2**20  # bytes of a file
 _TRUST = "trust_remote_code"
@@ -169,7 +168,7 @@ def trusted_target(index: StorePath) -> str | None:
     module, _, function = target.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), function)):
         raise _foreign(index, target, "it is no MODULE:FUNCTION")
-    if isinstance(index, Path) and _lies_in(index.resolve(), module.split(".")):
+    if is_local(index) and _lies_in(index.resolve(), module.split(".")):
         raise _foreign(index, target, f"{module} lies in the index itself")
     if _read_list().get(_name(index)) != target:
         raise _foreign(index, target, "the index was built by somebody else, or elsewhere")
@@ -201,7 +200,7 @@ def _list_index(index: StorePath, target: str) -> None:
 
 
 def _name(index: StorePath) -> str:
-    return str(index.resolve() if isinstance(index, Path) else index)
+    return str(index.resolve() if is_local(index) else index)
 
 
 def _lies_in(home: Path, parts: list[str]) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from unde import console
 from unde.checkpoints import Checkpoint
 from unde.errors import UndeError
-from unde.store.safe_io import check_plain, read_json
+from unde.store.files import check_plain, read_json
 
 STATE = "trainer_state.json"  # the last file of a checkpoint that Trainer writes
 _CONFIGS = ("config.json", "adapter_config.json")

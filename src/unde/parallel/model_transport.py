@@ -22,7 +22,7 @@ from unde.errors import UndeError
 from unde.fingerprints import data_fingerprint
 from unde.setup import Recipe, Setup
 from unde.store.manifest import Manifest
-from unde.store.remote import Remote, StorePath, Unreachable
+from unde.store.remote import StorePath, Unreachable, is_local
 from unde.tasks.base import Task
 
 
@@ -121,7 +121,7 @@ def not_portable(model: nn.Module) -> UndeError:
 
 
 def _save(model: nn.Module, file: StorePath) -> None:
-    if not isinstance(file, Remote):
+    if is_local(file):
         save_model(model, str(file))
         return
     with tempfile.TemporaryDirectory(prefix="unde-") as folder:
@@ -132,7 +132,7 @@ def _save(model: nn.Module, file: StorePath) -> None:
 @contextmanager
 def _local_copy(file: StorePath) -> Generator[Path]:
     """The file, or a copy of what is elsewhere."""
-    if not isinstance(file, Remote):
+    if is_local(file):
         yield file
         return
     with tempfile.TemporaryDirectory(prefix="unde-") as folder:

@@ -115,6 +115,10 @@ class GroupScores(Scores):
         Raises:
             UndeError: If weights do not fit the groups or were learned on these queries, or scores are beyond the
                 range of float32.
+
+        >>> from unde.scoring import from_arrays
+        >>> from_arrays(torch.tensor([[[0.5, 0.25], [1.0, -1.0]]])).total([2.0, 0.0])
+        tensor([[1., 2.]])
         """
         w = self.align_weights(weights)
         if self.train.workers is not None:
@@ -175,6 +179,8 @@ class GroupScores(Scores):
 
         Raises:
             UndeError: If model, task or data are missing, or `index` is one of other examples.
+
+        >>> index.score(queries).rescore(1000).top(10)  # doctest: +SKIP
         """
         if self.rescorer is None:
             raise UndeError(
@@ -193,6 +199,8 @@ class GroupScores(Scores):
 
         Raises:
             UndeError: If a group is unknown, or a parameter is in none or several of them.
+
+        >>> scores.regroup({"encoder": ["layer.0", "layer.1"], "head": ["fc"]})  # doctest: +SKIP
         """
         if not isinstance(groups, Groups):
             for name in (name for names in groups.values() for name in names):

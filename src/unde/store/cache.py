@@ -1,11 +1,10 @@
-"""Copies of remote files on this machine, from which tensors are mapped.
+"""Local copies of remote files, from which tensors are mapped.
 
 $UNDE_CACHE        the folder, by default unde/ in the user's folder of caches
-$UNDE_CACHE_BYTES  how large it may grow, by default 20GB: what was not used for longest goes first
+$UNDE_CACHE_BYTES  its largest size, by default 20GB: the least recently used copies are deleted first
 
-A copy is called after its URL and the version of the object, so one of an object that was replaced is not found again.
-It gets its name once it was checked. Copies that others have mapped meanwhile may be removed: the system keeps their
-bytes until they are closed.
+The name of a copy is a hash of the URL and the version of the object, so copies of replaced objects are not used. A
+copy gets its name after it was verified. Copies that are mapped may be deleted: the system keeps their bytes.
 """
 
 from __future__ import annotations
@@ -23,43 +22,43 @@ from pathlib import Path
 from unde.data import parse_bytes
 from unde.errors import UndeError
 from unde.store.files import PARTIAL, temporary_for, write_atomically
-from unde.store.remote import Remote, StorePath, Unreachable
+from unde.store.remote import Remote, StorePath, Unreachable, is_local
 
-SHARE = 100  # the folder is looked through whenever one in so many of its bytes are new
-ABANDONED = 24 * 3600  # seconds after which a download that did not end was killed
+SHARE = 100  # the folder is trimmed after every limit / SHARE new bytes
+ABANDONED = 24 * 3600  # seconds after which an unfinished download counts as killed
 _VERSIONS = ("ETag", "etag", "generation", "md5Hash", "content_md5", "blob_id")  # as drivers call them
 
 
 class Cache:
     def __init__(self, folder: Path, limit: int) -> None:
         self.folder, self.limit = folder, limit
-        self._new = limit  # bytes since the folder was last looked through
+        self._new = limit  # bytes since the folder was last trimmed
 
     @staticmethod
-    def here() -> Cache:
-        """That of this user, as the environment says now."""
+    def for_user() -> Cache:
+        """The cache of this user, as the environment sets it now."""
         folder = Path(os.environ.get("UNDE_CACHE") or _user_caches() / "unde").expanduser()
         return _cache(folder, parse_bytes(os.environ.get("UNDE_CACHE_BYTES") or "20GB"))
 
-    def at(self, remote: Remote) -> Path:
-        """Where a copy of the object as it is now would be. A FileNotFoundError if there is no such object."""
+    def path_of(self, remote: Remote) -> Path:
+        """Path of a copy of the current version; a FileNotFoundError if there is no such object."""
         info = remote.info()
         version = next((info[name] for name in _VERSIONS if info.get(name)), info)
         return self._stem(remote, f"{info['size']} {version}")
 
     def newest(self, remote: Remote) -> Path | None:
-        """A copy of any version; the store is not asked."""
+        """The last used copy of any version, without a request to the store."""
         stem = self._stem(remote, "")
-        found = [p for p in stem.parent.glob(f"{stem.name[:32]}-*") if not p.name.endswith(PARTIAL)]
-        return max(found, key=_used, default=None)
+        copies = [p for p in stem.parent.glob(f"{stem.name[:32]}-*") if not p.name.endswith(PARTIAL)]
+        return max(copies, key=_used, default=None)
 
     def touch(self, copy: Path) -> None:
         with suppress(OSError):
             os.utime(copy)
 
     @contextmanager
-    def fetched(self, remote: Remote, at: Path) -> Generator[Path]:
-        """The object in a temporary file, which gets its name if the block ends well."""
+    def download(self, remote: Remote, at: Path) -> Generator[Path]:
+        """Download to a temporary file, which gets its name if the block ends without an error."""
         temporary = temporary_for(at)
         try:
             self._make(at.parent)
@@ -73,18 +72,18 @@ class Cache:
         finally:
             with suppress(OSError):
                 temporary.unlink()
-        self._grown(at)
+        self._account(at)
 
     def keep(self, remote: Remote, content: bytes) -> None:
-        """A copy of what was just written there, if there is room."""
+        """Store a copy of what was just written, if there is room."""
         with suppress(OSError):
-            at = self.at(remote)
+            at = self.path_of(remote)
             self._make(at.parent)
             write_atomically(at, content)
-            self._grown(at)
+            self._account(at)
 
-    def forget(self, remote: Remote) -> None:
-        """Remove all copies of an object."""
+    def discard(self, remote: Remote) -> None:
+        """Delete all copies of an object."""
         stem = self._stem(remote, "")
         for copy in stem.parent.glob(f"{stem.name[:32]}-*"):
             with suppress(OSError):
@@ -98,7 +97,7 @@ class Cache:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(exist_ok=True)
 
-    def _grown(self, by: Path) -> None:
+    def _account(self, by: Path) -> None:
         with suppress(OSError):
             self._new += by.stat().st_size
         if self._new > self.limit // SHARE:
@@ -106,13 +105,13 @@ class Cache:
             self._trim(by)
 
     def _trim(self, keep: Path) -> None:
-        found = []
+        files = []
         for path in self.folder.glob("??/*"):
             with suppress(OSError):
                 status = path.stat()
-                found.append((status.st_mtime, status.st_size, path))
-        total, now = sum(size for _, size, _ in found), time.time()
-        for used, size, path in sorted(found):
+                files.append((status.st_mtime, status.st_size, path))
+        total, now = sum(size for _, size, _ in files), time.time()
+        for used, size, path in sorted(files):
             running = path.name.endswith(PARTIAL) and now - used < ABANDONED
             if path != keep and not running and (total > self.limit or path.name.endswith(PARTIAL)):
                 with suppress(OSError):
@@ -150,13 +149,13 @@ def _user_caches() -> Path:
 def delete(path: StorePath) -> None:
     """Delete a file, and its cached copies on this machine where it is remote."""
     path.unlink(missing_ok=True)
-    if isinstance(path, Remote):
-        Cache.here().forget(path)
+    if not is_local(path):
+        Cache.for_user().discard(path)
 
 
 def delete_folder(folder: StorePath) -> None:
     """Delete a folder with all files in it."""
-    if not isinstance(folder, Remote):
+    if is_local(folder):
         shutil.rmtree(folder, ignore_errors=True)
         return
     with suppress(FileNotFoundError):

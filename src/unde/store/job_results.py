@@ -1,4 +1,4 @@
-"""Files on their way from one process to another."""
+"""Results that one process hands to another, in files or in memory."""
 
 from __future__ import annotations
 
@@ -13,70 +13,61 @@ from pathlib import Path
 
 from torch import Tensor
 
+from unde.store.cache import delete_folder
 from unde.store.layout import SCRATCH
-from unde.store.remote import Remote, StorePath
+from unde.store.remote import StorePath, is_local
 from unde.store.shards import read_shard, write_shard
 
-_FORGOTTEN = 86_400.0  # seconds after which what a killed process left there is deleted
+_ABANDONED = 86_400.0  # seconds after which files of a killed process are deleted
 
 
 @contextmanager
 def scratch(folder: StorePath) -> Generator[StorePath]:
-    """A place in the folder of an index, which all workers see, gone afterwards; where that cannot be written, one on
-    this machine."""
+    """A temporary folder in that of an index, which all workers see; a local one if the index cannot be written."""
     try:
         _clear(folder / SCRATCH)
-        made = folder / SCRATCH / secrets.token_hex(8)
-        made.mkdir(parents=True)
+        shared = folder / SCRATCH / secrets.token_hex(8)
+        shared.mkdir(parents=True)
     except OSError:
         with tempfile.TemporaryDirectory(prefix="unde-") as temporary:
             yield Path(temporary)
         return
     try:
-        yield made
+        yield shared
     finally:
-        _remove(made)
         with contextlib.suppress(OSError):
-            made.parent.rmdir()  # unless others are at work there
+            delete_folder(shared)
+        with contextlib.suppress(OSError):
+            shared.parent.rmdir()  # unless other processes use it
 
 
-def _remove(place: StorePath) -> None:
-    if not isinstance(place, Remote):
-        shutil.rmtree(place, ignore_errors=True)
-        return
-    with contextlib.suppress(OSError):
-        for found in place.iterdir():
-            found.unlink(missing_ok=True)
-
-
-def _clear(place: StorePath) -> None:
-    if isinstance(place, Remote):
-        return  # a store has rules of its own for what is old
-    for old in place.glob("*"):
-        if time.time() - old.stat().st_mtime > _FORGOTTEN:
+def _clear(folder: StorePath) -> None:
+    """Delete what killed processes left in a local folder; object stores expire old objects by their own rules."""
+    for old in folder.glob("*") if is_local(folder) else ():
+        if time.time() - old.stat().st_mtime > _ABANDONED:
             shutil.rmtree(old, ignore_errors=True)
 
 
 class Results:
-    """What jobs found, by their numbers: in memory where they run in this process, else in files in `folder`."""
+    """Results of jobs by number: in memory if `folder` is None, else in files."""
 
     def __init__(self, owner: str, folder: StorePath | None = None) -> None:
         self.owner, self.folder = owner, folder
-        self._here: dict[tuple[int, ...], Mapping[str, Tensor]] = {}
+        self._memory: dict[tuple[int, ...], Mapping[str, Tensor]] = {}
 
-    def put(self, job: tuple[int, ...], found: Mapping[str, Tensor]) -> None:
+    def put(self, job: tuple[int, ...], result: Mapping[str, Tensor]) -> None:
         if self.folder is None:
-            self._here[job] = found
+            self._memory[job] = result
         else:
-            write_shard(self._file(job), self.owner, found)
+            write_shard(self._file(job), self.owner, result)
 
     def take(self, job: tuple[int, ...]) -> Mapping[str, Tensor]:
-        """Once: it is not kept any longer."""
+        """Return a result and delete it."""
         if self.folder is None:
-            return self._here.pop(job)
-        found = read_shard(self._file(job), self.owner)
-        self._file(job).unlink()  # what is mapped stays
-        return found
+            return self._memory.pop(job)
+        result = read_shard(self._file(job), self.owner)
+        self._file(job).unlink()  # mapped tensors stay valid
+        return result
 
     def _file(self, job: tuple[int, ...]) -> StorePath:
         assert self.folder is not None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from unde.errors import UndeError
 from unde.store.files import PARTIAL
-from unde.store.remote import Remote, StorePath, Unreachable, exists
+from unde.store.remote import StorePath, Unreachable, exists, is_local
 
 MANIFEST, IDS, MATRICES, PROBE = "manifest.json", "ids.json", "projection.safetensors", "probe.safetensors"
 SHARDS, FISHER, KERNELS, QUERIES, SCRATCH = "shards", "fisher", "kernels", "queries", "scratch"
@@ -133,8 +133,8 @@ def parse_shard_name(name: str) -> tuple[int, int] | None:
     ((0, 12), None)
     """
     match = re.fullmatch(r"c(\d{2,9})-(\d{6,9})\.safetensors", name)
-    found = None if match is None else (int(match[1]), int(match[2]))
-    return found if found is not None and shard_path(Path(), *found).name == name else None
+    numbers = None if match is None else (int(match[1]), int(match[2]))
+    return numbers if numbers is not None and shard_path(Path(), *numbers).name == name else None
 
 
 def list_names(folder: StorePath) -> set[str]:
@@ -180,7 +180,7 @@ def prepare(folder: StorePath) -> None:
 
 def refuse_links(folder: StorePath) -> None:
     """Refuse links in the folder, which would lead out of it."""
-    if isinstance(folder, Remote):
+    if not is_local(folder):
         return
     inside = [folder / name for name in (SHARDS, *FISHERS.values(), KERNELS, QUERIES, SCRATCH)]
     with contextlib.suppress(OSError):  # reading reports it

@@ -16,10 +16,9 @@ from unde.groups import Groups
 from unde.store import manifest_schema as bounds
 from unde.store.codec import Codec
 from unde.store.factored import codec_of
-from unde.store.files import create_bytes
+from unde.store.files import create_bytes, read_json
 from unde.store.layout import FISHERS, MANIFEST, refuse_links, shard_path
 from unde.store.remote import StorePath, Unreachable, exists
-from unde.store.safe_io import read_json
 
 SCHEMA = 4
 APPEND, REMOVE, MERGE, REPACK = "append", "remove", "merge", "repack"

@@ -1,7 +1,6 @@
-"""Places: folders and files of this machine, and objects below a URL, of any store that fsspec has a driver for.
+"""Store paths: local paths, and URLs of object stores that fsspec has a driver for.
 
-A store of objects has no rename and no folders. It does not need them: an object is put there whole or not at all, and
-a folder is what names begin with.
+Object stores have no rename and no folders: a put is atomic, and a folder is a prefix of names.
 """
 
 from __future__ import annotations
@@ -14,22 +13,25 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import fsspec
 
 from unde.errors import UndeError
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
 _URL = re.compile(r"([a-z][a-z0-9+.-]+)://(.*)", re.DOTALL | re.IGNORECASE)
 _LOCAL = ("file", "local")
 _EXTRAS = {"s3": "unde[s3]", "s3a": "unde[s3]"}
-_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
+_DISK_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
 _NO_BUCKET = "there is no such bucket or container, make it or choose another"
 _NO_CREDENTIALS = re.compile("Credentials|Token", re.IGNORECASE)
 
 
 class Unreachable(OSError, UndeError):
-    """A store that cannot be used: no driver, no network, no such bucket, access denied."""
+    """An object store that cannot be used: no driver, no network, no such bucket, access denied."""
 
     def __str__(self) -> str:
         return str(self.strerror)
@@ -40,8 +42,8 @@ class Size(NamedTuple):
 
 
 class Remote:
-    """What begins with a URL, with as much of `pathlib.Path` as an index needs. It can be sent to other processes and
-    machines, which find drivers and credentials for themselves.
+    """A URL with the part of the interface of `pathlib.Path` that an index needs. It can be pickled: other processes
+    and machines look up drivers and credentials themselves.
 
     >>> Remote("s3://bucket/runs/") / "idx"
     Remote('s3://bucket/runs/idx')
@@ -93,12 +95,12 @@ class Remote:
     def with_suffix(self, suffix: str) -> Remote:
         return self.with_name(str(PurePath(self.name).with_suffix(suffix)))
 
-    # --- what is there ----------------------------------------------------------------------------------
+    # --- reading ----------------------------------------------------------------------------------------
 
     def info(self) -> dict[str, Any]:
-        """What the store says about the object, as it is now."""
-        with self._reached() as (fs, path):
-            fs.invalidate_cache(path)  # other machines write here too
+        """Current metadata of the object, by the names of its driver."""
+        with self._driver() as (fs, path):
+            fs.invalidate_cache(path)  # other machines write too
             return fs.info(path)
 
     def exists(self) -> bool:
@@ -109,14 +111,14 @@ class Remote:
         return True
 
     def is_dir(self) -> bool:
-        try:
-            return self.info()["type"] == "directory"
-        except FileNotFoundError:
-            return False
+        return self._has_type("directory")
 
     def is_file(self) -> bool:
+        return self._has_type("file")
+
+    def _has_type(self, kind: str) -> bool:
         try:
-            return self.info()["type"] == "file"
+            return self.info()["type"] == kind
         except FileNotFoundError:
             return False
 
@@ -127,110 +129,106 @@ class Remote:
         return Size(self.info()["size"])
 
     def iterdir(self) -> Iterator[Remote]:
-        """What is directly below; nothing where nothing is."""
+        """Objects and folders directly below; none if nothing exists."""
         try:
-            with self._reached() as (fs, path):
+            with self._driver() as (fs, path):
                 fs.invalidate_cache(path)
-                names = [found.rstrip("/").rpartition("/")[2] for found in fs.ls(path, detail=False)]
+                names = [name.rstrip("/").rpartition("/")[2] for name in fs.ls(path, detail=False)]
         except FileNotFoundError:
             return
         yield from (self / name for name in sorted({*names} - {self.name, ""}))
 
     def sizes(self) -> dict[str, int]:
-        """Of all objects below, by what their names go on with."""
-        with self._reached() as (fs, path):
+        """Sizes of all objects below, by relative path."""
+        with self._driver() as (fs, path):
             fs.invalidate_cache(path)
-            found = fs.find(path, detail=True)
-        return {
-            name.removeprefix(path).lstrip("/"): info["size"]
-            for name, info in found.items()
-            if name.startswith(f"{path}/")
-        }
+            objects = fs.find(path, detail=True)
+        prefix = f"{path}/"
+        return {n.removeprefix(prefix): info["size"] for n, info in objects.items() if n.startswith(prefix)}
 
     def glob(self, pattern: str) -> Iterator[Remote]:
-        return (found for found in self.iterdir() if fnmatch.fnmatchcase(found.name, pattern))
+        return (path for path in self.iterdir() if fnmatch.fnmatchcase(path.name, pattern))
 
     def read_bytes(self, first: int | None = None) -> bytes:
-        """All bytes, or the `first` so many."""
-        with self._reached() as (fs, path):
+        """All bytes, or the `first` ones."""
+        with self._driver() as (fs, path):
             return fs.cat_file(path) if first is None else fs.cat_file(path, start=0, end=first)
 
     def read_text(self, encoding: str = "utf-8") -> str:
         return self.read_bytes().decode(encoding)
 
     def download(self, file: Path) -> None:
-        """To a new file."""
+        """Copy the object to a new file."""
         file.open("xb").close()
-        with self._reached() as (fs, path):
+        with self._driver() as (fs, path):
             fs.get_file(path, str(file))
 
-    # --- changing it ------------------------------------------------------------------------------------
+    # --- writing ----------------------------------------------------------------------------------------
 
     def write_bytes(self, content: bytes) -> None:
-        """One put: the object is there whole, or is what it was."""
-        with self._reached(writing=True) as (fs, path):
+        """Write the object by one put, which is atomic."""
+        with self._driver(writing=True) as (fs, path):
             fs.pipe_file(path, content)
 
     def create(self, content: bytes, tries: int = 3) -> bool:
-        """The same, if nothing is there; whether it was. Of several at once, one is answered yes where the store has
-        conditional writes (S3, Google Cloud Storage), and at least one elsewhere."""
+        """Write the object unless it exists; return whether it was written. Of concurrent calls one returns True where
+        the store has conditional writes (S3, Google Cloud Storage), at least one otherwise."""
         try:
-            with self._reached(writing=True) as (fs, path):
+            with self._driver(writing=True) as (fs, path):
                 fs.pipe_file(path, content, mode="create")
             return True
-        except OSError as e:  # drivers say in different ways that it is there
+        except OSError as e:  # drivers differ in what they raise if it exists
             if self.exists():
                 return False
             if tries == 1 or "Conflict" not in str(e):
                 raise
-        time.sleep(1)  # S3 asks those that come at the same moment to come again
+        time.sleep(1)  # S3 asks concurrent writers to retry
         return self.create(content, tries - 1)
 
     def upload(self, file: Path) -> None:
-        with self._reached(writing=True) as (fs, path):
+        with self._driver(writing=True) as (fs, path):
             fs.put_file(str(file), path)
 
     def unlink(self, missing_ok: bool = False) -> None:
         try:
-            with self._reached() as (fs, path):
+            with self._driver() as (fs, path):
                 fs.rm_file(path)
         except FileNotFoundError:
             if not missing_ok:
                 raise
 
     def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
-        """Nothing: a folder is there once something is in it, and gone with the last of it."""
+        """Do nothing: a folder exists as long as it holds objects."""
 
     def rmdir(self) -> None:
-        """Nothing, for the same reason."""
+        """Do nothing, for the same reason."""
 
     @contextmanager
-    def _reached(self, writing: bool = False) -> Generator[tuple[Any, str]]:
-        """The driver and what it calls this place. What goes wrong is said in one way for all stores; an object that is
-        not there stays a FileNotFoundError."""
+    def _driver(self, writing: bool = False) -> Generator[tuple[Any, str]]:
+        """Yield the driver and its path; raise its errors as Unreachable, except FileNotFoundError of objects."""
         try:
-            driver = fsspec.core.url_to_fs(self.url)
+            fs_and_path = fsspec.core.url_to_fs(self.url)
         except (ImportError, ValueError) as e:
             raise Unreachable(errno.ENOSYS, self._no_driver(e)) from None
         except Exception as e:
             raise self._unreachable(e, "write" if writing else "read") from e
         try:
-            yield driver
+            yield fs_and_path
         except FileNotFoundError as e:
             if writing or "bucket does not exist" in str(e):
                 raise Unreachable(errno.ENOENT, f"{self}: {_NO_BUCKET} ({_brief(e)})") from e
             raise FileNotFoundError(errno.ENOENT, "no such object", self.url) from e
         except (FileExistsError, IsADirectoryError, UndeError):
             raise
-        except Exception as e:  # of as many kinds as there are drivers
-            if isinstance(e, OSError) and e.errno in _FULL:
-                raise  # of this machine's own disk
+        except Exception as e:  # every driver has classes of its own
+            if isinstance(e, OSError) and e.errno in _DISK_FULL:
+                raise  # the local disk
             raise self._unreachable(e, "write" if writing else "read") from e
 
     def _no_driver(self, e: Exception) -> str:
         if isinstance(e, ImportError):
-            wanted = _EXTRAS.get(self.protocol)
-            how = f"install {wanted}" if wanted else str(e)
+            extra = _EXTRAS.get(self.protocol)
+            how = f"install {extra}" if extra else str(e)
             return f"{self.protocol}:// needs a driver that is not installed ({e}): {how}"
         return f"no store is known by {self.protocol}:// ({e}): expected s3://, gs://, hf:// or another of fsspec's"
 
@@ -254,7 +252,7 @@ StorePath: TypeAlias = Path | Remote
 
 
 def place(path: str | os.PathLike[str] | Remote) -> StorePath:
-    """A path or a URL as somebody wrote it.
+    """Parse a path or a URL of a user.
 
     >>> place("s3://bucket/idx"), place("runs/idx").name
     (Remote('s3://bucket/idx'), 'idx')
@@ -265,16 +263,20 @@ def place(path: str | os.PathLike[str] | Remote) -> StorePath:
     match = _URL.fullmatch(text)
     if match is not None and match[1].lower() not in _LOCAL:
         return Remote(text)
-    eaten = re.match(r"([a-z][a-z0-9+.-]+):/[^/]", text)
-    if isinstance(path, PurePath) and eaten and eaten[1] in fsspec.available_protocols():
-        raise UndeError(f"{text} was a URL, of which Path has taken a slash: give it as a str")
+    collapsed = re.match(r"([a-z][a-z0-9+.-]+):/[^/]", text)
+    if isinstance(path, PurePath) and collapsed and collapsed[1] in fsspec.available_protocols():
+        raise UndeError(f"{text} was a URL, of which Path has removed a slash: give it as a str")
     return Path(text if match is None else match[2]).expanduser()
 
 
+def is_local(path: StorePath) -> TypeIs[Path]:
+    """Whether a path is of a local file system: it can be mapped and locked, and may hold links."""
+    return not isinstance(path, Remote)
+
+
 def exists(path: StorePath, links: bool = False) -> bool:
-    """Whether anything is there; a path that cannot be one, too long or below a file, is not. With `links`, what leads
-    nowhere is something too."""
-    if isinstance(path, Remote):
+    """Whether a path exists; False if it cannot (too long, below a file). `links`: broken links exist too."""
+    if not is_local(path):
         return path.exists()
     return os.path.lexists(path) if links else os.path.exists(path)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import zlib
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,8 @@ from torch import Tensor
 
 from unde.errors import UndeError
 from unde.store.cache import Cache
-from unde.store.file_watch import FileWatch
-from unde.store.files import Content, create_bytes, joined, write_bytes
-from unde.store.remote import Remote, StorePath
-from unde.store.safe_io import check_header
+from unde.store.files import check_header, create_bytes, write_bytes
+from unde.store.remote import StorePath, is_local
 
 _META = "unde"
 WRITTEN = (
@@ -35,6 +34,48 @@ _TYPES = {  # as they are called in a file, in the order that they have there
     torch.int8: "I8",
     torch.uint8: "U8",
 }
+
+
+Stamp = tuple[int, int, int, int, int]
+
+
+class FileWatch:
+    """Detect files that other programs change while an index is open.
+
+    Shards are mapped, not read. Size, times and inode of a verified file are recorded; a file that still has them is
+    trusted, otherwise its checksum is compared again.
+    """
+
+    def __init__(self) -> None:
+        self._stamps: dict[StorePath, Stamp | None] = {}
+
+    def record(self, paths: Iterable[StorePath]) -> None:
+        """Record files that were verified just now."""
+        for path in paths:
+            with suppress(OSError):
+                self._stamps[path] = _stamp(path)
+
+    def changed(self, path: StorePath) -> bool:
+        """Whether a file differs from its record; records it if it has none."""
+        try:
+            stamp = _stamp(path)
+        except OSError:
+            return True
+        return self._stamps.setdefault(path, stamp) != stamp
+
+
+def _stamp(path: StorePath) -> Stamp | None:
+    """None for objects: their local copies are verified when they are made."""
+    if not is_local(path):
+        return None
+    status = os.stat(path)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def copy_tensors(mapped: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors one by one, so that they do not depend on the file they were mapped from."""
+    left = dict(mapped)
+    return {name: left.pop(name).clone() for name in list(left)}
 
 
 class ShardError(UndeError):
@@ -53,10 +94,10 @@ def report_damage(path: StorePath) -> Generator[None]:
 def write_shard(path: StorePath, owner: str, tensors: Mapping[str, Tensor], place: str | None = None) -> None:
     """Write tensors that belong to `owner` and to one place in it, by default the file's name."""
     content = _packed(tensors, owner, place or path.name)
-    if isinstance(path, Remote):
-        copy = joined(content)
+    if not is_local(path):
+        copy = b"".join(content)
         write_bytes(path, copy)
-        Cache.here().keep(path, copy)
+        Cache.for_user().keep(path, copy)
     else:
         write_bytes(path, content)
 
@@ -66,7 +107,7 @@ def create_shard(path: StorePath, owner: str, tensors: Mapping[str, Tensor]) -> 
     return create_bytes(path, _packed(tensors, owner, path.name))
 
 
-def _packed(tensors: Mapping[str, Tensor], owner: str, place: str) -> Content:
+def _packed(tensors: Mapping[str, Tensor], owner: str, place: str) -> list[bytes | memoryview]:
     """The content of a safetensors file, without copies of the tensors (the library's writer copies each)."""
     tensors = {k: v.contiguous().cpu() for k, v in tensors.items()}
     header, order = _header(tensors, {"checksum": checksum(tensors, sums), "index": owner, "name": place})
@@ -97,19 +138,19 @@ def read_shard(
 
     A remote shard is mapped from a copy on this machine, which is checked when it is made.
     """
-    if not isinstance(path, Remote):
+    if is_local(path):
         return map_shard(path, path, owner, verify, place)
-    cache = Cache.here()
+    cache = Cache.for_user()
     # What belongs to an index has one content, so a sound copy of it is as good as the object: the store is not asked.
     copy = None if verify or owner is None else cache.newest(path)
     try:
-        copy = copy or cache.at(path)
+        copy = copy or cache.path_of(path)
         if copy.exists():
             cache.touch(copy)
             with suppress(ShardError):  # a copy that is damaged, or was removed this moment, is replaced
                 return map_shard(copy, path, owner, verify, place)
-            copy = cache.at(path)
-        with cache.fetched(path, copy) as file:
+            copy = cache.path_of(path)
+        with cache.download(path, copy) as file:
             return map_shard(file, path, owner, True, place)
     except FileNotFoundError:
         raise ShardError(f"shard {path.name} is missing from {path.parent}") from None

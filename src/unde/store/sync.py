@@ -1,6 +1,6 @@
-"""Copies of an index or a file between this machine and a store, checked on the way; a copy that stopped goes on.
+"""Copy an index or a file between this machine and an object store, verified and resumable.
 
-The manifest is copied first and claims the place, shards last: an index that can be opened has all that it needs.
+The manifest is copied first and claims the target, shards last: an index that can be opened is complete.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 from unde import console
 from unde.errors import UndeError
 from unde.store import layout
-from unde.store.files import clear_partial, create_bytes, temporary_for, write_bytes
+from unde.store.files import clear_partial, create_bytes, read_start, temporary_for, write_bytes
 from unde.store.locks import locked
 from unde.store.manifest import Manifest
-from unde.store.remote import Remote, StorePath
+from unde.store.remote import Remote, StorePath, is_local
 from unde.store.shards import ShardError, is_valid_shard, map_shard, read_shard
 
 _HEAD = 2**16  # bytes at the beginning of a file of tensors that tell it from another: its checksum is there
@@ -25,55 +25,57 @@ _ON_DEMAND = (f"{layout.KERNELS}/", f"{layout.QUERIES}/")
 
 
 @dataclass(frozen=True)
-class Copied:
+class CopyCount:
+    """Number of files of a copy, and how many of them the target had already."""
+
     files: int
-    there: int  # of them, that were there already and equal
+    unchanged: int
 
 
-def copy_index(source: StorePath, target: StorePath) -> Copied:
-    """All that belongs to an index, finished or not; what else is in its folder is left."""
+def copy_index(source: StorePath, target: StorePath) -> CopyCount:
+    """Copy all files of an index, finished or not; other files in its folder are not copied."""
     manifest, sizes = Manifest.read(source), _sizes(source)
-    strangers = sorted(
+    foreign = sorted(
         name for name in sizes if not layout.is_index_path(name) and Path(name).name != layout.LOCK
     )
-    if strangers:
-        more = ", …" if strangers[3:] else ""
-        console.note(f"left where it is, as not of the index: {', '.join(strangers[:3])}{more}")
+    if foreign:
+        more = ", …" if foreign[3:] else ""
+        console.note(f"left where it is, as not of the index: {', '.join(foreign[:3])}{more}")
     homes = {"": manifest}
     for inside in layout.FISHERS.values():
-        held = f"{inside}/{layout.MANIFEST}" in sizes
-        homes[f"{inside}/"] = Manifest.read(source / inside) if held else manifest
-    names = sorted((n for n in filter(layout.is_index_path, sizes) if _current(n, homes)), key=_order)
+        present = f"{inside}/{layout.MANIFEST}" in sizes
+        homes[f"{inside}/"] = Manifest.read(source / inside) if present else manifest
+    names = sorted((n for n in filter(layout.is_index_path, sizes) if _is_current(n, homes)), key=_order)
     layout.prepare(target)
     with locked(target, doing="writing"):
         clear_partial(target)
-        there, equal = _sizes(target), 0
+        existing, unchanged = _sizes(target), 0
         with console.progress("copying", len(names), unit="files") as advance:
             for name in names:
-                at, to, same_size = source / name, target / name, sizes[name] == there.get(name)
+                at, to, same_size = source / name, target / name, sizes[name] == existing.get(name)
                 to.parent.mkdir(parents=True, exist_ok=True)
                 if at.name == layout.MANIFEST:
-                    copied = _claimed(at, to)
+                    copied = _copy_manifest(at, to)
                 elif name.endswith(_TENSORS):
-                    belonging = _belonging(*_home(name, homes))
-                    copied = _tensors(at, to, *belonging, same_size, name.startswith(_ON_DEMAND))
+                    recorded = _owner_and_place(*_home(name, homes))
+                    copied = _copy_tensors(at, to, *recorded, same_size, name.startswith(_ON_DEMAND))
                 else:
-                    copied = _text(at, to, same_size)
-                equal += not copied
+                    copied = _copy_text(at, to, same_size)
+                unchanged += not copied
                 advance(1)
-    return Copied(len(names), equal)
+    return CopyCount(len(names), unchanged)
 
 
-def copy_file(content: bytes, target: StorePath) -> Copied:
-    """A file that was checked, to where nothing is, or the same."""
+def copy_file(content: bytes, target: StorePath) -> CopyCount:
+    """Write a checked file, unless the target holds another."""
     if target.is_dir():
         raise UndeError(f"{target} is a folder: name the file that is to be written")
     target.parent.mkdir(parents=True, exist_ok=True)
     if create_bytes(target, content):
-        return Copied(1, 0)
+        return CopyCount(1, 0)
     if target.read_bytes() != content:
         raise UndeError(f"{target} holds something else: choose another place, or delete it")
-    return Copied(1, 1)
+    return CopyCount(1, 1)
 
 
 def _order(name: str) -> tuple[bool, bool, bool, str]:
@@ -82,8 +84,8 @@ def _order(name: str) -> tuple[bool, bool, bool, str]:
     return shards, fisher, not name.endswith(layout.MANIFEST), name
 
 
-def _claimed(at: StorePath, to: StorePath) -> bool:
-    """Put a manifest there, if none is; refuse a place that holds another index."""
+def _copy_manifest(at: StorePath, to: StorePath) -> bool:
+    """Write a manifest if there is none; refuse a target that holds another index."""
     if create_bytes(to, at.read_bytes()):
         return True
     if Manifest.read(to.parent).id != Manifest.read(at.parent).id:
@@ -93,7 +95,7 @@ def _claimed(at: StorePath, to: StorePath) -> bool:
     return False
 
 
-def _text(at: StorePath, to: StorePath, same_size: bool) -> bool:
+def _copy_text(at: StorePath, to: StorePath, same_size: bool) -> bool:
     content = at.read_bytes()
     if same_size and to.read_bytes() == content:
         return False
@@ -101,14 +103,19 @@ def _text(at: StorePath, to: StorePath, same_size: bool) -> bool:
     return True
 
 
-def _tensors(
+def _copy_tensors(
     at: StorePath, to: StorePath, owner: str | None, place: str, same_size: bool, on_demand: bool
 ) -> bool:
-    """Whether it was copied, after its checksum was found right; on this machine, what is there is checked too."""
-    if same_size and _head(at) == _head(to) and (isinstance(to, Remote) or is_valid_shard(to, owner, place)):
+    """Copy a file of tensors after checking its checksum; return whether it was copied. Existing local files are
+    verified, too."""
+    if (
+        same_size
+        and read_start(at, _HEAD) == read_start(to, _HEAD)
+        and (not is_local(to) or is_valid_shard(to, owner, place))
+    ):
         return False
     try:
-        if isinstance(at, Remote) and isinstance(to, Path):
+        if not is_local(at) and is_local(to):
             _fetch(at, to, owner, place)
         else:
             read_shard(at, owner, place=place)
@@ -139,7 +146,7 @@ def _fetch(at: Remote, to: Path, owner: str | None, place: str) -> None:
 
 
 def _send(at: StorePath, to: StorePath) -> None:
-    if not isinstance(at, Path) or not isinstance(to, Remote):
+    if not is_local(at) or is_local(to):
         write_bytes(to, at.read_bytes())
         return
     to.upload(at)
@@ -149,13 +156,13 @@ def _send(at: StorePath, to: StorePath) -> None:
 
 
 def _home(name: str, homes: Mapping[str, Manifest]) -> tuple[str, Manifest]:
-    """What a file is called in the index that it is of: the whole, or the gradients with other labels in it."""
+    """Name of a file in the index it belongs to (the index itself or a Fisher index inside), and its manifest."""
     inside = next((home for home in homes if home and name.startswith(home)), "")
     return name.removeprefix(inside), homes[inside]
 
 
-def _current(name: str, homes: Mapping[str, Manifest]) -> bool:
-    """Whether a file is of the index as it is, and not of a state before, or of a change that is not made yet."""
+def _is_current(name: str, homes: Mapping[str, Manifest]) -> bool:
+    """Whether a file belongs to the current state of the index, not to an earlier or unfinished one."""
     inside, of = _home(name, homes)
     at = layout.parse_shard_name(inside.removeprefix(f"{layout.SHARDS}/"))
     if at is not None and of.changes is not None:
@@ -163,8 +170,8 @@ def _current(name: str, homes: Mapping[str, Manifest]) -> bool:
     return not layout.is_versioned(inside) or inside in layout.current_names(of.generation)
 
 
-def _belonging(inside: str, of: Manifest) -> tuple[str | None, str]:
-    """Whose a file of tensors is, and what it is called in itself."""
+def _owner_and_place(inside: str, of: Manifest) -> tuple[str | None, str]:
+    """Owner and place that a file of tensors records."""
     folder, _, file = inside.rpartition("/")
     if file == layout.MATRICES:
         return None, file
@@ -176,20 +183,13 @@ def _belonging(inside: str, of: Manifest) -> tuple[str | None, str]:
     return (folder.rpartition("/")[2] if folder.startswith(f"{layout.KERNELS}/") else of.id), file
 
 
-def _head(path: StorePath) -> bytes:
-    if isinstance(path, Remote):
-        return path.read_bytes(first=_HEAD)
-    with open(path, "rb") as file:
-        return file.read(_HEAD)
-
-
 def _sizes(folder: StorePath) -> dict[str, int]:
-    """Every file below a folder, by its name there. Links are not followed."""
-    if isinstance(folder, Remote):
+    """Sizes of all files below a folder, by relative path. Links are not followed."""
+    if not is_local(folder):
         return folder.sizes()
-    found = {}
+    sizes = {}
     for where, _, names in os.walk(folder):
         for path in (Path(where) / name for name in names):
             if path.is_file() and not path.is_symlink():
-                found[path.relative_to(folder).as_posix()] = path.stat().st_size
-    return found
+                sizes[path.relative_to(folder).as_posix()] = path.stat().st_size
+    return sizes

@@ -6,7 +6,7 @@ import os
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from unde.store.remote import Remote, StorePath
+from unde.store.remote import StorePath
 
 DAMAGED, FOREIGN, MISSING = "damaged", "foreign", "missing"
 
@@ -56,8 +56,7 @@ class VerifyReport:
         self.bytes += path.stat().st_size
 
     def report(self, path: StorePath, kind: str, why: object, advice: str) -> None:
-        slash = "/" if isinstance(path, Remote) else os.sep
-        name = str(path).removeprefix(f"{self.path}{slash}")
+        name = str(path).removeprefix(str(self.path)).lstrip(os.sep + "/") or str(path)
         self.problems.append(Problem(name, kind, str(why), advice))
 
     def add_unfinished(self, what: str) -> None:

@@ -14,9 +14,8 @@ from torch import Tensor
 
 from unde.errors import UndeError
 from unde.notebook import bars
-from unde.store.files import write_atomically
+from unde.store.files import read_json, write_atomically
 from unde.store.remote import StorePath, Unreachable, exists, place
-from unde.store.safe_io import read_json
 from unde.store.verify_report import DAMAGED, VerifyReport
 
 _FORMAT = "unde weights"
@@ -172,6 +171,8 @@ class Weights:
 
         Raises:
             UndeError: If the file is missing, damaged, or of another version.
+
+        >>> Weights.load("w.json").values  # doctest: +SKIP
         """
         try:
             content = read_json(place(path), follow=True)

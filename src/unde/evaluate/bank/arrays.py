@@ -10,9 +10,8 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from unde.store.files import write_bytes
+from unde.store.files import check_plain, write_bytes
 from unde.store.remote import StorePath
-from unde.store.safe_io import check_plain
 from unde.store.shards import checksum
 
 _CHECKSUM = "checksum"

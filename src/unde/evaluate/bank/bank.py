@@ -6,7 +6,6 @@ import functools
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from unde.evaluate.bank.subsets import SubsetPlan
 from unde.evaluate.bank.training import TrainJob, train_all
 from unde.evaluate.bank.training_spec import TrainingSpec
 from unde.parallel import Executor, close_workers, get_executor
-from unde.store.remote import StorePath, exists, place
+from unde.store.remote import StorePath, exists, is_local, place
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -122,7 +121,7 @@ class Bank:
         name = name if name is not None else f"{describe_function(train)}, {describe_function(utility)}"
         plan = SubsetPlan(name, n_train, subsets, alpha, seed, seeds_per_subset, stratify)
         file = place(path)
-        file = file.absolute() if isinstance(file, Path) else file  # workers may have another working folder
+        file = file.absolute() if is_local(file) else file  # workers may have another working folder
         folder = UnfinishedBank.of(file)
         if not exists(file):
             try:
@@ -131,7 +130,7 @@ class Bank:
                         job = TrainJob(plan, train, utility, threads, results, stacked)
                         write_bank(file, plan, list(train_all(job, runner).values()))
             except UndeError:
-                if isinstance(file, Path) or not exists(file):
+                if is_local(file) or not exists(file):
                     raise  # else another run has finished it meanwhile, and removed the folder
         bank = cls.open(file)
         refuse_other_plan(bank.provenance["plan"], plan.config(), file)

@@ -7,6 +7,7 @@ model-00000.safetensors  the result of a model, with a checksum, the digest of i
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import math
@@ -24,11 +25,10 @@ import torch
 from unde.errors import UndeError
 from unde.evaluate.bank.arrays import match_checksum, read_arrays, write_arrays
 from unde.evaluate.bank.subsets import SubsetPlan, parse_plan
-from unde.store.files import PARTIAL, clear_partial, create_bytes
+from unde.store.files import clear_partial, create_bytes, read_json
 from unde.store.layout import LOCK
 from unde.store.locks import locked
-from unde.store.remote import Remote, StorePath, Unreachable, exists
-from unde.store.safe_io import read_json
+from unde.store.remote import StorePath, Unreachable, exists
 from unde.store.shards import read_shard, write_shard
 
 FORMAT = "unde bank 2"
@@ -282,10 +282,4 @@ def _unpack_masks(packed: np.ndarray, plan: SubsetPlan) -> np.ndarray:
 
 def _clear_leftovers(path: StorePath) -> None:
     """Delete partial files of this bank, which killed runs leave in a local folder."""
-    if isinstance(path, Remote):
-        return
-    leftover = re.compile(re.escape(path.name) + r"\.[0-9a-f]+" + re.escape(PARTIAL))
-    with suppress(OSError):
-        for file in path.parent.iterdir():
-            if leftover.fullmatch(file.name):
-                file.unlink()
+    clear_partial(path.parent, f"{glob.escape(path.name)}.????????")
