@@ -68,7 +68,7 @@ def test_an_index_that_may_only_be_read(project, store):
     with mock.patch("fsspec.implementations.memory.MemoryFileSystem.pipe_file", denied):
         told = invoke("attribute", "--index", store / "idx", "--format", "csv")
     assert want in told
-    assert "features of these queries are not kept for the next command" in told
+    assert "features of these queries are not cached for the next command" in told
     assert denied.called
 
 

@@ -92,7 +92,7 @@ def test_other_processes(tmp_path):
     made = []
     for name, who in (
         ("serial", {}),
-        ("others", {"executor": Travelling(1, here=False), "recipe": "projects:make"}),
+        ("others", {"executor": Travelling(1, in_process=False), "recipe": "projects:make"}),
     ):
         index = toy.build(tmp_path / name, method=METHOD, threads=1, **who)
         index.append(toy.data(15, seed=8), progress=False)
