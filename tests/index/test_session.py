@@ -51,7 +51,7 @@ def test_the_full_check_finds_what_a_sample_may_miss(index):
     query_runner = index._state.query_runner
     query_runner.check_model(full=True)
     big = torch.nn.Linear(1000, 3)
-    sample = module.Watch(big)
+    sample = module.ModelWatch(big)
     big.weight.detach().numpy()[1, 501] += (
         1  # past the version counter, between the entries that are looked at
     )

@@ -33,7 +33,7 @@ from unde.store.files import clear_partial
 from unde.store.locks import locked
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath, exists
-from unde.tasks.identity import kind_of
+from unde.tasks.base import kind_of
 
 
 def resolve_method(

@@ -31,8 +31,7 @@ from unde.store.job_results import Results, scratch
 from unde.store.layout import SCRATCH
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath
-from unde.tasks.base import Task
-from unde.tasks.batching import with_batching
+from unde.tasks.base import Task, with_batching
 from unde.tasks.tokens import Unreadable
 
 Patch = Callable[[nn.Module], AbstractContextManager[Any]]  # changes the model inside a block

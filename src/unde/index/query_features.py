@@ -12,7 +12,7 @@ from torch import Tensor
 from unde.checkpoints import fingerprints
 from unde.data import Rows, evenly
 from unde.errors import UndeError
-from unde.fingerprints import SAMPLED, Watch, origins, reads_differently, to_digest, to_signed
+from unde.fingerprints import SAMPLED, ModelWatch, origins, reads_differently, to_digest, to_signed
 from unde.gradients.feature_pass import exclusive
 from unde.index.feature_runner import FeatureRunner, Patch
 from unde.index.reader import IndexReader
@@ -125,7 +125,7 @@ class QueryRunner:
         stored: IndexReader,
         runner: FeatureRunner,
         executor: Executor = SERIAL,
-        watch: Watch | None = None,
+        watch: ModelWatch | None = None,
     ) -> None:
         """`watch` observes model and checkpoints since they were compared with the index; None: they were not."""
         self.stored, self.runner, self.executor, self._watch = stored, runner, executor, watch
@@ -146,7 +146,7 @@ class QueryRunner:
                 f"the model's weights are not those that {self.stored.folder} was built with: they changed since. "
                 "Restore them, or build another index"
             )
-        self._watch = Watch(self.inputs.model, self.inputs.checkpoints)
+        self._watch = ModelWatch(self.inputs.model, self.inputs.checkpoints)
 
     def features(self, rows: Rows, patch: Patch = nullcontext) -> QueryFeatures:
         """Features of queries under every checkpoint of the index; `patch(model)` changes the model meanwhile."""
@@ -156,7 +156,7 @@ class QueryRunner:
             self.check_model()
             result = self.runner.compute(rows, patch=patch, executor=self.executor)
             if self.inputs.checkpoints is not None or patch is not nullcontext:
-                self._watch = Watch(
+                self._watch = ModelWatch(
                     self.inputs.model, self.inputs.checkpoints
                 )  # weights were replaced and restored
         _check_finite(result.features)

@@ -18,7 +18,7 @@ from torch import Tensor
 from unde import console
 from unde.data import Rows
 from unde.errors import BadExample, UndeError
-from unde.fingerprints import Watch, reads_differently, to_signed
+from unde.fingerprints import ModelWatch, reads_differently, to_signed
 from unde.gradients.feature_pass import exclusive
 from unde.index.query_features import QueryFeatures, QueryRunner
 from unde.kernels import Identity
@@ -152,7 +152,7 @@ class OtherProjection:
         with exclusive(inputs.model):
             self.runner = query_runner.runner.with_method(method, train, stored.memory // 2)
         self.method, self.manifest, self.train = method, self.runner.manifest, train
-        watch = Watch(inputs.model, inputs.checkpoints)
+        watch = ModelWatch(inputs.model, inputs.checkpoints)
         self._queries = QueryRunner(stored, self.runner, watch=watch)
         self._digests = stored.values("digest")
 

@@ -12,7 +12,7 @@ from torch import nn
 from unde.checkpoints import Checkpoint
 from unde.data import Collate, Rows
 from unde.errors import UndeError
-from unde.fingerprints import Watch
+from unde.fingerprints import ModelWatch
 from unde.groups import Groups
 from unde.index.feature_runner import FeatureRunner
 from unde.index.query_features import QueryRunner
@@ -36,7 +36,7 @@ class IndexState:
     executor: Executor = SERIAL  # who computes what is asked
     recipe: AnyRecipe | None = None  # how others make the model
     device: str | None = None  # where they put it
-    watch: Watch | None = None  # of the model since it was compared with the index; None: it was not
+    watch: ModelWatch | None = None  # of the model since it was compared with the index; None: it was not
     unfinished: int = 0  # shards that other workers have not written yet
 
     diagnosis: list[str] | None = field(

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from unde import console
-from unde.data import Rows, own_collate
+from unde.data import Rows, choose_collate
 from unde.errors import UndeError
 from unde.fingerprints import ids_fingerprint, plain_ids
 from unde.index import builder
@@ -52,7 +52,7 @@ def append(state: IndexState, data: Any, ids: Sequence[Any] | None, progress: bo
         raise UndeError(
             "this index was opened without its model and task: pass both to Index.open to append examples"
         )
-    rows = Rows(data, state.collate or own_collate(state.task.collate, data))
+    rows = Rows(data, state.collate or choose_collate(state.task.collate, data))
     new_ids, digests = builder.parse_ids(rows, ids), rows.digests()
     token = partial(make_token, APPEND, digests, ids_fingerprint(new_ids))
     with transaction(state.stored.folder, m, token) as change:
