@@ -20,7 +20,7 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from unde.data import Rows, digest, evenly, map_tensors, own_collate, to_device
+from unde.data import Rows, choose_collate, digest, evenly, map_tensors, to_device
 from unde.errors import UndeError
 
 X = torch.arange(15.0).view(5, 3)
@@ -114,11 +114,11 @@ def test_whose_collate_if_a_task_has_one():
     own, tasks = (lambda examples: "own"), (lambda examples: "task's")
     for brings in (DataLoader(Pairs(), collate_fn=own), Rows((X, Y), own)):
         assert (
-            own_collate(tasks, brings) is None
-            and Rows(brings, own_collate(tasks, brings)).batch([0]) == "own"
+            choose_collate(tasks, brings) is None
+            and Rows(brings, choose_collate(tasks, brings)).batch([0]) == "own"
         )
     for plain in (DataLoader(Pairs()), DataLoader(Pairs(), batch_size=None), Rows((X, Y)), (X, Y), Pairs()):
-        assert Rows(plain, own_collate(tasks, plain)).batch([0]) == "task's"
+        assert Rows(plain, choose_collate(tasks, plain)).batch([0]) == "task's"
 
 
 class Stream(IterableDataset):

@@ -14,7 +14,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 MODULES = ["unde", *(module.name for module in pkgutil.walk_packages(unde.__path__, "unde."))]
 OPTIONAL = {
     "unde.evaluate.baselines": "bm25s",
-    "unde.integrations.recorder": "transformers",
     "unde.integrations.transformers": "transformers",
 }
 MADE = {"Comparison", "FineGrained"}  # by functions, and shown there

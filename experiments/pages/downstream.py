@@ -21,7 +21,7 @@ from experiments.pages.book import (
     table,
 )
 from experiments.pages.measured import of_bank
-from unde.unet import block
+from unde.groups import unet_block
 
 # --- wrong labels ----------------------------------------------------------------------------------------
 
@@ -257,7 +257,7 @@ def weights_over_the_network(book: Book) -> str:
     parts = []
     for title, values in sets.items():
         words = f"D-TRAK, {title}: robots, {len(values)} matrices of LoRA, mean 1"
-        svg = figures.bars(values, title=words, unit="", block_of={g: block(g) for g in values})
+        svg = figures.bars(values, title=words, unit="", block_of={g: unet_block(g) for g in values})
         parts.append(book.figure(title.replace(" ", "-"), svg, words))
     return paragraphs(*parts, made_by("lds_robots", "fine_grained_recall_robots"))
 

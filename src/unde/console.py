@@ -1,4 +1,4 @@
-"""What is printed while work goes on: the plan of a build, notes, progress bars with rate and time left."""
+"""Output on the terminal: notes, tables, progress bars with rate and time left."""
 
 from __future__ import annotations
 
@@ -20,48 +20,27 @@ from unde.errors import UndeError
 
 
 class Advance(Protocol):
-    """Counts what is done; a text about the state of the job stands beside the count."""
+    """Count what is done; `state` is a text shown beside the count."""
 
     def __call__(self, count: int, /, state: str | None = None) -> None: ...
 
 
-PATIENCE = 3.0  # seconds that a job may take before a bar is drawn
-BETWEEN_LINES = 30.0  # seconds, where bars cannot be drawn
+PATIENCE = 3.0  # seconds before a bar appears
+BETWEEN_LINES = 30.0  # seconds between lines, where there is no terminal
 _err = Console(stderr=True)
-_busy = False  # whether a job is shown: there is one bar at a time
+_busy = False  # whether a job is shown: one at a time
 
 
-class _Estimate:
-    """Says once, after the first few steps, how long all of it will take. The first step warms up."""
+class _ProgressJob:
+    """Progress of one job: a bar on a terminal, elsewhere a line now and then."""
 
-    def __init__(self, total: int, unit: str) -> None:
-        self.total, self.unit = total, unit
-        self.steps, self.count, self.started = 0, 0, 0.0
-
-    def __call__(self, count: int) -> None:
-        self.steps += 1
-        if self.steps == 1:
-            self.started = time.monotonic()
-            return
-        if self.count < 0:
-            return
-        self.count += count
-        seconds = time.monotonic() - self.started
-        enough = seconds > 1 or 10 * self.count > self.total
-        if (self.steps > 3 and enough) or seconds > 10:
-            line(f"  about {duration(self.total * seconds / self.count)} for {self.total:,} {self.unit}")
-            self.count = -1
-
-
-class _Job:
-    """Counts what is done and says how far that is: in a bar, or where no terminal is in a line now and then."""
-
-    def __init__(self, label: str, total: int, unit: str, done: int) -> None:
+    def __init__(self, label: str, total: int, unit: str, done: int, estimate: bool) -> None:
         self.label, self.total, self.unit = label, total, unit
         self.first = self.done = done
-        self.started = self.said = time.monotonic()
+        self.started = self.last_line = time.monotonic()
         self.bar: Progress | None = None
         self.state = ""
+        self.estimate, self.steps, self.warm_up = estimate, 0, (0.0, 0)
 
     def advance(self, count: int, state: str | None = None) -> None:
         self.done += count
@@ -71,16 +50,30 @@ class _Job:
         if _err.is_terminal:
             if now - self.started >= PATIENCE:
                 self._draw(now)
-        elif now - self.said >= BETWEEN_LINES:
-            self.said = now
+        elif now - self.last_line >= BETWEEN_LINES:
+            self.last_line = now
             line(f"{self.label}: {self._state(now)}")
+        if self.estimate and count:
+            self._print_estimate(now)
+
+    def _print_estimate(self, now: float) -> None:
+        """Print the time for all of it once, after the first few steps; the first step warms up."""
+        self.steps += 1
+        if self.steps == 1:
+            self.warm_up = now, self.done
+            return
+        seconds, count = now - self.warm_up[0], self.done - self.warm_up[1]
+        enough = seconds > 1 or 10 * count > self.total
+        if (self.steps > 3 and enough) or seconds > 10:
+            line(f"  about {duration(self.total * seconds / count)} for {self.total:,} {self.unit}")
+            self.estimate = False
 
     def stop(self) -> None:
         if self.bar is not None:
             self.bar.stop()
 
     def close(self) -> None:
-        """What was done, if it took long: a bar goes away, and a log should not end before the job does."""
+        """Print a last line if the job took long."""
         now = time.monotonic()
         if now - self.started >= BETWEEN_LINES:
             took = f"{self.done - self.first:,} {self.unit} in {duration(now - self.started)}"
@@ -102,7 +95,7 @@ class _Job:
         return f"{self.done:,}/{self.total:,}, {self._rate(now)}{left}{state}"
 
     def _rate(self, now: float) -> str:
-        """Of this run alone, so that a job that goes on does not boast."""
+        """Rate of this run, without what an earlier run did."""
         return rate(self.done - self.first, now - self.started, self.unit)
 
 
@@ -110,12 +103,11 @@ class _Job:
 def progress(
     label: str, total: int, show: bool = True, estimate: str = "", *, unit: str = "examples", done: int = 0
 ) -> Generator[Advance]:
-    """Gives `advance(count)`; what takes longer than a few seconds is seen to advance, with rate and time left.
+    """Give `advance(count)`; show progress with rate and time left if the job takes more than a few seconds.
 
-    On a terminal that is a bar, elsewhere a line every half a minute, and a last one when a long job ends. Inside
-    another one nothing is shown. `unit` is what is counted, `done` how much of it an earlier run did. If the unit is
-    given as `estimate`, the time for all of it is also said once, in a line that stays. An interrupt carries how far
-    the job got.
+    A bar on a terminal, elsewhere a line every half a minute and one at the end. Nested jobs show nothing. `unit` is
+    what is counted, `done` how much an earlier run did. If the unit is given as `estimate`, a line with the time for
+    all of it is printed too. A KeyboardInterrupt gets how far the job was as its argument.
 
     >>> with progress("reading", 2, show=False) as advance:
     ...     advance(2)
@@ -124,17 +116,10 @@ def progress(
     if not show or _busy:
         yield lambda count, state=None: None
         return
-    job = _Job(label, total, estimate or unit, done)
-    told = _Estimate(total, estimate) if estimate else None
-
-    def advance(count: int, /, state: str | None = None) -> None:
-        job.advance(count, state)
-        if told and count:
-            told(count)
-
+    job = _ProgressJob(label, total, estimate or unit, done, bool(estimate))
     _busy = True
     try:
-        yield advance
+        yield job.advance
     except KeyboardInterrupt as e:
         e.args = (f"after {job.done:,} of {total:,} {job.unit}",)
         raise
@@ -158,16 +143,16 @@ def rate(count: int, seconds: float, unit: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Text of a user's as a terminal may have it: whatever it would take for a command is spelled out.
+    """Text that is safe on a terminal: control characters are escaped.
 
     >>> print(plain("a\\x1b[2Jb\\nc"))
     a\\x1b[2Jb
     c
     """
-    return text if text.isprintable() else "".join(map(_spelled, text))
+    return text if text.isprintable() else "".join(map(_escape_control, text))
 
 
-def _spelled(c: str) -> str:
+def _escape_control(c: str) -> str:
     harmless = c in "\n\t\u200c\u200d" or unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
     return c if harmless else c.encode("unicode_escape", "surrogatepass").decode()
 
@@ -203,7 +188,7 @@ def echo(text: object) -> None:
 
 @contextmanager
 def printing() -> Generator[TextIO]:
-    """stdout. A disk that is full is told of here, and not when Python ends."""
+    """stdout, flushed at the end: a full disk raises here and not when Python exits."""
     try:
         yield sys.stdout
         sys.stdout.flush()
@@ -238,7 +223,7 @@ def duration(seconds: float, exact: bool = False) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """A number of things.
+    """A number with its noun.
 
     >>> counted(1, "shard"), counted(1200, "example"), counted(3, "query")
     ('1 shard', '1,200 examples', '3 queries')

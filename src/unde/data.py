@@ -190,7 +190,7 @@ def _refuse_shuffled(loader: DataLoader) -> None:
             )
 
 
-def own_collate(collate: Collate | None, data: Any) -> Collate | None:
+def choose_collate(collate: Collate | None, data: Any) -> Collate | None:
     """The collate function to use on data, unless it comes with one of its own, as a DataLoader or Rows may."""
     brings = isinstance(data, (DataLoader, Rows)) and Rows(data).collate is not default_collate
     return None if brings else collate

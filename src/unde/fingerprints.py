@@ -33,7 +33,7 @@ def model_fingerprint(state: Mapping[str, Tensor] | nn.Module) -> str:
     return h.hexdigest()
 
 
-class Watch:
+class ModelWatch:
     """Notices that a model, or one of its checkpoints, has changed without reading all of it: by the version counters
     of tensors, which every operation of torch raises, and by some of their entries, for changes that go past them.
     Checkpoints in files are watched by size and time of the last change."""

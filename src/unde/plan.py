@@ -16,7 +16,7 @@ from torch import nn
 from unde import methods, projection
 from unde.checkpoints import resolve_checkpoint_weights
 from unde.console import counted, duration, size
-from unde.data import Collate, Rows, own_collate, parse_bytes, to_device
+from unde.data import Collate, Rows, choose_collate, parse_bytes, to_device
 from unde.errors import UndeError
 from unde.gradients import Coverage, make_units, placement, plan_coverage
 from unde.gradients.factors import factor_sizes
@@ -33,8 +33,7 @@ from unde.methods import Fisher, Method
 from unde.projection import Spec, feature_size
 from unde.store import factored
 from unde.store.manifest import SCHEMA, Manifest, Settled
-from unde.tasks.base import Task
-from unde.tasks.identity import kind_of
+from unde.tasks.base import Task, kind_of
 
 PASSES, SECONDS = 3, 10.0  # passes that are timed, and when to stop earlier
 _UNMEASURED = 8  # examples in a pass, where none was run: shards are cut by it
@@ -227,13 +226,16 @@ def plan(
         UndeError: An argument is out of range, or the model does not run on its data.
 
     >>> model = nn.Linear(4, 3)
+    >>> from unde.tasks import Classification
     >>> data = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
-    >>> made = plan(model, unde.tasks.Classification(), data, n_examples=1000, method="tracin")
-    >>> made.features, made.disk["features"]
+    >>> estimate = plan(model, Classification(), data, n_examples=1000, method="tracin")
+    >>> estimate.features, estimate.disk["features"]
     (15, 60000)
     """
     model = unwrapped(model)
-    rows = None if train_data is None else Rows(train_data, collate or own_collate(task.collate, train_data))
+    rows = (
+        None if train_data is None else Rows(train_data, collate or choose_collate(task.collate, train_data))
+    )
     count = _check_counts(
         rows,
         n_examples,

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from unde.data import Collate, Rows, own_collate, plain_text
+from unde.data import Collate, Rows, choose_collate, plain_text
 from unde.errors import UndeError, unknown
 from unde.tasks.base import Task
 
@@ -94,7 +94,7 @@ class Setup:
     def rows(self, data: Any) -> Rows:
         """Training data or queries as rows, with the collate function that they are put into batches by: the setup's,
         that of the data, as a DataLoader may have one, or the task's."""
-        return Rows(data, self.collate or own_collate(self.task.collate, data))
+        return Rows(data, self.collate or choose_collate(self.task.collate, data))
 
     def text(self, example: Any) -> str | None:
         """The text of an example: its field "text" or "sentence", or else what `show` gives; None without one.

@@ -14,7 +14,7 @@ from unde.gradients.meter import Meter
 from unde.groups import trainable
 from unde.methods import DAS, JourneyTRAK, TracIn
 from unde.tasks import Diffusion
-from unde.tasks.batching import even_slices, with_batching
+from unde.tasks.base import even_slices, with_batching
 from unde.tasks.timesteps import ROWS
 
 pytestmark = pytest.mark.usefixtures("one_thread")

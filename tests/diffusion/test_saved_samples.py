@@ -1,5 +1,6 @@
 """Samples in a folder: the same bits come back, and nothing else is taken for samples."""
 
+import importlib
 import json
 import os
 
@@ -8,7 +9,7 @@ import torch
 
 from unde import UndeError
 from unde.diffusion import Samples
-from unde.diffusion.saved import NAME, settings_checksum
+from unde.diffusion.sample import NAME, settings_checksum
 
 
 def samples(count=3, seed=0, prompts=True):
@@ -61,8 +62,7 @@ def test_a_kill_on_the_way_leaves_what_was_there(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         real(path, content)
 
-    from unde.diffusion import saved
-
+    saved = importlib.import_module("unde.diffusion.sample")
     real = saved.write_bytes
     monkeypatch.setattr(saved, "write_bytes", killed)
     with pytest.raises(KeyboardInterrupt):

@@ -7,7 +7,7 @@ import toy
 from unde import Index, UndeError
 from unde.methods import DAMPINGS, DEFAULT_DAMPING, EKFAC, TRAK, LoGRA
 from unde.tasks import CausalLM, Classification, Diffusion
-from unde.tasks.identity import kind_of
+from unde.tasks.base import kind_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

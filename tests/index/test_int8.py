@@ -109,7 +109,7 @@ def test_runs_of_rows_do_not_depend_on_memory(tmp_path, dtype, method, monkeypat
     assert train_features.run_rows(index.manifest.width) == 16 < index.manifest.shards[0].stop
     little, much = toy.reopen(index, memory="60kB"), toy.reopen(index, memory="2GB")
     sides = [toy.training(at, at.method) for at in (little, much)]
-    assert [side._held is None for side in sides] == [True, False]
+    assert [side._blocks_in_memory is None for side in sides] == [True, False]
     assert [rows.stop - rows.start for rows, _ in sides[0].runs()][:2] == [16, 16]
     asked = much.features(QUERIES)
     assert toy.same_products(little.score(asked).total(), much.score(asked).total())

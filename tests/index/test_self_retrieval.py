@@ -28,7 +28,7 @@ from unde.index.self_retrieval import (
 )
 from unde.methods import DAS, TRAK, JourneyTRAK, TracIn
 from unde.tasks import CausalLM, Classification, Diffusion
-from unde.tasks.perturb import Noise
+from unde.tasks.perturb import InputNoise
 from unde.weights.contributions import Contributions
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -99,7 +99,9 @@ def sane(weights, index):
 def slow_scores(index, which, strength, seed, weights=None):
     """(q, N) scores of copies, perturbed one by one and scored as any queries are."""
     x, y = index.train_data.data
-    copies = [Noise()((x[n], y[n]), strength, np.random.default_rng([seed, 1, n])) for n in which.tolist()]
+    copies = [
+        InputNoise()((x[n], y[n]), strength, np.random.default_rng([seed, 1, n])) for n in which.tolist()
+    ]
     return index.score(copies).total(weights).double()
 
 
@@ -130,7 +132,7 @@ def test_provenance_tells_what_a_slow_twin_finds(cosine, learned):
     for tried, share in p["search"]["noise"]:
         scores = slow_scores(cosine, parts["search"], tried, 3)
         assert share == pytest.approx(slow_found(scores, parts["search"]), abs=1e-6)
-    assert len(p["search"]["noise"]) == 5 and strength > Noise().least  # the search was needed
+    assert len(p["search"]["noise"]) == 5 and strength > InputNoise().least  # the search was needed
     report = p["found"]["noise"]
     for weights, key in ((None, "unweighted"), (learned, "weighted")):
         scores = slow_scores(cosine, parts["report"], strength, 3, weights)
@@ -150,7 +152,7 @@ def test_the_guard_sees_hard_and_weak_copies_apart(cosine, learned):
     (judged,) = (c for c in p["candidates"] if p["chosen"].items() <= c.items())
     gains = judged["gains"][0]
     hard = slow_gain(cosine, judging[:half], strength, 3, learned)
-    weak = slow_gain(cosine, judging[half:], Noise().least, 3, learned)
+    weak = slow_gain(cosine, judging[half:], InputNoise().least, 3, learned)
     assert (gains["gain"], gains["t"]) == pytest.approx(hard, rel=1e-2)
     assert (gains["weak_gain"], gains["weak_t"]) == pytest.approx(weak, rel=1e-2)
 
@@ -332,7 +334,7 @@ def test_another_method_on_the_same_index(index):
 
 
 @pytest.mark.parametrize(
-    ("perturb", "name"), [(jitter, "jitter"), (Noise("mine", 0.1, 0.2), "mine"), ("weights", None)]
+    ("perturb", "name"), [(jitter, "jitter"), (InputNoise("mine", 0.1, 0.2), "mine"), ("weights", None)]
 )
 def test_perturbations_of_ones_own(few, perturb, name):
     weights = sane(few.learn_weights(perturb=perturb, examples=FEW), few)
@@ -361,7 +363,7 @@ def test_the_collate_function_of_a_loader_is_used(tmp_path):
         return torch.stack([x for _, x, _ in examples]), torch.stack([y for _, _, y in examples])
 
     def blurred(example, strength, random):
-        return example[0], Noise()(example[1], strength, random), example[2]
+        return example[0], InputNoise()(example[1], strength, random), example[2]
 
     loader = DataLoader([(None, x, y) for x, y in rows], batch_size=16, collate_fn=collate)
     built = made(tmp_path / "i", train_data=loader)
@@ -581,7 +583,7 @@ class Odd(Classification):
         return self._aside
 
 
-@pytest.mark.parametrize("kinds", [[], [Noise(), Noise("more"), Noise("most")]])
+@pytest.mark.parametrize("kinds", [[], [InputNoise(), InputNoise("more"), InputNoise("most")]])
 def test_a_task_knows_one_perturbation_or_two(tmp_path, kinds):
     index = made(tmp_path / "i", 130, task=Odd(kinds))
     with pytest.raises(
@@ -600,7 +602,7 @@ def test_inputs_that_nobody_knows_how_to_perturb(tmp_path):
         index.learn_weights(examples=FEW)
     sane(index.learn_weights(perturb="weights", examples=FEW), index)
     with pytest.raises(UndeError, match="it has no floating inputs"):
-        index.learn_weights(perturb=Noise())
+        index.learn_weights(perturb=InputNoise())
 
 
 def test_forms():

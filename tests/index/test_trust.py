@@ -17,7 +17,7 @@ from unde import Index, UndeError, Weights, methods
 from unde.index.retrieval_curve import Trust, wilson
 from unde.index.self_retrieval import EXAMPLES, Copier, Parts
 from unde.tasks import Classification
-from unde.tasks.perturb import Noise
+from unde.tasks.perturb import InputNoise
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 COSINE = methods.TracIn(projection="none", cosine=True)
@@ -66,7 +66,7 @@ def test_shares_are_those_of_a_slow_loop(index, skewed):
         for shares, weights in ((curve.before, None), (curve.after, skewed)):
             found = 0
             for n in which:
-                copy = Noise()((x[n], y[n]), strength, np.random.default_rng([4, 1, n]))
+                copy = InputNoise()((x[n], y[n]), strength, np.random.default_rng([4, 1, n]))
                 total = index.score([copy]).total(weights)[0]
                 found += int(total.argmax()) == n
             assert shares[i] == pytest.approx(found / 12)
@@ -149,7 +149,7 @@ def test_several_sets_share_their_copies(index, skewed, asked):
 
 class TwoKinds(Classification):
     def perturbations(self, model, examples):
-        return [Noise(), Zeroed()]
+        return [InputNoise(), Zeroed()]
 
 
 @dataclass(frozen=True)

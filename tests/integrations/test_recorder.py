@@ -153,7 +153,7 @@ def test_rates_that_differ_are_refused(tmp_path):
 
 
 def test_views_of_one_memory_are_saved(tmp_path):
-    from unde.integrations.recorder import _save
+    from unde.integrations.transformers import _save
 
     class Packed(nn.Module):
         def __init__(self):

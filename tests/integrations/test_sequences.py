@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from unde import UndeError
 from unde.integrations import documents
-from unde.integrations.documents import Sequences, cut, pieces
+from unde.integrations.documents import TextSequences, cut, pieces
 
 TOKENIZER = tokenizer()
 
@@ -24,7 +24,7 @@ def test_parts_cover_a_document(count, length):
 
 
 def test_sequences_hold_every_token_in_order():
-    found = Sequences(LINES, TOKENIZER, 8, 300)
+    found = TextSequences(LINES, TOKENIZER, 8, 300)
     assert len(found) == len(found.ids) == len(set(found.ids))
     for d, line in enumerate(LINES):
         parts = [found[i]["input_ids"] for i, name in enumerate(found.ids) if name.startswith(f"{d}:")]
@@ -37,26 +37,26 @@ def test_sequences_hold_every_token_in_order():
 
 
 def test_batches_of_the_tokenizer_do_not_matter(monkeypatch):
-    whole = Sequences(LINES, TOKENIZER, 8, 300)
+    whole = TextSequences(LINES, TOKENIZER, 8, 300)
     monkeypatch.setattr(documents, "_AT_ONCE", 3)
-    again = Sequences(LINES, TOKENIZER, 8, 300)
+    again = TextSequences(LINES, TOKENIZER, 8, 300)
     assert again.ids == whole.ids
     assert (again.tokens == whole.tokens).all() and (again.stops == whole.stops).all()
 
 
 def test_bad_texts_are_named(tmp_path):
     with pytest.raises(UndeError, match=r"text 1: 'T' is 1 token long, expected at least 2"):
-        Sequences([LINES[0], "T"], TOKENIZER, 8, 300)
+        TextSequences([LINES[0], "T"], TOKENIZER, 8, 300)
     most = max(TOKENIZER(LINES[2])["input_ids"])
     with pytest.raises(
         UndeError, match=rf"text 0: the tokenizer gives token {most}, the model knows 0 to {most - 1}"
     ):
-        Sequences(LINES[2:], TOKENIZER, 8, most)
+        TextSequences(LINES[2:], TOKENIZER, 8, most)
     with pytest.raises(UndeError, match="sequences of 2 tokens"):
-        Sequences(LINES, TOKENIZER, 2, 300)
+        TextSequences(LINES, TOKENIZER, 2, 300)
     (tmp_path / "none.jsonl").write_text("\n")
     with pytest.raises(UndeError, match=r"none.jsonl holds no text"):
-        Sequences(tmp_path / "none.jsonl", TOKENIZER, 8, 300)
+        TextSequences(tmp_path / "none.jsonl", TOKENIZER, 8, 300)
 
 
 @settings(max_examples=60, deadline=None)

@@ -20,7 +20,7 @@ from torch import nn
 
 import unde
 from unde.tasks import CausalLM, Classification, Diffusion, Task
-from unde.tasks.identity import differences
+from unde.tasks.base import differences
 
 
 def squared(x):
@@ -309,7 +309,7 @@ def test_a_scheduler_of_a_task_of_ones_own_counts_by_its_config():
 
 
 def test_a_cutting_of_ones_own_counts():
-    from unde.tasks.batching import Batching
+    from unde.tasks.base import Batching
 
     class Twice(Batching):
         def __init__(self, times):

@@ -10,7 +10,7 @@ from unde.errors import UndeError
 from unde.gradients import Collector, make_units, plan_coverage
 from unde.gradients.fallback import compute_measures
 from unde.tasks import Task
-from unde.tasks.batching import Batching, with_batching
+from unde.tasks.base import Batching, with_batching
 
 
 class Regression(Task):

@@ -12,7 +12,7 @@ import models
 from unde import Index, UndeError
 from unde.methods import JourneyTRAK
 from unde.tasks import CausalLM, Classification, Diffusion, Task
-from unde.tasks.perturb import Augment, Noise, Perturbation
+from unde.tasks.perturb import Augment, InputNoise, Perturbation
 from unde.tasks.replace import Replace, special_tokens
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -32,33 +32,35 @@ def normal(*shape, seed=0):
 def test_more_noise_is_the_same_noise_taken_further():
     """With the same random numbers the differences to the original are proportional to the strength."""
     x = normal(3, 5, 7).double()  # doubles, so that the differences are exact to 15 digits
-    weak, strong = (Noise()((x, 1), s, random(4))[0] - x for s in (0.25, 1.0))
+    weak, strong = (InputNoise()((x, 1), s, random(4))[0] - x for s in (0.25, 1.0))
     torch.testing.assert_close(4 * weak, strong, rtol=1e-12, atol=1e-12)
     expected = torch.from_numpy(random(4).standard_normal((3, 5, 7), dtype=np.float32)).double()
     torch.testing.assert_close(strong, expected * x.std(correction=0), rtol=1e-12, atol=1e-12)
-    other = Noise()((x, 1), 1.0, random(5))[0] - x
+    other = InputNoise()((x, 1), 1.0, random(5))[0] - x
     assert abs(np.corrcoef(other.flatten(), strong.flatten())[0, 1]) < 0.4
 
 
 def test_noise_has_the_size_of_the_input():
     """Scaling an input scales its noise; where it lies does not matter; equal entries get noise all the same."""
     x = normal(40, 50).double()
-    noise = Noise()(x, 0.3, random()) - x
-    torch.testing.assert_close(Noise()(1e3 * x, 0.3, random()) - 1e3 * x, 1e3 * noise, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(Noise()(x + 7, 0.3, random()) - (x + 7), noise, rtol=1e-9, atol=1e-9)
+    noise = InputNoise()(x, 0.3, random()) - x
+    torch.testing.assert_close(
+        InputNoise()(1e3 * x, 0.3, random()) - 1e3 * x, 1e3 * noise, rtol=1e-9, atol=1e-9
+    )
+    torch.testing.assert_close(InputNoise()(x + 7, 0.3, random()) - (x + 7), noise, rtol=1e-9, atol=1e-9)
     assert float(noise.std()) == pytest.approx(0.3 * float(x.std()), rel=0.05)
     flat = torch.full((4, 6), -2.0)
-    assert float((Noise()(flat, 0.5, random()) - flat).std()) == pytest.approx(1.0, rel=0.4)
-    assert torch.equal(Noise()(torch.zeros(5), 1.0, random()), torch.zeros(5))  # of no size at all
-    assert Noise()(torch.tensor([3.0]), 0.5, random()).item() != 3.0  # a single number
-    assert Noise()(torch.tensor(3.0), 0.5, random()).shape == ()
+    assert float((InputNoise()(flat, 0.5, random()) - flat).std()) == pytest.approx(1.0, rel=0.4)
+    assert torch.equal(InputNoise()(torch.zeros(5), 1.0, random()), torch.zeros(5))  # of no size at all
+    assert InputNoise()(torch.tensor([3.0]), 0.5, random()).item() != 3.0  # a single number
+    assert InputNoise()(torch.tensor(3.0), 0.5, random()).shape == ()
 
 
 @pytest.mark.parametrize("target", ["labels", "label", "targets", "target", "y"])
 def test_targets_of_a_dict_are_untouched(target):
     example = {"pixel_values": normal(2, 4), "scale": normal(3), "mask": torch.ones(4, dtype=torch.bool)}
     example |= {"words": "as they are", target: normal(3, seed=1)}
-    made = Noise()(example, 0.5, random())
+    made = InputNoise()(example, 0.5, random())
     assert list(made) == list(example)
     assert made[target] is example[target] and made["mask"] is example["mask"]
     assert made["words"] == "as they are"
@@ -68,16 +70,16 @@ def test_targets_of_a_dict_are_untouched(target):
 
 def test_targets_of_a_tuple_are_untouched():
     x, y = normal(4), normal(2)  # a regression: the target is a float
-    made = Noise()((x, y, "name"), 0.5, random())
+    made = InputNoise()((x, y, "name"), 0.5, random())
     assert type(made) is tuple and made[1] is y and made[2] == "name" and not torch.equal(made[0], x)
-    listed = Noise()([{"a": x, "labels": y}, y], 0.5, random())
+    listed = InputNoise()([{"a": x, "labels": y}, y], 0.5, random())
     assert type(listed) is list and listed[0]["labels"] is y and listed[1] is y
     assert not torch.equal(listed[0]["a"], x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 def test_types_and_shapes_stay(dtype):
-    kind = Noise()
+    kind = InputNoise()
     x = normal(3, 4, 5).to(dtype)
     original = x.clone()
     made = kind((x, 3), 0.4, random())
@@ -99,7 +101,7 @@ def test_types_and_shapes_stay(dtype):
 )
 def test_inputs_without_floats_are_refused(example):
     with pytest.raises(UndeError, match=r"no floating inputs\. Pass perturb=.* or perturb='weights'"):
-        Noise()(example, 0.5, random())
+        InputNoise()(example, 0.5, random())
 
 
 # --- tokens --------------------------------------------------------------------------------------------
@@ -212,8 +214,8 @@ def test_what_tasks_know():
     assert isinstance(replace, Replace) and replace.special == {0} and replace.pool.tolist() == [5, 6]
     (replace,) = CausalLM().perturbations(models.gpt2(), texts)
     assert isinstance(replace, Replace) and replace.special == {0} and replace.pool.tolist() == [5, 6]
-    assert isinstance(Task().perturbations(models.mlp(), images)[0], Noise)
-    for kind in (Noise(), replace, Augment()):
+    assert isinstance(Task().perturbations(models.mlp(), images)[0], InputNoise)
+    for kind in (InputNoise(), replace, Augment()):
         assert isinstance(kind, Perturbation) and 0 < kind.least < kind.most
     assert not isinstance(lambda example, strength, random: example, Perturbation)
 
@@ -299,7 +301,7 @@ class FakeVAE(torch.nn.Module):
 def test_latents_are_augmented_as_images_by_the_vae():
     vae = FakeVAE()
     augment, noise = Diffusion(ddpm(), timesteps=2, vae=vae).perturbations(torch.nn.Identity(), [])
-    assert isinstance(noise, Noise)
+    assert isinstance(noise, InputNoise)
     given = normal(7, 5)
     example = {"latents": normal(3, 8, 8).clamp(-1, 1), "encoder_hidden_states": given, "prompt": "a hat"}
     made = augment(example, 0.6, random(3))

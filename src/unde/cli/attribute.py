@@ -161,9 +161,9 @@ def whole_queries(rows: Rows) -> Pieces:
 
 def _is_cut(rows: Rows) -> bool:
     """Whether the ids are record:part."""
-    from unde.integrations.documents import Sequences
+    from unde.integrations.documents import TextSequences
 
-    return isinstance(rows.data, Sequences)
+    return isinstance(rows.data, TextSequences)
 
 
 def with_texts(best: Top, setup: Setup, rows: Rows, queries: Pieces, by: Pieces | None) -> Top:

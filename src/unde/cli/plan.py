@@ -70,7 +70,7 @@ def plan(
     from dataclasses import replace
 
     from unde.cli.project import Project
-    from unde.integrations.config import model_of_config
+    from unde.integrations.language import model_of_config
     from unde.plan import plan as make_plan
 
     check_format(format, "table", "json")

@@ -13,7 +13,7 @@ from unde.data import Rows
 from unde.diffusion import Samples
 from unde.errors import UndeError
 from unde.integrations.diffusers import query_columns
-from unde.integrations.pictures import Likeness, decode_picture, with_label
+from unde.integrations.pictures import ImageFormat, decode_picture, with_label
 from unde.methods import JourneyTRAK, Method
 from unde.tasks import Classification, Diffusion
 from unde.ui.report.classes import answers_to
@@ -107,7 +107,7 @@ def _from_text(project: Project, query: Sequence[str]) -> QuerySelection:
         one_each = len(examples) == len(query)
         names = ["your text"] if len(examples) == 1 else list(query) if one_each else None
         return QuerySelection(Rows(examples, train.collate), names, labelled=False)
-    alike = None if setup.ask.picture is not None else Likeness.of(train)
+    alike = None if setup.ask.picture is not None else ImageFormat.of(train)
     examples = [_read_image(project, text, path, alike) for text, path in zip(query, files)]
     rows = Rows(examples, train.collate)
     predictions = answers_to(setup, rows) if setup.ask.picture is None else None
@@ -119,7 +119,7 @@ def _from_text(project: Project, query: Sequence[str]) -> QuerySelection:
     return QuerySelection(rows, [path.name for path in files], labelled=False)
 
 
-def _read_image(project: Project, text: str, path: Path, alike: Likeness | None) -> Any:
+def _read_image(project: Project, text: str, path: Path, alike: ImageFormat | None) -> Any:
     """Read the image in a file as one example."""
     setup = project.setup
     try:

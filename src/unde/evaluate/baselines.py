@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unde import console
-from unde.data import Collate, Rows, own_collate, plain_texts
+from unde.data import Collate, Rows, choose_collate, plain_texts
 from unde.errors import UndeError
 from unde.evaluate.hidden_states import HiddenStates, similarity
 from unde.setup import Setup
@@ -62,7 +62,7 @@ def baseline_scores(
             "Index.open(..., model=, task=, train_data=)"
         )
     train, query_rows = (
-        Rows(data, collate or own_collate(task.collate, data)) for data in (train_data, queries)
+        Rows(data, collate or choose_collate(task.collate, data)) for data in (train_data, queries)
     )
     train_texts, query_texts = (plain_texts(train), plain_texts(query_rows)) if texts is None else texts
     scores: dict[str, Tensor] = {}

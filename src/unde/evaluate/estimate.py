@@ -11,8 +11,7 @@ from scipy.special import stdtrit  # Student's t quantiles; scipy.stats is slow 
 
 from unde.errors import UndeError
 from unde.evaluate.arrays import numbers
-from unde.markup import Child
-from unde.notebook import facts, interval
+from unde.markup import Child, facts, interval
 
 
 @dataclass(frozen=True, eq=False)

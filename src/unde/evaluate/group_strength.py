@@ -16,8 +16,8 @@ from unde.errors import UndeError
 from unde.evaluate.arrays import Array, finite, numbers
 from unde.evaluate.lds import lds
 from unde.evaluate.recall import check_contributors, rank, recall_at_k, skipped_examples
+from unde.groups import unet_cell
 from unde.scoring.data_splits import refuse_training
-from unde.unet import unet_cell
 from unde.weights.protocol import ResolvedScores
 
 # Function from a parameter to its (row, column), or None to leave it out; or a regular expression for each, whose match

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unde import console
-from unde.data import Collate, Rows, evenly, own_collate, to_device
+from unde.data import Collate, Rows, choose_collate, evenly, to_device
 from unde.errors import UndeError, unknown
 from unde.gradients.model_state import frozen_eval
 from unde.gradients.parameters import placement
@@ -205,7 +205,7 @@ def representation_similarity(
         return _pool(outputs.pop(), f"layer {layer!r}", batch, len(r))
 
     train, query_rows = (
-        Rows(data, collate or own_collate(task.collate, data)) for data in (train_data, queries)
+        Rows(data, collate or choose_collate(task.collate, data)) for data in (train_data, queries)
     )
     try:
         with frozen_eval(model), torch.no_grad():

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unde.data import Collate, Rows, own_collate, to_device
+from unde.data import Collate, Rows, choose_collate, to_device
 from unde.errors import UndeError
 from unde.evaluate.arrays import Array, top_positions
 from unde.evaluate.estimate import Estimate
@@ -39,11 +39,18 @@ from unde.tasks.tokens import TokenTask
 class TailPatch:
     """How much more likely each query became: positive is better.
 
-    Compare two rankings query by query with `unde.evaluate.paired(a.per_token, b.per_token)`.
+    >>> unde.evaluate.paired(ours.per_token, theirs.per_token)  # query by query  # doctest: +SKIP
 
     Attributes:
         per_token: 100 × Δ log p / (number of target tokens of the query), the unit of the paper's tables.
         summed: Δ log p of the whole query.
+
+    Example:
+        >>> from unde.evaluate import paired
+        >>> a = TailPatch(per_token=Estimate(np.array([1.0, 4.0])), summed=Estimate(np.array([0.1, 0.4])))
+        >>> b = TailPatch(per_token=Estimate(np.array([2.0, 5.5])), summed=Estimate(np.array([0.2, 0.55])))
+        >>> paired(a.per_token, b.per_token).mean
+        1.25
     """
 
     per_token: Estimate
@@ -119,7 +126,7 @@ def tail_patch(
             f"max_grad_norm is {max_grad_norm}: expected a positive norm, or None for no clipping"
         )
     train, query_rows = (
-        Rows(data, collate or own_collate(task.collate, data)) for data in (train_data, queries)
+        Rows(data, collate or choose_collate(task.collate, data)) for data in (train_data, queries)
     )
     indices = top_indices.indices if isinstance(top_indices, Top) else top_indices
     top = top_positions(indices, len(query_rows), len(train))

@@ -27,8 +27,7 @@ from unde.gradients.meter import Meter
 from unde.gradients.model_state import frozen_eval
 from unde.gradients.parameters import Unit, placement
 from unde.onednn import frozen_linears
-from unde.tasks.base import Task
-from unde.tasks.batching import with_batching
+from unde.tasks.base import Task, with_batching
 
 
 class GraphStart(torch.autograd.Function):

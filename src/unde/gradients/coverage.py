@@ -26,8 +26,7 @@ from unde.gradients.feature_pass import SAMPLED, count_numbers
 from unde.gradients.hooks import Coverage
 from unde.gradients.model_state import frozen_eval, restore_attributes
 from unde.gradients.parameters import Unit, placement
-from unde.tasks.base import Task
-from unde.tasks.batching import Batching, with_batching
+from unde.tasks.base import Batching, Task, with_batching
 from unde.tasks.tokens import Unreadable
 
 EXAMPLES = 3

@@ -23,8 +23,7 @@ from unde.gradients.factors import Factors
 from unde.gradients.hooks import Coverage
 from unde.gradients.meter import Meter, PassCost
 from unde.gradients.parameters import Unit, placement
-from unde.tasks.base import Task
-from unde.tasks.batching import with_batching
+from unde.tasks.base import Task, with_batching
 
 SAMPLED = 64  # examples among which the largest is sought
 LEAST, MOST = 8, 256  # examples in a pass, if they fit

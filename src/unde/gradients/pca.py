@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from unde.data import Rows, evenly
+from unde.errors import UndeError
 from unde.gradients.coverage import plan_coverage
 from unde.gradients.factors import LIMIT
 from unde.gradients.feature_pass import FeaturePass, Measurement, choose_pass_size, set_rows, split_range
 from unde.gradients.hooks import HookedModule
 from unde.gradients.layers.embedding import Embedding
 from unde.gradients.parameters import Unit, make_units
-from unde.linalg import eigh
 from unde.projection import Spec
 from unde.tasks.base import Task
 
@@ -104,3 +104,29 @@ def _leading(covariance: Tensor, r: int, name: str) -> Tensor:
     vectors = eigh(covariance.cpu(), name)[1][:, -r:].flip(1).T
     largest = vectors.gather(1, vectors.abs().argmax(1, keepdim=True))
     return (vectors * largest.sign()).to(torch.float32).contiguous()
+
+
+def eigh(matrix: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, smallest first, and eigenvectors in columns of a covariance of the parameter `name`, in float64.
+
+    >>> eigh(torch.tensor([[2.0, 0.0], [0.0, 1.0]]), "weight")[0]
+    tensor([1., 2.], dtype=torch.float64)
+    """
+    matrix = matrix.double()
+    if not matrix.isfinite().all():
+        raise UndeError(
+            f"a covariance of parameter {name!r} holds NaN or infinite entries: an example has a gradient that is "
+            "not finite, or too large to square. Rebuild the index with on_bad='skip', or rescale the loss"
+        )
+    matrix = (matrix + matrix.T) / 2
+    try:
+        return torch.linalg.eigh(matrix)
+    except torch.linalg.LinAlgError:  # it fails to converge on rare matrices with many equal eigenvalues
+        try:
+            vectors, values, _ = torch.linalg.svd(matrix)
+        except torch.linalg.LinAlgError as e:
+            raise UndeError(
+                f"no eigenvectors could be found for a covariance ({len(matrix)} × {len(matrix)}) of parameter "
+                f"{name!r} ({e}): exclude the parameter, or build with another projection"
+            ) from None
+        return values.flip(0), vectors.flip(1)

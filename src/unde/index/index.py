@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unde.checkpoints import Checkpoint
-from unde.data import Collate, Rows, own_collate, parse_bytes
+from unde.data import Collate, Rows, choose_collate, parse_bytes
 from unde.errors import UndeError
 from unde.gradients import adam_preconditioner
 from unde.groups import Groups, trainable, unwrapped
@@ -109,7 +109,7 @@ class Index(QueryableIndex):
             raise UndeError(
                 f"the task is a {type(task).__name__}: expected one of unde.tasks, or a Task of your own"
             )
-        rows = Rows(train_data, collate or own_collate(task.collate, train_data))
+        rows = Rows(train_data, collate or choose_collate(task.collate, train_data))
         folder, runs, model = place(path), get_executor(executor, threads=threads), unwrapped(model)
         inputs = BuildInputs(
             model, task, rows, checkpoints, parse_recipe(recipe), None if device is None else str(device)

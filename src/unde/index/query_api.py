@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from unde import console, methods
-from unde.data import Rows, own_collate
+from unde.data import Rows, choose_collate
 from unde.errors import NotRetrievable, UndeError
 from unde.evaluate.baselines import baseline_scores
 from unde.groups import Groups
@@ -25,9 +25,8 @@ from unde.index.self_retrieval import EXAMPLES, Retrieval
 from unde.index.state import IndexState
 from unde.index.token_scores import TokenScores
 from unde.index.verify import verify
-from unde.markup import Child
+from unde.markup import Child, facts, list_names
 from unde.methods import Method
-from unde.notebook import facts, listed
 from unde.parallel import Executor, close_workers, get_executor
 from unde.scoring import diagnostics
 from unde.scoring.base import WeightsLike
@@ -38,8 +37,7 @@ from unde.store import layout
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath, exists, place
 from unde.store.verify_report import VerifyReport
-from unde.tasks.base import Task
-from unde.tasks.identity import kind_of
+from unde.tasks.base import Task, kind_of
 from unde.weights import Weights, learn_weights
 
 R = TypeVar("R", bound="QueryableIndex")
@@ -83,7 +81,7 @@ class QueryableIndex:
             "method": str(self.method),
             "training examples": f"{m.examples:,}" + ("" if m.ids else ", without ids"),
             "features": f"{m.width:,} numbers each, {m.store_dtype}{checkpoints}",
-            "groups": listed(self.groups.names),
+            "groups": list_names(self.groups.names),
             "task": str(m.task["name"]),
         }
         return facts("Index", rows)
@@ -100,10 +98,12 @@ class QueryableIndex:
     @property
     def method(self) -> Method:
         """The method that the index was built for."""
-        return self._state.method
+        return self._state.stored.method
 
     def method_for(self, method: str | Method | None = None) -> Method:
         """The method as this index scores with it: with the projection of the index and damping="auto" resolved."""
+        if method is None:
+            return self.method
         return methods.on_index(method, self.method, kind_of(self.manifest.task), self.manifest.examples)
 
     @property
@@ -166,7 +166,7 @@ class QueryableIndex:
                     "these query features were computed for another index: compute them anew with this one"
                 )
             return queries
-        rows = Rows(queries, own_collate(self._state.collate, queries))
+        rows = Rows(queries, choose_collate(self._state.collate, queries))
         kept, m = None if path is None else place(path), self.manifest
         if kept is not None and exists(kept):
             found = QueryFeatures.load(kept, m.lineage, (m.terms, m.width))
@@ -175,7 +175,7 @@ class QueryableIndex:
                     f"{path} holds the features of other queries: choose another path, or delete it"
                 )
             return found
-        made = self._state.query_runner.features(rows)
+        made = self._state.runner.features(rows)
         if kept is not None:
             made.save(kept)
         return made
@@ -202,8 +202,8 @@ class QueryableIndex:
         if not isinstance(queries, QueryFeatures):
             chosen.check_query(Rows(queries)[0])
         at = self._state
-        rows = None if made is queries else Rows(queries, own_collate(at.collate, queries))
-        rescorer = IndexRescorer(lambda: at.query_runner, at.rows, rows)
+        rows = None if made is queries else Rows(queries, choose_collate(at.collate, queries))
+        rescorer = IndexRescorer(at.stored, lambda: at.runner, at.rows, rows)
         if calibration is None:
             return replace(at.scorer.scores(chosen, made.features, made.digests), rescorer=rescorer)
         self._announce(calibration)
@@ -372,7 +372,7 @@ class QueryableIndex:
         >>> index.tokens(scores)(0, train_data[7])  # doctest: +SKIP
         """
         at = self._state
-        return TokenScores(at.query_runner, at.scorer, at.collate, scores, weights)
+        return TokenScores(at.runner, at.scorer, at.collate, scores, weights)
 
     def self_influence(
         self,

@@ -39,7 +39,7 @@ from unde.store.locks import locked
 from unde.store.manifest import MERGE, REPACK, Changes, Manifest, Segment
 from unde.store.remote import StorePath, exists
 from unde.store.shards import ShardError, is_valid_shard, read_shard, write_shard
-from unde.tasks import identity
+from unde.tasks.base import differences
 
 FACTORS = "factors"
 _OTHER = "in the other"
@@ -379,7 +379,7 @@ def _check_alike(first: Source, other: Source) -> None:
     if other.folder == first.folder or a.id == b.id:
         raise UndeError(f"{first.folder} and {other.folder} are one index: expected different ones")
     differ = list_differences(a, replace(b, examples=a.examples, data=a.data, ids=a.ids), _OTHER)
-    differ += identity.differences(a.task, b.task)
+    differ += differences(a.task, b.task)
     if a.settled.coverage != b.settled.coverage:
         differ.append("which way parameters go")
     if bool(a.ids) != bool(b.ids):

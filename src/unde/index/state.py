@@ -12,13 +12,11 @@ from torch import nn
 from unde.checkpoints import Checkpoint
 from unde.data import Collate, Rows
 from unde.errors import UndeError
-from unde.fingerprints import Watch
+from unde.fingerprints import ModelWatch
 from unde.groups import Groups
 from unde.index.feature_runner import FeatureRunner
-from unde.index.query_features import QueryRunner
 from unde.index.reader import IndexReader
 from unde.index.scorer import Scorer
-from unde.methods import Method
 from unde.parallel import SERIAL, Executor
 from unde.parallel.model_transport import AnyRecipe, ModelInputs
 from unde.tasks.base import Task
@@ -36,7 +34,7 @@ class IndexState:
     executor: Executor = SERIAL  # who computes what is asked
     recipe: AnyRecipe | None = None  # how others make the model
     device: str | None = None  # where they put it
-    watch: Watch | None = None  # of the model since it was compared with the index; None: it was not
+    watch: ModelWatch | None = None  # of the model since it was compared with the index; None: it was not
     unfinished: int = 0  # shards that other workers have not written yet
 
     diagnosis: list[str] | None = field(
@@ -45,10 +43,6 @@ class IndexState:
 
     def __post_init__(self) -> None:
         self.stored.record_files()
-
-    @property
-    def method(self) -> Method:
-        return self.stored.method
 
     @cached_property
     def groups(self) -> Groups:
@@ -67,12 +61,12 @@ class IndexState:
         return Scorer(self.stored, self.groups, self.ids, self.executor)
 
     @cached_property
-    def query_runner(self) -> QueryRunner:
+    def runner(self) -> FeatureRunner:
         self.check_finished()
         if self.model is None or self.task is None:
             raise UndeError(
                 "this index was opened without its model and task: pass both to Index.open for query features"
             )
         inputs = ModelInputs(self.model, self.task, self.rows, self.checkpoints, self.recipe, self.device)
-        runner = FeatureRunner(self.stored.folder, self.stored.manifest, inputs)
-        return QueryRunner(self.stored, runner, self.executor, self.watch)
+        stored = self.stored
+        return FeatureRunner(stored.folder, stored.manifest, inputs, self.executor, self.watch)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from unde import console
-from unde.data import Rows, own_collate
+from unde.data import Rows, choose_collate
 from unde.errors import UndeError
 from unde.fingerprints import ids_fingerprint, plain_ids
 from unde.index import builder
@@ -52,14 +52,14 @@ def append(state: IndexState, data: Any, ids: Sequence[Any] | None, progress: bo
         raise UndeError(
             "this index was opened without its model and task: pass both to Index.open to append examples"
         )
-    rows = Rows(data, state.collate or own_collate(state.task.collate, data))
+    rows = Rows(data, state.collate or choose_collate(state.task.collate, data))
     new_ids, digests = builder.parse_ids(rows, ids), rows.digests()
     token = partial(make_token, APPEND, digests, ids_fingerprint(new_ids))
     with transaction(state.stored.folder, m, token) as change:
         if change.earlier_commit is None:
             _check_new_ids(state.ids, new_ids, len(rows))
             _note_twins(state.stored, digests)
-            state.query_runner.check_model(full=True)
+            state.runner.check_model(full=True)
             change.begin(f"{APPEND} {len(rows)}")
             recipe = recipe_for_data(state.recipe, rows.data, rows.collate)
             inputs = BuildInputs(state.model, state.task, rows, state.checkpoints, recipe, state.device)
@@ -149,7 +149,7 @@ def _covariance_inputs(state: IndexState) -> BuildInputs:
             "the covariances of EKFAC are sums over examples: removed ones are run through the model once more. "
             f"Pass {', '.join(missing)} to Index.open"
         )
-    state.query_runner.check_model(full=True)
+    state.runner.check_model(full=True)
     return BuildInputs(model, task, rows, state.checkpoints)
 
 

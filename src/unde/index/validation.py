@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from unde.checkpoints import Checkpoint, fingerprints, loaded, select_checkpoint
-from unde.data import Rows, evenly, own_collate, to_device
+from unde.data import Rows, choose_collate, evenly, to_device
 from unde.errors import UndeError
-from unde.fingerprints import Watch, align_rows, changed_example, ids_fingerprint
+from unde.fingerprints import ModelWatch, align_rows, changed_example, ids_fingerprint
 from unde.gradients.coverage import try_coverage
 from unde.gradients.coverage_check import TOLERANCE, CoverageTrial
 from unde.groups import Groups
@@ -28,7 +28,7 @@ from unde.store.files import read_json
 from unde.store.manifest import Manifest, request_fields
 from unde.store.remote import StorePath, Unreachable, is_local
 from unde.store.shards import ShardError, read_shard, write_shard
-from unde.tasks.identity import differences, is_builtin
+from unde.tasks.base import differences, is_builtin
 
 PROBE_SIZE = 2  # examples whose features are stored to compare with
 _TRIES = 3  # readings of an index that others change meanwhile
@@ -52,7 +52,7 @@ def check_inputs(state: IndexState, train_data: Any, groups: Groups | None) -> I
     """The state with training data and ids; raises unless the index was made from model, task, data and groups."""
     folder, manifest = state.stored.folder, state.stored.manifest
     if state.task is not None and state.collate is None:
-        state = replace(state, collate=own_collate(state.task.collate, train_data))
+        state = replace(state, collate=choose_collate(state.task.collate, train_data))
     rows = None if train_data is None else Rows(train_data, state.collate)
     differ = _compare_model(manifest, state.model, state.checkpoints) + _compare_groups(manifest, groups)
     if rows is not None:
@@ -66,7 +66,7 @@ def check_inputs(state: IndexState, train_data: Any, groups: Groups | None) -> I
             differ = compare_task(FeatureRunner(folder, manifest, inputs), rows)
     if differ:
         raise UndeError(f"{folder} was made from something else. What differs: {'; '.join(differ)}")
-    watch = None if state.model is None else Watch(state.model, state.checkpoints)
+    watch = None if state.model is None else ModelWatch(state.model, state.checkpoints)
     return replace(state, ids=read_ids(folder, manifest), rows=rows, watch=watch)
 
 

@@ -274,7 +274,7 @@ def _table(path: Path, suffix: str) -> tuple[list[str], Callable[[list[str]], It
     return known, rows
 
 
-class Sequences(Dataset):
+class TextSequences(Dataset):
     """Consecutive sequences of at most `length` tokens, each an example {"input_ids"} with the id "document:part".
 
     Parts count from 1; the last ones may be shorter (see `cut`). Only the first part of a document begins with

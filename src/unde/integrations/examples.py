@@ -14,8 +14,8 @@ from unde import console
 from unde.errors import UndeError
 from unde.integrations.documents import (
     Record,
-    Sequences,
     Texts,
+    TextSequences,
     check_length,
     check_tokens,
     columns_of,
@@ -42,7 +42,7 @@ def causal_examples(
     text_field: str | None = None,
     target_field: str | None = None,
     option: str = "--text-field",
-) -> Sequences:
+) -> TextSequences:
     """The training sequences of a causal language model.
 
     What is not said is read off the fields: `messages`, `prompt` and `completion`, or else `text`. With a target the
@@ -51,7 +51,7 @@ def causal_examples(
     """
     text, target = fields_of(source, text_field, target_field)
     if target is None and not _talks(source, text):
-        sequences = Sequences(source, tokenizer, length, rows, text, option)
+        sequences = TextSequences(source, tokenizer, length, rows, text, option)
     else:
         sequences = AnswerSequences(source, tokenizer, length, rows, text, target, option)
     _note_ignored(source, {text, target})
@@ -98,10 +98,10 @@ def _talks(source: Texts, field: str) -> bool:
     return first is not None and isinstance(first.fields.get(field), list)
 
 
-class AnswerSequences(Sequences):
+class AnswerSequences(TextSequences):
     """Sequences of at most `length` tokens with labels on what the model was trained to say, and −100 elsewhere.
 
-    Examples are {"input_ids", "labels"}, called "record:part" as those of `Sequences`. What is longer is cut in the
+    Examples are {"input_ids", "labels"}, called "record:part" as those of `TextSequences`. What is longer is cut in the
     same way; parts without any label are left out.
     """
 

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from unde import console
-from unde.data import own_collate
+from unde.data import choose_collate
 from unde.errors import UndeError
 from unde.evaluate import TrainingSpec
 from unde.integrations.language import load_model
@@ -83,7 +83,7 @@ def fine_tuning(
         clip=arguments.clip,
         epochs=whole,
         batch_size=arguments.batch_size,
-        collate=setup.collate or own_collate(setup.task.collate, setup.train_data),
+        collate=setup.collate or choose_collate(setup.task.collate, setup.train_data),
     )
 
 
@@ -127,7 +127,7 @@ def first_rate(rates: Mapping[int, float]) -> float | None:
 
 
 @dataclass(frozen=True)
-class Start:
+class BaseModel:
     """Makes the model as fine-tuning found it: the base checkpoint, with a fresh adapter if there is one."""
 
     base: str
@@ -145,7 +145,7 @@ class Start:
         return peft.get_peft_model(model, config)
 
 
-def _start(folder: Path, base: str | None, trust_remote_code: bool) -> Start:
+def _start(folder: Path, base: str | None, trust_remote_code: bool) -> BaseModel:
     adapter = folder / _ADAPTER
     named = base
     if named is None:
@@ -159,7 +159,7 @@ def _start(folder: Path, base: str | None, trust_remote_code: bool) -> Start:
             f"there is no way to train: {folder} does not say which checkpoint its fine-tuning started from. Name it "
             "(--base DIR), or continue from the model as it is (--how local)"
         )
-    return Start(os.path.expanduser(named), str(folder) if adapter.is_file() else None, trust_remote_code)
+    return BaseModel(os.path.expanduser(named), str(folder) if adapter.is_file() else None, trust_remote_code)
 
 
 def _named_in(path: Path, key: str) -> str | None:

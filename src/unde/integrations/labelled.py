@@ -30,7 +30,7 @@ TAGS = (("tokens", "ner_tags"), *((a, b) for a in ("tokens", "words") for b in (
 _OPTION = "--target-field"
 
 
-class Labelled(Dataset):
+class LabelledExamples(Dataset):
     """Examples {"input_ids", "labels"}, called as their records are."""
 
     def __init__(self, examples: list[dict[str, Tensor]], ids: list[str]) -> None:
@@ -43,7 +43,7 @@ class Labelled(Dataset):
         return self.examples[index]
 
 
-class Reader:
+class RecordReader:
     """Texts as tokens: at most `length` of them, cut off as in training, with the tokens that end a text.
 
     `rows` is how many tokens the model knows. `predict` gives the labels that the model itself has for the tokens of a
@@ -59,7 +59,7 @@ class Reader:
 
     def examples(
         self, source: Texts, fields: tuple[str, str], read: Callable[[Record], tuple[list[int], Any, bool]]
-    ) -> Labelled:
+    ) -> LabelledExamples:
         """One for each record; `read` gives its tokens, its labels or a function from tokens to what the model says,
         and whether something was cut off."""
         examples, ids, long, predicted = [], [], 0, 0
@@ -79,7 +79,7 @@ class Reader:
             )
         if predicted:
             console.note(f"without {fields[1]!r}: asked about what the model itself says")
-        return Labelled(examples, ids)
+        return LabelledExamples(examples, ids)
 
     def needs_prediction(self, record: Record, field: str) -> bool:
         """Whether there is no target, and need not be one."""
@@ -97,7 +97,9 @@ class Reader:
         return encoding, long
 
 
-def translations(source: Texts, reader: Reader, text: str | None, target: str | None) -> Labelled:
+def translations(
+    source: Texts, reader: RecordReader, text: str | None, target: str | None
+) -> LabelledExamples:
     """Sources and targets."""
     text, target = fields = _fields(source, text, target, PAIRS)
 
@@ -115,12 +117,12 @@ def translations(source: Texts, reader: Reader, text: str | None, target: str | 
 
 def classified(
     source: Texts,
-    reader: Reader,
+    reader: RecordReader,
     text: str | None,
     label: str | None,
     classes: Mapping[Any, Any],
     real: bool,
-) -> Labelled:
+) -> LabelledExamples:
     """Texts with a class, by its number or by the name that the model's config has for it (`classes`), or with a real
     number."""
     text, label = fields = _fields(source, text, label, CLASSES)
@@ -137,8 +139,8 @@ def classified(
 
 
 def tagged(
-    source: Texts, reader: Reader, text: str | None, tags: str | None, classes: Mapping[Any, Any]
-) -> Labelled:
+    source: Texts, reader: RecordReader, text: str | None, tags: str | None, classes: Mapping[Any, Any]
+) -> LabelledExamples:
     """Lists of words with a class for each: the first token of a word has it, and the others have none."""
     text, tags = fields = _fields(source, text, tags, TAGS)
     if not reader.tokenizer.is_fast:

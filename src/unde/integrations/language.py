@@ -7,19 +7,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from unde import console
 from unde.errors import UndeError
 from unde.integrations import model_types as kinds
-from unde.integrations.documents import SUFFIXES, Sequences, Texts, check_file, pieces
+from unde.integrations.documents import SUFFIXES, Texts, TextSequences, check_file, pieces
 from unde.integrations.examples import causal_examples
-from unde.integrations.labelled import Labelled, Reader, classified, tagged, translations
+from unde.integrations.labelled import LabelledExamples, RecordReader, classified, tagged, translations
 from unde.integrations.model_types import predictor
 from unde.integrations.trainer import home_of, newest
 from unde.setup import Ask, Setup
 from unde.store.files import read_json
-from unde.tasks import Classification
+from unde.tasks import Classification, Task
 from unde.tasks.tokens import limits, text_config
 
 SEQ_LEN = 512
@@ -89,19 +90,19 @@ def hf_setup(
 
     def examples(
         texts: Texts, text: str | None, target: str | None, option: str, asked: bool = False
-    ) -> Sequences | Labelled:
+    ) -> TextSequences | LabelledExamples:
         if kind is kinds.MASKED:
-            return Sequences(texts, tokenizer, length, rows, text or "text", option, framed=True)
+            return TextSequences(texts, tokenizer, length, rows, text or "text", option, framed=True)
         if kind is kinds.CAUSAL:
             return causal_examples(texts, tokenizer, length, rows, text, target, option)
-        reader = Reader(tokenizer, length, rows, says if asked else None)
+        reader = RecordReader(tokenizer, length, rows, says if asked else None)
         if kind is kinds.SEQ2SEQ:
             return translations(texts, reader, text, target)
         if kind is kinds.TOKEN:
             return tagged(texts, reader, text, target, classes)
         return classified(texts, reader, text, target, classes, not isinstance(task, Classification))
 
-    def queries(texts: Texts | None) -> Sequences | Labelled | None:
+    def queries(texts: Texts | None) -> TextSequences | LabelledExamples | None:
         if texts is None:
             return None
         typed = not isinstance(texts, (str, os.PathLike)) and all(isinstance(t, str) for t in texts)
@@ -290,3 +291,33 @@ def _length(model: nn.Module, seq_len: int | None, name: str) -> int:
             f"sequences of {seq_len} tokens, but the context of {name} is {context}: --seq-len {context}"
         )
     return min(SEQ_LEN, context) if seq_len is None else seq_len
+
+
+def model_of_config(path: Path, trust_remote_code: bool = False) -> tuple[nn.Module, Task]:
+    """The model of a config.json or of the folder that holds it, on the meta device, and the task it is trained on."""
+    file = path / "config.json" if path.is_dir() else path
+    if not file.is_file():
+        raise UndeError(
+            f"{file} does not exist: expected the config.json of a Hugging Face model, or the folder that holds "
+            "it. Nothing is downloaded; save one with config.save_pretrained(folder)"
+        )
+    try:
+        import transformers
+    except ImportError:
+        raise UndeError("--hf-config needs transformers: install it with pip install 'unde[hf]'") from None
+    try:
+        config = transformers.AutoConfig.from_pretrained(
+            str(file), local_files_only=True, trust_remote_code=trust_remote_code
+        )
+        with torch.device("meta"):
+            auto = getattr(transformers, f"AutoModelFor{kinds.kind_of(config).auto}")
+            model = auto.from_config(config, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError, ImportError) as e:
+        if not trust_remote_code and "trust_remote_code" in str(e):
+            raise asks_to_run_code(str(file)) from None
+        first = str(e).strip().partition("\n")[0]
+        raise UndeError(
+            f"no language model can be made from {file} ({first}): for other models, plan with "
+            "MODULE:FUNCTION"
+        ) from None
+    return model, kinds.task_for(kinds.kind_of_model(model), model, None)

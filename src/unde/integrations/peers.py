@@ -100,7 +100,7 @@ def bergson(
                 f"bergson({str(path)!r}, 'runs/queries')"
             )
         return from_arrays(sign * _scores(folder, info).T, ids=ids, query_ids=query_ids, name="bergson")
-    train, asked = _Gradients.opened(folder, info), _Gradients.opened(Path(queries).expanduser())
+    train, asked = _Gradients.open(folder, info), _Gradients.open(Path(queries).expanduser())
     if train.sizes != asked.sizes:
         raise UndeError(
             f"{folder} and {queries} hold gradients of other modules or projections ({len(train.sizes)} modules of "
@@ -259,7 +259,7 @@ class _Gradients:
     offsets: np.ndarray | None
 
     @classmethod
-    def opened(cls, folder: Path, info: dict[str, Any] | None = None) -> _Gradients:
+    def open(cls, folder: Path, info: dict[str, Any] | None = None) -> _Gradients:
         info = _info(folder) if info is None else info
         sizes, stored = info.get("grad_sizes"), info.get("base_dtype")
         good = isinstance(sizes, dict) and sizes and all(type(n) is int and n > 0 for n in sizes.values())

@@ -51,7 +51,7 @@ def decode_picture(content: bytes) -> Any:
 
 
 @dataclass(frozen=True)
-class Likeness:
+class ImageFormat:
     """What the pictures of the training data are like, so that another can be made alike."""
 
     example: Any  # one of them, whose place the new picture takes
@@ -62,7 +62,7 @@ class Likeness:
     high: np.ndarray
 
     @classmethod
-    def of(cls, rows: Rows) -> Likeness | None:
+    def of(cls, rows: Rows) -> ImageFormat | None:
         """None where examples hold no picture, or more than a picture and a label."""
         example = rows[0]
         key = _place(example)

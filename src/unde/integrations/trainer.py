@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,7 +21,7 @@ from unde.store.files import check_plain, read_json
 STATE = "trainer_state.json"  # the last file of a checkpoint that Trainer writes
 _CONFIGS = ("config.json", "adapter_config.json")
 _ADAPTER = "adapter_model.safetensors"
-_RECORDED = "checkpoints.json"  # of a CheckpointRecorder
+RECORDED = "checkpoints.json"  # of a CheckpointRecorder
 
 
 def newest(folder: str) -> str:
@@ -59,9 +61,7 @@ def checkpoints_in(folder: Path, model: nn.Module) -> tuple[list[Checkpoint], li
     """
     if not folder.is_dir():
         raise UndeError(f"no folder {folder}: expected checkpoints of Trainer or .safetensors files in it")
-    if (folder / _RECORDED).is_file():
-        from unde.integrations.recorder import recorded
-
+    if (folder / RECORDED).is_file():
         files, rates = recorded(folder)
         return list(files), rates
     found = steps(folder)
@@ -150,3 +150,23 @@ def _rates(found: dict[int, Path]) -> list[float] | None:
         console.note(f"{path} has no learning rate in its log: all checkpoints count the same")
         return None
     return np.interp(list(found), sorted(noted), [noted[s] for s in sorted(noted)]).tolist()
+
+
+def recorded(folder: str | os.PathLike[str]) -> tuple[list[Path], list[float]]:
+    """(checkpoints, checkpoint_weights) for Index.build, from what a CheckpointRecorder wrote."""
+    folder = Path(folder).expanduser()
+    entries = read_entries(folder)
+    if not entries:
+        raise UndeError(f"{folder} holds no recorded checkpoint: expected a folder of a CheckpointRecorder")
+    return [folder / e["file"] for e in entries], [e["learning_rate"] for e in entries]
+
+
+def read_entries(folder: Path) -> list[dict[str, Any]]:
+    path = folder / RECORDED
+    if not path.exists():
+        return []
+    try:
+        entries = json.loads(path.read_text())
+        return [{k: e[k] for k in ("step", "learning_rate", "file")} for e in entries]
+    except (ValueError, TypeError, KeyError):
+        raise UndeError(f"{path} is not what a CheckpointRecorder writes: choose another folder") from None

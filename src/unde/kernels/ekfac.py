@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from unde.errors import UndeError
+from unde.gradients.pca import eigh
 from unde.kernels.base import (
     BoundKernel,
     FeatureLayout,
@@ -33,7 +34,6 @@ from unde.kernels.base import (
     meta_tensor,
 )
 from unde.kernels.precision import cast_if_in_range, check_rounding, damping_value, product
-from unde.linalg import eigh
 
 EXACT = 4096  # entries of a parameter whose second moment is kept whole
 _ONE_SIDED = "one-sided"  # marks parameters with one covariance that is zero

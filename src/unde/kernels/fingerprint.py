@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from unde.errors import UndeError
-from unde.tasks.identity import describe, digest_json, is_builtin
+from unde.tasks.base import describe, digest_json, is_builtin
 
 
 def describe_kernel(kernel: Any, method: str = "") -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 from unde.errors import UndeError
 from unde.kernels import Identity, Kernel
 from unde.projection import Spec
-from unde.tasks.identity import is_builtin
+from unde.tasks.base import is_builtin
 
 OMIT_IF = "omit_if"  # in the metadata of a field added later: the value that descriptions omit, so that ids are stable
 CUSTOM = "custom"  # in a description: class, measures and steps of a user's method

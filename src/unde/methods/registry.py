@@ -83,7 +83,7 @@ def for_building(
 
     Args:
         method: What is asked for.
-        kind: Of the task, see `unde.tasks.identity.kind_of`.
+        kind: Of the task, see `unde.tasks.base.kind_of`.
         recorded: The method of an index that was begun: what is not named stays as it was settled then.
         projection: The one of methods that name none.
     """

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from unde.errors import UndeError, unknown
-from unde.notebook import facts, listed
+from unde.markup import facts, list_names
 from unde.scoring.blocks import TopK, check_finite, check_k
 from unde.scoring.data_splits import LearnedWeights, refuse_seen
 from unde.scoring.documents import Pieces, name_pieces
@@ -108,7 +108,7 @@ class Scores(ABC):
             "queries": f"{q:,}",
             self.noun: f"{n:,}",
         }
-        return facts(self.title, table | {"groups": listed(self.groups)})
+        return facts(self.title, table | {"groups": list_names(self.groups)})
 
     # --- ranking ----------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from unde import notebook
+from unde import markup
 from unde.data import to_numpy
 from unde.scoring.table import Table
 from unde.store.remote import StorePath
@@ -36,6 +36,7 @@ class Top:
         texts: Texts of the training examples (Q, k), if known.
         trained_on: Returns the positions of the queries that are training examples.
 
+    >>> import torch
     >>> top = Top(torch.tensor([[4, 1]]), torch.tensor([[0.5, 0.25]]), [["row-4", "row-1"]])
     >>> top
     Top(1 query, 2 examples each: 'row-4' (+0.5), 'row-1' (+0.25))
@@ -107,15 +108,15 @@ class Top:
                 (q if self.query_ids is None else self.query_ids[q]) if rank == 0 else "",
                 rank + 1,
                 self.ids[q][rank],
-                notebook.bar(float(self.values[q, rank]), largest),
-                *([] if self.texts is None else [notebook.brief(self.texts[q][rank] or "")]),
+                markup.bar(float(self.values[q, rank]), largest),
+                *([] if self.texts is None else [markup.brief(self.texts[q][rank] or "")]),
             ]
             for q in range(min(_PREVIEW, queries))
             for rank in range(min(_PREVIEW, k))
         ]
         note = f"the first {_PREVIEW} of each are shown" if max(queries, k) > _PREVIEW else ""
         head = ["query", "rank", "id", "score", *([] if self.texts is None else ["text"])]
-        return notebook.table(f"Top {k} of {queries:,} queries", head, rows, note)
+        return markup.table(f"Top {k} of {queries:,} queries", head, rows, note)
 
 
 def _repeat(values: Sequence[Any], times: int) -> list[Any]:

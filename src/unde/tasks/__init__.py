@@ -5,7 +5,7 @@ from unde.tasks.classification import Classification, MultiLabel, TokenClassific
 from unde.tasks.diffusion import Diffusion
 from unde.tasks.language import CausalLM, Seq2SeqLM
 from unde.tasks.masked import MaskedLM
-from unde.tasks.regression import Regression
+from unde.tasks.prediction import Regression
 
 __all__ = [
     "CausalLM",

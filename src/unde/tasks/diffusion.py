@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from unde.errors import UndeError, unknown
 from unde.tasks.base import Task
-from unde.tasks.perturb import Augment, Noise, Perturbation
+from unde.tasks.perturb import Augment, InputNoise, Perturbation
 from unde.tasks.timesteps import (
     PREPARED,
     TimestepBatching,
@@ -63,7 +63,7 @@ class Diffusion(Task):
         if self.prediction not in ("epsilon", "v_prediction"):
             raise unknown("prediction_type of the scheduler", self.prediction, ("epsilon", "v_prediction"))
         self.alphas = torch.as_tensor(scheduler.alphas_cumprod, dtype=torch.float64)  # ᾱ
-        self.inputs = Inputs(vae, text_encoder)
+        self.inputs = DenoiserInputs(vae, text_encoder)
         self.batching = TimestepBatching(self, rows)
 
     # --- measures ---------------------------------------------------------------------------------------
@@ -162,8 +162,11 @@ class Diffusion(Task):
         """Flipped, cropped and recoloured images, through the VAE where there is one; and images with noise."""
         vae = self.inputs.vae
         if vae is None:
-            return [Augment(), Noise()]
-        return [Augment(lambda latents: decode(vae, latents), lambda images: encode(vae, images)), Noise()]
+            return [Augment(), InputNoise()]
+        return [
+            Augment(lambda latents: decode(vae, latents), lambda images: encode(vae, images)),
+            InputNoise(),
+        ]
 
     def journey(self, example: Any, steps: int, random: np.random.Generator) -> dict[str, Any]:
         """An image with the trajectory that a sampler of `steps` would have seen: less of one noise at every step."""
@@ -183,7 +186,7 @@ def prediction(out: Any, channels: int) -> Tensor:
     return out[:, :channels] if out.shape[1] == 2 * channels else out
 
 
-class Inputs:
+class DenoiserInputs:
     """`clean, condition = inputs(batch)`: images (through a VAE) or latents, and the condition."""
 
     def __init__(self, vae: nn.Module | None, text_encoder: nn.Module | None) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from unde.errors import UndeError
-from unde.tasks.tokens import IGNORE, TokenTask, arguments, inner, limits, padding_ahead, real_tokens
+from unde.tasks.tokens import IGNORE, TokenTask, arguments, inner, left_padding, limits, real_tokens
 
 _SLACK = 64  # units of rounding: experts may see their tokens in another order
 
@@ -62,7 +62,7 @@ def check_causal(task: TokenTask, model: nn.Module, batch: Any, logits: Tensor, 
     where = counts[row].nonzero()[:, 0]
     last = int(where[-1]) + 1  # it is predicted one place before
     real = real_tokens(batch)
-    ahead = 0 if real is None else int(padding_ahead(real)[row])
+    ahead = 0 if real is None else int(left_padding(real)[row])
     other = task.predictions(model, {**batch, "input_ids": _replace(batch["input_ids"], row, ahead + last)})
     differ = _differ(logits[row, where], other.logits[row, where], _SLACK)
     if differ.any():

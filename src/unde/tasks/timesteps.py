@@ -11,13 +11,13 @@ from torch import Tensor
 
 from unde.data import digest
 from unde.errors import UndeError
-from unde.tasks.batching import Batching, even_slices
+from unde.tasks.base import Batching, even_slices
 
 ROWS = 80  # noisy images worth having in one forward pass: on CPUs more are slower
 PREPARED = "noisy"  # marks a batch that `passes` made
 
 
-class Noised(Protocol):
+class DiffusionTask(Protocol):
     """What the batching asks of a diffusion task."""
 
     timesteps: list[int]
@@ -34,7 +34,7 @@ class Noised(Protocol):
 class TimestepBatching(Batching):
     """As many timesteps of as many examples in one pass as `rows` noisy images hold, or as fit."""
 
-    def __init__(self, task: Noised, rows: int | None) -> None:
+    def __init__(self, task: DiffusionTask, rows: int | None) -> None:
         if rows is not None and rows < 1:
             raise UndeError(
                 f"rows={rows}: expected at least one noisy image in a pass, or None for what fits"

@@ -14,8 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from unde.errors import BadExample, UndeError, unknown
 from unde.tasks import sampling
-from unde.tasks.base import Task
-from unde.tasks.batching import Batching
+from unde.tasks.base import Batching, Task
 
 IGNORE = -100  # a label that carries no loss, as in transformers
 SHORT = 17  # tokens of an example cut short: a prime, so that none of them are taken for a number of examples
@@ -58,9 +57,9 @@ class TokenBatching(Batching):
         if not all(isinstance(x, Tensor) and ids.shape[1] not in x.shape[2:] for x in batch.values()):
             return None
         real, labels = real_tokens(batch), batch.get("labels")
-        start = torch.zeros_like(ids[:, :1]) if real is None else padding_ahead(real)
+        start = torch.zeros_like(ids[:, :1]) if real is None else left_padding(real)
         if like(labels, ids):  # what is predicted, and the token before it
-            start = torch.maximum(start, padding_ahead(labels != IGNORE) - 1)
+            start = torch.maximum(start, left_padding(labels != IGNORE) - 1)
         where = start.clamp(max=ids.shape[1] - SHORT) + torch.arange(SHORT, device=ids.device)
         each = torch.arange(len(ids), device=ids.device).unsqueeze(1)
         return {k: x[each, where] if x.shape[:2] == ids.shape else x for k, x in batch.items()}
@@ -108,7 +107,7 @@ class TokenTask(Task):
     def mask(self, batch: Any) -> Any:
         """As the model sees them: with padding on the right."""
         real = real_tokens(batch)
-        return None if real is None else rolled(real, padding_ahead(real))
+        return None if real is None else rolled(real, left_padding(real))
 
     def collate(self, examples: list[Any]) -> Any:
         """Pads on the right; the padding is masked and carries no loss."""
@@ -198,7 +197,7 @@ def real_tokens(batch: Any) -> Tensor | None:
     return None if mask is None or mask.dim() != 2 else mask != 0
 
 
-def padding_ahead(real: Tensor) -> Tensor:
+def left_padding(real: Tensor) -> Tensor:
     """(B, 1): the padding in front of the first real token."""
     return (real.cumsum(1) == 0).sum(1, keepdim=True)
 
@@ -235,7 +234,7 @@ def columns(batch: Any, task: str, like: Iterable[str] = ("labels", "attention_m
         raise UndeError(
             f"labels of type {labels.dtype}: expected numbers of tokens or classes, −100 for none"
         )
-    return Columns(ids, real, torch.zeros_like(ids[:, :1]) if real is None else padding_ahead(real))
+    return Columns(ids, real, torch.zeros_like(ids[:, :1]) if real is None else left_padding(real))
 
 
 def like(x: Any, ids: Tensor) -> bool:
@@ -299,7 +298,7 @@ def right_padded(
         return inputs
     ids, ahead, pad = (
         inputs["input_ids"],
-        padding_ahead(real),
+        left_padding(real),
         getattr(text_config(model), "pad_token_id", None),
     )
     if isinstance(pad, int) and pad >= 0:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from unde.errors import UndeError
-from unde.notebook import bars
+from unde.markup import bars
 from unde.store.files import read_json, write_atomically
 from unde.store.remote import StorePath, Unreachable, exists, place
 from unde.store.verify_report import DAMAGED, VerifyReport

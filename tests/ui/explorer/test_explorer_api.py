@@ -196,11 +196,11 @@ def test_a_picture_becomes_what_the_model_sees(pictures):
 
 @pytest.mark.parametrize(("low", "high", "value"), [(-1.0, 1.0, -0.6), (0.0, 255.0, 51.0), (-2.0, 3.0, -1.0)])
 def test_pictures_in_other_ranges(low, high, value):
-    from unde.integrations.pictures import Likeness, decode_picture
+    from unde.integrations.pictures import ImageFormat, decode_picture
 
     x = torch.rand(9, 3, 4, 4) * (high - low) + low
     x[0, :, 0, 0], x[0, :, 0, 1] = low, high
-    made, _ = Likeness.of(Rows((x, torch.arange(9)))).fit(
+    made, _ = ImageFormat.of(Rows((x, torch.arange(9)))).fit(
         decode_picture(pages.png((4, 4), "RGB", (51, 51, 51)))
     )
     assert torch.allclose(made[0], torch.full((3, 4, 4), value), atol=1e-5)

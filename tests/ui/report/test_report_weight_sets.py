@@ -7,10 +7,10 @@ import pytest
 
 from report_dom import parse, words
 from unde import UndeError
+from unde.groups import unet_stages
 from unde.ui.report import Page, WeightsPanel
 from unde.ui.report.svg import Bar, bar_plot
 from unde.ui.report.weights import weights_section
-from unde.unet import stages
 
 LORA = "attentions.0.transformer_blocks.0.attn1.to_q.lora_A.default"
 # In the order in which diffusers lists them.
@@ -58,7 +58,7 @@ def test_stages_are_found_whatever_stands_around(pattern, expected, dot):
         "up_blocks.11.upsamplers.0.conv",
     ]
     groups = [pattern.format(name.replace(".", dot)) for name in names]
-    assert stages(groups) == (["Down", "Mid", "Up"] if expected else None)
+    assert unet_stages(groups) == (["Down", "Mid", "Up"] if expected else None)
 
 
 def test_real_names_of_a_unet_are_understood():
@@ -68,7 +68,7 @@ def test_real_names_of_a_unet_are_understood():
         down_block_types=("DownBlock2D", "AttnDownBlock2D"), up_block_types=("AttnUpBlock2D", "UpBlock2D"),
     )  # fmt: skip
     names = [name for name, _ in unet.named_parameters()]
-    found = stages(names)
+    found = unet_stages(names)
     assert found is not None
     want = {"down_blocks": "Down", "mid_block": "Mid", "up_blocks": "Up"}
     assert found == [want.get(name.split(".")[0], "Other") for name in names]
@@ -77,7 +77,7 @@ def test_real_names_of_a_unet_are_understood():
 
 def test_other_models_keep_their_blocks():
     groups = [f"body.{b}.layer{i}" for b in range(2) for i in range(4)]
-    assert stages(groups) is None
+    assert unet_stages(groups) is None
     root = section(panel("a", 0, groups), panel("b", 1, groups))
     assert [words(entry) for entry in root.one("ul.blocks").all("li")] == ["body.0", "body.1"]
     assert "in model order" in words(root.one(".lead"))

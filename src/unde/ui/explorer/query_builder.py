@@ -18,7 +18,7 @@ from unde.gradients.model_state import frozen_eval
 from unde.gradients.parameters import placement
 from unde.index import Index
 from unde.index.query_features import QueryFeatures
-from unde.integrations.pictures import Likeness, decode_picture, with_label
+from unde.integrations.pictures import ImageFormat, decode_picture, with_label
 from unde.methods import JourneyTRAK, Method
 from unde.setup import Setup
 from unde.tasks import Classification
@@ -75,7 +75,7 @@ class QueryBuilder:
         self.index, self.setup, self.train, self.roles = index, setup, train, roles
         self.collate = train.rows.collate
         self.classifies = isinstance(setup.task, Classification)
-        self.likeness = None if setup.ask.picture is not None else Likeness.of(train.rows)
+        self.likeness = None if setup.ask.picture is not None else ImageFormat.of(train.rows)
         self.classes = self._classes()
         self._asked: OrderedDict[str, ExplorerQuery] = OrderedDict()
         self._pictures: OrderedDict[str, Any] = OrderedDict()

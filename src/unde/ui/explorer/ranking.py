@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from unde.errors import UndeError
+from unde.groups import unet_stages
 from unde.markup import score
 from unde.scoring import GroupScores
 from unde.ui.report.weights import block_names, short_names
-from unde.unet import stages
 
 SLIDERS = 24  # more groups than this share sliders
 LARGEST = 1e6  # a weight
@@ -46,7 +46,7 @@ class Sliders:
         """
         if len(groups) <= SLIDERS:
             return cls(_apart(groups), torch.arange(len(groups)))
-        blocks = stages(groups) or _prefixes(groups)
+        blocks = unet_stages(groups) or _prefixes(groups)
         names = list(dict.fromkeys(blocks))
         if len(names) > SLIDERS:
             return _consecutive(groups)

@@ -10,9 +10,9 @@ import numpy as np
 from unde.console import counted
 from unde.data import to_numpy
 from unde.errors import UndeError
+from unde.groups import unet_order, unet_stages
 from unde.markup import Html, el, number
 from unde.ui.report.svg import Bar, Line, bar_plot, block_tones, line_plot
-from unde.unet import flow, stages
 
 _TOP = 10  # groups in the table of the largest weights
 _RANKED = 5  # bars that carry their rank
@@ -99,10 +99,10 @@ def arranged(panel: WeightsPanel) -> WeightsPanel:
     """The panel with its blocks; the groups of a UNet in the order in which an image runs through them."""
     if panel.blocks is not None:
         return panel
-    found = stages(panel.groups)
+    found = unet_stages(panel.groups)
     if found is None:
         return replace(panel, blocks=block_names(panel.groups))
-    order = flow(found)
+    order = unet_order(found)
     return replace(
         panel,
         groups=[panel.groups[i] for i in order],
@@ -113,7 +113,9 @@ def arranged(panel: WeightsPanel) -> WeightsPanel:
 
 def order_of(panel: WeightsPanel) -> str:
     """In words, the order that `arranged` gives."""
-    return "in the order of the UNet" if panel.blocks is None and stages(panel.groups) else "in model order"
+    return (
+        "in the order of the UNet" if panel.blocks is None and unet_stages(panel.groups) else "in model order"
+    )
 
 
 def short_names(names: Sequence[str]) -> dict[str, str]:
