@@ -1,4 +1,4 @@
-"""A query_runner: what queries need is settled once."""
+"""A feature runner: what queries need is settled once."""
 
 import threading
 
@@ -10,7 +10,7 @@ from unde import UndeError
 from unde.data import Rows
 from unde.gradients.coverage import plan_coverage
 from unde.gradients.hooks import restore_coverage
-from unde.index import query_features as module
+from unde.index import feature_runner as module
 from unde.methods import TRAK
 from unde.tasks import Classification
 
@@ -37,7 +37,7 @@ def test_the_second_query_costs_one_pass_and_nothing_else(index, monkeypatch):
     opened.score((x[:1], y[:1])).total()
     want = index.score((x, y)).total()
     passes.clear()
-    for name in ("query_features.fingerprints", "feature_runner.try_coverage", "feature_runner.make_units"):
+    for name in ("feature_runner.fingerprints", "feature_runner.try_coverage", "feature_runner.make_units"):
         monkeypatch.setattr(f"unde.index.{name}", lambda *a, name=name: pytest.fail(f"{name} again"))
     for i in range(1, 5):
         one = opened.score((x[i : i + 1], y[i : i + 1])).total()
@@ -48,8 +48,8 @@ def test_the_second_query_costs_one_pass_and_nothing_else(index, monkeypatch):
 def test_the_full_check_finds_what_a_sample_may_miss(index):
     weight = index.model[0].weight
     weight.detach().numpy()  # an alias
-    query_runner = index._state.query_runner
-    query_runner.check_model(full=True)
+    runner = index._state.runner
+    runner.check_model(full=True)
     big = torch.nn.Linear(1000, 3)
     sample = module.ModelWatch(big)
     big.weight.detach().numpy()[1, 501] += (
@@ -58,12 +58,12 @@ def test_the_full_check_finds_what_a_sample_may_miss(index):
     assert sample.unchanged()
     weight.detach().numpy()[1, 1] += 1
     with pytest.raises(UndeError, match="not those"):
-        query_runner.check_model(full=True)
+        runner.check_model(full=True)
 
 
 def test_coverage_is_restored_as_it_was_decided(index):
     stored, model = toy.stored(index), index.model
-    units = index._state.query_runner.runner.units
+    units = index._state.runner.units
     decided = plan_coverage(model, index.task, Rows(toy.data(22)), units)
     again = restore_coverage(stored.manifest.settled.coverage[0], model, units)
     assert again.describe() == decided.describe()

@@ -49,7 +49,7 @@ class Candidates:
     """Predictions of every setting of an index for some subsets and queries."""
 
     def __init__(self, opened: IndexState, queries: Rows, masks: np.ndarray) -> None:
-        features = opened.query_runner.features(queries)
+        features = opened.runner.features(queries)
         predictor = Predictor(opened.scorer, features.features, features.digests, masks)
         curves = list_settings(opened.stored)
         self.settings: dict[str, Setting] = {}

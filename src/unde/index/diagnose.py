@@ -59,7 +59,7 @@ def _of_examples(at: IndexState) -> list[str]:
 
 def _of_model(at: IndexState) -> list[str]:
     """Whether the loss of the best checkpoint is near that of a guess, where the task says what a guess has."""
-    if at.model is None or at.task is None or at.rows is None or at.method.measure != "loss":
+    if at.model is None or at.task is None or at.rows is None or at.stored.method.measure != "loss":
         return []
     outcomes = _outcomes(at.task, at.model, at.rows)
     if outcomes is None:
