@@ -1,7 +1,5 @@
 """Several sets of weights side by side, and the blocks of UNets."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -34,9 +32,6 @@ def section(*panels: WeightsPanel):
 @pytest.fixture
 def sets():
     return [panel("overall", 0, sharp=0.1), panel("subject", 1, objective=[0.1, 0.3]), panel("<style>", 2)]
-
-
-# --- blocks of UNets ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -97,9 +92,6 @@ def test_one_set_of_a_unet_runs_down_mid_up():
 def test_given_blocks_and_their_order_are_kept():
     root = parse(weights_section(panel("", 0, blocks=["x"] * 5 + ["y"] * 5)))
     assert [t.text.split(" ")[0].rstrip(":") for t in root.all(".bar-group title")] == UNET
-
-
-# --- side by side ------------------------------------------------------------------------------------
 
 
 def test_each_set_has_its_plot(sets):
