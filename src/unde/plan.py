@@ -226,9 +226,10 @@ def plan(
         UndeError: An argument is out of range, or the model does not run on its data.
 
     >>> model = nn.Linear(4, 3)
+    >>> from unde.tasks import Classification
     >>> data = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
-    >>> made = plan(model, unde.tasks.Classification(), data, n_examples=1000, method="tracin")
-    >>> made.features, made.disk["features"]
+    >>> estimate = plan(model, Classification(), data, n_examples=1000, method="tracin")
+    >>> estimate.features, estimate.disk["features"]
     (15, 60000)
     """
     model = unwrap_compiled(model)

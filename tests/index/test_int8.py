@@ -14,8 +14,6 @@ from unde.index import train_features
 from unde.store.codec import CODECS
 from unde.store.shards import ShardError, read_shard, write_shard
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 INT8 = CODECS["int8"]
 COLUMNS = [slice(0, 3), slice(3, 4), slice(4, 22), slice(22, 40)]
 QUERIES = toy.data(4, seed=3)
@@ -109,7 +107,7 @@ def test_runs_of_rows_do_not_depend_on_memory(tmp_path, dtype, method, monkeypat
     assert train_features.run_rows(index.manifest.width) == 16 < index.manifest.shards[0].stop
     little, much = toy.reopen(index, memory="60kB"), toy.reopen(index, memory="2GB")
     sides = [toy.training(at, at.method) for at in (little, much)]
-    assert [side._held is None for side in sides] == [True, False]
+    assert [side._blocks_in_memory is None for side in sides] == [True, False]
     assert [rows.stop - rows.start for rows, _ in sides[0].runs()][:2] == [16, 16]
     asked = much.features(QUERIES)
     assert toy.same_products(little.score(asked).total(), much.score(asked).total())
@@ -128,9 +126,6 @@ def test_kernels_are_those_of_what_is_stored(tmp_path):
     for c in index.manifest.columns:
         half = np.abs(want[:, c]).max(1, keepdims=True) / 254
         assert (np.abs(found[:, c] - want[:, c]) <= 1.01 * half).all()
-
-
-# --- hostile files: whole by their checksum, wrong by their content ----------------------------------------
 
 
 def spoilt(path, **changed):

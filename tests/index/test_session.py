@@ -1,4 +1,4 @@
-"""A query_runner: what queries need is settled once."""
+"""A feature runner: what queries need is settled once."""
 
 import threading
 
@@ -10,11 +10,9 @@ from unde import UndeError
 from unde.data import Rows
 from unde.gradients.coverage import plan_coverage
 from unde.gradients.hooks import restore_coverage
-from unde.index import query_features as module
+from unde.index import feature_runner as module
 from unde.methods import TRAK
 from unde.tasks import Classification
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
@@ -39,7 +37,7 @@ def test_the_second_query_costs_one_pass_and_nothing_else(index, monkeypatch):
     opened.score((x[:1], y[:1])).total()
     want = index.score((x, y)).total()
     passes.clear()
-    for name in ("query_features.fingerprints", "feature_runner.try_coverage", "feature_runner.make_units"):
+    for name in ("feature_runner.fingerprints", "feature_runner.try_coverage", "feature_runner.make_units"):
         monkeypatch.setattr(f"unde.index.{name}", lambda *a, name=name: pytest.fail(f"{name} again"))
     for i in range(1, 5):
         one = opened.score((x[i : i + 1], y[i : i + 1])).total()
@@ -47,35 +45,11 @@ def test_the_second_query_costs_one_pass_and_nothing_else(index, monkeypatch):
     assert passes == [1] * 4
 
 
-@pytest.mark.parametrize("change", ["in place", "data", "numpy", "replaced", "buffer"])
-def test_a_model_that_changed_since_is_refused(tmp_path, change):
-    model = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 3)).eval()
-    index = toy.build(tmp_path / "i", model=model)
-    queries = toy.data(3, seed=3)
-    index.score(queries)
-    kept = {k: v.clone() for k, v in model.state_dict().items()}
-    with torch.no_grad():
-        if change == "in place":
-            model[0].weight[2, 3] += 1
-        elif change == "data":
-            model[0].weight.data.mul_(1.01)
-        elif change == "numpy":
-            model[0].weight.detach().numpy()[:] *= 1.01
-        elif change == "replaced":
-            model[0].weight = torch.nn.Parameter(model[0].weight * 2)
-        else:
-            model[1].running_mean += 1
-    with pytest.raises(UndeError, match="the model's weights are not those"):
-        index.score(queries)
-    model.load_state_dict(kept)
-    index.score(queries)  # as it was: versions are others, content is not
-
-
 def test_the_full_check_finds_what_a_sample_may_miss(index):
     weight = index.model[0].weight
     weight.detach().numpy()  # an alias
-    query_runner = index._state.query_runner
-    query_runner.check_model(full=True)
+    runner = index._state.runner
+    runner.check_model(full=True)
     big = torch.nn.Linear(1000, 3)
     sample = module.ModelWatch(big)
     big.weight.detach().numpy()[1, 501] += (
@@ -84,12 +58,12 @@ def test_the_full_check_finds_what_a_sample_may_miss(index):
     assert sample.unchanged()
     weight.detach().numpy()[1, 1] += 1
     with pytest.raises(UndeError, match="not those"):
-        query_runner.check_model(full=True)
+        runner.check_model(full=True)
 
 
 def test_coverage_is_restored_as_it_was_decided(index):
     stored, model = toy.stored(index), index.model
-    units = index._state.query_runner.runner.units
+    units = index._state.runner.units
     decided = plan_coverage(model, index.task, Rows(toy.data(22)), units)
     again = restore_coverage(stored.manifest.settled.coverage[0], model, units)
     assert again.describe() == decided.describe()

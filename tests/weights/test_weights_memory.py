@@ -11,8 +11,6 @@ from unde import Index, learn_weights, methods
 from unde.gradients.meter import Meter
 from unde.tasks import Classification
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 EXAMPLES, MB = 2048, 1_000_000
 TRACIN = methods.TracIn(projection="kron(16)")
 LOGRA = methods.LoGRA(projection="kron(8)")

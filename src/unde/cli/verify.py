@@ -51,19 +51,18 @@ def verify(
 
 def verify_path(path: StorePath) -> VerifyReport:
     """Verify an index (a folder), a bank (an archive of arrays), or else weights (JSON)."""
-    from unde.evaluate.bank import verify as bank
-    from unde.evaluate.bank.bank_io import unfinished_bank
+    from unde.evaluate.bank.bank_io import unfinished_bank, verify_bank
     from unde.index import verify as index
     from unde.weights import weights
 
     unfinished = unfinished_bank(path)
     if unfinished is not None:
-        return bank.verify(unfinished)
+        return verify_bank(unfinished)
     if path.is_dir():
         return index.verify(path)
     if not path.is_file():
         what = "is no plain file" if exists(path) else "is not there"
         raise UndeError(f"{path} {what}: expected the folder of an index, a bank or a file of weights")
     if path.suffix == ".npz" or read_start(path, 2) == b"PK":  # an archive
-        return bank.verify(path)
+        return verify_bank(path)
     return weights.verify(path)

@@ -39,11 +39,18 @@ from unde.tasks.tokens import TokenTask
 class TailPatch:
     """How much more likely each query became: positive is better.
 
-    Compare two rankings query by query with `unde.evaluate.paired(a.per_token, b.per_token)`.
+    >>> unde.evaluate.paired(ours.per_token, theirs.per_token)  # query by query  # doctest: +SKIP
 
     Attributes:
         per_token: 100 × Δ log p / (number of target tokens of the query), the unit of the paper's tables.
         summed: Δ log p of the whole query.
+
+    Example:
+        >>> from unde.evaluate import paired
+        >>> a = TailPatch(per_token=Estimate(np.array([1.0, 4.0])), summed=Estimate(np.array([0.1, 0.4])))
+        >>> b = TailPatch(per_token=Estimate(np.array([2.0, 5.5])), summed=Estimate(np.array([0.2, 0.55])))
+        >>> paired(a.per_token, b.per_token).mean
+        1.25
     """
 
     per_token: Estimate

@@ -123,7 +123,7 @@ def add_fisher(state: IndexState, kind: str, progress: bool) -> None:
     folder, m = state.stored.folder, state.stored.manifest
     if state.model is None or state.task is None or state.rows is None:
         raise UndeError(f"{folder} was opened without its model, task and data: open it with all three")
-    is_pca = Spec.parse(str(state.method.projection)).kind == "pca"
+    is_pca = Spec.parse(str(state.stored.method.projection)).kind == "pca"
     if m.changes is not None or (m.matrices and not is_pca):
         what = "changed since it was built" if m.changes is not None else "built with second_moments"
         raise UndeError(f"{folder} was {what}: build it anew with fisher={kind!r}")

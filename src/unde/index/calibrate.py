@@ -25,7 +25,7 @@ from unde.evaluate.bank.training import UNNAMED, EnoughModels, TrainJob, train_a
 from unde.evaluate.calibration import quantile, standard_error
 from unde.gradients.model_state import frozen_eval
 from unde.index.calibration import BANK, LOCAL, RETRAIN, Calibration
-from unde.index.ground_truth import FEWEST_HALVES, Truth, parse_duration, read_bank
+from unde.index.ground_truth import FEWEST_HALVES, GroundTruth, parse_duration, read_bank
 from unde.index.predictions import Predictor
 from unde.index.settings import Setting, list_settings
 from unde.index.state import IndexState
@@ -46,10 +46,10 @@ Retrain = Callable[[np.ndarray, int], nn.Module]
 
 
 class Candidates:
-    """What every setting of an index predicts for given subsets and queries."""
+    """Predictions of every setting of an index for some subsets and queries."""
 
     def __init__(self, opened: IndexState, queries: Rows, masks: np.ndarray) -> None:
-        features = opened.query_runner.features(queries)
+        features = opened.runner.features(queries)
         predictor = Predictor(opened.scorer, features.features, features.digests, masks)
         curves = list_settings(opened.stored)
         self.settings: dict[str, Setting] = {}
@@ -102,7 +102,7 @@ def calibrate(
         masks, utility = read_bank(bank, len(rows), opened.stored.manifest.examples)
         candidates = Candidates(opened, rows, masks)
         none = np.zeros(0, dtype=np.int64)
-        truth = Truth(masks, utility, np.zeros((0, len(rows))), none, 0.0)
+        truth = GroundTruth(masks, utility, np.zeros((0, len(rows))), none, 0.0)
         return conclude(opened, rows, candidates, truth, BANK, seed, baselines, {})
     if how not in (RETRAIN, LOCAL):
         raise unknown("how", how, (RETRAIN, LOCAL))
@@ -208,7 +208,7 @@ def train_halves(
     budget: str | float | None,
     executor: Executor,
     candidates: Candidates,
-) -> Truth:
+) -> GroundTruth:
     """Train models until there are enough; what an earlier call has trained is read."""
     assert opened.task is not None
     home = opened.stored.folder / layout.CALIBRATION_HALVES
@@ -224,7 +224,7 @@ def train_halves(
     return _truth(plan, found)
 
 
-def _truth(plan: SubsetPlan, found: Mapping[int, ModelResult]) -> Truth:
+def _truth(plan: SubsetPlan, found: Mapping[int, ModelResult]) -> GroundTruth:
     """Of subsets 0 … S − 1, all of which have a model; what is beyond a gap waits for the next call."""
     done = 0
     while 2 * done in found:
@@ -232,17 +232,17 @@ def _truth(plan: SubsetPlan, found: Mapping[int, ModelResult]) -> Truth:
     repeated = [s for s in range(done) if 2 * s + 1 in found]
     values = {n: part.utility[UNNAMED] for n, part in found.items()}
     again = [values[2 * s + 1] for s in repeated]
-    return Truth(
+    return GroundTruth(
         masks=np.stack([plan.mask(s) for s in range(done)]),
         utility=np.stack([values[2 * s] for s in range(done)]),
-        again=np.stack(again) if again else np.zeros((0, len(values[0]))),
+        second_utility=np.stack(again) if again else np.zeros((0, len(values[0]))),
         repeated=np.array(repeated, dtype=np.int64),
         seconds=float(sum(part.seconds for part in found.values())),
     )
 
 
 class Watcher:
-    """Looks at the models that are there: the best LDS so far, and whether more are needed or affordable."""
+    """Watch the results of models: report the best LDS, stop when more are not needed or not affordable."""
 
     def __init__(self, candidates: Candidates, halves: int, budget: float | None) -> None:
         self.candidates, self.halves, self.budget = candidates, halves, budget
@@ -297,7 +297,7 @@ def conclude(
     opened: IndexState,
     rows: Rows,
     candidates: Candidates,
-    truth: Truth,
+    truth: GroundTruth,
     how: str,
     seed: int,
     baselines: Mapping[str, Any] | None,
@@ -313,7 +313,7 @@ def conclude(
     expected = statistics.measure(statistics.crossfit(predictions, utility, curves, seed), utility)
     ceiling = None
     if len(truth.repeated):
-        ceiling = float(np.sqrt(statistics.reliability(utility, truth.again, truth.repeated)))
+        ceiling = float(np.sqrt(statistics.reliability(utility, truth.second_utility, truth.repeated)))
     rated = {name: statistics.measure(p.sum(2), utility) for name, p in predictions.items()}
     digests = rows.digests()
     weights = None

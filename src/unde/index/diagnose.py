@@ -59,7 +59,7 @@ def _of_examples(at: IndexState) -> list[str]:
 
 def _of_model(at: IndexState) -> list[str]:
     """Whether the loss of the best checkpoint is near that of a guess, where the task says what a guess has."""
-    if at.model is None or at.task is None or at.rows is None or at.method.measure != "loss":
+    if at.model is None or at.task is None or at.rows is None or at.stored.method.measure != "loss":
         return []
     outcomes = _outcomes(at.task, at.model, at.rows)
     if outcomes is None:
@@ -75,11 +75,11 @@ def _of_model(at: IndexState) -> list[str]:
 def _outcomes(task: Task, model: nn.Module, rows: Rows) -> int | None:
     """Among how many outcomes the model guesses, where the loss is their cross-entropy, averaged over tokens."""
     if isinstance(task, MultiLabel):
-        return 2 if _plain(task, MultiLabel, "compared", "loss") else None
+        return 2 if _plain(task, MultiLabel, "compare", "loss") else None
     try:
         batch = to_device(rows.batch([0]), placement(model)[0])
         with exclusive(model), frozen_eval(model), torch.no_grad():
-            if isinstance(task, Classification) and _plain(task, Classification, "compared", "loss"):
+            if isinstance(task, Classification) and _plain(task, Classification, "compare", "loss"):
                 return task.predict(model, batch)[0].shape[-1]
             same = ("_per_token", "token_losses", "loss")
             if isinstance(task, TokenTask) and task.reduction == "mean" and _plain(task, TokenTask, *same):

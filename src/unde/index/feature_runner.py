@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -11,19 +11,27 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from unde import methods
-from unde.checkpoints import loaded, select_checkpoint
-from unde.data import Rows, to_device
+from unde import console, methods
+from unde.checkpoints import fingerprints, loaded, select_checkpoint
+from unde.data import Rows, evenly, to_device
 from unde.errors import BadExample, UndeError
-from unde.fingerprints import to_digest, to_signed
+from unde.fingerprints import SAMPLED, ModelWatch, reads_differently, to_digest, to_signed
 from unde.gradients import Coverage, Unit, make_units
 from unde.gradients.coverage import try_coverage
 from unde.gradients.coverage_check import CoverageTrial
 from unde.gradients.factors import factor_sizes
-from unde.gradients.feature_pass import FeaturePass, Measurement, choose_pass_size, set_rows, split_range
+from unde.gradients.feature_pass import (
+    FeaturePass,
+    Measurement,
+    choose_pass_size,
+    exclusive,
+    set_rows,
+    split_range,
+)
 from unde.gradients.hooks import restore_coverage
 from unde.gradients.parameters import placement
 from unde.index import pca
+from unde.index.query_features import BadQuery, QueryFeatures
 from unde.methods import Method
 from unde.parallel import SERIAL, Executor, Job, run_with_progress
 from unde.parallel.model_transport import ModelInputs
@@ -52,11 +60,20 @@ class RowFeatures:
 class FeatureRunner:
     """The model, task and checkpoints of an index with what its manifest records: units, coverage and pass size.
 
-    At most one pass is open; `close` restores the model. A runner can be pickled if its inputs have a recipe.
+    At most one pass is open; `close` restores the model. A runner can be pickled if its inputs have a recipe. `watch`
+    observes model and checkpoints since they were compared with the index; None: they were not.
     """
 
-    def __init__(self, folder: StorePath, manifest: Manifest, inputs: ModelInputs) -> None:
+    def __init__(
+        self,
+        folder: StorePath,
+        manifest: Manifest,
+        inputs: ModelInputs,
+        executor: Executor = SERIAL,
+        watch: ModelWatch | None = None,
+    ) -> None:
         self.folder, self.manifest, self.inputs = folder, manifest, inputs
+        self.executor, self._watch = executor, watch
         self._pass: tuple[int, FeaturePass, ExitStack] | None = None
         self._coverage: dict[int, Coverage] = {}
 
@@ -101,9 +118,8 @@ class FeatureRunner:
         self.close()
         model, method = self.inputs.model, self.method
         with ExitStack() as stack:
-            stack.enter_context(
-                loaded(model, select_checkpoint(self.inputs.checkpoints, self._checkpoint(c)))
-            )
+            if self.inputs.checkpoints is not None:
+                stack.enter_context(loaded(model, self.inputs.checkpoints[self._checkpoint(c)]))
             stack.enter_context(patch(model))
             task = task_at_step(set_rows(self.inputs.task, self.manifest.settled.rows), method, c)
             what = replace(self.measurement, measure=method.measure_of(c))
@@ -127,6 +143,35 @@ class FeatureRunner:
         """The numbers that seed the random draws of training examples (labels, noise)."""
         return [self.manifest.numbers[i] for i in where]
 
+    def check_model(self, full: bool = False) -> None:
+        """Raise if weights or buffers are not those of the index.
+
+        All of them are read if they were not compared before, or if something points to a change.
+        """
+        if not full and self._watch is not None and self._watch.unchanged():
+            return
+        if fingerprints(self.inputs.model, self.inputs.checkpoints) != self.manifest.models:
+            raise UndeError(
+                f"the model's weights are not those that {self.folder} was built with: they changed since. "
+                "Restore them, or build another index"
+            )
+        self._watch = ModelWatch(self.inputs.model, self.inputs.checkpoints)
+
+    def features(self, rows: Rows, patch: Patch = nullcontext) -> QueryFeatures:
+        """Features of queries after a check of the model; `patch(model)` changes the model meanwhile."""
+        where = evenly(len(rows), SAMPLED)
+        before = rows.digests(where)  # not after: a pass restores the random numbers that examples may draw
+        with exclusive(self.inputs.model):
+            self.check_model()
+            result = self.compute(rows, patch=patch)
+            if self.inputs.checkpoints is not None or patch is not nullcontext:  # weights were replaced
+                self._watch = ModelWatch(self.inputs.model, self.inputs.checkpoints)
+        _check_finite(result.features)
+        changed = [i for i, digest in zip(where, before) if digest != result.digests[i]]
+        if changed:
+            raise reads_differently(f"{changed[0]} of the queries")
+        return QueryFeatures(self.manifest.lineage, result.features, result.values, result.digests)
+
     def compute(
         self,
         rows: Rows,
@@ -135,7 +180,6 @@ class FeatureRunner:
         names: Sequence[object] | None = None,
         what: str = "query",
         patch: Patch = nullcontext,
-        executor: Executor = SERIAL,
     ) -> RowFeatures:
         """Features of rows under every checkpoint; each pass under each checkpoint is a job.
 
@@ -143,35 +187,38 @@ class FeatureRunner:
         errors, `patch(model)` changes the model meanwhile.
         """
         m = self.manifest
-        passes = split_range(range(len(rows)), m.settled.pass_size)
-        jobs: list[Job] = [(c, i) for c in range(m.terms) for i in range(len(passes))]
-        executor = SERIAL if len(jobs) == 1 else executor
-        if not executor.in_process:
-            self.inputs = self.inputs.portable(self.folder / SCRATCH, rows)
-        work = _RowJobs(self, rows, passes, numbers, names, what, patch, Results(m.id))
+        work = _RowJobs(
+            self, rows, split_range(range(len(rows)), m.settled.pass_size), numbers, names, what, patch
+        )
         features, values = torch.empty(m.terms, len(rows), m.width), torch.empty(m.terms, len(rows))
         beside, digests = torch.empty(len(rows), len(self.method.extra_measures)), [""] * len(rows)
-
-        def name(job: Job) -> str:
-            here = passes[job[1]]
-            return f"{_PLURAL[what]} {here[0]} to {here[-1]} (checkpoint {job[0]})"
-
-        def size(job: Job) -> int:
-            return len(passes[job[1]])
-
-        title = f"features of {_PLURAL[what]}"
         try:
-            with nullcontext() if executor.in_process else scratch(self.folder) as work.results.folder:
-                for c, i in run_with_progress(
-                    executor, _compute_pass, work, jobs, title, describe=name, size=size, unit="examples"
-                ):
-                    here, part = slice(passes[i].start, passes[i].stop), work.results.take((c, i))
-                    features[c, here], values[c, here] = part["features"], part["values"]
-                    beside[here] = part["beside"]
-                    digests[here] = [to_digest(int(d)) for d in part["digest"]]
+            for (c, i), part in self._run(work):
+                here = slice(work.passes[i].start, work.passes[i].stop)
+                features[c, here], values[c, here] = part["features"], part["values"]
+                beside[here] = part["beside"]
+                digests[here] = [to_digest(int(d)) for d in part["digest"]]
         finally:
             self.close()
         return RowFeatures(features, values, beside, digests)
+
+    def _run(self, work: _RowJobs) -> Iterator[tuple[Job, Mapping[str, Tensor]]]:
+        """The results of all jobs, in any order."""
+        jobs: list[Job] = [(c, i) for c in range(self.manifest.terms) for i in range(len(work.passes))]
+        title = f"features of {_PLURAL[work.what]}"
+        if self.executor.in_process or len(jobs) == 1:
+            with console.progress(title, len(jobs), len(jobs) > 1, unit="passes") as advance:
+                for job in jobs:
+                    yield job, work.compute_pass(*job)
+                    advance(1)
+            return
+        self.inputs = self.inputs.portable(self.folder / SCRATCH, work.rows)
+        with scratch(self.folder) as folder:
+            work.results = Results(self.manifest.id, folder)
+            for job in run_with_progress(
+                self.executor, _write_pass, work, jobs, title, describe=work.describe, unit="passes"
+            ):
+                yield job, work.results.take(job)
 
     def choose_passes(
         self, rows: Rows, memory: int, batch_size: int | None = None
@@ -203,9 +250,11 @@ class FeatureRunner:
         matrices = pca.read(pca.home(self.folder), m)
         units = make_units(model, m.unit_names, str(method.projection), m.seed, matrices)
         manifest = replace(m, method=method.describe(), units=describe_units(units), factors=False)
-        runner = FeatureRunner(self.folder, manifest, self.inputs)
-        runner.units = units
-        runner.manifest, _ = runner.choose_passes(rows, memory)
+        with exclusive(model):
+            runner = FeatureRunner(self.folder, manifest, self.inputs)
+            runner.units = units
+            runner.manifest, _ = runner.choose_passes(rows, memory)
+            runner._watch = ModelWatch(model, self.inputs.checkpoints)  # weights were replaced and restored
         return runner
 
 
@@ -220,36 +269,55 @@ class _RowJobs:
     names: Sequence[object] | None
     what: str
     patch: Patch
-    results: Results
+    results: Results | None = None  # of other processes
 
     def close(self) -> None:
         self.runner.close()
 
+    def describe(self, job: Job) -> str:
+        here = self.passes[job[1]]
+        return f"{_PLURAL[self.what]} {here[0]} to {here[-1]} (checkpoint {job[0]})"
 
-def _compute_pass(work: _RowJobs, c: int, i: int) -> None:
-    """Features of pass i under checkpoint or step c."""
-    runner, here = work.runner, work.passes[i]
-    inputs = runner.inputs
-    task = set_rows(inputs.task, runner.manifest.settled.rows)
-    try:
-        with (
-            raise_failing_example(inputs.model, task, work.rows, lambda: here, work.names, work.what),
-            close_on_error(runner),
-        ):
-            run = runner.open_pass(c, work.patch, factors=False)
-            [(where, batch, digests)] = work.rows.batches([here])
-            numbers = where if work.numbers is None else [work.numbers[j] for j in where]
-            [result] = run.over([(numbers, batch, digests)])
-    except UndeError:
-        raise
-    except _FOREIGN as e:
-        raise UndeError(
-            f"the model cannot run on these {_PLURAL[work.what]} ({type(e).__name__}: {e}): expected examples like "
-            "those it was indexed on"
-        ) from e
-    digest = torch.tensor([to_signed(d) for d in digests], dtype=torch.int64)
-    part = {"features": result.features, "values": result.values, "beside": result.extra, "digest": digest}
-    work.results.put((c, i), part)
+    def compute_pass(self, c: int, i: int) -> dict[str, Tensor]:
+        """Features of pass i under checkpoint or step c."""
+        here, inputs = self.passes[i], self.runner.inputs
+        task = set_rows(inputs.task, self.runner.manifest.settled.rows)
+        try:
+            with (
+                raise_failing_example(inputs.model, task, self.rows, lambda: here, self.names, self.what),
+                close_on_error(self.runner),
+            ):
+                run = self.runner.open_pass(c, self.patch, factors=False)
+                [(where, batch, digests)] = self.rows.batches([here])
+                numbers = where if self.numbers is None else [self.numbers[j] for j in where]
+                [result] = run.over([(numbers, batch, digests)])
+        except UndeError:
+            raise
+        except _FOREIGN as e:
+            raise UndeError(
+                f"the model cannot run on these {_PLURAL[self.what]} ({type(e).__name__}: {e}): expected examples "
+                "like those it was indexed on"
+            ) from e
+        digest = torch.tensor([to_signed(d) for d in digests], dtype=torch.int64)
+        return {
+            "features": result.features,
+            "values": result.values,
+            "beside": result.extra,
+            "digest": digest,
+        }
+
+
+def _write_pass(work: _RowJobs, c: int, i: int) -> None:
+    assert work.results is not None
+    work.results.put((c, i), work.compute_pass(c, i))
+
+
+def _check_finite(features: Tensor) -> None:
+    for block in features:
+        largest = torch.maximum(block.amax(1), -block.amin(1))  # NaN if one is; isfinite would copy all
+        bad = (~largest.isfinite()).nonzero()[:, 0].tolist()
+        if bad:
+            raise BadQuery(bad[0], len(bad))
 
 
 def describe_units(units: Sequence[Unit]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What retrained models did, as calibration compares settings with it, and how it is given."""
+"""Outcomes of retrained models, which calibration compares settings with."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ FEWEST_HALVES = 4
 
 
 @dataclass(frozen=True)
-class Truth:
-    """What retrained models did.
+class GroundTruth:
+    """Outcomes of retrained models.
 
     Attributes:
         masks: (S, N) bool, the subsets.
         utility: (S, Q), higher is better.
-        again: (R, Q) of the subsets `repeated`, trained with another seed.
+        second_utility: (R, Q) of the subsets `repeated`, trained with another seed.
         repeated: (R,) which subsets.
         seconds: Of all trainings.
     """
 
     masks: np.ndarray
     utility: np.ndarray
-    again: np.ndarray
+    second_utility: np.ndarray
     repeated: np.ndarray
     seconds: float
 

@@ -243,7 +243,7 @@ def label_rankings(
             "looking for wrong labels needs the model and its training data: pass model=, task= and train_data= to "
             "Index.open"
         )
-    index._state.query_runner.check_model()  # its predictions are shown beside stored gradients
+    index._state.runner.check_model()  # its predictions are shown beside stored gradients
     usable, chosen = ~index.skipped, index.method_for(method)
     predictions = predict_labels(model, task, rows, progress=progress)
     evidence = Evidence(index, predictions, chosen, weights, min(top, int(usable.sum())), usable)

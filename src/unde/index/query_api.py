@@ -98,10 +98,12 @@ class QueryableIndex:
     @property
     def method(self) -> Method:
         """The method that the index was built for."""
-        return self._state.method
+        return self._state.stored.method
 
     def method_for(self, method: str | Method | None = None) -> Method:
         """The method as this index scores with it: with the projection of the index and damping="auto" resolved."""
+        if method is None:
+            return self.method
         return methods.on_index(method, self.method, kind_of(self.manifest.task), self.manifest.examples)
 
     @property
@@ -173,7 +175,7 @@ class QueryableIndex:
                     f"{path} holds the features of other queries: choose another path, or delete it"
                 )
             return found
-        made = self._state.query_runner.features(rows)
+        made = self._state.runner.features(rows)
         if kept is not None:
             made.save(kept)
         return made
@@ -201,7 +203,7 @@ class QueryableIndex:
             chosen.check_query(Rows(queries)[0])
         at = self._state
         rows = None if made is queries else Rows(queries, choose_collate(at.collate, queries))
-        rescorer = IndexRescorer(lambda: at.query_runner, at.rows, rows)
+        rescorer = IndexRescorer(at.stored, lambda: at.runner, at.rows, rows)
         if calibration is None:
             return replace(at.scorer.scores(chosen, made.features, made.digests), rescorer=rescorer)
         self._announce(calibration)
@@ -370,7 +372,7 @@ class QueryableIndex:
         >>> index.tokens(scores)(0, train_data[7])  # doctest: +SKIP
         """
         at = self._state
-        return TokenScores(at.query_runner, at.scorer, at.collate, scores, weights)
+        return TokenScores(at.runner, at.scorer, at.collate, scores, weights)
 
     def self_influence(
         self,

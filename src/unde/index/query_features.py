@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from unde.checkpoints import fingerprints
-from unde.data import Rows, evenly
 from unde.errors import UndeError
-from unde.fingerprints import SAMPLED, ModelWatch, origins, reads_differently, to_digest, to_signed
-from unde.gradients.feature_pass import exclusive
-from unde.index.feature_runner import FeatureRunner, Patch
-from unde.index.reader import IndexReader
-from unde.parallel import SERIAL, Executor
-from unde.parallel.model_transport import ModelInputs
+from unde.fingerprints import origins, to_digest, to_signed
 from unde.store.files import CannotWrite
 from unde.store.remote import StorePath
 from unde.store.shards import ShardError, copy_tensors, read_shard, write_shard
@@ -115,60 +107,3 @@ class BadQuery(UndeError):
             f"the gradient of query {row} is NaN or infinite ({count} such in all): leave it out"
         )
         self.row = row
-
-
-class QueryRunner:
-    """Computes features of queries with the model of an open index, after checking that it did not change."""
-
-    def __init__(
-        self,
-        stored: IndexReader,
-        runner: FeatureRunner,
-        executor: Executor = SERIAL,
-        watch: ModelWatch | None = None,
-    ) -> None:
-        """`watch` observes model and checkpoints since they were compared with the index; None: they were not."""
-        self.stored, self.runner, self.executor, self._watch = stored, runner, executor, watch
-
-    @property
-    def inputs(self) -> ModelInputs:
-        return self.runner.inputs
-
-    def check_model(self, full: bool = False) -> None:
-        """Raise if weights or buffers are not those of the index.
-
-        All of them are read if they were not compared before, or if something points to a change.
-        """
-        if not full and self._watch is not None and self._watch.unchanged():
-            return
-        if fingerprints(self.inputs.model, self.inputs.checkpoints) != self.stored.manifest.models:
-            raise UndeError(
-                f"the model's weights are not those that {self.stored.folder} was built with: they changed since. "
-                "Restore them, or build another index"
-            )
-        self._watch = ModelWatch(self.inputs.model, self.inputs.checkpoints)
-
-    def features(self, rows: Rows, patch: Patch = nullcontext) -> QueryFeatures:
-        """Features of queries under every checkpoint of the index; `patch(model)` changes the model meanwhile."""
-        where = evenly(len(rows), SAMPLED)
-        before = rows.digests(where)  # not after: a pass restores the random numbers that examples may draw
-        with exclusive(self.inputs.model):
-            self.check_model()
-            result = self.runner.compute(rows, patch=patch, executor=self.executor)
-            if self.inputs.checkpoints is not None or patch is not nullcontext:
-                self._watch = ModelWatch(
-                    self.inputs.model, self.inputs.checkpoints
-                )  # weights were replaced and restored
-        _check_finite(result.features)
-        changed = [i for i, digest in zip(where, before) if digest != result.digests[i]]
-        if changed:
-            raise reads_differently(f"{changed[0]} of the queries")
-        return QueryFeatures(self.stored.manifest.lineage, result.features, result.values, result.digests)
-
-
-def _check_finite(features: Tensor) -> None:
-    for block in features:
-        largest = torch.maximum(block.amax(1), -block.amin(1))  # NaN if one is; isfinite would copy all
-        bad = (~largest.isfinite()).nonzero()[:, 0].tolist()
-        if bad:
-            raise BadQuery(bad[0], len(bad))

@@ -18,9 +18,11 @@ from torch import Tensor
 from unde import console
 from unde.data import Rows
 from unde.errors import BadExample, UndeError
-from unde.fingerprints import ModelWatch, reads_differently, to_signed
+from unde.fingerprints import reads_differently, to_signed
 from unde.gradients.feature_pass import exclusive
-from unde.index.query_features import QueryFeatures, QueryRunner
+from unde.index.feature_runner import FeatureRunner
+from unde.index.query_features import QueryFeatures
+from unde.index.reader import IndexReader
 from unde.kernels import Identity
 from unde.methods import Method, TracIn
 from unde.projection import Spec
@@ -47,7 +49,8 @@ class ScoringIndex(Protocol):
 class IndexRescorer:
     """Model, training data and queries behind scores of an index."""
 
-    query_runner: Callable[[], QueryRunner]  # raises without model and task
+    stored: IndexReader
+    runner: Callable[[], FeatureRunner]  # raises without model and task
     train: Rows | None
     queries: Rows | None  # None: features were scored in their place
 
@@ -114,7 +117,7 @@ class IndexRescorer:
                 "it, scores.rescore(top, index=larger), or use 'kron(64)' or 'none'"
             )
         method = replace(scores.method, projection=str(spec))
-        query_runner = self.query_runner()
+        runner = self.runner()
         if self.train is None:
             raise UndeError(
                 "this index was opened without its training data, whose gradients are computed anew: pass "
@@ -126,9 +129,9 @@ class IndexRescorer:
                 f"these are features of queries, which have no other projection than that of their index: pass the "
                 f"queries themselves to rescore under {spec}"
             )
-        rows = data if isinstance(data, Rows) else Rows(data, query_runner.inputs.task.collate)
-        query_runner.check_model()
-        measure = OtherProjection(query_runner, self.train, method)
+        rows = data if isinstance(data, Rows) else Rows(data, runner.inputs.task.collate)
+        runner.check_model()
+        measure = OtherProjection(self.stored, runner, self.train, method)
         return _CandidatePass(scores, where, measure, rows).run(method)
 
     def _query_data(self, scores: GroupScores, queries: Any, option: str) -> Any:
@@ -147,18 +150,14 @@ class IndexRescorer:
 class OtherProjection:
     """Features of queries and training examples of an index under another projection; nothing is stored."""
 
-    def __init__(self, query_runner: QueryRunner, train: Rows, method: Method) -> None:
-        stored, inputs = query_runner.stored, query_runner.inputs
-        with exclusive(inputs.model):
-            self.runner = query_runner.runner.with_method(method, train, stored.memory // 2)
+    def __init__(self, stored: IndexReader, runner: FeatureRunner, train: Rows, method: Method) -> None:
+        self.runner = runner.with_method(method, train, stored.memory // 2)
         self.method, self.manifest, self.train = method, self.runner.manifest, train
-        watch = ModelWatch(inputs.model, inputs.checkpoints)
-        self._queries = QueryRunner(stored, self.runner, watch=watch)
         self._digests = stored.values("digest")
 
     def queries(self, rows: Rows) -> Tensor:
         """(C, Q, D) features of queries."""
-        return self._queries.features(rows).features
+        return self.runner.features(rows).features
 
     def rows(self, where: Tensor) -> tuple[list[Tensor], Tensor]:
         """Features (n, D) of training examples under each checkpoint, and further measures (n, ·) of the method."""

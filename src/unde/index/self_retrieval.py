@@ -203,7 +203,7 @@ class Copier:
             raise UndeError(f"seed is {seed}: expected a whole number, 0 or larger")
         self.index, self.method, self.seed, self.groups = index, method, seed, groups or index.groups
         self.model, self.task, self.rows = index.model, index.task, index.rows
-        index.query_runner.check_model()  # changes found later are due to code called below
+        index.runner.check_model()  # changes found later are due to code called below
         self._user_code = not (perturb is None or perturb == "weights")
         self.kinds = self._kinds(perturb)
         digests = index.stored.values("digest").numpy()
@@ -222,7 +222,7 @@ class Copier:
             under = partial(kind.on, strength=strength, seed=self.seed)
         try:
             rows = Rows(examples, self.index.collate or self.rows.collate)
-            features = self.index.query_runner.features(rows, under)
+            features = self.index.runner.features(rows, under)
         except BadQuery as e:
             raise UndeError(
                 f"the copy of training example {int(which[e.row])} at strength {strength:.3g} ({kind.name}) has a "
@@ -244,7 +244,7 @@ class Copier:
 
     def check_model(self) -> None:
         try:
-            self.index.query_runner.check_model()
+            self.index.runner.check_model()
         except UndeError:
             if not self._user_code:
                 raise

@@ -15,10 +15,8 @@ from unde.errors import UndeError
 from unde.fingerprints import ModelWatch
 from unde.groups import Groups
 from unde.index.feature_runner import FeatureRunner
-from unde.index.query_features import QueryRunner
 from unde.index.reader import IndexReader
 from unde.index.scorer import Scorer
-from unde.methods import Method
 from unde.parallel import SERIAL, Executor
 from unde.parallel.model_transport import AnyRecipe, ModelInputs
 from unde.tasks.base import Task
@@ -46,10 +44,6 @@ class IndexState:
     def __post_init__(self) -> None:
         self.stored.record_files()
 
-    @property
-    def method(self) -> Method:
-        return self.stored.method
-
     @cached_property
     def groups(self) -> Groups:
         return self.stored.manifest.as_groups()
@@ -67,12 +61,12 @@ class IndexState:
         return Scorer(self.stored, self.groups, self.ids, self.executor)
 
     @cached_property
-    def query_runner(self) -> QueryRunner:
+    def runner(self) -> FeatureRunner:
         self.check_finished()
         if self.model is None or self.task is None:
             raise UndeError(
                 "this index was opened without its model and task: pass both to Index.open for query features"
             )
         inputs = ModelInputs(self.model, self.task, self.rows, self.checkpoints, self.recipe, self.device)
-        runner = FeatureRunner(self.stored.folder, self.stored.manifest, inputs)
-        return QueryRunner(self.stored, runner, self.executor, self.watch)
+        stored = self.stored
+        return FeatureRunner(stored.folder, stored.manifest, inputs, self.executor, self.watch)

@@ -24,7 +24,7 @@ from unde.errors import UndeError
 from unde.gradients.feature_pass import exclusive
 from unde.gradients.model_state import frozen_eval
 from unde.gradients.parameters import placement
-from unde.index.query_features import QueryRunner
+from unde.index.feature_runner import FeatureRunner
 from unde.index.scorer import Scorer
 from unde.scoring import GroupScores, WeightsLike
 
@@ -40,18 +40,18 @@ class TokenScores:
 
     def __init__(
         self,
-        query_runner: QueryRunner,
+        runner: FeatureRunner,
         scorer: Scorer,
         collate: Collate | None,
         scores: GroupScores,
         weights: WeightsLike = None,
     ) -> None:
-        if not hasattr(query_runner.inputs.task, "token_losses"):
+        if not hasattr(runner.inputs.task, "token_losses"):
             raise UndeError(
-                f"{type(query_runner.inputs.task).__name__} defines no token_losses(model, batch): scores have parts "
+                f"{type(runner.inputs.task).__name__} defines no token_losses(model, batch): scores have parts "
                 "for tokens where the loss is a sum over tokens, as that of CausalLM is"
             )
-        self.query_runner, self.scorer, self.collate, self.scores = query_runner, scorer, collate, scores
+        self.runner, self.scorer, self.collate, self.scores = runner, scorer, collate, scores
         self.w = scores.align_weights(weights)
         train = scorer.train_features(scores.method)
         weighted = enumerate(scores.query_side.apply_weights(self.w))
@@ -67,13 +67,13 @@ class TokenScores:
         Returns:
             (T,) contributions, which add up to the score of the example for query q.
         """
-        inputs = self.query_runner.inputs
+        inputs = self.runner.inputs
         model, checkpoints = inputs.model, inputs.checkpoints
         device, dtype = placement(model)
         batch = to_device(Rows([example], self.collate).batch([0]), device)
         total: Tensor | None = None
         with exclusive(model):
-            self.query_runner.check_model()
+            self.runner.check_model()
             for c, directions in enumerate(self.directions):
                 with loaded(model, select_checkpoint(checkpoints, c)):
                     part = self._along(directions[q].to(device, dtype), batch)
@@ -83,13 +83,13 @@ class TokenScores:
 
     def _along(self, direction: Tensor, batch: Any) -> Tensor:
         """d/dε of the tokens' losses at θ + ε Pᵀ direction."""
-        model: Any = self.query_runner.inputs.model
+        model: Any = self.runner.inputs.model
         named = dict(model.named_parameters())
         tangents = {
             u.name: u.projection.back(direction[u.columns].unsqueeze(0)).view(u.shape).to(named[u.name].dtype)
-            for u in self.query_runner.runner.units
+            for u in self.runner.units
         }
-        wrapped = _TokenLosses(model, self.query_runner.inputs.task)
+        wrapped = _TokenLosses(model, self.runner.inputs.task)
 
         def losses(*values: Tensor) -> Tensor:
             swapped = {f"model.{name}": v for name, v in zip(tangents, values)}
@@ -108,7 +108,7 @@ class TokenScores:
         method, total = self.scores.method, float(linear.sum())
         if method.linear or total == 0:
             return linear
-        features = self.query_runner.features(Rows([example], self.collate)).features  # (C, 1, D)
+        features = self.runner.features(Rows([example], self.collate)).features  # (C, 1, D)
         example_scores = self.scorer.scores(method, features, [""]).regroup(self.scores.partition)
         squares = example_scores.query_side.squared_norms
         context = replace(self.scores.final_context(slice(q, q + 1), slice(0)), train_squares=lambda: squares)

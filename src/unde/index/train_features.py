@@ -65,7 +65,7 @@ class StoredFeatures(TrainFeatures):
         for cache in self._caches:
             cache.fitted() if self.kernel_blocks is not None else cache.make_rows()
         small = 4 * m.examples * m.width * m.terms <= reader.memory // HELD_SHARE
-        self._held: dict[int, list[Tensor]] | None = {} if small else None
+        self._blocks_in_memory: dict[int, list[Tensor]] | None = {} if small else None
         self.selected = range(len(m.shards))  # shards that are read
         self._leverage: Tensor | None = None
 
@@ -91,16 +91,16 @@ class StoredFeatures(TrainFeatures):
     # --- blocks ---------------------------------------------------------------------------------------------
 
     def block(self, s: int) -> list[Tensor]:
-        if self._held is not None and s in self._held and not self._changed(s):
-            return self._held[s]
+        if self._blocks_in_memory is not None and s in self._blocks_in_memory and not self._changed(s):
+            return self._blocks_in_memory[s]
         codec = self.reader.codec
         parts = [codec.unpack(shard, self.columns) for shard in self._shards(s)]
-        if self._held is not None:
-            self._held[s] = parts
+        if self._blocks_in_memory is not None:
+            self._blocks_in_memory[s] = parts
         return parts
 
     def block_rows(self, s: int, local: Tensor) -> list[Tensor]:
-        if self._held is not None:
+        if self._blocks_in_memory is not None:
             return super().block_rows(s, local)
         codec, names = self.reader.codec, self.reader.codec.layout(1, self.columns)
         return [
@@ -116,7 +116,7 @@ class StoredFeatures(TrainFeatures):
 
         To write all that a shard unpacks to, and to read it again, would take longer than to read it in float32.
         """
-        if self._held is not None or self.reader.codec.mapped:
+        if self._blocks_in_memory is not None or self.reader.codec.mapped:
             yield from self.blocks()
             return
         codec, names = self.reader.codec, self.reader.codec.layout(1, self.columns)

@@ -59,7 +59,7 @@ def append(state: IndexState, data: Any, ids: Sequence[Any] | None, progress: bo
         if change.earlier_commit is None:
             _check_new_ids(state.ids, new_ids, len(rows))
             _note_twins(state.stored, digests)
-            state.query_runner.check_model(full=True)
+            state.runner.check_model(full=True)
             change.begin(f"{APPEND} {len(rows)}")
             recipe = recipe_for_data(state.recipe, rows.data, rows.collate)
             inputs = BuildInputs(state.model, state.task, rows, state.checkpoints, recipe, state.device)
@@ -149,7 +149,7 @@ def _covariance_inputs(state: IndexState) -> BuildInputs:
             "the covariances of EKFAC are sums over examples: removed ones are run through the model once more. "
             f"Pass {', '.join(missing)} to Index.open"
         )
-    state.query_runner.check_model(full=True)
+    state.runner.check_model(full=True)
     return BuildInputs(model, task, rows, state.checkpoints)
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from unde import methods
 from unde.errors import UndeError
-from unde.evaluate.bank.bank_io import PARTS
-from unde.evaluate.bank.verify import verify as verify_bank
+from unde.evaluate.bank.bank_io import PARTS, verify_bank
 from unde.index import pca as matrices
 from unde.index.calibration import Calibration
 from unde.index.query_features import PLACE as QUERIES

@@ -19,6 +19,7 @@ ALIGN = 16  # rows: matrix products are slow for other numbers of rows
 CACHE = 2**23  # bytes of a block that is still in the processor's cache when it is used
 
 TINY = torch.finfo(torch.float32).tiny
+HUGE = 1e38  # sums whose bound is below this are finite
 _ORDINARY = 2.0**-50  # a norm beyond this has a score far above TINY
 _WAY_OUT = "the loss by a constant and build again"
 
@@ -71,28 +72,34 @@ class TopK:
 
     def update(self, queries: slice, start: int, scores: Tensor) -> None:
         """Add scores (q, n) of the training examples from `start` on."""
-        if not self._improves(queries, scores):
-            self._count[queries] += scores.shape[1]
-            return
-        best, at = stable_top(scores, min(self.k, scores.shape[1]), self.largest)
+        if int(self._count[queries.start]) < self.k:
+            best, at = stable_top(scores, min(self.k, scores.shape[1]), self.largest)
+        else:
+            best, at = self._better(queries, scores)
         self.merge(queries, scores.shape[1], best, at + start)
 
-    def _improves(self, queries: slice, scores: Tensor) -> bool:
-        """Whether a block has a score that is better than the last of the k best."""
-        if int(self._count[queries.start]) < self.k:
-            return True
+    def _better(self, queries: slice, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores that are better than the last of the k best, (q, m) and their columns; few, once k were seen."""
         last = self.values[queries, -1:]
-        return bool(((scores > last) if self.largest else (scores < last)).any())
+        q, n = ((scores > last) if self.largest else (scores < last)).nonzero(as_tuple=True)
+        count = torch.bincount(q, minlength=len(scores))
+        place = torch.arange(len(q)) - (count.cumsum(0) - count)[q]  # those of a query one after the other
+        shape = (len(scores), int(count.max()))
+        values, columns = torch.full(shape, self.worst), torch.zeros(shape, dtype=torch.long)
+        values[q, place], columns[q, place] = scores[q, n], n
+        return values, columns
 
     def merge(self, queries: slice, count: int, values: Tensor, indices: Tensor) -> None:
         """Add the best of `count` training examples that follow those seen so far."""
-        seen = int(self._count[queries.start])
+        self._count[queries] += count
+        if not values.shape[1]:
+            return
+        seen = int(self._count[queries.start]) - count
         before, after = min(self.k, seen), min(self.k, seen + count)
         best = torch.cat([self.values[queries, :before], values], 1)
         number = torch.cat([self.indices[queries, :before], indices], 1)
         self.values[queries, :after], at = stable_top(best, after, self.largest)
         self.indices[queries, :after] = number.gather(1, at)
-        self._count[queries] += count
 
     def top(self, ids: Sequence[Any] | None) -> Top:
         """The result, with the users' ids if there are any."""
@@ -148,6 +155,11 @@ class ScoreRange:
                 raise UndeError(f"scores of query {query} are beyond the range of float32: divide {_WAY_OUT}")
             self.largest[queries] = torch.maximum(self.largest[queries], largest)
         return scores
+
+    @property
+    def ordinary(self) -> bool:
+        """Whether every query has a score that is far from underflow."""
+        return bool((self.largest > _ORDINARY).all())
 
     def underflows(self) -> Tensor:
         """Queries all of whose scores are zero, or too small to have all digits."""

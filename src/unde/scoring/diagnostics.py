@@ -55,9 +55,9 @@ def hub_examples(top: Tensor, examples: int) -> list[tuple[int, int]]:
     queries, k = top.shape
     if queries < FEWEST or not k or 10 * k > examples:
         return []
-    found, counts = top.flatten().unique(return_counts=True)  # in a list each is once
+    numbers, counts = top.flatten().unique(return_counts=True)  # in a list each is once
     often = (counts > max(queries / 2, FEWEST - 1)).nonzero()[:, 0]
-    pairs = zip(found[often].tolist(), counts[often].tolist())
+    pairs = zip(numbers[often].tolist(), counts[often].tolist())
     return sorted(pairs, key=lambda pair: (-pair[1], pair[0]))
 
 
@@ -111,12 +111,12 @@ def describe_unfitted(loss: float, outcomes: int) -> str:
 def describe_hubs(hubs: Sequence[tuple[int, int]], top: Tensor, names: Sequence[Any] | None = None) -> str:
     """A sentence about lists that hardly depend on the query."""
     queries, k = top.shape
-    shown = [str(i if names is None else names[i]) for i, _ in hubs]
+    labels = [str(i if names is None else names[i]) for i, _ in hubs]
     most = hubs[0][1]
     which = (
-        f"training example {shown[0]} is in {most} of {queries} lists"
+        f"training example {labels[0]} is in {most} of {queries} lists"
         if len(hubs) == 1
-        else f"{len(hubs)} training examples ({_list(shown)}) are in more than half of {queries} lists each"
+        else f"{len(hubs)} training examples ({_list(labels)}) are in more than half of {queries} lists each"
     )
     return (
         f"The top {k} hardly depend{'s' if k == 1 else ''} on the query: {which}, and two lists share "

@@ -23,7 +23,7 @@ from unde.groups import Groups
 from unde.methods import FinalContext, Method
 from unde.scoring import blocks as budget
 from unde.scoring.base import GroupWeights, Scores, WeightsLike
-from unde.scoring.blocks import ScoreRange, TopK, check_finite, check_underflow, cut
+from unde.scoring.blocks import HUGE, ScoreRange, TopK, check_finite, check_underflow, cut
 from unde.scoring.candidates import Candidates, CandidateScores
 from unde.scoring.query_side import QueryFactor, QuerySide, multiply
 from unde.scoring.train_features import TrainFeatures
@@ -124,8 +124,9 @@ class GroupScores(Scores):
         if self.train.workers is not None:
             return self.train.workers.total(self, w)
         out = _empty(*self.shape)
-        for rows, q, part in self.totals(w):
-            out[q, rows] = part
+        for rows, q, part in self.totals(w, into=out):
+            if part.data_ptr() != out[q, rows].data_ptr():
+                out[q, rows] = part
         return out
 
     def rank(self, w: Tensor, k: int, largest: bool) -> TopK:
@@ -256,18 +257,27 @@ class GroupScores(Scores):
         joint = any(factor.joint for of_checkpoint in factors for factor in of_checkpoint)
         whole = into is not None and not joint and not self.method.groupwise
         step = self.train.examples if whole else budget.rows_at_once(count, m, self.spare)
+        reach = [
+            max((float(f.queries.norm()) for f in of_checkpoint), default=0.0) for of_checkpoint in factors
+        ]
         for block_rows, blocks in self.train.runs():
             for rows in cut(block_rows, step):
                 local = slice(rows.start - block_rows.start, rows.stop - block_rows.start)
                 some = [block[local] for block in blocks]
                 out = self._multiply(factors, some, count, None if into is None else into[:, :, rows])
-                sizes.update(slice(0, count), out.transpose(0, 1))
+                if not (sizes.ordinary and self._in_range(reach, some)):
+                    sizes.update(slice(0, count), out.transpose(0, 1))
                 parts = out.permute(1, 2, 0)
                 if self.method.groupwise:
                     parts = self.method.by_group(parts, self.final_context(queries, rows))
                 yield rows, parts
         if len(suspects := sizes.underflows()):
             self._check_underflow(torch.arange(len(self))[queries][suspects], torch.ones(m))
+
+    def _in_range(self, reach: list[float], blocks: Sequence[Tensor]) -> bool:
+        """Whether norms bound all products below the largest float32, so that none has to be read again."""
+        bounds = zip(self.train.checkpoint_weights, reach, blocks)
+        return sum(abs(eta) * r * float(block.norm()) for eta, r, block in bounds) < HUGE
 
     def _multiply(
         self, factors: list[list[QueryFactor]], blocks: Sequence[Tensor], count: int, out: Tensor | None
@@ -315,11 +325,15 @@ class GroupScores(Scores):
         return best
 
     def totals(
-        self, w: Tensor, only: int | None = None, sizes: ScoreRange | None = None
+        self,
+        w: Tensor,
+        only: int | None = None,
+        sizes: ScoreRange | None = None,
+        into: Tensor | None = None,
     ) -> Iterator[tuple[slice, slice, Tensor]]:
         """(training examples, queries, their scores), block by block; of all blocks of queries, or one.
 
-        With `sizes` the caller checks for underflow.
+        With `sizes` the caller checks for underflow. Linear scores are computed in place, in `into` (Q, N), if given.
         """
         query_blocks = self.query_blocks[slice(None) if only is None else slice(only, only + 1)]
         if self.method.groupwise:  # weights act on what is no longer linear in the features
@@ -335,7 +349,8 @@ class GroupScores(Scores):
                 factors = self._select_block(block).query_side.precondition(w) if whole is None else whole
                 for q in cut(block, budget.scores_at_once(rows.stop - rows.start, self.memory)):
                     some = factors[:, q.start - block.start : q.stop - block.start]
-                    linear = seen.update(q, _products(some, blocks))
+                    out = into[q, rows] if into is not None and self.method.linear else None
+                    linear = seen.update(q, _products(some, blocks, out))
                     if not self.method.linear:
                         linear = check_finite(self.finish(linear, w, q, rows), "scores")
                     yield rows, q, linear
@@ -405,9 +420,9 @@ class GroupScores(Scores):
         return self.train.extra_values()
 
 
-def _products(queries: Sequence[Tensor] | Tensor, blocks: Sequence[Tensor]) -> Tensor:
-    """(q, n): products of queries (q, D) and blocks (n, D), summed over checkpoints."""
-    out = torch.empty(len(queries[0]), len(blocks[0]))
+def _products(queries: Sequence[Tensor] | Tensor, blocks: Sequence[Tensor], out: Tensor | None) -> Tensor:
+    """(q, n): products of queries (q, D) and blocks (n, D), summed over checkpoints; in `out` unless that is None."""
+    out = torch.empty(len(queries[0]), len(blocks[0])) if out is None else out
     for c, (q, block) in enumerate(zip(queries, blocks)):
         multiply(out, q, block, add=c > 0)
     return out

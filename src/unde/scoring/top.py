@@ -36,6 +36,7 @@ class Top:
         texts: Texts of the training examples (Q, k), if known.
         trained_on: Returns the positions of the queries that are training examples.
 
+    >>> import torch
     >>> top = Top(torch.tensor([[4, 1]]), torch.tensor([[0.5, 0.25]]), [["row-4", "row-1"]])
     >>> top
     Top(1 query, 2 examples each: 'row-4' (+0.5), 'row-1' (+0.25))

@@ -30,10 +30,12 @@ from unde.store.layout import LOCK
 from unde.store.locks import locked
 from unde.store.remote import StorePath, Unreachable, exists
 from unde.store.shards import read_shard, write_shard
+from unde.store.verify_report import DAMAGED, VerifyReport
 
 FORMAT = "unde bank 2"
 OLD_FORMATS = ("unde bank 1", "whence bank 1")  # finished banks without a checksum
 UTILITY = "utility/"
+_RESUME = "Bank.run with the same arguments"
 PARTS, _PLAN, _MODEL = ".parts", "plan.json", re.compile(r"model-(\d{5,})\.safetensors")
 _OURS = re.compile(r"\.lock|plan\.json|model-\d{5,}\.safetensors|(plan\.json|model-).*\.partial")
 
@@ -283,3 +285,41 @@ def _unpack_masks(packed: np.ndarray, plan: SubsetPlan) -> np.ndarray:
 def _clear_leftovers(path: StorePath) -> None:
     """Delete partial files of this bank, which killed runs leave in a local folder."""
     clear_partial(path.parent, f"{glob.escape(path.name)}.????????")
+
+
+def verify_bank(path: StorePath) -> VerifyReport:
+    """Check the file of a bank, or while there is none the results of its models."""
+    report, folder = VerifyReport(path, "bank"), UnfinishedBank.of(path)
+    if exists(path):
+        try:
+            content = read_bank(path)
+            report.count(path)
+            if content.provenance["format"] in OLD_FORMATS:
+                report.notes.append("it has no checksum, as releases before 0.2 wrote none")
+        except Unreachable:
+            raise
+        except UndeError as e:
+            prefix = f"{path} is not a bank that can be read, or is damaged "
+            reason = str(e).removeprefix(prefix).partition("): ")[0].lstrip("(")
+            report.report(path, DAMAGED, reason, f"delete it, {_RESUME} makes it anew")
+        return report
+    if not folder.exists():
+        raise UndeError(f"there is no bank at {path}: make one with Bank.run")
+    try:
+        results, plan = folder.open()
+    except Unreachable:
+        raise
+    except UndeError as e:
+        cure = f"delete it, {_RESUME} keeps all sound models"
+        report.report(folder.plan_file, DAMAGED, str(e).partition(": ")[0], cure)
+        return report
+    report.count(folder.plan_file)
+    done = 0
+    for number, file in results.files():
+        if number < plan.models and results.read(number) is not None:
+            report.count(file)
+            done += 1
+        else:
+            report.report(file, DAMAGED, "", f"delete it, {_RESUME} trains this model again")
+    report.unfinished = f"{done} of {plan.models} models are trained; {_RESUME} goes on"
+    return report
