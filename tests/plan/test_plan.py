@@ -305,7 +305,7 @@ def test_what_a_kernel_asks_of_the_budget(method, tmp_path):
 def test_shards(method, store_dtype, tmp_path):
     index = built(MLP, tmp_path, method, store_dtype=store_dtype)
     m, stored = index.manifest, toy.stored(index).shard(0, 0)
-    content = shards.content(m, EXAMPLES, torch.float32)
+    content = shards.shard_tensors(m, EXAMPLES, torch.float32)
     assert {k: (t.shape, t.dtype) for k, t in stored.items()} == {
         k: (t.shape, t.dtype) for k, t in content.items()
     }
