@@ -91,5 +91,5 @@ CASES: dict[str, Callable[[], TrainingSpec]] = {
 QUICK = ("mlp", "mnist-vit")
 
 
-def which(count: int) -> list[tuple[np.ndarray, int]]:
+def subsets(count: int) -> list[tuple[np.ndarray, int]]:
     return [(np.random.default_rng(i).permutation(N)[: N // 2], i) for i in range(count)]

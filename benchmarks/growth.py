@@ -9,7 +9,6 @@ Peak memory is that of a process of its own for each size.
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +21,7 @@ from torch import nn
 import unde
 from benchmarks.cases import SEED, gpt2, resnet, rows_of
 from benchmarks.peaks import peaks
-from benchmarks.rounds import Run, interleaved
+from benchmarks.rounds import Run, interleaved, timed
 from unde import Groups, Index, Setup, bench
 from unde.bench import median_interval
 from unde.methods import TracIn
@@ -113,12 +112,6 @@ def _index(setup: Setup, folder: Path, rank: int = 16) -> Index:
     return Index.build(
         setup.model, setup.task, setup.train_data, folder, method=TracIn(projection=f"kron({rank})"), progress=False
     )  # fmt: skip
-
-
-def timed(run: Callable[[], Any]) -> float:
-    begun = time.perf_counter()
-    run()
-    return time.perf_counter() - begun
 
 
 @contextmanager

@@ -73,3 +73,11 @@ def status(field: str) -> int:
 
 def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
+
+
+def drop_cache(folder: Path) -> None:
+    """Remove the shards of an index from the page cache."""
+    for path in folder.rglob("*.safetensors"):
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cases import CASES, SEED, rows_of
-from benchmarks.growth import timed
-from benchmarks.rounds import estimate, interleaved
+from benchmarks.rounds import estimate, interleaved, timed
 from unde import Index, bench
 from unde.methods import TRAK, LoGRA
 

@@ -21,6 +21,13 @@ class Failed(Exception):
     """It cannot be run here; says why in one line."""
 
 
+def timed(run: Callable[[], Any]) -> float:
+    """Seconds of one call."""
+    begun = time.perf_counter()
+    run()
+    return time.perf_counter() - begun
+
+
 def interleaved(
     runs: Mapping[str, Run],
     rounds: int,

@@ -1,8 +1,6 @@
 """What scores cost beside the bare product of matrices, beside the disk, and from smaller stores.
 
-    python -m benchmarks.scoring                # prints what it found, writes benchmarks/results/scoring.json
-    python -m benchmarks.scoring groups --work /data/tmp        # one part, on indexes that stay for the next
-    python -m benchmarks.scoring --quick        # the same on little data, writes nothing
+    python -m benchmarks run scoring
 
 Indexes of random features are written with the store's own writer, and scored as a user would. What is compared runs in
 turns, so that noise of the machine hits all alike; ratios are medians over the rounds.
@@ -19,12 +17,8 @@ million   a million examples, more than memory may hold, against reading the sam
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,8 +27,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.machine import machine
+from benchmarks.machine import drop_cache
 from benchmarks.peaks import peaks
+from benchmarks.rounds import timed
 from unde import Groups
 from unde.index.reader import IndexReader
 from unde.index.scorer import Scorer
@@ -45,13 +40,11 @@ from unde.store.codec import codec
 from unde.store.manifest import SCHEMA, Manifest, Settled
 from unde.store.shards import write_shard
 
-RESULTS = Path(__file__).parent / "results" / "scoring.json"
 EXAMPLES, WIDTH, QUERIES, ROUNDS = 50_000, 4096, 1000, 3
 MILLION, NARROW = 1_000_000, 1024  # examples, and their features
 GROUPS = (16, 64)
 STORES = ("float32", "int8")
 UNIT = 64  # features of a parameter where there are 64 groups
-PARTS = ("totals", "groups", "stores", "disk", "million")
 _SHARD = 2**24  # bytes of a shard in float32
 _READ = 2**23  # bytes that are read from a disk at once
 
@@ -59,10 +52,8 @@ _READ = 2**23  # bytes that are read from a disk at once
 # --- indexes of random features --------------------------------------------------------------------------
 
 
-def made(folder: Path, examples: int, width: int, dtype: str, unit: int = 256, seed: int = 0) -> Path:
-    """An index whose features are random, in parameters of `unit` features each; as it is if it is there."""
-    if (folder / "manifest.json").exists():
-        return folder
+def write_index(folder: Path, examples: int, width: int, dtype: str, unit: int = 256, seed: int = 0) -> Path:
+    """An index whose features are random, in parameters of `unit` features each."""
     units = [{"name": f"layer{u}.weight", "shape": [unit], "size": unit} for u in range(width // unit)]
     method = TracIn(projection="none")
     rows = _SHARD // (4 * width)
@@ -117,14 +108,6 @@ def shards(folder: Path) -> list[Path]:
     return sorted((folder / "shards").iterdir())
 
 
-def dropped(folder: Path) -> None:
-    """The shards are not in the page cache any more."""
-    for path in shards(folder):
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 def read_through(folder: Path) -> None:
     """All shards one after the other, in large reads."""
     buffer = bytearray(_READ)
@@ -147,10 +130,9 @@ def in_turns(
     for i in range(rounds + 1):
         for name, run in runs.items():
             before(name)
-            begun = time.perf_counter()
-            run()
+            taken = timed(run)
             if i:
-                seconds[name].append(time.perf_counter() - begun)
+                seconds[name].append(taken)
     return seconds
 
 
@@ -212,7 +194,7 @@ def stores(
 
     def before(dtype: str) -> None:
         if cold:
-            dropped(folders[dtype])
+            drop_cache(folders[dtype])
 
     found = []
     for count in (1, 10, len(queries)):
@@ -239,7 +221,7 @@ def million(folder: Path, queries: Tensor, memory: int, rounds: int) -> list[dic
             scores.top(100)
 
         runs = {"disk": lambda: read_through(folder), "scores": ask}
-        seconds = in_turns(runs, rounds, lambda name: dropped(folder))
+        seconds = in_turns(runs, rounds, lambda name: drop_cache(folder))
         row = {"examples": scores.shape[1], "features": queries.shape[1], "queries": count, "bytes": size}
         row |= ratio(seconds, "scores", "disk")
         [row["peak_bytes"]] = peaks([("benchmarks.scoring:asking", str(folder), count, memory)])
@@ -247,79 +229,23 @@ def million(folder: Path, queries: Tensor, memory: int, rounds: int) -> list[dic
     return found
 
 
-def measure(quick: bool = False, parts: Sequence[str] = PARTS, work: Path | None = None) -> dict[str, Any]:
-    """What the parts find, as plain values. Indexes are made in `work`, and stay there; by default in a folder that
-    goes."""
+def measure(quick: bool = False) -> dict[str, Any]:
     small = 40 if quick else 1
     n, q, rounds = EXAMPLES // small, QUERIES // (10 if quick else 1), 2 if quick else ROUNDS
     torch.manual_seed(0)
     queries, narrow = torch.randn(q, WIDTH), torch.randn(100, NARROW)
-    found: dict[str, Any] = {
-        "machine": machine(),
-        "torch": torch.__version__,
-        "examples": n,
-        "features": WIDTH,
-        "queries": q,
-    }
     with tempfile.TemporaryDirectory(prefix="unde-scoring-") as temporary:
-        place = work or Path(temporary)
-        folders = {dtype: place / dtype for dtype in STORES}
-        if {"totals", "stores", "disk"} & set(parts):
-            for dtype, folder in folders.items():
-                made(folder, n, WIDTH, dtype)
-        if "totals" in parts:
-            found["totals"] = totals(folders["float32"], queries, 4 * 2**30, rounds)
-        if "groups" in parts:
-            made(place / "groups", n // 10, WIDTH, "float32", UNIT)
-            found["groups"] = groups(place / "groups", queries, 2**30, rounds)
-        for name in ("stores", "disk"):
-            if name in parts:
-                found[name] = stores(folders, queries, 2**30 // small, rounds, cold=name == "disk")
-        if "million" in parts:
-            made(place / "million", MILLION // small, NARROW, "int8")
-            found["million"] = million(place / "million", narrow, 2 * 10**9, rounds)
-    return found
-
-
-def told(found: dict[str, Any]) -> str:
-    lines = [f"{found['examples']:,} examples × {found['features']:,} features, {found['queries']:,} queries"]
-    for name, row in found.get("totals", {}).items():
-        lines.append(f"{name}: {row['ratio']:.2f} of sgemm ({row['seconds']:.2f} s)")
-    for row in found.get("groups", ()):
-        lines.append(
-            f"{row['groups']} groups: in blocks {row['blocks']['ratio']:.2f} of totals; an array of "
-            f"{row['array_queries']} queries {row['array']['ratio']:.2f}, writing the output alone "
-            f"{row['writing']['ratio']:.2f}"
-        )
-    for name, where in (("stores", "the page cache"), ("disk", "the disk")):
-        for row in found.get(name, ()):
-            lines.append(
-                f"{row['store']}, {row['queries']} queries, from {where}: {row['ratio']:.2f} of float32 "
-                f"({1e3 * row['seconds']:.0f} ms)"
-            )
-    for row in found.get("million", ()):
-        lines.append(
-            f"{row['examples']:,} × {row['features']} in int8, {row['queries']} queries from disk: {row['ratio']:.2f} "
-            f"of reading it at {row['disk_gb_per_second']:.2f} GB/s ({row['seconds']:.2f} s), at most "
-            f"{row['peak_bytes'] / 1e6:.0f} MB"
-        )
-    return "\n".join(lines)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all of them)")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--work", type=Path, help="a folder for indexes, which stay there and are used again")
-    given = parser.parse_args()
-    found = measure(given.quick, given.parts or PARTS, given.work)
-    print(told(found))
-    if not given.quick:
-        there = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        RESULTS.write_text(json.dumps(there | found, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+        place = Path(temporary)
+        folders = {dtype: write_index(place / dtype, n, WIDTH, dtype) for dtype in STORES}
+        grouped = write_index(place / "groups", n // 10, WIDTH, "float32", UNIT)
+        large = write_index(place / "million", MILLION // small, NARROW, "int8")
+        return {
+            "examples": n,
+            "features": WIDTH,
+            "queries": q,
+            "totals": totals(folders["float32"], queries, 4 * 2**30, rounds),
+            "groups": groups(grouped, queries, 2**30, rounds),
+            "stores": stores(folders, queries, 2**30 // small, rounds, cold=False),
+            "disk": stores(folders, queries, 2**30 // small, rounds, cold=True),
+            "million": million(large, narrow, 2 * 10**9, rounds),
+        }

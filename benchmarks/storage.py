@@ -1,7 +1,6 @@
 """What the precisions of `store_dtype` cost: bytes of an example, time to build and to score, error of scores.
 
-    python -m benchmarks.storage                    # 20,000 digits; about three minutes
-    python -m benchmarks.storage --examples 4000 --runs 3
+    python -m benchmarks run storage                # about three minutes
 
 The network and the digits of benchmarks/digits.py. Indexes of one precision after the other are built, and scored, in
 turns: noise of the machine hits all alike, and times are ratios to float32. Scores are made in little memory, so that
@@ -10,11 +9,8 @@ shards are read each time: from the page cache, or from the disk (pages are give
 
 from __future__ import annotations
 
-import argparse
-import os
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +19,8 @@ import torch
 from scipy.stats import spearmanr
 
 from benchmarks import digits
+from benchmarks.machine import drop_cache
+from benchmarks.rounds import timed
 from unde import Index, methods
 from unde.store.codec import CODECS
 
@@ -57,20 +55,6 @@ def _measured(folder: Path, examples: int, runs: int, quick: bool = False) -> di
     return found
 
 
-def timed(run: Callable[[], Any]) -> float:
-    begun = time.perf_counter()
-    run()
-    return time.perf_counter() - begun
-
-
-def dropped(folder: Path) -> None:
-    """The files of an index are not in the page cache any more."""
-    for path in folder.rglob("*.safetensors"):
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 def size(index: Index) -> float:
     """Bytes of an example, all files of shards."""
     return sum(p.stat().st_size for p in (index.folder / "shards").iterdir()) / index.manifest.examples
@@ -97,7 +81,7 @@ def speed(setup: Any, folder: Path, runs: int) -> dict[str, Any]:
                 for dtype, index in opened.items():
                     scores = index._state.scorer.scores(METHODS["tracin"], some, [""] * queries)
                     if cold:
-                        dropped(index.folder)
+                        drop_cache(index.folder)
                     times.setdefault((dtype, queries, cold), []).append(timed(scores.total))
     m = made["float32"].manifest
     stores = {}
@@ -153,39 +137,3 @@ def errors(setup: Any, folder: Path) -> dict[str, dict[str, dict[str, float]]]:
                 "shared": float(np.mean([len(set(a) & set(b)) / 10 for a, b in best])),
             }
     return out
-
-
-def shown(found: dict[str, Any]) -> str:
-    """Two tables."""
-    kinds = list(found["stores"]["float32"]["score"])
-    lines = [
-        f"{found['examples']} examples, {found['width']} features; times are medians, as ratios to float32\n",
-        "| | bytes an example | build | " + " | ".join(f"score {kind}" for kind in kinds) + " |",
-        "|---" * (3 + len(kinds)) + "|",
-    ]
-    for store, of in found["stores"].items():
-        ratios = [of["build"], *of["score"].values()]
-        lines.append(f"| {store} | {of['bytes']:,.0f} | " + " | ".join(f"{r:.2f}" for r in ratios) + " |")
-    lines += [
-        "\n| | method | error of scores, relative to their size | Spearman, mean and least | top 10 shared |",
-        "|---|---|---|---|---|",
-    ]
-    for store, of in found["stores"].items():
-        for method, e in of["errors"].items():
-            ranks = f"{e['spearman']:.5f}, {e['least spearman']:.5f}"
-            lines.append(f"| {store} | {method} | {e['error']:.2g} | {ranks} | {e['shared']:.1%} |")
-    return "\n".join(lines)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--examples", type=int, default=20_000)
-    parser.add_argument("--runs", type=int, default=3)
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as temporary:
-        print(shown(_measured(Path(temporary), given.examples, given.runs)))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,6 @@
 """Seconds and bytes of weight learning: the fixed-point solver beside Algorithm 1 as it is written, and self-retrieval.
 
-    python -m benchmarks.weights            # prints, writes benchmarks/results/weights.json
-    python -m benchmarks.weights --quick
+    python -m benchmarks run weights
 
 Contributions of 500 queries, 5,000 training examples and 256 groups are in memory (2.6 GB); Algorithm 1 takes its 10
 epochs of one step for each query. Both solvers maximise the same objective, without decay, whose exact value at both
@@ -13,20 +12,16 @@ groups, of 8 features each, within 2 GB; copies are features with noise, so that
 
 from __future__ import annotations
 
-import argparse
 import ctypes
-import json
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.machine import forget_peak, machine, status
+from benchmarks.machine import forget_peak, status
 from unde import learn_weights
 from unde.groups import Groups
 from unde.methods import TracIn
@@ -38,7 +33,6 @@ from unde.weights.fixed_point import fixed_point, fixed_points
 from unde.weights.objective import Problem
 from unde.weights.settings import EPOCHS, LEARNING_RATE
 
-RESULTS = Path(__file__).parent / "results" / "weights.json"
 SIZES = {"full": (500, 5_000, 256), "quick": (100, 2_000, 128)}
 COPIES = {"full": (100_000, 256), "quick": (5_000, 64)}
 GB = 2**30
@@ -204,40 +198,15 @@ def measured(run: Callable[[], Any]) -> tuple[float, Any, int]:
     return time.perf_counter() - begun, result, max(0, status("VmHWM") - before)
 
 
-def measure(quick: bool = False, only: str | None = None, given: Path | None = None) -> dict[str, Any]:
-    """Plain JSON, of all parts or one. `given` is a `.npy` file of contributions (Q, N, M) in place of made ones."""
+def measure(quick: bool = False) -> dict[str, Any]:
     size = "quick" if quick else "full"
-    made: dict[str, Any] = {"machine": machine(), "torch": torch.__version__}
-    made["contributions"] = "synthetic" if given is None else given.stem
-    if only != "self_retrieval":
-        values = contributions(*SIZES[size]) if given is None else torch.from_numpy(np.load(given)).float()
-        parts: dict[str, Callable[[], Any]] = {
-            "solvers": lambda: solvers(values, (10,), turns=1 if quick else 3),
-            "default": lambda: default(values),
-            "candidates": lambda: candidates(values),
-            "streamed": lambda: streamed(values, 2**26 if quick else 2**29),
-        }
-        made |= {name: run() for name, run in parts.items() if only in (None, name)}
-    if only in (None, "self_retrieval") and given is None:
-        made["self_retrieval"] = self_retrieval(*COPIES[size], 2**28 if quick else 2 * GB)
-    return made
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="a small case, in seconds")
-    parser.add_argument("--only", choices=["solvers", "default", "candidates", "streamed", "self_retrieval"])
-    parser.add_argument("--contributions", type=Path, help="a .npy file (queries, examples, groups) instead")
-    options = parser.parse_args()
-    found = measure(options.quick, options.only, options.contributions)
-    print(json.dumps(found, indent=1))
-    if not options.quick and options.contributions is None:
-        there = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(there | found, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    values = contributions(*SIZES[size])
+    found = {
+        "contributions": "synthetic",
+        "solvers": solvers(values, (10,), turns=1 if quick else 3),
+        "default": default(values),
+        "candidates": candidates(values),
+        "streamed": streamed(values, 2**26 if quick else 2**29),
+    }
+    del values
+    return found | {"self_retrieval": self_retrieval(*COPIES[size], 2**28 if quick else 2 * GB)}

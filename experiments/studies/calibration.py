@@ -51,7 +51,7 @@ def _index(cell: Cell, name: str, method: Method) -> dict[str, Any]:
         cell.model, cell.task(), cell.train(), folder, method=method, groups=cell.groups, store_dtype="float32",
         memory="4GB",
     )  # fmt: skip
-    curves = list_settings(index._opened.stored)
+    curves = list_settings(index._state.stored)
     bank = cell.bank()
     learn, evaluate = (
         _predictions(cell, index, folder, role, bank.masks, curves) for role in ("learn", "eval")
@@ -82,8 +82,8 @@ def _predictions(
     cell: Cell, index: Index, folder: Any, role: str, masks: np.ndarray, curves: Any
 ) -> dict[str, np.ndarray]:
     features = index.features(cell.queries(role), folder.with_name(f"{folder.name}-{role}.safetensors"))
-    predictor = Predictor(index._opened.scorer, features.features, features.digests, masks)
-    stored = index._opened.stored
+    predictor = Predictor(index._state.scorer, features.features, features.digests, masks)
+    stored = index._state.stored
     return {
         s.name: predictor.predict(s.method, s.terms(stored)).astype(np.float32)
         for curve in curves

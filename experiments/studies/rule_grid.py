@@ -63,7 +63,7 @@ class _Grid:
     def __init__(self, cell: Cell, name: str) -> None:
         method = cell.methods[name]
         index = cell.index_for(method)
-        copier = Copier(index._opened, method, None, seed=0)
+        copier = Copier(index._state, method, None, seed=0)
         which = torch.from_numpy(np.random.default_rng(0).permutation(len(index))[: LEARN + HELD_OUT])
         self.groups, self.content = index.groups.names, copier.content
         self.kinds = [kind.name for kind in copier.kinds]

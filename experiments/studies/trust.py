@@ -69,9 +69,9 @@ class _Copied:
 
     def __init__(self, cell: Cell, method: Method) -> None:
         self.index = cell.index_for(method)
-        self.copier = Copier(self.index._opened, method, None, seed=0)
+        self.copier = Copier(self.index._state, method, None, seed=0)
         kinds = self.copier.kinds
-        parts = Parts.draw(self.index._opened, self.copier.content, EXAMPLES, len(kinds), 0)
+        parts = Parts.draw(self.index._state, self.copier.content, EXAMPLES, len(kinds), 0)
         self.which = parts.rest[:SHOWN] if len(parts.rest) >= SHOWN else parts.report[:SHOWN]
         self.kind = kinds[0]
         self.strengths = strengths(self.kind)
@@ -79,15 +79,15 @@ class _Copied:
         for strength in self.strengths:
             rows = Rows(
                 [self.copier.copy(self.kind, int(i), strength) for i in self.which],
-                self.index._opened.collate,
+                self.index._state.collate,
             )
-            self._features.append(self.index._opened.session.features(rows))
+            self._features.append(self.index._state.query_runner.features(rows))
 
     def shares(self, method: Method, weights: Weights | None = None) -> list[float]:
         chosen = replace(method, projection=self.index.method.projection).signed
         out = []
         for features in self._features:
-            scores = self.index._opened.scorer.scores(chosen, features.features, features.digests)
+            scores = self.index._state.scorer.scores(chosen, features.features, features.digests)
             copies = Copies(scores, self.which, self.copier.content)
             found = copies.retrieved(None if weights is None else weights.values)
             out.append(float(found.float().mean()))

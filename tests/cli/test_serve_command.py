@@ -23,19 +23,7 @@ def opened(monkeypatch):
 
 def test_it_opens_a_remembered_project_and_a_named_one(built, opened):
     run("serve", "--index", "idx", "--weights", "w.json", "--port", 0)
-    run(
-        "serve",
-        built,
-        "--index",
-        "idx",
-        "--weights",
-        "a=w.json",
-        "--weights",
-        "b=w.json",
-        "--port",
-        0,
-        "--open",
-    )
+    run(f"serve {built} --index idx --weights a=w.json --weights b=w.json --port 0 --open")
     (one, listening, host, opening), (two, *_, opening_too) = opened
     assert list(one.weights) == ["weighted"] and list(two.weights) == ["a", "b"]
     assert (host, opening, opening_too) == ("127.0.0.1", False, True)

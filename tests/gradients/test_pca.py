@@ -15,8 +15,6 @@ from unde.projection import Projection, Spec
 from unde.store.layout import MATRICES
 from unde.tasks import CausalLM, Classification
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def covariances(n=22):
     """Of the inputs and output gradients of the second layer of toy.net, over all its examples."""

@@ -14,8 +14,6 @@ import unde
 from unde import console
 from unde.index.reader import shard_bytes
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def said(capsys) -> str:
     return capsys.readouterr().err

@@ -16,8 +16,6 @@ from unde.parallel.model_transport import BuildInputs
 from unde.store.shards import ShardError, read_shard, write_shard
 from unde.tasks import Classification
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture
 def index(tmp_path):

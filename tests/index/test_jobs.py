@@ -20,7 +20,6 @@ from unde.setup import Recipe
 from unde.store import layout
 from unde.tasks import Classification
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 HERE = Path(__file__).parent
 METHOD = methods.EKFAC(projection="kron(3)", damping=0.1, fisher="empirical")  # as Index.build settles it
 

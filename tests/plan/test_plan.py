@@ -20,7 +20,6 @@ from unde.parallel.model_transport import BuildInputs
 from unde.plan import plan
 from unde.tasks import CausalLM, Classification, Diffusion, Task
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 EKFAC = methods.EKFAC(projection="kron(8)")
 EXAMPLES = 100
 
@@ -275,9 +274,6 @@ def test_the_model_is_not_touched():
 def test_bad_arguments(options, words):
     with pytest.raises(UndeError, match=words):
         plan(MLP.model(), MLP.task, **({"train_data": MLP.data(4)} | options))
-
-
-# --- what stages say about themselves -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

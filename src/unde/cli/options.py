@@ -118,6 +118,9 @@ StoreDtype = Annotated[
         autocompletion=completion.one_of(*DTYPES),
     ),
 ]
+BatchSize = Annotated[
+    int | None, typer.Option(help="examples in one pass (default: as many as fit --memory)")
+]
 Memory = Annotated[str, typer.Option(help="memory budget of computations, besides the model")]
 Uncalibrated = Annotated[
     bool, typer.Option("--uncalibrated", help="ignore the calibration: the method as built, uniform weights")

@@ -12,6 +12,7 @@ from unde import console
 from unde.cli.config import Config
 from unde.cli.options import (
     HF,
+    BatchSize,
     Exclude,
     GroupsName,
     Memory,
@@ -45,7 +46,7 @@ def plan(
     projection: Projection = None,
     groups: GroupsName = "layer",
     exclude: Exclude = None,
-    batch_size: Annotated[int | None, typer.Option("--batch-size", hidden=True)] = None,
+    batch_size: BatchSize = None,
     store_dtype: StoreDtype = "auto",
     memory: Memory = "2GB",
     workers: Annotated[

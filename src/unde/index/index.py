@@ -148,7 +148,7 @@ class Index(QueryableIndex):
             model: The model that it was begun with.
             task: The task that it was begun with.
             train_data: The data that it was begun with.
-            **options: Further inputs of `build` (`checkpoints`, `collate`, `ids`, …), and who computes.
+            options: Further inputs of `build` (`checkpoints`, `collate`, `ids`, …), and who computes.
 
         Returns:
             The finished index.

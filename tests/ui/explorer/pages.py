@@ -1,7 +1,6 @@
 """Small projects of all kinds with an index, and the page on them: behind a client, or in a browser."""
 
 import io
-import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -15,8 +14,6 @@ from unde.methods import TRAK
 from unde.tasks import Classification
 from unde.ui.explorer import Session
 from unde.ui.explorer.app import application, bound
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "integrations"))
 
 TOKEN = "a-token-of-the-tests"
 HOSTILE = [

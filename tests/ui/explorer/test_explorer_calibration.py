@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import numpy as np
-import pytest
 import torch
 
 import toy
@@ -12,8 +11,6 @@ from unde.methods import EKFAC
 from unde.tasks import Classification
 from unde.ui.explorer.app import page
 from unde.ui.explorer.session import Session
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_the_page_takes_the_setting_and_weights_of_the_calibration(tmp_path):

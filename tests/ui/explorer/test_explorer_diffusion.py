@@ -23,7 +23,7 @@ from unde.ui.explorer.query_builder import Inquiry
 
 
 @pytest.fixture(scope="module")
-def session(tmp_path_factory, one_thread):
+def session(tmp_path_factory):
     folder = tmp_path_factory.mktemp("diffusion")
     pipeline = sd_toy.trained(sd_toy.load(sd_toy.save(folder)))
     setup = diffusion_setup(pipeline, sd_toy.pixels(8), sd_toy.PROMPTS * 2, timesteps=2)

@@ -139,7 +139,7 @@ def label_panel(
         note=_unseen(shown.train, weights, each, wrong)
         if weighted and both and wrong is not None
         else of_tokens,
-        said=_said(index, shown, rankings, by, first, weights, method) if details else (),
+        evidence=_evidence(index, shown, rankings, by, first, weights, method) if details else (),
         rankings=_table(rankings, by, len(first), wrong if both else None),
     )
 
@@ -177,7 +177,7 @@ def _curves(rankings: Mapping[str, Suspects], wrong: Tensor) -> list[RocCurve]:
     ]
 
 
-def _said(
+def _evidence(
     index: Index,
     shown: ExampleView,
     rankings: Mapping[str, Suspects],
