@@ -29,7 +29,7 @@ def test_it_opens_a_remembered_project_and_a_named_one(built, opened):
     assert (host, opening, opening_too) == ("127.0.0.1", False, True)
     assert listening.fileno() == -1  # closed behind it
     assert one.train.name(3) == "row-3" and set(one.roles) == {"eval", "learn"}
-    assert one.describe()["classes"] == ["0", "1", "2"] and not one.described()["asks"]["picture"]
+    assert one.describe()["classes"] == ["0", "1", "2"] and not one.describe()["asks"]["picture"]
 
 
 def test_it_says_what_is_wrong(built, opened, tmp_path):
