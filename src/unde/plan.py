@@ -24,11 +24,11 @@ from unde.gradients.feature_pass import FeaturePass, Measurement, choose_pass_si
 from unde.gradients.model_state import frozen_eval
 from unde.gradients.pca import SAMPLE
 from unde.groups import Groups, trainable, unwrap_compiled
-from unde.index.build_settings import choose_shard_size, default_store_dtype, needs_exact_storage
+from unde.index.builder import choose_shard_size, default_store_dtype, needs_exact_storage
 from unde.index.defaults import default_projection
 from unde.index.feature_runner import task_at_step
 from unde.index.kernel_cache import kernel_files, sizes_of
-from unde.index.shard_writer import shard_bytes
+from unde.index.reader import shard_bytes
 from unde.methods import Fisher, Method
 from unde.projection import Spec, feature_size
 from unde.store import factored

@@ -15,7 +15,7 @@ from unde.errors import UndeError
 from unde.gradients import adam_preconditioner
 from unde.groups import Groups, trainable, unwrap_compiled
 from unde.index import builder, segments, updates
-from unde.index.build_settings import BuildSettings
+from unde.index.builder import BuildSettings
 from unde.index.query_api import QueryableIndex
 from unde.index.state import IndexState
 from unde.index.validation import check_inputs, open_store, read_ids
