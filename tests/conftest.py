@@ -8,16 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)  # there is a process for each core: more threads would wait for one another
+torch.set_num_threads(1)  # models and matrices of tests are small: a second thread only waits
 
 # They take longest: begun first, none of them keeps one core waiting at the end.
 LONG = [
-    "build/test_on_ray.py", "docs/test_docs_code.py", "build/test_build_processes.py", "plan/test_plan.py",
-    "test_demo.py", "plan/test_plan_command.py", "index/test_self_retrieval.py",
-    "index/test_index_kill.py", "features/test_families.py", "index/test_segments_faults.py", "test_faults.py",
-    "explorer/test_explorer_browser.py", "test_release.py", "test_notebooks.py", "evaluate/test_bank_workers.py",
-    "execution/test_processes.py",
+    "index/test_on_ray.py", "docs/test_docs_code.py", "index/test_build_processes.py", "plan/test_plan.py",
+    "ui/test_demo.py", "plan/test_plan_command.py", "index/test_self_retrieval.py",
+    "index/test_index_kill.py", "gradients/test_families.py", "index/test_segments_faults.py", "test_faults.py",
+    "ui/explorer/test_explorer_browser.py", "test_release.py", "test_notebooks.py",
+    "evaluate/test_bank_workers.py", "parallel/test_processes.py",
 ]  # fmt: skip
 
 
@@ -40,11 +39,7 @@ def pytest_runtest_setup():
 
 @pytest.fixture(scope="module")
 def one_thread():
-    """For tests of models and matrices so small that a second thread only waits."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    """All tests run on one thread."""
 
 
 @pytest.fixture(scope="session", autouse=True)

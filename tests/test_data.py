@@ -212,8 +212,6 @@ def test_positions_are_listed_batch_by_batch():
     assert peak < 1e6
 
 
-# --- digests ------------------------------------------------------------------------------------------
-
 DIFFERENT = [
     torch.ones(2),
     torch.zeros(2),
@@ -351,9 +349,6 @@ def test_the_same_in_another_process():
     assert there.stdout.strip() == here
     # Written down when the format was fixed: an index is resumed by comparing with digests on disk.
     assert digest((torch.arange(4), "a", 1)) == "492a29311a0260e5"
-
-
-# --- batches of any shape -----------------------------------------------------------------------------
 
 
 def test_map_tensors():

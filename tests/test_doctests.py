@@ -9,8 +9,6 @@ import pytest
 
 import unde
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 MODULES = ["unde", *(module.name for module in pkgutil.walk_packages(unde.__path__, "unde."))]
 OPTIONAL = {
     "unde.evaluate.baselines": "bm25s",

@@ -15,10 +15,6 @@ from unde.methods import TRAK, TracIn
 from unde.projection import Projection
 from unde.tasks import Classification, Task
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-# --- ridge regression -------------------------------------------------------------------------------------
-
 N, D, Q, RIDGE = 40, 6, 5, 1.7
 
 
@@ -92,9 +88,6 @@ def test_with_leverages_it_is_leaving_one_out(fitted):
         rest = torch.arange(N) != n
         want = queries @ (theta - ridge(x[rest], y[rest]))
         torch.testing.assert_close(predicted[:, n], want, rtol=2e-5, atol=1e-6)
-
-
-# --- the paper's equations --------------------------------------------------------------------------------
 
 
 def explicit(model, projection=None, seed=0):
@@ -178,9 +171,6 @@ def test_a_positive_score_lowers_the_loss(tmp_path):
         torch.testing.assert_close(scores[:, n].double(), drop, rtol=1e-3, atol=1e-5)
 
 
-# --- a bilinear model -------------------------------------------------------------------------------------
-
-
 class Squared(Task):
     def loss(self, model, batch):
         return 0.5 * (model(batch[0]).squeeze(1) - batch[1]).square()
@@ -210,8 +200,6 @@ def test_tracin_of_a_bilinear_model(tmp_path):
     cosine = index.score((q.float(), z.float()), method="tracin-cosine")
     same(cosine.total(), (of_v + of_u) / torch.outer(own_q, own).sqrt())
 
-
-# --- several checkpoints ----------------------------------------------------------------------------------
 
 ETAS = [0.5, 0.25, 0.1]
 
@@ -244,9 +232,6 @@ def test_cosine_over_checkpoints(tmp_path):
 def test_one_checkpoint_is_the_model_with_its_weights(tmp_path):
     one = scored(tmp_path, TracIn(), "a", checkpoints=[toy.net(4).state_dict()])
     assert torch.equal(one.total(), scored(tmp_path, TracIn(), "b", model=toy.net(4)).total())
-
-
-# --- one index, several methods and groupings -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("built", ["tracin", "trak"])
@@ -292,9 +277,6 @@ def test_a_method_of_another_projection_is_refused(tmp_path):
         index.score(toy.data(4), method=TRAK(projection="none"))
     with pytest.raises(UndeError, match=r"unknown method 'track'.*Did you mean 'trak'"):
         index.score(toy.data(4), method="track")
-
-
-# --- names ------------------------------------------------------------------------------------------------
 
 
 def test_names():

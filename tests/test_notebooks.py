@@ -8,7 +8,6 @@ import torch
 
 pytest.importorskip("sklearn")
 jupytext = pytest.importorskip("jupytext")
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 SOURCES = sorted(FOLDER.glob("[a-z]*.py"))

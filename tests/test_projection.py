@@ -13,10 +13,6 @@ from hypothesis import strategies as st
 from unde.errors import UndeError
 from unde.projection import VERSION, Projection, Spec
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-# --- names --------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(
     ("text", "expected"),
@@ -56,9 +52,6 @@ def test_parse(text, expected):
 def test_parse_errors(text, message):
     with pytest.raises(UndeError, match=message):
         Spec.parse(text)
-
-
-# --- structure ----------------------------------------------------------------------------------------
 
 
 def matrix(p):
@@ -127,8 +120,6 @@ def test_normal_entries_are_normal():
     assert abs(((a.square() - 1) * (b.square() - 1)).mean()) < 4 * 2 / math.sqrt(n / 2)
 
 
-# --- unbiased, and on one scale -----------------------------------------------------------------------
-
 PROJECTED = ["kron(4)", "kron(6)", "sjlt(16)", "dense(16)", "dense(16, normal)"]
 SHAPED = {
     "square": (9, 9),
@@ -196,9 +187,6 @@ def test_expectation_of_the_whole_matrix():
         grams = torch.stack(grams)
         error = grams.std(0) / math.sqrt(300)
         assert ((grams.mean(0) - torch.eye(grams.shape[1])).abs() <= 5 * error + 1e-6).all(), name
-
-
-# --- reproducible -------------------------------------------------------------------------------------
 
 
 def fingerprint(name, key, shape, seed):
@@ -318,9 +306,6 @@ def test_a_name_and_a_seed_cannot_be_confused():
     a = Projection("kron(4)", "1.weight", (9, 9), 1).row_matrix
     b = Projection("kron(4)", ".weight", (9, 9), 11).row_matrix
     assert not torch.equal(a, b)
-
-
-# --- limits -------------------------------------------------------------------------------------------
 
 
 def test_dense_matrices_that_are_too_large_are_refused():

@@ -15,8 +15,6 @@ from unde.scoring import ArrayFeatures
 from unde.scoring.blocks import TopK, stable_top
 from unde.weights.protocol import ResolvedScores
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SIZES = [3, 1, 4, 2, 5]  # of the units
 UNITS = ["a.weight", "a.bias", "b.weight", "b.bias", "c"]
 LAYERS = Groups({"a": ("a.weight", "a.bias"), "b": ("b.weight", "b.bias"), "c": ("c",)})
@@ -68,9 +66,6 @@ def close(got, want, tolerance=1e-5):
 
 
 W = torch.tensor([0.1, 2.5, 0.4])
-
-
-# --- totals -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("etas", [[1.0], ETAS, [0.2, 0.0, 3.0]])
@@ -125,9 +120,6 @@ def test_a_weighted_total_reads_what_an_unweighted_one_does():
     unweighted, scores.train.count = scores.train.count, 0
     scores.total(W)
     assert scores.train.count == unweighted == 4
-
-
-# --- groups -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", [TracIn(), TracIn(cosine=True)])
@@ -211,9 +203,6 @@ def test_groups_that_do_not_fit():
         scores.regroup({"all": ["a", "b", "c"]}).total(Weights.uniform(["a", "b", "c"]))
 
 
-# --- top --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("k", [1, 2, 7, 8, 22, 23])
 @pytest.mark.parametrize("largest", [True, False])
 @pytest.mark.parametrize("method", [TracIn(), TracIn(cosine=True)])
@@ -281,9 +270,6 @@ def test_a_tiny_budget_gives_the_same(method):
     assert tiny.train.count == large.train.count  # the training side is still read once a time
 
 
-# --- final ------------------------------------------------------------------------------------------------
-
-
 def test_cosine_is_the_cosine_of_weighted_features():
     """√(η_c w_j) on both sides, then the plain cosine."""
     scores = scores_of(method=TracIn(cosine=True))
@@ -336,9 +322,6 @@ def test_gradients_stay_finite_where_features_are_zero():
     assert w.grad.isfinite().all()
 
 
-# --- the weight learner -----------------------------------------------------------------------------------
-
-
 def test_scores_are_a_source_for_weight_learning():
     scores = scores_of()
     members = {name for name in vars(ResolvedScores) if not name.startswith("_")}
@@ -363,9 +346,6 @@ def test_weights_are_learned_alike_in_any_budget(method):
 def test_printing():
     assert "6 queries × 23 examples × 3 groups" in repr(scores_of())
     assert len(scores_of()) == 6
-
-
-# --- the best, of many blocks ------------------------------------------------------------------------------
 
 
 @given(

@@ -1,5 +1,7 @@
 """A small project as a user would have one, and commands run on it in this process."""
 
+import shlex
+
 from typer.testing import CliRunner
 
 from unde import cli
@@ -43,17 +45,25 @@ def marked():
 """
 
 
-def run(*arguments):
-    result = CliRunner().invoke(cli.app, [str(a) for a in arguments])
+def run(*arguments, both=False):
+    """What a command prints; its line, or the beginning of it, may be one text. With `both`, stderr too."""
+    first, *rest = map(str, arguments)
+    result = CliRunner().invoke(cli.app, [*shlex.split(first), *rest])
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output
-    return result.stdout
+    return result.output if both else result.stdout
 
 
 def invoke(*arguments):
     """What is printed on both streams; notes go to stderr."""
-    result = CliRunner().invoke(cli.app, [str(a) for a in arguments])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.output
+    return run(*arguments, both=True)
+
+
+def add_project(folder, monkeypatch, text=PROJECT, name="project"):
+    """A module in `folder`, which becomes the working folder; its name."""
+    name = f"{name}_{folder.name.replace('-', '_')}"
+    (folder / f"{name}.py").write_text(text)
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    return name

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import PROJECT, invoke, run
+from commands import PROJECT, add_project, invoke, run
 
 from unde import UndeError
 from unde.evaluate import Bank
@@ -37,10 +37,7 @@ def trained():
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    name = f"calibrated_{tmp_path.name.replace('-', '_')}"
-    Path(f"{name}.py").write_text(TRAINED)
+    name = add_project(tmp_path, monkeypatch, TRAINED, "calibrated")
     run("build", f"{name}:trained", "--out", "idx", "--method", "ekfac", "--projection", "none")
     return name
 
@@ -58,18 +55,7 @@ def test_calibrate_and_ask(project):
     page = Path("r.html").read_text()
     assert "Calibration: how good are these scores?" in page and page.count('class="setting chosen"') == 1
     assert str(found) in page
-    run(
-        "report",
-        f"{project}:trained",
-        "--index",
-        "idx",
-        "--out",
-        "u.html",
-        "--first",
-        1,
-        "--no-trust",
-        "--uncalibrated",
-    )
+    run(f"report {project}:trained --index idx --out u.html --first 1 --no-trust --uncalibrated")
     assert "Calibration: how good" not in Path("u.html").read_text()
 
 

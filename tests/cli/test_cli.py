@@ -18,9 +18,7 @@ def test_attribute_prints_what_the_library_gives(built):
     setup = Recipe(built).make()
     index = Index.open("idx", model=setup.model, task=setup.task)
     expected = index.score(setup.eval_queries).top(3, Weights.load("w.json"))
-    rows = json.loads(
-        run("attribute", built, "--index", "idx", "--weights", "w.json", "--top", 3, "--format", "json")
-    )
+    rows = json.loads(run(f"attribute {built} --index idx --weights w.json --top 3 --format json"))
     assert [r["index"] for r in rows] == expected.indices.flatten().tolist()
     assert np.allclose([r["score"] for r in rows], expected.values.flatten())
     assert rows[0]["id"] == f"row-{rows[0]['index']}"
@@ -30,32 +28,18 @@ def test_attribute_prints_what_the_library_gives(built):
     assert [int(r["index"]) for r in table] == lowest.indices.flatten().tolist()
 
 
+def bank_of(path, scores):
+    """A bank whose models behave exactly as these scores predict."""
+    options = {"utility": lambda predicted: {"eval": predicted}, "n_train": 60, "subsets": 8}
+    Bank.run(path, train=lambda indices, seed: scores[:, indices].sum(1), **options)
+
+
 def test_evaluate_measures_lds_against_a_bank(built):
     setup = Recipe(built).make()
     index = Index.open("idx", model=setup.model, task=setup.task)
     total = index.score(setup.eval_queries).total().numpy()
-
-    Bank.run(  # a bank whose models behave exactly as the unweighted scores predict
-        "bank.npz",
-        train=lambda indices, seed: total[:, indices].sum(1),
-        utility=lambda predicted: {"eval": predicted},
-        n_train=60,
-        subsets=8,
-    )
-    found = json.loads(
-        run(
-            "evaluate",
-            built,
-            "--index",
-            "idx",
-            "--bank",
-            "bank.npz",
-            "--weights",
-            "w.json",
-            "--format",
-            "json",
-        )
-    )
+    bank_of("bank.npz", total)
+    found = json.loads(run(f"evaluate {built} --index idx --bank bank.npz --weights w.json --format json"))
     assert found["unweighted"]["mean"] == pytest.approx(1.0)
     assert found["difference"]["mean"] == pytest.approx(found["weighted"]["mean"] - 1.0)
     expected = baseline_scores(setup.model, setup.task, setup.train_data, setup.eval_queries)
@@ -70,17 +54,9 @@ def test_evaluate_measures_lds_against_a_bank(built):
 def test_evaluate_says_when_a_baseline_wins(built):
     setup = Recipe(built).make()
     loss = baseline_scores(setup.model, setup.task, setup.train_data, setup.eval_queries)["loss"].numpy()
-    Bank.run(  # a bank whose models behave exactly as the loss predicts
-        "losses.npz",
-        train=lambda indices, seed: loss[:, indices].sum(1),
-        utility=lambda predicted: {"eval": predicted},
-        n_train=60,
-        subsets=8,
-    )
-    said = invoke("evaluate", built, "--index", "idx", "--bank", "losses.npz")
-    assert "the baseline loss predicts the retrained models better than trak: LDS 100.0" in " ".join(
-        said.split()
-    )
+    bank_of("losses.npz", loss)
+    said = " ".join(invoke("evaluate", built, "--index", "idx", "--bank", "losses.npz").split())
+    assert "the baseline loss predicts the retrained models better than trak: LDS 100.0" in said
     assert "unweighted − baseline" in said and "hidden-state similarity" in said
 
 
@@ -103,21 +79,21 @@ def test_targets_that_lead_nowhere(project, target, message):
         run("build", target.format(project=project), "--out", "idx")
 
 
-def test_roles_that_overlap_are_refused(built, project):
-    with pytest.raises(ValueError, match="learn_queries are also in eval_queries"):
-        run("learn", f"{project}:overlapping", "--index", "idx", "--queries", "learn")
-
-
-def test_weights_are_refused_on_queries_they_were_learned_on(built):
-    with pytest.raises(ValueError, match="learned on 15 of these queries"):
-        run("attribute", built, "--index", "idx", "--weights", "w.json", "--queries", "learn")
-
-
-def test_unknown_names_suggest_the_nearest(built):
-    with pytest.raises(ValueError, match="Did you mean 'json'"):
-        run("attribute", built, "--index", "idx", "--format", "jsn")
-    with pytest.raises(ValueError, match="Did you mean 'trak'"):
-        run("attribute", built, "--index", "idx", "--method", "trakk")
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("learn {}:overlapping --index idx --queries learn", "learn_queries are also in eval_queries"),
+        ("attribute {}:make --index idx --weights w.json --queries learn", "learned on 15 of these queries"),
+        ("attribute {}:make --index idx --format jsn", "Did you mean 'json'"),
+        ("attribute {}:make --index idx --method trakk", "Did you mean 'trak'"),
+        ("build {}:make --out i --engine rays", "unknown executor 'rays': expected 'serial', 'processes:4'"),
+        *((f"build {{}}:make --out i --engine array --worker {w}", "such as 3/64") for w in ("3", "4/3", "x/3", "1/0")),
+        ("build {}:make --out i --engine array", "which worker is this"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named(built, project, line, message):
+    with pytest.raises(UndeError, match=message):
+        run(line.format(project))
 
 
 def test_an_error_is_one_line_and_exit_code_2(project, monkeypatch, capsys):
@@ -133,38 +109,21 @@ def test_models_on_the_command_line_are_left_as_they_were(project):
     setup = Recipe(f"{project}:make").make()
     before = {k: v.clone() for k, v in setup.model.state_dict().items()}
     run("build", f"{project}:make", "--out", "idx")
-    assert all(
-        torch.equal(v, before[k]) for k, v in Recipe(f"{project}:make").make().model.state_dict().items()
-    )
+    after = Recipe(f"{project}:make").make().model.state_dict()
+    assert all(torch.equal(v, before[k]) for k, v in after.items())
 
 
 def test_several_processes_build_the_same_index(built):
-    run(
-        "build",
-        built,
-        "--out",
-        "again",
-        "--projection",
-        "none",
-        "--batch-size",
-        16,
-        "--engine",
-        "processes:2",
-    )
+    run(f"build {built} --out again --projection none --batch-size 16 --engine processes:2")
     one, two = (Index.open(folder) for folder in ("idx", "again"))
     assert one.manifest == two.manifest
     shards = [sorted((index.folder / "shards").iterdir()) for index in (one, two)]
     assert [p.read_bytes() for p in shards[0]] == [p.read_bytes() for p in shards[1]]
 
 
-def test_an_unknown_engine(project):
-    with pytest.raises(UndeError, match="unknown executor 'rays': expected 'serial', 'processes:4'"):
-        run("build", f"{project}:make", "--out", "idx", "--engine", "rays")
-
-
 def test_array_workers_and_a_command_that_finishes(built, monkeypatch):
     monkeypatch.setattr("unde.gradients.feature_pass.MOST", 4)
-    monkeypatch.setattr("unde.index.build_settings.SHARD_PASSES", 2)
+    monkeypatch.setattr("unde.index.builder.SHARD_PASSES", 2)
     run("build", built, "--out", "whole", "--projection", "none", "--threads", 1)
     common = ("build", built, "--out", "parts", "--projection", "none", "--threads", 1)
     said = run(*common, "--engine", "array", "--worker", "1/3")
@@ -180,17 +139,8 @@ def test_array_workers_and_a_command_that_finishes(built, monkeypatch):
     one, two = (Index.open(folder) for folder in ("whole", "parts"))
     assert one.manifest == two.manifest
     assert len(one.manifest.shards) > 3
-    assert [p.read_bytes() for p in sorted((one.folder / "shards").iterdir())] == [
-        p.read_bytes() for p in sorted((two.folder / "shards").iterdir())
-    ]
-
-
-def test_which_worker(project):
-    for said in ("3", "4/3", "x/3", "1/0"):
-        with pytest.raises(UndeError, match="such as 3/64"):
-            run("build", f"{project}:make", "--out", "idx", "--engine", "array", "--worker", said)
-    with pytest.raises(UndeError, match="which worker is this"):
-        run("build", f"{project}:make", "--out", "idx", "--engine", "array")
+    shards = [sorted((index.folder / "shards").iterdir()) for index in (one, two)]
+    assert [p.read_bytes() for p in shards[0]] == [p.read_bytes() for p in shards[1]]
 
 
 def test_asked_in_several_processes(built):

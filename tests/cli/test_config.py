@@ -6,16 +6,10 @@ from pathlib import Path
 import pytest
 from commands import run
 
+import toy
 from unde import Index, UndeError
 from unde.index.verify import verify
 from unde.store import layout
-
-
-def written(folder):
-    """Everything in an index that its bits are."""
-    kept = {"log.jsonl", ".lock"}
-    files = [p for p in sorted(Path(folder).rglob("*")) if p.is_file() and p.name not in kept]
-    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
 
 
 def test_the_file_of_an_index_builds_it_again(project):
@@ -23,14 +17,14 @@ def test_the_file_of_an_index_builds_it_again(project):
         "--exclude", r"^0\.bias$", "--store-dtype", "float16", "--memory", "1GB", "--groups", "tensor",
         "--engine", "serial", "--threads", 1)  # fmt: skip
     run("build", "--config", "old/run.toml", "--out", "new")
-    old, new = written("old"), written("new")
+    old, new = toy.content(Path("old")), toy.content(Path("new"))
     assert old == new and {"manifest.json", "run.toml", "source.json"} <= set(old)
     text = Path("old/run.toml").read_text()
     assert "threads = 1" in text and 'projection = "kron(4)"' in text and "engine" not in text
     # What was not said is there too.
     run("build", f"{project}:make", "--out", "plain")
     run("build", "--config", "plain/run.toml", "--out", "plainer")
-    assert written("plain") == written("plainer")
+    assert toy.content(Path("plain")) == toy.content(Path("plainer"))
     plain = Path("plain/run.toml").read_text()
     assert 'projection = "none"' in plain and "threads = " in plain
 

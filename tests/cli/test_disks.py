@@ -95,19 +95,7 @@ def test_an_index_that_cannot_be_written_is_asked(built, monkeypatch, number):
     assert json.loads(run(*ask)) == want
     assert "are not cached for the next command" in " ".join(invoke(*ask).split())
     run("learn", built, "--index", "idx", "--out", "w2.json", "--queries", "learn", "--no-trust", "--k", 5)
-    run(
-        "report",
-        built,
-        "--index",
-        "idx",
-        "--weights",
-        "w2.json",
-        "--out",
-        "page.html",
-        "--first",
-        1,
-        "--no-trust",
-    )
+    run(f"report {built} --index idx --weights w2.json --out page.html --first 1 --no-trust")
     assert sorted(Path("idx").rglob("*")) == before
     index = Index.open("idx", model=None)
     assert len(index) == 60 and index.verify()
@@ -201,9 +189,7 @@ def test_weights_on_a_full_disk(built, tmp_path):
     old = Path("w.json").read_bytes()
     line = ("learn", built, "--index", "idx", "--out", "w.json", "--queries", "learn", "--no-trust", "--k", 5)
     result = Result(tmp_path, *line, before=limit(400))
-    assert result.code == 2 and "cannot write weights to 'w.json' (File too large)" in result.said, (
-        result.said
-    )
+    assert result.code == 2 and "cannot write weights to 'w.json' (File too large)" in result.said
     assert Path("w.json").read_bytes() == old and not list(tmp_path.glob("*.partial"))
 
 
@@ -253,21 +239,9 @@ def test_a_home_folder_is_understood_by_every_command(project, tmp_path, monkeyp
     (tmp_path / "home").mkdir()
     target = f"{project}:make"
     run("build", target, "--out", place, "--projection", "none")
-    learn = ("learn", "--index", place, "--out", "~/w.json", "--queries", "learn", "--no-trust", "--k", 5)
-    run(*learn)
-    run("attribute", "--index", place, "--weights", "~/w.json")
-    run(
-        "report",
-        "--index",
-        place,
-        "--weights",
-        "~/w.json",
-        "--out",
-        "~/page.html",
-        "--first",
-        1,
-        "--no-trust",
-    )
+    run(f"learn --index {place} --out ~/w.json --queries learn --no-trust --k 5")
+    run(f"attribute --index {place} --weights ~/w.json")
+    run(f"report --index {place} --weights ~/w.json --out ~/page.html --first 1 --no-trust")
     run("verify", place)
     run("verify", "~/w.json")
     assert not Path("~").exists() and (tmp_path / "home" / "page.html").exists()

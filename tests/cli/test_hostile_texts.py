@@ -6,33 +6,20 @@ import json
 from pathlib import Path
 
 import pytest
-from commands import PROJECT, run
+from commands import PROJECT, add_project, run
 from typer.testing import CliRunner
 
 from unde import cli, console
 
-BAD = [
-    "\x1b[2J\x1b[31mred",
-    '=HYPERLINK("http://x")',
-    "+1+1",
-    "-2+3",
-    "@SUM(A1)",
-    "\t=1",
-    "\r=1",
-    "-5",
-    "\x9b5m",
-    "ok",
-]
+BAD = ["\x1b[2J\x1b[31mred", '=HYPERLINK("http://x")', "+1+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "-5"]
+BAD += ["\x9b5m", "ok"]
 
 
 @pytest.fixture
 def hostile(tmp_path, monkeypatch):
-    name = f"hostile_{tmp_path.name.replace('-', '_')}"
     ids = f"{BAD!r}[i % {len(BAD)}] + str(i) * (i > 9) for i in range(60)"
     text = PROJECT.replace('f"row-{i}" for i in range(60)', ids)
-    (tmp_path / f"{name}.py").write_text(text)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    name = add_project(tmp_path, monkeypatch, text, "hostile")
     run("build", f"{name}:make", "--out", "idx", "--projection", "none", "--method", "tracin")
     return name
 
@@ -50,9 +37,7 @@ def test_no_command_reaches_the_terminal(hostile):
 
 
 def test_formulas_are_quoted_in_csv_and_numbers_stay_numbers(hostile):
-    rows = list(
-        csv.DictReader(io.StringIO(run("attribute", "--index", "idx", "--top", 60, "--format", "csv")))
-    )
+    rows = list(csv.DictReader(io.StringIO(run("attribute --index idx --top 60 --format csv"))))
     assert len(rows) == 15 * 60
     for row in rows:
         float(row["score"]), int(row["index"])
@@ -63,9 +48,7 @@ def test_formulas_are_quoted_in_csv_and_numbers_stay_numbers(hostile):
     found = {row["id"] for row in rows}
     assert {'\'=HYPERLINK("http://x")', "'+1+1", "'@SUM(A1)", "-5", "ok"} <= found
     assert any(float(row["score"]) < 0 for row in rows)
-    names = {
-        row["id"] for row in json.loads(run("attribute", "--index", "idx", "--top", 60, "--format", "json"))
-    }
+    names = {row["id"] for row in json.loads(run("attribute --index idx --top 60 --format json"))}
     assert set(BAD) <= names  # JSON is for programs: as they are
 
 

@@ -50,7 +50,7 @@ def test_learn_from_the_queries_of_a_setup(large):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ("--k 3", "--k belongs to learning from queries of your own: add --queries FILE .*--queries learn"),
+        ("--k 3", "--k belongs to learning from queries: add --queries FILE .*--queries learn"),
         ("--loss top-k --weight-decay 1", "--weight-decay, --loss belong to learning from queries"),
         ("--queries learn --examples 50", "--examples belongs to learning from the index alone"),
         ("--perturb pixels", "unknown perturb 'pixels'"),

@@ -1,7 +1,7 @@
 """What goes wrong in a user's own module and function is shown with their own lines, and nothing of ours."""
 
 import pytest
-from commands import run
+from commands import add_project, run
 
 from unde import UndeError
 
@@ -37,15 +37,7 @@ def ours():
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    name = f"own_{tmp_path.name.replace('-', '_')}"
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-
-    def write(text=PROJECT):
-        (tmp_path / f"{name}.py").write_text(text)
-        return name
-
-    return write
+    return lambda text=PROJECT: add_project(tmp_path, monkeypatch, text, "own")
 
 
 def error(target):

@@ -67,19 +67,7 @@ def side_by_side(root):
 
 
 def test_a_page_of_suspects_and_a_file(built):
-    run(
-        "report",
-        f"{built}:named",
-        "--index",
-        "idx",
-        "--labels",
-        "--out",
-        "p.html",
-        "--csv",
-        "s.csv",
-        "--first",
-        7,
-    )
+    run(f"report {built}:named --index idx --labels --out p.html --csv s.csv --first 7")
     index = opened(f"{built}:make")
     rankings, names = label_rankings(index), ["none", "one", EVIL]
     found = rankings[DEFAULT]
@@ -112,17 +100,7 @@ def test_a_page_of_suspects_and_a_file(built):
 
 def test_known_labels_give_an_area(built):
     run("build", f"{built}:known", "--out", "wrong", "--projection", "none", "--method", "tracin")
-    run(
-        "report",
-        f"{built}:known",
-        "--index",
-        "wrong",
-        "--labels",
-        "--out",
-        "p.html",
-        "--by",
-        "self-influence",
-    )
+    run(f"report {built}:known --index wrong --labels --out p.html --by self-influence")
     root, setup = parse(Path("p.html").read_text()), Recipe(f"{built}:known").make()
     rankings = label_rankings(opened(f"{built}:known", "wrong"))
     areas = {by: f"{found.auc(setup.true_labels):.3f}" for by, found in rankings.items()}
@@ -141,26 +119,14 @@ def test_weights_count_where_influence_ranks(built):
     index, setup = opened(f"{built}:known", "wrong"), Recipe(f"{built}:known").make()
     values = [2.0] + [0.5] * (len(index.groups) - 1)
     Weights(values, index.groups.names).save("w.json")
-    shared = [
-        "report",
-        f"{built}:known",
-        "--index",
-        "wrong",
-        "--labels",
-        "--out",
-        "p.html",
-        "--weights",
-        "w.json",
-    ]
-    run(*shared, "--by", "opposition")
-    areas = {
-        words(row.one("dt")): words(row.one("dd"))
-        for row in parse(Path("p.html").read_text()).all(".areas div")
-    }
+    shared = f"report {built}:known --index wrong --labels --out p.html --weights w.json"
+    run(shared, "--by", "opposition")
+    rows = parse(Path("p.html").read_text()).all(".areas div")
+    areas = {words(row.one("dt")): words(row.one("dd")) for row in rows}
     plain, weighted = (label_rankings(index, w)["opposition"].auc(setup.true_labels) for w in (None, values))
     loss = label_rankings(index)["loss"].auc(setup.true_labels)
     assert areas == {"loss": f"{loss:.3f}", "unweighted": f"{plain:.3f}", "weighted": f"{weighted:.3f}"}
-    run(*shared)
+    run(shared)
     names = [words(one) for one in parse(Path("p.html").read_text()).all(".areas dt")]
     assert names == ["loss", DEFAULT]  # weights do not change a loss
 

@@ -65,10 +65,8 @@ def test_a_page_on_just_that_query(built):
     scores = Index.open("idx", model=setup.model, task=setup.task).score((x[7:8], y[7:8])).total()[0]
     order = scores.argsort(descending=True).tolist()
     assert shown(article) == order[:3] + order[::-1][:3]
-    assert [words(a.one("h3")) for a in page(built, "--query", 7, "--query", 2).all("article")] == [
-        "Query #7",
-        "Query #2",
-    ]
+    both = page(built, "--query", 7, "--query", 2).all("article")
+    assert [words(a.one("h3")) for a in both] == ["Query #7", "Query #2"]
 
 
 def test_the_file_of_an_image_is_asked_about_as_the_model_sees_it(built):
@@ -77,13 +75,10 @@ def test_the_file_of_an_image_is_asked_about_as_the_model_sees_it(built):
     root, setup = page(built, "--query", "some.png", "--top", 3), Recipe(built).make()
     x = torch.from_numpy(pixels)[None, None] / 255
     predicted = int(setup.model(x).argmax())
-    scores = (
-        Index.open("idx", model=setup.model, task=setup.task).score((x, torch.tensor([predicted]))).total()
-    )
-    assert shown(root.one("article")) == [
-        *scores[0].argsort(descending=True).tolist()[:3],
-        *scores[0].argsort().tolist()[:3],
-    ]
+    index = Index.open("idx", model=setup.model, task=setup.task)
+    scores = index.score((x, torch.tensor([predicted]))).total()[0]
+    order = scores.argsort(descending=True).tolist()
+    assert shown(root.one("article")) == order[:3] + order[::-1][:3]
     name = ["dark", "light"][predicted]
     assert [words(f) for f in root.all(".facts div")] == [f"predicted{name}", f"asked about{name}"]
     assert words(root.one("h3")) == "Query some.png"
@@ -102,9 +97,7 @@ def test_refusals(built, project):
         page(built, "--queries", ".")
     Image.new("L", (4, 4)).save("dark.png")
     run("build", f"{project}:normalised", "--out", "other", "--projection", "none", "--method", "tracin")
-    said = invoke(
-        "report", f"{project}:normalised", "--index", "other", "--query", "dark.png", "--out", "q.html"
-    )
+    said = invoke(f"report {project}:normalised --index other --query dark.png --out q.html")
     assert "brought to the range of the training pictures, -1.99 to 2.5" in " ".join(said.split())
     run("build", f"{project}:make", "--out", "rows", "--projection", "none", "--method", "tracin")
     with pytest.raises(UndeError, match="training examples are not images"):

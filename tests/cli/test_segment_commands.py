@@ -128,17 +128,7 @@ def test_merged(grown):
 
 def test_repacked(grown):
     """A large part in int8 and a small one in float32 become one index."""
-    run(
-        "build",
-        f"{grown}:only_new",
-        "--out",
-        "more",
-        "--method",
-        "ekfac",
-        "--projection",
-        "kron(3)",
-        "--store-dtype=int8",
-    )
+    run(f"build {grown}:only_new --out more --method ekfac --projection 'kron(3)' --store-dtype int8")
     with pytest.raises(UndeError, match="if store_dtype alone differs, repack one of them first"):
         run("merge", "all", "idx", "more")
     told = run("repack", "small", "idx").strip()

@@ -43,16 +43,13 @@ def test_every_command_takes_urls(project, store, tmp_path):
         asked = ("--index", home / "idx", "--weights", home / "w.json", "--format", "json")
         printed[name] = [json.loads(run("attribute", f"{project}:make", *asked))]
         Bank.run(home / "bank.npz", train=train, utility=utility, n_train=60, subsets=8)
-        printed[name].append(
-            json.loads(run("evaluate", f"{project}:make", "--bank", home / "bank.npz", *asked))
-        )
+        printed[name] += [json.loads(run(f"evaluate {project}:make --bank", home / "bank.npz", *asked))]
         weights = f"mine={home / 'w.json'}"
         run("report", "--index", home / "idx", "--weights", weights, "--no-trust", "--out", "r.html")
         printed[name].append((tmp_path / "r.html").read_text().replace(str(home), "HOME"))
     assert printed["there"] == printed["here"]
-    assert (store / "idx" / "manifest.json").read_bytes() == (
-        tmp_path / "runs" / "idx" / "manifest.json"
-    ).read_bytes()
+    one, other = (home / "idx" / "manifest.json" for home in where.values())
+    assert one.read_bytes() == other.read_bytes()
     assert list((store / "idx" / "queries").iterdir())
 
 
@@ -71,7 +68,7 @@ def test_an_index_that_may_only_be_read(project, store):
     with mock.patch("fsspec.implementations.memory.MemoryFileSystem.pipe_file", denied):
         told = invoke("attribute", "--index", store / "idx", "--format", "csv")
     assert want in told
-    assert "features of these queries are not kept for the next command" in told
+    assert "features of these queries are not cached for the next command" in told
     assert denied.called
 
 

@@ -12,8 +12,6 @@ from blocks import PAGES, ROOT, SHELL, blocks
 from shell import commands, run
 from worlds import WORLDS, World
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 

@@ -158,9 +158,6 @@ def test_of_three_runs_at_once_one_fills_the_bank_and_nothing_is_left(tmp_path, 
     assert os.listdir(tmp_path) == ["bank"]
 
 
-# --- finished banks that are not what they should be ------------------------------------------------------
-
-
 def arrays_of(bank):
     """As a release before 0.2 wrote them, without a checksum."""
     arrays = dict(np.load(bank.path))
@@ -261,17 +258,11 @@ def test_a_small_file_that_would_fill_the_memory_is_refused_unread(tmp_path, ref
     assert peak < 2**22
 
 
-# --- files of older releases ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "path", sorted((ROOT / "experiments" / "banks").glob("*.npz")), ids=lambda path: path.stem
 )
 def test_banks_of_the_experiments_open(path):
     assert len(Bank.open(path).masks) >= 16
-
-
-# --- what the disk says -----------------------------------------------------------------------------------
 
 
 def test_paths_that_cannot_be_a_bank_are_told(tmp_path):

@@ -294,9 +294,6 @@ def test_a_nan_in_a_stack_names_its_model(tmp_path):
         run(tmp_path / "bank", subsets=3, stacked=3, train=training(model=marked), utility=diverged)
 
 
-# --- defaults ---------------------------------------------------------------------------------------------
-
-
 def small(width=8, *layers):
     return lambda seed: nn.Sequential(
         nn.Flatten(), nn.Linear(108, width), *layers, nn.Linear(width, 3)
@@ -327,9 +324,6 @@ def test_channels_last_gives_the_same_weights(tmp_path):
     bank = run(tmp_path / "bank", train=last, name=None)
     assert bank.provenance["environments"][0]["channels_last"]
     run(tmp_path / "bank", name=None)  # the same training
-
-
-# --- what is asked wrongly --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

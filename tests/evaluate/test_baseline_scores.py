@@ -13,8 +13,6 @@ from unde.evaluate import baseline_scores, bm25
 from unde.evaluate.hidden_states import HiddenStates
 from unde.tasks import CausalLM, Classification, MaskedLM, Seq2SeqLM, Task
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 TEXTS = ["the red fox", "a blue sky", "red sky at night", "nothing in common", "the fox at night"]
 HIDDEN = "hidden-state similarity"
 

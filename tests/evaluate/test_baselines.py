@@ -20,8 +20,6 @@ from unde.evaluate import (
 )
 from unde.tasks import CausalLM, Classification, Task
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 CORPUS = [
     "The cat sat on the mat, the other cat sat too.",
     "A dog in the fog",

@@ -27,9 +27,6 @@ def bank(signal, noise=1.0, seed=0, models=S):
     return resolved, utility
 
 
-# --- correlations ---------------------------------------------------------------------------------------
-
-
 def test_spearman_is_that_of_scipy():
     rng = np.random.default_rng(0)
     a, b = rng.integers(0, 4, size=(2, 9, 7)).astype(float)  # with ties
@@ -69,9 +66,6 @@ def test_the_jackknife_has_the_spread_of_fresh_models():
         means.append(float(spearman(total, utility).mean()))
         errors.append(standard_error(jackknife_means(total, utility)))
     assert np.mean(errors) == pytest.approx(np.std(means), rel=0.5)
-
-
-# --- weights --------------------------------------------------------------------------------------------
 
 
 def objective(w, resolved, utility, decay):
@@ -115,9 +109,6 @@ def test_predictions_that_say_nothing_leave_weights_uniform():
         fit_to_retrained(np.zeros((S, Q, M)), np.random.default_rng(0).normal(size=(S, Q)), 0.1).tolist()
         == [1.0] * M
     )
-
-
-# --- selection ------------------------------------------------------------------------------------------
 
 
 def settings(truth, noise):
@@ -198,9 +189,6 @@ def test_crossfit_shows_no_model_and_query_to_who_predicts_it(monkeypatch):
         np.testing.assert_array_equal(truth, utility[np.ix_(~models, ~queries)])
         covered[np.ix_(models, queries)] += 1
     assert (covered == 1).all()
-
-
-# --- reliability ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("share", [0.9, 0.3])

@@ -14,8 +14,6 @@ from unde import UndeError, Weights
 from unde.evaluate import fine_grained, recall_at_k
 from unde.evaluate.recall import rank
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 UNITS = {"styled": 6, "shaped": 6, "noisy": 6}
 Q, N = 25, 40
 

@@ -15,8 +15,6 @@ from unde.evaluate import lds_strength, pattern_similarity, recall_strength, une
 from unde.methods import DAS, TracIn
 from unde.scoring.arrays import ArrayScores
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 ATTENTION = "attentions.0.transformer_blocks.0"
 UNITS = {  # in the order of diffusers: mid_block is last
     f"down_blocks.0.{ATTENTION}.attn1.to_q.lora_A.default.weight": 3,
@@ -187,9 +185,6 @@ def test_bad_contributors():
         recall_strength(group_scores(QUERIES, TRAIN, UNITS), {"x": RELEVANT["style"][:2]})
 
 
-# --- names of diffusers ---------------------------------------------------------------------------------
-
-
 def unet(kind):
     import diffusers
 
@@ -264,9 +259,6 @@ def test_other_names():
     assert unet_cell("mid_block") == ("mid_block", "all")
     with pytest.raises(UndeError, match=r"'transformer\.h\.0\.attn' is not .* Pass cells="):
         unet_cell("transformer.h.0.attn")
-
-
-# --- similarity of patterns -----------------------------------------------------------------------------
 
 
 def test_similarity_is_that_of_scikit_learn():

@@ -14,8 +14,6 @@ from unde.errors import UndeError
 from unde.evaluate import TailPatch, paired, tail_patch
 from unde.tasks import CausalLM, Classification, Task
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 SHARED = torch.optim.SGD([nn.Parameter(torch.ones(1))])
 TOP = [[3, 0, 7], [5, 2, 1], [4, 9, 6]]
 
@@ -215,9 +213,6 @@ def test_a_loss_with_noise_is_measured_on_the_same_noise():
     assert np.abs(patch(task=Noisy(), lr=1e-9).summed.per_query).max() < 1e-6
 
 
-# --- nothing is left behind -----------------------------------------------------------------------------
-
-
 def everything(model, state):
     """Bits of all that must not change, and which tensors they are in."""
     grads = [torch.empty(0) if p.grad is None else p.grad for p in model.parameters()]
@@ -284,9 +279,6 @@ def test_restored_when_the_optimizer_fails():
     with pytest.raises(UndeError, match=r"Broken cannot take a step \(RuntimeError: half way\)"):
         patch(model=model, optimizer=Broken, lr=1.0)
     torch.testing.assert_close(everything(model, None), before, rtol=0, atol=0)
-
-
-# --- bad input ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

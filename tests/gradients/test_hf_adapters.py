@@ -132,9 +132,6 @@ def test_adapters_loaded_as_the_error_says(tmp_path):
     assert all("lora_" in n for n in names)
 
 
-# --- gradient checkpointing ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("case", [BY_NAME["gpt2-tied"], BY_NAME["llama"], adapted("llama")], ids=str)
 def test_gradient_checkpointing(case, reentrant):

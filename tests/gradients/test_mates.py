@@ -135,9 +135,6 @@ def test_an_example_that_cannot_be_run_is_left_to_the_build():
     plan(encoder(), Classification(), Rows((x, y)))
 
 
-# --- which examples -------------------------------------------------------------------------------------
-
-
 def test_mates_are_those_of_all_pairs():
     x, y = clusters(50, 6)
     rows, n = Rows((x, y)), 50

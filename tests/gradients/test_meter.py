@@ -1,13 +1,10 @@
 """The meter against torch's own counter and against sums done by hand."""
 
-import pytest
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from unde.gradients.meter import Meter
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_operations_as_torch_counts_them():

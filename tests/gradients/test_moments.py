@@ -11,8 +11,6 @@ from unde.methods import EKFAC, TracIn
 from unde.projection import Projection
 from unde.tasks import Classification
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 NAMES = [n for n, _ in toy.net().named_parameters()]
 
 

@@ -16,7 +16,6 @@ from unde.store.shards import read_shard
 from unde.tasks import CausalLM
 from unde.tasks.tokens import IGNORE, SHORT
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 LONG, VOCABULARY = 41, 11
 
 

@@ -9,8 +9,6 @@ from unde.methods import DAMPINGS, DEFAULT_DAMPING, EKFAC, TRAK, LoGRA
 from unde.tasks import CausalLM, Classification, Diffusion
 from unde.tasks.base import kind_of
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def usual(method, kind="classification"):
     return DAMPINGS.get(kind, {}).get(method, DEFAULT_DAMPING)

@@ -10,7 +10,6 @@ from unde import UndeError
 from unde.data import Rows
 from unde.tasks import Classification
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 X, Y = toy.data(22)
 
 

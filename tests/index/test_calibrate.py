@@ -22,7 +22,6 @@ from unde.methods import DAS, EKFAC, TRAK, LoGRA, TracIn
 from unde.store import layout
 from unde.tasks import Classification
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 N = 40
 QUERIES = toy.data(30, seed=5)
 
@@ -98,9 +97,6 @@ def test_das_is_judged_at_several_dampings():
     assert {type(s.method) for s in curve} == {DAS} and len(curve) > 3
 
 
-# --- a calibration --------------------------------------------------------------------------------------
-
-
 def test_calibrated_scores_are_used_and_said(index, capsys):
     made = index.calibrate(training(), QUERIES, halves=6)
     assert (made.halves, made.trainings, made.how) == (6, 8, "retrain")
@@ -173,9 +169,6 @@ def test_an_index_that_changed_is_not_used_as_calibrated(index, capsys):
     assert index.calibration is None
     assert "has changed since it was calibrated" in re.sub(r"\s+", " ", capsys.readouterr().err)
     assert index.score(toy.data(3, seed=9)).method == index.method
-
-
-# --- trainings ------------------------------------------------------------------------------------------
 
 
 class Counting:

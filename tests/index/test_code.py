@@ -7,8 +7,6 @@ import toy
 from unde import Index, UndeError
 from unde.tasks import Classification
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def tasks():
     """Four versions of one task, all of the same name."""

@@ -14,8 +14,6 @@ from unde.methods import TRAK, TracIn
 from unde.scoring import diagnostics, documents
 from unde.tasks import Classification, Task
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Hinge(Task):
     """No loss, and no gradient, where the margin is met."""
@@ -177,9 +175,6 @@ def test_lists_of_different_queries_are_not_told_of(tmp_path):
     index = toy.build(tmp_path / "i", model=model, train_data=data, method=TRAK(projection="none"))
     x, _ = toy.data(12, seed=5)
     assert index.diagnose(index.score((x, x[:, :3].argmax(1)))) == []
-
-
-# --- the parts ------------------------------------------------------------------------------------------
 
 
 def test_zero_gradient_queries():

@@ -1,5 +1,7 @@
 """Several sets of weights in one index: an ensemble of models that were trained independently."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -8,23 +10,23 @@ from unde import Setup, UndeError
 from unde.methods import EKFAC, TRAK, LoGRA, TracIn
 from unde.tasks import Classification
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 QUERIES = toy.data(5, seed=3)
 
 
-@pytest.mark.parametrize("method", [TRAK, LoGRA, EKFAC, TracIn])
+@pytest.mark.parametrize("method", [TRAK, LoGRA, EKFAC, partial(EKFAC, fisher="true"), TracIn])
 def test_scores_of_an_ensemble_are_the_mean_of_its_members(tmp_path, method):
     members = [toy.net(seed) for seed in range(3)]
     single = [
         toy.build(tmp_path / f"{i}", model=m, method=method(projection="none")).score(QUERIES).total()
         for i, m in enumerate(members)
     ]
-    index = toy.build(
-        tmp_path / "all", method=method(projection="none"), checkpoints=[m.state_dict() for m in members]
-    )
-    torch.testing.assert_close(
-        index.score(QUERIES).total(), torch.stack(single).mean(0), rtol=1e-4, atol=1e-5
-    )
+    states, shares = [m.state_dict() for m in members], [0.2, 0.3, 0.5]
+    options = {"method": method(projection="none"), "checkpoints": states}
+    mean = toy.build(tmp_path / "mean", **options).score(QUERIES).total()
+    torch.testing.assert_close(mean, torch.stack(single).mean(0), rtol=1e-4, atol=1e-5)
+    weighted = toy.build(tmp_path / "weighted", **options, checkpoint_weights=shares).score(QUERIES).total()
+    want = sum(share * scores for share, scores in zip(shares, single))
+    torch.testing.assert_close(weighted, want, rtol=1e-4, atol=1e-5)
 
 
 def test_a_setup_brings_checkpoints(tmp_path, monkeypatch):

@@ -11,8 +11,6 @@ from torch import nn
 from unde import Index, UndeError, methods
 from unde.tasks import Classification
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 DAMPINGS = (0.1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-9, 0.0)
 KINDS = {
     "primal": methods.TRAK(projection="kron(8)", form="primal"),

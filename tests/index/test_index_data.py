@@ -14,8 +14,6 @@ from unde.data import Rows
 from unde.store.shards import write_shard
 from unde.tasks import Classification
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Examples(torch.utils.data.Dataset):
     """A list of (x, y), with something that happens when example i is read for the nth time."""

@@ -17,8 +17,6 @@ from unde import Index, UndeError
 from unde.store import files
 from unde.store.locks import locked
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class FullDisk:
     """Takes so many bytes, then raises what a full disk raises, in the middle of a write or when flushing."""

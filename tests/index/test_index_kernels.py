@@ -19,8 +19,6 @@ from unde.kernels.trak import _FullGram
 from unde.methods import TRAK
 from unde.store import shards
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 QUERIES = toy.data(4, seed=3)
 
 
@@ -247,9 +245,6 @@ def test_the_memory_budget_is_that_of_the_index(index):
     with pytest.raises(UndeError, match=r"kernel \(22 × 22\) needs"):
         small.score(QUERIES)
     assert not kernel_files(index)
-
-
-# --- what stays in memory --------------------------------------------------------------------------------
 
 
 def test_small_indexes_are_read_once(index, monkeypatch):

@@ -9,8 +9,6 @@ import pytest
 
 import toy
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 HERE = Path(__file__).parent
 
 

@@ -11,8 +11,6 @@ from unde.gradients import make_units
 from unde.tasks import CausalLM
 from zoo import BY_NAME, left_padded, make
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def build(model, data, folder, task=None, **options):
     defaults = {"batch_size": 4, "progress": False, "method": methods.TracIn(projection="none")}
@@ -71,9 +69,6 @@ def test_fine_tuning_data_with_masked_prompts(tmp_path, side, reduction):
         found = features(index)[i]
         assert (found - truth).norm() <= 1e-5 * truth.norm()
         assert toy.stored(index).values("loss")[i].item() == pytest.approx(loss.item(), rel=1e-5)
-
-
-# --- shapes of data -----------------------------------------------------------------------------------
 
 
 class Texts(Dataset):

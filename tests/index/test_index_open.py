@@ -11,8 +11,6 @@ import unde
 from unde import Groups, Index, UndeError
 from unde.tasks import Classification
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def refused(said, index, **given):
     with pytest.raises(UndeError, match=f"was made from something else. What differs: {said}"):
@@ -130,17 +128,6 @@ def test_without_a_model_only_stored_queries_can_be_scored(tmp_path):
     assert torch.equal(kept.features, made.features)
     with pytest.raises(UndeError, match="opened without its model and task"):
         bare.score(toy.data(3, seed=4))
-
-
-def test_a_model_trained_on_is_noticed(tmp_path):
-    """The index keeps the model it was given; scores of one that has changed since would be wrong."""
-    model = toy.net()
-    index = toy.build(tmp_path / "i", model=model)
-    index.score(toy.data(2))
-    with torch.no_grad():
-        model[0].weight += 0.01
-    with pytest.raises(UndeError, match=r"weights are not those that .* was built with"):
-        index.score(toy.data(2))
 
 
 def test_sizes_of_memory():

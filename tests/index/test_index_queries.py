@@ -13,8 +13,6 @@ from unde.index.query_features import QueryFeatures
 from unde.methods import TRAK
 from unde.tasks import Classification
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Counting(Classification):
     """A task that counts how often the model is run."""

@@ -7,8 +7,6 @@ import toy
 from unde import UndeError, methods
 from unde.tasks import Classification
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 QUERIES = toy.data(4, seed=3)
 DAMPED = {
     "primal in float32": (methods.TRAK(projection="none", form="primal"), 300),

@@ -7,8 +7,6 @@ import toy
 from unde import UndeError, Weights
 from unde.methods import TRAK, TracIn
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 METHODS = [
     TracIn(projection="none"),
     TracIn(projection="none", cosine=True),

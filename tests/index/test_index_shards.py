@@ -16,8 +16,6 @@ from unde.parallel.model_transport import BuildInputs
 from unde.store.shards import ShardError, read_shard, write_shard
 from unde.tasks import Classification
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture
 def index(tmp_path):
@@ -83,21 +81,6 @@ def test_blocks_that_changed_places_are_found(tmp_path):
     full = path.read_bytes()
     a, b = full[-(2**21) - 20 :][: 2**20], full[-(2**20) - 20 : -20]
     path.write_bytes(full[: -(2**21) - 20] + b + a + full[-20:])
-    with pytest.raises(ShardError, match="does not match its checksum"):
-        read_shard(path, "owner")
-
-
-def test_a_file_with_a_hash_of_all_its_bytes_is_read(tmp_path, monkeypatch):
-    """As releases until 0.2 wrote them."""
-    path, content = tmp_path / "s.safetensors", {"a": torch.arange(9.0)}
-    write_shard(path, "owner", content)
-    now = path.read_bytes()
-    with monkeypatch.context() as m:
-        m.setattr(store.shards, "sums", memoryview)
-        write_shard(path, "owner", content)
-    assert len(path.read_bytes()) == len(now) and path.read_bytes() != now
-    assert torch.equal(read_shard(path, "owner")["a"], content["a"])
-    path.write_bytes(path.read_bytes()[:-1] + b"\1")
     with pytest.raises(ShardError, match="does not match its checksum"):
         read_shard(path, "owner")
 
@@ -179,7 +162,7 @@ def test_opening_holds_one_shard_at_a_time(tmp_path, monkeypatch):
         alive.append(weakref.ref(tensors["features"]))
         return tensors
 
-    monkeypatch.setattr(shards, "read_shard", read)
+    monkeypatch.setattr("unde.index.reader.read_shard", read)
     toy.reopen(index)
     assert len(alive) == 20  # its sizes, and then its content
     assert most == 0

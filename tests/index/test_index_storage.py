@@ -11,8 +11,6 @@ from unde import UndeError
 from unde.store.codec import CODECS
 from unde.tasks import Classification, Task
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 COLUMNS = [slice(0, 3), slice(3, 4), slice(4, 40)]
 ROUNDING = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # half a unit in the last place
 OF_NORM = ROUNDING | {
@@ -116,9 +114,6 @@ def test_extras(tmp_path, dtype):
         toy.stored(index).values("losses")
 
 
-# --- gradients that are not finite -----------------------------------------------------------------------
-
-
 def with_bad(where, value=float("nan")):
     x, y = toy.data(22)
     x[where, 1] = value
@@ -192,9 +187,6 @@ def test_a_bad_query_is_refused(tmp_path):
     x[4] = float("nan")
     with pytest.raises(UndeError, match="gradient of query 4 is NaN or infinite"):
         index.score((x, y))
-
-
-# --- checkpoints -----------------------------------------------------------------------------------------
 
 
 def test_checkpoints_in_files_and_in_memory(tmp_path):

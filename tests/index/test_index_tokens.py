@@ -11,8 +11,6 @@ from unde.index import token_scores as module
 from unde.methods import EKFAC, TRAK, LoGRA, TracIn
 from unde.tasks import CausalLM
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def gpt2(attention="sdpa"):
     torch.manual_seed(0)

@@ -14,8 +14,6 @@ from unde.index import train_features
 from unde.store.codec import CODECS
 from unde.store.shards import ShardError, read_shard, write_shard
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 INT8 = CODECS["int8"]
 COLUMNS = [slice(0, 3), slice(3, 4), slice(4, 22), slice(22, 40)]
 QUERIES = toy.data(4, seed=3)
@@ -128,9 +126,6 @@ def test_kernels_are_those_of_what_is_stored(tmp_path):
     for c in index.manifest.columns:
         half = np.abs(want[:, c]).max(1, keepdims=True) / 254
         assert (np.abs(found[:, c] - want[:, c]) <= 1.01 * half).all()
-
-
-# --- hostile files: whole by their checksum, wrong by their content ----------------------------------------
 
 
 def spoilt(path, **changed):

@@ -13,14 +13,13 @@ import torch
 import toy
 from unde import UndeError, methods
 from unde.data import Rows, parse_bytes
-from unde.index.build_settings import BuildSettings, begin_index
+from unde.index.builder import BuildSettings, begin_index
 from unde.index.shard_writer import ShardWriter, compute_shard, list_missing
 from unde.parallel.model_transport import BuildInputs
 from unde.setup import Recipe
 from unde.store import layout
 from unde.tasks import Classification
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 HERE = Path(__file__).parent
 METHOD = methods.EKFAC(projection="kron(3)", damping=0.1, fisher="empirical")  # as Index.build settles it
 

@@ -12,7 +12,6 @@ from unde.index.defaults import weight_decay
 from unde.methods import EKFAC, TRAK, TracIn
 from unde.tasks import Classification
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 N, CLASSES, FEATURES = 120, 3, 8
 LEFT_OUT = range(0, N, 4)
 

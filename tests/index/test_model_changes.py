@@ -14,7 +14,6 @@ from unde import Index, UndeError
 from unde.index.labels import wrong_labels
 from unde.methods import EKFAC, TRAK, TracIn
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 REFUSED = r"the model's weights are not those that .* was built with"
 QUERIES = toy.data(3, seed=3)
 
@@ -22,11 +21,7 @@ QUERIES = toy.data(3, seed=3)
 def normalised(seed: int = 0) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return nn.Sequential(
-            nn.Linear(toy.FEATURES, toy.HIDDEN),
-            nn.BatchNorm1d(toy.HIDDEN),
-            nn.Linear(toy.HIDDEN, toy.CLASSES),
-        ).eval()
+        return nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).eval()
 
 
 def optimizer_steps(model: nn.Module) -> None:
@@ -54,13 +49,25 @@ def data_entry(model: Any) -> None:
     model[0].weight.data[1, 1] += 1
 
 
+def numpy_view(model: Any) -> None:
+    model[0].weight.detach().numpy()[:] *= 1.01
+
+
 def running_statistics(model: nn.Module) -> None:
     model.train()
     model(toy.data(8, seed=9)[0])
     model.eval()
 
 
-CHANGES = [optimizer_steps, other_state, other_parameter, other_data, data_entry, running_statistics]
+CHANGES = [
+    optimizer_steps,
+    other_state,
+    other_parameter,
+    other_data,
+    data_entry,
+    running_statistics,
+    numpy_view,
+]
 QUESTIONS: dict[str, Callable[[Index], Any]] = {
     "features": lambda index: index.features(QUERIES),
     "score": lambda index: index.score(QUERIES),
@@ -73,10 +80,13 @@ QUESTIONS: dict[str, Callable[[Index], Any]] = {
 }
 
 
+@pytest.mark.parametrize("answered", [False, True])
 @pytest.mark.parametrize("change", CHANGES)
-def test_every_change_is_noticed_by_the_first_score_after_a_build(tmp_path, change):
+def test_every_change_is_noticed_by_the_next_score(tmp_path, change, answered):
     model = normalised()
     index = toy.build(tmp_path / "i", model=model)
+    if answered:
+        index.score(QUERIES)
     change(model)
     with pytest.raises(UndeError, match=REFUSED):
         index.score(QUERIES)
@@ -89,11 +99,13 @@ def test_every_change_is_noticed_by_the_first_score_after_a_build(tmp_path, chan
 def test_every_question_is_refused(tmp_path, name):
     index = toy.build(tmp_path / "i", 60, model=(model := normalised()))
     optimizer_steps(model)
+    before = toy.content(index.folder)
     with pytest.raises(UndeError, match=REFUSED):
         QUESTIONS[name](index)
+    assert toy.content(index.folder) == before
 
 
-@pytest.mark.parametrize("change", [c for c in CHANGES if c is not data_entry])
+@pytest.mark.parametrize("change", [c for c in CHANGES if c not in (data_entry, numpy_view)])
 def test_a_change_between_an_open_and_the_first_question(tmp_path, change):
     toy.build(tmp_path / "i", model=normalised())
     model = normalised()
@@ -116,29 +128,14 @@ def test_tokens_rescoring_and_removal(tmp_path):
     model = Tokens()
     rows = torch.randint(7, (12, 5), generator=torch.Generator().manual_seed(0))
     data = [{"input_ids": row, "labels": row} for row in rows]
-    index = toy.build(
-        tmp_path / "i",
-        model=model,
-        task=unde.tasks.CausalLM(),
-        train_data=data,
-        method=EKFAC(projection="kron(2)"),
-    )
-    plain = toy.build(
-        tmp_path / "j",
-        model=model,
-        task=unde.tasks.CausalLM(),
-        train_data=data,
-        method=TracIn(projection="kron(2)"),
-    )
+    options = {"model": model, "task": unde.tasks.CausalLM(), "train_data": data}
+    index = toy.build(tmp_path / "i", method=EKFAC(projection="kron(2)"), **options)
+    plain = toy.build(tmp_path / "j", method=TracIn(projection="kron(2)"), **options)
     scores, tokens = plain.score(data[:2]), index.tokens(index.score(data[:2]))
     tokens(0, data[3])
     with torch.no_grad():
         model.head.weight[2, 1] += 1
-    for ask in (
-        lambda: tokens(0, data[3]),
-        lambda: scores.rescore(3),
-        lambda: index.remove(indices=[1]),
-    ):
+    for ask in (lambda: tokens(0, data[3]), lambda: scores.rescore(3), lambda: index.remove(indices=[1])):
         with pytest.raises(UndeError, match=REFUSED):
             ask()
 

@@ -23,9 +23,8 @@ from unde.methods import EKFAC
 from unde.parallel import JobsFailed, Ray, get_executor
 
 ray = pytest.importorskip("ray")
-pytestmark = pytest.mark.usefixtures("one_thread")
 HERE = Path(__file__).parent
-ERRANDS = HERE.parent / "execution"
+ERRANDS = HERE.parent / "parallel"
 CUT = {"n": 60, "pass_size": 1, "shard_passes": 2}  # 30 shards
 
 

@@ -13,8 +13,6 @@ from unde.gradients.meter import Meter
 from unde.methods import TRAK, TracIn
 from unde.tasks import CausalLM, Classification
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 # Relative to the norm of a feature: another pass size is another order of additions, and nothing else.
 TOLERANCE = 1e-5
 

@@ -11,8 +11,6 @@ from unde.kernels import EKFACKernel, Gram, fit_kernel
 from unde.methods import EKFAC, TRAK, LoGRA, TracIn
 from unde.store import shards
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 QUERIES = toy.data(5, seed=3)
 METHODS = {
     "by layer": LoGRA(projection="kron(3)"),
@@ -36,7 +34,7 @@ def net():
 
 @pytest.fixture(params=METHODS, scope="module")
 def index(request, tmp_path_factory):
-    torch.set_num_threads(1)
+
     folder = tmp_path_factory.mktemp("index")
     states = [net().state_dict(), {k: 1.5 * v for k, v in net().state_dict().items()}]
     return toy.build(folder / "i", model=net(), method=METHODS[request.param], checkpoints=states)

@@ -10,8 +10,6 @@ import toy
 from unde import UndeError, Weights, evaluate, learn_weights, methods
 from unde.weights import choose
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 TRAIN, LEARN, OTHERS = toy.data(22), toy.data(6, seed=3), toy.data(5, seed=4)
 MASKS = np.random.default_rng(0).random((12, 22)) < 0.5
 ASKED = {"k": 2, "weight_decay": 1.0}  # as asked for: nothing is judged

@@ -13,7 +13,6 @@ from unde import Index, UndeError
 from unde.methods import EKFAC, TRAK, LoGRA, TracIn
 from unde.tasks import Classification
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 TOLERANCE = 2e-6  # of the largest score
 QUERIES, ALL = toy.data(3, seed=3), toy.data(37)
 METHODS = {

@@ -17,7 +17,6 @@ from unde.store import files, layout
 from unde.store.locks import locked
 from unde.tasks import Classification
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 QUERIES, ALL = toy.data(3, seed=3), toy.data(30)
 SAMPLED = EKFAC(projection="kron(3)", fisher="sampled")
 

@@ -11,8 +11,6 @@ from unde.methods import EKFAC, TRAK, LoGRA, TracIn
 from unde.parallel import Array
 from unde.tasks import Classification
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def named(tmp_path_factory):
@@ -105,13 +103,6 @@ def test_removing_from_covariances_needs_one(tmp_path):
     )
     bare.remove(indices=range(8))  # a whole shard leaves with its sum
     assert len(bare) == 14
-
-
-def test_a_model_that_changed_since(tmp_path):
-    index = toy.build(tmp_path / "i", model=(model := toy.net()))
-    with torch.no_grad():
-        model[0].weight[0, 0] += 1
-    refused(index, "weights are not those", lambda: index.append(MORE, progress=False))
 
 
 def test_one_of_an_array(tmp_path):

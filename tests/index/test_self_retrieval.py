@@ -31,8 +31,6 @@ from unde.tasks import CausalLM, Classification, Diffusion
 from unde.tasks.perturb import InputNoise
 from unde.weights.contributions import Contributions
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 COSINE = TracIn(projection="none", cosine=True)
 FEW = 40  # examples to learn from where it does not matter
 
@@ -91,9 +89,6 @@ def sane(weights, index):
     assert len(set.union(*parts)) == sum(map(len, parts)) == len(weights.query_digests)
     json.dumps(p)
     return weights
-
-
-# --- against a slow twin -------------------------------------------------------------------------------
 
 
 def slow_scores(index, which, strength, seed, weights=None):
@@ -182,9 +177,6 @@ def test_a_seed_decides(index):
     assert torch.equal(torch.get_rng_state(), state)  # nobody else's numbers are drawn
 
 
-# --- which examples ------------------------------------------------------------------------------------
-
-
 def test_parts_are_disjoint_by_content(tmp_path):
     """Every content three times, with an example apart: twins never serve two roles."""
     x, y = labelled(300)
@@ -245,9 +237,6 @@ def test_it_costs_800_passes_at_most(cosine, counted):
     p = cosine.learn_weights(examples=200).provenance
     assert len(p["search"]["noise"]) == SEARCH_SIZES[1][1]  # all that may be tried were
     assert 700 <= sum(counted) <= 800
-
-
-# --- on every kind of model ----------------------------------------------------------------------------
 
 
 def test_a_language_model(tmp_path, counted):
@@ -372,9 +361,6 @@ def test_the_collate_function_of_a_loader_is_used(tmp_path):
     assert torch.equal(one.values, two.values)
 
 
-# --- noise on the model's weights ----------------------------------------------------------------------
-
-
 def test_noise_on_weights_is_the_same_noise_taken_further():
     model, seen = toy.net(), {}
     own = [p.detach().clone() for p in model.parameters()]
@@ -419,9 +405,6 @@ def test_weights_are_as_before_when_the_task_raises(tmp_path, error):
     index.learn_weights(examples=FEW)  # and the index can go on
 
 
-# --- memory --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("method", "memory"),
     [(TracIn(projection="none"), 800_000), (COSINE, 2_000_000), (COSINE, 5_500_000)],
@@ -447,9 +430,6 @@ def test_copies_stay_within_the_memory_budget(cosine, memory, method):
     assert got.provenance["strength"] == want.provenance["strength"]
     assert most[0] <= memory
     assert (most[0] == 0) == (memory == 800_000)
-
-
-# --- what people get wrong -----------------------------------------------------------------------------
 
 
 def test_an_index_that_was_opened_without(index):

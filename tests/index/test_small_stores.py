@@ -8,14 +8,12 @@ import torch
 
 import toy
 from unde import Groups, Index, UndeError
-from unde.index import build_settings as settle
+from unde.index import builder as settle
 from unde.kernels import FeatureLayout, Gram
 from unde.kernels.trak import Primal
 from unde.methods import DAS, EKFAC, TRAK, LoGRA, TracIn
 from unde.store.shards import read_shard
 from unde.tasks import Classification
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 QUERIES = toy.data(4, seed=3)
 SMALL = ("int4", "factored(1)", "factored(2)")
@@ -112,9 +110,6 @@ def test_forms_have_names(tmp_path):
     assert toy.reopen(index).method.form == "svd(7)"
 
 
-# --- stored in another way ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8", *SMALL])
 def test_repacked_it_is_what_a_build_would_have_stored(tmp_path, dtype):
     ids = [f"img{i}" for i in range(22)]
@@ -193,9 +188,6 @@ def test_a_projection_that_has_no_sides(tmp_path):
     with pytest.raises(UndeError, match=r"keeps outer products .*under dense\(8, rademacher\) are vectors"):
         toy.build(tmp_path / "i", method=TracIn(projection="dense(8)"), store_dtype="factored(1)")
     assert not (tmp_path / "i").exists()
-
-
-# --- where nothing is asked for ------------------------------------------------------------------------------
 
 
 def test_small_stores_keep_every_digit_and_large_ones_are_a_quarter(tmp_path, monkeypatch):

@@ -19,7 +19,6 @@ from unde.index.self_retrieval import EXAMPLES, Copier, Parts
 from unde.tasks import Classification
 from unde.tasks.perturb import InputNoise
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 COSINE = methods.TracIn(projection="none", cosine=True)
 
 

@@ -3,9 +3,9 @@
 import json
 import random
 import shutil
-import sys
 from pathlib import Path
 
+import bank_jobs
 import numpy as np
 import pytest
 import torch
@@ -20,8 +20,6 @@ from unde.integrations.source import ModelSource
 from unde.methods import EKFAC
 from unde.store import layout
 from unde.tasks import Classification
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def everything(folder: Path) -> Index:
@@ -197,9 +195,6 @@ def test_the_exit_code_and_the_advice_on_the_command_line(copy):
 
 
 def test_banks(tmp_path):
-    sys.path.insert(0, str(Path(__file__).parents[1] / "evaluate"))
-    import bank_jobs
-
     bank_jobs.run(tmp_path / "b.npz")
     result = invoke("verify", tmp_path / "b.npz")
     assert result.exit_code == 0 and "bank, whole" in result.stdout

@@ -11,8 +11,6 @@ from unde.kernels import ParameterColumns as Columns
 from unde.kernels import ekfac as module
 from unde.kernels.base import compute_moments
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 F64 = torch.float64
 GIB = 2**30
 

@@ -11,8 +11,6 @@ from unde.kernels import base as base_module
 from unde.kernels.base import compute_moments
 from unde.kernels.trak import Dual, Primal
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 GIB = 2**30
 
 

@@ -10,7 +10,6 @@ from unde import methods
 from unde.kernels import ParameterColumns, TensorSource
 from unde.kernels.base import compute_moments, read
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 ROWS, WIDTH, CUT = 300, 60, 20
 
 

@@ -18,7 +18,6 @@ from unde import Index, UndeError, methods
 from unde.kernels import Gram
 from unde.methods import TRAK, Method
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 PAGE = Path(__file__).parent.parent.parent / "docs" / "own-methods.md"
 QUERIES = toy.data(4, seed=1)
 

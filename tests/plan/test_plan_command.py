@@ -16,7 +16,6 @@ from unde.setup import Recipe
 from unde.tasks import Classification
 from zoo import encoder, t5
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 SIZES = {"n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 32, "vocab_size": 50}
 
 

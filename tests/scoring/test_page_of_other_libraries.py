@@ -8,7 +8,6 @@ import pytest
 PAGE = Path(__file__).parent.parent.parent / "docs" / "other-libraries.md"
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_the_page_runs_as_printed(tmp_path, monkeypatch):
     pd = pytest.importorskip("pandas")
     monkeypatch.chdir(tmp_path)

@@ -11,8 +11,6 @@ from unde.scoring import CandidateScores
 from unde.scoring.top import Top
 from unde.tasks import Classification, Regression
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 N, K = 40, 12
 QUERIES = toy.data(7, seed=3)
 W = torch.tensor([0.3, 1.7])
@@ -46,9 +44,6 @@ def by_layer(model=None, queries=QUERIES, train=None, task=None):
 def picked(all_scores, rescored):
     """Of the scores (Q, N, …) of all examples, those of candidates."""
     return torch.stack([row[where] for row, where in zip(all_scores, rescored.indices)])
-
-
-# --- from gradients ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("memory", ["50MB", "2kB"])
@@ -136,8 +131,6 @@ def test_the_model_has_no_hooks_left(small):
     )
 
 
-# --- from another index ------------------------------------------------------------------------------------
-
 KERNELS = {
     "tracin": TracIn(projection="none"),
     "cosine": TracIn(projection="none", cosine=True),
@@ -192,9 +185,6 @@ def test_features_of_queries_in_place_of_queries(small, tmp_path):
     close(scores.rescore(K, index=alone, queries=larger.features(QUERIES)).total(), want)
 
 
-# --- what is made of them ----------------------------------------------------------------------------------
-
-
 def test_the_best_are_those_of_all_if_all_are_candidates(small, tmp_path):
     found, want = small.score(QUERIES).rescore(N), toy.build(tmp_path / "l", N).score(QUERIES)
     for largest in (True, False):
@@ -246,9 +236,6 @@ def test_weights_are_learned_and_their_queries_remembered(small):
     assert weights.groups == found.groups
     with pytest.raises(UndeError, match="learned on 7 of these 7 queries"):
         found.top(3, weights)
-
-
-# --- refused -----------------------------------------------------------------------------------------------
 
 
 def test_kernels_need_an_index(tmp_path):
@@ -309,9 +296,6 @@ def test_documents_and_pieces_of_queries_have_no_sums(small):
     assert found.top(2, queries=list("abcdefg")).query_ids == list("abcdefg")
     with pytest.raises(UndeError, match=rf"top\({K + 1}\) of {K} candidates"):
         found.top(K + 1)
-
-
-# --- on real digits ----------------------------------------------------------------------------------------
 
 
 def test_the_exact_best_of_digits_are_among_few_candidates(tmp_path):

@@ -10,8 +10,6 @@ import toy
 from unde import Index, UndeError, methods
 from unde.store.shards import FileWatch, ShardError, read_shard, reread_shard, write_shard
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 QUERIES = toy.data(4, seed=3)
 STREAMED, KEPT = 16_000, 2**20  # bytes of memory
 METHODS = {

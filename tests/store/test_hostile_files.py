@@ -26,8 +26,6 @@ from unde.store import layout
 from unde.store.manifest import _id
 from unde.tasks import Classification
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @contextmanager
 def in_time(seconds=10):
@@ -43,10 +41,23 @@ def in_time(seconds=10):
         signal.signal(signal.SIGALRM, before)
 
 
+def build(folder: Path) -> Index:
+    return toy.build(folder, method=EKFAC(projection="pca(2)", fisher="sampled"), ids=list(range(22)))
+
+
+@contextmanager
+def little_memory():
+    tracemalloc.start()
+    yield
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**22
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "i"
-    index = toy.build(folder, method=EKFAC(projection="pca(2)", fisher="sampled"), ids=list(range(22)))
+    index = build(folder)
     index.features(toy.data(3, seed=3), folder / layout.QUERIES / "some.safetensors")
     index.score(toy.data(3, seed=3)).total()
     return folder
@@ -101,14 +112,10 @@ def test_counts_in_a_manifest(whole, copy, where):
 
         shutil.copy(whole / layout.MANIFEST, copy / layout.MANIFEST)
         forge(copy, change)
-        tracemalloc.start()
-        with in_time():
+        with little_memory(), in_time():
             with pytest.raises(UndeError):
                 use(copy)
-            assert not verify(copy)
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert peak < 2**22, value
+            assert not verify(copy), value
 
 
 def test_many_checkpoints_that_are_not_there(copy):
@@ -163,7 +170,7 @@ def test_files_that_are_made_anew_or_not_needed(copy, tmp_path, kind):
     with in_time():
         index = Index.open(copy, model=toy.net(), task=Classification())
         assert torch.equal(index.score(toy.data(4, seed=5)).total(), want)
-        toy.build(copy, method=EKFAC(projection="pca(2)", fisher="sampled"), ids=list(range(22)))
+        build(copy)
     assert (tmp_path / "victim").read_text() == "mine"
 
 
@@ -173,7 +180,7 @@ def test_a_lock_that_is_a_pipe_or_a_folder(copy):
         path.unlink() if path.is_file() else None
         make(path)
         with in_time(), pytest.raises(UndeError, match=r"cannot take the lock .*\.lock"):
-            toy.build(copy, method=EKFAC(projection="pca(2)", fisher="sampled"), ids=list(range(22)))
+            build(copy)
         path.rmdir() if path.is_dir() else path.unlink()
 
 
@@ -185,7 +192,7 @@ def test_folders_that_lead_elsewhere(copy, tmp_path, name):
     with pytest.raises(UndeError, match=f"{name} is a link, which is not followed"):
         use(copy)
     with pytest.raises(UndeError, match="is a link, which is not followed"):
-        toy.build(copy, method=EKFAC(projection="pca(2)", fisher="sampled"), ids=list(range(22)))
+        build(copy)
     assert not verify(copy)
     assert sorted(tmp_path.joinpath("elsewhere").rglob("*")) == before
 
@@ -229,7 +236,7 @@ def test_a_shard_that_claims_to_be_huge_is_not_read(copy):
         with pytest.raises(UndeError, match="is not in its plan"):
             use(copy)
         assert not verify(copy)
-        toy.build(copy, method=EKFAC(projection="pca(2)", fisher="sampled"), ids=list(range(22)))
+        build(copy)
         assert time.monotonic() - started < 5
     assert verify(copy)
 
@@ -274,12 +281,8 @@ def test_a_bank_whose_index_lies_about_what_is_packed(tmp_path):
     content[at : at + 4] = struct.pack("<I", len(header.getvalue()) + 900)
     path.write_bytes(content)
     assert len(content) < 2**19
-    tracemalloc.start()
-    with in_time(), pytest.raises(UndeError, match="not a bank that can be read"):
+    with little_memory(), in_time(), pytest.raises(UndeError, match="not a bank that can be read"):
         Bank.open(path)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 2**22
 
 
 def test_query_features_of_another_shape(copy):

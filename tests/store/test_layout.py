@@ -15,7 +15,6 @@ from unde.store import files, layout
 from unde.store.locks import locked
 from unde.tasks import Classification
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 METHOD = EKFAC(projection="kron(3)", fisher="sampled")
 
 

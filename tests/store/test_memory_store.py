@@ -18,7 +18,6 @@ from unde.store import layout
 from unde.store.remote import Remote, Unreachable, place
 from unde.tasks import Classification
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 QUERIES = toy.data(3, seed=3)
 METHODS = {
     "tracin": TracIn(projection="none"),

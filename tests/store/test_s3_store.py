@@ -22,7 +22,6 @@ from unde.methods import TRAK, LoGRA
 from unde.store.remote import Remote, Unreachable
 from unde.tasks import Classification
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 HERE = Path(__file__).parent
 QUERIES = toy.data(3, seed=3)
 
@@ -120,10 +119,7 @@ def test_two_coordinators_at_once(tmp_path, s3):
 
 
 def test_several_processes(tmp_path, s3, monkeypatch):
-    monkeypatch.syspath_prepend(str(HERE.parent / "build"))
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join([str(HERE.parent / "build"), str(HERE.parent), *sys.path])
-    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     made = toy.build(str(s3), executor="processes:2", recipe="projects:make")
     assert content(made.folder) == toy.content(toy.build(tmp_path / "i").folder)
 

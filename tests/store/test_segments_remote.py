@@ -1,8 +1,5 @@
 """Changes of an index below a URL, by other processes, and of copies that are pushed and pulled."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from remote_toy import content, objects
@@ -16,9 +13,6 @@ from unde.store import layout
 from unde.store.sync import copy_index
 from unde.tasks import Classification
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "build"))
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 QUERIES, ALL = toy.data(3, seed=3), toy.data(37)
 METHOD = EKFAC(projection="kron(3)", fisher="sampled")
 
@@ -98,7 +92,7 @@ def test_other_processes(tmp_path):
     made = []
     for name, who in (
         ("serial", {}),
-        ("others", {"executor": Travelling(1, here=False), "recipe": "projects:make"}),
+        ("others", {"executor": Travelling(1, in_process=False), "recipe": "projects:make"}),
     ):
         index = toy.build(tmp_path / name, method=METHOD, threads=1, **who)
         index.append(toy.data(15, seed=8), progress=False)

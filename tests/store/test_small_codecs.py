@@ -35,9 +35,6 @@ def wild(n=40):
     return x
 
 
-# --- int4 ------------------------------------------------------------------------------------------------
-
-
 def bfloat16_up(value):
     """The smallest number of 8 significant bits that is not less, and none below the smallest normal one."""
     if value <= 0:
@@ -131,8 +128,6 @@ def test_bytes_and_bounds_of_any_parameters(sizes, seed):
     assert sum(t.nbytes for t in packed.values()) == INT4.nbytes(3, columns) == expected
     assert ((INT4.unpack(packed, columns) - x).abs() <= x.abs().max() / 13.8).all()
 
-
-# --- outer products --------------------------------------------------------------------------------------
 
 SIDES = ((16, 16), None, (12, 20), (20, 12), (2, 3), (16, 16))
 OF_SIDES = columns_of([256, 16, 240, 240, 6, 256])

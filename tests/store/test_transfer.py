@@ -7,11 +7,11 @@ import fsspec
 import numpy as np
 import pytest
 import torch
+from commands import invoke as run
 from remote_toy import content, objects
-from typer.testing import CliRunner
 
 import toy
-from unde import Index, UndeError, Weights, cli
+from unde import Index, UndeError, Weights
 from unde.cli.interrupts import Interrupted
 from unde.evaluate import Bank
 from unde.methods import EKFAC, TRAK
@@ -19,16 +19,7 @@ from unde.store import layout
 from unde.store.remote import Remote
 from unde.tasks import Classification
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 QUERIES = toy.data(3, seed=3)
-
-
-def run(*arguments):
-    result = CliRunner().invoke(cli.app, [str(a) for a in arguments])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.output
 
 
 @pytest.fixture
@@ -48,11 +39,8 @@ def index(tmp_path):
 
 
 def everything(folder):
-    return toy.content(folder) | {
-        "log.jsonl": (folder / "log.jsonl").read_bytes(),
-        "fisher/log.jsonl": (folder / "fisher" / "log.jsonl").read_bytes(),
-        "fisher-true/log.jsonl": (folder / "fisher-true" / "log.jsonl").read_bytes(),
-    }
+    logs = ("log.jsonl", "fisher/log.jsonl", "fisher-true/log.jsonl")
+    return toy.content(folder) | {name: (folder / name).read_bytes() for name in logs}
 
 
 @pytest.fixture
@@ -185,9 +173,8 @@ def test_only_what_is_known_is_copied(tmp_path, memory, index):
     os.symlink(secret, link)
     (index.folder / "model.pt").write_bytes(b"pickle")
     (index.folder / "shards" / "notes.txt").write_bytes(b"mine")
-    assert "left where it is, as not of the index: model.pt, shards/notes.txt" in run(
-        "push", index.folder, memory / "i"
-    )
+    said = run("push", index.folder, memory / "i")
+    assert "left where it is, as not of the index: model.pt, shards/notes.txt" in said
     assert objects(memory / "i") == want
     for name in ("evil.py", "shards/evil.so", "kernels/../../evil", "fisher/source.json"):
         fsspec.filesystem("memory").pipe_file(f"{memory}/i/{name}", b"evil")

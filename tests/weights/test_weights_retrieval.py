@@ -29,8 +29,6 @@ from unde.weights.retrieval import (
     search_strength,
 )
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def names(values):
     return [f"g{j}" for j in range(values.shape[2])]
@@ -40,9 +38,6 @@ def copies_of(values, originals=None, content=None, **options):
     originals = torch.arange(len(values)) if originals is None else originals
     content = torch.arange(values.shape[1]) if content is None else content
     return Copies(ArrayScores(values, names(values), **options), originals, content)
-
-
-# --- what is found, and the objective ------------------------------------------------------------------
 
 
 def found_by_hand(values, originals, content, weights):
@@ -138,9 +133,6 @@ def test_a_cosine_is_found_and_judged_by_its_final_scores():
     torch.testing.assert_close(copies.objective(w), expected.double(), rtol=1e-5, atol=1e-6)
 
 
-# --- the strength --------------------------------------------------------------------------------------
-
-
 class Counted:
     """A share that falls with the strength, and a record of what was asked."""
 
@@ -191,9 +183,6 @@ def test_of_two_strengths_as_good_the_weaker():
     shares = {1.0: 0.9, 4.0: 0.1, 2.0: 0.3}
     result = search_strength(shares.__getitem__, 1.0, 4.0, target=0.2, steps=3)
     assert result.strength == 2.0
-
-
-# --- the guard -----------------------------------------------------------------------------------------
 
 
 def planted_values(alphas, sigmas, queries=80, examples=120, seed=0):
@@ -381,9 +370,6 @@ def test_a_cosine_learns():
     assert w[:2].min() > w[2:].max()
     assert copies.objective(w).mean() > copies.objective().mean()
     assert torch.equal(w, copies.learn(1.0)[0]) and not torch.equal(w, copies.learn(2.0)[0])
-
-
-# --- DAS with its sign ---------------------------------------------------------------------------------
 
 
 class Ridge(Task):

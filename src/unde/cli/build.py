@@ -10,6 +10,7 @@ from unde import console
 from unde.cli import completion
 from unde.cli.config import Config, write_config
 from unde.cli.options import (
+    BatchSize,
     ClusterOptions,
     Exclude,
     GroupsName,
@@ -39,9 +40,7 @@ def build(
     projection: Projection = None,
     groups: GroupsName = "layer",
     exclude: Exclude = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="examples in one pass (default: as many as fit --memory)")
-    ] = None,
+    batch_size: BatchSize = None,
     num_workers: Annotated[int, typer.Option(help="processes that read the data")] = 0,
     store_dtype: StoreDtype = "auto",
     memory: Memory = "2GB",

@@ -10,12 +10,12 @@ import pages
 
 
 @pytest.fixture(scope="module")
-def classifier(tmp_path_factory, one_thread):
+def classifier(tmp_path_factory):
     return pages.session(pages.classification(), tmp_path_factory.mktemp("classifier") / "idx")
 
 
 @pytest.fixture(scope="module")
-def language(tmp_path_factory, one_thread):
+def language(tmp_path_factory):
     pytest.importorskip("transformers")
     return pages.session(pages.language(), tmp_path_factory.mktemp("language") / "idx")
 

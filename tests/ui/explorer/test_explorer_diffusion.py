@@ -23,7 +23,7 @@ from unde.ui.explorer.query_builder import Inquiry
 
 
 @pytest.fixture(scope="module")
-def session(tmp_path_factory, one_thread):
+def session(tmp_path_factory):
     folder = tmp_path_factory.mktemp("diffusion")
     pipeline = sd_toy.trained(sd_toy.load(sd_toy.save(folder)))
     setup = diffusion_setup(pipeline, sd_toy.pixels(8), sd_toy.PROMPTS * 2, timesteps=2)
@@ -89,4 +89,4 @@ def test_prompts_can_be_searched(session):
     session.train.read("texts", BackgroundJob(lambda job: None, False))
     found = session.train.matching({"text": "red"})
     assert torch.equal(found, torch.tensor(["red" in p for p in sd_toy.PROMPTS * 2]))
-    assert session.described()["asks"]["prompted"] is True
+    assert session.describe()["asks"]["prompted"] is True

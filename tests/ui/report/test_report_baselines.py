@@ -1,7 +1,6 @@
 """Rows of baselines in a report: their top lists, what they share with the method, and their switches."""
 
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,8 +16,6 @@ from unde.ui.report import panels as baselines
 from unde.ui.report.index_page import page_of
 from unde.ui.report.queries import queries_section
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-sys.path.insert(0, str(Path(__file__).parent.parent / "integrations"))
 HIDDEN = "hidden-state similarity"
 
 

@@ -1,7 +1,5 @@
 """Panels of generated images: prompts, known contributors, and methods without opponents."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,7 @@ import torch
 from report_dom import parse, words
 from unde import UndeError
 from unde.ui.report import Item, Mark, Page, QueryPanel, Row, ScoredItem
-from unde.ui.report.contributors import checked, marks_for
+from unde.ui.report.items import contributor_flags, marks_for
 from unde.ui.report.queries import queries_section
 
 STYLE, SUBJECT = Mark("S", "style"), Mark("P", "subject")
@@ -23,9 +21,6 @@ def shown(index: int) -> Item:
 def generated(scores: dict[str, list[float]], **options) -> QueryPanel:
     query = Item(7, image=np.zeros((3, 8, 8)), prompt="a mosaic of <a cat>")
     return QueryPanel.from_scores(query, shown, scores, **options)
-
-
-# --- from arrays to a panel ------------------------------------------------------------------------------
 
 
 def test_rows_hold_the_highest_and_the_lowest():
@@ -67,9 +62,6 @@ def test_marks_follow_their_examples():
 def test_bad_scores_are_refused(scores, options, says):
     with pytest.raises(UndeError, match=says):
         generated(scores, **options)
-
-
-# --- on the page -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -136,15 +128,13 @@ def test_letters_differ_whatever_the_names():
 
 
 def test_flags_have_the_shape_that_is_asked_for():
-    flags = checked({"style": [[0, 1]]}, (1, 2), "each")
+    flags = contributor_flags({"style": [[0, 1]]}, (1, 2), "each")
     assert flags["style"].dtype == bool
     with pytest.raises(
         UndeError, match=r"'style' are bool of shape \(2, 1\): expected true or false for each"
     ):
-        checked({"style": np.ones((2, 1), bool)}, (1, 2), "each")
+        contributor_flags({"style": np.ones((2, 1), bool)}, (1, 2), "each")
 
-
-# --- scores without a sign -------------------------------------------------------------------------------
 
 SQUARES = {"no weights": [0.0, 9.0, 0.25, 4.0], "style": [1.0, 0.5, 0.0, 16.0]}
 

@@ -1,7 +1,5 @@
 """Heat maps: every number in its cell, one scale for all, legible on both grounds."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

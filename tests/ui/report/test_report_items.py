@@ -1,7 +1,5 @@
 """Examples as they are shown: pictures, passages, ids, labels and scores."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Mislabelled examples: areas, curves and the wall."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The page as a whole: complete, well formed, self-contained, legible, and written whole or not at all."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re
@@ -232,9 +230,6 @@ def test_both_schemes_set_the_same_colours():
     for scheme in (LIGHT, DARK):
         assert set(re.findall(r"--([\w-]+):", scheme)) == used
     assert CSS.count("{") == CSS.count("}")
-
-
-# --- writing -----------------------------------------------------------------------------------------
 
 
 def test_write_makes_one_file(tmp_path):

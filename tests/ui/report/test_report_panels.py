@@ -1,7 +1,5 @@
 """The parts of a page: queries, weights, tables, steps, provenance."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -66,9 +64,6 @@ def panel() -> QueryPanel:
         [ScoredItem(digit(4, 9), -6.0)],
     )
     return QueryPanel(digit(900, 7), [unweighted, weighted], predicted=torch.tensor(1))
-
-
-# --- queries -----------------------------------------------------------------------------------------
 
 
 def test_a_query_shows_its_rows_in_order(panel):
@@ -169,9 +164,6 @@ def test_empty_rows_and_queries_are_refused():
         QueryPanel(Item(3), [])
 
 
-# --- weights -----------------------------------------------------------------------------------------
-
-
 def test_weights_are_drawn_in_model_order_and_ranked():
     values = np.linspace(0.1, 1.9, len(RESNET))[::-1]
     root = parse(weights_section(WeightsPanel(RESNET, values)))
@@ -255,9 +247,6 @@ def test_the_objective_is_drawn_when_there_is_one():
 def test_bad_weights_are_refused(kwargs, says):
     with pytest.raises(UndeError, match=says):
         WeightsPanel(**kwargs)
-
-
-# --- tables, steps, provenance -----------------------------------------------------------------------
 
 
 def test_tables():

@@ -1,7 +1,5 @@
 """Pictures: what a decoder reads back is what was given."""
 
-from __future__ import annotations
-
 import base64
 import io
 import struct

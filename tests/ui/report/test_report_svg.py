@@ -1,7 +1,5 @@
 """Plots: geometry follows the numbers."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tokens shaded by what they add to a score: every value kept, both signs told apart with and without colour."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

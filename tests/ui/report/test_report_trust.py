@@ -1,7 +1,5 @@
 """The panel of trust: curves follow the shares, ways of scoring are told apart, verdicts and limits are said."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

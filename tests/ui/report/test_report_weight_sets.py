@@ -1,7 +1,5 @@
 """Several sets of weights side by side, and the blocks of UNets."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -34,9 +32,6 @@ def section(*panels: WeightsPanel):
 @pytest.fixture
 def sets():
     return [panel("overall", 0, sharp=0.1), panel("subject", 1, objective=[0.1, 0.3]), panel("<style>", 2)]
-
-
-# --- blocks of UNets ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -99,9 +94,6 @@ def test_given_blocks_and_their_order_are_kept():
     assert [t.text.split(" ")[0].rstrip(":") for t in root.all(".bar-group title")] == UNET
 
 
-# --- side by side ------------------------------------------------------------------------------------
-
-
 def test_each_set_has_its_plot(sets):
     root = section(*sets)
     articles = root.all("article.weight-set")
@@ -138,7 +130,7 @@ def test_sets_have_one_scale_unless_one_would_be_squashed(sets):
     flat = WeightsPanel(UNET, np.ones(10), name="flat")
     root = section(steep, flat)
     assert len(set(unit(root))) == 2
-    assert "Each plot has a scale of its own." in words(root.one(".lead"))
+    assert "Each plot has its own scale." in words(root.one(".lead"))
 
 
 def test_tables_compare_the_sets(sets):
