@@ -8,7 +8,7 @@ import torch
 
 import toy
 from unde import Groups, Index, UndeError
-from unde.index import build_settings as settle
+from unde.index import builder as settle
 from unde.kernels import FeatureLayout, Gram
 from unde.kernels.trak import Primal
 from unde.methods import DAS, EKFAC, TRAK, LoGRA, TracIn

@@ -41,9 +41,9 @@ def peak(index, memory, queries, use):
     features = index.features(data(queries, seed=1))
     toy.training(index, index.method)
     small = toy.reopen(index, memory=memory)
-    small._state.scorer._training = dict(index._state.scorer._training)
-    for training in small._state.scorer._training.values():
-        training._keep, training._kept = False, {}
+    small._state.scorer._features = dict(index._state.scorer._features)
+    for features_of_kernel in small._state.scorer._features.values():
+        features_of_kernel._blocks_in_memory = None
     gc.collect()
     meter = Meter()
     meter.hold([features.features])

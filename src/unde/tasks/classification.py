@@ -21,8 +21,8 @@ from unde.tasks.tokens import (
     Unreadable,
     check,
     columns,
-    right_padded,
-    rolled,
+    pad_right,
+    roll_left,
     run,
     token_logits,
 )
@@ -128,6 +128,6 @@ class TokenClassification(TokenTask):
         inputs = {k: v for k, v in batch.items() if k not in ("labels", "special_tokens_mask")}
         why = "every label is -100"
         left = check(model, inputs, target, tokens, why, sys.maxsize)
-        logits = token_logits(run(model, right_padded(model, inputs, real, left)), ids.shape)
+        logits = token_logits(run(model, pad_right(model, inputs, real, left)), ids.shape)
         check(model, inputs, target, tokens, why, logits.shape[-1])
-        return Predictions(logits, rolled(target, ahead), lambda x: rolled(x, -ahead))
+        return Predictions(logits, roll_left(target, ahead), lambda x: roll_left(x, -ahead))

@@ -21,9 +21,9 @@ from unde.tasks.tokens import (
     columns,
     inner,
     like,
-    padded,
-    right_padded,
-    rolled,
+    pad,
+    pad_right,
+    roll_left,
     run,
     text_config,
     token_logits,
@@ -54,7 +54,7 @@ class CausalLM(TokenTask):
         return [Replace.of(examples, special_tokens(model))]
 
     def collate(self, examples: list[Any]) -> Any:
-        return padded(examples, packed=True)
+        return pad(examples, packed=True)
 
     def check(self, model: nn.Module, batch: Any) -> None:
         """Refuse models that see the tokens they are to predict, and those of another loss."""
@@ -72,12 +72,12 @@ class CausalLM(TokenTask):
         inputs = {k: v for k, v in batch.items() if k != "labels"}
         why = "every label is -100, or it is a single token, which is predicted from nothing"
         if check(model, inputs, target, tokens, why):
-            target = rolled(target, ahead)
-            inputs = {k: rolled(v, ahead) if like(v, ids) else v for k, v in inputs.items()}
+            target = roll_left(target, ahead)
+            inputs = {k: roll_left(v, ahead) if like(v, ids) else v for k, v in inputs.items()}
         logits = token_logits(run(model, inputs), ids.shape)
 
         def align(x: Tensor) -> Tensor:  # a token is predicted one place before it
-            return rolled(F.pad(x[:, :-1], (1, 0)), -ahead)
+            return roll_left(F.pad(x[:, :-1], (1, 0)), -ahead)
 
         # Shift the labels, not the logits: no copy of the largest tensor.
         return Predictions(logits, F.pad(target[:, 1:], (0, 1), value=IGNORE), align)
@@ -124,7 +124,7 @@ class Seq2SeqLM(TokenTask):
         inputs = {k: v for k, v in batch.items() if k != "labels"}
         decoder = {k: inputs.pop(k) for k in list(inputs) if k.startswith("decoder_")}
         left = check(model, inputs, target, tokens, "every label is -100, or the target is empty")
-        inputs = right_padded(model, inputs, real, left)
+        inputs = pad_right(model, inputs, real, left)
         if "decoder_input_ids" not in decoder:
             decoder["decoder_input_ids"] = _shift_right(model, target)
         logits = token_logits(run(model, {**inputs, **decoder}), target.shape)

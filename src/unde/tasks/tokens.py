@@ -99,7 +99,7 @@ class TokenTask(Task):
                 return self.loss(model, batch)
             if name == "sampled":
                 logits, target, _ = self.predictions(model, batch)
-                return self._per_token(logits, _resampled(logits, target, ids)).sum(1)
+                return self._per_token(logits, _resample(logits, target, ids)).sum(1)
         except Unreadable as e:
             raise Unreadable(e.row, e.what, ids) from None
         raise unknown(f"measure of {type(self).__name__}", name, ("loss", "sampled"))
@@ -107,11 +107,11 @@ class TokenTask(Task):
     def mask(self, batch: Any) -> Any:
         """As the model sees them: with padding on the right."""
         real = real_tokens(batch)
-        return None if real is None else rolled(real, left_padding(real))
+        return None if real is None else roll_left(real, left_padding(real))
 
     def collate(self, examples: list[Any]) -> Any:
         """Pads on the right; the padding is masked and carries no loss."""
-        return padded(examples)
+        return pad(examples)
 
     def _per_token(self, logits: Tensor, target: Tensor) -> Tensor:
         if logits.dtype.itemsize < 4:
@@ -123,7 +123,7 @@ class TokenTask(Task):
         return losses if self.reduction == "sum" else losses / (target != IGNORE).sum(1, keepdim=True)
 
 
-def _resampled(logits: Tensor, target: Tensor, ids: Sequence[int] | None) -> Tensor:
+def _resample(logits: Tensor, target: Tensor, ids: Sequence[int] | None) -> Tensor:
     """The targets replaced by draws. The kth of a sequence gets its kth number, wherever padding puts it."""
     counts = target != IGNORE
     rank = (counts.cumsum(1) - 1).clamp(min=0)
@@ -136,7 +136,7 @@ def _resampled(logits: Tensor, target: Tensor, ids: Sequence[int] | None) -> Ten
 # --- examples to batches ---------------------------------------------------------------------------------
 
 
-def padded(examples: list[Any], packed: bool = False) -> dict[str, Tensor]:
+def pad(examples: list[Any], packed: bool = False) -> dict[str, Tensor]:
     """Columns of all examples, padded on the right; the padding is masked, and labels there are −100.
 
     Columns of texts are left out. Packed rows (with position_ids) get labels and no mask: with one, transformers would
@@ -158,14 +158,14 @@ def padded(examples: list[Any], packed: bool = False) -> dict[str, Tensor]:
         else:
             columns["attention_mask"] = [torch.ones_like(x) for x in tokens]
     fill = {"labels": IGNORE, "special_tokens_mask": 1}
-    return {k: _stacked(k, v, fill.get(k, 0)) for k, v in columns.items()}
+    return {k: _stack(k, v, fill.get(k, 0)) for k, v in columns.items()}
 
 
 def _texts(value: Any) -> bool:
     return isinstance(value, str) or (isinstance(value, (list, tuple)) and any(map(_texts, value[:1])))
 
 
-def _stacked(name: str, column: list[Tensor], fill: int) -> Tensor:
+def _stack(name: str, column: list[Tensor], fill: int) -> Tensor:
     if len({x.dim() for x in column}) > 1:
         shapes = sorted({tuple(x.shape) for x in column})
         raise UndeError(
@@ -202,7 +202,7 @@ def left_padding(real: Tensor) -> Tensor:
     return (real.cumsum(1) == 0).sum(1, keepdim=True)
 
 
-def rolled(x: Tensor, places: Tensor) -> Tensor:
+def roll_left(x: Tensor, places: Tensor) -> Tensor:
     """Each row of (B, T) moved to the left by its number of places; what leaves comes in again on the right."""
     length = x.shape[1]
     return x.gather(1, (torch.arange(length, device=x.device) + places) % length)
@@ -286,7 +286,7 @@ def run(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
     return model(**{**quiet, **inputs})
 
 
-def right_padded(
+def pad_right(
     model: nn.Module, inputs: Mapping[str, Any], real: Tensor | None, roll: bool = True
 ) -> dict[str, Any]:
     """The columns with padding on the right alone, as the token that the model takes for padding.
@@ -303,7 +303,7 @@ def right_padded(
     )
     if isinstance(pad, int) and pad >= 0:
         inputs["input_ids"] = ids.masked_fill(~real, pad)
-    return {k: rolled(v, ahead) if roll and like(v, ids) else v for k, v in inputs.items()}
+    return {k: roll_left(v, ahead) if roll and like(v, ids) else v for k, v in inputs.items()}
 
 
 def check(

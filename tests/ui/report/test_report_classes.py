@@ -10,8 +10,7 @@ from unde import Index, Setup, UndeError
 from unde.data import Rows
 from unde.tasks import Classification
 from unde.ui.report import Item, Page, QueryPanel, Row, ScoredItem
-from unde.ui.report.classes import class_name, class_names
-from unde.ui.report.example_view import ExampleView
+from unde.ui.report.example_view import ExampleView, class_name, class_names
 from unde.ui.report.panels import query_panels
 from unde.ui.report.queries import queries_section
 

@@ -130,7 +130,7 @@ def test_sets_have_one_scale_unless_one_would_be_squashed(sets):
     flat = WeightsPanel(UNET, np.ones(10), name="flat")
     root = section(steep, flat)
     assert len(set(unit(root))) == 2
-    assert "Each plot has a scale of its own." in words(root.one(".lead"))
+    assert "Each plot has its own scale." in words(root.one(".lead"))
 
 
 def test_tables_compare_the_sets(sets):

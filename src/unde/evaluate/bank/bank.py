@@ -99,6 +99,7 @@ class Bank:
 
         Example:
             >>> import tempfile, torch
+            >>> from pathlib import Path
             >>> data = torch.linspace(0, 1, 20)
             >>> bank = Bank.run(
             ...     Path(tempfile.mkdtemp()) / "bank.npz",

@@ -11,7 +11,7 @@ from unde.data import to_numpy
 from unde.errors import UndeError
 from unde.markup import Html, el, number
 from unde.ui.report.svg import HEATS, heat_map
-from unde.ui.report.tables import ResultTable, result_table
+from unde.ui.report.tables import ResultTable, fold, note, result_table, scroll, section
 
 _TOPS = (0.01, 0.02, 0.05, *(t / 10 for t in range(1, 11)))  # round ends of the scale
 
@@ -20,7 +20,7 @@ _TOPS = (0.01, 0.02, 0.05, *(t / 10 for t in range(1, 11)))  # round ends of the
 class HeatmapPanel:
     """Values in [0, 1] by row and column, one map for each name; NaN where there is no such cell.
 
-    `measure` says what the values are.
+    `measure` names the values.
 
     >>> maps = {"style": [[0.5, 0.1], [0.2, float("nan")]], "subject": [[0.1, 0.3], [0.4, float("nan")]]}
     >>> panel = HeatmapPanel("Recall@10", ["down", "up"], ["q", "k"], maps, measure="recall@10")
@@ -60,19 +60,14 @@ class HeatmapPanel:
 
     @property
     def top(self) -> float:
-        """Where the shared colour scale ends: the first round number that no value exceeds."""
+        """The end of the shared colour scale: the first round number that no value exceeds."""
         known = [v[~np.isnan(v)].max() for v in map(np.asarray, self.maps.values()) if not np.isnan(v).all()]
         return next(t for t in _TOPS if t >= max(known, default=1.0))
 
 
 def heatmaps_section(panels: Sequence[HeatmapPanel]) -> Html:
     """The section with all heat maps."""
-    return el(
-        "section",
-        {"id": "heatmaps", "aria-labelledby": "heatmaps-title"},
-        el("h2", {"id": "heatmaps-title"}, "Heat maps"),
-        [_panel(panel) for panel in panels],
-    )
+    return section("heatmaps", "Heat maps", [_panel(panel) for panel in panels])
 
 
 def _panel(panel: HeatmapPanel) -> Html:
@@ -80,15 +75,10 @@ def _panel(panel: HeatmapPanel) -> Html:
         "div",
         {"class": "heat-panel"},
         el("h3", None, panel.title),
-        el("p", {"class": "note"}, panel.note) if panel.note else None,
+        note(panel.note),
         _scale(panel),
         el("div", {"class": "maps"}, [_map(panel, name) for name in panel.maps]),
-        el(
-            "details",
-            {"class": "fold"},
-            el("summary", None, "The same numbers as tables"),
-            [result_table(_as_table(panel, name)) for name in panel.maps],
-        ),
+        fold("The same numbers as tables", [result_table(_as_table(panel, name)) for name in panel.maps]),
     )
 
 
@@ -111,22 +101,18 @@ def _map(panel: HeatmapPanel, name: str) -> Html:
         r, c = map(int, np.unravel_index(np.nanargmax(values), values.shape))
         best = f"highest {number(100 * values[r, c])} % at {panel.rows[r]}, {panel.columns[c]}"
     title = f"Heat map of {panel.measure or panel.title} for {name}: {best}"
-    return el(
-        "figure",
-        {"class": "scroll", "tabindex": "0", "role": "region", "aria-label": f"heat map of {name}"},
+    return scroll(
+        f"heat map of {name}",
         el("h4", None, name),
         heat_map(values, panel.rows, panel.columns, title=title, top=panel.top),
         el("figcaption", None, best[0].upper() + best[1:]),
+        name="figure",
     )
 
 
 def _as_table(panel: HeatmapPanel, name: str) -> ResultTable:
-    values = np.asarray(panel.maps[name])
-    return ResultTable(
-        name,
-        ["", *panel.columns],
-        [
-            [row, *(None if np.isnan(v) else f"{100 * v:.1f}" for v in line)]
-            for row, line in zip(panel.rows, values)
-        ],
-    )
+    rows = [
+        [row, *(None if np.isnan(v) else f"{100 * v:.1f}" for v in values)]
+        for row, values in zip(panel.rows, np.asarray(panel.maps[name]))
+    ]
+    return ResultTable(name, ["", *panel.columns], rows)

@@ -21,8 +21,7 @@ from unde.index.labels import (
 )
 from unde.setup import Setup
 from unde.tasks import TokenClassification
-from unde.ui.report.classes import class_name, class_names
-from unde.ui.report.example_view import ExampleView
+from unde.ui.report.example_view import ExampleView, class_name, class_names
 from unde.ui.report.items import ScoredItem
 from unde.ui.report.mislabel import LabelEvidence, MislabelPanel, RocCurve
 from unde.ui.report.page import Page
@@ -139,7 +138,7 @@ def label_panel(
         note=_unseen(shown.train, weights, each, wrong)
         if weighted and both and wrong is not None
         else of_tokens,
-        said=_said(index, shown, rankings, by, first, weights, method) if details else (),
+        evidence=_evidence(index, shown, rankings, by, first, weights, method) if details else (),
         rankings=_table(rankings, by, len(first), wrong if both else None),
     )
 
@@ -177,7 +176,7 @@ def _curves(rankings: Mapping[str, Suspects], wrong: Tensor) -> list[RocCurve]:
     ]
 
 
-def _said(
+def _evidence(
     index: Index,
     shown: ExampleView,
     rankings: Mapping[str, Suspects],

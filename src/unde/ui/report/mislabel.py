@@ -1,4 +1,4 @@
-"""Mislabelled examples: the most suspicious ones as a wall, and how well the ranking finds them."""
+"""Mislabelled examples: the most suspicious ones, and how well the ranking finds them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from unde.errors import UndeError
 from unde.evaluate import mislabel_auc
 from unde.markup import Html, el, mark, number
 from unde.ui.report.items import ScoredItem, example, kind_of, label_text, largest_score, same
-from unde.ui.report.svg import Line, line_key, roc_plot
-from unde.ui.report.tables import ResultTable, result_table
+from unde.ui.report.svg import Line, curve_key, roc_plot
+from unde.ui.report.tables import ResultTable, lead, note, result_table, section
 
 NEIGHBOURS = (
-    "Beside each one: the label it carries, what the model says, and the labels of the training examples nearest to "
-    "it. Proponents pull the model the same way, opponents the other way: where a label is wrong, opponents often "
+    "Beside each one: its label, the prediction of the model, and the labels of the nearest training examples. "
+    "Proponents pull the model the same way, opponents the other way: where a label is wrong, opponents often "
     "carry the right one. A rare or hard example is suspicious too, so look before you change a label."
 )
 HIT = mark("hit", "✓", "found", "the label is indeed wrong")
@@ -71,15 +71,17 @@ class RocCurve:
 
 @dataclass(frozen=True)
 class LabelEvidence:
-    """What others say of an example: the model, and the training examples nearest to it, by the labels they carry.
+    """Evidence on a label: the prediction of the model, and the labels of the nearest training examples.
 
     >>> LabelEvidence("dog", ["cat", "cat", "fox"], ["dog", "dog", "dog"]).along
     'cat\\xa0×2, fox'
     """
 
     predicted: int | str
-    proponents: Sequence[int | str] = ()  # that pull the model the same way, the strongest first
-    opponents: Sequence[int | str] = ()  # that pull against it
+    proponents: Sequence[
+        int | str
+    ] = ()  # labels of examples that pull the model the same way, the strongest first
+    opponents: Sequence[int | str] = ()  # labels of examples that pull against it
     places: Mapping[str, str] = field(default_factory=dict)  # in other rankings
 
     @property
@@ -92,18 +94,18 @@ class LabelEvidence:
 
 
 def _tally(labels: Sequence[int | str]) -> str:
-    """Labels with how often each is there, the commonest first."""
-    counted = Counter(map(label_text, labels)).most_common()
-    return ", ".join(label if n == 1 else f"{label}\u00a0×{n}" for label, n in counted)
+    """Labels with their counts, the commonest first."""
+    counts = Counter(map(label_text, labels)).most_common()
+    return ", ".join(label if n == 1 else f"{label}\u00a0×{n}" for label, n in counts)
 
 
 @dataclass(frozen=True, eq=False)
 class MislabelPanel:
     """The most suspicious training examples, most suspicious first, and the curves of the ranking.
 
-    `mislabelled` is how many of the `examples` are known to be wrong; leave it None where the truth is not
-    known, and the wall shows suspects without a verdict. An example is a hit if its item is mislabelled. `said` is what
-    the model and its neighbours say of each of those found, `rankings` compares this ranking with others.
+    `mislabelled` is the number of `examples` with a label known to be wrong; None where the truth is not known, and
+    then suspects have no verdict. An example is a hit if its item is mislabelled. `evidence` has the prediction and the
+    neighbours of each suspect, `rankings` compares this ranking with others.
 
     >>> from unde.ui.report import Item
     >>> panel = MislabelPanel([ScoredItem(Item(4, label=3, true_label=8), 5.1)], examples=100, mislabelled=10)
@@ -111,39 +113,38 @@ class MislabelPanel:
     1
     """
 
-    found: Sequence[ScoredItem]
+    suspects: Sequence[ScoredItem]
     curves: Sequence[RocCurve] = ()
     examples: int | None = None
     mislabelled: int | None = None
     ranked_by: str = "self-influence"
     note: str = ""
-    said: Sequence[LabelEvidence] = ()
+    evidence: Sequence[LabelEvidence] = ()
     rankings: ResultTable | None = None
 
     def __post_init__(self) -> None:
-        if len(self.said) not in (0, len(self.found)):
-            raise UndeError(f"{len(self.said)} answers for {len(self.found)} suspects: expected one for each")
+        if len(self.evidence) not in (0, len(self.suspects)):
+            raise UndeError(
+                f"{len(self.evidence)} answers for {len(self.suspects)} suspects: expected one for each"
+            )
 
     @property
     def hits(self) -> int:
-        """How many of the examples shown have a label that is known to be wrong."""
-        return sum(scored.item.is_mislabelled for scored in self.found)
+        """The number of suspects with a label that is known to be wrong."""
+        return sum(scored.item.is_mislabelled for scored in self.suspects)
 
 
 def mislabel_section(panel: MislabelPanel) -> Html:
-    """The section with the areas, the curves and the wall of suspects."""
-    known = panel.mislabelled is not None
-    return el(
-        "section",
-        {"id": "mislabelled", "aria-labelledby": "mislabelled-title"},
-        el("h2", {"id": "mislabelled-title"}, "Mislabelled examples" if known else "Suspected labels"),
-        el("p", {"class": "lead"}, _in_words(panel)),
-        el("p", {"class": "note"}, panel.note) if panel.note else None,
+    """The section with the curves and the wall of suspects."""
+    wall = _wall(panel)
+    return section(
+        "mislabelled",
+        "Suspected labels" if panel.mislabelled is None else "Mislabelled examples",
+        lead(_in_words(panel)),
+        note(panel.note),
         result_table(panel.rankings) if panel.rankings is not None else None,
-        el("p", {"class": "lead"}, NEIGHBOURS) if panel.said else None,
-        el("div", {"class": "detect"}, _curves(panel.curves), _wall(panel, known))
-        if panel.curves
-        else _wall(panel, known),
+        lead(NEIGHBOURS) if panel.evidence else None,
+        el("div", {"class": "detect"}, _curves(panel.curves), wall) if panel.curves else wall,
     )
 
 
@@ -155,26 +156,17 @@ def _in_words(panel: MislabelPanel) -> str:
         share = panel.mislabelled / panel.examples
         text += (
             f" {panel.mislabelled:,} of {counted(panel.examples, 'label')} are wrong ({share:.1%}); "
-            f"of the first {len(panel.found)}, {panel.hits} are, where chance would give "
-            f"{number(share * len(panel.found), 2)}."
+            f"of the first {len(panel.suspects)}, {panel.hits} are, where chance would give "
+            f"{number(share * len(panel.suspects), 2)}."
         )
     else:
-        text += f" {panel.hits} of the first {len(panel.found)} labels are wrong."
+        text += f" {panel.hits} of the first {len(panel.suspects)} labels are wrong."
     return text
 
 
 def _curves(curves: Sequence[RocCurve]) -> Html:
     lines = [Line(curve.name, curve.false_positive_rate, curve.true_positive_rate) for curve in curves]
     in_words = ", ".join(f"{curve.name} {curve.auc:.3f}" for curve in curves)
-    keys = [
-        el(
-            "div",
-            None,
-            el("dt", None, line_key(index) if len(curves) > 1 else None, curve.name),
-            el("dd", None, f"{curve.auc:.3f}"),
-        )
-        for index, curve in enumerate(curves)
-    ]
     return el(
         "figure",
         {"class": "roc"},
@@ -182,24 +174,25 @@ def _curves(curves: Sequence[RocCurve]) -> Html:
         el(
             "figcaption",
             None,
-            el("dl", {"class": "areas"}, keys),
+            curve_key([(curve.name, f"{curve.auc:.3f}") for curve in curves]),
             "Area under the ROC curve (AUC): the chance that a wrong label ranks above a right one. "
             "0.5 is guessing, the dotted diagonal; 1 is perfect.",
         ),
     )
 
 
-def _wall(panel: MislabelPanel, known: bool) -> Html | None:
-    if not len(panel.found):
+def _wall(panel: MislabelPanel) -> Html | None:
+    if not len(panel.suspects):
         return None
-    kind = kind_of(scored.item for scored in panel.found)
-    largest = largest_score(panel.found)
+    known = panel.mislabelled is not None
+    kind = kind_of(scored.item for scored in panel.suspects)
+    largest = largest_score(panel.suspects)
     tiles = []
-    for position, scored in enumerate(panel.found):
+    for position, scored in enumerate(panel.suspects):
         hit = scored.item.is_mislabelled
         marks = [HIT if hit else MISS] if known else []
         state = ("hit" if hit else "miss") if known else ""
-        facts = _said(scored, panel.said[position]) if panel.said else None
+        facts = _facts(scored, panel.evidence[position]) if panel.evidence else None
         tiles.append(example(scored, kind, largest, marks, state, facts))
     legend = el(
         "ul",
@@ -207,22 +200,21 @@ def _wall(panel: MislabelPanel, known: bool) -> Html | None:
         el("li", None, HIT, "wrong label found; given → true"),
         el("li", None, MISS, "false alarm: nothing wrong is known of it"),
     )
-    cards = " cards-of" if panel.said else ""
-    return el(
-        "div", None, legend if known else None, el("ol", {"class": f"examples wall{cards} as-{kind}"}, tiles)
-    )
+    cards = " cards-of" if panel.evidence else ""
+    wall = el("ol", {"class": f"examples wall{cards} as-{kind}"}, tiles)
+    return el("div", None, legend if known else None, wall)
 
 
-def _said(scored: ScoredItem, said: LabelEvidence) -> Html:
+def _facts(scored: ScoredItem, evidence: LabelEvidence) -> Html:
     """The labels in question, one below the other."""
     item = scored.item
-    agrees = item.label is not None and same(item.label, said.predicted)
+    agrees = item.label is not None and same(item.label, evidence.predicted)
     rows = [
         ("given", None if item.label is None else label_text(item.label), ""),
-        ("predicted", label_text(said.predicted), "" if agrees else "other"),
-        ("proponents", said.along, ""),
-        ("opponents", said.against, ""),
-        *((ranking, place, "") for ranking, place in said.places.items()),
+        ("predicted", label_text(evidence.predicted), "" if agrees else "other"),
+        ("proponents", evidence.along, ""),
+        ("opponents", evidence.against, ""),
+        *((ranking, place, "") for ranking, place in evidence.places.items()),
     ]
     if item.true_label is not None and item.is_mislabelled:
         rows.insert(1, ("really", label_text(item.true_label), ""))

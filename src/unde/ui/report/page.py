@@ -28,8 +28,7 @@ from unde.ui.report.tables import (
     steps_section,
 )
 from unde.ui.report.trust import TrustPanel, trust_section
-from unde.ui.report.weight_sets import check_sets, weight_sets_section
-from unde.ui.report.weights import WeightsPanel, weights_section
+from unde.ui.report.weights import WeightsPanel, check_sets, weight_sets_section, weights_section
 
 # The browser itself is told to fetch nothing and to run nothing.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

@@ -1,20 +1,68 @@
-"""The plain parts of a page: summary cards, tables of results, the steps that were run, and provenance."""
+"""Plain parts of a page: summary cards, tables of results, steps and provenance."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from unde.console import counted, duration
 from unde.errors import UndeError
-from unde.markup import Html, el, number
+from unde.markup import Child, Html, el, number
+
+
+def section(name: str, title: str, *children: Child, kind: str | None = None) -> Html:
+    """A section of a page with its heading; `name` is its anchor."""
+    heading = el("h2", {"id": f"{name}-title"}, title)
+    return el("section", {"id": name, "class": kind, "aria-labelledby": f"{name}-title"}, heading, *children)
+
+
+def note(words: str) -> Html | None:
+    """A remark in small print; None without words."""
+    return el("p", {"class": "note"}, words) if words else None
+
+
+def lead(*children: Child) -> Html:
+    """An introductory paragraph."""
+    return el("p", {"class": "lead"}, *children)
+
+
+def fold(summary: str, *children: Child) -> Html:
+    """Content that opens on demand."""
+    return el("details", {"class": "fold"}, el("summary", None, summary), *children)
+
+
+def scroll(label: str, *children: Child, name: str = "div") -> Html:
+    """A region that scrolls sideways where it is too wide, also by keyboard."""
+    return el(name, {"class": "scroll", "tabindex": "0", "role": "region", "aria-label": label}, *children)
+
+
+def bar(share: float, tone: str = "") -> Html:
+    """A horizontal bar, `share` of the width of its place."""
+    length = el("i", {"style": f"width:{100 * share:.4g}%"})
+    return el("span", {"class": f"bar {tone}".strip(), "aria-hidden": "true"}, length)
+
+
+def table(heads: Child, rows: Child, caption: str = "", kind: str = "data") -> Html:
+    """A table of head cells and of rows (`tr`)."""
+    return el(
+        "table",
+        {"class": kind},
+        el("caption", None, caption) if caption else None,
+        el("thead", None, el("tr", None, heads)),
+        el("tbody", None, rows),
+    )
+
+
+def terms(kind: str, rows: Iterable[tuple[Child, Child]]) -> Html:
+    """A list of terms with their values."""
+    return el("dl", {"class": kind}, [el("div", None, el("dt", None, t), el("dd", None, v)) for t, v in rows])
 
 
 @dataclass(frozen=True)
 class Card:
-    """A number worth seeing first: what it is, its value as text, and a short remark.
+    """A headline number: label, value as text, and a short remark.
 
     >>> Card("Training examples", "4,000", "10 % with wrong labels").value
     '4,000'
@@ -27,9 +75,9 @@ class Card:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """A table of results. Text cells are shown as they are, floats with four significant digits.
+    """A table of results. Text cells are unchanged, floats get four significant digits.
 
-    `highlight` is the position of the row to look at first.
+    `highlight` is the position of the row to emphasise.
 
     >>> table = ResultTable("LDS", ["scores", "LDS"], [["unweighted", "26.1 ± 1.2"], ["weighted", "30.4 ± 1.1"]])
     >>> len(table.rows)
@@ -53,7 +101,7 @@ class ResultTable:
 
 @dataclass(frozen=True)
 class Step:
-    """Something that was run and how long it took.
+    """A step of a run and its duration.
 
     >>> Step("build the index", 12.5, "4,000 examples").seconds
     12.5
@@ -90,45 +138,28 @@ def cards_list(cards: Sequence[Card]) -> Html | None:
 
 def evaluation_section(tables: Sequence[ResultTable]) -> Html:
     """The section with all result tables."""
-    return el(
-        "section",
-        {"id": "evaluation", "aria-labelledby": "evaluation-title"},
-        el("h2", {"id": "evaluation-title"}, "Evaluation"),
-        [result_table(table) for table in tables],
-    )
+    return section("evaluation", "Evaluation", [result_table(each) for each in tables])
 
 
-def result_table(table: ResultTable) -> Html:
-    """One table of results, with its caption and note."""
-    numeric = [
-        all(_is_numeric(row[column]) for row in table.rows) and bool(table.rows)
-        for column in range(len(table.columns))
+def result_table(result: ResultTable) -> Html:
+    """A table of results with its caption and note. Columns of numbers are aligned to the right."""
+    kinds = [
+        "number" if result.rows and all(_is_numeric(row[column]) for row in result.rows) else None
+        for column in range(len(result.columns))
     ]
-    classes = ["number" if is_number else None for is_number in numeric]
-    heads = [el("th", {"scope": "col", "class": kind}, head) for head, kind in zip(table.columns, classes)]
+    heads = [el("th", {"scope": "col", "class": kind}, head) for head, kind in zip(result.columns, kinds)]
     rows = []
-    for position, row in enumerate(table.rows):
+    for position, row in enumerate(result.rows):
         cells = [
             el("td" if column else "th", {"class": kind, "scope": None if column else "row"}, _cell(value))
-            for column, (value, kind) in enumerate(zip(row, classes))
+            for column, (value, kind) in enumerate(zip(row, kinds))
         ]
-        rows.append(el("tr", {"class": "highlight" if position == table.highlight else None}, cells))
-    return el(
-        "div",
-        {"class": "scroll", "tabindex": "0", "role": "region", "aria-label": table.title},
-        el(
-            "table",
-            {"class": "data results"},
-            el("caption", None, table.title),
-            el("thead", None, el("tr", None, heads)),
-            el("tbody", None, rows),
-        ),
-        el("p", {"class": "note"}, table.note) if table.note else None,
-    )
+        rows.append(el("tr", {"class": "highlight" if position == result.highlight else None}, cells))
+    return scroll(result.title, table(heads, rows, result.title, "data results"), note(result.note))
 
 
 def _is_numeric(value: object) -> bool:
-    """Numbers, and text that begins as one ("26.1 ± 1.2", "12 %"), line up on the right."""
+    """Whether a cell is a number, or text that begins with one ("26.1 ± 1.2", "12 %")."""
     if isinstance(value, bool) or value is None:
         return value is None
     return isinstance(value, (int, float)) or str(value).lstrip("+-−").lstrip()[:1].isdigit()
@@ -139,11 +170,11 @@ def _cell(value: str | int | float | None) -> str:
         return "–"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return number(value, 4) if isinstance(value, float) else str(value)
+    return number(value, 4) if isinstance(value, float) else value if isinstance(value, str) else str(value)
 
 
 def steps_section(steps: Sequence[Step]) -> Html:
-    """The section with what was run: a bar for each step's time."""
+    """The section with a bar for the time of each step."""
     longest, total = max(step.seconds for step in steps), sum(step.seconds for step in steps)
     lines = [
         el(
@@ -151,45 +182,27 @@ def steps_section(steps: Sequence[Step]) -> Html:
             None,
             el("span", {"class": "step-name"}, step.name),
             el("span", {"class": "step-time"}, duration(step.seconds, exact=True)),
-            el(
-                "span",
-                {"class": "bar", "aria-hidden": "true"},
-                el("i", {"style": f"width:{100 * step.seconds / longest if longest else 0:.4g}%"}),
-            ),
+            bar(step.seconds / longest if longest else 0),
             el("span", {"class": "note"}, step.note) if step.note else None,
         )
         for step in steps
     ]
-    return el(
-        "section",
-        {"id": "steps", "aria-labelledby": "steps-title"},
-        el("h2", {"id": "steps-title"}, "What was run"),
-        el("p", {"class": "lead"}, f"{counted(len(steps), 'step')} in {duration(total, exact=True)}."),
+    return section(
+        "steps",
+        "What was run",
+        lead(f"{counted(len(steps), 'step')} in {duration(total, exact=True)}."),
         el("ol", {"class": "steps"}, lines),
     )
 
 
 def provenance_section(provenance: Mapping[str, object]) -> Html:
     """The folded section with versions, seeds and commands; nested values are written as JSON."""
-    entries = [
-        el("div", None, el("dt", None, key), el("dd", None, _provenance_value(value)))
-        for key, value in provenance.items()
-    ]
-    return el(
-        "section",
-        {"id": "provenance", "aria-labelledby": "provenance-title"},
-        el("h2", {"id": "provenance-title"}, "Provenance"),
-        el(
-            "details",
-            {"class": "fold"},
-            el("summary", None, "Versions, seeds and settings behind this page"),
-            el("dl", {"class": "provenance"}, entries),
-        ),
-    )
+    entries = [(key, _provenance_value(value)) for key, value in provenance.items()]
+    settings = fold("Versions, seeds and settings behind this page", terms("provenance", entries))
+    return section("provenance", "Provenance", settings)
 
 
 def _provenance_value(value: object) -> Html:
     if isinstance(value, (Mapping, list, tuple)):
-        written = json.dumps(value, indent=2, default=str, ensure_ascii=False)
-        return el("pre", None, written)
+        return el("pre", None, json.dumps(value, indent=2, default=str, ensure_ascii=False))
     return el("code", None, str(value))

@@ -1,4 +1,4 @@
-"""How far the scores can be trusted on the data at hand: copies of training examples that find their original."""
+"""Trust in the scores on the data at hand: the share of perturbed copies that find their original."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from unde.console import counted
 from unde.errors import UndeError
 from unde.markup import Html, el, number
-from unde.ui.report.svg import Line, line_key, line_plot
-from unde.ui.report.tables import ResultTable, result_table
+from unde.ui.report.svg import Line, curve_key, line_plot
+from unde.ui.report.tables import ResultTable, lead, note, result_table, section
 
 MEANING = (
-    "Each of these training examples was changed a little, then more, and the method was asked which training example "
-    "it came from. The curve is the share whose own original came first."
+    "Each of these training examples was changed a little, then more, and the method ranked all training examples for "
+    "it. The curve is the share of changed examples whose original came first."
 )
 LIMITS = (
-    "It tells whether the method recognises an example through a change, and is there to compare methods, settings and "
-    "weights on this data. It does not tell whether scores predict retrained models, which LDS measures, and it cannot "
-    "see an error that a copy shares with its original."
+    "It measures whether the method recognises a changed example, and compares methods, settings and weights on this "
+    "data. It does not measure whether scores predict retrained models (LDS does), and it misses errors that a copy "
+    "shares with its original."
 )
 
 
@@ -55,9 +55,9 @@ class TrustCurve:
 
 @dataclass(frozen=True)
 class TrustPanel:
-    """Curves for each kind of perturbation; `means` is one number for each way of scoring, the mean share in words.
+    """Curves for each kind of perturbation; `means` is the mean share of each way of scoring, as text.
 
-    `verdicts` says for named weights what the guard thought of them.
+    `verdicts` are the verdicts of the guard on named weights.
     """
 
     curves: Sequence[TrustCurve]
@@ -77,65 +77,43 @@ class TrustPanel:
 def trust_section(panel: TrustPanel) -> Html:
     """The section with a plot and a table for each kind of perturbation."""
     several = len(panel.verdicts) > 1
-    return el(
-        "section",
-        {"id": "trust", "class": "trust", "aria-labelledby": "trust-title"},
-        el("h2", {"id": "trust-title"}, "Trust: do training examples find themselves?"),
-        el("p", {"class": "lead"}, MEANING, " ", LIMITS),
+    return section(
+        "trust",
+        "Trust: do training examples find themselves?",
+        lead(MEANING, " ", LIMITS),
         [
-            el("p", {"class": "lead"}, el("strong", None, f"{name}: " if several else ""), verdict)
+            lead(el("strong", None, f"{name}: " if several else ""), verdict)
             for name, verdict in panel.verdicts.items()
         ],
-        el("p", {"class": "note"}, panel.note) if panel.note else None,
+        note(panel.note),
         [_kind(curve, panel) for curve in panel.curves],
+        kind="trust",
     )
 
 
 def _kind(curve: TrustCurve, panel: TrustPanel) -> Html:
-    several = len(curve.shares) > 1  # a curve alone has a stroke of its own
-    keys = [
-        el(
-            "div",
-            None,
-            el("dt", None, line_key(i) if several else None, way),
-            el("dd", None, panel.means[way]),
-        )
-        for i, way in enumerate(curve.shares)
-    ]
     ends = "; ".join(
         f"{way} from {number(100 * shares[0][0])} % to {number(100 * shares[-1][0])} %"
         for way, shares in curve.shares.items()
     )
-    return el(
-        "div",
-        {"class": "pair"},
-        el(
-            "figure",
-            None,
-            el("h3", None, f"Copies that find their original: {curve.kind}"),
-            line_plot(
-                _lines(curve),
-                title=f"Share of copies that find their original, by strength of {curve.kind}: {ends}",
-                x_label=f"strength of {curve.kind}, logarithmic",
-                y_label="share found",
-                y_range=(0.0, 1.0),
-                x_ticks=[(math.log(s), f"{s:.2g}") for s in curve.strengths],
-            ),
-            el(
-                "figcaption",
-                None,
-                el("dl", {"class": "areas"}, keys),
-                "The number beside each name is the mean share over all strengths"
-                f"{' and kinds' if len(panel.curves) > 1 else ''}; bands are 95 % intervals.",
-            ),
-        ),
-        _table(curve),
-    )
-
-
-def _lines(curve: TrustCurve) -> list[Line]:
     x = [math.log(s) for s in curve.strengths]
-    return [Line(way, x, *zip(*shares)) for way, shares in curve.shares.items()]
+    plot = line_plot(
+        [Line(way, x, *zip(*shares)) for way, shares in curve.shares.items()],
+        title=f"Share of copies that find their original, by strength of {curve.kind}: {ends}",
+        x_label=f"strength of {curve.kind}, logarithmic",
+        y_label="share found",
+        y_range=(0.0, 1.0),
+        x_ticks=[(math.log(s), f"{s:.2g}") for s in curve.strengths],
+    )
+    caption = el(
+        "figcaption",
+        None,
+        curve_key([(way, panel.means[way]) for way in curve.shares]),
+        "The number beside each name is the mean share over all strengths"
+        f"{' and kinds' if len(panel.curves) > 1 else ''}; bands are 95 % intervals.",
+    )
+    heading = el("h3", None, f"Copies that find their original: {curve.kind}")
+    return el("div", {"class": "pair"}, el("figure", None, heading, plot, caption), _table(curve))
 
 
 def _table(curve: TrustCurve) -> Html:
@@ -143,14 +121,9 @@ def _table(curve: TrustCurve) -> Html:
         [f"{strength:.2g}", *(_share(*shares[i]) for shares in curve.shares.values())]
         for i, strength in enumerate(curve.strengths)
     ]
-    return result_table(
-        ResultTable(
-            f"In %, {counted(curve.examples, 'example')}",
-            ["strength", *curve.shares],
-            rows,
-            note="With 95 % intervals (Wilson). Strengths are the same for all methods.",
-        )
-    )
+    title = f"In %, {counted(curve.examples, 'example')}"
+    remark = "With 95 % intervals (Wilson). Strengths are the same for all methods."
+    return result_table(ResultTable(title, ["strength", *curve.shares], rows, note=remark))
 
 
 def _share(share: float, low: float, high: float) -> str:

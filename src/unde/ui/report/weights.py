@@ -1,4 +1,4 @@
-"""The learned weights, group by group in model order."""
+"""Learned weights: one set group by group, or several sets side by side."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ from unde.errors import UndeError
 from unde.groups import unet_order, unet_stages
 from unde.markup import Html, el, number
 from unde.ui.report.svg import Bar, Line, bar_plot, block_tones, line_plot
+from unde.ui.report.tables import ResultTable, bar, fold, lead, note, result_table, scroll, section, table
 
 _TOP = 10  # groups in the table of the largest weights
 _RANKED = 5  # bars that carry their rank
 _MAX_BLOCKS = 40
 _ENOUGH_BLOCKS = 5  # a prefix with this many blocks is not made longer
-_GROUPS_IN_A_BLOCK = 3  # blocks are worth a colour when they hold this many groups on average
+_GROUPS_IN_A_BLOCK = 3  # groups in a block, on average, that justify a colour
+_SQUASHED = 4  # a shared scale leaves the flattest set at least 1 / _SQUASHED of the height
+MEANING = "A weight says how far a group of parameters is trusted when scores are added up; 1 is the unweighted method."
 
 
 @dataclass(frozen=True, eq=False)
 class WeightsPanel:
     """Learned weights: one value for each group, mean 1, so that 1 is the unweighted method.
 
-    `blocks` names the block of each group and colours its bar; without it, blocks are found from the names: Down,
-    Mid and Up in a UNet of diffusers, else by prefix (`block_names`). `objective` is the course of the learning
-    objective, one value for each step or epoch. `name` tells several sets of weights on one page apart.
+    `blocks` names the block of each group and colours its bar; by default it follows from the names: Down, Mid and Up
+    in a UNet of diffusers, else a prefix (`block_names`). `objective` is the learning objective, one value for each
+    step or epoch. `name` identifies one of several sets on a page.
 
     >>> panel = WeightsPanel(["conv", "fc"], [0.5, 1.5], objective=[0.1, 0.3, 0.35])
     >>> panel.values
@@ -71,9 +74,7 @@ class WeightsPanel:
 
 
 def block_names(groups: Sequence[str]) -> list[str] | None:
-    """The block of each group: the shortest dotted prefix that tells a handful of blocks apart.
-
-    A prefix that leaves hardly any groups together is not taken, and None means that no prefix helps.
+    """The block of each group: the shortest dotted prefix that separates a handful of blocks; None if there is none.
 
     >>> block_names(["net.stem.a", "net.stem.b", "net.body.0.a", "net.body.0.b", "net.body.1.a", "fc.a"])
     ['net', 'net', 'net', 'net', 'net', 'fc']
@@ -82,44 +83,44 @@ def block_names(groups: Sequence[str]) -> list[str] | None:
     """
     paths = [name.split(".") for name in groups]
     limit = min(_MAX_BLOCKS, max(2, len(groups) // _GROUPS_IN_A_BLOCK))
-    found: list[str] | None = None
+    blocks: list[str] | None = None
     for depth in range(1, max(map(len, paths))):
         names = [".".join(path[: min(depth, max(1, len(path) - 1))]) for path in paths]
         if len(set(names)) > limit:
             break
         # A deeper prefix that separates nothing more only makes the names longer.
-        if len(set(names)) > (1 if found is None else len(set(found))):
-            found = names
-        if found is not None and len(set(found)) >= _ENOUGH_BLOCKS:
+        if len(set(names)) > (1 if blocks is None else len(set(blocks))):
+            blocks = names
+        if blocks is not None and len(set(blocks)) >= _ENOUGH_BLOCKS:
             break
-    return found
+    return blocks
 
 
-def arranged(panel: WeightsPanel) -> WeightsPanel:
-    """The panel with its blocks; the groups of a UNet in the order in which an image runs through them."""
+def arrange(panel: WeightsPanel) -> WeightsPanel:
+    """Fill in the blocks; sort the groups of a UNet in the order in which an image passes them."""
     if panel.blocks is not None:
         return panel
-    found = unet_stages(panel.groups)
-    if found is None:
+    blocks = unet_stages(panel.groups)
+    if blocks is None:
         return replace(panel, blocks=block_names(panel.groups))
-    order = unet_order(found)
+    order = unet_order(blocks)
     return replace(
         panel,
         groups=[panel.groups[i] for i in order],
         values=np.asarray(panel.values)[order],
-        blocks=[found[i] for i in order],
+        blocks=[blocks[i] for i in order],
     )
 
 
 def order_of(panel: WeightsPanel) -> str:
-    """In words, the order that `arranged` gives."""
+    """The order that `arrange` gives, as text."""
     return (
         "in the order of the UNet" if panel.blocks is None and unet_stages(panel.groups) else "in model order"
     )
 
 
 def short_names(names: Sequence[str]) -> dict[str, str]:
-    """Names cut to as few of their last parts, but two at least, as keep them apart.
+    """Cut names to their last parts: at least two, and as many as keep them distinct.
 
     >>> short_names(["resnet.encoder.stages.0", "resnet.encoder.stages.1", "fc"])
     {'resnet.encoder.stages.0': 'stages.0', 'resnet.encoder.stages.1': 'stages.1', 'fc': 'fc'}
@@ -135,45 +136,107 @@ def short_names(names: Sequence[str]) -> dict[str, str]:
 
 
 def weights_section(panel: WeightsPanel) -> Html:
-    """The section with the plot of all weights, the largest ones as a table and the objective's course."""
-    places = order_of(panel)
-    panel = arranged(panel)
-    values, blocks = np.asarray(panel.values), panel.blocks
-    order = np.argsort(-values, kind="stable")
-    return el(
-        "section",
-        {"id": "weights", "aria-labelledby": "weights-title"},
-        el("h2", {"id": "weights-title"}, "Learned weights, layer by layer"),
-        el("p", {"class": "lead"}, f"{MEANING} Here weights run from {in_words(values)}"),
-        el("p", {"class": "note"}, panel.note) if panel.note else None,
-        el(
-            "figure",
-            {"class": "scroll", "tabindex": "0", "role": "region", "aria-label": "plot of all weights"},
-            bar_plot(
-                bars(panel, order),
-                title=f"Bar plot of the weights of {counted(len(values), 'group')} {places}",
-                reference=1.0,
-                reference_label="uniform",
-            ),
-        ),
-        _block_legend(list(blocks), values) if blocks else None,
-        largest(panel, order, "h3"),
-        el(
-            "details",
-            {"class": "fold"},
-            el("summary", None, f"All {counted(len(values), 'group')} {places}"),
-            _table(panel, np.arange(len(values))),
-        )
-        if len(values) > _TOP
+    """The section with the plot of all weights, a table of the largest and the course of the objective."""
+    order = order_of(panel)
+    panel = arrange(panel)
+    count = counted(len(panel.groups), "group")
+    return section(
+        "weights",
+        "Learned weights, layer by layer",
+        lead(f"{MEANING} Here weights run from {in_words(np.asarray(panel.values))}"),
+        note(panel.note),
+        _plot(panel, "plot of all weights", f"Bar plot of the weights of {count} {order}"),
+        el("div", None, note("Mean weight by block"), _block_key(panel, means=True))
+        if panel.blocks
+        else None,
+        _largest(panel, "h3"),
+        fold(f"All {count} {order}", _table(panel, range(len(panel.groups))))
+        if len(panel.groups) > _TOP
         else None,
     )
 
 
-MEANING = "A weight says how far a group of parameters is trusted when scores are added up; 1 is the unweighted method."
+def weight_sets_section(panels: Sequence[WeightsPanel]) -> Html:
+    """The section with a plot for each set, the means of blocks, and every weight as a table."""
+    order = order_of(panels[0])
+    panels = [arrange(panel) for panel in panels]
+    peaks = [max(1.0, float(np.max(panel.values))) for panel in panels]
+    shared = max(peaks) if max(peaks) <= _SQUASHED * min(peaks) else None
+    scale = "All plots have one scale." if shared else "Each plot has its own scale."
+    count = counted(len(panels[0].groups), "group")
+    return section(
+        "weights",
+        "Learned weights, set by set",
+        lead(f"{MEANING} {len(panels)} sets over the same {count}, {order}. {scale}"),
+        _block_key(panels[0]) if panels[0].blocks else None,
+        el("div", {"class": "sets"}, [_set(panel, shared) for panel in panels]),
+        _means(panels),
+        fold(f"All {count} under each set", _all_weights(panels)),
+    )
+
+
+def check_sets(panels: Sequence[WeightsPanel]) -> None:
+    """Raise if sets cannot be shown side by side."""
+    names = [panel.name for panel in panels]
+    if "" in names:
+        raise UndeError(
+            f"set {names.index('')} of {len(panels)} sets of weights has no name: pass WeightsPanel(..., name=)"
+        )
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UndeError(f"two sets of weights are called {twice!r}: give each its own name")
+    for panel in panels[1:]:
+        if list(panel.groups) != list(panels[0].groups):
+            raise UndeError(
+                f"the weights {panel.name!r} are of other groups than {panels[0].name!r}: expected the same "
+                f"{len(panels[0].groups)} groups in the same order"
+            )
+
+
+def _set(panel: WeightsPanel, highest: float | None) -> Html:
+    title = f"Bar plot of the weights {panel.name} of {counted(len(panel.groups), 'group')}"
+    return el(
+        "article",
+        {"class": "weight-set"},
+        el("h3", None, panel.name),
+        note(f"From {in_words(np.asarray(panel.values))}"),
+        note(panel.note),
+        _plot(panel, f"plot of {panel.name}", title, highest, compact=True),
+        fold("Largest weights", _largest(panel, "h4")),
+    )
+
+
+def _means(panels: Sequence[WeightsPanel]) -> Html | None:
+    blocks = panels[0].blocks
+    if not blocks:
+        return None
+    short, names = short_names(blocks), np.array(blocks)
+    rows = [
+        [
+            el("span", {"title": block}, _swatch(tone), short[block]),
+            *(f"{np.asarray(panel.values)[names == block].mean():.2f}" for panel in panels),
+        ]
+        for block, tone in block_tones(blocks).items()
+    ]
+    return result_table(ResultTable("Mean weight by block", ["block", *(p.name for p in panels)], rows))
+
+
+def _all_weights(panels: Sequence[WeightsPanel]) -> Html:
+    rows = [
+        el(
+            "tr",
+            None,
+            el("th", {"scope": "row"}, el("code", None, breakable(group))),
+            [el("td", {"class": "number"}, f"{np.asarray(panel.values)[index]:.3f}") for panel in panels],
+        )
+        for index, group in enumerate(panels[0].groups)
+    ]
+    heads = [el("th", {"scope": "col", "class": "number"}, panel.name) for panel in panels]
+    return el("div", {"class": "scroll"}, table([el("th", {"scope": "col"}, "group"), heads], rows))
 
 
 def in_words(values: np.ndarray) -> str:
-    """How weights are spread, from their range on."""
+    """The range and the spread of weights, as text."""
     above, silent = int((values > 1).sum()), int((values < 0.01).sum())
     ordered, total = np.sort(values)[::-1], values.sum()
     half = int(np.searchsorted(np.cumsum(ordered), total / 2)) + 1
@@ -181,20 +244,27 @@ def in_words(values: np.ndarray) -> str:
         f"{number(values.min())} to {number(values.max())}: {above} of {counted(len(values), 'group')} lie above 1, "
         f"and half of the total is in the largest {half}."
     )
-    return words + (f" Below 0.01, and so hardly counting: {counted(silent, 'group')}." if silent else "")
+    return words + (f" Below 0.01, and hardly counting: {counted(silent, 'group')}." if silent else "")
 
 
-def bars(panel: WeightsPanel, order: np.ndarray) -> list[Bar]:
-    """A bar for each group of an arranged panel; the first ones in `order` carry their rank."""
-    ranks = {int(group): str(rank) for rank, group in enumerate(order[:_RANKED], 1)}
+def _plot(
+    panel: WeightsPanel, label: str, title: str, highest: float | None = None, compact: bool = False
+) -> Html:
+    plot = bar_plot(_bars(panel), title=title, highest=highest, compact=compact)
+    return scroll(label, plot, name="figure")
+
+
+def _bars(panel: WeightsPanel) -> list[Bar]:
+    """A bar for each group; the largest carry their rank."""
+    ranks = {group: str(rank) for rank, group in enumerate(_descending(panel)[:_RANKED], 1)}
     blocks = panel.blocks
     short = short_names(blocks) if blocks else {}
-    made = []
+    bars = []
     for index, (name, value) in enumerate(zip(panel.groups, panel.values)):
         block = blocks[index] if blocks else ""
         label = name[len(block) + 1 :] if block and name.startswith(block + ".") else name
         where = f" ({block})" if block and not name.startswith(block) else ""
-        made.append(
+        bars.append(
             Bar(
                 value=float(value),
                 label=label,
@@ -203,70 +273,55 @@ def bars(panel: WeightsPanel, order: np.ndarray) -> list[Bar]:
                 above=ranks.get(index, "") if len(panel.groups) > _RANKED else "",
             )
         )
-    return made
+    return bars
 
 
-def _block_legend(blocks: list[str], values: np.ndarray) -> Html:
-    short, tones = short_names(blocks), block_tones(blocks)
+def _block_key(panel: WeightsPanel, means: bool = False) -> Html:
+    """The colours of the blocks, with their mean weights or without."""
+    blocks, values = panel.blocks or (), np.asarray(panel.values)
+    short = short_names(blocks)
     entries = []
-    for block, tone in tones.items():
-        mean = values[[name == block for name in blocks]].mean()
-        swatch = el("span", {"class": f"swatch tone-{tone}", "aria-hidden": "true"})
-        entries.append(
-            el(
-                "li",
-                {"title": block},
-                swatch,
-                short[block],
-                " ",
-                el("span", {"class": "faint"}, number(mean, 2)),
-            )
-        )
-    return el(
-        "div",
-        None,
-        el("p", {"class": "note"}, "Mean weight by block"),
-        el("ul", {"class": "blocks"}, entries),
-    )
+    for block, tone in block_tones(blocks).items():
+        mean = number(values[[name == block for name in blocks]].mean(), 2)
+        words = [" ", el("span", {"class": "faint"}, mean)] if means else None
+        entries.append(el("li", {"title": block}, _swatch(tone), short[block], words))
+    if means:
+        return el("ul", {"class": "blocks"}, entries)
+    return el("ul", {"class": "blocks key-line", "aria-label": "colours of blocks"}, entries)
 
 
-def largest(panel: WeightsPanel, order: np.ndarray, heading: str) -> Html:
-    """The largest weights as a table, beside the objective's course if there is one."""
-    amount = len(panel.groups)
+def _swatch(tone: int) -> Html:
+    return el("span", {"class": f"swatch tone-{tone}", "aria-hidden": "true"})
+
+
+def _largest(panel: WeightsPanel, heading: str) -> Html:
+    """A table of the largest weights, beside the course of the objective if there is one."""
+    count = len(panel.groups)
+    title = el(heading, None, f"Largest {min(_TOP, count)} of {count}")
     return el(
         "div",
         {"class": "pair"},
-        el(
-            "div",
-            None,
-            el(heading, None, f"Largest {min(_TOP, amount)} of {amount}"),
-            _table(panel, order[:_TOP]),
-        ),
+        el("div", None, title, _table(panel, _descending(panel)[:_TOP])),
         _objective(panel, heading) if panel.objective is not None and len(panel.objective) else None,
     )
 
 
-def _table(panel: WeightsPanel, order: np.ndarray) -> Html:
+def _descending(panel: WeightsPanel) -> list[int]:
+    """Positions of the groups, the largest weight first."""
+    return np.argsort(-np.asarray(panel.values), kind="stable").tolist()
+
+
+def _table(panel: WeightsPanel, order: Sequence[int]) -> Html:
     values = np.asarray(panel.values)
-    highest = values.max()
-    rank = np.empty(len(values), dtype=int)
-    rank[np.argsort(-values, kind="stable")] = np.arange(1, len(values) + 1)
+    rank = {group: rank for rank, group in enumerate(_descending(panel), 1)}
     rows = [
         el(
             "tr",
             None,
-            el("td", {"class": "number faint"}, int(rank[index])),
+            el("td", {"class": "number faint"}, rank[index]),
             el("th", {"scope": "row"}, el("code", None, breakable(panel.groups[index]))),
             el("td", {"class": "number"}, f"{values[index]:.3f}"),
-            el(
-                "td",
-                {"class": "meter", "aria-hidden": "true"},
-                el(
-                    "span",
-                    {"class": "bar"},
-                    el("i", {"style": f"width:{100 * values[index] / highest:.4g}%"}),
-                ),
-            ),
+            el("td", {"class": "meter", "aria-hidden": "true"}, bar(values[index] / values.max())),
         )
         for index in order
     ]
@@ -276,7 +331,7 @@ def _table(panel: WeightsPanel, order: np.ndarray) -> Html:
         el("th", {"scope": "col", "class": "number"}, "weight"),
         el("td", {"aria-hidden": "true"}),
     ]
-    return el("table", {"class": "data"}, el("thead", None, el("tr", None, heads)), el("tbody", None, rows))
+    return table(heads, rows)
 
 
 def breakable(name: str) -> list[Html | str]:

@@ -14,7 +14,7 @@ from unde.diffusion import Samples
 from unde.integrations.diffusers import query_columns
 from unde.tasks import Diffusion
 from unde.ui.report import Page
-from unde.ui.report.example_view import Shown
+from unde.ui.report.example_view import ExampleView
 from unde.ui.report.panels import query_panels
 
 pytest.importorskip("diffusers")
@@ -47,7 +47,7 @@ def eight_bits(image):
 def test_latents_are_decoded_and_prompts_shown():
     vae = VAE()
     made = setup(vae)
-    shown = Shown(made)
+    shown = ExampleView(made)
     item = shown.example(3)
     large = made.train_data["latents"][3].repeat_interleave(2, 1).repeat_interleave(2, 2) / 0.5
     np.testing.assert_array_equal(item.image, eight_bits(torch.cat([large, large[:1]])))
@@ -59,10 +59,10 @@ def test_pixels_are_shown_as_they_are():
     x = torch.rand(4, 3, 5, 5, generator=torch.Generator().manual_seed(0)) * 2 - 1
     task = Diffusion(denoisers.ddpm(), 2)
     for data in (x, {"images": x}, {"latents": x}, (x,)):
-        item = Shown(Setup(denoisers.toy(), task, data)).example(2)
+        item = ExampleView(Setup(denoisers.toy(), task, data)).example(2)
         np.testing.assert_allclose(item.image.astype(int), eight_bits(x[2]).astype(int), atol=1)
     for data in (torch.rand(4, 2, 5, 5), {"latents": torch.rand(4, 4, 5, 5)}):  # nobody can see these
-        assert Shown(Setup(denoisers.toy(), task, data)).example(2).image is None
+        assert ExampleView(Setup(denoisers.toy(), task, data)).example(2).image is None
 
 
 def asked(made, tmp_path, **options):
@@ -73,7 +73,7 @@ def asked(made, tmp_path, **options):
     samples.save(tmp_path / "samples")
     queries = Rows(query_columns(Samples.load(tmp_path / "samples")))
     index = Index.build(made.model, made.task, made.train_data, tmp_path / "idx", method="d-trak")
-    shown = Shown(made, **options)
+    shown = ExampleView(made, **options)
     ways = {"unweighted": None}
     panels = query_panels(made, queries, index.score(queries), ways, which=[0, 1], count=3, shown=shown)
     return parse(Page("t", queries=panels, note=shown.what_is_missing).html()), shown
