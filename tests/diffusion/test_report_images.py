@@ -75,7 +75,7 @@ def asked(made, tmp_path, **options):
     index = Index.build(made.model, made.task, made.train_data, tmp_path / "idx", method="d-trak")
     shown = ExampleView(made, **options)
     ways = {"unweighted": None}
-    panels = query_panels(made, queries, index.score(queries), ways, which=[0, 1], count=3, shown=shown)
+    panels = query_panels(made, queries, index.score(queries), ways, which=[0, 1], count=3, view=shown)
     return parse(Page("t", queries=panels, note=shown.what_is_missing).html()), shown
 
 
