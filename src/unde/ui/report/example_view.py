@@ -212,8 +212,8 @@ def class_names(setup: Setup, outputs: int | None = None) -> list[str] | None:
         names = [str(name) for name in setup.classes]
         if outputs is not None and len(names) != outputs:
             raise UndeError(
-                f"Setup(classes=) has {len(names)} names, the model has {outputs} classes: expected one for each, in the "
-                "order of its outputs"
+                f"Setup(classes=) has {len(names)} names, the model has {outputs} classes: expected one for each, in "
+                "the order of its outputs"
             )
         return names
     classes = _of_features(setup.train_data) or _of_config(setup.model)
