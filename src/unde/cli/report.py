@@ -20,7 +20,7 @@ from unde.cli.options import (
     join_names,
     path_option,
 )
-from unde.cli.weight_files import UNWEIGHTED, named_files
+from unde.cli.weight_files import UNWEIGHTED, parse_weight_files
 from unde.errors import UndeError, unknown
 from unde.store.remote import StorePath
 
@@ -101,7 +101,7 @@ def report(
     model = model.remembered(index)
     texts = (queries or query) if model.target is None else None
     project = Project(model, index=index, evaluate=texts, query_field=query_field)
-    files, named = named_files(weights or ()), Path(project.name.partition(":")[0]).name
+    files, named = parse_weight_files(weights or ()), Path(project.name.partition(":")[0]).name
     if labels:
         classifier(project.setup.task)  # refused before anything is computed
     opened = project.index(index, uncalibrated=uncalibrated)

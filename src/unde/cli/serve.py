@@ -11,7 +11,7 @@ import typer
 
 from unde import console
 from unde.cli.options import IndexPath, ModelOptions, Queries, QueryField, Uncalibrated, WeightsFiles
-from unde.cli.weight_files import named_files
+from unde.cli.weight_files import parse_weight_files
 from unde.errors import UndeError
 
 PORT = 8765
@@ -47,7 +47,7 @@ def serve(
 
     with closing(bound(host, port)) as listening:
         project = Project(model.remembered(index), index=index, evaluate=queries, query_field=query_field)
-        files = named_files(weights or ())
+        files = parse_weight_files(weights or ())
         for file in files.values():
             if file.is_dir():
                 raise UndeError(f"{file} is a folder: expected a file of weights, written by `unde learn`")

@@ -11,10 +11,10 @@ from unde.store.remote import StorePath, place
 UNWEIGHTED = "unweighted"  # the name of scores without weights
 
 
-def named_files(texts: Sequence[str]) -> dict[str, StorePath]:
+def parse_weight_files(texts: Sequence[str]) -> dict[str, StorePath]:
     """Parse files of weights by name: one path is "weighted", several are NAME=FILE each.
 
-    >>> named_files(["subject=w1.json", "style=w2.json"])["style"].name
+    >>> parse_weight_files(["subject=w1.json", "style=w2.json"])["style"].name
     'w2.json'
     """
     files: dict[str, StorePath] = {}

@@ -32,7 +32,7 @@ from unde.store import factored, layout
 from unde.store.codec import Int8
 from unde.store.factored import AUTO
 from unde.store.files import write_bytes
-from unde.store.manifest import SCHEMA, Manifest, Settled
+from unde.store.manifest import SCHEMA, Manifest, ResolvedSettings
 from unde.store.remote import StorePath
 from unde.store.shards import is_valid_shard
 
@@ -99,7 +99,7 @@ def begin_index(
     """
     names, partition, scales = settings.check(inputs, method)
     existing = Manifest.read(folder) if (folder / layout.MANIFEST).exists() else None
-    new = Settled(0, 0, settings.threads or torch.get_num_threads())
+    new = ResolvedSettings(0, 0, settings.threads or torch.get_num_threads())
     wanted = Manifest(
         schema=SCHEMA,
         projection_version=projection.VERSION,
