@@ -9,8 +9,7 @@ Peak memory is that of a process of its own for each size.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,8 @@ def measure(quick: bool = False) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, sizes in AXES.items():
         sizes = sizes[:: max(1, len(sizes) // 2)] if quick else sizes
-        with tempfile.TemporaryDirectory() as folder, MAKERS[name](sizes, Path(folder)) as runs:
+        with tempfile.TemporaryDirectory() as folder:
+            runs = MAKERS[name](sizes, Path(folder))
             tell = _quiet if quick else lambda line, name=name: print(f"growth, {name}: {line}", flush=True)
             seconds, _ = interleaved(runs, 3 if quick else ROUNDS, SEED, tell=tell)
         curves: dict[str, dict[int, list[float]]] = {}
@@ -114,8 +114,7 @@ def _index(setup: Setup, folder: Path, rank: int = 16) -> Index:
     )  # fmt: skip
 
 
-@contextmanager
-def examples(sizes: Sequence[int], folder: Path) -> Iterator[dict[str, Run]]:
+def examples(sizes: Sequence[int], folder: Path) -> dict[str, Run]:
     """Three layers, 256 wide: features, the scores of 64 queries, and weights from group scores."""
     runs: dict[str, Run] = {}
     for size in sizes:
@@ -138,11 +137,10 @@ def examples(sizes: Sequence[int], folder: Path) -> Iterator[dict[str, Run]]:
             }
 
         runs[str(size)] = run
-    yield runs
+    return runs
 
 
-@contextmanager
-def groups(sizes: Sequence[int], folder: Path) -> Iterator[dict[str, Run]]:
+def groups(sizes: Sequence[int], folder: Path) -> dict[str, Run]:
     """128 layers, 32 wide, 2,000 examples: group scores of 64 queries, and weights from them."""
     setup = plain_setup(128, 32, 2_000)
     index = _index(setup, folder / "index", rank=8)
@@ -159,11 +157,10 @@ def groups(sizes: Sequence[int], folder: Path) -> Iterator[dict[str, Run]]:
             }
 
         runs[str(size)] = run
-    yield runs
+    return runs
 
 
-@contextmanager
-def rank(sizes: Sequence[int], folder: Path) -> Iterator[dict[str, Run]]:
+def rank(sizes: Sequence[int], folder: Path) -> dict[str, Run]:
     """ResNet-18 on 128 images."""
     torch.manual_seed(SEED)
     setup = resnet()
@@ -179,7 +176,7 @@ def rank(sizes: Sequence[int], folder: Path) -> Iterator[dict[str, Run]]:
             return {"features": took, "frozen": frozen}
 
         runs[str(size)] = run
-    yield runs
+    return runs
 
 
 def _language(setups: dict[int, Setup]) -> dict[str, Run]:
@@ -198,16 +195,14 @@ def _language(setups: dict[int, Setup]) -> dict[str, Run]:
     return runs
 
 
-@contextmanager
-def tokens(sizes: Sequence[int], folder: Path) -> Iterator[dict[str, Run]]:
+def tokens(sizes: Sequence[int], folder: Path) -> dict[str, Run]:
     torch.manual_seed(SEED)
-    yield _language({size: gpt2(tokens=size) for size in sizes})
+    return _language({size: gpt2(tokens=size) for size in sizes})
 
 
-@contextmanager
-def width(sizes: Sequence[int], folder: Path) -> Iterator[dict[str, Run]]:
+def width(sizes: Sequence[int], folder: Path) -> dict[str, Run]:
     torch.manual_seed(SEED)
-    yield _language({size: gpt2(tokens=128, width=size) for size in sizes})
+    return _language({size: gpt2(tokens=128, width=size) for size in sizes})
 
 
 MAKERS = {"examples": examples, "groups": groups, "rank": rank, "tokens": tokens, "width": width}

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.shared.places import BANKS, HERE, RESULTS
+from experiments.shared.paths import BANKS, HERE, RESULTS
 
 PACKAGE = "experiments.studies"
 _CONSTANTS = {"PAPER": "", "VARIANTS": (), "BANKS": {}, "DATA": {}}

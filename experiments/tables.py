@@ -17,9 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from experiments import runner
-from experiments.pages import ablations, calibration, downstream, labels, lds, ours, settings, storage
+from experiments.pages import ablations, calibration, downstream, extensions, labels, lds, settings, storage
 from experiments.pages.book import Book, Section, command, table
-from experiments.shared.places import HERE
+from experiments.shared.paths import HERE
 
 ROOT = HERE.parent
 DOCS = ROOT / "docs"
@@ -38,7 +38,7 @@ SECTIONS: list[Section] = [
     *ablations.APPENDIX,
     *downstream.TEXTS,
     lds.RELIABILITY,
-    *ours.SECTIONS,
+    *extensions.SECTIONS,
     calibration.SECTION,
     *settings.SECTIONS,
     *storage.SECTIONS,

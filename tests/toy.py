@@ -59,7 +59,7 @@ def cut(pass_size: int = 4, shard_passes: int = 2) -> Iterator[None]:
     """Passes and shards so small that a few examples make several."""
     with (
         mock.patch("unde.gradients.feature_pass.MOST", pass_size),
-        mock.patch("unde.index.build_settings.SHARD_PASSES", shard_passes),
+        mock.patch("unde.index.builder.SHARD_PASSES", shard_passes),
     ):
         yield
 

@@ -17,6 +17,7 @@ import torch
 
 from benchmarks.faults import damage, disks, inputs, kills, manifests
 from benchmarks.faults.trial import OUTCOMES, Tally
+from benchmarks.machine import machine
 from unde.version import __version__
 
 ROOT = Path(__file__).parents[2]
@@ -88,13 +89,6 @@ def render(page: Path, results: dict) -> None:
     page.write_text(before + rendered(results) + rest.partition(END)[2])
 
 
-def cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return "unknown processor"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description="The fault campaign.")
     parser.add_argument("--seed", type=int, default=0)
@@ -116,7 +110,7 @@ def main() -> None:
         "date": date.today().isoformat(),
         "unde": __version__,
         "torch": torch.__version__,
-        "cpu": cpu(),
+        "cpu": machine()["processor"],
         "minutes": round((time.monotonic() - started) / 60, 1),
         "counts": {category: dict(count) for category, count in tally.counts.items()},
         "examples": tally.examples[:50],

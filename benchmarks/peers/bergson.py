@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from benchmarks.peers.given import BuildInputs
+from benchmarks.peers.inputs import BuildInputs
 
 NOTE = "linear layers below the head, without biases, rank² numbers each, on disk"
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.peers.given import BuildInputs, Cannot, Logits, refuse_diffusion
+from benchmarks.peers.inputs import BuildInputs, Cannot, Logits, refuse_diffusion
 
 NOTE = "the last layer alone: a forward pass, and at most rank² numbers, in memory"
 

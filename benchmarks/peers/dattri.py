@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from benchmarks.peers.given import BuildInputs, Cannot, refuse_diffusion, with_linear_layers
+from benchmarks.peers.inputs import BuildInputs, Cannot, refuse_diffusion, with_linear_layers
 
 NOTE = "nn.Linear layers with biases (Conv1D of GPT-2 turned into them), rank² numbers each, in memory"
 

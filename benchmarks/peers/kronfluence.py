@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from benchmarks.peers.given import BuildInputs, refuse_diffusion, with_linear_layers
+from benchmarks.peers.inputs import BuildInputs, refuse_diffusion, with_linear_layers
 
 NOTE = "linear and convolutional layers, scores of 4 queries from whole gradients, of which none are kept: no rank"
 QUERIES = 4

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.peers.given import BuildInputs, Logits, refuse_diffusion
+from benchmarks.peers.inputs import BuildInputs, Logits, refuse_diffusion
 
 NOTE = "all parameters, but only rank numbers an example, on disk; timed on one batch"
 

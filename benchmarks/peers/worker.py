@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any, TextIO
 
 from benchmarks.cases import CASES, SEED, rows_of
-from benchmarks.peers.given import BuildInputs, Cannot
+from benchmarks.peers.inputs import BuildInputs, Cannot
 
 
 class Worker:

@@ -9,8 +9,8 @@ import numpy as np
 
 from experiments import paper_numbers as paper
 from experiments.pages import figures
+from experiments.pages.bank_results import BANKS, of_bank
 from experiments.pages.book import NONE, Book, Section, command, made_by, number, paragraphs, shown, table
-from experiments.pages.measured import BANKS, of_bank
 from unde.evaluate import pattern_similarity
 
 LEGEND = (

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from experiments.shared.places import RESULTS
+from experiments.shared.paths import RESULTS
 
 Estimate = Mapping[str, Any]  # {"mean", "ci95", "ci95_total", …}: what unde.evaluate.Estimate.as_dict gives
 NONE = "–"

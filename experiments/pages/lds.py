@@ -7,6 +7,7 @@ from typing import Any
 
 from experiments import paper_numbers as paper
 from experiments.pages import figures
+from experiments.pages.bank_results import BANKS, CHIEF, RULES, differences, of_bank
 from experiments.pages.book import (
     NONE,
     Book,
@@ -20,7 +21,6 @@ from experiments.pages.book import (
     shown,
     table,
 )
-from experiments.pages.measured import BANKS, CHIEF, RULES, differences, of_bank
 from experiments.pages.verdicts import count, verdicts
 
 MARK = {"better": " ▲", "worse": " ▼", "same": ""}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from experiments.pages.bank_results import BANKS
 from experiments.pages.book import NONE, Book, Section, made_by, number, paragraphs, shown, table
-from experiments.pages.measured import BANKS
 from experiments.studies import damping
 
 

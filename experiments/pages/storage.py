@@ -5,8 +5,8 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
+from experiments.pages.bank_results import BANKS
 from experiments.pages.book import NONE, Book, Section, made_by, number, paragraphs, table
-from experiments.pages.measured import BANKS
 from experiments.pages.verdicts import count
 
 USUAL = "float32"

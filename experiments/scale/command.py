@@ -29,7 +29,7 @@ from experiments.scale.settings import (
 from experiments.scale.sources import Source
 from experiments.scale.study import Place, Study
 from experiments.scale.vision import ImageNet
-from experiments.shared.places import RUNS
+from experiments.shared.paths import RUNS
 from unde.errors import unknown
 
 

@@ -21,7 +21,7 @@ from experiments.datasets.attributes import join
 from experiments.scale.settings import BETAS, CATEGORIES, GLUE, Diffusion
 from experiments.scale.sources import Pictures, enough, of_classes, pictures
 from experiments.scale.study import Place, Study, closest, initial, losses
-from experiments.scale.training import State, fit
+from experiments.scale.training import State
 from unde import Setup, console
 from unde.diffusion import Samples
 from unde.errors import UndeError
@@ -162,10 +162,7 @@ class Generation(Study):
             out = model(scheduler.add_noise(x, noise, t).to(device), t.to(device), **told).sample
             return (out - target.to(device)).square().flatten(1).mean(1)
 
-        return fit(
-            model, loss, len(rows), self.setting.recipe, seed=seed, rows=self.place.rows, checkpoint=checkpoint,
-            title=self.name,
-        )  # fmt: skip
+        return self.fit(model, loss, len(rows), seed, checkpoint)
 
     def methods(self, model: nn.Module) -> dict[str, Method]:
         p = closest(model, self.setting.features)

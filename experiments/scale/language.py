@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,15 @@ from torch import Tensor, nn
 
 from experiments.scale import findings
 from experiments.scale.sources import texts
-from experiments.scale.study import Study, initial, losses
+from experiments.scale.study import Study, initial
 from experiments.scale.tokens import Sequences, sequences, tokenizer_in
-from experiments.scale.training import State, fit, optimizer_of
+from experiments.scale.training import State, optimizer_of
+from unde import Index, Weights
+from unde.data import Rows
 from unde.errors import UndeError
 from unde.evaluate import TailPatch, random_indices, tail_patch
 from unde.methods import EKFAC, LoGRA, Method, TracIn
+from unde.scoring import GroupScores
 from unde.tasks import CausalLM
 
 LAYOUT = (
@@ -86,45 +90,47 @@ class WikiText(Study):
             ids = data.rows(rows[part.numpy()]).to(self.place.device)
             return self.task.loss(model, {"input_ids": ids})
 
-        return fit(
-            model, loss, len(rows), self.setting.recipe, seed=seed, rows=self.place.rows, checkpoint=checkpoint,
-            title=self.name,
-        )  # fmt: skip
-
-    def utility(self, model: nn.Module) -> dict[str, Tensor]:
-        return {
-            role: -losses(self.task, model, self.queries(role), self.place.rows, self.place.device)
-            for role in ("learn", "eval")
-        }
+        return self.fit(model, loss, len(rows), seed, checkpoint)
 
     def patches(self) -> Path:
         """Tail-patch: one more step on the top 128 examples of each query."""
         self.begin()
-        s, (model, state) = self.setting, self.trained()
-        data, queries, name = self.train_data(), self.queries("eval"), f"{self.name}-tail-patch"
-        lr = s.recipe.lr * (s.recipe.final or 1)
+        recipe, (_, state) = self.setting.recipe, self.trained()
+        return measure_patches(
+            self,
+            f"{self.name}-tail-patch",
+            optimizer=lambda parameters: optimizer_of(parameters, recipe),
+            optimizer_state=state,
+            lr=recipe.lr * (recipe.final or 1),
+            max_grad_norm=recipe.max_grad_norm,
+        )
 
-        def patch(indices: Any, title: str) -> TailPatch:
-            return findings.kept(
-                self.folder / "tail-patch" / f"{title}.npz",
-                torch.as_tensor(indices),
-                lambda: tail_patch(
-                    model, self.task, data, queries, indices, optimizer=lambda ps: optimizer_of(ps, s.recipe),
-                    optimizer_state=state, lr=lr, micro_batch=self.place.rows,
-                    max_grad_norm=s.recipe.max_grad_norm,
-                ),
-            )  # fmt: skip
 
-        k = min(s.patch, len(data))
-        found = patch(random_indices(len(data), len(queries), k), "random")
-        results: dict[str, Any] = {"methods": {}, "bank": None, "random": found.per_token.as_dict(), "k": k}
-        path = self.place.results / f"{name}.json"
-        for title, method in self.methods(model).items():
-            index = self.index(model, method)
-            weights, without = self.weighed(index, method)
-            scores = self.scores(index, method, "eval")
-            results["methods"][title] = findings.patch_entry(
-                method, scores, weights, without, k, lambda rows, rule, t=title: patch(rows, f"{t}-{rule}")
-            )
-            path = findings.write(self.place.results, name, results, s)
-        return path
+def measure_patches(
+    study: Study, name: str, more: Callable[[GroupScores, Any], dict[str, Any]] | None = None, **step: Any
+) -> Path:
+    """Tail-patch of each method with its top `setting.patch` examples; `step` goes to `tail_patch`."""
+    model, _ = study.trained()
+    data, queries = study.train_data(), study.queries("eval")
+    k = min(study.setting.patch, len(data))
+
+    def patch(indices: Any, title: str) -> TailPatch:
+        return findings.kept(
+            study.folder / "tail-patch" / f"{title}.npz",
+            torch.as_tensor(indices),
+            lambda: tail_patch(
+                model, study.task, data, queries, indices, micro_batch=study.place.rows, **step
+            ),
+        )
+
+    def entry(
+        title: str, method: Method, index: Index, weights: dict[str, Weights], without: dict[str, str]
+    ) -> dict[str, Any]:
+        scores = study.scores(index, method, "eval")
+        found = findings.patch_entry(
+            method, scores, weights, without, k, lambda rows, rule: patch(rows, f"{title}-{rule}")
+        )
+        return found | (more(scores, weights) if more else {})
+
+    found = patch(random_indices(len(data), len(Rows(queries)), k), "random")
+    return study.measure_methods(name, entry, random=found.per_token.as_dict(), k=k)

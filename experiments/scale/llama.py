@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from experiments.scale import findings
+from experiments.scale.language import measure_patches
 from experiments.scale.sources import texts
 from experiments.scale.study import Study
 from experiments.scale.tokens import Sequences, sequences, tokenizer_in
 from experiments.scale.training import State, keep
-from unde import console
+from unde import Weights, console
 from unde.errors import UndeError
-from unde.evaluate import TailPatch, random_indices, tail_patch
 from unde.integrations.language import load_model
 from unde.methods import LoGRA, Method, TracIn
+from unde.scoring import GroupScores
 from unde.tasks import CausalLM
 from unde.tasks.language import IGNORE
 
@@ -90,41 +90,16 @@ class OpenWebText(Study):
 
     def patches(self) -> Path:
         self.begin()
-        s, (model, _) = self.setting, self.trained()
-        data, queries = self.train_data(), self.queries("eval")
-
-        def patch(indices: Any, title: str) -> TailPatch:
-            return findings.kept(
-                self.folder / "tail-patch" / f"{title}.npz",
-                torch.as_tensor(indices),
-                lambda: tail_patch(
-                    model, self.task, data, queries, indices, optimizer=partial(torch.optim.AdamW, lr=s.lr),
-                    micro_batch=self.place.rows, max_grad_norm=1.0,
-                ),
-            )  # fmt: skip
-
-        found = patch(random_indices(len(data), s.evaluate, s.patch), "random")
-        results: dict[str, Any] = {"methods": {}, "bank": None, "random": found.per_token.as_dict()}
+        self.trained()
         sources = self._generated["eval sources"]
-        path = self.place.results / f"{self.name}.json"
-        for title, method in self.methods(model).items():
-            index = self.index(model, method)
-            weights, without = self.weighed(index, method)
-            scores = self.scores(index, method, "eval")
-            entry = findings.patch_entry(
-                method,
-                scores,
-                weights,
-                without,
-                s.patch,
-                lambda rows, rule, t=title: patch(rows, f"{t}-{rule}"),
-            )
+
+        def snippets(scores: GroupScores, weights: dict[str, Weights]) -> dict[str, Any]:
             ways = {"unweighted": None, **weights}
-            own = {name: scores.top(1, w).indices[:, 0] == sources for name, w in ways.items()}
-            entry["own snippet is top-1"] = {name: float(hit.float().mean()) for name, hit in own.items()}
-            results["methods"][title] = entry
-            path = findings.write(self.place.results, self.name, results, s)
-        return path
+            hits = {name: scores.top(1, w).indices[:, 0] == sources for name, w in ways.items()}
+            return {"own snippet is top-1": {name: float(hit.float().mean()) for name, hit in hits.items()}}
+
+        optimizer = partial(torch.optim.AdamW, lr=self.setting.lr)
+        return measure_patches(self, self.name, snippets, optimizer=optimizer, max_grad_norm=1.0)
 
 
 @torch.no_grad()

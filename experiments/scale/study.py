@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from experiments.scale import findings
 from experiments.scale.sources import Source
-from experiments.scale.training import State, keep
-from experiments.shared.places import RESULTS, RUNS
+from experiments.scale.training import Loss, State, fit, keep
+from experiments.shared.paths import RESULTS, RUNS
 from unde import Index, Weights, console
 from unde.errors import UndeError
 from unde.evaluate import Bank
@@ -30,6 +30,8 @@ from unde.projection import Spec, feature_size
 from unde.scoring import GroupScores
 from unde.tasks.base import Task
 
+# title, method, index, weights of each rule, why a rule has none
+Entry = Callable[[str, Method, Index, dict[str, Weights], dict[str, str]], dict[str, Any]]
 ALPHA = 0.5  # share of the data in a subset (B.2.1)
 
 
@@ -80,7 +82,7 @@ class Study(ABC):
         """All training examples, as an index gets them."""
 
     @abstractmethod
-    def queries(self, role: str, method: Method) -> Any:
+    def queries(self, role: str, method: Method | None = None) -> Any:
         """The queries of a role, "learn" or "eval"."""
 
     @abstractmethod
@@ -172,11 +174,34 @@ class Study(ABC):
     def weighed(self, index: Index, method: Method) -> tuple[dict[str, Weights], dict[str, str]]:
         return findings.learned(index, method, lambda: self.scores(index, method, "learn"))
 
+    def measure_methods(self, name: str, entry: Entry, **results: Any) -> Path:
+        """NAME.json, written after each method: `entry(title, method, index, weights, without)` gives its part."""
+        model, _ = self.trained()
+        results = {"methods": {}, "bank": None, **results}
+        path = self.place.results / f"{name}.json"
+        for title, method in self.methods(model).items():
+            index = self.index(model, method)
+            weights, without = self.weighed(index, method)
+            results["methods"][title] = entry(title, method, index, weights, without)
+            path = findings.write(self.place.results, name, results, self.setting)
+        return path
+
+    def fit(
+        self, model: nn.Module, loss: Loss, count: int, seed: int, checkpoint: Path, rows: int | None = None
+    ) -> State:
+        """Train with the recipe of the setting, `rows` examples at a time."""
+        rows = rows or self.place.rows
+        recipe = self.setting.recipe
+        return fit(model, loss, count, recipe, seed=seed, rows=rows, checkpoint=checkpoint, title=self.name)
+
     # --- LDS ---------------------------------------------------------------------------------------------
 
     def utility(self, model: nn.Module) -> dict[str, Tensor]:
         """How well a retrained model does on the queries of both roles: − loss; where models are retrained."""
-        raise UndeError(f"{type(self).__name__} retrains no models: LDS is not among its studies")
+        return {
+            role: -losses(self.task, model, self.queries(role), self.place.rows, self.place.device)
+            for role in ("learn", "eval")
+        }
 
     def train_half(self, indices: np.ndarray, seed: int) -> nn.Module:
         checkpoint = self.folder / "halves" / f"{seed}.pt"
@@ -201,20 +226,17 @@ class Study(ABC):
     def lds(self) -> Path:
         """The paper's LDS table: every method without weights and with those of both rules."""
         self.begin()
-        model, _ = self.trained()
+        self.trained()
         bank = self.bank()
-        results: dict[str, Any] = {"methods": {}, "bank": findings.bank_entry(bank)}
-        path = self.place.results / f"{self.name}.json"
-        for title, method in self.methods(model).items():
-            index = self.index(model, method)
-            weights, without = self.weighed(index, method)
-            scores = self.scores(index, method, "eval")
-            results["methods"][title] = findings.lds_entry(method, scores, weights, without, bank)
-            path = findings.write(self.place.results, self.name, results, self.setting)
-            console.note(
-                f"{title}: LDS {results['methods'][title]['unweighted']['mean']:.2%} without weights"
-            )
-        return path
+
+        def entry(
+            title: str, method: Method, index: Index, weights: dict[str, Weights], without: dict[str, str]
+        ) -> dict[str, Any]:
+            found = findings.lds_entry(method, self.scores(index, method, "eval"), weights, without, bank)
+            console.note(f"{title}: LDS {found['unweighted']['mean']:.2%} without weights")
+            return found
+
+        return self.measure_methods(self.name, entry, bank=findings.bank_entry(bank))
 
 
 def closest(model: nn.Module, features: int, exclude: tuple[str, ...] = ()) -> str:

@@ -16,9 +16,9 @@ from torch.utils.data import Dataset
 from experiments.scale import findings
 from experiments.scale.settings import Vision
 from experiments.scale.sources import Pictures, enough, pictures
-from experiments.scale.study import Place, Study, closest, initial, losses
-from experiments.scale.training import State, fit
-from unde import console
+from experiments.scale.study import Place, Study, closest, initial
+from experiments.scale.training import State
+from unde import Index, Weights, console
 from unde.errors import UndeError
 from unde.methods import TRAK, Method, TracIn
 from unde.tasks import Classification
@@ -161,16 +161,7 @@ class ImageNet(Study):
 
         # BatchNorm must see the batches of the recipe: they are not cut where they can be held.
         held = self.setting.recipe.batch_size if self.setting.architecture == "resnet" else self.place.rows
-        return fit(
-            model, loss, len(rows), self.setting.recipe, seed=seed, rows=held, checkpoint=checkpoint, title=self.name
-        )  # fmt: skip
-
-    @torch.no_grad()
-    def utility(self, model: nn.Module) -> dict[str, Tensor]:
-        return {
-            role: -losses(self.task, model, self.queries(role), self.place.rows, self.place.device)
-            for role in ("learn", "eval")
-        }
+        return self.fit(model, loss, len(rows), seed, checkpoint, held)
 
     # --- wrong labels ------------------------------------------------------------------------------------
 
@@ -178,19 +169,16 @@ class ImageNet(Study):
         """AUC of normalised self-influence of a model that was trained on corrupted labels."""
         study = ImageNet(self.setting, self.place, self.title, corrupted=True)
         study.begin()
-        model, _ = study.trained()
         wrong, count = study.labels[1].numpy(), study.n_train
         judged = np.sort(np.random.default_rng(3).permutation(count)[: self.setting.judged])
-        results: dict[str, Any] = {"methods": {}, "bank": None}
-        path = self.place.results / f"{study.name}.json"
-        for title, method in study.methods(model).items():
-            index = study.index(model, method)
-            weights, without = study.weighed(index, method)
-            results["methods"][title] = findings.mislabel_entry(
-                index, method, weights, without, judged, wrong[judged], min(self.setting.top, count)
-            )
-            path = findings.write(self.place.results, study.name, results, self.setting)
-        return path
+        top = min(self.setting.top, count)
+
+        def entry(
+            title: str, method: Method, index: Index, weights: dict[str, Weights], without: dict[str, str]
+        ) -> dict[str, Any]:
+            return findings.mislabel_entry(index, method, weights, without, judged, wrong[judged], top)
+
+        return study.measure_methods(study.name, entry)
 
 
 def made(s: Vision) -> nn.Module:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.shared.places import BANKS
+from experiments.shared.paths import BANKS
 from unde.errors import UndeError
 from unde.evaluate import Bank
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import nn
 
 from experiments.shared import banks
 from experiments.shared.models import kept
-from experiments.shared.places import RUNS
+from experiments.shared.paths import RUNS
 from unde import Index
 from unde.evaluate import Bank
 from unde.index import QueryFeatures
@@ -175,29 +176,34 @@ def _text(name: str, load: Callable[[], nn.Module], data: Callable[[], Any]) -> 
     )
 
 
-def _denoiser(name: str) -> Cell:
-    from experiments.shared import cifar2, denoising, robots
+def denoiser(name: str, study: ModuleType) -> Cell:
+    """Of a module with `attributed`, `columns`, `GROUPS` and, for a bank, `queries`."""
+    from experiments.shared import denoising
     from unde.tasks import Diffusion
-
-    there = {"cifar2": cifar2, "robots": robots}[name]
 
     def queries(role: str) -> dict[str, Any]:
         which, _, journey = role.partition(" ")
-        return there.queries(which).queries(journey == "journey")
+        return study.queries(which).queries(journey == "journey")
 
     return Cell(
         name,
         "diffusion",
         DENOISERS,
-        load=there.attributed,
+        load=study.attributed,
         task=lambda: Diffusion(denoising.scheduler(), denoising.AVERAGED),
-        train=there.columns,
+        train=study.columns,
         queries=queries,
         built_for={
             m.measure: m for m in (TRAK(damping=DAMPING), DTRAK(damping=DAMPING), DAS(damping=DAMPING))
         },
-        groups=there.GROUPS,
+        groups=study.GROUPS,
     )
+
+
+def _diffusion(name: str) -> Cell:
+    from experiments.shared.diffusion_bank import STUDIES
+
+    return denoiser(name, STUDIES[name])
 
 
 CELLS: dict[str, Callable[[], Cell]] = {
@@ -208,8 +214,8 @@ CELLS: dict[str, Callable[[], Cell]] = {
     "sotu-gpt2": lambda: _corpus("sotu"),
     "wikitext-gpt2": lambda: _corpus("wikitext"),
     "finetuned-gpt2": _finetuned,
-    "cifar2": lambda: _denoiser("cifar2"),
-    "robots": lambda: _denoiser("robots"),
+    "cifar2": lambda: _diffusion("cifar2"),
+    "robots": lambda: _diffusion("robots"),
 }
 
 

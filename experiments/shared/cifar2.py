@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -12,10 +10,10 @@ import torch.nn.functional as F
 from diffusers import UNet2DModel
 from torch import Tensor
 
+from experiments.shared import models
+from experiments.shared.data import folder
 from experiments.shared.denoising import fit, scheduler, seeds
 from experiments.shared.denoising import training as described
-from experiments.shared.models import load_half, load_into, save_half, trainable
-from experiments.shared.places import MODELS
 from unde.diffusion import Samples, sample
 from unde.evaluate import TrainingSpec
 
@@ -29,7 +27,7 @@ GROUPS = "layer"
 @cache
 def images() -> Tensor:
     """(N, 3, 16, 16) in [−1, 1]: the first images of each class of cifar2.npz in the folder UNDE_DATA."""
-    data = np.load(Path(os.environ["UNDE_DATA"]) / "cifar2.npz")
+    data = np.load(folder("cifar2.npz"))
     rows = np.concatenate([np.flatnonzero(data["y_train"] == c)[: N // 2] for c in (0, 1)])
     x = torch.from_numpy(data["x_train"][rows]).permute(0, 3, 1, 2).float()
     return F.avg_pool2d(x, 2) / 127.5 - 1
@@ -84,10 +82,7 @@ def _training_images() -> dict[str, Tensor]:
 @cache
 def attributed() -> UNet2DModel:
     """Trained on all images once, kept in models/."""
-    path = MODELS / "cifar2.safetensors"
-    if not path.exists():
-        save_half(path, trainable(train()))
-    return load_into(unet(), load_half(path))
+    return models.attributed("cifar2", unet, train)
 
 
 @cache

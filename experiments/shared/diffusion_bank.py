@@ -9,13 +9,15 @@ allows the shortcut.
 from __future__ import annotations
 
 from functools import partial
+from types import ModuleType
 
 from torch import Tensor, nn
 
+from experiments.shared import cifar2, robots
 from experiments.shared.banks import Recipe
 from experiments.shared.denoising import utilities
-from experiments.shared.diffusion import STUDIES
 
+STUDIES: dict[str, ModuleType] = {"cifar2": cifar2, "robots": robots}
 SUBSETS = 64
 TIMESTEPS = {"cifar2": 50, "robots": 10}
 MANY, BOTH = 50, 32  # where fewer are used: how many queries are judged at many too

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,8 +12,8 @@ from torch import Tensor
 import experiments.shared.pictures as pictures
 from experiments.datasets import Attributes
 from experiments.datasets import emoji as read
-from experiments.shared.models import load_half, load_into, save_half, trainable
-from experiments.shared.places import MODELS
+from experiments.shared import models
+from experiments.shared.data import folder
 
 HELD_OUT = 50  # combinations of each split
 EPOCHS, LR = 8, 2e-3
@@ -24,7 +22,7 @@ GROUPS = "tensor"
 
 @cache
 def _parts() -> tuple[Attributes, dict[str, Attributes]]:
-    rest = read(Path(os.environ["UNDE_DATA"]) / "emoji_subject_style_background_32.npz")
+    rest = read(folder("emoji_subject_style_background_32.npz"))
     held = {}
     for split in ("train", "validation"):
         rest, held[split] = rest.hold_out(HELD_OUT, split)
@@ -67,7 +65,4 @@ def train() -> UNet2DConditionModel:
 
 @cache
 def attributed() -> UNet2DConditionModel:
-    path = MODELS / "emoji.safetensors"
-    if not path.exists():
-        save_half(path, trainable(train()))
-    return load_into(pictures.with_lora(), load_half(path))
+    return models.attributed("emoji", pictures.with_lora, train)

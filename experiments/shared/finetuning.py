@@ -7,11 +7,12 @@ fine-tunings start from the same checkpoint, kept in experiments/models; their s
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 from torch import Tensor, nn
 
+from experiments.shared import models
 from experiments.shared.banks import Recipe
 from experiments.shared.corpora import (
     Corpus,
@@ -24,8 +25,6 @@ from experiments.shared.corpora import (
     train,
     training,
 )
-from experiments.shared.models import load_half, load_into, save_half, trainable
-from experiments.shared.places import MODELS
 
 VOCABULARY = 4096
 HELD_OUT = 10  # every tenth document
@@ -54,11 +53,10 @@ def corpus() -> tuple[Tensor, Corpus]:
 
 
 def pretrained() -> nn.Module:
-    path = MODELS / "gpt2-pretrained.safetensors"
-    if not path.exists():
-        model, _ = train(gpt2(VOCABULARY), corpus()[0], seed=0, **PRETRAINING)
-        save_half(path, trainable(model))
-    return load_into(gpt2(VOCABULARY), load_half(path))
+    def pretrain() -> nn.Module:
+        return train(gpt2(VOCABULARY), corpus()[0], seed=0, **PRETRAINING)[0]
+
+    return models.attributed("gpt2-pretrained", partial(gpt2, VOCABULARY), pretrain)
 
 
 def finetuned(tokens: Tensor, seed: int) -> nn.Module:
@@ -67,10 +65,9 @@ def finetuned(tokens: Tensor, seed: int) -> nn.Module:
 
 def attributed() -> nn.Module:
     """Fine-tuned on all 1,500 sequences once."""
-    path = MODELS / "gpt2-finetuned.safetensors"
-    if not path.exists():
-        save_half(path, trainable(finetuned(corpus()[1].train, seed=0)))
-    return load_into(gpt2(VOCABULARY), load_half(path))
+    return models.attributed(
+        "gpt2-finetuned", partial(gpt2, VOCABULARY), lambda: finetuned(corpus()[1].train, seed=0)
+    )
 
 
 def _initial(seed: int) -> nn.Module:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.shared.corpora import EPOCHS, VOCABULARY, Corpus, corpus, gpt2, llama, train
-from experiments.shared.places import HERE
+from experiments.shared.paths import HERE
 from experiments.shared.sweep import objective
 from unde import Index, Weights
 from unde.evaluate import Estimate, bm25, paired, representation_similarity

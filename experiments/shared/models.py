@@ -8,7 +8,7 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from experiments.shared.places import MODELS
+from experiments.shared.paths import MODELS
 
 
 def save_half(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -31,6 +31,14 @@ def load_into(model: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
     assert not missing, f"the file lacks {sorted(missing)[:3]}"
     model.load_state_dict(tensors, strict=False)
     return model.eval()
+
+
+def attributed(name: str, make: Callable[[], nn.Module], train: Callable[[], nn.Module]) -> nn.Module:
+    """The model of that name with the parameters in experiments/models, trained once: all, or those of an adapter."""
+    path = MODELS / f"{name}.safetensors"
+    if not path.exists():
+        save_half(path, trainable(train()))
+    return load_into(make(), load_half(path))
 
 
 def kept(name: str, make: Callable[[], nn.Module], train: Callable[[], nn.Module]) -> nn.Module:

@@ -20,9 +20,10 @@ from diffusers import UNet2DConditionModel
 from torch import Tensor
 
 from experiments.datasets import Attributes, pretraining_robots
+from experiments.shared import models
 from experiments.shared.denoising import fit, scheduler, seeds
-from experiments.shared.models import load_half, load_into, save_half, trainable
-from experiments.shared.places import MODELS
+from experiments.shared.models import load_half, save_half
+from experiments.shared.paths import MODELS
 from unde.diffusion import Samples, sample
 from unde.integrations.diffusers import add_lora
 
@@ -122,12 +123,12 @@ def unet() -> UNet2DConditionModel:
 
 def pretrained() -> UNet2DConditionModel:
     """Trained once on 4,000 pictures of other subjects, styles and backgrounds, kept in models/."""
-    path = MODELS / "pretrained.safetensors"
-    if not path.exists():
-        told, x = encode(_other().prompts), encode_pictures(_other().images)
-        model = fit(unet(), x, seed=0, conditions=told, nothing=nothing(), **PRETRAINING)
-        save_half(path, trainable(model))
-    return load_into(unet(), load_half(path))
+
+    def pretrain() -> UNet2DConditionModel:
+        x, conditions = encode_pictures(_other().images), encode(_other().prompts)
+        return fit(unet(), x, seed=0, conditions=conditions, nothing=nothing(), **PRETRAINING)
+
+    return models.attributed("pretrained", unet, pretrain)
 
 
 def with_lora() -> UNet2DConditionModel:

@@ -12,10 +12,9 @@ from torch import Tensor
 import experiments.shared.pictures as pictures
 from experiments.datasets import Attributes
 from experiments.datasets import robots as draw
+from experiments.shared import models
 from experiments.shared.denoising import seeds
 from experiments.shared.denoising import training as described
-from experiments.shared.models import load_half, load_into, save_half, trainable
-from experiments.shared.places import MODELS
 from unde.diffusion import Samples
 from unde.evaluate import TrainingSpec
 
@@ -64,10 +63,7 @@ def _training_pictures() -> dict[str, Tensor]:
 @cache
 def attributed() -> UNet2DConditionModel:
     """Fine-tuned on all pictures once; the adapter is kept in models/."""
-    path = MODELS / "robots.safetensors"
-    if not path.exists():
-        save_half(path, trainable(train()))
-    return load_into(pictures.with_lora(), load_half(path))
+    return models.attributed("robots", pictures.with_lora, train)
 
 
 @cache

@@ -14,7 +14,7 @@ import numpy as np
 
 from experiments.shared import cells
 from experiments.shared.cells import Cell
-from experiments.shared.places import RUNS
+from experiments.shared.paths import RUNS
 from experiments.shared.sweep import EVERY_BANK, needed
 from unde import Index
 from unde.evaluate import calibration as statistics

@@ -79,7 +79,7 @@ def trained(seed: int) -> list[dict[str, Tensor]]:
 
 def run(variant: str | None) -> dict[str, Any]:
     """{method, projection: {"one", "checkpoints", "ensemble": {"estimate", "difference"}}}"""
-    from experiments.shared.places import RUNS
+    from experiments.shared.paths import RUNS
     from unde import Index
     from unde.methods import EKFAC, TRAK, LoGRA, TracIn
     from unde.tasks import Classification

@@ -35,7 +35,7 @@ DATA_SETS = {  # kind of task → data set → banks
 def run(variant: str | None) -> dict[str, Any]:
     """{method: {damping: estimate}}, and TracIn under damping 0."""
     from experiments.shared import cells
-    from experiments.shared.places import RUNS
+    from experiments.shared.paths import RUNS
     from unde import Index
     from unde.methods import DAS, DTRAK, EKFAC, TRAK, LoGRA, TracIn
 

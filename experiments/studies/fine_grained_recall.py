@@ -22,11 +22,11 @@ from torch import Tensor
 
 import experiments.shared.emoji as emoji
 import experiments.shared.pictures as pictures
-import experiments.shared.recognise as recognise
+import experiments.shared.recognition as recognition
 import experiments.shared.robots as robots
 from experiments.datasets import Queries, robot_queries
-from experiments.shared.diffusion import Attributed
-from experiments.shared.places import HERE, RUNS
+from experiments.shared.cells import Cell, denoiser
+from experiments.shared.paths import HERE, RUNS
 from experiments.shared.sweep import objective
 from unde import Weights, learn_weights
 from unde.evaluate import fine_grained, recall_at_k, recall_strength, representation_distance
@@ -58,6 +58,11 @@ def as_columns(study: str, asked: Queries, role: str) -> dict[str, Tensor]:
         samples = pictures.generate(STUDIES[study].attributed(), asked.prompts, role)
         save_file({"latents": samples.latents}, path)
     return {**load_file(path), "encoder_hidden_states": pictures.encode(asked.prompts)}
+
+
+def score(cell: Cell, role: str, columns: dict[str, Tensor]) -> GroupScores:
+    index = cell.index_for(METHOD)
+    return index.score(index.features(columns, cell.features_path(METHOD, role)), METHOD)
 
 
 def tuned(
@@ -144,24 +149,24 @@ def run(variant: str | None) -> dict[str, Any]:
     assert variant is not None
     torch.set_num_threads(1)
     study = variant
-    there, data = Attributed(study, STUDIES[study]), STUDIES[study].data()
+    cell, data = denoiser(study, STUDIES[study]), STUDIES[study].data()
     results: dict[str, Any] = {"method": str(METHOD)}
     if study == "robots":
         results["judge"] = {}
     learn = {}
     for attribute in TARGETS:
         asked = learning_queries(study, attribute)
-        learn[attribute] = there.scores(METHOD, f"{attribute}-{LEARN}", as_columns(study, asked, attribute))
+        learn[attribute] = score(cell, f"{attribute}-{LEARN}", as_columns(study, asked, attribute))
     weights = {a: objective(scores) for a, scores in learn.items()}
     usual = {f"{a}, by default": w for a, w in learn_weights(learn).items()}
     results["weights"] = {name: dict(zip(w.groups, w.values.tolist())) for name, w in weights.items()}
     page: dict[str, Any] = {"queries": []}
     for name, (asked, columns) in evaluation(study).items():
         shown = pictures.to_pixels(columns["latents"]) / 2 + 0.5
-        scores = there.scores(METHOD, f"{name}-{len(asked.prompts)}", columns)
+        scores = score(cell, f"{name}-{len(asked.prompts)}", columns)
         relevant = {a: data.contributors(asked.labels, a) for a in TARGETS}
-        encoder = recognise.encoder().features
-        far = representation_distance(encoder, recognise.to_tensor(data.images), shown)
+        encoder = recognition.encoder().features
+        far = representation_distance(encoder, recognition.to_tensor(data.images), shown)
         if name == "train":
             better = {a: tuned(a, learn[a], scores, relevant) for a in TARGETS}
             results["tuned"] = {a: settings for a, (settings, _) in better.items()}
@@ -170,7 +175,7 @@ def run(variant: str | None) -> dict[str, Any]:
         print(f"\n{name} categories\n{found}", flush=True)
         results[name] = found.as_dict()
         if study == "robots":
-            seen = recognise.recognised(shown, asked.labels)
+            seen = recognition.recognised(shown, asked.labels)
             results["judge"][name] = {a: float(rows.mean()) for a, rows in seen.items()}
             print("  the judge sees what was asked for:", results["judge"][name])
             results[f"{name}, recognised"] = on_recognised(scores, {"none": None, **targets}, relevant, seen)

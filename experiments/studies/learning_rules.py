@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from experiments.pages.verdicts import verdicts
-from experiments.shared.places import RESULTS
+from experiments.shared.paths import RESULTS
 from experiments.shared.sweep import EVERY_BANK
 
 PAPER = ""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from experiments.shared import cells
 from experiments.shared.cells import Cell
-from experiments.shared.places import RUNS
+from experiments.shared.paths import RUNS
 from experiments.shared.sweep import needed
 from unde.data import Rows
 from unde.evaluate import Bank, lds

@@ -23,7 +23,7 @@ def run(variant: str | None) -> dict[str, Any]:
         scores = cell.learn_scores(title)
         weights = {loss: objective(scores, loss=loss) for loss in LOSSES}
         if cell.domain == "diffusion":
-            from experiments.shared.augmented import supervised
+            from experiments.shared.augmentation import supervised
 
             method, index = cell.methods[title], cell.index_for(cell.methods[title])
             weights["supervised"] = supervised(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.shared.places import RUNS
+from experiments.shared.paths import RUNS
 from experiments.shared.sweep import objective
 from unde import Index, Weights
 from unde.evaluate import mislabel_auc, mislabel_auc_interval

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from experiments.shared.banks import AGAIN
-from experiments.shared.places import BANKS as FOLDER
+from experiments.shared.paths import BANKS as FOLDER
 from experiments.shared.sweep import EVERY_BANK
 from unde.errors import UndeError
 from unde.evaluate import Bank

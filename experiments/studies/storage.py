@@ -24,7 +24,7 @@ from torch import Tensor
 
 from experiments.shared import cells
 from experiments.shared.cells import Cell
-from experiments.shared.places import RUNS
+from experiments.shared.paths import RUNS
 from experiments.shared.sweep import EVERY_BANK, needed
 from unde import Index, UndeError
 from unde.evaluate import Bank, Estimate, lds, paired, recall_at_k

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from scipy.stats import rankdata
 from torch import Tensor, nn
 
-from experiments.shared.places import RUNS
+from experiments.shared.paths import RUNS
 from unde import Index
 from unde.evaluate import mislabel_auc
 from unde.index.labels import RANKINGS, label_rankings

@@ -1,12 +1,12 @@
-"""What features cost: `Index.build` as a ratio to one plain training pass over the same examples.
+"""Cost of features: `Index.build` as a ratio to a plain training pass over the same examples.
 
-Three passes over a few batches are timed in turn, over and over, so that noise of the machine hits all alike:
+Three passes are timed in turn, so that noise of the machine hits all of them:
 
-    plain     forward and backward with all weights requiring grad: what training on them costs at least
-    build     the features of Index.build, in passes of the size that it settles, writing included
-    frozen    frozen weights and no features, in passes of that size: the floor under any feature pass
+    plain     forward and backward with all weights requiring grad: a lower bound of training
+    build     the features of Index.build, in passes of the size that it chooses, writing included
+    frozen    frozen weights and no features, in passes of that size: a lower bound of any feature pass
 
-Planning (a few examples against autograd, fingerprints) is paid once for an index and reported apart.
+Planning (checks against autograd, fingerprints) happens once for an index and is reported separately.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,113 +39,62 @@ from unde.store.layout import LOG
 from unde.tasks.base import Task
 
 
-@dataclass(frozen=True)
-class BuildCost:
-    """Seconds of every run, (runs,) each; the build had `pass_size` examples in a pass."""
-
-    examples: int
-    pass_size: int
-    plain: np.ndarray
-    frozen: np.ndarray
-    build: np.ndarray
-    planning: np.ndarray
-
-    @property
-    def ratio(self) -> float:
-        return float(np.median(self.build / self.plain))
-
-    @property
-    def floor(self) -> float:
-        return float(np.median(self.frozen / self.plain))
-
-    @property
-    def overhead(self) -> float:
-        """(build − frozen) / plain."""
-        return float(np.median((self.build - self.frozen) / self.plain))
-
-    def interval(self) -> tuple[float, float]:
-        """A 95 % interval of the median ratio."""
-        return median_interval(self.build / self.plain)
-
-    def as_dict(self) -> dict[str, Any]:
-        low, high = self.interval()
-        return {
-            "ratio": round(self.ratio, 3),
-            "interval95": [round(low, 3), round(high, 3)],
-            "floor": round(self.floor, 3),
-            "overhead": round(self.overhead, 3),
-            "plain_seconds": round(float(np.median(self.plain)), 4),
-            "planning_seconds": round(float(np.median(self.planning)), 3),
-            "examples": self.examples,
-            "pass_size": self.pass_size,
-            "runs": len(self.plain),
-        }
-
-    def __str__(self) -> str:
-        low, high = self.interval()
-        per_second = self.examples / float(np.median(self.build))
-        return (
-            f"features cost {self.ratio:.2f} of a plain pass [{low:.2f}, {high:.2f}]; the frozen floor is "
-            f"{self.floor:.2f}, the overhead over it {self.overhead:.2f}; {per_second:,.0f} examples/s after "
-            f"{np.median(self.planning):.1f} s of planning "
-            f"({len(self.plain)} interleaved runs over {self.examples} examples)"
-        )
-
-
 def median_interval(values: Sequence[float] | np.ndarray, level: float = 0.95) -> tuple[float, float]:
-    """An interval of the median that holds with at least that probability whatever the distribution: two of the values,
-    as far from the ends as the binomial distribution of those below the median allows. Six values are the fewest for
-    95 %; of fewer it is all they span, which holds less often.
+    """A distribution-free confidence interval of the median, by order statistics; the range of fewer than six values.
 
     >>> median_interval([5, 1, 4, 2, 3, 6]), median_interval(range(11))
     ((1.0, 6.0), (1.0, 9.0))
     """
     ordered, n = np.sort(np.asarray(values, dtype=float)), len(values)
-    below, left_out = 0.0, -1  # values left out at either end
-    while left_out + 2 <= (n + 1) // 2:
-        below += math.comb(n, left_out + 1) / 2**n
+    below, outside = 0.0, -1  # values outside at either end
+    while outside + 2 <= (n + 1) // 2:
+        below += math.comb(n, outside + 1) / 2**n
         if 1 - 2 * below < level:
             break
-        left_out += 1
-    at = max(0, left_out)
+        outside += 1
+    at = max(0, outside)
     return float(ordered[at]), float(ordered[n - 1 - at])
 
 
-def measure(
-    setup: Setup, rank: int = 16, batch_size: int = 32, runs: int = 15, batches: int = 4
-) -> BuildCost:
-    """Time the passes on the first batches of the training data, which is repeated if there are fewer.
+def measure(setup: Setup, rank: int = 16, batch_size: int = 32, runs: int = 15, batches: int = 4) -> str:
+    """Time the passes on the first batches of the training data, and report the cost in a sentence.
 
-    Plain passes have `batch_size` examples, as in training.
+    Plain passes have `batch_size` examples, as in training. Data with fewer examples are repeated.
     """
     data = setup.rows(setup.train_data)
     rows = Rows([data[i % len(data)] for i in range(batches * batch_size)], data.collate)
     seconds: dict[str, list[float]] = {"plain": [], "frozen": [], "build": [], "planning": []}
     method = TracIn(projection=f"kron({rank})")
-    settled: list[Any] = []
+    settings: list[Any] = []
     with console.progress("timing", runs + 1, unit="runs") as advance:
         for _ in range(runs + 1):
-            begun = time.perf_counter()
-            took = build(setup, rows, method, lambda index: settled.append(index.manifest.settled))
+            start = time.perf_counter()
+            took = build(setup, rows, method, lambda index: settings.append(index.manifest.settled))
             seconds["build"].append(took)
-            seconds["planning"].append(time.perf_counter() - begun - took)
+            seconds["planning"].append(time.perf_counter() - start - took)
             seconds["plain"].append(passes(setup, rows, plain_pass, batch_size))
-            size = settled[0].pass_size
-            seconds["frozen"].append(passes(setup, rows, frozen_pass, size, settled[0].rows))
+            size = settings[0].pass_size
+            seconds["frozen"].append(passes(setup, rows, frozen_pass, size, settings[0].rows))
             advance(1)
     # The first run warms up.
-    return BuildCost(len(rows), size, **{name: np.array(s[1:]) for name, s in seconds.items()})
+    plain, frozen, built, planning = (np.array(s[1:]) for s in seconds.values())
+    low, high = median_interval(built / plain)
+    return (
+        f"features cost {np.median(built / plain):.2f} of a plain pass [{low:.2f}, {high:.2f}]; the frozen floor is "
+        f"{np.median(frozen / plain):.2f}, the overhead over it {np.median((built - frozen) / plain):.2f}; "
+        f"{len(rows) / np.median(built):,.0f} examples/s after {np.median(planning):.1f} s of planning "
+        f"({runs} interleaved runs over {len(rows)} examples)"
+    )
 
 
 def passes(
     setup: Setup, rows: Rows, run: Callable[..., None], size: int, rows_in_pass: int | None = None
 ) -> float:
-    """Seconds of a plain or frozen pass over all rows, `size` examples at a time; in a pass with so many rows where the
-    task makes several of an example."""
-    begun = time.perf_counter()
+    """Seconds of a plain or frozen pass over all rows, `size` examples at a time."""
+    start = time.perf_counter()
     batches = (rows.batch(range(a, min(a + size, len(rows)))) for a in range(0, len(rows), size))
     run(setup.model, set_rows(setup.task, rows_in_pass), batches)
-    return time.perf_counter() - begun
+    return time.perf_counter() - start
 
 
 def build(
@@ -157,7 +105,7 @@ def build(
     memory: str = "2GB",
     store_dtype: str = "auto",
 ) -> float:
-    """Seconds that the features took, in an index in a temporary folder, which `use` may ask something."""
+    """Seconds of the features of an index in a temporary folder; `use` is called with the index."""
     folder = Path(tempfile.mkdtemp(prefix="unde-bench-"))
     try:
         index = Index.build(
@@ -200,12 +148,11 @@ def frozen_pass(model: nn.Module, task: Task, batches: Iterable[Any]) -> None:
     def start_graph(_module: nn.Module, _args: Any, out: Tensor) -> Tensor | None:
         return None if out.requires_grad else GraphStart.apply(out, anchor)
 
-    held = [
-        m
+    handles = [
+        m.register_forward_hook(start_graph)
         for m in model.modules()
         if any(p.requires_grad for p in m.parameters(recurse=False)) and rule_for(m)
     ]
-    handles = [m.register_forward_hook(start_graph) for m in held]
     try:
         # The floor under the pass that the build really runs.
         with frozen_eval(model), frozen_linears(model):

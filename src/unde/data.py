@@ -1,4 +1,4 @@
-"""Data as rows: one view of the many shapes that training sets and queries come in.
+"""Rows: one view of training data and queries, whatever their type.
 
 Accepted: a list (or any sequence or map-style data set) of examples; columns, that is a tuple or dict of
 tensors or arrays of equal length; a DataLoader, whose data set and collate function are used, in order.
@@ -77,20 +77,37 @@ class Rows:
         except (UndeError, IndexError):  # the latter may be the end
             raise
         except Exception as e:
-            raise UndeError(f"example {i} cannot be read from the data ({_told(e)})") from e
+            raise UndeError(f"example {i} cannot be read from the data ({_first_line(e)})") from e
 
     def batch(self, indices: Iterable[int]) -> Any:
         where = list(indices)
-        return _collated(self.collate, where, [self[i] for i in where])
+        return self._collate(where, [self[i] for i in where])
+
+    def _read_with_digests(self, where: list[int]) -> tuple[Any, list[str]]:
+        examples = [self[i] for i in where]
+        return self._collate(where, examples), [digest(e) for e in examples]
+
+    def _collate(self, where: list[int], examples: list[Any]) -> Any:
+        try:
+            return self.collate(examples)
+        except UndeError:
+            raise
+        except Exception as e:
+            which = f"examples {where[0]} to {where[-1]}" if len(where) > 1 else f"example {where[0]}"
+            raise UndeError(
+                f"{which} cannot be put into a batch ({_first_line(e)}): expected tensors, arrays or numbers of equal "
+                "shapes. For others pass collate=, a function that makes a batch of a list of examples"
+            ) from e
 
     def batches(
         self, ranges: Sequence[Sequence[int]], workers: int = 0
     ) -> Generator[tuple[Sequence[int], Any, list[str]]]:
         """(indices, collated batch, content digest of each example) for each range, read ahead by `workers`."""
+        positions: Any = range(len(self))
         loader = DataLoader(
-            _Indexed(self),
-            batch_sampler=map(list, ranges),  # one after the other: all of them may be a million numbers
-            collate_fn=_CollateWithDigests(self.collate),
+            positions,
+            batch_sampler=map(list, ranges),  # lazy: all of them may be a million numbers
+            collate_fn=self._read_with_digests,
             num_workers=workers,
         )
         reading = iter(loader)
@@ -99,7 +116,7 @@ class Rows:
                 yield r, batch, digests
         except UndeError as e:
             raise UndeError(_without_traceback(str(e))) from e
-        finally:  # not when the last traceback that knows them is gone: they would find their pipes broken
+        finally:  # at once: workers that outlive the loop find their pipes broken
             getattr(reading, "_shutdown_workers", lambda: None)()
 
     def subset(self, indices: Sequence[int]) -> Rows:
@@ -136,45 +153,12 @@ def _length_of_columns(data: Any) -> int:
     return next(iter(lengths.values()), 0)
 
 
-class _Indexed(torch.utils.data.Dataset):
-    def __init__(self, rows: Rows) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> tuple[int, Any]:
-        return index, self.rows[index]
-
-
-class _CollateWithDigests:
-    def __init__(self, collate: Collate) -> None:
-        self.collate = collate
-
-    def __call__(self, numbered: list[tuple[int, Any]]) -> tuple[Any, list[str]]:
-        where, examples = [i for i, _ in numbered], [e for _, e in numbered]
-        return _collated(self.collate, where, examples), [digest(e) for e in examples]
-
-
-def _collated(collate: Collate, where: Sequence[int], examples: list[Any]) -> Any:
-    try:
-        return collate(examples)
-    except UndeError:
-        raise
-    except Exception as e:
-        which = f"examples {where[0]} to {where[-1]}" if len(where) > 1 else f"example {where[0]}"
-        raise UndeError(
-            f"{which} cannot be put into a batch ({_told(e)}): expected tensors, arrays or numbers of equal shapes. "
-            "For others pass collate=, a function that makes a batch of a list of examples"
-        ) from e
-
-
-def _told(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def _without_traceback(message: str) -> str:
-    """The message of an error that a worker of a DataLoader had, which torch hands on with all its traceback."""
+    """The message of an error in a worker of a DataLoader; torch puts the whole traceback into it."""
     caught, mark = message.startswith("Caught "), f"{UndeError.__module__}.{UndeError.__qualname__}: "
     return message.rpartition(mark)[2].strip() if caught and mark in message else message
 
@@ -191,9 +175,9 @@ def _refuse_shuffled(loader: DataLoader) -> None:
 
 
 def choose_collate(collate: Collate | None, data: Any) -> Collate | None:
-    """The collate function to use on data, unless it comes with one of its own, as a DataLoader or Rows may."""
-    brings = isinstance(data, (DataLoader, Rows)) and Rows(data).collate is not default_collate
-    return None if brings else collate
+    """`collate`, or None for data that come with a collate function, as a DataLoader or Rows may."""
+    has_collate = isinstance(data, (DataLoader, Rows)) and Rows(data).collate is not default_collate
+    return None if has_collate else collate
 
 
 def plain_text(example: Any) -> str | None:
@@ -253,10 +237,8 @@ def to_numpy(value: Any) -> np.ndarray:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch with every tensor in it on `device`. Copies to the host are waited for: nothing orders what reads them
-    after them."""
-    waits = device.type == "cpu"
-    return map_tensors(batch, lambda x: x.to(device, non_blocking=not waits))
+    """The batch with every tensor on `device`. Copies to the host block: the host would read them too early."""
+    return map_tensors(batch, lambda x: x.to(device, non_blocking=device.type != "cpu"))
 
 
 def map_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -282,18 +264,13 @@ def tensors(batch: Any) -> list[Tensor]:
     >>> tensors({"x": [torch.ones(2), "text"], "y": torch.zeros(1)})
     [tensor([1., 1.]), tensor([0.])]
     """
-    found: list[Tensor] = []
-
-    def note(x: Tensor) -> Tensor:
-        found.append(x)
-        return x
-
-    map_tensors(batch, note)
-    return found
+    out: list[Tensor] = []
+    map_tensors(batch, lambda x: out.append(x) or x)
+    return out
 
 
 def parts(value: Tensor) -> list[Tensor]:
-    """The tensors that a quantised one holds, its numbers and their scales; of a plain one itself."""
+    """The tensors inside a quantised tensor (numbers and scales); a plain tensor itself."""
     if not is_traceable_wrapper_subclass(value):
         return [value]
     return [part for name in value.__tensor_flatten__()[0] for part in parts(getattr(value, name))]
@@ -311,7 +288,7 @@ def digest(example: Any) -> str:
 
 
 def feed(update: Callable[[Any], None], value: Any) -> None:
-    """Each value with its type and length, so that no two different examples read alike."""
+    """Hash a value with its types and lengths, so that different examples never give the same bytes."""
     if isinstance(value, Tensor) and is_traceable_wrapper_subclass(value):
         return feed(update, parts(value))
     if isinstance(value, Tensor):

@@ -1,4 +1,4 @@
-"""Fingerprints of what an index is made from: weights, examples, ids; and whether they are still what they were."""
+"""Fingerprints of weights, examples and ids, and checks that they have not changed."""
 
 from __future__ import annotations
 
@@ -34,9 +34,8 @@ def model_fingerprint(state: Mapping[str, Tensor] | nn.Module) -> str:
 
 
 class ModelWatch:
-    """Notices that a model, or one of its checkpoints, has changed without reading all of it: by the version counters
-    of tensors, which every operation of torch raises, and by some of their entries, for changes that go past them.
-    Checkpoints in files are watched by size and time of the last change."""
+    """Detects changes of a model or its checkpoints without reading all of it: by the version counters of tensors,
+    some of their entries, and the size and time of files."""
 
     def __init__(
         self,
@@ -44,17 +43,15 @@ class ModelWatch:
         checkpoints: Sequence[Mapping[str, Tensor] | str | PathLike[str]] | None = None,
     ) -> None:
         self.model, self.checkpoints = model, checkpoints
-        self._seen = self._look()
+        self._state = self._read_state()
 
     def unchanged(self) -> bool:
-        return self._look() == self._seen
+        return self._read_state() == self._state
 
-    def _look(self) -> list[tuple[Any, ...]]:
-        held: list[
-            tuple[Any, str, Tensor]
-        ] = [  # walked once: of many small modules the walk is most of the time
+    def _read_state(self) -> list[tuple[Any, ...]]:
+        tensors: list[tuple[Any, str, Tensor]] = [
             (where, name, part)
-            for where, module in self.model.named_modules()
+            for where, module in self.model.named_modules()  # one walk: it is most of the time
             for name, t in (*module._parameters.items(), *module._buffers.items())
             if t is not None
             for part in parts(t)
@@ -62,10 +59,10 @@ class ModelWatch:
         files: list[tuple[Any, ...]] = []
         for c, checkpoint in enumerate(self.checkpoints or ()):
             if isinstance(checkpoint, Mapping):
-                held += [(c, name, part) for name, t in checkpoint.items() for part in parts(t)]
+                tensors += [(c, name, part) for name, t in checkpoint.items() for part in parts(t)]
             else:
                 files.append((c, *_file_state(checkpoint)))
-        return files + [(where, name, t.data_ptr(), t._version, _some(t)) for where, name, t in held]
+        return files + [(where, name, t.data_ptr(), t._version, _some(t)) for where, name, t in tensors]
 
 
 def _file_state(path: str | PathLike[str]) -> tuple[int, int, int]:

@@ -11,8 +11,8 @@ from torch import nn
 from unde.errors import UndeError, unknown
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model that torch.compile was given, with the names of parameters that it has there; or the model itself."""
+def unwrap_compiled(model: nn.Module) -> nn.Module:
+    """The model inside torch.compile, whose parameters have their original names; or the model itself."""
     while isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
         model = inner
     return model
@@ -20,7 +20,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def trainable(model: nn.Module, exclude: Iterable[str] = ()) -> list[str]:
     """Names of the parameters to attribute to: those that require grad and match no regex of `exclude`."""
-    model = unwrapped(model)
+    model = unwrap_compiled(model)
     patterns = _compile(exclude)
     names = [n for n, p in model.named_parameters() if p.requires_grad]
     if not names:
@@ -40,10 +40,10 @@ def trainable(model: nn.Module, exclude: Iterable[str] = ()) -> list[str]:
             raise UndeError(
                 f"exclude pattern {pattern.pattern!r} matches no trainable parameter: {_some(names)}"
             )
-    kept = [n for n in names if not any(p.search(n) for p in patterns)]
-    if not kept:
+    names = [n for n in names if not any(p.search(n) for p in patterns)]
+    if not names:
         raise UndeError("exclude leaves no trainable parameter: expected at least one")
-    return kept
+    return names
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,8 @@ class Groups:
         missing = [p for p in parameters if p not in where]
         foreign = sorted(set(where) - set(parameters))
         if missing or foreign:
-            parts = [f"leave out {_some(missing)}"] * bool(missing) + [
-                f"name unknown {_some(foreign)}"
-            ] * bool(foreign)
+            faults = (("leave out", missing), ("name unknown", foreign))
+            parts = [f"{fault} {_some(names)}" for fault, names in faults if names]
             raise UndeError(
                 f"the groups do not fit the {len(parameters)} attributed parameters: they {' and '.join(parts)}. "
                 "Every trainable parameter needs a group, or name it in exclude=[regex]"

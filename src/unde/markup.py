@@ -1,4 +1,6 @@
-"""Markup as values: text is escaped unless it is already `Html`, so nothing a user wrote becomes a tag."""
+"""HTML as values, escaped unless already `Html`; small tables that objects show in a notebook.
+
+Tables of notebooks use no scripts or style sheets, and transparent colours for light and dark backgrounds."""
 
 from __future__ import annotations
 
@@ -78,7 +80,7 @@ def score(value: float) -> str:
 
 
 def _typeset(written: str) -> str:
-    written = re.sub(r"e([+-])0*(\d)", lambda found: f"e{found[1].replace('+', '')}{found[2]}", written)
+    written = re.sub(r"e([+-])0*(\d)", lambda match: f"e{match[1].replace('+', '')}{match[2]}", written)
     return written.rstrip(".").replace("-", "−")
 
 
@@ -107,16 +109,22 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Child]], n
     True
     """
     head = el("tr", None, [el("th", {"style": f"{_CELL};{_LINE};font-weight:600"}, c) for c in columns])
-    body = [el("tr", {"style": f"{_LINE};background:transparent"}, [_cell(c) for c in row]) for row in rows]
+    cells = [[el("td", {"style": _CELL}, c) for c in row] for row in rows]
+    body = [el("tr", {"style": f"{_LINE};background:transparent"}, row) for row in cells]
     whole = el("table", {"style": "border-collapse:collapse;margin:4px 0"}, head if columns else None, body)
-    return _framed(title, whole, note)
-
-
-def facts(title: str, found: Mapping[str, Child], note: str = "") -> Html:
-    """Names and what they are."""
-    return table(
-        title, [], [[el("span", {"style": _FAINT}, name), value] for name, value in found.items()], note
+    return el(
+        "div",
+        {"style": "color:inherit;background:transparent;max-width:60em"},
+        el("div", {"style": "font-weight:600"}, title),
+        whole,
+        el("div", {"style": f"{_FAINT};font-size:90%"}, note) if note else None,
     )
+
+
+def facts(title: str, values: Mapping[str, Child], note: str = "") -> Html:
+    """Names with their values."""
+    rows = [[el("span", {"style": _FAINT}, name), value] for name, value in values.items()]
+    return table(title, [], rows, note)
 
 
 def bars(title: str, values: Mapping[str, float], note: str = "") -> Html:
@@ -180,17 +188,3 @@ def list_names(names: Sequence[str], most: int = 6) -> str:
     '3: a, b, …'
     """
     return f"{len(names):,}: {', '.join(names[:most])}{', …' if len(names) > most else ''}"
-
-
-def _cell(content: Child) -> Html:
-    return el("td", {"style": _CELL}, content)
-
-
-def _framed(title: str, content: Html, note: str) -> Html:
-    return el(
-        "div",
-        {"style": "color:inherit;background:transparent;max-width:60em"},
-        el("div", {"style": "font-weight:600"}, title),
-        content,
-        el("div", {"style": f"{_FAINT};font-size:90%"}, note) if note else None,
-    )

@@ -73,11 +73,6 @@ def each_faster_by_onednn(x: Tensor, rows: int | None = None) -> bool:
     )
 
 
-def arranged(r: int, rows: int, width: int) -> int:
-    """Bytes of copies of w (rows, width) that `times_each` makes for r rows of x, at most."""
-    return 2 * 4 * rows * width if r >= _MIN_ROWS and onednn_is_faster() else 0
-
-
 def faster_by_onednn(x: Tensor, w: Tensor) -> bool:
     """Whether oneDNN is faster for these."""
     return (

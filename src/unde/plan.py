@@ -23,12 +23,12 @@ from unde.gradients.factors import factor_sizes
 from unde.gradients.feature_pass import FeaturePass, Measurement, choose_pass_size, set_rows, split_range
 from unde.gradients.model_state import frozen_eval
 from unde.gradients.pca import SAMPLE
-from unde.groups import Groups, trainable, unwrapped
-from unde.index.build_settings import choose_shard_size, default_store_dtype, needs_exact_storage
+from unde.groups import Groups, trainable, unwrap_compiled
+from unde.index.builder import choose_shard_size, default_store_dtype, needs_exact_storage
 from unde.index.defaults import default_projection
 from unde.index.feature_runner import task_at_step
 from unde.index.kernel_cache import kernel_files, sizes_of
-from unde.index.shard_writer import shard_bytes
+from unde.index.reader import shard_bytes
 from unde.methods import Fisher, Method
 from unde.projection import Spec, feature_size
 from unde.store import factored
@@ -232,7 +232,7 @@ def plan(
     >>> estimate.features, estimate.disk["features"]
     (15, 60000)
     """
-    model = unwrapped(model)
+    model = unwrap_compiled(model)
     rows = (
         None if train_data is None else Rows(train_data, collate or choose_collate(task.collate, train_data))
     )

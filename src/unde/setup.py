@@ -1,4 +1,4 @@
-"""Setup, all that the command line needs to know about a user's project; and Recipe, how to make one elsewhere."""
+"""Setup: a user's model, task and data for the command line. Recipe: how another process makes one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from unde.data import Collate, Rows, choose_collate, plain_text
 from unde.errors import UndeError, unknown
 from unde.tasks.base import Task
 
-_SHOWN = 3  # lines of a user's own
+_LINES = 3  # of the user's code in an error message
 Advance = Callable[[int, int], None]  # steps done, of how many
 
 
@@ -92,8 +92,7 @@ class Setup:
             self.classes = _class_names(self.classes)
 
     def rows(self, data: Any) -> Rows:
-        """Training data or queries as rows, with the collate function that they are put into batches by: the setup's,
-        that of the data, as a DataLoader may have one, or the task's."""
+        """Training data or queries as rows, with the collate function of the setup, the data or the task."""
         return Rows(data, self.collate or choose_collate(self.task.collate, data))
 
     def text(self, example: Any) -> str | None:
@@ -153,18 +152,18 @@ class Recipe:
         Traceback (most recent call last):
         unde.errors.UndeError: platform:node gave a str: expected an unde.Setup(model, task, train_data, …)
         """
-        found = imported(self.function)
-        if callable(found):
-            self._check_arguments(found)
-            with _told(self.function):
-                found = found(**self.arguments)
-        if not isinstance(found, Setup):
-            forgot = ". Does it end with a return?" if found is None else ""
+        setup = import_target(self.function)
+        if callable(setup):
+            self._check_arguments(setup)
+            with _locate_errors(self.function):
+                setup = setup(**self.arguments)
+        if not isinstance(setup, Setup):
+            hint = ". Does it end with a return?" if setup is None else ""
             raise UndeError(
-                f"{self.function} gave a {type(found).__name__}: expected an unde.Setup(model, task, train_data, …)"
-                + forgot
+                f"{self.function} gave a {type(setup).__name__}: expected an unde.Setup(model, task, train_data, …)"
+                + hint
             )
-        return found
+        return setup
 
     def _check_arguments(self, function: Callable[..., Any]) -> None:
         try:
@@ -174,13 +173,13 @@ class Recipe:
             raise UndeError(
                 f"{self.function} takes other arguments ({e}): expected a function {given}"
             ) from None
-        except ValueError:  # of what is written in C nothing is known
+        except ValueError:  # no signature: written in C
             return
 
 
 @contextmanager
-def _told(what: str) -> Generator[None]:
-    """A user's own code that fails is named with the lines where it did; the traceback is that of the cause."""
+def _locate_errors(what: str) -> Generator[None]:
+    """Put the lines of the user's code that failed into the message."""
     try:
         yield
     except UndeError as e:
@@ -196,21 +195,21 @@ def _told(what: str) -> Generator[None]:
 
 
 def _lines(error: BaseException) -> str:
-    """A user's own lines on the way to an error, the last one first, and where it came from if that is another's."""
+    """The user's lines on the way to an error, the last first, and the line of a library that raised it."""
     frames = list(traceback.extract_tb(error.__traceback__))
     if isinstance(error, SyntaxError) and error.filename is not None and error.lineno is not None:
         frames.append(traceback.FrameSummary(error.filename, error.lineno, "<module>", line=error.text))
-    own = [frame for frame in frames if _is_own(frame.filename)]
-    if not own:
+    user = [frame for frame in frames if _is_user_file(frame.filename)]
+    if not user:
         return ""
-    out = "".join(f"\n  {_place(f)}\n    {_code(f)}" for f in own[: -_SHOWN - 1 : -1])
-    if not _is_own(frames[-1].filename) and not isinstance(error, UndeError):
+    out = "".join(f"\n  {_place(f)}\n    {_code(f)}" for f in user[: -_LINES - 1 : -1])
+    if not _is_user_file(frames[-1].filename) and not isinstance(error, UndeError):
         out += f"\n  raised in {_place(frames[-1])}"
     return out
 
 
-def _is_own(file: str) -> bool:
-    """Whether a file is a user's: no part of Python, of installed packages or of this one."""
+def _is_user_file(file: str) -> bool:
+    """Whether a file is no part of Python, of installed packages or of unde."""
     if file.startswith("<"):
         return False
     others = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
@@ -228,10 +227,10 @@ def _code(frame: traceback.FrameSummary) -> str:
     return (frame.line or linecache.getline(frame.filename, frame.lineno or 0)).strip()
 
 
-def imported(target: str) -> Any:
-    """What MODULE:FUNCTION names; modules are found from the current folder too.
+def import_target(target: str) -> Any:
+    """The object that MODULE:FUNCTION names; the current folder is searched too.
 
-    >>> imported("json:dumps")([1])
+    >>> import_target("json:dumps")([1])
     '[1]'
     """
     module_name, colon, attribute = target.partition(":")
@@ -242,12 +241,12 @@ def imported(target: str) -> Any:
         )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    with _told(module_name):
+    with _locate_errors(module_name):
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as e:
             if not e.name or not f"{module_name}.".startswith(f"{e.name}.") or _lines(e):
-                raise  # one that the user's own code asks for
+                raise  # a module that the user's code imports
             raise UndeError(
                 f"no module {module_name!r} here: expected a file {module_name.replace('.', '/')}.py below "
                 f"{os.getcwd()}, or an installed package"

@@ -6,7 +6,7 @@ import pytest
 from commands import invoke, run
 
 from unde.errors import UndeError
-from unde.ui.explorer.app import address, bound
+from unde.ui.explorer.app import address, open_socket
 
 pytest.importorskip("starlette")
 
@@ -29,11 +29,11 @@ def test_it_opens_a_remembered_project_and_a_named_one(built, opened):
     assert (host, opening, opening_too) == ("127.0.0.1", False, True)
     assert listening.fileno() == -1  # closed behind it
     assert one.train.name(3) == "row-3" and set(one.roles) == {"eval", "learn"}
-    assert one.described()["classes"] == ["0", "1", "2"] and not one.described()["asks"]["picture"]
+    assert one.describe()["classes"] == ["0", "1", "2"] and not one.describe()["asks"]["picture"]
 
 
 def test_it_says_what_is_wrong(built, opened, tmp_path):
-    with bound("127.0.0.1", 0) as taken, pytest.raises(UndeError, match="choose another with --port"):
+    with open_socket("127.0.0.1", 0) as taken, pytest.raises(UndeError, match="choose another with --port"):
         invoke("serve", "--index", "idx", "--port", taken.getsockname()[1])
     with pytest.raises(UndeError, match="no weights file"):
         invoke("serve", "--index", "idx", "--port", 0, "--weights", "none.json")
@@ -45,7 +45,7 @@ def test_it_says_what_is_wrong(built, opened, tmp_path):
 
 
 def test_the_address_that_is_printed():
-    with bound("127.0.0.1", 0) as made:
+    with open_socket("127.0.0.1", 0) as made:
         port = made.getsockname()[1]
         assert address(made, "127.0.0.1", "t") == f"http://127.0.0.1:{port}/?token=t"
         assert address(made, "0.0.0.0", "t") == f"http://{socket.gethostname()}:{port}/?token=t"

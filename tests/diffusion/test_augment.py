@@ -53,7 +53,9 @@ def test_crops_are_resized_as_by_pillow(box):
 
 @pytest.mark.parametrize("turn", [0.0, 0.04, -0.05, 0.31, 0.5, -0.5])
 def test_hues_are_those_of_colorsys(turn):
-    np.testing.assert_allclose(module.turned(X, turn).permute(1, 2, 0), turned(PIXELS / 255, turn), atol=1e-5)
+    np.testing.assert_allclose(
+        module.turn_hue(X, turn).permute(1, 2, 0), turned(PIXELS / 255, turn), atol=1e-5
+    )
 
 
 def turned(pixels, turn):

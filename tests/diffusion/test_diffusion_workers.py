@@ -30,7 +30,7 @@ def built(folder, method, **who):
     setup = make()
     cut = (
         mock.patch("unde.gradients.feature_pass.MOST", 2),
-        mock.patch("unde.index.build_settings.SHARD_PASSES", 2),
+        mock.patch("unde.index.builder.SHARD_PASSES", 2),
     )
     with cut[0], cut[1]:
         return Index.build(

@@ -5,9 +5,9 @@ import re
 import xml.etree.ElementTree as ET
 
 import pytest
-from experiments.pages import ablations, lds, ours
+from experiments.pages import ablations, extensions, lds
+from experiments.pages.bank_results import BANKS
 from experiments.pages.book import Book, Section, shown
-from experiments.pages.measured import BANKS
 
 from experiments import paper_numbers as paper
 from experiments import runner, tables
@@ -177,7 +177,7 @@ def test_reliability_shows_what_is_known(book):
 
 
 def test_other_draws_stand_beside_the_first(book):
-    text = ours.other_draws(book)
+    text = extensions.other_draws(book)
     cut = (re.findall(r"[^|]+", line) for line in text.splitlines() if re.match(r"\| \d+ \|", line))
     counted = {seed.strip(): [cell.strip() for cell in cells] for seed, *cells in cut}
     assert counted["0"] == ["1", "1", "0", "0", "0", "+5.67 ± 2.00"]  # what the study lds found
@@ -221,11 +221,11 @@ def test_figures_are_sound_and_shown_once(book):
 
 
 def test_trust_and_rules_are_shown(book):
-    told = ours.trust(book)
+    told = extensions.trust(book)
     assert row(told, "MNIST, ResNet |")[1:] == ["2", "0.61"]
     assert row(told, "MNIST, ResNet, TRAK")[1:] == ["1", "−1.20 ± 1.00 (2.00)"]
     assert "by −1.20 points" in told
-    assert row(ours.learning_rules(book), "MNIST")[1:] == [
+    assert row(extensions.learning_rules(book), "MNIST")[1:] == [
         "self-retrieval", "+1.20 ± 1.00 (2.00)", "3", "1", "0"
     ]  # fmt: skip
 

@@ -8,7 +8,7 @@ import types
 import numpy as np
 import pytest
 from experiments.shared import banks
-from experiments.shared.places import HERE
+from experiments.shared.paths import HERE
 from safetensors.numpy import save_file
 
 from experiments import __main__ as command

@@ -47,7 +47,7 @@ def test_lds_and_wrong_labels_end_to_end(tmp_path, folder, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("trained again")
 
-    monkeypatch.setattr("experiments.scale.vision.fit", refuse)
+    monkeypatch.setattr("experiments.scale.study.fit", refuse)
     assert (
         scale_toy.results(ImageNet(TINY, study.place, "resnet18").lds())["bank"]
         == scale_toy.results(study.lds())["bank"]

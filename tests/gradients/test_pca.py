@@ -89,7 +89,7 @@ def test_a_resumed_build_reads_them_back(tmp_path, monkeypatch):
     toy.build(tmp_path / "whole", method=method)
     cut = toy.build(tmp_path / "cut", method=method)
     toy.shard_files(cut)[1].unlink()
-    monkeypatch.setattr(building, "compute_directions", lambda *a, **k: pytest.fail("fitted again"))
+    monkeypatch.setattr(building.MatrixSource, "_directions", lambda *a, **k: pytest.fail("fitted again"))
     toy.build(tmp_path / "cut", method=method)
     assert toy.content(tmp_path / "cut") == toy.content(tmp_path / "whole")
 

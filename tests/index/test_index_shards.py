@@ -85,21 +85,6 @@ def test_blocks_that_changed_places_are_found(tmp_path):
         read_shard(path, "owner")
 
 
-def test_a_file_with_a_hash_of_all_its_bytes_is_read(tmp_path, monkeypatch):
-    """As releases until 0.2 wrote them."""
-    path, content = tmp_path / "s.safetensors", {"a": torch.arange(9.0)}
-    write_shard(path, "owner", content)
-    now = path.read_bytes()
-    with monkeypatch.context() as m:
-        m.setattr(store.shards, "sums", memoryview)
-        write_shard(path, "owner", content)
-    assert len(path.read_bytes()) == len(now) and path.read_bytes() != now
-    assert torch.equal(read_shard(path, "owner")["a"], content["a"])
-    path.write_bytes(path.read_bytes()[:-1] + b"\1")
-    with pytest.raises(ShardError, match="does not match its checksum"):
-        read_shard(path, "owner")
-
-
 @pytest.mark.parametrize("at", [40, -1, -300], ids=["header", "last byte", "middle"])
 def test_a_flipped_bit(index, at, capsys):
     whole, path = toy.content(index.folder), toy.shard_files(index)[2]
@@ -177,7 +162,7 @@ def test_opening_holds_one_shard_at_a_time(tmp_path, monkeypatch):
         alive.append(weakref.ref(tensors["features"]))
         return tensors
 
-    monkeypatch.setattr(shards, "read_shard", read)
+    monkeypatch.setattr("unde.index.reader.read_shard", read)
     toy.reopen(index)
     assert len(alive) == 20  # its sizes, and then its content
     assert most == 0

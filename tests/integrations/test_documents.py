@@ -15,7 +15,7 @@ TEXTS = ["One.", 'Two, with "quotes"\nand a second line.', "Drei – ä, 三."]
 
 
 def read(path, field="text"):
-    return [(d.name, d.text) for d in read_documents(path, field)]
+    return [(record.name, text) for record, text in read_documents(path, field)]
 
 
 def test_every_format_holds_the_same_texts(tmp_path):
@@ -165,4 +165,4 @@ def test_a_pipe_is_no_file_of_texts(tmp_path):
 def test_a_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "t.txt").write_text("one two\n")
-    assert [d.text for d in read_documents("~/t.txt")] == ["one two"]
+    assert [text for _, text in read_documents("~/t.txt")] == ["one two"]

@@ -166,7 +166,7 @@ def test_mistakes(monkeypatch):
         made(explainer(), task="regression")
     for name in [n for n in sys.modules if n.partition(".")[0] == "quanda"]:
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(UndeError, match="this needs quanda: pip install quanda"):
+    with pytest.raises(UndeError, match="this needs quanda: pip install 'quanda'"):
         explainer()
 
 

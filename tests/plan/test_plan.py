@@ -15,6 +15,7 @@ from unde import Index, UndeError, methods
 from unde.gradients.meter import Meter
 from unde.index import kernel_cache as kernels
 from unde.index import shard_writer as shards
+from unde.index.reader import shard_bytes, shard_tensors
 from unde.parallel.model_transport import BuildInputs
 from unde.plan import plan
 from unde.tasks import CausalLM, Classification, Diffusion, Task
@@ -305,11 +306,11 @@ def test_what_a_kernel_asks_of_the_budget(method, tmp_path):
 def test_shards(method, store_dtype, tmp_path):
     index = built(MLP, tmp_path, method, store_dtype=store_dtype)
     m, stored = index.manifest, toy.stored(index).shard(0, 0)
-    content = shards.shard_tensors(m, EXAMPLES, torch.float32)
+    content = shard_tensors(m, EXAMPLES, torch.float32)
     assert {k: (t.shape, t.dtype) for k, t in stored.items()} == {
         k: (t.shape, t.dtype) for k, t in content.items()
     }
-    assert sum(shards.shard_bytes(m, torch.float32).values()) == size(tmp_path, "shards")
+    assert sum(shard_bytes(m, torch.float32).values()) == size(tmp_path, "shards")
 
 
 def test_a_shard_takes_two_copies_in_memory(tmp_path):

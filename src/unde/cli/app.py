@@ -9,7 +9,6 @@ import typer
 from unde import console
 from unde.cli.append import append, merge, remove, repack
 from unde.cli.attribute import attribute
-from unde.cli.bench import bench
 from unde.cli.build import build, finish
 from unde.cli.calibrate import calibrate
 from unde.cli.demo import demo
@@ -17,7 +16,7 @@ from unde.cli.evaluate import evaluate
 from unde.cli.interrupts import Commands, Interrupted, unwinding_on_sigterm
 from unde.cli.learn import learn
 from unde.cli.options import expand_groups
-from unde.cli.plan import plan
+from unde.cli.plan import bench, plan
 from unde.cli.push import pull, push
 from unde.cli.report import report
 from unde.cli.serve import serve

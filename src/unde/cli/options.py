@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from unde.integrations.source import ModelSource
     from unde.methods import Method
     from unde.parallel import Executor
+import os
+from collections.abc import Sequence
 
 # Copies of unde.methods.NAMES and unde.store.factored.NAMES, which import torch; a test compares them.
 METHODS = ("tracin", "trak", "logra", "ekfac", "d-trak", "journey-trak", "das", "tracin-cosine")
@@ -316,3 +318,34 @@ def check_out(out: StorePath) -> None:
         raise UndeError(f"--out {out} is a folder: give a file in it")
     if is_local(out) and not out.absolute().parent.is_dir():
         raise UndeError(f"no folder {out.parent} for --out {out}: make it, or write elsewhere")
+
+
+UNWEIGHTED = "unweighted"  # the name of scores without weights
+
+
+def weight_paths(texts: Sequence[str]) -> dict[str, StorePath]:
+    """Parse files of weights by name: one path is "weighted", several are NAME=FILE each.
+
+    >>> weight_paths(["subject=w1.json", "style=w2.json"])["style"].name
+    'w2.json'
+    """
+    files: dict[str, StorePath] = {}
+    for text in texts:
+        name, equals, file = text.partition("=")
+        # A path may hold the sign too, as in runs/lr=0.1/w.json.
+        if not equals or os.sep in name or os.path.exists(text):
+            if len(texts) > 1:
+                raise UndeError(
+                    f"--weights {text} has no name: with several, name each, as in --weights subject={text}"
+                )
+            name, file = "weighted", text
+        if not name or not file:
+            raise UndeError(f"cannot read --weights {text}: expected FILE or NAME=FILE, such as style=w.json")
+        if name in files:
+            raise UndeError(f"--weights {name}=… is given twice: give each set a name of its own")
+        if name == UNWEIGHTED:
+            raise UndeError(
+                f"--weights {text}: {UNWEIGHTED!r} names the scores without weights, choose another"
+            )
+        files[name] = place(file)
+    return files

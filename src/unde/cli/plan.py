@@ -17,6 +17,7 @@ from unde.cli.options import (
     GroupsName,
     Memory,
     MethodName,
+    ModelOptions,
     Projection,
     StoreDtype,
     TrainingOptions,
@@ -117,3 +118,19 @@ def plan(
         workers=workers,
     )
     console.echo(json.dumps(result.as_dict(), indent=1) if format == "json" else str(result))
+
+
+def bench(
+    model: ModelOptions,
+    rank: Annotated[int, typer.Option(help="rank of the two-sided projection")] = 16,
+    batch_size: Annotated[int, typer.Option(help="examples in one pass; fewer need less memory")] = 32,
+    runs: Annotated[int, typer.Option(help="how often each is timed, in turns")] = 15,
+) -> None:
+    """Measure the cost of features on your model, as a ratio to one plain training pass.
+
+    Example: `unde bench my_project.setup:make --rank 16`, or with --hf-model and --data
+    """
+    from unde.bench import measure
+    from unde.cli.project import Project
+
+    console.echo(measure(Project(model).setup, rank=rank, batch_size=batch_size, runs=runs))

@@ -16,7 +16,7 @@ from unde.integrations.diffusers import query_columns
 from unde.integrations.pictures import ImageFormat, decode_picture, with_label
 from unde.methods import JourneyTRAK, Method
 from unde.tasks import Classification, Diffusion
-from unde.ui.report.classes import answers_to
+from unde.ui.report.example_view import label_predictions
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def _from_text(project: Project, query: Sequence[str]) -> QuerySelection:
     alike = None if setup.ask.picture is not None else ImageFormat.of(train)
     examples = [_read_image(project, text, path, alike) for text, path in zip(query, files)]
     rows = Rows(examples, train.collate)
-    predictions = answers_to(setup, rows) if setup.ask.picture is None else None
+    predictions = label_predictions(setup, rows) if setup.ask.picture is None else None
     if predictions is not None:
         rows = Rows(
             [with_label(e, int(y)) for e, y in zip(examples, predictions.predicted, strict=True)],

@@ -10,6 +10,7 @@ import typer
 
 from unde import console
 from unde.cli.options import (
+    UNWEIGHTED,
     IndexPath,
     MethodOfIndex,
     ModelOptions,
@@ -19,8 +20,8 @@ from unde.cli.options import (
     WeightsFiles,
     join_names,
     path_option,
+    weight_paths,
 )
-from unde.cli.weight_files import UNWEIGHTED, parse_weight_files
 from unde.errors import UndeError, unknown
 from unde.store.remote import StorePath
 
@@ -101,7 +102,7 @@ def report(
     model = model.remembered(index)
     texts = (queries or query) if model.target is None else None
     project = Project(model, index=index, evaluate=texts, query_field=query_field)
-    files, named = parse_weight_files(weights or ()), Path(project.name.partition(":")[0]).name
+    files, named = weight_paths(weights or ()), Path(project.name.partition(":")[0]).name
     if labels:
         classifier(project.setup.task)  # refused before anything is computed
     opened = project.index(index, uncalibrated=uncalibrated)
@@ -128,20 +129,20 @@ def _queries(
     from unde.cli.project import cached_scores, load_weights
     from unde.cli.queries import select_queries
     from unde.data import Rows
-    from unde.ui.report.classes import answers_to
-    from unde.ui.report.contributors import checked
+    from unde.ui.report.example_view import label_predictions
     from unde.ui.report.index_page import page_of
+    from unde.ui.report.items import contributor_flags
 
     everything = select_queries(project, opened.method, query, queries, method)
     selection = everything.first(first or (len(query) if query else 12))
     setup = project.setup
-    answers = answers_to(
+    answers = label_predictions(
         setup, selection.rows
     )  # so that names of classes that do not fit are refused at once
     known = {} if selection.held_out is None else setup.contributors or {}
     if known:
         of = (len(project.queries("eval")), len(Rows(setup.train_data)))
-        flags = checked(known, of, "each of the setup's eval_queries and training examples")
+        flags = contributor_flags(known, of, "each of the setup's eval_queries and training examples")
         known = {name: some[list(selection.held_out or ())] for name, some in flags.items()}
     rows = selection.rows
     scores = opened.score(rows, method) if query else cached_scores(opened, rows, method)
@@ -172,7 +173,7 @@ def _labels(
     method: str | None,
 ) -> Page:
     from unde.index import labels
-    from unde.ui.report.classes import class_names
+    from unde.ui.report.example_view import class_names
     from unde.ui.report.labels_page import MANY, label_page
     from unde.weights import Weights
 

@@ -10,8 +10,15 @@ from typing import Annotated
 import typer
 
 from unde import console
-from unde.cli.options import IndexPath, ModelOptions, Queries, QueryField, Uncalibrated, WeightsFiles
-from unde.cli.weight_files import parse_weight_files
+from unde.cli.options import (
+    IndexPath,
+    ModelOptions,
+    Queries,
+    QueryField,
+    Uncalibrated,
+    WeightsFiles,
+    weight_paths,
+)
 from unde.errors import UndeError
 
 PORT = 8765
@@ -40,14 +47,14 @@ def serve(
     """
     _check_extra()
     from unde.cli.project import Project
-    from unde.ui.explorer.app import bound
+    from unde.ui.explorer.app import open_socket
     from unde.ui.explorer.app import serve as run
     from unde.ui.explorer.session import Session
     from unde.weights import Weights
 
-    with closing(bound(host, port)) as listening:
+    with closing(open_socket(host, port)) as listening:
         project = Project(model.remembered(index), index=index, evaluate=queries, query_field=query_field)
-        files = parse_weight_files(weights or ())
+        files = weight_paths(weights or ())
         for file in files.values():
             if file.is_dir():
                 raise UndeError(f"{file} is a folder: expected a file of weights, written by `unde learn`")

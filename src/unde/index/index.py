@@ -13,9 +13,9 @@ from unde.checkpoints import Checkpoint
 from unde.data import Collate, Rows, choose_collate, parse_bytes
 from unde.errors import UndeError
 from unde.gradients import adam_preconditioner
-from unde.groups import Groups, trainable, unwrapped
+from unde.groups import Groups, trainable, unwrap_compiled
 from unde.index import builder, segments, updates
-from unde.index.build_settings import BuildSettings
+from unde.index.builder import BuildSettings
 from unde.index.query_api import QueryableIndex
 from unde.index.state import IndexState
 from unde.index.validation import check_inputs, open_store, read_ids
@@ -110,7 +110,7 @@ class Index(QueryableIndex):
                 f"the task is a {type(task).__name__}: expected one of unde.tasks, or a Task of your own"
             )
         rows = Rows(train_data, collate or choose_collate(task.collate, train_data))
-        folder, runs, model = place(path), get_executor(executor, threads=threads), unwrapped(model)
+        folder, runs, model = place(path), get_executor(executor, threads=threads), unwrap_compiled(model)
         inputs = BuildInputs(
             model, task, rows, checkpoints, parse_recipe(recipe), None if device is None else str(device)
         )
@@ -210,7 +210,7 @@ class Index(QueryableIndex):
             raise UndeError(f"{runs} does a share of a build: ask an index with another executor")
         state = IndexState(
             open_store(place(path), parse_bytes(memory), verify),
-            model=None if model is None else unwrapped(model),
+            model=None if model is None else unwrap_compiled(model),
             task=task,
             checkpoints=checkpoints,
             collate=collate,

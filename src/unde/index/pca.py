@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from unde import console
@@ -18,6 +20,7 @@ from unde.checkpoints import loaded, select_checkpoint
 from unde.errors import UndeError
 from unde.gradients.feature_pass import set_rows, torch_threads
 from unde.gradients.pca import CovariancePass
+from unde.methods import Method
 from unde.parallel import SERIAL, Executor, Job, run_with_progress
 from unde.parallel.model_transport import BuildInputs
 from unde.projection import Spec
@@ -27,78 +30,41 @@ from unde.store.manifest import Manifest
 from unde.store.remote import StorePath
 from unde.store.shards import ShardError, checksum, copy_tensors, create_shard, read_shard, write_shard
 
+PASSES = "passes"  # among the matrices: examples and rows in the passes that computed them
+
 
 class _DirectionJobs:
-    """The context of these jobs. `settings` are those of `CovariancePass`."""
+    """The context of jobs that compute covariances; `settings` are those of `CovariancePass`."""
 
     def __init__(
-        self, inputs: BuildInputs, each: int | None, rows: int | None, settings: dict[str, Any]
+        self,
+        inputs: BuildInputs,
+        threads: int | None,
+        rows: int | None,
+        settings: dict[str, Any],
+        results: Results,
     ) -> None:
-        self.inputs, self.each, self.rows, self.settings = inputs, each, rows, settings
-        self.results = Results("directions")
+        self.inputs, self.threads, self.rows, self.settings = inputs, threads, rows, settings
+        self.results = results
         self._open = ExitStack()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("inputs", "each", "rows", "settings", "results")}
-
-    def __setstate__(self, sent: dict[str, Any]) -> None:
-        results = sent.pop("results")
-        self.__init__(**sent)
-        self.results = results
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _DirectionJobs, (self.inputs, self.threads, self.rows, self.settings, self.results)
 
     @cached_property
     def covariance_pass(self) -> CovariancePass:
         inputs = self.inputs
         self._open.enter_context(loaded(inputs.model, select_checkpoint(inputs.checkpoints, 0)))
-        made = CovariancePass(inputs.model, set_rows(inputs.task, self.rows), inputs.rows, **self.settings)
-        return self._open.enter_context(made)
+        task = set_rows(inputs.task, self.rows)
+        return self._open.enter_context(CovariancePass(inputs.model, task, inputs.rows, **self.settings))
 
     def close(self) -> None:
         self._open.close()
 
 
 def _compute_covariances(work: _DirectionJobs, i: int) -> None:
-    with torch_threads(work.each):
+    with torch_threads(work.threads):
         work.results.put((i,), {"sums": work.covariance_pass.covariances(i)})
-
-
-def compute_directions(
-    folder: StorePath,
-    inputs: BuildInputs,
-    each: int | None,
-    names: list[str],
-    spec: Spec,
-    *,
-    seed: int,
-    measure: str,
-    memory: int,
-    passes: tuple[int | None, int | None],
-    executor: Executor = SERIAL,
-) -> tuple[dict[str, Tensor], int, int | None]:
-    """The directions by passes over a sample as jobs, and the examples and rows of these passes."""
-    settings = {
-        "names": names,
-        "spec": spec,
-        "seed": seed,
-        "measure": measure,
-        "memory": memory,
-        "size": passes[0],
-    }
-    work = _DirectionJobs(inputs, each, passes[1], settings)
-    try:
-        at = work.covariance_pass
-        work.settings["size"], work.rows = at.size, at.rows  # as they were settled here
-        jobs: list[Job] = [(i,) for i in range(len(at.passes))]
-        runs = executor if len(jobs) > 1 and executor.exclusive else SERIAL
-        with nullcontext() if runs.in_process else scratch(folder) as work.results.folder:
-            total: Tensor | None = None
-            for job in sorted(run_with_progress(runs, _compute_covariances, work, jobs, "pca directions")):
-                part = work.results.take(job)["sums"]
-                total = part.clone() if total is None else total.add_(part)
-        assert total is not None
-        return at.directions(total), at.size or 1, at.rows
-    finally:
-        work.close()
 
 
 def home(folder: StorePath) -> StorePath:
@@ -148,3 +114,66 @@ def read(folder: StorePath, manifest: Manifest) -> dict[str, Tensor]:
     if fingerprint(matrices) != manifest.matrices:
         raise UndeError(f"{path} is damaged, or of another index: queries cannot be projected; {advice}")
     return matrices
+
+
+@dataclass(frozen=True)
+class MatrixSource:
+    """The matrices of a projection that are not drawn from the seed: pca directions and second moments."""
+
+    folder: StorePath
+    inputs: BuildInputs
+    method: Method
+    names: list[str]
+    scales: dict[str, Tensor]
+    memory: int
+    executor: Executor
+
+    def resolve(self, wanted: Manifest, existing: Manifest | None) -> tuple[Manifest, dict[str, Tensor]]:
+        """Read or compute them; the manifest with their fingerprint."""
+        spec, place = Spec.parse(str(self.method.projection)), home(self.folder)
+        matrices = self.scales
+        if existing is not None and existing.changes is not None and existing.matrices:
+            stored = read(place, existing)  # of the examples that the index was built on
+            if all(name in stored and torch.equal(stored[name], x) for name, x in self.scales.items()):
+                matrices = stored
+            wanted = _with_directions(wanted, existing.settled.directions)
+        elif spec.kind == "pca":
+            scales = fingerprint(self.scales)
+            origin = [wanted.models, wanted.data, self.names, str(spec), wanted.seed, scales]
+            matrices = read_or_make(place, repr(origin), existing, lambda: self._directions(wanted, spec))
+            size, rows = matrices[PASSES].tolist()
+            wanted = _with_directions(wanted, [size, rows or None])
+        elif matrices:
+            origin = [self.names, fingerprint(matrices)]
+            matrices = read_or_make(place, repr(origin), existing, lambda: self.scales)
+        return replace(wanted, matrices=fingerprint(matrices)), matrices
+
+    def _directions(self, wanted: Manifest, spec: Spec) -> dict[str, Tensor]:
+        """Directions from passes over a sample, which are jobs; the scales; and the size of the passes."""
+        size, rows = wanted.settled.directions or (None, None)
+        settings: dict[str, Any] = {
+            "names": self.names,
+            "spec": spec,
+            "seed": wanted.seed,
+            "memory": self.memory,
+        }
+        settings |= {"measure": self.method.measure, "size": size}
+        work = _DirectionJobs(self.inputs, wanted.settled.threads, rows, settings, Results("directions"))
+        try:
+            run = work.covariance_pass
+            work.settings["size"], work.rows = run.size, run.rows  # as they were decided here
+            jobs: list[Job] = [(i,) for i in range(len(run.passes))]
+            executor = self.executor if len(jobs) > 1 and self.executor.exclusive else SERIAL
+            with nullcontext() if executor.in_process else scratch(self.folder) as work.results.folder:
+                done = sorted(run_with_progress(executor, _compute_covariances, work, jobs, "pca directions"))
+                total = work.results.take(done[0])["sums"].clone()
+                for job in done[1:]:
+                    total += work.results.take(job)["sums"]
+            passes = {PASSES: torch.tensor([run.size or 1, run.rows or 0])}
+            return run.directions(total) | self.scales | passes
+        finally:
+            work.close()
+
+
+def _with_directions(manifest: Manifest, directions: list[int | None] | None) -> Manifest:
+    return replace(manifest, settled=replace(manifest.settled, directions=directions))

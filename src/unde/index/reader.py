@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,8 +20,8 @@ from unde.kernels import FeatureLayout, ParameterColumns
 from unde.methods import Method
 from unde.store import layout
 from unde.store.manifest import Manifest, with_method
-from unde.store.remote import StorePath, exists
-from unde.store.shards import FileWatch, ShardError, report_damage, reread_shard
+from unde.store.remote import StorePath, exists, is_local
+from unde.store.shards import FileWatch, ShardError, file_bytes, read_shard, report_damage, reread_shard
 
 
 class IndexReader:
@@ -205,3 +207,85 @@ class FeatureSource:
             )
         vector = self.stored.shard(*self._place(s))["factors"]
         return split(vector, factor_sizes(m.units, str(self.stored.method.projection)))
+
+
+def shard_tensors(m: Manifest, rows: int, precision: torch.dtype) -> dict[str, Tensor]:
+    """The tensors in the file of a shard with so many rows, on the meta device; features have `precision`."""
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    packed = m.codec.layout(rows, m.columns)
+    tensors = {name: empty(*shape, dtype=dtype) for name, (shape, dtype) in packed.items()} | {
+        "squares": empty(rows, len(m.units)),
+        "loss": empty(rows),
+        "skipped": empty(rows, dtype=torch.uint8),
+        "digest": empty(rows, dtype=torch.int64),
+    }
+    if beside := methods.parse(m.method).extra_measures:
+        tensors["beside"] = empty(rows, len(beside))
+    if m.factors:
+        sizes = factor_sizes(m.units, m.method["projection"])
+        tensors["factors"] = empty(sum(r * r + c * c for r, c in sizes.values()), dtype=precision)
+    return tensors
+
+
+class Shapes:
+    """The expected shapes of the tensors in the shards of an index."""
+
+    def __init__(self, m: Manifest) -> None:
+        self.m = m
+        self._by_number = {number: s for s, (number, _) in enumerate(m.files)}
+        self._known: dict[int, dict[str, tuple[int, ...]]] = {}
+
+    def read(self, path: StorePath, verify: bool = True) -> dict[str, Tensor]:
+        """Read the tensors of a shard; wrong shapes are refused before its content is read."""
+        place = layout.parse_shard_name(path.name)
+        assert place is not None
+        s = self._by_number[place[1]]
+        owner = self.m.files[s][1]
+        if verify and is_local(path):
+            self._check(path, s, read_shard(path, owner, False))
+        tensors = read_shard(path, owner, verify)
+        self._check(path, s, tensors)
+        rows = self.m.shards[s]
+        with report_damage(path):
+            self.m.codec.check(tensors, rows.stop - rows.start, self.m.columns)
+        return tensors
+
+    def has(self, path: StorePath) -> bool:
+        """Whether the file is named like a shard of the index."""
+        place = layout.parse_shard_name(path.name)
+        return place is not None and place[0] < self.m.terms and place[1] in self._by_number
+
+    def _check(self, path: StorePath, s: int, tensors: Mapping[str, Tensor]) -> None:
+        """Raise if the tensors of a shard have other shapes than the manifest says."""
+        rows = self.m.shards[s]
+        wanted = dict(self._of(rows.stop - rows.start))
+        for name, t in tensors.items():
+            if wanted.pop(name, None) != tuple(t.shape):
+                raise ShardError(
+                    f"shard {path} is damaged: {name!r} of shape {tuple(t.shape)} is not in its plan"
+                )
+        if wanted:
+            raise ShardError(f"shard {path} is damaged: {', '.join(map(repr, wanted))} is not in it")
+
+    def _of(self, rows: int) -> dict[str, tuple[int, ...]]:
+        if rows not in self._known:
+            tensors = shard_tensors(self.m, rows, torch.float32)
+            self._known[rows] = {name: tuple(t.shape) for name, t in tensors.items()}
+        return self._known[rows]
+
+
+def shard_bytes(m: Manifest, precision: torch.dtype) -> dict[str, int]:
+    """Bytes of all shards, by what is in them."""
+    features = m.terms * m.codec.nbytes(m.examples, m.columns)
+    whole = covariances = 0
+    for rows, count in Counter(r.stop - r.start for r in m.shards).items():
+        tensors = shard_tensors(m, rows, precision)
+        whole += count * sum(
+            file_bytes(tensors, layout.shard_path(Path(), c, 0).name) for c in range(m.terms)
+        )
+        covariances += count * m.terms * (tensors["factors"].nbytes if m.factors else 0)
+    sizes = {"features": features, "norms, losses, digests": whole - features - covariances}
+    return sizes | ({"covariances": covariances} if m.factors else {})

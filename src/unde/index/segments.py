@@ -28,10 +28,9 @@ from unde.errors import UndeError
 from unde.fingerprints import fingerprint_of, ids_fingerprint
 from unde.gradients.feature_pass import split_range, torch_threads
 from unde.index import pca as matrices
-from unde.index.build_settings import write_ids
-from unde.index.reader import IndexReader
-from unde.index.shard_writer import Shapes, ShardWriter, covariances
-from unde.index.validation import PROBE_SIZE, check_shards, list_differences, probe_path, read_ids
+from unde.index.reader import IndexReader, Shapes
+from unde.index.shard_writer import ShardWriter, covariances
+from unde.index.validation import PROBE_SIZE, check_shards, list_differences, probe_path, read_ids, write_ids
 from unde.parallel.model_transport import BuildInputs
 from unde.store import factored, layout
 from unde.store.files import clear_partial, create_bytes, write_bytes

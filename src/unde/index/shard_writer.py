@@ -7,8 +7,7 @@ import os
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,18 +17,18 @@ from unde import console, methods
 from unde.data import evenly, to_device
 from unde.errors import BadExample, UndeError
 from unde.fingerprints import SAMPLED, changed_example, length_now, reads_differently, to_signed
-from unde.gradients.factors import factor_sizes
+from unde.gradients import Coverage
 from unde.gradients.feature_pass import Batch, FeaturePass, PassResult, split_range, torch_threads
 from unde.index.feature_runner import FeatureRunner, close_on_error, raise_failing_example
+from unde.index.kernel_cache import kernel_files, sizes_of
+from unde.index.reader import Shapes, shard_bytes
 from unde.parallel import SERIAL, Executor, Job, JobsFailed
 from unde.parallel.model_transport import BuildInputs
 from unde.store import layout
 from unde.store.files import append_line, clear_partial
 from unde.store.manifest import Manifest
-from unde.store.remote import StorePath, exists, is_local
-from unde.store.shards import ShardError, file_bytes, read_shard, report_damage, write_shard
-
-BESIDE = "beside"  # measures that the method keeps beside features
+from unde.store.remote import StorePath, exists
+from unde.store.shards import ShardError, read_shard, write_shard
 
 
 class ShardWriter:
@@ -119,88 +118,6 @@ def _compute_tensors(writer: ShardWriter, c: int, s: int) -> dict[str, Tensor]:
             _add_covariances(parts)
             writer.advance(len(rows))
         return _concatenate(parts) | m.codec.pack(features, m.columns)
-
-
-def shard_tensors(m: Manifest, rows: int, precision: torch.dtype) -> dict[str, Tensor]:
-    """The tensors in the file of a shard with so many rows, on the meta device; features have `precision`."""
-
-    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    packed = m.codec.layout(rows, m.columns)
-    tensors = {name: empty(*shape, dtype=dtype) for name, (shape, dtype) in packed.items()} | {
-        "squares": empty(rows, len(m.units)),
-        "loss": empty(rows),
-        "skipped": empty(rows, dtype=torch.uint8),
-        "digest": empty(rows, dtype=torch.int64),
-    }
-    if beside := methods.parse(m.method).extra_measures:
-        tensors[BESIDE] = empty(rows, len(beside))
-    if m.factors:
-        sizes = factor_sizes(m.units, m.method["projection"])
-        tensors["factors"] = empty(sum(r * r + c * c for r, c in sizes.values()), dtype=precision)
-    return tensors
-
-
-class Shapes:
-    """The expected shapes of the tensors in the shards of an index."""
-
-    def __init__(self, m: Manifest) -> None:
-        self.m = m
-        self._by_number = {number: s for s, (number, _) in enumerate(m.files)}
-        self._known: dict[int, dict[str, tuple[int, ...]]] = {}
-
-    def read(self, path: StorePath, verify: bool = True) -> dict[str, Tensor]:
-        """Read the tensors of a shard; wrong shapes are refused before its content is read."""
-        place = layout.parse_shard_name(path.name)
-        assert place is not None
-        s = self._by_number[place[1]]
-        owner = self.m.files[s][1]
-        if verify and is_local(path):
-            self._check(path, s, read_shard(path, owner, False))
-        tensors = read_shard(path, owner, verify)
-        self._check(path, s, tensors)
-        rows = self.m.shards[s]
-        with report_damage(path):
-            self.m.codec.check(tensors, rows.stop - rows.start, self.m.columns)
-        return tensors
-
-    def has(self, path: StorePath) -> bool:
-        """Whether the file is named like a shard of the index."""
-        place = layout.parse_shard_name(path.name)
-        return place is not None and place[0] < self.m.terms and place[1] in self._by_number
-
-    def _check(self, path: StorePath, s: int, tensors: Mapping[str, Tensor]) -> None:
-        """Raise if the tensors of a shard have other shapes than the manifest says."""
-        rows = self.m.shards[s]
-        wanted = dict(self._of(rows.stop - rows.start))
-        for name, t in tensors.items():
-            if wanted.pop(name, None) != tuple(t.shape):
-                raise ShardError(
-                    f"shard {path} is damaged: {name!r} of shape {tuple(t.shape)} is not in its plan"
-                )
-        if wanted:
-            raise ShardError(f"shard {path} is damaged: {', '.join(map(repr, wanted))} is not in it")
-
-    def _of(self, rows: int) -> dict[str, tuple[int, ...]]:
-        if rows not in self._known:
-            tensors = shard_tensors(self.m, rows, torch.float32)
-            self._known[rows] = {name: tuple(t.shape) for name, t in tensors.items()}
-        return self._known[rows]
-
-
-def shard_bytes(m: Manifest, precision: torch.dtype) -> dict[str, int]:
-    """Bytes of all shards, by what is in them."""
-    features = m.terms * m.codec.nbytes(m.examples, m.columns)
-    whole = covariances = 0
-    for rows, count in Counter(r.stop - r.start for r in m.shards).items():
-        tensors = shard_tensors(m, rows, precision)
-        whole += count * sum(
-            file_bytes(tensors, layout.shard_path(Path(), c, 0).name) for c in range(m.terms)
-        )
-        covariances += count * m.terms * (tensors["factors"].nbytes if m.factors else 0)
-    sizes = {"features": features, "norms, losses, digests": whole - features - covariances}
-    return sizes | ({"covariances": covariances} if m.factors else {})
 
 
 def compute_shards(writer: ShardWriter, jobs: list[Job], executor: Executor) -> None:
@@ -394,3 +311,46 @@ def _log(writer: ShardWriter, examples: int, seconds: float) -> None:
         "machine": platform.machine(),
     }
     append_line(writer.folder / layout.LOG, json.dumps(entry))
+
+
+# --- summary ---------------------------------------------------------------------------------------------
+
+
+def print_summary(runner: FeatureRunner, missing: int) -> None:
+    """Print what will be built and what it takes; `missing` examples are still to do."""
+    m, terms = runner.manifest, runner.manifest.terms
+    whole = sum(shard_bytes(m, runner.units[0].projection.dtype).values())
+    kernel = sum(kernel_files(m, runner.method.kernel.bind(sizes_of(m))).values())
+    console.line(
+        f"{runner.folder}: {console.counted(m.examples, 'example')} × {console.counted(m.width, 'feature')} "
+        f"({console.counted(len(m.units), 'parameter')} in {console.counted(len(m.groups), 'group')}"
+        + (f", {terms} {_name_terms(runner)}" if terms > 1 else "")
+        + f"), {console.size(whole)} on disk in {m.store_dtype}, "
+        + console.counted(terms * len(m.shards), "shard")
+        + (f"; its kernel will take {console.size(kernel)} more" if kernel else ""),
+        style="bold",
+    )
+    if missing < m.examples * terms:
+        console.line(f"  going on: {missing:,} of {m.examples * terms:,} are still to do")
+    _print_routes(runner.coverage(0), m.settled.pass_size)
+
+
+def _print_routes(coverage: Coverage, pass_size: int) -> None:
+    rules = Counter(type(hooked.rule).__name__ for hooked in coverage.modules if hooked.layout)
+    counts = ", ".join(f"{n} × {name}" for name, n in rules.most_common())
+    console.line(f"  by layer rules: {counts or 'none'}; {console.counted(pass_size, 'example')} in a pass")
+    for route, names in (
+        ("by one copy for each example", list(coverage.expanded)),
+        ("by torch.func.vmap", coverage.vmapped),
+        ("by one backward pass for each example (slow)", coverage.looped),
+        ("no gradient on the examples tried", coverage.unused),
+    ):
+        if names:
+            console.line(f"  {route}: {', '.join(names)}")
+
+
+def _name_terms(runner: FeatureRunner) -> str:
+    """What several features of an example are of."""
+    if isinstance(runner.method, methods.Fisher) and runner.method.labels > 1:
+        return "checkpoints and labels" if len(runner.manifest.models) > 1 else "labels"
+    return "checkpoints" if len(runner.manifest.models) > 1 else "steps"

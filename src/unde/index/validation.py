@@ -19,12 +19,11 @@ from unde.gradients.coverage import try_coverage
 from unde.gradients.coverage_check import TOLERANCE, CoverageTrial
 from unde.groups import Groups
 from unde.index.feature_runner import FeatureRunner
-from unde.index.reader import IndexReader
-from unde.index.shard_writer import Shapes
+from unde.index.reader import IndexReader, Shapes
 from unde.index.state import IndexState
 from unde.parallel.model_transport import ModelInputs
 from unde.store import layout
-from unde.store.files import read_json
+from unde.store.files import read_json, write_bytes
 from unde.store.manifest import Manifest, request_fields
 from unde.store.remote import StorePath, Unreachable, is_local
 from unde.store.shards import ShardError, read_shard, write_shard
@@ -151,6 +150,12 @@ def read_ids(folder: StorePath, manifest: Manifest) -> list[Any] | None:
     if ids_fingerprint(ids) != manifest.ids:
         raise UndeError(f"{path} is missing or damaged: run the same Index.build again to repair it")
     return ids
+
+
+def write_ids(folder: StorePath, ids: Sequence[Any] | None, generation: int = 0) -> None:
+    if ids is not None:
+        path = folder / layout.versioned_name(layout.IDS, generation)
+        write_bytes(path, (json.dumps(list(ids)) + "\n").encode())
 
 
 def list_differences(there: Manifest, wanted: Manifest, other: str = "asked for") -> list[str]:

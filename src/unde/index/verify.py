@@ -12,8 +12,7 @@ from unde.evaluate.bank.bank_io import PARTS, verify_bank
 from unde.index import pca as matrices
 from unde.index.calibration import Calibration
 from unde.index.query_features import PLACE as QUERIES
-from unde.index.reader import belongs
-from unde.index.shard_writer import Shapes
+from unde.index.reader import Shapes, belongs
 from unde.index.updates import is_committed, read_note
 from unde.index.validation import probe_path, read_ids
 from unde.store import layout

@@ -6,7 +6,6 @@ work too: there are no prompts then, and without a VAE the images are what the d
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,8 +18,10 @@ from unde.diffusion import Samples, sample
 from unde.diffusion.sample import GUIDANCE
 from unde.errors import UndeError
 from unde.gradients.model_state import frozen_eval
+from unde.integrations import require
 from unde.setup import Advance, Ask, Setup
 from unde.tasks import Diffusion
+from unde.tasks.diffusion import decode
 
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0")  # the attention projections
 ROWS = 16  # noisy images in the UNet at once; one of 256 × 256 pixels takes about 0.5 GB of activations
@@ -32,7 +33,7 @@ def add_lora(unet: Any, rank: int = 128, seed: int = 0) -> list[nn.Parameter]:
         raise UndeError(f"LoRA of rank {rank}: expected at least 1")
     if any("lora_" in name for name, _ in unet.named_parameters()):
         raise UndeError("the UNet has LoRA layers already: load the pipeline anew, or train those it has")
-    config = _need("peft").LoraConfig(
+    config = require("peft", "unde[diffusion]").LoraConfig(
         r=rank, lora_alpha=rank, init_lora_weights="gaussian", target_modules=list(TARGETS)
     )
     unet.requires_grad_(False)
@@ -172,7 +173,7 @@ def training_scheduler(pipeline: Any) -> Any:
         )
     # Latents reach beyond [−1, 1], but clipping is on in DDIM and DDPM where a config does not mention it.
     latent = {"clip_sample": False} if _vae(pipeline) is not None else {}
-    return _need("diffusers").DDPMScheduler.from_config(scheduler.config, **latent)
+    return require("diffusers", "unde[diffusion]").DDPMScheduler.from_config(scheduler.config, **latent)
 
 
 @torch.no_grad()
@@ -305,9 +306,8 @@ def _picture(pipeline: Any, example: dict[str, Any]) -> dict[str, Any]:
     """An example as a page shows it; the image is what the VAE makes of the latents."""
     vae, latents = _vae(pipeline), example["latents"][None]
     if vae is not None:
-        with frozen_eval(vae), torch.no_grad():
-            x = latents.to(vae.device, vae.dtype) / vae.config.scaling_factor
-            latents = vae.decode(x).sample.float().cpu()
+        with frozen_eval(vae):
+            latents = decode(vae, latents)
     return {"image": (latents[0] / 2 + 0.5).clamp(0, 1), "prompt": example.get("text")}
 
 
@@ -367,10 +367,3 @@ def _check_shape(x: Tensor, channels: int, multiple: int) -> None:
             f"images of {x.dtype} and shape (N, {', '.join(map(str, x.shape[1:]))}): expected floats in [−1, 1] or "
             f"uint8, of shape (N, {channels}, H, W){sides}"
         )
-
-
-def _need(library: str) -> Any:
-    try:
-        return importlib.import_module(library)
-    except ImportError:
-        raise UndeError(f"this needs {library}: pip install 'unde[diffusion]'") from None

@@ -27,7 +27,7 @@ _SPLITS = "dataset_dict.json"
 _AT_ONCE = 1000  # rows of a table, or documents for the tokenizer
 _SHORTEST = 3  # tokens; with two, a part of one token, with nothing to predict, could not be avoided
 
-Parts = tuple[list[int], list[int], list[int]]  # tokens before a text, of the text, after it
+TokenParts = tuple[list[int], list[int], list[int]]  # tokens before a text, of the text, after it
 Texts = str | os.PathLike[str] | Sequence[str] | Sequence[Mapping[str, Any]]
 
 
@@ -38,13 +38,6 @@ class Record:
     fields: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Document:
-    name: str
-    text: str
-    where: str
-
-
 def source_name(source: Texts) -> str:
     """The name for messages."""
     return str(source) if isinstance(source, (str, os.PathLike)) else "the list"
@@ -52,17 +45,13 @@ def source_name(source: Texts) -> str:
 
 def read_documents(
     source: Texts, text_field: str = "text", option: str = "--text-field"
-) -> Iterator[Document]:
-    """The documents of a file or a list of texts; `option` names the field on the command line, for messages.
-
-    >>> [d.name for d in read_documents(["To be", "or not to be"])]
-    ['0', '1']
-    """
+) -> Iterator[tuple[Record, str]]:
+    """Records with their texts; `option` names the field on the command line, for messages."""
     for record in read_records(source, (text_field,)):
         text = text_of(field_of(record, text_field, option), record.where, repr(text_field))
         if not text.strip():
             raise UndeError(f"{record.where}: the text is empty. Leave such records out")
-        yield Document(record.name, text, record.where)
+        yield record, text
 
 
 def read_records(source: Texts, columns: Sequence[str]) -> Iterator[Record]:
@@ -94,15 +83,15 @@ def read_records(source: Texts, columns: Sequence[str]) -> Iterator[Record]:
 
 def field_of(record: Record, field: str, option: str, what: str = "the text") -> Any:
     if field not in record.fields:
-        there = ", ".join(repr(k) for k in record.fields) or "no field at all"
+        names = ", ".join(repr(k) for k in record.fields) or "no field at all"
         raise UndeError(
-            f"{record.where}: no field {field!r}, there is {there}. Say which field holds {what} ({option})"
+            f"{record.where}: no field {field!r}, there is {names}. Say which field holds {what} ({option})"
         )
     return record.fields[field]
 
 
 def text_of(value: Any, where: str, what: str) -> str:
-    """A text that is one."""
+    """Check that a value is a text that can be written as UTF-8."""
     if not isinstance(value, str):
         raise UndeError(f"{where}: {what} is {type(value).__name__}, expected a text")
     try:
@@ -297,8 +286,14 @@ class TextSequences(Dataset):
         self.length, self.ids = length, list[str]()
         tokens = []
         documents = read_documents(source, text_field, option)
-        for document, (before, text, after) in _tokenize(documents, tokenizer, framed):
-            _check(document, text, rows, 1 if framed else 2)
+        for record, (before, text, after) in _tokenize(documents, tokenizer, framed):
+            least = 1 if framed else 2
+            if len(text) < least:
+                raise UndeError(
+                    f"{record.where}: {record.fields[text_field][:20]!r} is {len(text)} token long, expected at least "
+                    f"{least}: there is nothing to predict. Leave such texts out"
+                )
+            check_tokens(record.where, text, rows)
             room = length - len(before) - len(after)
             if room < 1:
                 raise UndeError(
@@ -307,7 +302,7 @@ class TextSequences(Dataset):
                 )
             for part, where in enumerate(cut_slices(len(text), room), 1):
                 tokens.append(np.asarray([*before, *text[where], *after], dtype=np.int32))
-                self.ids.append(f"{document.name}:{part}")
+                self.ids.append(f"{record.name}:{part}")
         if not tokens:
             raise UndeError(f"{source_name(source)} holds no text: expected at least one")
         self.tokens, self.stops = np.concatenate(tokens), np.cumsum([len(x) for x in tokens])
@@ -349,36 +344,27 @@ def cut_slices(count: int, length: int) -> list[slice]:
 
 
 def _tokenize(
-    documents: Iterator[Document], tokenizer: Any, framed: bool
-) -> Iterator[tuple[Document, Parts]]:
+    documents: Iterator[tuple[Record, str]], tokenizer: Any, framed: bool
+) -> Iterator[tuple[Record, TokenParts]]:
     while some := list(islice(documents, _AT_ONCE)):
         how = {"return_attention_mask": False, "verbose": False}
-        texts = [d.text for d in some]
+        records, texts = [record for record, _ in some], [text for _, text in some]
         tokens = tokenizer(texts, **how)["input_ids"]
         if framed:
             bare = tokenizer(texts, add_special_tokens=False, **how)["input_ids"]
-            yield from zip(some, map(_split, some, tokens, bare))
+            yield from zip(records, map(_split, records, tokens, bare))
         else:
-            yield from ((document, ([], ids, [])) for document, ids in zip(some, tokens))
+            yield from ((record, ([], ids, [])) for record, ids in zip(records, tokens))
 
 
-def _split(document: Document, tokens: list[int], bare: list[int]) -> Parts:
-    ahead = next((i for i in range(len(tokens) - len(bare) + 1) if tokens[i : i + len(bare)] == bare), None)
-    if ahead is None:
+def _split(record: Record, tokens: list[int], bare: list[int]) -> TokenParts:
+    start = next((i for i in range(len(tokens) - len(bare) + 1) if tokens[i : i + len(bare)] == bare), None)
+    if start is None:
         raise UndeError(
-            f"{document.where}: the tokenizer reads the text otherwise when nothing is put around it, so it cannot be "
+            f"{record.where}: the tokenizer reads the text otherwise when nothing is put around it, so it cannot be "
             "cut into parts"
         )
-    return tokens[:ahead], bare, tokens[ahead + len(bare) :]
-
-
-def _check(document: Document, tokens: list[int], rows: int, least: int) -> None:
-    if len(tokens) < least:
-        raise UndeError(
-            f"{document.where}: {document.text[:20]!r} is {len(tokens)} token long, expected at least {least}: there "
-            "is nothing to predict. Leave such texts out"
-        )
-    check_tokens(document.where, tokens, rows)
+    return tokens[:start], bare, tokens[start + len(bare) :]
 
 
 def check_length(length: int) -> None:

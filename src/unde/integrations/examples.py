@@ -30,7 +30,7 @@ from unde.tasks.tokens import IGNORE
 MESSAGES, PROMPT, COMPLETION, TEXT = "messages", "prompt", "completion", "text"
 _ALWAYS = {"id", "tools"}  # fields that are always read
 ASSISTANT = "assistant"
-Marked = tuple[list[int], list[bool]]  # tokens, and which of them carry loss
+MaskedTokens = tuple[list[int], list[bool]]  # tokens, and which of them carry loss
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -50,7 +50,7 @@ def causal_examples(
     many tokens the model knows.
     """
     text, target = fields_of(source, text_field, target_field)
-    if target is None and not _talks(source, text):
+    if target is None and not _holds_messages(source, text):
         sequences = TextSequences(source, tokenizer, length, rows, text, option)
     else:
         sequences = AnswerSequences(source, tokenizer, length, rows, text, target, option)
@@ -60,25 +60,25 @@ def causal_examples(
 
 def fields_of(source: Texts, text_field: str | None, target_field: str | None) -> tuple[str, str | None]:
     """The field of the text or the messages, and that of the target, if there is one."""
-    there = columns_of(source)
+    columns = columns_of(source)
     if target_field is not None:
         return text_field or PROMPT, target_field
     if text_field is not None:
         return text_field, None
     ways = {MESSAGES: (MESSAGES, None), TEXT: (TEXT, None)}
-    found = [way for name, way in ways.items() if name in there]
-    if PROMPT in there and COMPLETION in there:
-        found.append((PROMPT, COMPLETION))
-    if len(found) > 1:
-        names = " and ".join(repr(name) for way in found for name in way if name is not None)
+    matches = [way for name, way in ways.items() if name in columns]
+    if PROMPT in columns and COMPLETION in columns:
+        matches.append((PROMPT, COMPLETION))
+    if len(matches) > 1:
+        names = " and ".join(repr(name) for way in matches for name in way if name is not None)
         raise UndeError(
             f"{source_name(source)} has {names}, which can be read in more than one way: say which, as in "
             + " or ".join(
                 f"--text-field {text}" + (f" --target-field {target}" if target else "")
-                for text, target in found
+                for text, target in matches
             )
         )
-    return found[0] if found else (TEXT, None)
+    return matches[0] if matches else (TEXT, None)
 
 
 def _note_ignored(source: Texts, used: set[str | None]) -> None:
@@ -90,7 +90,7 @@ def _note_ignored(source: Texts, used: set[str | None]) -> None:
         )
 
 
-def _talks(source: Texts, field: str) -> bool:
+def _holds_messages(source: Texts, field: str) -> bool:
     """Whether a field holds messages."""
     if field not in columns_of(source):
         return False
@@ -118,7 +118,7 @@ class AnswerSequences(TextSequences):
         check_length(length)
         self.length, self.ids = length, list[str]()
         tokens, counts, long, dropped = [], [], 0, 0
-        for record, (ids, has_loss) in _marked(source, tokenizer, text, target, option):
+        for record, (ids, has_loss) in _tokenize_records(source, tokenizer, text, target, option):
             _check(record, ids, has_loss, rows)
             parts = cut_slices(len(ids), length)
             long += len(parts) > 1
@@ -141,9 +141,9 @@ class AnswerSequences(TextSequences):
         return {"input_ids": tokens, "labels": tokens.masked_fill(silent, IGNORE)}
 
 
-def _marked(
+def _tokenize_records(
     source: Texts, tokenizer: Any, text: str, target: str | None, option: str
-) -> Iterator[tuple[Record, Marked]]:
+) -> Iterator[tuple[Record, MaskedTokens]]:
     columns = (text, "tools") if target is None else (text, target, "tools")
     for record in read_records(source, columns):
         field_of(record, text, option)
@@ -211,7 +211,7 @@ def messages_of(value: Any, where: str, what: str) -> list[dict[str, Any]]:
     return out
 
 
-def conversation(record: Record, field: str, tokenizer: Any) -> Marked:
+def conversation(record: Record, field: str, tokenizer: Any) -> MaskedTokens:
     """The tokens of a record's messages through the chat template, with a loss on the assistant's turns alone."""
     messages = messages_of(record.fields.get(field), record.where, repr(field))
     if not any(m["role"] == ASSISTANT for m in messages):
@@ -222,37 +222,39 @@ def conversation(record: Record, field: str, tokenizer: Any) -> Marked:
         )
     render = _renderer(record, tokenizer)
     if marks_answers(tokenizer):
-        return _as_marked(record, messages, tokenizer)
+        return _tokenize_by_template(record, messages, tokenizer)
     text, spans = render(messages, False), []
     for turn in (i for i, m in enumerate(messages) if m["role"] == ASSISTANT):
-        start = _opening(record, render, messages[:turn], text)
+        start = _answer_start(record, render, messages[:turn], text)
         upto = render(messages[: turn + 1], False)
-        stop = len(upto) if text.startswith(upto) else _closing(record, messages[turn], start, upto, text)
+        stop = len(upto) if text.startswith(upto) else _answer_stop(record, messages[turn], start, upto, text)
         spans.append((start, stop))
     return _tokens(tokenizer, text, spans, special=False)
 
 
-def completion(record: Record, fields: tuple[str, str], tokenizer: Any) -> Marked:
+def completion(record: Record, fields: tuple[str, str], tokenizer: Any) -> MaskedTokens:
     """The tokens of a prompt and its completion, texts or messages, with a loss on all of the completion.
 
     The token that ends a text is put behind a completion that is a text, as trainings do, unless it is there.
     """
-    prompt, said = (record.fields.get(field) for field in fields)
+    prompt, answer = (record.fields.get(field) for field in fields)
     where = record.where
-    if isinstance(prompt, list) != isinstance(said, list):
+    if isinstance(prompt, list) != isinstance(answer, list):
         raise UndeError(
-            f"{where}: {fields[0]!r} is {type(prompt).__name__} and {fields[1]!r} {type(said).__name__}, expected two "
-            "texts, or two lists of messages"
+            f"{where}: {fields[0]!r} is {type(prompt).__name__} and {fields[1]!r} {type(answer).__name__}, expected "
+            "two texts, or two lists of messages"
         )
     if isinstance(prompt, list):
-        before, behind = (messages_of(record.fields[f], where, repr(f)) for f in fields)
+        before, after = (messages_of(record.fields[f], where, repr(f)) for f in fields)
         render = _renderer(record, tokenizer)
-        text = render(before + behind, False)
-        return _tokens(tokenizer, text, [(_opening(record, render, before, text), len(text))], special=False)
-    prompt, said = (text_of(record.fields.get(f), where, repr(f)) for f in fields)
-    if not said.strip():
+        text = render(before + after, False)
+        return _tokens(
+            tokenizer, text, [(_answer_start(record, render, before, text), len(text))], special=False
+        )
+    prompt, answer = (text_of(record.fields.get(f), where, repr(f)) for f in fields)
+    if not answer.strip():
         raise UndeError(f"{where}: {fields[1]!r} is empty: nothing to predict. Leave such records out")
-    text = prompt + said
+    text = prompt + answer
     tokens, counts = _tokens(tokenizer, text, [(len(prompt), len(text))], special=True)
     end = tokenizer.eos_token_id
     if end is not None and tokens[-1] != end:
@@ -261,7 +263,7 @@ def completion(record: Record, fields: tuple[str, str], tokenizer: Any) -> Marke
 
 
 def _renderer(record: Record, tokenizer: Any) -> Callable[[list[dict[str, Any]], bool], str]:
-    """What gives the text of messages, with the header of an answer behind it or not."""
+    """A function that renders messages by the chat template, with the header of an answer or without."""
     if not has_template(tokenizer):
         raise UndeError(
             f"{record.where} holds messages, and the tokenizer has no chat template: save the tokenizer that the model "
@@ -269,15 +271,15 @@ def _renderer(record: Record, tokenizer: Any) -> Callable[[list[dict[str, Any]],
         )
     more = _tools(record)
 
-    def render(messages: list[dict[str, Any]], opened: bool) -> str:
+    def render(messages: list[dict[str, Any]], header: bool) -> str:
         if not messages:
             return ""
         try:
             return tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=opened, **more
+                messages, tokenize=False, add_generation_prompt=header, **more
             )
         except Exception as e:  # templates are programs: they raise what they like
-            raise _refused(record, e) from None
+            raise _template_error(record, e) from None
 
     return render
 
@@ -296,17 +298,17 @@ def _tools(record: Record) -> dict[str, Any]:
     return {"tools": tools}
 
 
-def _as_marked(record: Record, messages: list[dict[str, Any]], tokenizer: Any) -> Marked:
+def _tokenize_by_template(record: Record, messages: list[dict[str, Any]], tokenizer: Any) -> MaskedTokens:
     try:
-        found = tokenizer.apply_chat_template(
+        encoding = tokenizer.apply_chat_template(
             messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True, **_tools(record)
         )
     except Exception as e:
-        raise _refused(record, e) from None
-    return list(found["input_ids"]), [bool(x) for x in found["assistant_masks"]]
+        raise _template_error(record, e) from None
+    return list(encoding["input_ids"]), [bool(x) for x in encoding["assistant_masks"]]
 
 
-def _opening(
+def _answer_start(
     record: Record,
     render: Callable[[list[dict[str, Any]], bool], str],
     before: list[dict[str, Any]],
@@ -317,36 +319,37 @@ def _opening(
         return 0
     closed = render(before, False)
     if not text.startswith(closed):
-        raise _rewrites(record)
+        raise _rewrite_error(record)
     if before[-1]["role"] == ASSISTANT:
         return len(closed)
     # A header may promise what this answer does not have, such as room for thoughts: as far as they agree.
-    return max(len(closed), _agreeing(render(before, True), text))
+    return max(len(closed), _common_prefix(render(before, True), text))
 
 
-def _closing(record: Record, message: dict[str, Any], start: int, alone: str, text: str) -> int:
-    """Where a turn ends that is written otherwise when it is the last one, with its thoughts for example: behind its
-    content, and what `alone` has behind that."""
-    said = message.get("content", "").strip()
-    at = text.find(said, start) if said and said in alone else -1
+def _answer_stop(record: Record, message: dict[str, Any], start: int, alone: str, text: str) -> int:
+    """End of a turn that the template writes differently when it is the last one: after its content."""
+    content = message.get("content", "").strip()
+    at = text.find(content, start) if content and content in alone else -1
     if at < 0:
-        raise _rewrites(record)
-    stop, end = at + len(said), alone[alone.rindex(said) + len(said) :]
+        raise _rewrite_error(record)
+    stop, end = at + len(content), alone[alone.rindex(content) + len(content) :]
     return stop + len(end) if text.startswith(end, stop) else stop
 
 
-def _tokens(tokenizer: Any, text: str, spans: list[tuple[int, int]], special: bool) -> Marked:
+def _tokens(tokenizer: Any, text: str, spans: list[tuple[int, int]], special: bool) -> MaskedTokens:
     """The tokens of a text, and which of them have a character in one of the spans."""
     if tokenizer.is_fast:
-        found = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
-        at = found["offset_mapping"]
-        return found["input_ids"], [any(a < stop and b > start for start, stop in spans) for a, b in at]
+        encoding = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
+        at = encoding["offset_mapping"]
+        return encoding["input_ids"], [any(a < stop and b > start for start, stop in spans) for a, b in at]
     # Without places in the text: as far as the tokens of what is before agree with those of the whole.
     tokens = tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]
     counts = [False] * len(tokens)
     for start, stop in spans:
         first, last = (
-            _agreeing(tokens, tokenizer(text[:end], add_special_tokens=special, verbose=False)["input_ids"])
+            _common_prefix(
+                tokens, tokenizer(text[:end], add_special_tokens=special, verbose=False)["input_ids"]
+            )
             for end in (start, stop)
         )
         last = len(tokens) if stop == len(text) else last
@@ -354,17 +357,17 @@ def _tokens(tokenizer: Any, text: str, spans: list[tuple[int, int]], special: bo
     return tokens, counts
 
 
-def _agreeing(one: Sequence[Any], other: Sequence[Any]) -> int:
+def _common_prefix(one: Sequence[Any], other: Sequence[Any]) -> int:
     """How long the beginning is that both have."""
     return next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
 
 
-def _refused(record: Record, error: Exception) -> UndeError:
+def _template_error(record: Record, error: Exception) -> UndeError:
     why = str(error).strip().partition("\n")[0] or type(error).__name__
     return UndeError(f"{record.where}: the chat template refuses these messages ({why})")
 
 
-def _rewrites(record: Record) -> UndeError:
+def _rewrite_error(record: Record) -> UndeError:
     return UndeError(
         f"{record.where}: the chat template writes earlier turns otherwise once others follow, so that the turns of "
         "the assistant cannot be told apart. Put {% generation %} around them in the template, or give prompt and "

@@ -20,7 +20,7 @@ from unde.data import choose_collate
 from unde.errors import UndeError
 from unde.evaluate import TrainingSpec
 from unde.integrations.language import load_model
-from unde.integrations.trainer import STATE
+from unde.integrations.trainer import STATE, read_state
 from unde.setup import Setup
 from unde.store.files import read_json
 
@@ -69,11 +69,10 @@ def fine_tuning(
     """
     folder = Path(model)
     arguments = read_arguments(folder, len(setup.rows(setup.train_data)))
-    said = {"epochs": epochs, "lr": lr, "batch_size": batch_size}
-    arguments = replace(arguments, **{name: value for name, value in said.items() if value is not None})
+    options = {"epochs": epochs, "lr": lr, "batch_size": batch_size}
+    arguments = replace(arguments, **{name: value for name, value in options.items() if value is not None})
     start = None if local else _start(folder, base, trust_remote_code)
     console.note(f"training: {arguments}" + ("" if start is None else f", from {start.base}"))
-    whole = max(1, math.ceil(arguments.epochs))
     return TrainingSpec(
         model=start if start is not None else _unused,
         data=setup.train_data,
@@ -81,7 +80,7 @@ def fine_tuning(
         optimizer=partial(torch.optim.AdamW, lr=arguments.lr, weight_decay=0.0),
         schedule=_linear_decay,
         clip=arguments.clip,
-        epochs=whole,
+        epochs=max(1, math.ceil(arguments.epochs)),
         batch_size=arguments.batch_size,
         collate=setup.collate or choose_collate(setup.task.collate, setup.train_data),
     )
@@ -97,13 +96,10 @@ def read_arguments(folder: Path, examples: int) -> Arguments:
     path = folder / STATE
     if not path.is_file():
         return defaults
+    state, rates = read_state(path)
     try:
-        state = read_json(path, follow=True)
-        rates = {
-            int(e["step"]): float(e["learning_rate"]) for e in state["log_history"] if "learning_rate" in e
-        }
         epochs, steps = float(state["num_train_epochs"]), int(state["max_steps"])
-    except (OSError, ValueError, TypeError, KeyError) as e:
+    except (ValueError, TypeError, KeyError) as e:
         raise UndeError(f"{path} is not what Trainer writes ({type(e).__name__}: {e})") from None
     batch = max(1, round(examples * epochs / steps)) if steps > 0 else defaults.batch_size
     return Arguments(epochs or defaults.epochs, first_rate(rates) or defaults.lr, batch)
@@ -128,7 +124,7 @@ def first_rate(rates: Mapping[int, float]) -> float | None:
 
 @dataclass(frozen=True)
 class BaseModel:
-    """Makes the model as fine-tuning found it: the base checkpoint, with a fresh adapter if there is one."""
+    """Makes the model as it was before fine-tuning: the base checkpoint, with a fresh adapter if there is one."""
 
     base: str
     adapter: str | None = None
@@ -146,23 +142,21 @@ class BaseModel:
 
 
 def _start(folder: Path, base: str | None, trust_remote_code: bool) -> BaseModel:
-    adapter = folder / _ADAPTER
-    named = base
-    if named is None:
-        where, key = (
-            (adapter, "base_model_name_or_path") if adapter.is_file() else (folder / _CONFIG, "_name_or_path")
-        )
-        named = _named_in(where, key)
-    same = named is not None and Path(named).is_dir() and Path(named).resolve() == folder.resolve()
-    if named is None or same or not (Path(named).expanduser().is_dir() or adapter.is_file() or base):
+    adapter, start = folder / _ADAPTER, base
+    if start is None and adapter.is_file():
+        start = _read_key(adapter, "base_model_name_or_path")
+    elif start is None:
+        start = _read_key(folder / _CONFIG, "_name_or_path")
+    same = start is not None and Path(start).is_dir() and Path(start).resolve() == folder.resolve()
+    if start is None or same or not (Path(start).expanduser().is_dir() or adapter.is_file() or base):
         raise UndeError(
             f"there is no way to train: {folder} does not say which checkpoint its fine-tuning started from. Name it "
             "(--base DIR), or continue from the model as it is (--how local)"
         )
-    return BaseModel(os.path.expanduser(named), str(folder) if adapter.is_file() else None, trust_remote_code)
+    return BaseModel(os.path.expanduser(start), str(folder) if adapter.is_file() else None, trust_remote_code)
 
 
-def _named_in(path: Path, key: str) -> str | None:
+def _read_key(path: Path, key: str) -> str | None:
     try:
         value = read_json(path, follow=True).get(key)
     except (OSError, ValueError, AttributeError):

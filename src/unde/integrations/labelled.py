@@ -60,8 +60,7 @@ class RecordReader:
     def examples(
         self, source: Texts, fields: tuple[str, str], read: Callable[[Record], tuple[list[int], Any, bool]]
     ) -> LabelledExamples:
-        """One for each record; `read` gives its tokens, its labels or a function from tokens to what the model says,
-        and whether something was cut off."""
+        """One example a record; `read` gives tokens, labels (or a function that predicts them), and whether it cut."""
         examples, ids, long, predicted = [], [], 0, 0
         for record in read_records(source, fields):
             tokens, labels, cut = read(record)
@@ -101,18 +100,13 @@ def translations(
     source: Texts, reader: RecordReader, text: str | None, target: str | None
 ) -> LabelledExamples:
     """Sources and targets."""
-    text, target = fields = _fields(source, text, target, PAIRS)
+    fields = _fields(source, text, target, PAIRS)
 
-    def read(record: Record) -> tuple[list[int], Any, bool]:
-        words = text_of(field_of(record, text, reader.option), record.where, repr(text))
-        tokens, long = reader.encode(record, text=words)
-        if reader.needs_prediction(record, target):
-            return tokens["input_ids"], reader.predict, long
-        wanted = field_of(record, target, _OPTION, "the target")
-        said, longer = reader.encode(record, text_target=text_of(wanted, record.where, repr(target)))
-        return tokens["input_ids"], said["input_ids"], long or longer
+    def encode_target(record: Record, value: Any) -> tuple[Any, bool]:
+        encoding, long = reader.encode(record, text_target=text_of(value, record.where, repr(fields[1])))
+        return encoding["input_ids"], long
 
-    return reader.examples(source, fields, read)
+    return _label_texts(source, reader, fields, "the target", encode_target)
 
 
 def classified(
@@ -123,17 +117,34 @@ def classified(
     classes: Mapping[Any, Any],
     real: bool,
 ) -> LabelledExamples:
-    """Texts with a class, by its number or by the name that the model's config has for it (`classes`), or with a real
-    number."""
-    text, label = fields = _fields(source, text, label, CLASSES)
+    """Texts with a class, by its number or its name in the model's config (`classes`), or with a real number."""
+    fields = _fields(source, text, label, CLASSES)
+    return _label_texts(
+        source,
+        reader,
+        fields,
+        "the label",
+        lambda record, value: (_number(record, value, classes, real), False),
+    )
+
+
+def _label_texts(
+    source: Texts,
+    reader: RecordReader,
+    fields: tuple[str, str],
+    what: str,
+    label_of: Callable[[Record, Any], tuple[Any, bool]],
+) -> LabelledExamples:
+    """One text a record; `label_of` gives the label of a value and whether something was cut off."""
+    text, target = fields
 
     def read(record: Record) -> tuple[list[int], Any, bool]:
         words = text_of(field_of(record, text, reader.option), record.where, repr(text))
         tokens, long = reader.encode(record, text=words)
-        if reader.needs_prediction(record, label):
+        if reader.needs_prediction(record, target):
             return tokens["input_ids"], reader.predict, long
-        wanted = field_of(record, label, _OPTION, "the label")
-        return tokens["input_ids"], _number(record, wanted, classes, real), long
+        label, longer = label_of(record, field_of(record, target, _OPTION, what))
+        return tokens["input_ids"], label, long or longer
 
     return reader.examples(source, fields, read)
 
@@ -208,14 +219,13 @@ def _list(record: Record, value: Any, field: str) -> list[Any]:
 def _fields(
     source: Texts, text: str | None, target: str | None, known: Sequence[tuple[str, str]]
 ) -> tuple[str, str]:
-    """Those that were said, or else the first pair that is there, or of which one is there."""
-    there = columns_of(source)
-    whole = next(((a, b) for a, b in known if a in there and b in there), None)
-    half = next(((a, b) for a, b in known if a in there), known[0])
-    found = whole or half
-    if text is not None and whole is None:  # the target that goes with a text of another name
-        found = next(((a, b) for a, b in known if b in there), found)
-    return text or found[0], target or found[1]
+    """The fields that are given, else the first known pair of which both, or one, are in the data."""
+    columns = columns_of(source)
+    both = next(((a, b) for a, b in known if a in columns and b in columns), None)
+    pair = both or next(((a, b) for a, b in known if a in columns), known[0])
+    if text is not None and both is None:  # the target that goes with a text of another name
+        pair = next(((a, b) for a, b in known if b in columns), pair)
+    return text or pair[0], target or pair[1]
 
 
 def _number(record: Record, value: Any, classes: Mapping[Any, Any], real: bool) -> Any:

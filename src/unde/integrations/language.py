@@ -13,6 +13,7 @@ from torch import nn
 from unde import console
 from unde.errors import UndeError
 from unde.integrations import model_types as kinds
+from unde.integrations import require
 from unde.integrations.documents import SUFFIXES, Texts, TextSequences, check_file, pieces
 from unde.integrations.examples import causal_examples
 from unde.integrations.labelled import LabelledExamples, RecordReader, classified, tagged, translations
@@ -21,7 +22,7 @@ from unde.integrations.trainer import home_of, newest
 from unde.setup import Ask, Setup
 from unde.store.files import read_json
 from unde.tasks import Classification, Task
-from unde.tasks.tokens import limits, text_config
+from unde.tasks.tokens import text_config, token_limits
 
 SEQ_LEN = 512
 ModelLike = str | os.PathLike[str] | nn.Module
@@ -112,7 +113,7 @@ def hf_setup(
         return examples(texts, field, target, "--query-field", asked=True)
 
     train = examples(data, text_field, target_field, "--text-field")
-    said = "labels" if kind is kinds.SEQ2SEQ else "input_ids"  # the tokens that have a loss
+    scored = "labels" if kind is kinds.SEQ2SEQ else "input_ids"  # the tokens that have a loss
 
     def show(example: Any) -> str:
         names = ("input_ids", "labels") if kind is kinds.SEQ2SEQ else ("input_ids",)
@@ -125,7 +126,7 @@ def hf_setup(
         learn_queries=queries(learn_queries),
         eval_queries=queries(eval_queries),
         show=show,
-        pieces=lambda example: pieces(tokenizer, example[said].tolist()),
+        pieces=lambda example: pieces(tokenizer, example[scored].tolist()),
         ids=train.ids,
         ask=Ask(text=lambda text: queries([text])),
     )
@@ -133,16 +134,16 @@ def hf_setup(
 
 def _refuse_files(texts: Any) -> None:
     """A file that was given where a text is wanted."""
-    named = next((t for t in texts if t.endswith(SUFFIXES) and Path(t).expanduser().is_file()), None)
-    if named is not None:
+    file = next((t for t in texts if t.endswith(SUFFIXES) and Path(t).expanduser().is_file()), None)
+    if file is not None:
         raise UndeError(
-            f"the query {named!r} is a file, and a text was expected: ask what is in it with --queries {named}"
+            f"the query {file!r} is a file, and a text was expected: ask what is in it with --queries {file}"
         )
 
 
 def load_model(name: str, trust_remote_code: bool = False) -> nn.Module:
     """A language model in float32, from a folder or the hub, as its config names it; an adapter with its base model."""
-    transformers = _need("transformers")
+    transformers = require("transformers")
     adapter = (Path(name) / _ADAPTER).exists()
     _check_folder(name, ("config.json", _ADAPTER), "model")
     _refuse_pickles(name)
@@ -173,10 +174,10 @@ def load_model(name: str, trust_remote_code: bool = False) -> nn.Module:
 
 
 def _adapted(name: str, safe: Mapping[str, Any]) -> tuple[kinds.Kind, Any]:
-    transformers, peft = _need("transformers"), _need("peft")
-    base, said = _base(name), read_json(Path(name) / _ADAPTER, follow=True).get("task_type")
+    transformers, peft = require("transformers"), require("peft", "peft")
+    base, task_type = _base(name), read_json(Path(name) / _ADAPTER, follow=True).get("task_type")
     config = transformers.AutoConfig.from_pretrained(base, trust_remote_code=safe["trust_remote_code"])
-    kind = kinds.kind_of_adapter(said, config)
+    kind = kinds.kind_of_adapter(task_type, config)
     auto = getattr(peft, f"AutoPeftModelFor{kind.auto}", None)
     if auto is not None:
         return kind, auto.from_pretrained(name, is_trainable=True, **safe)
@@ -198,7 +199,7 @@ def _refuse_pickles(name: str) -> None:
 
 
 def _load_tokenizer(name: str, trust_remote_code: bool) -> Any:
-    transformers = _need("transformers")
+    transformers = require("transformers")
     run = home_of(name)
     if run is not None and not _holds(name, _TOKENIZER) and _holds(str(run), _TOKENIZER):
         name = str(run)  # Trainer saves a tokenizer with its checkpoints only if it was given one
@@ -254,16 +255,6 @@ def _cannot(what: str, name: str, error: Exception, trusted: bool) -> UndeError:
     return UndeError(f"cannot load the {what} {name}, {where} ({type(error).__name__}: {why})")
 
 
-def _need(library: str) -> Any:
-    import importlib
-
-    try:
-        return importlib.import_module(library)
-    except ImportError:
-        extra = "unde[hf]" if library == "transformers" else library
-        raise UndeError(f"this needs {library}: pip install '{extra}'") from None
-
-
 def _rows(model: nn.Module, tokenizer: Any, name: str) -> int:
     """How many tokens the model knows, after checking that the tokenizer has no more.
 
@@ -285,7 +276,7 @@ def _rows(model: nn.Module, tokenizer: Any, name: str) -> int:
 
 
 def _length(model: nn.Module, seq_len: int | None, name: str) -> int:
-    context = limits(model)[1]
+    context = token_limits(model)[1]
     if seq_len is not None and seq_len > context:
         raise UndeError(
             f"sequences of {seq_len} tokens, but the context of {name} is {context}: --seq-len {context}"
@@ -301,10 +292,7 @@ def model_of_config(path: Path, trust_remote_code: bool = False) -> tuple[nn.Mod
             f"{file} does not exist: expected the config.json of a Hugging Face model, or the folder that holds "
             "it. Nothing is downloaded; save one with config.save_pretrained(folder)"
         )
-    try:
-        import transformers
-    except ImportError:
-        raise UndeError("--hf-config needs transformers: install it with pip install 'unde[hf]'") from None
+    transformers = require("transformers")
     try:
         config = transformers.AutoConfig.from_pretrained(
             str(file), local_files_only=True, trust_remote_code=trust_remote_code

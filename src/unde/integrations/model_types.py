@@ -21,7 +21,7 @@ from unde.tasks import (
     Task,
     TokenClassification,
 )
-from unde.tasks.tokens import inner
+from unde.tasks.tokens import unwrap_peft
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ def _both(config: Any, kind: Kind) -> bool:
 def _table(kind: Kind) -> Mapping[str, tuple[str, ...]]:
     from transformers.models.auto import modeling_auto
 
-    found = getattr(modeling_auto, f"MODEL_FOR_{kind.table}_MAPPING_NAMES", {})
-    return {family: (names,) if isinstance(names, str) else tuple(names) for family, names in found.items()}
+    table = getattr(modeling_auto, f"MODEL_FOR_{kind.table}_MAPPING_NAMES", {})
+    return {family: (names,) if isinstance(names, str) else tuple(names) for family, names in table.items()}
 
 
 def kind_of_adapter(task_type: str | None, base: Any) -> Kind:
@@ -84,7 +84,7 @@ def kind_of_adapter(task_type: str | None, base: Any) -> Kind:
 
 def kind_of_model(model: nn.Module) -> Kind:
     """Of a model that is loaded: by the name of its class, or else by its config."""
-    name = type(inner(model)).__name__
+    name = type(unwrap_peft(model)).__name__
     known = next((k for k in KINDS if name.endswith(f"For{k.auto}")), None)
     if known is not None or getattr(model, "config", None) is None or isinstance(model.config, Mapping):
         return known or CAUSAL
@@ -107,11 +107,10 @@ def task_for(kind: Kind, model: nn.Module, tokenizer: Any) -> Task:
 
 
 def predictor(model: nn.Module, task: Task, length: int) -> Callable[[Tensor], Tensor] | None:
-    """A function from the tokens of a text to the labels that the model gives it: the likeliest class, that of every
-    token, or the text that it writes, of at most `length` tokens. None where the model's own answer has no gradient,
-    as for squared errors."""
+    """A function from the tokens of a text to the model's labels: a class, classes of tokens, or a text of at most
+    `length` tokens. None for squared errors, where the model's answer has no gradient."""
     if isinstance(task, Seq2SeqLM):
-        return lambda tokens: _written(model, tokens, length)
+        return lambda tokens: _generate(model, tokens, length)
     if isinstance(task, MultiLabel):
         return lambda tokens: (_logits(model, tokens) > 0).float()
     if isinstance(task, (Classification, TokenClassification)):
@@ -125,18 +124,18 @@ def _logits(model: nn.Module, tokens: Tensor) -> Tensor:
         return model(input_ids=tokens[None].to(_device(model))).logits[0].cpu()
 
 
-def _written(model: Any, tokens: Tensor, length: int) -> Tensor:
+def _generate(model: Any, tokens: Tensor, length: int) -> Tensor:
     with frozen_eval(model), torch.no_grad():
-        [found] = model.generate(
+        [tokens] = model.generate(
             input_ids=tokens[None].to(_device(model)),
             max_new_tokens=length - 1,
             do_sample=False,
             num_beams=1,
             use_cache=True,
         )
-    if len(found) < 2:
+    if len(tokens) < 2:
         raise UndeError("the model writes nothing for such a text: give a target for the query")
-    return found[1:].cpu()  # behind the token that starts a text
+    return tokens[1:].cpu()  # after the token that starts a text
 
 
 def _device(model: nn.Module) -> torch.device:

@@ -50,7 +50,7 @@ def kronfluence(
         raise UndeError(
             "there are no scores of kronfluence: expected a tensor for each module, or 'all_modules'"
         )
-    parts = {name: _summed(name, values) for name, values in tensors.items()}
+    parts = {name: _sum_tokens(name, values) for name, values in tensors.items()}
     return _by_module(parts, "kronfluence", target, ids, query_ids)
 
 
@@ -63,9 +63,8 @@ def dattri(
     `target_func` of the `AttributionTask` returns, `loss_func` unless it was given: "loss", or "utility" if higher is
     better while `loss_func` is a loss. With one function for both sides, as for TRAK, scores stay as they are: "loss".
     """
-    given = scores if isinstance(scores, Mapping) else {_ALL: scores}
     parts = {}
-    for name, values in given.items():
+    for name, values in (scores if isinstance(scores, Mapping) else {_ALL: scores}).items():
         array = to_numpy(values)
         if array.ndim != 2:
             raise UndeError(
@@ -100,16 +99,16 @@ def bergson(
                 f"bergson({str(path)!r}, 'runs/queries')"
             )
         return from_arrays(sign * _scores(folder, info).T, ids=ids, query_ids=query_ids, name="bergson")
-    train, asked = _Gradients.open(folder, info), _Gradients.open(Path(queries).expanduser())
-    if train.sizes != asked.sizes:
+    train, query = _Gradients.open(folder, info), _Gradients.open(Path(queries).expanduser())
+    if train.sizes != query.sizes:
         raise UndeError(
             f"{folder} and {queries} hold gradients of other modules or projections ({len(train.sizes)} modules of "
-            f"{train.width} numbers, {len(asked.sizes)} of {asked.width}): build both with the same options"
+            f"{train.width} numbers, {len(query.sizes)} of {query.width}): build both with the same options"
         )
-    for what, given, count in (("ids", ids, len(train)), ("query_ids", query_ids, len(asked))):
-        if given is not None and len(given) != count:
-            raise UndeError(f"{len(given)} {what}, the gradients are of {count}: expected one for each")
-    return _products(train, asked, sign, ids, query_ids, parse_bytes(memory))
+    for what, names, count in (("ids", ids, len(train)), ("query_ids", query_ids, len(query))):
+        if names is not None and len(names) != count:
+            raise UndeError(f"{len(names)} {what}, the gradients are of {count}: expected one for each")
+    return _products(train, query, sign, ids, query_ids, parse_bytes(memory))
 
 
 # --- scores by module -----------------------------------------------------------------------------------
@@ -145,7 +144,7 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
         raise UndeError(f"cannot read {file} as scores of kronfluence ({e})") from None
 
 
-def _summed(name: str, values: Any) -> np.ndarray:
+def _sum_tokens(name: str, values: Any) -> np.ndarray:
     array = to_numpy(values).astype(np.float32)
     if array.ndim not in (2, 3):
         raise UndeError(
@@ -178,7 +177,7 @@ def _info(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _mapped(file: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+def _map_file(file: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
     try:
         size = file.stat().st_size
     except OSError as e:
@@ -193,7 +192,7 @@ def _scores(folder: Path, info: Mapping[str, Any]) -> np.ndarray:
     """(N, Q) in float32, once all are known to be written."""
     try:
         dtype, rows, count = _struct(info["dtype"]), int(info["num_rows"]), int(info["num_scores"])
-        found = _mapped(folder / "scores.bin", dtype, (rows,))
+        found = _map_file(folder / "scores.bin", dtype, (rows,))
         out = np.empty((rows, count), np.float32)
         for q in range(count):
             if not found[f"written_{q}"].all():
@@ -209,7 +208,7 @@ def _scores(folder: Path, info: Mapping[str, Any]) -> np.ndarray:
         raise UndeError(f"{folder / 'info.json'} does not describe scores as bergson does ({e})") from None
     if not info.get("attribute_tokens"):
         return out
-    return _added_up(torch.from_numpy(out), _offsets(folder, rows), 0, int(info["num_items"])).numpy()
+    return _sum_rows(torch.from_numpy(out), _offsets(folder, rows), 0, int(info["num_items"])).numpy()
 
 
 def _struct(described: Mapping[str, Any]) -> np.dtype:
@@ -240,7 +239,7 @@ def _offsets(folder: Path, rows: int) -> np.ndarray:
     return found
 
 
-def _added_up(rows: Tensor, offsets: np.ndarray, first: int, count: int) -> Tensor:
+def _sum_rows(rows: Tensor, offsets: np.ndarray, first: int, count: int) -> Tensor:
     """The rows of tokens of `count` examples from `first` on, added up for each."""
     of = torch.repeat_interleave(
         torch.arange(count), torch.from_numpy(np.diff(offsets[first : first + count + 1]))
@@ -270,7 +269,7 @@ class _Gradients:
             )
         shape = (info["num_grads"], sum(sizes.values()))
         dtype = np.dtype("uint16" if stored == "bfloat16" else stored)
-        rows = _mapped(folder / "gradients.bin", dtype, shape)
+        rows = _map_file(folder / "gradients.bin", dtype, shape)
         return cls(
             folder, rows, stored, sizes, _offsets(folder, len(rows)) if info.get("attribute_tokens") else None
         )
@@ -290,12 +289,12 @@ class _Gradients:
     def block(self, examples: slice) -> Tensor:
         """(n, D) float32."""
         if self.offsets is None:
-            return self._finite(_as_float(self.rows[examples], self.stored), examples)
+            return self._check_finite(_as_float(self.rows[examples], self.stored), examples)
         found = _as_float(self.rows[self.offsets[examples.start] : self.offsets[examples.stop]], self.stored)
-        summed = _added_up(found, self.offsets, examples.start, examples.stop - examples.start)
-        return self._finite(summed, examples)
+        summed = _sum_rows(found, self.offsets, examples.start, examples.stop - examples.start)
+        return self._check_finite(summed, examples)
 
-    def _finite(self, block: Tensor, examples: slice) -> Tensor:
+    def _check_finite(self, block: Tensor, examples: slice) -> Tensor:
         if not torch.stack(torch.aminmax(block)).isfinite().all():
             row = examples.start + int((~block.isfinite()).any(1).nonzero()[0, 0])
             raise UndeError(
@@ -318,9 +317,9 @@ class _BergsonFeatures(TrainFeatures):
 
 
 def _products(
-    train: _Gradients, asked: _Gradients, sign: float, ids: Names, query_ids: Names, memory: int
+    train: _Gradients, query: _Gradients, sign: float, ids: Names, query_ids: Names, memory: int
 ) -> GroupScores:
-    queries = sign * asked.block(slice(0, len(asked)))
+    queries = sign * query.block(slice(0, len(query)))
     features = _BergsonFeatures(train, ids, memory)
     digests = [hashlib.sha256(row.tobytes()).hexdigest()[:16] for row in queries.numpy()]
     groups = Groups({name: (name,) for name in train.sizes})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import tempfile
 from collections.abc import Mapping
 from functools import cached_property
@@ -13,8 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from unde.errors import UndeError, unknown
+from unde.errors import unknown
 from unde.index import Index
+from unde.integrations import require
 from unde.methods import Method
 from unde.tasks import CausalLM, Classification, Task
 from unde.weights import Weights
@@ -44,7 +44,7 @@ def explainer(
     """
     if isinstance(weights, str) and weights != LEARN:
         raise unknown("weights", weights, (LEARN,))
-    base = _base()
+    base = require("quanda.explainers", "quanda").Explainer
 
     class UndeExplainer(base):
         accepted_tasks: ClassVar[list[str]] = list(TASKS)
@@ -99,13 +99,6 @@ def explainer(
             return self._self_influence
 
     return UndeExplainer
-
-
-def _base() -> Any:
-    try:
-        return importlib.import_module("quanda.explainers").Explainer
-    except ImportError as e:
-        raise UndeError(f"this needs quanda: pip install quanda ({e})") from None
 
 
 class _Examples(Dataset):

@@ -29,22 +29,22 @@ def newest(folder: str) -> str:
     path = Path(folder)
     if not path.is_dir() or any((path / name).exists() for name in _CONFIGS):
         return folder
-    found = steps(path)
-    if not found:
+    checkpoints = steps(path)
+    if not checkpoints:
         return folder
-    last = found[max(found)]
-    console.note(f"using {last}, the newest of {console.counted(len(found), 'checkpoint')} in {folder}")
+    last = checkpoints[max(checkpoints)]
+    console.note(f"using {last}, the newest of {console.counted(len(checkpoints), 'checkpoint')} in {folder}")
     return str(last)
 
 
 def steps(folder: Path) -> dict[int, Path]:
     """Checkpoints by their steps; those that were not saved whole are left out."""
-    found = {}
+    checkpoints = {}
     for path in folder.glob("checkpoint-*"):
         step = re.fullmatch(r"checkpoint-(\d+)", path.name)
         if step and (path / STATE).is_file() and any((path / name).is_file() for name in _CONFIGS):
-            found[int(step[1])] = path
-    return dict(sorted(found.items()))
+            checkpoints[int(step[1])] = path
+    return dict(sorted(checkpoints.items()))
 
 
 def home_of(checkpoint: str) -> Path | None:
@@ -64,9 +64,9 @@ def checkpoints_in(folder: Path, model: nn.Module) -> tuple[list[Checkpoint], li
     if (folder / RECORDED).is_file():
         files, rates = recorded(folder)
         return list(files), rates
-    found = steps(folder)
-    if found:
-        return [_weights(path, model) for path in found.values()], _rates(found)
+    checkpoints = steps(folder)
+    if checkpoints:
+        return [_weights(path, model) for path in checkpoints.values()], _rates(checkpoints)
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise UndeError(
@@ -138,18 +138,24 @@ def _with_adapter(file: Path, model: nn.Module) -> dict[str, Tensor]:
     return live | {saved[name]: tensor for name, tensor in tensors.items()}
 
 
-def _rates(found: dict[int, Path]) -> list[float] | None:
-    """The learning rate at each checkpoint, from what Trainer logged; between two steps of the log, in proportion."""
-    path = found[max(found)] / STATE
-    try:
-        history = read_json(path, follow=True)["log_history"]
-        noted = {int(e["step"]): float(e["learning_rate"]) for e in history if "learning_rate" in e}
-    except (OSError, ValueError, TypeError, KeyError) as e:
-        raise UndeError(f"{path} is not what Trainer writes ({type(e).__name__}: {e})") from None
-    if not noted:
+def _rates(checkpoints: dict[int, Path]) -> list[float] | None:
+    """The learning rate at each checkpoint, interpolated between the steps that Trainer logged."""
+    path = checkpoints[max(checkpoints)] / STATE
+    _, rates = read_state(path)
+    if not rates:
         console.note(f"{path} has no learning rate in its log: all checkpoints count the same")
         return None
-    return np.interp(list(found), sorted(noted), [noted[s] for s in sorted(noted)]).tolist()
+    return np.interp(list(checkpoints), sorted(rates), [rates[s] for s in sorted(rates)]).tolist()
+
+
+def read_state(path: Path) -> tuple[dict[str, Any], dict[int, float]]:
+    """A trainer_state.json, and the learning rates that it logged by step."""
+    try:
+        state = read_json(path, follow=True)
+        log = state["log_history"]
+        return state, {int(e["step"]): float(e["learning_rate"]) for e in log if "learning_rate" in e}
+    except (OSError, ValueError, TypeError, KeyError) as e:
+        raise UndeError(f"{path} is not what Trainer writes ({type(e).__name__}: {e})") from None
 
 
 def recorded(folder: str | os.PathLike[str]) -> tuple[list[Path], list[float]]:

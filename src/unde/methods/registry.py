@@ -11,7 +11,7 @@ from unde.methods.base import CUSTOM, OMIT_IF, Method, find_class
 from unde.methods.builtin import AUTO, EKFAC, TRAK, Damped, Fisher, LoGRA, TracIn
 from unde.methods.custom import UnimportedMethod, check_description, check_method
 from unde.methods.diffusion import DAS, DTRAK, JourneyTRAK
-from unde.setup import imported
+from unde.setup import import_target
 
 METHODS: dict[str, type[Method]] = {m.name: m for m in (TracIn, TRAK, LoGRA, EKFAC, DTRAK, JourneyTRAK, DAS)}
 PROJECTION = "kron(16)"
@@ -34,7 +34,7 @@ def parse(method: str | Method | dict[str, Any]) -> Method:
     if isinstance(method, str) and method in _SHORT:
         return _SHORT[method]
     if isinstance(method, str) and ":" in method:
-        target = imported(method)
+        target = import_target(method)
         target = target() if isinstance(target, type) and issubclass(target, Method) else target
         if not isinstance(target, Method):
             raise UndeError(

@@ -31,11 +31,7 @@ KINDS = {
 }
 _LONG = 64  # longer lists are stored as a digest
 _NO_SETTINGS = {"batching", "version"}  # `batching` changes no number, `version` has an entry
-_NO_NUMBERS = {
-    "training",
-    "gradient_checkpointing",
-    "name_or_path",
-}  # attributes of modules that change no result
+_NO_NUMBERS = {"training", "gradient_checkpointing", "name_or_path"}  # of modules: they change no result
 _MISSING = "(nothing)"
 
 
@@ -53,13 +49,12 @@ def _settings(task: Any) -> Iterator[tuple[str, Any]]:
     """Attributes of the user's classes, then of the task itself."""
     if not is_builtin(type(task.batching)):
         yield "batching", task.batching
+    code = (type, FunctionType, staticmethod, classmethod, functools.cached_property)
     for cls in reversed([c for c in type(task).__mro__ if not _of_library(c)]):
         for name, value in vars(cls).items():
-            code = isinstance(
-                value, (type, FunctionType, staticmethod, classmethod, functools.cached_property)
-            )
-            if not (code or inspect.isdatadescriptor(value) or name.startswith(("__", "_abc_"))):
-                yield from [(name, value)] if name not in _NO_SETTINGS else []
+            skip = name in _NO_SETTINGS or name.startswith(("__", "_abc_"))
+            if not (skip or isinstance(value, code) or inspect.isdatadescriptor(value)):
+                yield name, value
     yield from ((name, value) for name, value in _attributes(task).items() if name not in _NO_SETTINGS)
 
 

@@ -16,12 +16,12 @@ from unde.tasks.tokens import (
     IGNORE,
     Predictions,
     TokenTask,
-    check,
-    columns,
-    limits,
-    right_padded,
-    rolled,
-    run,
+    check_columns,
+    check_examples,
+    pad_right,
+    roll_left,
+    run_model,
+    token_limits,
     token_logits,
 )
 
@@ -86,16 +86,16 @@ class MaskedLM(TokenTask):
                 f"the mask token is {self.mask_token_id}, but the model knows {vocabulary} tokens: a tokenizer that "
                 "does not fit the model"
             )
-        ids, mask, _ = columns(batch, "MaskedLM")
+        ids, mask, _ = check_columns(batch, "MaskedLM")
         real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
         special = torch.tensor([*self.special_tokens, self.mask_token_id], device=ids.device)
         free = real & ~(ids.unsqueeze(-1) == special).any(-1)
         if "special_tokens_mask" in batch:
             free = free & (batch["special_tokens_mask"] == 0)
         place = real.long().cumsum(1)  # counted from the first real token
-        each = _mixed(ids.long() * _signed(_ODD[1]) + place * _signed(_ODD[0]))
-        key = _mixed((each * real).sum(1, keepdim=True) + self.seed)
-        chance, kind, token = (_mixed(_mixed(key + n) + place * _signed(_ODD[0])) for n in (1, 2, 3))
+        each = _mix(ids.long() * _signed(_ODD[1]) + place * _signed(_ODD[0]))
+        key = _mix((each * real).sum(1, keepdim=True) + self.seed)
+        chance, kind, token = (_mix(_mix(key + n) + place * _signed(_ODD[0])) for n in (1, 2, 3))
         u = _uniform(chance).masked_fill(~free, 2.0)
         chosen = free & ((u < self.probability) | (u == u.amin(1, keepdim=True)))
         how = _uniform(kind)
@@ -110,7 +110,7 @@ class MaskedLM(TokenTask):
         def with_labels(example: Any) -> Any:
             if "labels" in example:
                 return example
-            batch = self._labelled(model, self.collate([example]))
+            batch = self._hide_if_unlabelled(model, self.collate([example]))
             return {**example, **{k: batch[k][0] for k in ("input_ids", "labels")}}
 
         special = {*self.special_tokens, *special_tokens(model)}
@@ -119,39 +119,39 @@ class MaskedLM(TokenTask):
     def check(self, model: nn.Module, batch: Any) -> None:
         """Refuse models that do not see both sides of a token, and those of another loss."""
         model_checks.check_no_decoder(self, model)
-        inputs, _, _ = self._prepared(model, batch)
+        inputs, _, _ = self._prepare(model, batch)
         model_checks.check_vocabulary(self, model, self._logits(model, inputs))
         model_checks.check_bidirectional(self, model, inputs, lambda tokens: self._logits(model, tokens))
 
     def predictions(self, model: nn.Module, batch: Any) -> Predictions:
-        inputs, target, ahead = self._prepared(model, batch)
-        return Predictions(self._logits(model, inputs), target, lambda x: rolled(x, -ahead))
+        inputs, target, ahead = self._prepare(model, batch)
+        return Predictions(self._logits(model, inputs), target, lambda x: roll_left(x, -ahead))
 
-    def _prepared(self, model: nn.Module, batch: Any) -> tuple[dict[str, Any], Tensor, Tensor]:
+    def _prepare(self, model: nn.Module, batch: Any) -> tuple[dict[str, Any], Tensor, Tensor]:
         """What the model gets, the tokens that it is to find, and the padding that was in front."""
-        _, real, ahead = tokens = columns(batch, "MaskedLM")
-        labelled = self._labelled(model, batch)
+        _, real, ahead = tokens = check_columns(batch, "MaskedLM")
+        labelled = self._hide_if_unlabelled(model, batch)
         target = labelled["labels"].long()
         inputs = {k: v for k, v in labelled.items() if k not in ("labels", "special_tokens_mask")}
         why = "no label says what a hidden token is (all are -100)"
         why = why if "labels" in batch else "all its tokens are special ones, which are not hidden"
-        left = check(model, inputs, target, tokens, why)
-        return right_padded(model, inputs, real, left), rolled(target, ahead), ahead
+        left = check_examples(model, inputs, target, tokens, why)
+        return pad_right(model, inputs, real, left), roll_left(target, ahead), ahead
 
-    def _labelled(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+    def _hide_if_unlabelled(self, model: nn.Module, batch: Any) -> dict[str, Any]:
         return dict(batch) if "labels" in batch else self.hide_tokens(batch, _vocabulary(model))
 
     def _logits(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
-        return token_logits(run(model, inputs), inputs["input_ids"].shape)
+        return token_logits(run_model(model, inputs), inputs["input_ids"].shape)
 
 
 def _vocabulary(model: nn.Module) -> int:
-    known, _ = limits(model)
+    known, _ = token_limits(model)
     get = getattr(model, "get_input_embeddings", None)
     table = getattr(get() if callable(get) else None, "weight", None)
     if table is not None:
         known = min(known, table.shape[0])
-    if known == limits(nn.Identity())[0]:
+    if known == token_limits(nn.Identity())[0]:
         raise UndeError(
             f"{type(model).__name__} does not say how many tokens it knows (config.vocab_size): set it, or give "
             "labels, as transformers' collator for language models makes them"
@@ -163,18 +163,18 @@ def _signed(x: int) -> int:
     return x - 2**64 if x >= 2**63 else x
 
 
-def _mixed(x: Tensor) -> Tensor:
+def _mix(x: Tensor) -> Tensor:
     """The finaliser of splitmix64; integer tensors wrap around, on every device and under torch.func."""
-    x = (x ^ _shifted(x, 30)) * _signed(_ODD[1])
-    x = (x ^ _shifted(x, 27)) * _signed(_ODD[2])
-    return x ^ _shifted(x, 31)
+    x = (x ^ _shift_bits(x, 30)) * _signed(_ODD[1])
+    x = (x ^ _shift_bits(x, 27)) * _signed(_ODD[2])
+    return x ^ _shift_bits(x, 31)
 
 
-def _shifted(x: Tensor, bits: int) -> Tensor:
+def _shift_bits(x: Tensor, bits: int) -> Tensor:
     """To the right, zeros coming in."""
     return (x >> bits) & (2 ** (64 - bits) - 1)
 
 
 def _uniform(x: Tensor) -> Tensor:
     """In [0, 1), from the upper bits."""
-    return _shifted(x, 40).float() * 2.0**-24
+    return _shift_bits(x, 40).float() * 2.0**-24

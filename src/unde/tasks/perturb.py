@@ -49,7 +49,7 @@ def augment(
     >>> torch.equal(queries[1:2], augment(images[17:18], [17]))
     True
     """
-    numbers = _checked(images, keys, seed, crop, jitter, hue)
+    numbers = _check_input(images, keys, seed, crop, jitter, hue)
     changed = []
     for image, key in zip(images, numbers):
         u = _uniform(seed, key)
@@ -59,7 +59,7 @@ def augment(
         x = resized_crop(x, *crop_box(x.shape[1], x.shape[2], crop, u[1:5]))
         bright, contrasting, colourful = 1 + jitter * (2 * u[5:8] - 1)
         x = saturation(contrast(brightness(x, bright), contrasting), colourful)
-        changed.append(turned(x, hue * (2 * u[8] - 1)))
+        changed.append(turn_hue(x, hue * (2 * u[8] - 1)))
     return (torch.stack(changed) * 2 - 1).to(images.dtype)
 
 
@@ -86,7 +86,7 @@ def saturation(x: Tensor, factor: float) -> Tensor:
     return (factor * x + (1 - factor) * _grey(x)).clamp(0, 1)
 
 
-def turned(x: Tensor, turn: float) -> Tensor:
+def turn_hue(x: Tensor, turn: float) -> Tensor:
     """The same saturation and value (of HSV) with the hue a share of the colour circle further."""
     red, green, blue = x
     value = x.amax(0)
@@ -127,7 +127,7 @@ def crop_box(height: int, width: int, least: float, u: np.ndarray) -> tuple[int,
     return int(u[2] * (height - tall + 1)), int(u[3] * (width - wide + 1)), tall, wide
 
 
-def _checked(
+def _check_input(
     images: Tensor, keys: Sequence[int] | Tensor | None, seed: int, crop: float, jitter: float, hue: float
 ) -> list[int]:
     """The key of each image."""
@@ -189,7 +189,7 @@ class InputNoise:
     most: float = 2.0
 
     def __call__(self, example: Any, strength: float, random: np.random.Generator) -> Any:
-        return _on_inputs(example, lambda x: _noisy(x, strength, random))
+        return _change_inputs(example, lambda x: _add_noise(x, strength, random))
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,9 +210,9 @@ class Augment:
     def __call__(self, example: Any, strength: float, random: np.random.Generator) -> Any:
         u = random.random(DRAWS)
         if isinstance(example, (Tensor, np.ndarray)):
-            return _through(example, lambda x: self._image(x, strength, u))
+            return _map_image(example, lambda x: self._image(x, strength, u))
         if isinstance(example, (tuple, list)) and len(example) == 1:
-            return type(example)([_through(example[0], lambda x: self._image(x, strength, u))])
+            return type(example)([_map_image(example[0], lambda x: self._image(x, strength, u))])
         keys = [k for k in ("images", "latents") if isinstance(example, Mapping) and k in example]
         if not keys:
             found = (
@@ -225,62 +225,62 @@ class Augment:
             if keys[0] == "images":
                 return self._image(x, strength, u)
             if decode is None or encode is None:
-                return self._cropped(x, strength, u)
+                return self._crop(x, strength, u)
             return encode(self._image(decode(x[None])[0], strength, u)[None])[0]
 
-        return {**example, keys[0]: _through(example[keys[0]], changed)}
+        return {**example, keys[0]: _map_image(example[keys[0]], changed)}
 
     def _image(self, x: Tensor, strength: float, u: np.ndarray) -> Tensor:
         """Cropped, and recoloured where there are colours."""
-        y = self._cropped(x, strength, u)
+        y = self._crop(x, strength, u)
         if len(y) != 3:
             return y
         bright, contrasting, colourful = 1 + 0.4 * strength * (2 * u[5:8] - 1)
         y = saturation(contrast(brightness(y / 2 + 0.5, bright), contrasting), colourful)
-        return turned(y, 0.1 * strength * (2 * u[8] - 1)) * 2 - 1
+        return turn_hue(y, 0.1 * strength * (2 * u[8] - 1)) * 2 - 1
 
-    def _cropped(self, x: Tensor, strength: float, u: np.ndarray) -> Tensor:
+    def _crop(self, x: Tensor, strength: float, u: np.ndarray) -> Tensor:
         """The same draws for every strength; the image is mirrored from the strength on that its draw says."""
         y = x.float().flip(-1) if u[0] < strength / 2 else x.float()
         return resized_crop(y, *crop_box(y.shape[-2], y.shape[-1], 1 - 0.75 * strength, u[1:5]))
 
 
-def _through(x: Tensor | np.ndarray, change: Callable[[Tensor], Tensor]) -> Tensor | np.ndarray:
+def _map_image(x: Tensor | np.ndarray, change: Callable[[Tensor], Tensor]) -> Tensor | np.ndarray:
     """`x` changed, an array or a tensor as it was."""
     if isinstance(x, np.ndarray):
         return change(torch.from_numpy(x)).numpy().astype(x.dtype)
     return change(x).to(x.dtype)
 
 
-def _on_inputs(example: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def _change_inputs(example: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """The example with its floating inputs changed; an error if it has none."""
-    found = False
+    count = 0
 
     def visit(value: Any) -> Any:
-        nonlocal found
+        nonlocal count
         if isinstance(value, np.ndarray) and value.dtype.kind == "f":
-            found = True
+            count += 1
             return change(torch.from_numpy(value)).numpy()
         if isinstance(value, Tensor) and value.is_floating_point():
-            found = True
+            count += 1
             return change(value)
         if isinstance(value, Mapping):
             return type(value)({k: v if k in TARGETS else visit(v) for k, v in value.items()})
         return value
 
     if isinstance(example, (tuple, list)) and not hasattr(example, "_fields") and example:
-        made = type(example)([visit(example[0]), *example[1:]])
+        out = type(example)([visit(example[0]), *example[1:]])
     else:
-        made = visit(example)
-    if not found:
+        out = visit(example)
+    if not count:
         raise NotRetrievable(
             f"nobody knows how to perturb an example of type {type(example).__name__}: it has no floating inputs. Pass "
             "perturb=, a function (example, strength, random) -> example, or perturb='weights'"
         )
-    return made
+    return out
 
 
-def _noisy(x: Tensor, strength: float, random: np.random.Generator) -> Tensor:
+def _add_noise(x: Tensor, strength: float, random: np.random.Generator) -> Tensor:
     z = torch.from_numpy(random.standard_normal(tuple(x.shape), dtype=np.float32)).to(x)
     return x + strength * _spread(x) * z
 

@@ -17,10 +17,10 @@ from unde.tasks.tokens import (
     Unreadable,
     arguments,
     left_padding,
-    padded,
+    pad,
+    pad_right,
     real_tokens,
-    right_padded,
-    rolled,
+    roll_left,
     text_config,
 )
 
@@ -36,7 +36,7 @@ class Prediction(Task):
     def logits(self, model: nn.Module, batch: Any) -> Tensor:
         inputs, _ = self.split(batch)
         if isinstance(inputs, Mapping) and isinstance(inputs.get("input_ids"), Tensor):
-            inputs = _right_padded(model, inputs)
+            inputs = _pad_right(model, inputs)
         output = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
         logits = getattr(output, "logits", output)
         if not isinstance(logits, Tensor):
@@ -63,7 +63,7 @@ class Prediction(Task):
     def collate(self, examples: list[Any]) -> Any:
         """Texts are padded on the right, and the padding masked."""
         if examples and isinstance(examples[0], Mapping) and "input_ids" in examples[0]:
-            return padded(examples)
+            return pad(examples)
         return super().collate(examples)
 
     def perturbations(self, model: nn.Module, examples: Sequence[Any]) -> list[Perturbation]:
@@ -76,7 +76,7 @@ class Prediction(Task):
         if not isinstance(batch, Mapping) or not isinstance(batch.get("attention_mask"), Tensor):
             return None
         real = real_tokens(batch)
-        return real if real is None or "input_ids" not in batch else rolled(real, left_padding(real))
+        return real if real is None or "input_ids" not in batch else roll_left(real, left_padding(real))
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         return self.compare(*self.predict(model, batch))
@@ -106,22 +106,22 @@ class Prediction(Task):
 
     def predict(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
         """Logits and labels, checked."""
-        raise TypeError(f"{type(self).__name__} defines no predict(model, batch)")
+        raise NotImplementedError
 
     def compare(self, logits: Tensor, labels: Tensor) -> Tensor:
         """(B,) losses."""
-        raise TypeError(f"{type(self).__name__} defines no compare(logits, labels)")
+        raise NotImplementedError
 
     def sample_labels(self, logits: Tensor, ids: Sequence[int] | None) -> Tensor:
         """Labels drawn from predictions."""
-        raise TypeError(f"{type(self).__name__} defines no sample_labels(logits, ids)")
+        raise NotImplementedError
 
     def fisher_term(self, logits: Tensor, labels: Tensor, label: int) -> Tensor:
-        """(B,) values v with Σ_label ∇v ∇vᵀ = E ∇loss ∇lossᵀ over labels as `drawn` gives them."""
-        raise TypeError(f"{type(self).__name__} defines no fisher_term(logits, labels, label)")
+        """(B,) values v with Σ_label ∇v ∇vᵀ = E ∇loss ∇lossᵀ over labels as `sample_labels` draws them."""
+        raise NotImplementedError
 
 
-def _right_padded(model: nn.Module, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+def _pad_right(model: nn.Module, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
     ids, real = inputs["input_ids"], real_tokens(inputs)
     if ids.dim() != 2 or (real is not None and real.shape != ids.shape):
         raise UndeError(
@@ -136,7 +136,7 @@ def _right_padded(model: nn.Module, inputs: Mapping[str, Any]) -> Mapping[str, A
             f"{type(model).__name__} predicts from the last token of a text, and its config names no padding token: "
             "set model.config.pad_token_id to that of the tokenizer or, if it has none, to its eos_token_id"
         )
-    return right_padded(model, {k: v for k, v in inputs.items() if k != "special_tokens_mask"}, real)
+    return pad_right(model, {k: v for k, v in inputs.items() if k != "special_tokens_mask"}, real)
 
 
 def label_tensor(labels: Any, expected: str, count: int | None = None) -> Tensor:
@@ -152,7 +152,7 @@ def label_tensor(labels: Any, expected: str, count: int | None = None) -> Tensor
     return labels
 
 
-def first(wrong: Tensor) -> int | None:
+def first_flagged(wrong: Tensor) -> int | None:
     """The first example that is flagged in a (B,) tensor; None if there is none, or under torch.func.vmap."""
     try:
         return int(wrong.nonzero()[0]) if bool(wrong.any()) else None
@@ -177,7 +177,7 @@ class Regression(Prediction):
         if values.shape != target.shape:
             shapes = f"predictions of shape {tuple(output.shape)} for labels of shape {tuple(labels.shape)}"
             raise UndeError(f"{shapes}: expected as many numbers in each")
-        row = first(~torch.isfinite(target).all(1))
+        row = first_flagged(~torch.isfinite(target).all(1))
         if row is not None:
             raise Unreadable(row, f"has the label {target[row].tolist()}: expected finite numbers")
         return values, target.to(values.dtype)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +27,8 @@ class Replace:
 
     Special tokens, padding and tokens whose label is −100 (a prompt) stay. Labels follow.
     """
+
+    relabels: ClassVar[bool] = True  # whether labels that are tokens follow
 
     pool: np.ndarray  # tokens of the training data
     special: frozenset[int] = frozenset()
@@ -52,23 +54,19 @@ class Replace:
 
     def __call__(self, example: Any, strength: float, random: np.random.Generator) -> Any:
         ids = _tokens(example)
-        changed = _drawn(ids, self.free(example, self.special), self.pool, strength, random)
-        made = {**example, "input_ids": _like(example["input_ids"], changed)}
-        return self.relabelled(made, example, ids, changed)
-
-    def relabelled(self, made: dict[str, Any], example: Any, ids: np.ndarray, changed: np.ndarray) -> Any:
-        if _per_token(example):
+        changed = _draw(ids, self.free(example, self.special), self.pool, strength, random)
+        out = {**example, "input_ids": _like(example["input_ids"], changed)}
+        if self.relabels and _per_token(example):
             labels = _labels(example)
-            made["labels"] = _like(example["labels"], np.where(labels == ids, changed, labels))
-        return made
+            out["labels"] = _like(example["labels"], np.where(labels == ids, changed, labels))
+        return out
 
 
 @dataclass(frozen=True, eq=False)
 class ReplaceInputs(Replace):
     """The same where labels are classes, of a text or of its tokens: they stay as they are."""
 
-    def relabelled(self, made: dict[str, Any], example: Any, ids: np.ndarray, changed: np.ndarray) -> Any:
-        return made
+    relabels: ClassVar[bool] = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,14 +90,16 @@ class ReplaceSeen(ReplaceInputs):
 
 
 @dataclass(frozen=True, eq=False)
-class ReplaceBoth(Replace):
+class ReplaceBoth(ReplaceInputs):
     """Tokens of a source text, and of the target text that is predicted from it: each by tokens of its own side."""
 
     targets: np.ndarray = dataclasses.field(default_factory=lambda: _NONE)
 
     @classmethod
     def of(cls, examples: Sequence[Any], special: Collection[int] = ()) -> ReplaceBoth:
-        targets = np.concatenate([_labels(e)[cls._asked(e, special)] for e in examples] or [_NONE])
+        targets = np.concatenate(
+            [_labels(e)[cls._replaceable_targets(e, special)] for e in examples] or [_NONE]
+        )
         return dataclasses.replace(super().of(examples, special), targets=targets)
 
     @staticmethod
@@ -107,25 +107,22 @@ class ReplaceBoth(Replace):
         return _ordinary(example, special)
 
     @staticmethod
-    def _asked(example: Any, special: Collection[int]) -> np.ndarray:
+    def _replaceable_targets(example: Any, special: Collection[int]) -> np.ndarray:
         labels = _labels(example)
         return (labels != IGNORE) & ~np.isin(labels, list(special))
 
-    def relabelled(self, made: dict[str, Any], example: Any, ids: np.ndarray, changed: np.ndarray) -> Any:
-        return made
-
     def __call__(self, example: Any, strength: float, random: np.random.Generator) -> Any:
-        made = super().__call__(example, strength, random)
+        out = super().__call__(example, strength, random)
         old = _labels(example)
         if len(self.targets) == 0:
-            return made
-        new = _drawn(old, self._asked(example, self.special), self.targets, strength, random)
-        made["labels"] = _like(example["labels"], new)
+            return out
+        new = _draw(old, self._replaceable_targets(example, self.special), self.targets, strength, random)
+        out["labels"] = _like(example["labels"], new)
         if "decoder_input_ids" in example:  # the labels one place later
             seen = np.array(example["decoder_input_ids"], dtype=np.int64)
             seen[1:] = np.where(seen[1:] == old[:-1], new[:-1], seen[1:])
-            made["decoder_input_ids"] = _like(example["decoder_input_ids"], seen)
-        return made
+            out["decoder_input_ids"] = _like(example["decoder_input_ids"], seen)
+        return out
 
 
 def special_tokens(model: Any) -> frozenset[int]:
@@ -137,11 +134,11 @@ def special_tokens(model: Any) -> frozenset[int]:
     return frozenset(v for v in flat if isinstance(v, int))
 
 
-def _drawn(
+def _draw(
     ids: np.ndarray, free: np.ndarray, pool: np.ndarray, strength: float, random: np.random.Generator
 ) -> np.ndarray:
-    chance, drawn = random.random(len(ids)), random.integers(len(pool), size=len(ids))
-    return np.where(free & (chance < strength), pool[drawn], ids)
+    chance, choice = random.random(len(ids)), random.integers(len(pool), size=len(ids))
+    return np.where(free & (chance < strength), pool[choice], ids)
 
 
 def _tokens(example: Any) -> np.ndarray:
@@ -161,10 +158,10 @@ def _ordinary(example: Any, special: Collection[int]) -> np.ndarray:
     """(T,) True at tokens that are neither special nor padding."""
     ids = _tokens(example)
     free = ~np.isin(ids, list(special))
-    for name, kept in (("attention_mask", 1), ("special_tokens_mask", 0)):
+    for name, value in (("attention_mask", True), ("special_tokens_mask", False)):
         mask = example.get(name)
         if mask is not None and np.asarray(mask).shape == ids.shape:
-            free &= (np.asarray(mask) != 0) == bool(kept)
+            free &= (np.asarray(mask) != 0) == value
     return free
 
 

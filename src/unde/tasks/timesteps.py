@@ -14,11 +14,11 @@ from unde.errors import UndeError
 from unde.tasks.base import Batching, even_slices
 
 ROWS = 80  # noisy images worth having in one forward pass: on CPUs more are slower
-PREPARED = "noisy"  # marks a batch that `passes` made
+PREPARED = "noisy"  # marks a batch that `passes` prepared
 
 
 class DiffusionTask(Protocol):
-    """What the batching asks of a diffusion task."""
+    """The part of a diffusion task that its batching uses."""
 
     timesteps: list[int]
     scheduler: Any
@@ -40,11 +40,11 @@ class TimestepBatching(Batching):
                 f"rows={rows}: expected at least one noisy image in a pass, or None for what fits"
             )
         self.task, self.timesteps = task, task.timesteps
-        self.max_rows = rows  # None: not known yet
+        self.max_rows = rows  # None until `fit_memory`
         self.most = rows  # examples in one portion
-        self.short = False  # whether two steps of a trajectory stand for all
-        self.only: int | None = None  # the one step of trajectories that is looked at
-        self.steps: int | None = None  # how many they have
+        self.short = False  # two steps of a trajectory instead of all
+        self.only: int | None = None  # a single step of trajectories
+        self.steps: int | None = None  # steps of trajectories
 
     @property
     def rows(self) -> int:
@@ -54,11 +54,11 @@ class TimestepBatching(Batching):
     def passes(self, batch: Any, ids: Sequence[int] | None) -> Iterator[Any]:
         clean, condition = self.task.inputs(batch)
         if "trajectory" in condition:
-            yield from self._along(clean, condition)
+            yield from self._follow(clean, condition)
             return
         keys = [digest(image) for image in clean.cpu()]
         for cut in even_slices(len(self.timesteps), self.rows // len(clean)):
-            yield self._prepared(clean, condition, keys, self.timesteps[cut])
+            yield self._prepare(clean, condition, keys, self.timesteps[cut])
 
     def portions(self, batch: Any) -> Iterator[tuple[slice, Any]]:
         clean, condition = self.task.inputs(batch)
@@ -109,7 +109,7 @@ class TimestepBatching(Batching):
         sized.max_rows, sized.most = min(ROWS, most), most
         return sized
 
-    def _prepared(
+    def _prepare(
         self, clean: Tensor, condition: Mapping[str, Tensor], keys: Sequence[str], timesteps: Sequence[int]
     ) -> dict[str, Any]:
         """A batch for one forward pass: noisy images at these timesteps, and what is to be predicted."""
@@ -126,10 +126,10 @@ class TimestepBatching(Batching):
             "of": len(self.timesteps),
         }
 
-    def _along(self, clean: Tensor, condition: dict[str, Tensor]) -> Iterator[Any]:
+    def _follow(self, clean: Tensor, condition: dict[str, Tensor]) -> Iterator[Any]:
         """The passes along trajectories: x_t as the sampler saw it, and the noise in it beside the final image."""
         noisy = condition.pop("trajectory")
-        t = self._checked(clean, noisy, condition.pop("timesteps", None))
+        t = self._check_trajectory(clean, noisy, condition.pop("timesteps", None))
         if self.only is not None:
             noisy, t = noisy[:, self.only : self.only + 1], t[:, self.only : self.only + 1]
         elif self.short:
@@ -141,7 +141,7 @@ class TimestepBatching(Batching):
             part = {PREPARED: noisy[:, cut], "target": target[:, cut], "t": t[:, cut]}
             yield part | {"condition": condition, "of": t.shape[1]}
 
-    def _checked(self, clean: Tensor, noisy: Tensor, t: Tensor | None) -> Tensor:
+    def _check_trajectory(self, clean: Tensor, noisy: Tensor, t: Tensor | None) -> Tensor:
         """The timesteps of a trajectory, if they are those of the sampler."""
         if t is None or t.shape != noisy.shape[:2] or noisy.shape[2:] != clean.shape[1:]:
             raise UndeError(

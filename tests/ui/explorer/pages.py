@@ -13,7 +13,7 @@ from unde import Index, Setup, Weights
 from unde.methods import TRAK
 from unde.tasks import Classification
 from unde.ui.explorer import Session
-from unde.ui.explorer.app import application, bound
+from unde.ui.explorer.app import application, open_socket
 
 TOKEN = "a-token-of-the-tests"
 HOSTILE = [
@@ -136,7 +136,7 @@ def served(session: Session):
     """A real server in a thread; gives the address of the page."""
     import uvicorn
 
-    listening = bound("127.0.0.1", 0)
+    listening = open_socket("127.0.0.1", 0)
     config = uvicorn.Config(application(session, TOKEN), log_level="error", lifespan="off", ws="none")
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None

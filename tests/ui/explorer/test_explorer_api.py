@@ -140,7 +140,7 @@ def test_a_set_of_queries_is_its_mean_and_a_contrast(pictures):
     assert [one["value"] for one in found["low"]] == pytest.approx(
         (-(-expected).topk(5).values).tolist(), rel=1e-3
     )
-    assert answer["notes"] == ["ExplorerQuery about the mean of 2 queries, less another."]
+    assert answer["notes"] == ["Question about the mean of 2 queries, less another."]
 
 
 def test_another_label_is_asked_about(pictures):
@@ -291,7 +291,7 @@ def test_classes_have_names_and_wrong_labels_a_sign(tmp_path):
     true[5] = (true[5] + 1) % 4
     setup.classes, setup.true_labels = ["north", "east", "south", "<west>"], true
     session = pages.session(setup, tmp_path / "idx")
-    assert session.described()["classes"] == setup.classes
+    assert session.describe()["classes"] == setup.classes
     entry, whole = session.train.entry(5), session.train.entry(6)
     assert entry["label"] == setup.classes[int(setup.train_data[1][5])]
     assert "mislabelled" in entry["html"] and "mislabelled" not in whole["html"]

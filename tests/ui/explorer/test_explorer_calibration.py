@@ -24,7 +24,7 @@ def test_the_page_takes_the_setting_and_weights_of_the_calibration(tmp_path):
     session = Session(index, unde.Setup(model, Classification(), train, eval_queries=toy.data(5, seed=4)))
     assert session.calibration == str(index.calibration)
     assert next(iter(session.methods.values())) == made.method
-    assert session.described()["methods"][0]["damping"] == getattr(made.method, "damping", None)
+    assert session.describe()["methods"][0]["damping"] == getattr(made.method, "damping", None)
     torch.testing.assert_close(session.bases["calibrated"], weights.values)
     features = index.features(toy.data(2, seed=4))
     assert session._score(features, made.method).default_weights is weights

@@ -89,4 +89,4 @@ def test_prompts_can_be_searched(session):
     session.train.read("texts", BackgroundJob(lambda job: None, False))
     found = session.train.matching({"text": "red"})
     assert torch.equal(found, torch.tensor(["red" in p for p in sd_toy.PROMPTS * 2]))
-    assert session.described()["asks"]["prompted"] is True
+    assert session.describe()["asks"]["prompted"] is True

@@ -214,15 +214,15 @@ def test_a_line_has_an_end():
 
 
 def test_a_port_in_use():
-    with run.bound("127.0.0.1", 0) as taken:
+    with run.open_socket("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UndeError, match=rf"port {port} .*--port 0"):
-            run.bound("127.0.0.1", port)
+            run.open_socket("127.0.0.1", port)
     for port in (-1, 70_000):
         with pytest.raises(UndeError, match="expected 0"):
-            run.bound("127.0.0.1", port)
+            run.open_socket("127.0.0.1", port)
     with pytest.raises(UndeError, match="no address"):
-        run.bound("no.such.host.invalid", 0)
+        run.open_socket("no.such.host.invalid", 0)
 
 
 def test_a_missing_extra_is_one_line(monkeypatch):

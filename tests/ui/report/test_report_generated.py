@@ -7,7 +7,7 @@ import torch
 from report_dom import parse, words
 from unde import UndeError
 from unde.ui.report import Item, Mark, Page, QueryPanel, Row, ScoredItem
-from unde.ui.report.contributors import checked, marks_for
+from unde.ui.report.items import contributor_flags, marks_for
 from unde.ui.report.queries import queries_section
 
 STYLE, SUBJECT = Mark("S", "style"), Mark("P", "subject")
@@ -128,12 +128,12 @@ def test_letters_differ_whatever_the_names():
 
 
 def test_flags_have_the_shape_that_is_asked_for():
-    flags = checked({"style": [[0, 1]]}, (1, 2), "each")
+    flags = contributor_flags({"style": [[0, 1]]}, (1, 2), "each")
     assert flags["style"].dtype == bool
     with pytest.raises(
         UndeError, match=r"'style' are bool of shape \(2, 1\): expected true or false for each"
     ):
-        checked({"style": np.ones((2, 1), bool)}, (1, 2), "each")
+        contributor_flags({"style": np.ones((2, 1), bool)}, (1, 2), "each")
 
 
 SQUARES = {"no weights": [0.0, 9.0, 0.25, 4.0], "style": [1.0, 0.5, 0.0, 16.0]}

@@ -60,7 +60,7 @@ class _Addresses:
         get = {
             "/": self.page,
             "/static/{name}": self.static,
-            "/api/session": self.described,
+            "/api/session": self.describe,
             "/api/line": self.line,
             "/api/queries": self.queries,
             "/api/example": self.example,
@@ -97,8 +97,8 @@ class _Addresses:
             raise HTTPException(404, "no such file")
         return Response(self.files[name], media_type=KINDS[Path(name).suffix])
 
-    async def described(self, request: Request) -> Response:
-        about = await run_in_threadpool(self.session.described)
+    async def describe(self, request: Request) -> Response:
+        about = await run_in_threadpool(self.session.describe)
         return Json(about | {"queue": len(self.session.jobs)})
 
     async def line(self, request: Request) -> Response:
@@ -111,30 +111,30 @@ class _Addresses:
         return Json(await run_in_threadpool(self.session.builder.keep, content))
 
     async def ask(self, request: Request) -> Response:
-        inquiry = Inquiry.read(await _said(request))
-        return self._queued(lambda job: self.session.ask(inquiry, job))
+        inquiry = Inquiry.read(await _read_json(request))
+        return self._submit(lambda job: self.session.ask(inquiry, job))
 
     async def influenced(self, request: Request) -> Response:
-        said = await _said(request)
-        at = self.session.train.check(said.get("at"))
-        return self._queued(lambda job: self.session.influenced(at, said, job))
+        body = await _read_json(request)
+        at = self.session.train.check(body.get("at"))
+        return self._submit(lambda job: self.session.influenced(at, body, job))
 
     async def shade(self, request: Request) -> Response:
-        said = await _said(request)
-        return self._queued(lambda job: self.session.shade(said, job), quiet=True)
+        body = await _read_json(request)
+        return self._submit(lambda job: self.session.shade(body, job), quiet=True)
 
     async def baseline(self, request: Request) -> Response:
-        said = await _said(request)
-        return self._queued(lambda job: self.session.compare(said, job))
+        body = await _read_json(request)
+        return self._submit(lambda job: self.session.compare(body, job))
 
     async def read(self, request: Request) -> Response:
-        said = await _said(request)
-        what, of = said.get("what"), self._catalogue(said)
+        body = await _read_json(request)
+        what, of = body.get("what"), self._catalogue(body)
         if what not in ("texts", "labels"):
             raise UndeError("read what? Expected texts or labels")
-        return self._queued(lambda job: of.read(what, job))
+        return self._submit(lambda job: of.read(what, job))
 
-    def _queued(self, work: Callable[[BackgroundJob], Any], quiet: bool = False) -> Response:
+    def _submit(self, work: Callable[[BackgroundJob], Any], quiet: bool = False) -> Response:
         job = self.session.jobs.submit(work, quiet)
         return Json({"job": job.id}, 202)
 
@@ -156,12 +156,12 @@ class _Addresses:
     # --- seeing -----------------------------------------------------------------------------------------
 
     async def rank(self, request: Request) -> Response:
-        return Json(await run_in_threadpool(self.session.rank, await _said(request)))
+        return Json(await run_in_threadpool(self.session.rank, await _read_json(request)))
 
-    def _catalogue(self, said: Mapping[str, Any]) -> Catalogue:
-        where = said.get("where", "train")
+    def _catalogue(self, body: Mapping[str, Any]) -> Catalogue:
+        where = body.get("where", "train")
         if where == "pool":
-            return self.session.answer(said.get("answer")).of
+            return self.session.answer(body.get("answer")).of
         if isinstance(where, str) and where in self.session.roles:
             return self.session.roles[where]
         if where != "train":
@@ -169,8 +169,8 @@ class _Addresses:
         return self.session.train
 
     async def examples(self, request: Request) -> Response:
-        said = await _said(request)
-        of, wanted = self._catalogue(said), said.get("at")
+        body = await _read_json(request)
+        of, wanted = self._catalogue(body), body.get("at")
         if not isinstance(wanted, list) or len(wanted) > ENTRIES:
             raise UndeError(f"which examples? Expected at most {ENTRIES} positions")
         return Json(await run_in_threadpool(lambda: [of.entry(at) for at in wanted]))
@@ -199,7 +199,7 @@ class _Addresses:
         return Json(await run_in_threadpool(found))
 
     async def find(self, request: Request) -> Response:
-        name = (await _said(request)).get("name")
+        name = (await _read_json(request)).get("name")
         if not isinstance(name, str) or not name.strip():
             raise UndeError("which training example? Give its id or its position")
         return Json({"at": await run_in_threadpool(self.session.train.find, name)})
@@ -212,8 +212,8 @@ class _Addresses:
         return Json({"version": marks.version, "marks": marks.all(), "listed": listed})
 
     async def mark(self, request: Request) -> Response:
-        said = await _said(request)
-        self.session.marks.put(self.session.train.check(said.get("at")), said.get("mark"))
+        body = await _read_json(request)
+        self.session.marks.put(self.session.train.check(body.get("at")), body.get("mark"))
         return Json({"version": self.session.marks.version})
 
     async def export(self, request: Request) -> Response:
@@ -229,15 +229,15 @@ class Json(JSONResponse):
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
 
 
-async def _said(request: Request) -> dict[str, Any]:
+async def _read_json(request: Request) -> dict[str, Any]:
     """The JSON object of a request."""
     try:
-        said = json.loads(await request.body())
+        body = json.loads(await request.body())
     except (ValueError, RecursionError):
         raise UndeError("this is no JSON") from None
-    if not isinstance(said, dict):
+    if not isinstance(body, dict):
         raise UndeError("expected a JSON object")
-    return said
+    return body
 
 
 async def _bad(request: Request, error: Exception) -> Response:
@@ -262,7 +262,7 @@ async def _broken(request: Request, error: Exception) -> Response:
     return Json({"error": f"{type(error).__name__}: {error}"}, 500)
 
 
-def bound(host: str, port: int) -> socket.socket:
+def open_socket(host: str, port: int) -> socket.socket:
     """A socket that listens, before anything else takes time."""
     if not 0 <= port < 2**16:
         raise UndeError(f"port {port}: expected 0 (any that is free) to 65535")

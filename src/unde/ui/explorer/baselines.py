@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from unde.tasks import Diffusion
 from unde.ui.explorer.catalogue import Catalogue
 from unde.ui.explorer.jobs import BackgroundJob
 from unde.ui.explorer.query_builder import ExplorerQuery
-from unde.ui.explorer.ranking import ScoreCache, scored
+from unde.ui.explorer.ranking import Answer, scored
 
 TOP = 10  # examples that are compared with those of the method
 SHARE = 4  # hidden states are held if they take at most this fraction of the budget, 1 in 4
@@ -29,16 +29,6 @@ _STEP = 500  # texts between two reports of progress
 
 class Missing(UndeError):
     """A baseline that is not computed yet; its name is the message."""
-
-
-class BaselineAnswer(Protocol):
-    """An answer: what ranks its examples, and the (N,) scores of the baselines that were computed for it."""
-
-    @property
-    def cache(self) -> ScoreCache: ...
-
-    @property
-    def baselines(self) -> dict[str, Tensor]: ...
 
 
 class Baselines:
@@ -87,7 +77,7 @@ class Baselines:
         return total - each[len(plus) :].mean(0) if minus else total
 
     def rows(
-        self, answer: BaselineAnswer, names: Any, ways: Mapping[str, Tensor], count: int, among: Tensor | None
+        self, answer: Answer, names: Any, ways: Mapping[str, Tensor], count: int, among: Tensor | None
     ) -> list[dict[str, Any]]:
         """Top examples of each baseline of an answer, and how many of its first 10 it shares.
 

@@ -17,8 +17,14 @@ from unde.scoring.table import Table
 from unde.setup import Setup
 from unde.tasks import Classification, Diffusion
 from unde.ui.explorer.jobs import BackgroundJob
-from unde.ui.report.classes import class_name, class_names, true_numbers
-from unde.ui.report.example_view import as_item, label_of, show_diffusion
+from unde.ui.report.example_view import (
+    as_item,
+    class_name,
+    class_names,
+    label_of,
+    show_diffusion,
+    true_numbers,
+)
 from unde.ui.report.items import MISLABELLED, Item, ScoredItem, example, kind_of, label_text, passage, picture
 
 SAMPLED = 8  # examples that tell how all are laid out
@@ -88,7 +94,7 @@ class Catalogue:
                 return item
             return replace(item, true_label=class_name(int(self._true[at]), self.classes), mislabelled=True)
 
-    def know(self) -> None:
+    def load_true_labels(self) -> None:
         """These are the training examples: what their labels should be is known where the setup tells it."""
         if isinstance(self.setup.task, Classification):
             self._true = true_numbers(self.setup, self.classes, len(self))

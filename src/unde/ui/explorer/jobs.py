@@ -49,7 +49,7 @@ class BackgroundJob:
     def ended(self) -> bool:
         return self.state in ("done", "failed", "cancelled")
 
-    def settle(self, state: str, result: Any = None, error: str = "") -> None:
+    def end(self, state: str, result: Any = None, error: str = "") -> None:
         with self._changed:
             self.state, self.result, self.error = state, result, error
             self._changed.notify_all()
@@ -88,7 +88,7 @@ class Jobs:
             job.cancelled = True
             if job in self._waiting:
                 self._waiting.remove(job)
-                job.settle("cancelled")
+                job.end("cancelled")
 
     def position(self, job: BackgroundJob) -> int:
         """How many come before a job that waits."""
@@ -113,17 +113,17 @@ class Jobs:
                 self._running = job
             job.state = "running"
             try:
-                job.settle("done", job.work(job))
+                job.end("done", job.work(job))
             except Cancelled:
-                job.settle("cancelled")
+                job.end("cancelled")
             except UndeError as e:
-                job.settle("failed", error=str(e))
+                job.end("failed", error=str(e))
             except (
                 Exception,
                 SystemExit,
             ) as e:  # whatever a model does: the next question is answered all the same
                 console.line(traceback.format_exc())
-                job.settle("failed", error=f"{type(e).__name__}: {e} (the terminal has the whole of it)")
+                job.end("failed", error=f"{type(e).__name__}: {e} (the terminal has the whole of it)")
             finally:
                 with self._more:
                     self._running = None

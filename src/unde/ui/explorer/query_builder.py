@@ -247,7 +247,7 @@ class QueryBuilder:
         return replace(as_example(self.setup, rows[0], called), label=None)
 
 
-def joined(some: Sequence[QueryFeatures]) -> QueryFeatures:
+def concatenate(some: Sequence[QueryFeatures]) -> QueryFeatures:
     """Several sets of queries as one."""
     return QueryFeatures(
         some[0].index,
@@ -257,11 +257,11 @@ def joined(some: Sequence[QueryFeatures]) -> QueryFeatures:
     )
 
 
-def combined(plus: Sequence[ExplorerQuery], minus: Sequence[ExplorerQuery]) -> QueryFeatures:
+def subtract_means(plus: Sequence[ExplorerQuery], minus: Sequence[ExplorerQuery]) -> QueryFeatures:
     """The mean of some, less the mean of others."""
     first, rest = ([a.features for a in side if a.features is not None] for side in (plus, minus))
-    made = joined(first).mean()
-    return made - joined(rest).mean() if rest else made
+    made = concatenate(first).mean()
+    return made - concatenate(rest).mean() if rest else made
 
 
 LONGEST = 100_000  # characters of a text
@@ -281,21 +281,21 @@ class Question:
     label: int | None = None
 
     @classmethod
-    def read(cls, said: Any) -> Question:
+    def read(cls, body: Any) -> Question:
         """From JSON of the page, or of an address that somebody has typed."""
-        if not isinstance(said, Mapping) or said.get("kind") not in KINDS:
-            kind = said.get("kind") if isinstance(said, Mapping) else said
+        if not isinstance(body, Mapping) or body.get("kind") not in KINDS:
+            kind = body.get("kind") if isinstance(body, Mapping) else body
             raise unknown("kind of question", str(kind)[:40], KINDS)
-        kind, at, text = said["kind"], said.get("at"), said.get("text")
+        kind, at, text = body["kind"], body.get("at"), body.get("text")
         if kind in ("eval", "learn", "train") and not _whole(at):
             raise UndeError(f"which {kind} example? Expected a position, not {str(at)[:40]!r}")
         if kind == "text" and (not isinstance(text, str) or not text.strip()):
             raise UndeError("nothing was asked: type a text")
         if text is not None and (not isinstance(text, str) or len(text) > LONGEST):
             raise UndeError(f"the text is too long: expected at most {LONGEST:,} characters")
-        if kind == "picture" and not isinstance(said.get("picture"), str):
+        if kind == "picture" and not isinstance(body.get("picture"), str):
             raise UndeError("no picture was given: choose or drop a PNG or JPEG file")
-        seed, label = said.get("seed", 0), said.get("label")
+        seed, label = body.get("seed", 0), body.get("label")
         if not _whole(seed) or seed >= 2**63:
             raise UndeError(f"a seed of {str(seed)[:40]!r}: expected a whole number from 0 on")
         if label is not None and not _whole(label):
@@ -305,7 +305,7 @@ class Question:
         if kind == "text":
             return cls(kind, text=text, label=label)
         if kind == "picture":
-            return cls(kind, text=text or None, picture=said["picture"][:64], label=label)
+            return cls(kind, text=text or None, picture=body["picture"][:64], label=label)
         return cls(kind, text=text or "", seed=seed)
 
     @property
@@ -328,18 +328,18 @@ class Inquiry:
     damping: float | None = None
 
     @classmethod
-    def read(cls, said: Any) -> Inquiry:
-        if not isinstance(said, Mapping):
+    def read(cls, body: Any) -> Inquiry:
+        if not isinstance(body, Mapping):
             raise UndeError("a question is a JSON object")
         sides = []
         for side in ("plus", "minus"):
-            some = said.get(side, [])
+            some = body.get(side, [])
             if not isinstance(some, list) or len(some) > MANY:
                 raise UndeError(f"a set of questions: expected a list of at most {MANY}")
             sides.append(tuple(Question.read(one) for one in some))
         if not sides[0]:
             raise UndeError("nothing was asked: choose a query, or type one")
-        method, damping = read_method(said)
+        method, damping = read_method(body)
         return cls(sides[0], sides[1], method, damping)
 
     @property
@@ -348,8 +348,8 @@ class Inquiry:
         return hashlib.blake2b(json.dumps(content).encode(), digest_size=12).hexdigest()
 
 
-def read_method(said: Mapping[str, Any]) -> tuple[str | None, float | None]:
-    method, damping = said.get("method"), said.get("damping")
+def read_method(body: Mapping[str, Any]) -> tuple[str | None, float | None]:
+    method, damping = body.get("method"), body.get("damping")
     if method is not None and not isinstance(method, str):
         raise UndeError(f"a method of {str(method)[:40]!r}: expected a name")
     if damping is not None:

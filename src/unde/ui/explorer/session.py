@@ -6,7 +6,7 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,9 +27,8 @@ from unde.tasks import Diffusion
 from unde.ui.explorer.baselines import Baselines
 from unde.ui.explorer.catalogue import KINDS, Catalogue, Marks
 from unde.ui.explorer.jobs import BackgroundJob, Jobs
-from unde.ui.explorer.query_builder import ExplorerQuery, Inquiry, QueryBuilder, combined, read_method
-from unde.ui.explorer.ranking import ScoreCache, Sliders, scored, slid
-from unde.ui.explorer.reverse import Pool, seen_from
+from unde.ui.explorer.query_builder import ExplorerQuery, Inquiry, QueryBuilder, read_method, subtract_means
+from unde.ui.explorer.ranking import Answer, Pool, ScoreCache, Sliders, move_sliders, scored, select_example
 from unde.ui.report.items import shaded_passage
 from unde.version import __version__
 from unde.weights import Weights
@@ -43,26 +42,6 @@ SHADES = 2000  # shaded passages of one answer: every place of a slider gives ot
 
 class ExpiredAnswer(UndeError):
     """An answer that is not held any more."""
-
-
-@dataclass(eq=False)
-class Answer:
-    """What came of a question, held so that weights, filters and counts cost no pass."""
-
-    id: str
-    scores: GroupScores
-    cache: ScoreCache
-    of: Catalogue  # what is ranked
-    where: str  # "train" or "pool"
-    asked: list[ExplorerQuery]
-    method: Method
-    plus: int = 1  # of `asked`; the others are subtracted
-    notes: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    digests: list[str] = field(default_factory=list)
-    shades: dict[tuple[bytes, int], str] = field(default_factory=dict)
-    first: tuple[int, dict[str, Any]] | None = None  # the unweighted row, and how many are in it
-    baselines: dict[str, Tensor] = field(default_factory=dict)  # (N,) scores
 
 
 class Session:
@@ -87,7 +66,7 @@ class Session:
             raise UndeError(
                 f"{len(self.train)} training examples for an index of {len(index)}: give what it was made from"
             )
-        self.train.know()
+        self.train.load_true_labels()
         given = {"eval": setup.eval_queries, "learn": setup.learn_queries}
         self.roles = {
             role: Catalogue(setup.rows(data), setup, (names or {}).get(role))
@@ -110,8 +89,8 @@ class Session:
         self.methods = _methods(index)
         if self._calibration is not None:
             chosen = self._calibration.method
-            self.methods = {_called(chosen): chosen} | {
-                name: method for name, method in self.methods.items() if name != _called(chosen)
+            self.methods = {method_name(chosen): chosen} | {
+                name: method for name, method in self.methods.items() if name != method_name(chosen)
             }
         self.jobs, self.marks = Jobs(), Marks(self.train)
         self.builder = QueryBuilder(index, setup, self.train, self.roles)
@@ -122,7 +101,7 @@ class Session:
 
     # --- what there is ----------------------------------------------------------------------------------
 
-    def described(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, Any]:
         """All that the page needs to know before the first question."""
         return {
             "version": __version__,
@@ -165,7 +144,7 @@ class Session:
         """Whether single tokens of a passage have parts in a score that can be shown."""
         return self.setup.pieces is not None and hasattr(self.setup.task, "token_losses")
 
-    def unchanged(self) -> None:
+    def check_unchanged(self) -> None:
         """Raises if what lies on disk is no longer what was opened."""
         try:
             there = Manifest.read(self.index.folder)
@@ -180,20 +159,20 @@ class Session:
 
     def ask(self, inquiry: Inquiry, job: BackgroundJob) -> dict[str, Any]:
         """The training examples behind the mean of some questions, less the mean of others."""
-        known = self._held(inquiry.key)
+        known = self._recall(inquiry.key)
         if known is None:
-            self.unchanged()
+            self.check_unchanged()
             method = self.method(inquiry.method, inquiry.damping)
             plus = [self.builder.build(q, method, job) for q in inquiry.plus]
             minus = [self.builder.build(q, method, job) for q in inquiry.minus]
             job.tell("scoring")
-            scores = self._score(combined(plus, minus), method)
+            scores = self._score(subtract_means(plus, minus), method)
             held = ScoreCache.forward(scores)
             known = Answer(inquiry.key, scores, held, self.train, "train", plus + minus, method, len(plus))
             known.digests = [d for asked in known.asked for d in asked.digests if d]
             known.notes = self._notes(known, len(plus), len(minus))
             known.warnings = self._warnings(known)
-            self._hold(known)
+            self._remember(known)
         return self._header(known, len(inquiry.plus))
 
     @property
@@ -206,24 +185,24 @@ class Session:
         calibrated = self._calibration is not None and method == self._calibration.method
         return self.index.score(features, None if calibrated else method)
 
-    def influenced(self, at: int, said: Mapping[str, Any], job: BackgroundJob) -> dict[str, Any]:
+    def influenced(self, at: int, body: Mapping[str, Any], job: BackgroundJob) -> dict[str, Any]:
         """The queries that a training example has influenced."""
-        name, damping = read_method(said)
+        name, damping = read_method(body)
         method, at = self.method(name, damping), self.train.check(at)
         if bool(self.index.skipped[at]):
             raise UndeError(f"training example {at} has NaN gradients and was left out of the index")
         key = hashlib.blake2b(f"{at} {method} {self.pool.key(method)}".encode(), digest_size=12).hexdigest()
-        known = self._held(key)
+        known = self._recall(key)
         if known is None:
-            self.unchanged()
+            self.check_unchanged()
             pool, features, note = self.pool.build(method, job)
             job.tell("scoring")
-            scores = seen_from(self._score(features, method), at)
+            scores = select_example(self._score(features, method), at)
             asked = [ExplorerQuery(self.builder.example(at), None, [], Rows([self.train.rows[at]]))]
             known = Answer(
                 key, scores, ScoreCache.backward(scores), pool, "pool", asked, method, notes=[note]
             )
-            self._hold(known)
+            self._remember(known)
         return self._header(known, 1)
 
     def _notes(self, answer: Answer, plus: int, minus: int) -> list[str]:
@@ -233,7 +212,7 @@ class Session:
             less = (
                 "" if not minus else ", less " + ("another" if minus == 1 else f"the mean of {minus} others")
             )
-            notes.append(f"ExplorerQuery about {mean}{less}.")
+            notes.append(f"Question about {mean}{less}.")
         for name, w in self.weights.items():
             if shared(answer.digests, w.query_digests):
                 notes.append(
@@ -270,19 +249,19 @@ class Session:
             "where": answer.where,
             "kind": answer.of.kind,
             "asked": [a.header.as_dict(i >= plus) for i, a in enumerate(answer.asked)],
-            "method": _called(answer.method),
+            "method": method_name(answer.method),
             "notes": answer.notes,
             "warnings": answer.warnings,
             "count": len(answer.of),
         }
 
-    def _held(self, key: str) -> Answer | None:
+    def _recall(self, key: str) -> Answer | None:
         with self._lock:
             if key in self._answers:
                 self._answers.move_to_end(key)
             return self._answers.get(key)
 
-    def _hold(self, answer: Answer) -> None:
+    def _remember(self, answer: Answer) -> None:
         """The answers asked for last, as many as half of the budget holds."""
         budget = self.index.memory // 2
         with self._lock:
@@ -294,32 +273,32 @@ class Session:
                 held.popitem(last=False)
 
     def answer(self, key: Any) -> Answer:
-        found = self._held(key) if isinstance(key, str) else None
+        found = self._recall(key) if isinstance(key, str) else None
         if found is None:
             raise ExpiredAnswer("this answer is not held any more: ask again")
         return found
 
     # --- ranking ----------------------------------------------------------------------------------------
 
-    def weighing(self, said: Mapping[str, Any]) -> tuple[str, Tensor]:
+    def read_weights(self, body: Mapping[str, Any]) -> tuple[str, Tensor]:
         """The weights that the page says, and what they are called."""
-        name = said.get("weights") or UNWEIGHTED
+        name = body.get("weights") or UNWEIGHTED
         if not isinstance(name, str) or name not in self.bases:
             raise unknown("weights", str(name)[:40], self.bases)
         base = self.bases[name]
-        w = slid(self.sliders, base, said.get("values"))
+        w = move_sliders(self.sliders, base, body.get("values"))
         return (name if torch.equal(w, base) else YOURS), w
 
-    def rank(self, said: Mapping[str, Any]) -> dict[str, Any]:
+    def rank(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Proponents and opponents, unweighted and under the weights of the page."""
-        answer = self.answer(said.get("answer"))
-        count, filters = said.get("count", 10), said.get("filter") or {}
+        answer = self.answer(body.get("answer"))
+        count, filters = body.get("count", 10), body.get("filter") or {}
         if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= COUNT:
             raise UndeError(f"{str(count)[:20]} examples on a side: expected 1 to {COUNT}")
         if not isinstance(filters, Mapping):
             raise UndeError("filters are a JSON object: label, id and text")
         among = answer.of.matching(filters)
-        name, w = self.weighing(said)
+        name, w = self.read_weights(body)
         ways = {UNWEIGHTED: self.bases[UNWEIGHTED]}
         if not bool((w == 1).all()):
             ways[name] = w
@@ -333,7 +312,7 @@ class Session:
         rows = [kept[1]]
         rows += [self._row(answer, *way, count, among) for way in others]
         if answer.where == "train":
-            rows += self.baselines.rows(answer, said.get("baselines") or [], ways, count, among)
+            rows += self.baselines.rows(answer, body.get("baselines") or [], ways, count, among)
         return {
             "answer": answer.id,
             "rows": rows,
@@ -359,9 +338,9 @@ class Session:
             "low": [scored(*one) for one in low],
         }
 
-    def compare(self, said: Mapping[str, Any], job: BackgroundJob) -> dict[str, Any]:
+    def compare(self, body: Mapping[str, Any], job: BackgroundJob) -> dict[str, Any]:
         """Compute a baseline for an answer; `rank` shows it."""
-        answer, name = self.answer(said.get("answer")), self.baselines.check(said.get("baseline"))
+        answer, name = self.answer(body.get("answer")), self.baselines.check(body.get("baseline"))
         if answer.where != "train":
             raise UndeError("baselines rank training examples: ask about a query")
         if name not in answer.baselines:
@@ -369,15 +348,15 @@ class Session:
             answer.baselines[name] = self.baselines.score(name, plus, minus, job)
         return {"baseline": name}
 
-    def shade(self, said: Mapping[str, Any], job: BackgroundJob) -> dict[str, Any]:
+    def shade(self, body: Mapping[str, Any], job: BackgroundJob) -> dict[str, Any]:
         """Passages of training examples, their tokens shaded by what they add to the score under some weights."""
-        answer = self.answer(said.get("answer"))
+        answer = self.answer(body.get("answer"))
         if not self.shaded or answer.where != "train":
             raise UndeError("tokens have no parts in these scores")
-        wanted = said.get("at")
+        wanted = body.get("at")
         if not isinstance(wanted, list) or not 0 < len(wanted) <= SHADED:
             raise UndeError(f"which passages? Expected 1 to {SHADED} positions")
-        _, w = self.weighing(said)
+        _, w = self.read_weights(body)
         found, made, key = {}, None, w.numpy().tobytes()
         if len(answer.shades) > SHADES:
             answer.shades.clear()
@@ -398,14 +377,14 @@ class Session:
         return {"passages": found}
 
 
-def _called(method: Method) -> str:
+def method_name(method: Method) -> str:
     return method.name + ("-cosine" if getattr(method, "cosine", False) else "")
 
 
 def _methods(index: Index) -> dict[str, Method]:
     """The methods that what is stored permits, the index's own first."""
     built = index.method
-    found = {_called(built): built}
+    found = {method_name(built): built}
     for name in methods.NAMES:
         if name in found:
             continue

@@ -9,9 +9,8 @@ makes them of scores and weights, and `of_index` a whole page of what an index s
 >>> path = page.write("report.html")  # doctest: +SKIP
 """
 
-from unde.ui.report.contributors import Mark
 from unde.ui.report.heatmap import HeatmapPanel
-from unde.ui.report.items import Item, ScoredItem
+from unde.ui.report.items import Item, Mark, ScoredItem
 from unde.ui.report.mislabel import LabelEvidence, MislabelPanel, RocCurve
 from unde.ui.report.page import Page
 from unde.ui.report.queries import QueryPanel, Row

@@ -85,7 +85,7 @@ def page_of(
         trust=_trust(index, scores, weights) if trust else None,
         meaning=meaning(scores.method, setup.task),
         calibration=calibration_panel(index.calibration if "calibration" in scores.provenance else None),
-        note=shown.what_is_missing,
+        note=shown.missing_note,
         warnings=_warnings(index, scores, names),
         provenance={
             "unde": __version__,

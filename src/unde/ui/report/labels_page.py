@@ -21,8 +21,7 @@ from unde.index.labels import (
 )
 from unde.setup import Setup
 from unde.tasks import TokenClassification
-from unde.ui.report.classes import class_name, class_names
-from unde.ui.report.example_view import ExampleView
+from unde.ui.report.example_view import ExampleView, class_name, class_names
 from unde.ui.report.items import ScoredItem
 from unde.ui.report.mislabel import LabelEvidence, MislabelPanel, RocCurve
 from unde.ui.report.page import Page

@@ -22,10 +22,8 @@ from unde.index.self_retrieval import summary
 from unde.scoring import GroupScores, Top
 from unde.setup import Setup
 from unde.tasks import Diffusion
-from unde.ui.report.classes import answers_to, class_name
-from unde.ui.report.contributors import checked, marks_for
-from unde.ui.report.example_view import ExampleView
-from unde.ui.report.items import Item, ScoredItem, fold, same
+from unde.ui.report.example_view import ExampleView, class_name, label_predictions
+from unde.ui.report.items import Item, ScoredItem, contributor_flags, fold, marks_for, same
 from unde.ui.report.queries import QueryPanel, Row
 from unde.ui.report.trust import TrustCurve, TrustPanel
 from unde.ui.report.weights import WeightsPanel
@@ -37,7 +35,7 @@ Tokens = Callable[[int, int, Weights | None], Sequence[float] | Tensor | None]  
 
 def predictions(setup: Setup, queries: Rows) -> list[int] | None:
     """The classes a classifier gives the queries; None for other tasks."""
-    found = answers_to(setup, queries)
+    found = label_predictions(setup, queries)
     return None if found is None else found.predicted.tolist()
 
 
@@ -68,9 +66,11 @@ def query_panels(
     """
     shown = shown or ExampleView(setup)
     train = shown.train
-    known = checked(contributors or {}, (len(queries), len(train)), "each query and training example")
+    known = contributor_flags(
+        contributors or {}, (len(queries), len(train)), "each query and training example"
+    )
     marks = marks_for(known)
-    told = answers or answers_to(setup, queries)
+    told = answers or label_predictions(setup, queries)
     make = item or shown.example
 
     def named_query(q: int) -> int | str:

@@ -11,16 +11,19 @@ from unde.console import counted
 from unde.data import to_numpy
 from unde.errors import UndeError
 from unde.markup import Html, el, mark
-from unde.ui.report.contributors import Mark, checked, legend_of, marks_for
 from unde.ui.report.items import (
     DIFFERS,
     MISLABELLED,
     Item,
+    Mark,
     ScoredItem,
+    contributor_flags,
     example,
     kind_of,
     label_text,
     largest_score,
+    legend_of,
+    marks_for,
     passage,
     picture,
     same,
@@ -118,7 +121,7 @@ class QueryPanel:
                 )
         if count < 1:
             raise UndeError(f"{count} examples on each side: expected at least 1")
-        flags = checked(contributors or {}, (examples,), "each training example")
+        flags = contributor_flags(contributors or {}, (examples,), "each training example")
         marks = marks_for(flags)
 
         def scored(values: np.ndarray, order: np.ndarray) -> list[ScoredItem]:

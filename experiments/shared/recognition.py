@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import cast
 
 import numpy as np
 import torch
@@ -12,8 +13,7 @@ from transformers import ResNetConfig, ResNetModel
 
 from experiments.datasets import Attributes, pretraining_robots, robot_queries
 from experiments.datasets.robot_sets import CATEGORIES
-from experiments.shared.models import load_half, load_into, save_half, trainable
-from experiments.shared.places import MODELS
+from experiments.shared.models import kept
 
 STEPS, BATCH, LR = 900, 32, 2e-3
 
@@ -62,12 +62,8 @@ def _fitted(those: Attributes) -> Reader:
 
 
 def _kept(name: str, those: Attributes) -> Reader:
-    path = MODELS / f"{name}.safetensors"
-    if not path.exists():
-        reader = _fitted(those)
-        buffers = {k: v for k, v in reader.named_buffers() if v.is_floating_point()}
-        save_half(path, trainable(reader) | buffers)
-    return load_into(Reader({a: len(names) for a, names in those.categories.items()}), load_half(path))
+    sizes = {a: len(names) for a, names in those.categories.items()}
+    return cast(Reader, kept(name, lambda: Reader(sizes), lambda: _fitted(those)))
 
 
 def _both(repeats: int, seed: int) -> Attributes:

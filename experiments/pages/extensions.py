@@ -6,8 +6,8 @@ from statistics import fmean
 from typing import Any
 
 from experiments.pages import figures
+from experiments.pages.bank_results import BANKS, RULES, of_bank
 from experiments.pages.book import NONE, Book, Section, made_by, number, paragraphs, shown, table
-from experiments.pages.measured import BANKS, RULES, of_bank
 from experiments.pages.verdicts import count
 
 RANKED = ("mnist-resnet", "mnist-vit", "cifar10-resnet", "sotu-gpt2", "finetuned-gpt2")

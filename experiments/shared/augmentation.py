@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from experiments.shared.denoising import scheduler, seeds
-from experiments.shared.diffusion import STUDIES
+from experiments.shared.diffusion_bank import STUDIES
 from experiments.shared.sweep import objective
 from unde import Weights
 from unde.diffusion import augment

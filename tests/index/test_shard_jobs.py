@@ -13,7 +13,7 @@ import torch
 import toy
 from unde import UndeError, methods
 from unde.data import Rows, parse_bytes
-from unde.index.build_settings import BuildSettings, begin_index
+from unde.index.builder import BuildSettings, begin_index
 from unde.index.shard_writer import ShardWriter, compute_shard, list_missing
 from unde.parallel.model_transport import BuildInputs
 from unde.setup import Recipe
