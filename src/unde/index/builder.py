@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from unde import console, methods, projection
 from unde.checkpoints import resolve_checkpoint_weights
-from unde.data import Rows, evenly, to_device
+from unde.data import evenly, to_device
 from unde.errors import UndeError, unknown
-from unde.fingerprints import ids_fingerprint, plain_ids
+from unde.fingerprints import ids_fingerprint
 from unde.gradients import Unit, adam_preconditioner, make_units
 from unde.gradients.coverage import EXAMPLES
 from unde.gradients.feature_pass import largest, torch_threads
@@ -374,16 +374,6 @@ def compute_missing(writer: ShardWriter, executor: Executor, progress: bool) -> 
         shards.print_summary(writer.runner, count)
     with console.progress("features", count, progress, estimate="examples") as writer.advance:
         shards.compute_shards(writer, jobs, executor)
-
-
-def parse_ids(rows: Rows, ids: Sequence[Any] | None) -> list[Any] | None:
-    """The ids as plain values; raises unless there is one for each example."""
-    if ids is None:
-        return None
-    values = plain_ids(ids)
-    if len(values) != len(rows):
-        raise UndeError(f"{len(values)} ids for {len(rows)} examples: expected one for each")
-    return values
 
 
 def recorded_options(m: Manifest, model: nn.Module) -> dict[str, Any]:
