@@ -45,7 +45,7 @@ from unde.store.codec import Int8
 from unde.store.factored import AUTO
 from unde.store.files import clear_partial
 from unde.store.locks import locked
-from unde.store.manifest import SCHEMA, Manifest, Settled
+from unde.store.manifest import SCHEMA, Manifest, ResolvedSettings
 from unde.store.remote import StorePath, exists
 from unde.store.shards import is_valid_shard
 from unde.tasks.base import kind_of
@@ -112,7 +112,7 @@ def begin_index(
     """
     names, partition, scales = settings.check(inputs, method)
     existing = Manifest.read(folder) if (folder / layout.MANIFEST).exists() else None
-    new = Settled(0, 0, settings.threads or torch.get_num_threads())
+    new = ResolvedSettings(0, 0, settings.threads or torch.get_num_threads())
     wanted = Manifest(
         schema=SCHEMA,
         projection_version=projection.VERSION,
