@@ -36,9 +36,8 @@ COMMAND = ["build", "waiting:make", "--out", "idx", "--memory", "64kB"]
 
 
 def main():
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a shell may start processes with Ctrl-C ignored
+    # a shell may start processes with Ctrl-C ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     cli.main()
 
 
