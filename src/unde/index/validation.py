@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unde.checkpoints import Checkpoint, fingerprints, loaded, select_checkpoint
+from unde.checkpoints import Checkpoint, fingerprints, load_checkpoint
 from unde.data import Rows, choose_collate, evenly, to_device
 from unde.errors import UndeError
-from unde.fingerprints import ModelWatch, align_rows, changed_example, ids_fingerprint
+from unde.fingerprints import ModelWatch, align_rows, changed_example, ids_fingerprint, plain_ids
 from unde.gradients.coverage import try_coverage
 from unde.gradients.coverage_check import TOLERANCE, CoverageTrial
 from unde.groups import Groups
@@ -152,6 +152,16 @@ def read_ids(folder: StorePath, manifest: Manifest) -> list[Any] | None:
     return ids
 
 
+def parse_ids(rows: Rows, ids: Sequence[Any] | None) -> list[Any] | None:
+    """The ids as plain values; raises unless there is one for each example."""
+    if ids is None:
+        return None
+    values = plain_ids(ids)
+    if len(values) != len(rows):
+        raise UndeError(f"{len(values)} ids for {len(rows)} examples: expected one for each")
+    return values
+
+
 def write_ids(folder: StorePath, ids: Sequence[Any] | None, generation: int = 0) -> None:
     if ids is not None:
         path = folder / layout.versioned_name(layout.IDS, generation)
@@ -254,7 +264,7 @@ def _probe_features(runner: FeatureRunner, rows: Rows, where: list[int]) -> Tens
 def restore_probe(runner: FeatureRunner, rows: Rows) -> None:
     """Write the probe again, by the same computation."""
     inputs, what = runner.inputs, runner.measurement
-    with loaded(inputs.model, select_checkpoint(inputs.checkpoints, 0)):
+    with load_checkpoint(inputs.model, inputs.checkpoints):
         _, trial = try_coverage(inputs.model, inputs.task, rows, what.units, what.measure)
     write_probe(runner, rows, trial if runner.method.terms == 1 else None)
 

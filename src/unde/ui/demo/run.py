@@ -73,7 +73,7 @@ def run(out: Path, method: str = "trak", seed: int = 0) -> Path:
             model = train("resnet", *data.train, seed=seed, on_epoch=lambda _: advance(1))
         right = accuracy(model, *data.evaluate)
     setup = _setup(model, data)
-    shown = ExampleView(setup)
+    view = ExampleView(setup)
     with clock.step("Build the index", "projected gradients of every training digit, layer by layer"):
         index = Index.build(
             model, setup.task, data.train, out / "index", method=method, batch_size=64, seed=seed
@@ -94,16 +94,16 @@ def run(out: Path, method: str = "trak", seed: int = 0) -> Path:
             scores,
             ways,
             which=_interesting(setup, queries),
-            shown=shown,
+            view=view,
         )
     with clock.step("Look for wrong labels", f"by {DEFAULT}, with other rankings side by side"):
         rankings = side_by_side(index, list(ways.values())[-1], progress=False)
-        labels = label_panel(index, shown, rankings, ways, count=SUSPECTS, details=False)
+        labels = label_panel(index, view, rankings, ways, count=SUSPECTS, details=False)
     page = Page(
         "Which training digits made it say that?",
         f"A ResNet trained on 4,000 handwritten digits, and {NAMES.get(method, method)} attributions"
         + (" with weights learned without labels" if len(ways) > 1 else ", unweighted: see Trust for why"),
-        cards=_cards(data, labels, right, clock),
+        cards=_cards(labels, right, clock),
         queries=panels,
         weights=None
         if uniform(weights)
@@ -115,7 +115,7 @@ def run(out: Path, method: str = "trak", seed: int = 0) -> Path:
         tables=[_agreement(scores, ways, data)],
         steps=clock.steps,
         meaning=meaning(index.method, setup.task),
-        provenance=_provenance(method, seed, index),
+        provenance=_provenance(seed, index),
     )
     return page.write(out / "report.html")
 
@@ -173,7 +173,7 @@ def _agreement(scores: GroupScores, ways: Ways, data: Digits) -> ResultTable:
     )
 
 
-def _cards(data: Digits, labels: MislabelPanel, right: float, clock: Clock) -> list[Card]:
+def _cards(labels: MislabelPanel, right: float, clock: Clock) -> list[Card]:
     first, last = labels.curves[0], labels.curves[-1]
     seconds = sum(step.seconds for step in clock.steps)
     return [
@@ -196,7 +196,7 @@ def _cards(data: Digits, labels: MislabelPanel, right: float, clock: Clock) -> l
     ]
 
 
-def _provenance(method: str, seed: int, index: Index) -> dict[str, object]:
+def _provenance(seed: int, index: Index) -> dict[str, object]:
     return {
         "unde": __version__,
         "command": "unde demo",
