@@ -170,9 +170,11 @@ class StoredFeatures(TrainFeatures):
 
     def leverage(self) -> Tensor:
         if self._leverage is None:
-            self._leverage = torch.empty(self.examples)
-            for rows, values in self.map_examples(_leverage_run, {}, None, torch.arange(self.examples)):
-                self._leverage[rows] = values
+            self._leverage = torch.zeros(self.examples)  # of the selected shards
+            rows = self.selected_examples
+            which = torch.arange(rows.start, rows.stop)
+            for at, values in self.map_examples(_leverage_run, {}, None, which):
+                self._leverage[which[at]] = values
         return self._leverage
 
     # --- other processes ----------------------------------------------------------------------------------------
@@ -274,7 +276,8 @@ class ScoreSettings:
     largest: bool = True
 
     def scores(self, features: StoredFeatures, inputs: dict[str, Tensor]) -> GroupScores:
-        features._leverage = inputs.get("leverage")
+        if "leverage" in inputs:
+            features._leverage = inputs["leverage"]
         queries = inputs["queries"]
         digests = [""] * queries.shape[1]
         return GroupScores(features, queries, self.method, self.partition, digests, {}, self.memory)
