@@ -12,7 +12,7 @@ torch.set_num_threads(1)  # models and matrices of tests are small: a second thr
 
 # They take longest: begun first, none of them keeps one core waiting at the end.
 LONG = [
-    "index/test_on_ray.py", "docs/test_docs_code.py", "index/test_build_processes.py", "plan/test_plan.py",
+    "index/test_ray.py", "docs/test_docs_code.py", "index/test_build_processes.py", "plan/test_plan.py",
     "ui/test_demo.py", "plan/test_plan_command.py", "index/test_self_retrieval.py",
     "index/test_index_kill.py", "gradients/test_families.py", "index/test_segments_faults.py", "test_faults.py",
     "ui/explorer/test_explorer_browser.py", "test_release.py", "test_notebooks.py",
@@ -52,7 +52,7 @@ def quick_disk():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_state(tmp_path_factory):
+def state_folder(tmp_path_factory):
     """The key that commands sign with is not that of whoever runs the tests."""
     before = os.environ.get("XDG_STATE_HOME")
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))

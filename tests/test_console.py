@@ -9,18 +9,10 @@ from rich.console import Console
 from unde import console
 
 
-class Clock:
-    def __init__(self):
-        self.now = 1000.0
-
-    def monotonic(self):
-        return self.now
-
-
 @pytest.fixture
 def clock(monkeypatch):
-    made = Clock()
-    monkeypatch.setattr(console, "time", SimpleNamespace(monotonic=made.monotonic))
+    made = SimpleNamespace(now=1000.0, monotonic=lambda: made.now)
+    monkeypatch.setattr(console, "time", made)
     return made
 
 
@@ -172,12 +164,7 @@ def test_rates(count, seconds, told):
 
 
 def test_sizes_for_people():
-    assert [console.size(x) for x in (5, 1500, 2.5e6, 7e9, 3e12)] == [
-        "5 B",
-        "1.5 kB",
-        "2.5 MB",
-        "7 GB",
-        "3 TB",
-    ]
+    sizes = [console.size(x) for x in (5, 1500, 2.5e6, 7e9, 3e12)]
+    assert sizes == ["5 B", "1.5 kB", "2.5 MB", "7 GB", "3 TB"]
     times = [console.duration(s) for s in (0.1, 89, 91, 3599, 5401)]
     assert times == ["1 s", "89 s", "2 min", "60 min", "1 h 30 min"]

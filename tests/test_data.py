@@ -332,21 +332,11 @@ def test_the_same_in_another_process():
         "print(digest({'x': torch.arange(6.).view(2, 3).T, 'y': [1, 2.5, None, 'é', b'z'], "
         "'z': np.array(['a', None], dtype=object)}))"
     )
-    there = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONHASHSEED": "1"},
-        capture_output=True,
-        text=True,
-        check=True,
+    there = subprocess.check_output(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": "1"}, text=True
     )
-    here = digest(
-        {
-            "z": np.array(["a", None], dtype=object),
-            "x": torch.arange(6.0).view(2, 3).T,
-            "y": [1, 2.5, None, "é", b"z"],
-        }
-    )
-    assert there.stdout.strip() == here
+    example = {"z": np.array(["a", None], dtype=object), "x": torch.arange(6.0).view(2, 3).T}
+    assert there.strip() == digest(example | {"y": [1, 2.5, None, "é", b"z"]})
     # Written down when the format was fixed: an index is resumed by comparing with digests on disk.
     assert digest((torch.arange(4), "a", 1)) == "492a29311a0260e5"
 

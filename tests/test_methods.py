@@ -99,13 +99,8 @@ def explicit(model, projection=None, seed=0):
         if projection:
             shapes = [(n, tuple(p.shape)) for n, p in model.named_parameters()]
             parts = gradient.split([p.numel() for p in model.parameters()], 1)
-            gradient = torch.cat(
-                [
-                    Projection(projection, n, s, seed).to(torch.device("cpu"), torch.float64)(g.view(-1, *s))
-                    for (n, s), g in zip(shapes, parts)
-                ],
-                1,
-            )
+            made = [Projection(projection, *s, seed).to(torch.device("cpu"), torch.float64) for s in shapes]
+            gradient = torch.cat([p(g.view(-1, *s)) for p, (_, s), g in zip(made, shapes, parts)], 1)
         out.append(gradient)
     return out
 
@@ -208,12 +203,9 @@ ETAS = [0.5, 0.25, 0.1]
 def test_checkpoints_add_up(tmp_path, method):
     """Σ_c η_c of the scores of single checkpoints, each under its own kernel; equal shares by default."""
     states = [toy.net(c).state_dict() for c in (1, 2, 3)]
-    single = torch.stack(
-        [scored(tmp_path, method, f"s{c}", model=toy.net(c)).total().double() for c in (1, 2, 3)]
-    )
-    parts = torch.stack(
-        [scored(tmp_path, method, f"s{c}", model=toy.net(c)).by_group().double() for c in (1, 2, 3)]
-    )
+    alone = [scored(tmp_path, method, f"s{c}", model=toy.net(c)) for c in (1, 2, 3)]
+    single = torch.stack([scores.total().double() for scores in alone])
+    parts = torch.stack([scores.by_group().double() for scores in alone])
     weighted = scored(tmp_path, method, "w", checkpoints=states, checkpoint_weights=ETAS)
     same(weighted.total(), torch.einsum("c,cqn->qn", torch.tensor(ETAS).double(), single), 2e-6)
     same(weighted.by_group(), torch.einsum("c,cqnm->qnm", torch.tensor(ETAS).double(), parts), 2e-6)
@@ -261,12 +253,8 @@ def test_regrouping_is_rebuilding(tmp_path, groups):
     layers = index.score(q)
     if groups == "tensor":
         parts = regrouped.by_group()
-        torch.testing.assert_close(
-            layers.by_group(),
-            torch.stack([parts[..., :2].sum(2), parts[..., 2:].sum(2)], 2),
-            rtol=1e-5,
-            atol=1e-8,
-        )
+        want = torch.stack([parts[..., :2].sum(2), parts[..., 2:].sum(2)], 2)
+        torch.testing.assert_close(layers.by_group(), want, rtol=1e-5, atol=1e-8)
 
 
 def test_a_method_of_another_projection_is_refused(tmp_path):

@@ -76,18 +76,8 @@ def test_wheel_installs_and_runs(dist, tmp_path):
     [site] = (tmp_path / "env" / "lib").glob("*/site-packages")
     # Dependencies are those of this environment; a .pth that is reached by another one is not read.
     (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"])
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        python,
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        dist[0],
-    ]
+    options = ["install", "--quiet", "--no-deps", "--no-index"]
+    pip = [sys.executable, "-m", "pip", "--python", python, *options, dist[0]]
     clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
     run = {"cwd": tmp_path, "env": clean, "capture_output": True, "text": True, "check": False}
     done = subprocess.run(pip, **run)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from unde import Groups, GroupScores, UndeError, Weights, learn_weights
 from unde.methods import TRAK, TracIn
 from unde.scoring import ArrayFeatures
-from unde.scoring.blocks import TopK, stable_top
+from unde.scoring.blocks import TopK
 from unde.weights.protocol import ResolvedScores
 
 SIZES = [3, 1, 4, 2, 5]  # of the units
@@ -246,17 +246,6 @@ def test_equal_scores_are_in_order_whatever_the_blocks(largest, cuts):
         top = scores.top(k, largest=largest)
         assert torch.equal(top.indices, want.indices[:, :k])
         assert torch.equal(top.values, want.values[:, :k])
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(-2, 2), min_size=1, max_size=12), st.data(), st.booleans())
-def test_stable_top(values, data, largest):
-    k = data.draw(st.integers(1, len(values)))
-    row = torch.tensor([values], dtype=torch.float32)
-    order = sorted(range(len(values)), key=lambda i: (-values[i] if largest else values[i], i))[:k]
-    best, at = stable_top(row, k, largest)
-    assert at[0].tolist() == order
-    assert best[0].tolist() == [values[i] for i in order]
 
 
 @pytest.mark.parametrize("method", [TracIn(), TracIn(cosine=True)])

@@ -17,7 +17,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,59 +39,6 @@ from unde.store.layout import LOG
 from unde.tasks.base import Task
 
 
-@dataclass(frozen=True)
-class BuildCost:
-    """Seconds of every run, (runs,) each, with `pass_size` examples in a pass of the build."""
-
-    examples: int
-    pass_size: int
-    plain: np.ndarray
-    frozen: np.ndarray
-    build: np.ndarray
-    planning: np.ndarray
-
-    @property
-    def ratio(self) -> float:
-        return float(np.median(self.build / self.plain))
-
-    @property
-    def floor(self) -> float:
-        return float(np.median(self.frozen / self.plain))
-
-    @property
-    def overhead(self) -> float:
-        """(build − frozen) / plain."""
-        return float(np.median((self.build - self.frozen) / self.plain))
-
-    def interval(self) -> tuple[float, float]:
-        """A 95 % interval of the median ratio."""
-        return median_interval(self.build / self.plain)
-
-    def as_dict(self) -> dict[str, Any]:
-        low, high = self.interval()
-        return {
-            "ratio": round(self.ratio, 3),
-            "interval95": [round(low, 3), round(high, 3)],
-            "floor": round(self.floor, 3),
-            "overhead": round(self.overhead, 3),
-            "plain_seconds": round(float(np.median(self.plain)), 4),
-            "planning_seconds": round(float(np.median(self.planning)), 3),
-            "examples": self.examples,
-            "pass_size": self.pass_size,
-            "runs": len(self.plain),
-        }
-
-    def __str__(self) -> str:
-        low, high = self.interval()
-        per_second = self.examples / float(np.median(self.build))
-        return (
-            f"features cost {self.ratio:.2f} of a plain pass [{low:.2f}, {high:.2f}]; the frozen floor is "
-            f"{self.floor:.2f}, the overhead over it {self.overhead:.2f}; {per_second:,.0f} examples/s after "
-            f"{np.median(self.planning):.1f} s of planning "
-            f"({len(self.plain)} interleaved runs over {self.examples} examples)"
-        )
-
-
 def median_interval(values: Sequence[float] | np.ndarray, level: float = 0.95) -> tuple[float, float]:
     """A distribution-free confidence interval of the median, by order statistics; the range of fewer than six values.
 
@@ -110,30 +56,35 @@ def median_interval(values: Sequence[float] | np.ndarray, level: float = 0.95) -
     return float(ordered[at]), float(ordered[n - 1 - at])
 
 
-def measure(
-    setup: Setup, rank: int = 16, batch_size: int = 32, runs: int = 15, batches: int = 4
-) -> BuildCost:
-    """Time the passes on the first batches of the training data, which is repeated if there are fewer.
+def measure(setup: Setup, rank: int = 16, batch_size: int = 32, runs: int = 15, batches: int = 4) -> str:
+    """Time the passes on the first batches of the training data, and report the cost in a sentence.
 
-    Plain passes have `batch_size` examples, as in training.
+    Plain passes have `batch_size` examples, as in training. Data with fewer examples are repeated.
     """
     data = setup.rows(setup.train_data)
     rows = Rows([data[i % len(data)] for i in range(batches * batch_size)], data.collate)
     seconds: dict[str, list[float]] = {"plain": [], "frozen": [], "build": [], "planning": []}
     method = TracIn(projection=f"kron({rank})")
-    settled: list[Any] = []
+    settings: list[Any] = []
     with console.progress("timing", runs + 1, unit="runs") as advance:
         for _ in range(runs + 1):
             start = time.perf_counter()
-            took = build(setup, rows, method, lambda index: settled.append(index.manifest.settled))
+            took = build(setup, rows, method, lambda index: settings.append(index.manifest.settled))
             seconds["build"].append(took)
             seconds["planning"].append(time.perf_counter() - start - took)
             seconds["plain"].append(passes(setup, rows, plain_pass, batch_size))
-            size = settled[0].pass_size
-            seconds["frozen"].append(passes(setup, rows, frozen_pass, size, settled[0].rows))
+            size = settings[0].pass_size
+            seconds["frozen"].append(passes(setup, rows, frozen_pass, size, settings[0].rows))
             advance(1)
     # The first run warms up.
-    return BuildCost(len(rows), size, **{name: np.array(s[1:]) for name, s in seconds.items()})
+    plain, frozen, built, planning = (np.array(s[1:]) for s in seconds.values())
+    low, high = median_interval(built / plain)
+    return (
+        f"features cost {np.median(built / plain):.2f} of a plain pass [{low:.2f}, {high:.2f}]; the frozen floor is "
+        f"{np.median(frozen / plain):.2f}, the overhead over it {np.median((built - frozen) / plain):.2f}; "
+        f"{len(rows) / np.median(built):,.0f} examples/s after {np.median(planning):.1f} s of planning "
+        f"({runs} interleaved runs over {len(rows)} examples)"
+    )
 
 
 def passes(

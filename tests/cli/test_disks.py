@@ -210,15 +210,6 @@ def test_places_where_weights_cannot_be(built, out):
     assert Path("/dev/full").stat().st_rdev == device
 
 
-def test_files_of_weights_that_cannot_be_read(tmp_path):
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(UndeError, match=r"cannot read .*folder' \(Is a directory\)"):
-        Weights.load(tmp_path / "folder")
-    (tmp_path / "w.json").write_bytes(b"\xff\xfe{}")
-    with pytest.raises(UndeError, match="not a whole JSON file"):
-        Weights.load(tmp_path / "w.json")
-
-
 def test_a_shard_that_cannot_be_read_is_not_called_missing(built, monkeypatch):
     real = os.stat
 

@@ -36,9 +36,8 @@ COMMAND = ["build", "waiting:make", "--out", "idx", "--memory", "64kB"]
 
 
 def main():
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a shell may start processes with Ctrl-C ignored
+    # a shell may start processes with Ctrl-C ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     cli.main()
 
 
@@ -135,7 +134,7 @@ def test_commands_that_keep_nothing_say_so(project, monkeypatch, capsys, error, 
 
 
 def test_an_interrupt_before_anything_is_counted(project, monkeypatch):
-    monkeypatch.setattr("unde.setup.imported", lambda target: (_ for _ in ()).throw(KeyboardInterrupt()))
+    monkeypatch.setattr("unde.setup.import_target", lambda target: (_ for _ in ()).throw(KeyboardInterrupt()))
     result = CliRunner().invoke(cli.app, ["build", f"{project}:make", "--out", "idx"])
     assert isinstance(result.exception, Interrupted)
     assert str(result.exception) == "interrupted; run the same command again, it goes on where it stopped"

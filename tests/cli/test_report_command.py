@@ -11,13 +11,6 @@ from unde import Index, UndeError, Weights
 from unde.setup import Recipe
 
 
-def test_report_shows_queries_and_both_ways(built):
-    run("report", built, "--index", "idx", "--weights", "w.json", "--out", "page.html", "--first", 2)
-    page = Path("page.html").read_text()
-    assert "unweighted" in page and "weighted" in page and "row-" in page
-    assert "http://" not in page and "https://" not in page
-
-
 def test_a_report_of_several_named_sets(built):
     groups = Weights.load("w.json").groups
     for name, values in (("a.json", [0.5, 1.5]), ("b.json", [1.9, 0.1])):

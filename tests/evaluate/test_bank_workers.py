@@ -46,9 +46,8 @@ def test_killed_in_two_processes_then_continued_in_two_is_as_if_run_in_one(tmp_p
     bank = run(path, processes=2)
     assert_same(bank, reference)
     assert not parts.exists()
-    assert all(
-        bank.seconds.ravel()[number] == value for number, value in seconds.items()
-    )  # not trained again
+    # not trained again
+    assert all(bank.seconds.ravel()[number] == value for number, value in seconds.items())
 
 
 @pytest.mark.parametrize(

@@ -139,9 +139,8 @@ def test_hidden_states_of_gpt2(metric, layer):
         model, CausalLM(), data, data[3:], layer=layer, metric=metric, batch_size=3
     )
     np.testing.assert_allclose(scores, table(states[3:], states, metric), rtol=1e-5, atol=2e-6)
-    loaders = [
-        torch.utils.data.DataLoader(part) for part in (data, data[3:])
-    ]  # without a collate of their own
+    # without a collate of their own
+    loaders = [torch.utils.data.DataLoader(part) for part in (data, data[3:])]
     again = representation_similarity(model, CausalLM(), *loaders, layer=layer, metric=metric, batch_size=3)
     assert torch.equal(again, scores)
 

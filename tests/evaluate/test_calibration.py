@@ -58,9 +58,8 @@ def test_the_jackknife_has_the_spread_of_fresh_models():
     means, errors = [], []
     for seed in range(60):
         resolved, utility = bank(signal, noise=3.0, seed=seed)
-        common = np.random.default_rng(seed + 999).normal(
-            size=(S, 1)
-        )  # what a model does on all queries alike
+        # what a model does on all queries alike
+        common = np.random.default_rng(seed + 999).normal(size=(S, 1))
         total = resolved.sum(2) + common
         utility = utility + 2 * np.random.default_rng(seed + 555).normal(size=(S, 1))
         means.append(float(spearman(total, utility).mean()))

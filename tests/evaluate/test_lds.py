@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose
 from scipy.stats import spearmanr
 
 from unde.errors import UndeError
@@ -32,9 +33,7 @@ def problem(seed, queries=7, examples=20, subsets=15, ties=True):
 @pytest.mark.parametrize("seed", range(5))
 def test_equals_scipy_in_a_loop(seed, ties):
     scores, masks, utility = problem(seed, ties=ties)
-    np.testing.assert_allclose(
-        lds(scores, masks, utility).per_query, slow_lds(scores, masks, utility), atol=1e-14
-    )
+    assert_allclose(lds(scores, masks, utility).per_query, slow_lds(scores, masks, utility), atol=1e-14)
 
 
 def test_fixed_cases():
@@ -42,14 +41,14 @@ def test_fixed_cases():
     masks = np.array([[1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]], dtype=bool)
     scores = np.array([[1.0, 1.0, 2.0, 5.0], [1.0, 2.0, 3.0, 4.0]])
     utility = np.array([[0.1, 1.0], [0.2, 2.0], [0.3, 2.0]])
-    np.testing.assert_allclose(lds(scores, masks, utility).per_query, [1, np.sqrt(3) / 2])
+    assert_allclose(lds(scores, masks, utility).per_query, [1, np.sqrt(3) / 2])
 
 
 def test_scores_that_are_the_truth_of_a_linear_world_score_one():
     scores, masks, _ = problem(0, ties=False)
     e = lds(scores, masks, masks @ scores.T)
-    np.testing.assert_allclose(e.per_query, 1)
-    np.testing.assert_allclose(lds(-scores, masks, masks @ scores.T).per_query, -1)
+    assert_allclose(e.per_query, 1)
+    assert_allclose(lds(-scores, masks, masks @ scores.T).per_query, -1)
 
 
 @settings(max_examples=30, deadline=None)
@@ -59,7 +58,7 @@ def test_only_ranks_matter(seed, scale):
     base = lds(scores, masks, utility).per_query
     np.testing.assert_array_equal(lds(scores * 2.0, masks, np.exp(utility * scale / 100)).per_query, base)
     order = np.random.default_rng(seed).permutation(len(masks))
-    np.testing.assert_allclose(lds(scores, masks[order], utility[order]).per_query, base, atol=1e-14)
+    assert_allclose(lds(scores, masks[order], utility[order]).per_query, base, atol=1e-14)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -70,16 +69,14 @@ def test_tensors_of_any_precision_and_with_gradients(dtype):
         torch.tensor(masks),
         torch.tensor(utility, dtype=dtype),
     )
-    np.testing.assert_allclose(e.per_query, slow_lds(scores, masks, utility), atol=1e-14)
+    assert_allclose(e.per_query, slow_lds(scores, masks, utility), atol=1e-14)
 
 
 def test_many_queries_are_summed_in_blocks(monkeypatch):
     scores, masks, utility = problem(4, queries=11)
     module = importlib.import_module("unde.evaluate.lds")
     monkeypatch.setattr(module, "_BLOCK_BYTES", 8 * scores.shape[1] * 3)  # three queries in a block
-    np.testing.assert_allclose(
-        lds(scores, masks, utility).per_query, slow_lds(scores, masks, utility), atol=1e-14
-    )
+    assert_allclose(lds(scores, masks, utility).per_query, slow_lds(scores, masks, utility), atol=1e-14)
 
 
 @pytest.mark.filterwarnings("ignore:An input array is constant")
@@ -118,7 +115,7 @@ def test_bootstrap_equals_resampling_spelled_out(ties):
     scores, masks, utility = problem(6, queries=3, ties=ties)
     fast = lds(scores, masks, utility, bootstrap=25, seed=3)
     means = slow_bootstrap(scores, masks, utility, 25, 3)
-    np.testing.assert_allclose(fast.subset_bootstrap.means, means, atol=1e-12)
+    assert_allclose(fast.subset_bootstrap.means, means, atol=1e-12)
     assert fast.subset_bootstrap.standard_error() == pytest.approx(means.std(ddof=1))
     np.testing.assert_array_equal(fast.per_query, lds(scores, masks, utility).per_query)
 

@@ -126,7 +126,7 @@ def test_layers_are_as_they_were_after_an_error(forced):
     assert not any("forward" in vars(m) for m in model.modules())
 
 
-class Own(nn.Linear):
+class Custom(nn.Linear):
     def forward(self, x):
         return 2 * super().forward(x)
 
@@ -136,7 +136,7 @@ def test_what_is_not_a_plain_frozen_layer_is_left_alone(forced):
     replaced.forward = lambda x: x + 1
     model = nn.ModuleDict(
         {
-            "own": Own(3, 3),
+            "custom": Custom(3, 3),
             "replaced": replaced,
             "trained": nn.Linear(3, 3),
             "precise": nn.Linear(3, 3).double(),

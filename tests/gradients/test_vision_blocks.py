@@ -178,9 +178,8 @@ MODELS = {
 def test_equal_to_gradients_of_single_examples(name):
     build, others = MODELS[name]
     torch.manual_seed(0)
-    model = (
-        randomized(build()).double().train()
-    )  # as after training: features are taken in evaluation all the same
+    # as after training: features are taken in evaluation all the same
+    model = randomized(build()).double().train()
     rows = Rows((torch.randn(7, 3, 8, 8).double(), torch.randint(3, (7,))))
     units, coverage = plan(model, Classification(), rows)
     for parameter, way in ways(units, coverage).items():

@@ -43,11 +43,11 @@ def test_a_build_goes_on_with_what_was_settled(tmp_path, monkeypatch):
 
 
 def test_a_task_of_ones_own_has_the_usual_one(tmp_path):
-    class Own(Classification):
+    class CustomTask(Classification):
         pass
 
     assert (
-        toy.build(tmp_path / "i", task=Own(), method=EKFAC(projection="none")).method.damping
+        toy.build(tmp_path / "i", task=CustomTask(), method=EKFAC(projection="none")).method.damping
         == DEFAULT_DAMPING
     )
 

@@ -283,15 +283,15 @@ def test_a_bank_of_the_same_queries_trains_nothing(index):
 
 
 def test_processes_train_halves(index, tmp_path):
-    made = index.calibrate(trained_elsewhere, QUERIES, halves=4, executor="processes:2", baselines=False)
+    made = index.calibrate(importable_training, QUERIES, halves=4, executor="processes:2", baselines=False)
     twin = toy.build(
         tmp_path / "twin", N, model=index.model, method=EKFAC(projection="none", fisher="sampled")
     )
-    here = twin.calibrate(trained_elsewhere, QUERIES, halves=4, baselines=False)
+    here = twin.calibrate(importable_training, QUERIES, halves=4, baselines=False)
     assert made.halves == here.halves == 4 and made.expected.mean == here.expected.mean
 
 
-def trained_elsewhere(indices, seed):
+def importable_training(indices, seed):
     return training()(indices, seed)
 
 
@@ -300,7 +300,7 @@ def trained_elsewhere(indices, seed):
     [
         ({"train": None}, "there is no way to train"),
         ({"train": "SGD"}, "train is a str"),
-        ({"train": trained_elsewhere, "how": "local"}, "how='local' continues"),
+        ({"train": importable_training, "how": "local"}, "how='local' continues"),
         ({"how": "again"}, "'again'"),
         ({"halves": 2}, "halves is 2"),
         ({"budget": "soon"}, "budget is 'soon'"),

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.testing import assert_close
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import toy
@@ -42,17 +43,15 @@ def test_projected_covariances_and_features(tmp_path):
         p = Projection("kron(2)", name, dict(toy.net().named_parameters())[name].shape)
         left, right = p.rows(outputs[layer]), p.cols(inputs[layer])
         got = toy.factors(index)[name]
-        torch.testing.assert_close(got[0].float(), left.T @ left, rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(got[1].float(), right.T @ right, rtol=1e-5, atol=1e-6)
+        assert_close(got[0].float(), left.T @ left, rtol=1e-5, atol=1e-6)
+        assert_close(got[1].float(), right.T @ right, rtol=1e-5, atol=1e-6)
     assert set(toy.factors(index)) == {"0.weight", "2.weight"}
 
 
 def test_logra_full_is_trak(tmp_path):
     index = toy.build(tmp_path / "i", method=LoGRA(blocks="full", projection="kron(2)"))
     queries = toy.data(5, seed=3)
-    torch.testing.assert_close(
-        index.score(queries).total(), index.score(queries, TRAK(projection="kron(2)")).total()
-    )
+    assert_close(index.score(queries).total(), index.score(queries, TRAK(projection="kron(2)")).total())
 
 
 def test_other_methods_score_on_an_ekfac_index_but_not_the_other_way_round(tmp_path):
@@ -60,7 +59,7 @@ def test_other_methods_score_on_an_ekfac_index_but_not_the_other_way_round(tmp_p
     plain = toy.build(tmp_path / "plain")
     rich = toy.build(tmp_path / "rich", method=EKFAC(projection="none"))
     for method in ("tracin", "trak", "logra"):
-        torch.testing.assert_close(rich.score(queries, method).total(), plain.score(queries, method).total())
+        assert_close(rich.score(queries, method).total(), plain.score(queries, method).total())
     with pytest.raises(UndeError, match=r"holds no covariances.*build it with method='ekfac'"):
         plain.score(queries, "ekfac").total()
     with pytest.raises(UndeError, match=r"no gradients with sampled labels"):
@@ -86,7 +85,7 @@ def test_bad_examples_leave_the_covariances_alone(tmp_path):
     without = toy.build(tmp_path / "good", train_data=(x[keep], y[keep]), method=method)
     for name, pair in toy.factors(without).items():
         for a, b in zip(toy.factors(skipped)[name], pair):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+            assert_close(a, b, rtol=1e-5, atol=1e-7)
     queries = toy.data(3, seed=3)
     a, b = skipped.score(queries).total()[:, keep], without.score(queries).total()
     close(a / a.norm(), b / b.norm(), 1e-4)  # the mean is over 22 in one and 21 in the other
@@ -126,11 +125,9 @@ def test_padding_is_not_counted(tmp_path):
     assert len(toy.factors(made[1])) == 6  # wte, wpe, c_attn, c_proj, c_fc, c_proj
     for name, pair in toy.factors(made[1]).items():
         for a, b in zip(pair, toy.factors(made[9])[name]):
-            torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-6)
+            assert_close(b, a, rtol=1e-4, atol=1e-6)
     queries = sentences(3, seed=1)
-    torch.testing.assert_close(
-        made[9].score(queries).total(), made[1].score(queries).total(), rtol=1e-3, atol=1e-4
-    )
+    assert_close(made[9].score(queries).total(), made[1].score(queries).total(), rtol=1e-3, atol=1e-4)
 
 
 def test_an_input_covariance_by_hand(tmp_path):
@@ -157,7 +154,7 @@ def test_an_input_covariance_by_hand(tmp_path):
     p = Projection("kron(3)", "transformer.h.0.mlp.c_fc.weight", tuple(layer.weight.shape))
     x = p.rows(torch.cat([k[0] for k in kept]))  # stored (in, out): inputs are the rows
     got = toy.factors(index)["transformer.h.0.mlp.c_fc.weight"][0]
-    torch.testing.assert_close(got.float(), x.T @ x, rtol=1e-4, atol=1e-5)
+    assert_close(got.float(), x.T @ x, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("method", [LoGRA, EKFAC])
@@ -207,4 +204,4 @@ def test_padding_of_a_text_classifier_is_not_counted(tmp_path):
     )
     for name, pair in toy.factors(short).items():
         for a, b in zip(pair, toy.factors(long)[name]):
-            torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5)
+            assert_close(b, a, rtol=1e-4, atol=1e-5)

@@ -202,7 +202,7 @@ def test_regression_with_one_output(tmp_path):
     torch.testing.assert_close(index.score(queries).total(), want.detach(), rtol=1e-4, atol=1e-5)
 
 
-class Own(Task):
+class CustomTask(Task):
     def loss(self, model, batch):
         return nn.functional.cross_entropy(model(batch[0]), batch[1], reduction="none")
 
@@ -212,8 +212,8 @@ def test_too_many_labels_are_refused(tmp_path, method):
     wide = nn.Linear(toy.FEATURES, 33)
     with pytest.raises(UndeError, match=r"fisher='true'.*Classification has 33 labels: use fisher='sampled'"):
         toy.build(tmp_path / "i", model=wide, method=method(fisher="true"))
-    with pytest.raises(UndeError, match=r"Own cannot enumerate its labels: use fisher='sampled'"):
-        toy.build(tmp_path / "i", task=Own(), method=method(fisher="true"))
+    with pytest.raises(UndeError, match=r"CustomTask cannot enumerate its labels: use fisher='sampled'"):
+        toy.build(tmp_path / "i", task=CustomTask(), method=method(fisher="true"))
     assert not (tmp_path / "i").exists()
 
 

@@ -222,16 +222,6 @@ def test_where_nothing_can_be_written(index, monkeypatch, capsys):
     assert not elsewhere.exists()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="permissions do not bind the superuser")
-def test_a_read_only_folder(index, monkeypatch, capsys):
-    index.folder.chmod(0o500)
-    try:
-        assert toy.reopen(index).score(QUERIES).total().isfinite().all()
-        assert "cannot write in" in capsys.readouterr().err
-    finally:
-        index.folder.chmod(0o700)
-
-
 def test_a_kernel_in_a_read_only_folder_is_used(index, monkeypatch):
     index.score(QUERIES)
     counted = Counted(monkeypatch)

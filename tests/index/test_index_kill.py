@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 @pytest.mark.skipif(sys.platform == "win32", reason="forks")
 def test_killed_builds_end_in_the_same_bytes(tmp_path):
     run = subprocess.run(
-        [sys.executable, HERE / "kills.py", tmp_path, "0"], capture_output=True, text=True, timeout=300
+        [sys.executable, HERE / "kill_builds.py", tmp_path, "0"], capture_output=True, text=True, timeout=300
     )
     assert run.returncode == 0, run.stderr
     kills = json.loads(run.stdout)

@@ -42,19 +42,6 @@ def test_bytes_are_predicted(tmp_path, capsys, dtype, checkpoints):
     assert float(printed[1]) * {"k": 1e3, "M": 1e6}[printed[2]] == pytest.approx(on_disk(index), rel=0.03)
 
 
-def test_bytes_are_predicted_for_tiny_shards(tmp_path):
-    index = toy.build(tmp_path / "i", 80, shard_passes=1)
-    assert sum(shard_bytes(index.manifest, torch.float32).values()) == pytest.approx(on_disk(index), rel=0.05)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
-def test_bytes_are_predicted_to_the_byte_but_for_headers(tmp_path, dtype):
-    index = toy.build(tmp_path / "i", 600, store_dtype=dtype, shard_passes=200)
-    assert sum(shard_bytes(index.manifest, torch.float32).values()) == pytest.approx(
-        on_disk(index), rel=0.002
-    )
-
-
 def test_the_plan_comes_first(tmp_path, capsys):
     seen = []
 

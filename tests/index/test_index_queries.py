@@ -110,16 +110,6 @@ def test_features_do_not_depend_on_the_batch(tmp_path):
     torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-7)
 
 
-def test_every_shape_of_data(tmp_path):
-    index, (x, y) = toy.build(tmp_path / "i"), toy.data(5, seed=3)
-    want = index.score((x, y)).total()
-    rows = list(zip(x, y))
-    for queries in (rows, TensorDataset(x, y), DataLoader(TensorDataset(x, y), batch_size=2)):
-        assert torch.equal(index.score(queries).total(), want)
-    with pytest.raises(UndeError, match="another order"):
-        index.score(DataLoader(TensorDataset(x, y), shuffle=True))
-
-
 def test_a_loader_brings_its_own_collate(tmp_path):
     def doubled(rows):
         x, y = torch.utils.data.default_collate(rows)

@@ -144,9 +144,8 @@ def test_skipped_examples_are_recorded_and_never_on_top(tmp_path, method):
     assert toy.stored(index).values("loss")[bad].isnan().all()
     assert torch.equal(toy.stored(index).values("squares")[bad], torch.zeros(3, 4))
     every = torch.arange(22)
-    assert torch.equal(
-        toy.stored(index).rows(every)[0, good], toy.stored(clean).rows(every)[0, good]
-    )  # batch mates are untouched
+    # batch mates are untouched
+    assert torch.equal(toy.stored(index).rows(every)[0, good], toy.stored(clean).rows(every)[0, good])
 
     scores = index.score(toy.data(4, seed=5))
     total = scores.total()

@@ -11,63 +11,15 @@ from safetensors.numpy import load_file
 import toy
 from unde import UndeError, methods
 from unde.index import train_features
-from unde.store.codec import CODECS
 from unde.store.shards import ShardError, read_shard, write_shard
 
-INT8 = CODECS["int8"]
-COLUMNS = [slice(0, 3), slice(3, 4), slice(4, 22), slice(22, 40)]
 QUERIES = toy.data(4, seed=3)
-
-
-def wild(n=60):
-    """Rows and parameters of all sizes that float32 has, zeros among them."""
-    g = torch.Generator().manual_seed(0)
-    x = torch.randn(n, 40, generator=g)
-    for c in COLUMNS:
-        x[:, c] *= torch.exp2(torch.randint(-140, 124, (n, 1), generator=g))
-    x[3] = 0.0
-    x[4, COLUMNS[2]] = 0.0
-    x[5, :4] = torch.tensor([3.4028234663852886e38, -3.4e38, 1e-45, -1e-42])
-    return x
 
 
 def decoded(numbers, scale, columns):
     """By NumPy, in float64."""
     sizes = [c.stop - c.start for c in columns]
     return numbers.astype(np.float64) * np.repeat(scale.astype(np.float64), sizes, axis=1)
-
-
-def test_each_entry_is_off_by_half_a_scale_at_most():
-    x = wild()
-    packed = INT8.pack(x, COLUMNS)
-    back, scale = INT8.unpack(packed, COLUMNS), packed["scale"].double().numpy()
-    assert np.array_equal(back.double().numpy(), decoded(packed["features"].numpy(), scale, COLUMNS))
-    largest = np.stack([x[:, c].abs().amax(1).double().numpy() for c in COLUMNS], 1)
-    seen = largest > 2.0**-127  # half the smallest scale
-    assert (scale[seen] >= np.maximum(largest / 127 * (1 - 2.0**-16), 2.0**-126)[seen]).all()
-    assert (scale[seen] <= np.maximum(largest / 127 * (1 + 2.0**-15), 2.0**-126)[seen]).all()
-    assert not scale[~seen].any()
-    for u, c in enumerate(COLUMNS):
-        off = (back[:, c].double() - x[:, c].double()).abs().numpy()
-        assert (off <= 0.5 * (1 + 2.0**-15) * np.maximum(scale[:, u : u + 1], 2.0**-126)).all()
-        assert off[largest[:, u] > 1e-30].max(1).mean() > 0  # it is not float32
-    assert torch.equal(back[3], torch.zeros(40)) and not scale[3].any()
-    assert torch.equal(back[4, COLUMNS[2]], torch.zeros(18))
-    assert sum(t.nbytes for t in packed.values()) == INT8.nbytes(60, COLUMNS) == 60 * (40 + 4 * 4)
-
-
-def test_packed_again_it_is_the_same():
-    packed = INT8.pack(wild(), COLUMNS)
-    again = INT8.pack(INT8.unpack(packed, COLUMNS), COLUMNS)
-    assert all(torch.equal(again[name], t) for name, t in packed.items())
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_finite_is_refused(value):
-    x = wild()
-    x[7, 21] = value
-    with pytest.raises(UndeError, match=r"stored as int8 are NaN or infinite \(row 7 of 60\)"):
-        INT8.pack(x, COLUMNS)
 
 
 def on_disk(index) -> np.ndarray:

@@ -191,9 +191,8 @@ def test_pca_directions_stay(tmp_path):
     want = before.features[0] @ stored[0].T
     torch.testing.assert_close(index.score(before, TracIn()).total(), want)
     assert "pca directions are those of the 24 examples it was built on" in str(index.verify())
-    again = toy.build(
-        tmp_path / "i", train_data=ALL, method=LoGRA(projection="pca(2)")
-    )  # as it is now: nothing to do
+    # as it is now: nothing to do
+    again = toy.build(tmp_path / "i", train_data=ALL, method=LoGRA(projection="pca(2)"))
     assert again.manifest == index.manifest
 
 

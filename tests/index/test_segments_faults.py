@@ -80,7 +80,7 @@ def merge(folder):
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("living") / "base"
+    folder = tmp_path_factory.mktemp("changes") / "base"
     index = toy.build(folder, train_data=rows(0, 21), ids=list(range(21)), method=SAMPLED)
     index.append(rows(21, 22), ids=[100], progress=False)  # of a change before
     index.remove([100])

@@ -170,7 +170,7 @@ class Kept(Gram):
         return Primal(FeatureLayout(sizes.parts, sizes.cuts), self.damping, self.relative)
 
 
-class Own(TRAK):
+class CustomKernel(TRAK):
     @property
     def kernel(self):
         return Kept(2.0)
@@ -181,7 +181,7 @@ def test_a_kernel_of_ones_own_that_keeps_k_g_n(tmp_path):
     with pytest.raises(
         UndeError, match=r"stored as factored\(1\), in which K g\(n\) cannot be: .*store_dtype='int8'"
     ):
-        index.score(QUERIES, Own(projection="none"))
+        index.score(QUERIES, CustomKernel(projection="none"))
 
 
 def test_a_projection_that_has_no_sides(tmp_path):
@@ -197,9 +197,8 @@ def test_small_stores_keep_every_digit_and_large_ones_are_a_quarter(tmp_path, mo
     monkeypatch.setattr(settle, "EXACT", 4 * m.examples * m.width - 1)  # one byte too large for it
     large = toy.build(tmp_path / "large", method="tracin")
     assert large.manifest.store_dtype == "int8"
-    assert (
-        toy.build(tmp_path / "small", method="tracin").manifest.store_dtype == "float32"
-    )  # goes on as it is
+    # goes on as it is
+    assert toy.build(tmp_path / "small", method="tracin").manifest.store_dtype == "float32"
     plan = Index.plan(toy.net(), Classification(), toy.data(2), n_examples=m.examples, method="tracin")
     assert plan.store_dtype == "int8"
     one_less = m.examples - 1
@@ -219,9 +218,8 @@ def test_dampings_that_rounding_could_decide_keep_every_digit(tmp_path, monkeypa
     begun = toy.build(tmp_path / "begun", method=TRAK(damping=0.09), store_dtype="float16")
     assert toy.build(begun.folder, method=TRAK(damping=0.09)).manifest.store_dtype == "float16"  # as it is
     index = toy.build(tmp_path / "sampled", method=EKFAC(damping=0.01, fisher="sampled"))
-    assert (
-        index._state.stored.fisher("sampled").manifest.store_dtype == "float32"
-    )  # what the kernel is made of, too
+    # what the kernel is made of, too
+    assert index._state.stored.fisher("sampled").manifest.store_dtype == "float32"
 
 
 def test_few_wide_features_keep_every_digit(tmp_path, monkeypatch):

@@ -8,9 +8,9 @@ from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
-import errands
 import psutil
 import pytest
+import worker_jobs
 
 from unde import UndeError
 from unde.parallel import JobsFailed, Processes, Serial, get_executor
@@ -30,14 +30,14 @@ def runs(folder):
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_every_job_once(tmp_path, count):
-    assert sorted(Processes(count).run(errands.write, tmp_path, JOBS)) == JOBS
+    assert sorted(Processes(count).run(worker_jobs.write, tmp_path, JOBS)) == JOBS
     assert runs(tmp_path) == dict.fromkeys(range(6), 1)
     pids = {line.split()[1] for line in (tmp_path / "log").read_text().splitlines()}
     assert len(pids) <= count
 
 
 def test_killed_workers_are_replaced_and_nothing_is_done_twice(tmp_path):
-    assert sorted(Processes(2).run(errands.die_once, tmp_path, JOBS)) == JOBS
+    assert sorted(Processes(2).run(worker_jobs.die_first_time, tmp_path, JOBS)) == JOBS
     assert len(list(tmp_path.glob("*.died"))) == 3
     assert runs(tmp_path) == dict.fromkeys(range(6), 1)
 
@@ -45,8 +45,8 @@ def test_killed_workers_are_replaced_and_nothing_is_done_twice(tmp_path):
 @pytest.mark.parametrize(
     ("job", "bad", "said"),
     [
-        (errands.die_always, 2, "3 workers died of it: the last process was killed (signal 9)"),
-        (errands.fail_always, 1, "never"),
+        (worker_jobs.die_always, 2, "3 workers died of it: the last process was killed (signal 9)"),
+        (worker_jobs.fail_always, 1, "never"),
     ],
 )
 def test_what_fails_again_and_again_is_named_and_the_rest_is_done(tmp_path, job, bad, said):
@@ -58,7 +58,7 @@ def test_what_fails_again_and_again_is_named_and_the_rest_is_done(tmp_path, job,
 
 
 def test_what_fails_once_is_tried_again(tmp_path):
-    assert sorted(Processes(2).run(errands.fail_once, tmp_path, JOBS)) == JOBS
+    assert sorted(Processes(2).run(worker_jobs.fail_first_time, tmp_path, JOBS)) == JOBS
 
 
 def test_who_has_nothing_left_to_do_takes_over_from_who_dies(tmp_path, monkeypatch):
@@ -68,14 +68,14 @@ def test_who_has_nothing_left_to_do_takes_over_from_who_dies(tmp_path, monkeypat
     monkeypatch.setattr(
         Processes, "start", lambda self, start=Processes.start: started.append(1) or start(self)
     )
-    assert sorted(pool.run(errands.die_late, tmp_path, [(0,), (1,)])) == [(0,), (1,)]
+    assert sorted(pool.run(worker_jobs.die_late, tmp_path, [(0,), (1,)])) == [(0,), (1,)]
     assert len(started) == 2
     pool.close()
 
 
 def test_workers_stay_for_the_next_run(tmp_path):
     with closing(Processes(2)) as pool:
-        for name, job in (("one", errands.write_together), ("two", errands.write)):
+        for name, job in (("one", worker_jobs.write_together), ("two", worker_jobs.write)):
             (tmp_path / name).mkdir()
             assert sorted(pool.run(job, tmp_path / name, JOBS)) == JOBS
     logs = [(tmp_path / name / "log").read_text().splitlines() for name in ("one", "two")]
@@ -86,7 +86,7 @@ def test_workers_stay_for_the_next_run(tmp_path):
 
 def test_whoever_starts_the_workers_may_die(tmp_path):
     with closing(Processes(1)) as pool:
-        assert list(pool.run(errands.write, tmp_path, [(0,)])) == [(0,)]
+        assert list(pool.run(worker_jobs.write, tmp_path, [(0,)])) == [(0,)]
     for process in psutil.Process().children():
         if "forkserver" not in " ".join(process.cmdline()):
             continue
@@ -94,35 +94,35 @@ def test_whoever_starts_the_workers_may_die(tmp_path):
         while process.status() != psutil.STATUS_ZOMBIE:  # whom multiprocessing buries
             time.sleep(0.01)
     with closing(Processes(1)) as pool:
-        assert list(pool.run(errands.write, tmp_path, [(1,)])) == [(1,)]
+        assert list(pool.run(worker_jobs.write, tmp_path, [(1,)])) == [(1,)]
     assert done(tmp_path) == [0, 1]
 
 
 def test_workers_see_the_environment_of_now(tmp_path, monkeypatch):
     monkeypatch.setenv("UNDE_TOLD", "first")
     with closing(Processes(1)) as pool:
-        list(pool.run(errands.tell, tmp_path, [(0,)]))
+        list(pool.run(worker_jobs.tell, tmp_path, [(0,)]))
         monkeypatch.setenv("UNDE_TOLD", "second")
     with closing(Processes(1)) as pool:
-        list(pool.run(errands.tell, tmp_path, [(1,)]))
+        list(pool.run(worker_jobs.tell, tmp_path, [(1,)]))
     assert [(tmp_path / str(n)).read_text() for n in (0, 1)] == ["first", "second"]
 
 
 def test_bad_input_ends_the_run(tmp_path):
     with pytest.raises(UndeError, match="bad input: expected better"):
-        list(Processes(1).run(errands.refuse, tmp_path, JOBS))
+        list(Processes(1).run(worker_jobs.refuse, tmp_path, JOBS))
     assert done(tmp_path) == [0]
 
 
 def test_a_job_that_hangs_is_noticed(tmp_path):
     begun = time.monotonic()
-    assert sorted(Processes(2, timeout=3).run(errands.hang_once, tmp_path, JOBS)) == JOBS
+    assert sorted(Processes(2, timeout=3).run(worker_jobs.hang_first_time, tmp_path, JOBS)) == JOBS
     assert time.monotonic() - begun < 60
 
 
 def test_a_context_that_cannot_be_made(tmp_path):
     with pytest.raises(UndeError, match="another model here: expected the same"):
-        list(Processes(1).run(errands.write, errands.Unmade(), JOBS))
+        list(Processes(1).run(worker_jobs.write, worker_jobs.Unmade(), JOBS))
     with pytest.raises(UndeError, match=r"cannot be sent .*top level of a module"):
         list(Processes(1).run(lambda folder, number: None, tmp_path, JOBS))
 
@@ -130,9 +130,9 @@ def test_a_context_that_cannot_be_made(tmp_path):
 def test_no_orphans_when_the_parent_is_killed(tmp_path):
     code = (
         "import sys; sys.path[:0] = sys.argv[2:]\n"
-        "import errands\nfrom pathlib import Path\nfrom unde.parallel import Processes\n"
+        "import worker_jobs\nfrom pathlib import Path\nfrom unde.parallel import Processes\n"
         "if __name__ == '__main__':\n"
-        "    list(Processes(2).run(errands.wait_long, Path(sys.argv[1]), [(0,), (1,)]))\n"
+        "    list(Processes(2).run(worker_jobs.wait_long, Path(sys.argv[1]), [(0,), (1,)]))\n"
     )
     script = tmp_path / "script.py"
     script.write_text(code)

@@ -2,16 +2,14 @@
 
 import json
 import re
+from functools import partial
 
 import pytest
 import torch
-import typer
+from commands import invoke
 from torch import nn
-from typer.testing import CliRunner
 
 from unde import Setup, UndeError
-from unde.cli.options import expand_groups
-from unde.cli.plan import plan
 from unde.setup import Recipe
 from unde.tasks import Classification
 from zoo import encoder, t5
@@ -28,13 +26,7 @@ def config(tmp_path_factory):
     return folder
 
 
-def run(*arguments):
-    app = typer.Typer()
-    app.command()(expand_groups(plan))
-    result = CliRunner().invoke(app, list(map(str, arguments)))
-    if result.exception is not None:
-        raise result.exception
-    return result.output
+run = partial(invoke, "plan")
 
 
 def test_a_config(config):
@@ -106,20 +98,11 @@ def test_a_kernel_beyond_the_budget_is_said(monkeypatch):
         (["mine:setup", "--seq-len", 4], "mine:setup and --seq-len: give MODULE:FUNCTION, or --hf-model"),
         (["--hf-model", "x"], "--hf-model x needs --data FILE"),
         (["--data", "x"], "--data x needs --hf-model DIR"),
-        (
-            ["--hf-config", "nowhere", "--examples", 5],
-            "nowhere does not exist.*Nothing is downloaded",
-        ),
+        (["--hf-config", "nowhere", "--examples", 5], "nowhere does not exist.*Nothing is downloaded"),
         (["--hf-config", "CONFIG"], "--examples is missing"),
         (["--hf-config", "CONFIG", "--format", "xml"], "unknown format 'xml'"),
-        (
-            ["--hf-config", "OTHER", "--examples", 5],
-            "no language model can be made from",
-        ),
-        (
-            ["--hf-config", "BROKEN", "--examples", 5],
-            "no language model can be made from",
-        ),
+        (["--hf-config", "OTHER", "--examples", 5], "no language model can be made from"),
+        (["--hf-config", "BROKEN", "--examples", 5], "no language model can be made from"),
     ],
 )
 def test_errors(arguments, said, config, tmp_path):

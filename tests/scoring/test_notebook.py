@@ -5,7 +5,7 @@ from xml.dom import minidom
 
 import numpy as np
 import torch
-from group_scores_of import random_scores
+from random_group_scores import random_scores
 
 import toy
 from unde import Weights

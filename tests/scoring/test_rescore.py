@@ -21,7 +21,6 @@ SMALL = "kron(2)"
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     """An index of few features."""
-    torch.set_num_threads(1)
     return toy.build(tmp_path_factory.mktemp("small") / "i", N, method=TracIn(projection=SMALL), ids=NAMES)
 
 
@@ -58,9 +57,8 @@ def test_whole_gradients_of_candidates(small, memory):
     close(found.by_group(), want)
     close(found.total(), want.sum(2))
     close(found.total(W), want @ W.double())
-    assert (
-        float((found.total() - picked(scores.total(), found)).norm() / want.norm()) > 0.05
-    )  # the small one is off
+    # the small one is off
+    assert float((found.total() - picked(scores.total(), found)).norm() / want.norm()) > 0.05
 
 
 def test_a_larger_projection_is_that_of_an_index_with_it(small, tmp_path):
@@ -91,13 +89,8 @@ def by_layer_norm(data):
 
 def test_checkpoints_are_added_up(tmp_path):
     states = [toy.net(s).state_dict() for s in (1, 2)]
-    index = toy.build(
-        tmp_path / "i",
-        N,
-        method=TracIn(projection=SMALL),
-        checkpoints=states,
-        checkpoint_weights=[0.7, 0.1],
-    )
+    options = {"checkpoints": states, "checkpoint_weights": [0.7, 0.1]}
+    index = toy.build(tmp_path / "i", N, method=TracIn(projection=SMALL), **options)
     found = index.score(QUERIES).rescore(K)
     want = 0.7 * by_layer(toy.net(1)) + 0.1 * by_layer(toy.net(2))
     close(found.by_group(), picked(want, found))
@@ -311,15 +304,8 @@ def test_the_exact_best_of_digits_are_among_few_candidates(tmp_path):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x[:1500]), y[:1500]).backward()
         optimizer.step()
-    index = Index.build(
-        model,
-        Classification(),
-        (x[:1500], y[:1500]),
-        tmp_path / "i",
-        method=TracIn(projection="kron(5)"),
-        store_dtype="int8",
-        progress=False,
-    )
+    options = {"method": TracIn(projection="kron(5)"), "store_dtype": "int8", "progress": False}
+    index = Index.build(model, Classification(), (x[:1500], y[:1500]), tmp_path / "i", **options)
     queries = (x[1500:1540], y[1500:1540])
     scores = index.score(queries)
     assert index.manifest.width * 25 < sum(p.numel() for p in model.parameters())

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from group_scores_of import random_scores
+from random_group_scores import random_scores
 
 from unde import UndeError
 from unde.scoring import Table, Top
@@ -23,18 +23,11 @@ def top() -> Top:
 
 
 def expected(top: Top) -> list[tuple]:
-    return [
-        (
-            q,
-            ("first", "second", "third")[q],
-            r + 1,
-            int(top.indices[q, r]),
-            BAD[top.indices[q, r]],
-            float(top.values[q, r]),
-        )
-        for q in range(3)
-        for r in range(4)
-    ]
+    def row(q: int, r: int) -> tuple:
+        at = int(top.indices[q, r])
+        return q, ("first", "second", "third")[q], r + 1, at, BAD[at], float(top.values[q, r])
+
+    return [row(q, r) for q in range(3) for r in range(4)]
 
 
 def test_a_data_frame_has_a_row_for_each_rank():
@@ -45,10 +38,8 @@ def test_a_data_frame_has_a_row_for_each_rank():
     best = found[found["rank"] == 1]["score"]
     torch.testing.assert_close(torch.tensor(best.to_numpy()), top().values[:, 0])
     plain = random_scores(2, 5).top(2).to_pandas()
-    assert (
-        plain["query_id"].tolist() == plain["query"].tolist()
-        and plain["id"].tolist() == plain["index"].tolist()
-    )
+    assert plain["query_id"].tolist() == plain["query"].tolist()
+    assert plain["id"].tolist() == plain["index"].tolist()
 
 
 def test_parquet_read_back(tmp_path):

@@ -11,7 +11,7 @@ from unde.store.remote import Remote
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
+def cache_folder(tmp_path, monkeypatch):
     """Copies of one test are nothing to another."""
     monkeypatch.setenv("UNDE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"

@@ -154,13 +154,6 @@ def test_what_has_a_name_is_on_the_disk(tmp_path, monkeypatch):
     assert steps == [("content", 3), ("name", "file"), ("folder", ["file"])]
 
 
-def test_a_home_folder_is_understood(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    toy.build("~/runs/i")
-    assert len(Index.open("~/runs/i")) == 22
-    assert (tmp_path / "runs" / "i").is_dir()
-
-
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"schema": 3, "id": "x"' + " " * 10])
 def test_deep_or_broken_json(tmp_path, text):
     (tmp_path / "manifest.json").write_text(text)

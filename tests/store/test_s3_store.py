@@ -39,7 +39,7 @@ def test_an_index_is_built_opened_and_asked(tmp_path, s3, monkeypatch):
     assert opened.score(kept).top(2).ids == want.top(2).ids
 
 
-def test_unverified_shards_are_fetched_when_they_are_needed(tmp_path, s3, own_cache, monkeypatch):
+def test_unverified_shards_are_fetched_when_they_are_needed(tmp_path, s3, cache_folder, monkeypatch):
     toy.build(s3, method=TRAK(projection="kron(3)"))
     monkeypatch.setenv("UNDE_CACHE", str(tmp_path / "other"))
     index = Index.open(s3, model=toy.net(), task=Classification(), verify=False)
@@ -49,7 +49,7 @@ def test_unverified_shards_are_fetched_when_they_are_needed(tmp_path, s3, own_ca
 
 
 def test_a_killed_writer(tmp_path, s3):
-    child = [sys.executable, str(HERE / "killed.py"), str(s3), "3"]
+    child = [sys.executable, str(HERE / "kill_writer.py"), str(s3), "3"]
     run = subprocess.run(child, capture_output=True, text=True, timeout=120)
     assert run.returncode == -signal.SIGKILL, run.stderr
     left = [name for name in content(s3) if name.startswith("shards/")]

@@ -27,7 +27,7 @@ def one_day(monkeypatch):
     monkeypatch.setattr("unde.index.segments.today", lambda: "today")
 
 
-def test_the_same_bytes_below_a_url(tmp_path, memory, own_cache):
+def test_the_same_bytes_below_a_url(tmp_path, memory, cache_folder):
     made = []
     for home in (tmp_path, memory):
         index = toy.build(home / "i", train_data=part(0, 22), ids=list(range(22)), method=METHOD)
@@ -42,7 +42,7 @@ def test_the_same_bytes_below_a_url(tmp_path, memory, own_cache):
     for name in ("i", "m"):
         assert content(memory / name) == toy.content(tmp_path / name)
         assert Index.open(memory / name).verify()
-    copies = b"".join(p.read_bytes() for p in own_cache.rglob("*") if p.is_file())
+    copies = b"".join(p.read_bytes() for p in cache_folder.rglob("*") if p.is_file())
     assert gone not in copies  # nor in what this machine has kept of it
 
 

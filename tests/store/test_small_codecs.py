@@ -11,7 +11,7 @@ from unde.store import factored
 from unde.store.codec import CODECS
 from unde.store.factored import Factored, codec_of, leading, sides_of
 
-INT4 = CODECS["int4"]
+INT4, INT8 = CODECS["int4"], CODECS["int8"]
 SIZES = [3, 1, 64, 64, 65, 130, 256]  # one column, whole blocks, odd ones, and neighbours of one size
 
 
@@ -103,9 +103,34 @@ def test_each_entry_is_off_by_half_a_scale_at_most():
     assert back.isfinite().all() and not back[3].any() and not back[4, COLUMNS[2]].any()
 
 
-def test_packed_again_it_is_the_same():
-    packed = INT4.pack(wild(), COLUMNS)
-    again = INT4.pack(INT4.unpack(packed, COLUMNS), COLUMNS)
+def test_int8_entries_are_off_by_half_a_scale_at_most():
+    x = wild()
+    packed = INT8.pack(x, COLUMNS)
+    back, scale = INT8.unpack(packed, COLUMNS), packed["scale"].double().numpy()
+    decoded = packed["features"].double().numpy() * np.repeat(scale, SIZES, axis=1)
+    assert np.array_equal(back.double().numpy(), decoded)
+    largest = np.stack([x[:, c].abs().amax(1).double().numpy() for c in COLUMNS], 1)
+    seen = largest > 2.0**-127  # half the smallest scale
+    assert (scale[seen] >= np.maximum(largest / 127 * (1 - 2.0**-16), 2.0**-126)[seen]).all()
+    assert (scale[seen] <= np.maximum(largest / 127 * (1 + 2.0**-15), 2.0**-126)[seen]).all()
+    assert not scale[~seen].any()
+    for u, c in enumerate(COLUMNS):
+        off = (back[:, c].double() - x[:, c].double()).abs().numpy()
+        assert (off <= 0.5 * (1 + 2.0**-15) * np.maximum(scale[:, u : u + 1], 2.0**-126)).all()
+        assert off[largest[:, u] > 1e-30].max(1).mean() > 0  # it is not float32
+    assert torch.equal(back[3], torch.zeros(sum(SIZES))) and not scale[3].any()
+    assert torch.equal(back[4, COLUMNS[2]], torch.zeros(64))
+    assert (
+        sum(t.nbytes for t in packed.values())
+        == INT8.nbytes(40, COLUMNS)
+        == 40 * (sum(SIZES) + 4 * len(SIZES))
+    )
+
+
+@pytest.mark.parametrize("codec", [INT4, INT8], ids=["int4", "int8"])
+def test_packed_again_it_is_the_same(codec):
+    packed = codec.pack(wild(), COLUMNS)
+    again = codec.pack(codec.unpack(packed, COLUMNS), COLUMNS)
     assert all(torch.equal(again[name], t) for name, t in packed.items())
 
 
@@ -224,7 +249,7 @@ def test_products_of_all_sizes_that_float32_has():
     assert (off <= sizes / 100 + 1e-36).all()
 
 
-@pytest.mark.parametrize("codec", [INT4, Factored(1, ((4, 8), None))], ids=["int4", "factored"])
+@pytest.mark.parametrize("codec", [INT4, INT8, Factored(1, ((4, 8), None))], ids=["int4", "int8", "factored"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("column", [5, 35])
 def test_what_is_not_finite_is_refused(codec, value, column):

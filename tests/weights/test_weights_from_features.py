@@ -35,16 +35,8 @@ def made(tmp_path_factory):
         several = {}
         if name == "tracin":
             several = {"checkpoints": [m.state_dict() for m in models], "checkpoint_weights": [0.5, 2.0]}
-        index = Index.build(
-            models[0],
-            Classification(),
-            data(70),
-            folder,
-            method=method,
-            groups="layer",
-            progress=False,
-            **several,
-        )
+        options = {"method": method, "groups": "layer", "progress": False} | several
+        index = Index.build(models[0], Classification(), data(70), folder, **options)
         found[name] = index.score(data(9, seed=1))
     return found
 

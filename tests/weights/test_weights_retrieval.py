@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy.stats import ttest_rel
 from torch import nn
+from torch.testing import assert_close
 from weights_fakes import CosineScores, FakeScores, random_scores
 
 from unde import Groups, Index, Task
@@ -74,9 +75,8 @@ def test_a_duplicate_counts_as_the_original_and_a_tie_with_another_does_not():
     assert copies_of(values, content=torch.tensor([0, 1, 2])).retrieved().tolist() == [False]
     higher = torch.tensor([3.0, 3.5, 1.0]).view(1, 3, 1)  # a twin that rounding put in front
     assert copies_of(higher, content=torch.tensor([0, 0, 1])).retrieved().tolist() == [True]
-    assert copies_of(values, content=torch.tensor([0, 0, 0])).retrieved().tolist() == [
-        True
-    ]  # nothing else there
+    # nothing else there
+    assert copies_of(values, content=torch.tensor([0, 0, 0])).retrieved().tolist() == [True]
 
 
 def objective_by_hand(values, originals, weights):
@@ -93,10 +93,8 @@ def test_the_objective_is_the_share_of_the_original_in_the_norm():
     values[4] = 0.0  # a copy without a gradient counts 0
     copies, weights = copies_of(values, originals), torch.tensor([0.2, 3.0, 0.0, 0.8])
     for w, given in ((torch.ones(4), None), (weights, weights)):
-        torch.testing.assert_close(
-            copies.objective(given), objective_by_hand(values, originals, w), rtol=1e-5, atol=1e-6
-        )
-    torch.testing.assert_close(copies.objective(5 * weights), copies.objective(weights))  # no scale
+        assert_close(copies.objective(given), objective_by_hand(values, originals, w), rtol=1e-5, atol=1e-6)
+    assert_close(copies.objective(5 * weights), copies.objective(weights))  # no scale
 
 
 @pytest.mark.parametrize("scores", [FakeScores, CosineScores])
@@ -111,8 +109,8 @@ def test_streaming_gives_the_same(scores, memory):
     )
     for w in (None, weights):
         assert torch.equal(whole.retrieved(w), small.retrieved(w))
-        torch.testing.assert_close(whole.objective(w), small.objective(w))
-    torch.testing.assert_close(whole.learn(0.1)[0], small.learn(0.1)[0], rtol=1e-4, atol=1e-5)
+        assert_close(whole.objective(w), small.objective(w))
+    assert_close(whole.learn(0.1)[0], small.learn(0.1)[0], rtol=1e-4, atol=1e-5)
     assert small.scores.passes > 2 and whole.scores.passes == 0  # these were read once and kept
     assert small.scores.largest < 4 * values.numel()
 
@@ -130,7 +128,7 @@ def test_a_cosine_is_found_and_judged_by_its_final_scores():
     linear = copies_of(values, originals)
     assert not torch.equal(copies.retrieved(w), linear.retrieved(w))
     expected = final[originals, originals] / final.norm(dim=1)
-    torch.testing.assert_close(copies.objective(w), expected.double(), rtol=1e-5, atol=1e-6)
+    assert_close(copies.objective(w), expected.double(), rtol=1e-5, atol=1e-6)
 
 
 class Counted:
@@ -337,7 +335,7 @@ def test_candidates_of_two_kinds():
     assert [what["weight_decay"] for what, _ in made] == [decay for decay in DECAYS for _ in range(3)]
     assert [what["learned from"] for what, _ in made[:3]] == ["noise", "shift", "noise and shift"]
     for (_, one), (_, two), (_, both) in (made[:3], made[3:]):
-        torch.testing.assert_close(both, (one + two) / 2)
+        assert_close(both, (one + two) / 2)
     spread = [float(w.std()) for _, w in made]
     assert spread[3] < spread[0] and spread[4] < spread[1]  # more decay, nearer to uniform
     record = judge_weights(made[:1], [trial(kinds["shift"])])[0].as_dict()
@@ -404,14 +402,12 @@ def test_das_with_its_sign(tmp_path):
     parts = torch.stack([q[:, c] @ (phi @ k)[:, c].T for c in (slice(0, 5), slice(5, 6))], 2)  # (Q, N, 2)
     factor = (y - model(x)[:, 0]).detach().double() / (1 - (phi @ k * phi).sum(1))
     expected = parts * factor[:, None]
-    torch.testing.assert_close(signed.by_group().double(), expected, rtol=1e-3, atol=1e-5)
-    torch.testing.assert_close(
-        signed.contributions(slice(2, 4)).double(), expected[2:4], rtol=1e-3, atol=1e-5
-    )
+    assert_close(signed.by_group().double(), expected, rtol=1e-3, atol=1e-5)
+    assert_close(signed.contributions(slice(2, 4)).double(), expected[2:4], rtol=1e-3, atol=1e-5)
     w = torch.tensor([0.4, 1.6])
-    torch.testing.assert_close(signed.total(w).double(), expected @ w.double(), rtol=1e-3, atol=1e-5)
-    torch.testing.assert_close(signed.total() ** 2, das.total(), rtol=1e-4, atol=1e-7)
-    torch.testing.assert_close(signed.total(w) ** 2, das.total(w), rtol=1e-4, atol=1e-7)
+    assert_close(signed.total(w).double(), expected @ w.double(), rtol=1e-3, atol=1e-5)
+    assert_close(signed.total() ** 2, das.total(), rtol=1e-4, atol=1e-7)
+    assert_close(signed.total(w) ** 2, das.total(w), rtol=1e-4, atol=1e-7)
     assert (signed.total() < 0).any()  # what the square loses
 
 

@@ -32,7 +32,7 @@ from unde.store.files import (
     settings_checksum,
     write_bytes,
 )
-from unde.tasks.diffusion import prediction
+from unde.tasks.diffusion import decode, prediction
 from unde.tasks.timesteps import sampler_timesteps
 
 GUIDANCE = 7.5  # the paper's
@@ -97,13 +97,11 @@ class Samples:
         timesteps = tensors.get("timesteps", torch.empty(len(seeds), 0, dtype=torch.long))
         return cls(latents, trajectory, timesteps, seeds, given, prompts)
 
-    @torch.no_grad()
     def images(self, vae: Any = None, batch_size: int = 16) -> Tensor:
         """(Q, 3, H, W) in [0, 1]; `vae` decodes latents."""
         parts = self.latents.split(batch_size)
         if vae is not None:
-            home = next(vae.parameters())  # may be on a GPU, or in half precision
-            parts = [vae.decode(x.to(home) / vae.config.scaling_factor).sample.float().cpu() for x in parts]
+            parts = [decode(vae, x) for x in parts]
         return (torch.cat(list(parts)) / 2 + 0.5).clamp(0, 1)
 
 

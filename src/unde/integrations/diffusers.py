@@ -21,6 +21,7 @@ from unde.gradients.model_state import frozen_eval
 from unde.integrations import require
 from unde.setup import Advance, Ask, Setup
 from unde.tasks import Diffusion
+from unde.tasks.diffusion import decode
 
 TARGETS = ("to_q", "to_k", "to_v", "to_out.0")  # the attention projections
 ROWS = 16  # noisy images in the UNet at once; one of 256 × 256 pixels takes about 0.5 GB of activations
@@ -305,9 +306,8 @@ def _picture(pipeline: Any, example: dict[str, Any]) -> dict[str, Any]:
     """An example as a page shows it; the image is what the VAE makes of the latents."""
     vae, latents = _vae(pipeline), example["latents"][None]
     if vae is not None:
-        with frozen_eval(vae), torch.no_grad():
-            x = latents.to(vae.device, vae.dtype) / vae.config.scaling_factor
-            latents = vae.decode(x).sample.float().cpu()
+        with frozen_eval(vae):
+            latents = decode(vae, latents)
     return {"image": (latents[0] / 2 + 0.5).clamp(0, 1), "prompt": example.get("text")}
 
 

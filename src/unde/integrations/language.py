@@ -22,7 +22,7 @@ from unde.integrations.trainer import home_of, newest
 from unde.setup import Ask, Setup
 from unde.store.files import read_json
 from unde.tasks import Classification, Task
-from unde.tasks.tokens import limits, text_config
+from unde.tasks.tokens import text_config, token_limits
 
 SEQ_LEN = 512
 ModelLike = str | os.PathLike[str] | nn.Module
@@ -276,7 +276,7 @@ def _rows(model: nn.Module, tokenizer: Any, name: str) -> int:
 
 
 def _length(model: nn.Module, seq_len: int | None, name: str) -> int:
-    context = limits(model)[1]
+    context = token_limits(model)[1]
     if seq_len is not None and seq_len > context:
         raise UndeError(
             f"sequences of {seq_len} tokens, but the context of {name} is {context}: --seq-len {context}"

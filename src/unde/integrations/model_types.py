@@ -21,7 +21,7 @@ from unde.tasks import (
     Task,
     TokenClassification,
 )
-from unde.tasks.tokens import inner
+from unde.tasks.tokens import unwrap_peft
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def kind_of_adapter(task_type: str | None, base: Any) -> Kind:
 
 def kind_of_model(model: nn.Module) -> Kind:
     """Of a model that is loaded: by the name of its class, or else by its config."""
-    name = type(inner(model)).__name__
+    name = type(unwrap_peft(model)).__name__
     known = next((k for k in KINDS if name.endswith(f"For{k.auto}")), None)
     if known is not None or getattr(model, "config", None) is None or isinstance(model.config, Mapping):
         return known or CAUSAL

@@ -13,17 +13,17 @@ from torch import Tensor, nn
 from unde.errors import UndeError
 from unde.tasks import model_checks, sampling
 from unde.tasks.perturb import Perturbation
-from unde.tasks.prediction import Prediction, first, label_tensor
+from unde.tasks.prediction import Prediction, first_flagged, label_tensor
 from unde.tasks.replace import ReplaceInputs, special_tokens
 from unde.tasks.tokens import (
     Predictions,
     TokenTask,
     Unreadable,
-    check,
-    columns,
+    check_columns,
+    check_examples,
     pad_right,
     roll_left,
-    run,
+    run_model,
     token_logits,
 )
 
@@ -54,7 +54,7 @@ class Classification(Prediction):
                 "expected (B, classes) and (B,)"
                 + (". For a class for each token use unde.tasks.TokenClassification" if per_token else "")
             )
-        row = first(((labels < 0) & (labels != LEFT_OUT)) | (labels >= logits.shape[1]))
+        row = first_flagged(((labels < 0) & (labels != LEFT_OUT)) | (labels >= logits.shape[1]))
         if row is not None:
             raise Unreadable(
                 row, f"has the label {int(labels[row])}: expected a class number, 0 to {logits.shape[1] - 1}"
@@ -87,7 +87,7 @@ class MultiLabel(Prediction):
                 f"logits of shape {tuple(logits.shape)} for labels of shape {tuple(labels.shape)}: expected (B, "
                 "classes) for both, 0 or 1 for each class. For one class of each example use unde.tasks.Classification"
             )
-        row = first(((labels < 0) | (labels > 1) | labels.isnan()).any(1))
+        row = first_flagged(((labels < 0) | (labels > 1) | labels.isnan()).any(1))
         if row is not None:
             raise Unreadable(row, f"has the labels {labels[row].tolist()}: expected numbers from 0 to 1")
         return logits, labels.to(logits.dtype)
@@ -121,13 +121,13 @@ class TokenClassification(TokenTask):
         model_checks.check_classes(self, model, self.predictions(model, batch).logits)
 
     def predictions(self, model: nn.Module, batch: Any) -> Predictions:
-        ids, real, ahead = tokens = columns(batch, "TokenClassification")
+        ids, real, ahead = tokens = check_columns(batch, "TokenClassification")
         if "labels" not in batch:
             raise UndeError(f"a batch of TokenClassification needs 'labels': this one has {sorted(batch)}")
         target = batch["labels"].long()
         inputs = {k: v for k, v in batch.items() if k not in ("labels", "special_tokens_mask")}
         why = "every label is -100"
-        left = check(model, inputs, target, tokens, why, sys.maxsize)
-        logits = token_logits(run(model, pad_right(model, inputs, real, left)), ids.shape)
-        check(model, inputs, target, tokens, why, logits.shape[-1])
+        left = check_examples(model, inputs, target, tokens, why, sys.maxsize)
+        logits = token_logits(run_model(model, pad_right(model, inputs, real, left)), ids.shape)
+        check_examples(model, inputs, target, tokens, why, logits.shape[-1])
         return Predictions(logits, roll_left(target, ahead), lambda x: roll_left(x, -ahead))

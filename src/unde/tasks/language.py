@@ -17,16 +17,16 @@ from unde.tasks.tokens import (
     IGNORE,
     Predictions,
     TokenTask,
-    check,
-    columns,
-    inner,
-    like,
+    check_columns,
+    check_examples,
     pad,
     pad_right,
     roll_left,
-    run,
+    run_model,
+    same_shape,
     text_config,
     token_logits,
+    unwrap_peft,
 )
 
 
@@ -64,17 +64,17 @@ class CausalLM(TokenTask):
         model_checks.check_causal(self, model, batch, logits, target)
 
     def predictions(self, model: nn.Module, batch: Any) -> Predictions:
-        ids, real, ahead = tokens = columns(batch, "CausalLM")
+        ids, real, ahead = tokens = check_columns(batch, "CausalLM")
         labels = batch.get("labels")
         if labels is None:
             labels = ids if real is None else ids.masked_fill(~real, IGNORE)
         target = labels.long().masked_fill(torch.arange(ids.shape[1], device=ids.device) <= ahead, IGNORE)
         inputs = {k: v for k, v in batch.items() if k != "labels"}
         why = "every label is -100, or it is a single token, which is predicted from nothing"
-        if check(model, inputs, target, tokens, why):
+        if check_examples(model, inputs, target, tokens, why):
             target = roll_left(target, ahead)
-            inputs = {k: roll_left(v, ahead) if like(v, ids) else v for k, v in inputs.items()}
-        logits = token_logits(run(model, inputs), ids.shape)
+            inputs = {k: roll_left(v, ahead) if same_shape(v, ids) else v for k, v in inputs.items()}
+        logits = token_logits(run_model(model, inputs), ids.shape)
 
         def align(x: Tensor) -> Tensor:  # a token is predicted one place before it
             return roll_left(F.pad(x[:, :-1], (1, 0)), -ahead)
@@ -109,7 +109,7 @@ class Seq2SeqLM(TokenTask):
         model_checks.check_vocabulary(self, model, self.predictions(model, batch).logits)
 
     def predictions(self, model: nn.Module, batch: Any) -> Predictions:
-        ids, real, _ = tokens = columns(batch, "Seq2SeqLM", like=("attention_mask",))
+        ids, real, _ = tokens = check_columns(batch, "Seq2SeqLM", like=("attention_mask",))
         labels = batch.get("labels")
         if labels is None:
             raise UndeError(
@@ -123,17 +123,17 @@ class Seq2SeqLM(TokenTask):
         target = labels.long()
         inputs = {k: v for k, v in batch.items() if k != "labels"}
         decoder = {k: inputs.pop(k) for k in list(inputs) if k.startswith("decoder_")}
-        left = check(model, inputs, target, tokens, "every label is -100, or the target is empty")
+        left = check_examples(model, inputs, target, tokens, "every label is -100, or the target is empty")
         inputs = pad_right(model, inputs, real, left)
         if "decoder_input_ids" not in decoder:
             decoder["decoder_input_ids"] = _shift_right(model, target)
-        logits = token_logits(run(model, {**inputs, **decoder}), target.shape)
+        logits = token_logits(run_model(model, {**inputs, **decoder}), target.shape)
         return Predictions(logits, target, lambda x: x)
 
 
 def _shift_right(model: nn.Module, labels: Tensor) -> Tensor:
     """What the decoder sees: the labels one place later, after the token that starts a text."""
-    shift = getattr(inner(model), "prepare_decoder_input_ids_from_labels", None)
+    shift = getattr(unwrap_peft(model), "prepare_decoder_input_ids_from_labels", None)
     if callable(shift):
         return shift(labels=labels)
     config = text_config(model)

@@ -16,12 +16,12 @@ from unde.tasks.tokens import (
     IGNORE,
     Predictions,
     TokenTask,
-    check,
-    columns,
-    limits,
+    check_columns,
+    check_examples,
     pad_right,
     roll_left,
-    run,
+    run_model,
+    token_limits,
     token_logits,
 )
 
@@ -86,7 +86,7 @@ class MaskedLM(TokenTask):
                 f"the mask token is {self.mask_token_id}, but the model knows {vocabulary} tokens: a tokenizer that "
                 "does not fit the model"
             )
-        ids, mask, _ = columns(batch, "MaskedLM")
+        ids, mask, _ = check_columns(batch, "MaskedLM")
         real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
         special = torch.tensor([*self.special_tokens, self.mask_token_id], device=ids.device)
         free = real & ~(ids.unsqueeze(-1) == special).any(-1)
@@ -129,29 +129,29 @@ class MaskedLM(TokenTask):
 
     def _prepare(self, model: nn.Module, batch: Any) -> tuple[dict[str, Any], Tensor, Tensor]:
         """What the model gets, the tokens that it is to find, and the padding that was in front."""
-        _, real, ahead = tokens = columns(batch, "MaskedLM")
+        _, real, ahead = tokens = check_columns(batch, "MaskedLM")
         labelled = self._hide_if_unlabelled(model, batch)
         target = labelled["labels"].long()
         inputs = {k: v for k, v in labelled.items() if k not in ("labels", "special_tokens_mask")}
         why = "no label says what a hidden token is (all are -100)"
         why = why if "labels" in batch else "all its tokens are special ones, which are not hidden"
-        left = check(model, inputs, target, tokens, why)
+        left = check_examples(model, inputs, target, tokens, why)
         return pad_right(model, inputs, real, left), roll_left(target, ahead), ahead
 
     def _hide_if_unlabelled(self, model: nn.Module, batch: Any) -> dict[str, Any]:
         return dict(batch) if "labels" in batch else self.hide_tokens(batch, _vocabulary(model))
 
     def _logits(self, model: nn.Module, inputs: Mapping[str, Any]) -> Tensor:
-        return token_logits(run(model, inputs), inputs["input_ids"].shape)
+        return token_logits(run_model(model, inputs), inputs["input_ids"].shape)
 
 
 def _vocabulary(model: nn.Module) -> int:
-    known, _ = limits(model)
+    known, _ = token_limits(model)
     get = getattr(model, "get_input_embeddings", None)
     table = getattr(get() if callable(get) else None, "weight", None)
     if table is not None:
         known = min(known, table.shape[0])
-    if known == limits(nn.Identity())[0]:
+    if known == token_limits(nn.Identity())[0]:
         raise UndeError(
             f"{type(model).__name__} does not say how many tokens it knows (config.vocab_size): set it, or give "
             "labels, as transformers' collator for language models makes them"

@@ -13,7 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from unde.errors import UndeError
-from unde.tasks.tokens import IGNORE, TokenTask, arguments, inner, left_padding, limits, real_tokens
+from unde.tasks.tokens import (
+    IGNORE,
+    TokenTask,
+    arguments,
+    left_padding,
+    real_tokens,
+    token_limits,
+    unwrap_peft,
+)
 
 _SLACK = 64  # units of rounding: experts may see their tokens in another order
 
@@ -35,7 +43,7 @@ def check_decoder(task: TokenTask, model: nn.Module) -> None:
 
 def check_vocabulary(task: TokenTask, model: nn.Module, logits: Tensor) -> None:
     """A language model gives a number to every token that it knows."""
-    vocabulary, classes = limits(model)[0], logits.shape[-1]
+    vocabulary, classes = token_limits(model)[0], logits.shape[-1]
     if classes < vocabulary < sys.maxsize:
         raise UndeError(
             f"{_name(model)} knows {vocabulary} tokens but gives {classes} numbers for each: it is no language model, "
@@ -45,7 +53,7 @@ def check_vocabulary(task: TokenTask, model: nn.Module, logits: Tensor) -> None:
 
 def check_classes(task: TokenTask, model: nn.Module, logits: Tensor) -> None:
     labels = getattr(getattr(model, "config", None), "num_labels", None)
-    if logits.shape[-1] == limits(model)[0] != labels:
+    if logits.shape[-1] == token_limits(model)[0] != labels:
         raise UndeError(
             f"{_name(model)} gives a number for each of the {logits.shape[-1]} tokens that it knows: it is a language "
             f"model, and {_for(task)} classes of tokens. Use unde.tasks.MaskedLM or CausalLM"
@@ -112,7 +120,7 @@ def _differ(a: Tensor, b: Tensor, slack: float) -> Tensor:
 
 
 def _name(model: nn.Module) -> str:
-    return type(inner(model)).__name__
+    return type(unwrap_peft(model)).__name__
 
 
 def _for(task: TokenTask) -> str:

@@ -152,7 +152,7 @@ def label_tensor(labels: Any, expected: str, count: int | None = None) -> Tensor
     return labels
 
 
-def first(wrong: Tensor) -> int | None:
+def first_flagged(wrong: Tensor) -> int | None:
     """The first example that is flagged in a (B,) tensor; None if there is none, or under torch.func.vmap."""
     try:
         return int(wrong.nonzero()[0]) if bool(wrong.any()) else None
@@ -177,7 +177,7 @@ class Regression(Prediction):
         if values.shape != target.shape:
             shapes = f"predictions of shape {tuple(output.shape)} for labels of shape {tuple(labels.shape)}"
             raise UndeError(f"{shapes}: expected as many numbers in each")
-        row = first(~torch.isfinite(target).all(1))
+        row = first_flagged(~torch.isfinite(target).all(1))
         if row is not None:
             raise Unreadable(row, f"has the label {target[row].tolist()}: expected finite numbers")
         return values, target.to(values.dtype)

@@ -1,4 +1,4 @@
-"""Base of the tasks on sequences of tokens: padded batches, their checks, losses token by token."""
+"""Base of the tasks on token sequences: padded batches, checks, losses of tokens."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TokenBatching(Batching):
             return None
         real, labels = real_tokens(batch), batch.get("labels")
         start = torch.zeros_like(ids[:, :1]) if real is None else left_padding(real)
-        if like(labels, ids):  # what is predicted, and the token before it
+        if same_shape(labels, ids):  # what is predicted, and the token before it
             start = torch.maximum(start, left_padding(labels != IGNORE) - 1)
         where = start.clamp(max=ids.shape[1] - SHORT) + torch.arange(SHORT, device=ids.device)
         each = torch.arange(len(ids), device=ids.device).unsqueeze(1)
@@ -139,8 +139,8 @@ def _resample(logits: Tensor, target: Tensor, ids: Sequence[int] | None) -> Tens
 def pad(examples: list[Any], packed: bool = False) -> dict[str, Tensor]:
     """Columns of all examples, padded on the right; the padding is masked, and labels there are −100.
 
-    Columns of texts are left out. Packed rows (with position_ids) get labels and no mask: with one, transformers would
-    overlook the borders of documents, and nothing looks at padding on its right.
+    Columns of texts are left out. Packed rows (with position_ids) get labels and no mask: with a mask, transformers
+    ignores the borders of documents.
     """
     for i, e in enumerate(examples):
         if not isinstance(e, Mapping) or "input_ids" not in e:
@@ -203,12 +203,12 @@ def left_padding(real: Tensor) -> Tensor:
 
 
 def roll_left(x: Tensor, places: Tensor) -> Tensor:
-    """Each row of (B, T) moved to the left by its number of places; what leaves comes in again on the right."""
+    """Roll each row of (B, T) to the left by its number of places."""
     length = x.shape[1]
     return x.gather(1, (torch.arange(length, device=x.device) + places) % length)
 
 
-def columns(batch: Any, task: str, like: Iterable[str] = ("labels", "attention_mask")) -> Columns:
+def check_columns(batch: Any, task: str, like: Iterable[str] = ("labels", "attention_mask")) -> Columns:
     """The tokens of a batch, checked; the columns `like` must have their shape."""
     if not isinstance(batch, Mapping) or "input_ids" not in batch:
         raise UndeError(_EXPECTED.format("batch"))
@@ -237,7 +237,7 @@ def columns(batch: Any, task: str, like: Iterable[str] = ("labels", "attention_m
     return Columns(ids, real, torch.zeros_like(ids[:, :1]) if real is None else left_padding(real))
 
 
-def like(x: Any, ids: Tensor) -> bool:
+def same_shape(x: Any, ids: Tensor) -> bool:
     return isinstance(x, Tensor) and x.shape == ids.shape
 
 
@@ -256,7 +256,7 @@ def token_logits(output: Any, shape: Sequence[int]) -> Tensor:
 # --- what a model reads ----------------------------------------------------------------------------------
 
 
-def inner(model: nn.Module) -> Any:
+def unwrap_peft(model: nn.Module) -> Any:
     """The model inside adapters of PEFT, or the model itself."""
     base: Any = getattr(model, "get_base_model", None)
     return base() if callable(base) else model
@@ -264,7 +264,7 @@ def inner(model: nn.Module) -> Any:
 
 def arguments(model: nn.Module) -> Mapping[str, Any]:
     """What the model's forward takes by name; for PEFT, that of the model inside."""
-    return inspect.signature(inner(model).forward).parameters
+    return inspect.signature(unwrap_peft(model).forward).parameters
 
 
 def text_config(model: nn.Module) -> Any:
@@ -272,16 +272,16 @@ def text_config(model: nn.Module) -> Any:
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
-def limits(model: nn.Module) -> tuple[int, int]:
-    """How many tokens a Hugging Face model knows, and how many it reads at once; no limit where it names none."""
+def token_limits(model: nn.Module) -> tuple[int, int]:
+    """Vocabulary size and context length of a Hugging Face model; sys.maxsize where its config names none."""
     config = text_config(model)
-    found = (getattr(config, name, None) for name in ("vocab_size", "max_position_embeddings"))
-    vocabulary, context = (x if isinstance(x, int) and x > 0 else sys.maxsize for x in found)
+    values = (getattr(config, name, None) for name in ("vocab_size", "max_position_embeddings"))
+    vocabulary, context = (x if isinstance(x, int) and x > 0 else sys.maxsize for x in values)
     return vocabulary, context
 
 
-def run(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
-    """The model on these columns, without a cache: it is for generation, and hides packed rows from transformers."""
+def run_model(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
+    """Run the model without a cache, which would hide packed rows from transformers."""
     quiet = {"use_cache": False} if "use_cache" in arguments(model) else {}
     return model(**{**quiet, **inputs})
 
@@ -289,10 +289,7 @@ def run(model: nn.Module, inputs: Mapping[str, Any]) -> Any:
 def pad_right(
     model: nn.Module, inputs: Mapping[str, Any], real: Tensor | None, roll: bool = True
 ) -> dict[str, Any]:
-    """The columns with padding on the right alone, as the token that the model takes for padding.
-
-    So positions are counted from the first real token, and models that look for the last one by its number find it.
-    """
+    """Inputs padded on the right by the model's padding token: positions count from the first real token."""
     inputs = dict(inputs)
     if real is None:
         return inputs
@@ -303,10 +300,10 @@ def pad_right(
     )
     if isinstance(pad, int) and pad >= 0:
         inputs["input_ids"] = ids.masked_fill(~real, pad)
-    return {k: roll_left(v, ahead) if roll and like(v, ids) else v for k, v in inputs.items()}
+    return {k: roll_left(v, ahead) if roll and same_shape(v, ids) else v for k, v in inputs.items()}
 
 
-def check(
+def check_examples(
     model: nn.Module,
     inputs: Mapping[str, Any],
     target: Tensor,
@@ -314,22 +311,16 @@ def check(
     without: str,
     classes: int | None = None,
 ) -> bool:
-    """Refuse examples that have no loss or that the model cannot read; True if some are padded on the left.
+    """Raise on examples without a loss or that the model cannot read; True if some are padded on the left.
 
-    Args:
-        model: Its config tells how many tokens it knows, and how many it reads at once.
-        inputs: What the model gets.
-        target: (B, T) tokens or classes, −100 where nothing is predicted.
-        tokens: Of the batch, as `columns` gives them.
-        without: Why an example may have no target.
-        classes: How many there are, if targets are no tokens.
+    `without` says why an example may have no target; `classes` is their number if targets are not tokens.
     """
     ids, real, ahead = tokens
     ids, positions = ids.long(), inputs.get("position_ids")
     length = ids.shape[1]
     if length == 0:
         raise Unreadable(0, "has no token: leave it out")
-    vocabulary, context = limits(model)
+    vocabulary, context = token_limits(model)
     classes = vocabulary if classes is None else classes
     counts = target != IGNORE
     empty = far = torch.zeros_like(ids[:, 0], dtype=torch.bool)

@@ -92,6 +92,8 @@ def test_a_name_and_a_number_are_not_compared():
     assert QueryPanel(Item(0, label="cat"), [row], predicted=3).is_right is None
     assert QueryPanel(Item(0, label="cat"), [row], predicted="dog").is_right is False
     assert QueryPanel(Item(0, label=3), [row], predicted="3").is_right is True
+    assert QueryPanel(Item(0, label="7"), [row]).is_right is None
+    assert QueryPanel(Item(0), [row], predicted=7).is_right is None
 
 
 def test_names_of_a_hugging_face_config_and_data_set():

@@ -29,9 +29,8 @@ def test_auc_counts_pairs(seed):
     assert curve.auc == pytest.approx(slow_auc(scores, wrong), abs=1e-12)
     x, y = np.asarray(curve.false_positive_rate), np.asarray(curve.true_positive_rate)
     assert (x[0], y[0], x[-1], y[-1]) == (0, 0, 1, 1)
-    assert np.sum(np.diff(x) * (y[1:] + y[:-1]) / 2) == pytest.approx(
-        curve.auc
-    )  # what is drawn is what is said
+    # what is drawn is what is said
+    assert np.sum(np.diff(x) * (y[1:] + y[:-1]) / 2) == pytest.approx(curve.auc)
     # Every threshold's rates lie on the curve.
     for threshold in np.unique(scores):
         at = ((scores >= threshold)[~wrong].mean(), (scores >= threshold)[wrong].mean())

@@ -117,14 +117,6 @@ def test_remarks_compare_rows(panel):
     assert words(last) == "the same examples as “unweighted”"
 
 
-def test_rightness():
-    row = Row("trak", [ScoredItem(Item(1), 1.0)])
-    assert QueryPanel(Item(0, label="7"), [row], predicted=7).is_right is True
-    assert QueryPanel(Item(0, label="7"), [row], predicted=1).is_right is False
-    assert QueryPanel(Item(0, label="7"), [row]).is_right is None
-    assert QueryPanel(Item(0), [row], predicted=7).is_right is None
-
-
 def test_text_queries_read_as_passages():
     row = Row(
         "trak",

@@ -4,7 +4,7 @@ import pickle
 
 import projects
 import pytest
-import small
+import small_jobs
 import torch
 
 import toy
@@ -28,14 +28,14 @@ MEASURED = {
 
 @pytest.fixture(scope="module", params=[1, 2, 4])
 def workers(request):
-    with_that_many = small.Workers(request.param)
+    with_that_many = small_jobs.Workers(request.param)
     yield with_that_many
     with_that_many.close()
 
 
 def both(folder, method, workers, **options):
     """An index made and asked here, and one made and asked by workers; of each, what kernels leave on disk."""
-    with small.blocks():
+    with small_jobs.blocks():
         here = toy.build(folder / "here", N, method=method, **options)
         there = toy.build(
             folder / "there", N, method=method, executor=workers, recipe="projects:sixty", **options
@@ -46,7 +46,7 @@ def both(folder, method, workers, **options):
 
 def all_of(index):
     """Everything long that one can ask, as bytes."""
-    with small.blocks():
+    with small_jobs.blocks():
         queries, w = toy.data(9, seed=5), torch.linspace(0, 2, len(index.groups))
         scores = index.score(queries)
         top, bottom = scores.top(7, w), scores.top(3, largest=False)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from group_scores_of import random_scores
+from random_group_scores import random_scores
 
 import toy
 from unde import UndeError

@@ -1,9 +1,7 @@
 """The trust curve: shares against a slow loop, on examples that nothing else has used, at fixed strengths."""
 
 import json
-import re
 from dataclasses import dataclass
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -12,7 +10,6 @@ import torch
 from scipy.stats import binomtest
 
 import toy
-import unde
 from unde import Index, UndeError, Weights, methods
 from unde.index.retrieval_curve import Trust, wilson
 from unde.index.self_retrieval import EXAMPLES, Copier, Parts
@@ -119,9 +116,8 @@ def test_where_there_are_few_the_reported_ones_are_taken(small, asked):
     assert asked[0] == set(parts["report"][:40])
     assert not told.held_out and "there are few" in str(told)
     learned = {i for name in ("search", "learn", "judge") for i in parts[name]}
-    other = small.trust(
-        weights, examples=40, seed=9
-    )  # the parts of another seed overlap with those of the weights
+    # the parts of another seed overlap with those of the weights
+    other = small.trust(weights, examples=40, seed=9)
     assert other.examples < 40 and not asked[-1] & learned
     assert small.trust(examples=40).held_out is False
 
@@ -218,17 +214,3 @@ def test_what_cannot_be_told(index, skewed, tmp_path):
         index.trust(Weights.uniform(["x"]))
     with pytest.raises(UndeError, match="no trust curve: 40 different training examples are too few"):
         made(tmp_path / "idx", 40).trust()
-
-
-def test_the_code_of_the_page_on_weights_runs(index, capsys):
-    page = Path(__file__).parents[2] / "docs" / "weights.md"
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), re.S)
-    trak = toy.reopen(index, train_data=index.train_data.data)
-    toy.stored(trak).method = methods.TRAK(
-        projection="none"
-    )  # the page says what holds for any method; this one learns fast
-    names = {"index": trak, "queries": toy.data(30, seed=5), "unde": unde, "torch": torch}
-    for block in blocks:
-        exec(block, names)
-    told = capsys.readouterr().out
-    assert "copies that find their original, masked" in told and told.count("trust in TracIn") == 2

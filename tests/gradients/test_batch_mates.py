@@ -99,9 +99,8 @@ def test_near_examples_of_other_labels():
     x[7], y[7] = x[at] + 0.01, (y[at] + 1) % 4
     rows = Rows((x, y))
     z = F.normalize(encoder()(x), dim=1)[evenly(200, 3)]
-    assert not (
-        (z @ z.T).fill_diagonal_(0) > NearOthers.margin
-    ).any()  # those that are tried first do not meet
+    # those that are tried first do not meet
+    assert not ((z @ z.T).fill_diagonal_(0) > NearOthers.margin).any()
     with pytest.raises(UndeError, match=REFUSED):
         plan(encoder(), NearOthers(), rows)
 

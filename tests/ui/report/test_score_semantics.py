@@ -107,7 +107,7 @@ def test_every_method_and_measures_of_ones_own_have_a_meaning():
     for made in METHODS.values():
         assert meaning(made()).in_words
 
-    class Own(Method):
+    class Custom(Method):
         measure = "surprise"
 
-    assert "the task’s measure “surprise”" in meaning(Own()).in_words
+    assert "the task’s measure “surprise”" in meaning(Custom()).in_words

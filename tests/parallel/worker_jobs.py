@@ -29,7 +29,7 @@ def tell(folder: Path, number: int) -> None:
     (folder / str(number)).write_text(os.environ["UNDE_TOLD"])
 
 
-def die_once(folder: Path, number: int) -> None:
+def die_first_time(folder: Path, number: int) -> None:
     """Odd jobs kill their process the first time."""
     marker = folder / f"{number}.died"
     if number % 2 and not marker.exists():
@@ -44,7 +44,7 @@ def die_always(folder: Path, number: int) -> None:
     write(folder, number)
 
 
-def fail_once(folder: Path, number: int) -> None:
+def fail_first_time(folder: Path, number: int) -> None:
     marker = folder / f"{number}.failed"
     if number == 1 and not marker.exists():
         marker.write_text("")
@@ -64,7 +64,7 @@ def refuse(folder: Path, number: int) -> None:
     write(folder, number)
 
 
-def hang_once(folder: Path, number: int) -> None:
+def hang_first_time(folder: Path, number: int) -> None:
     marker = folder / f"{number}.hung"
     if number == 1 and not marker.exists():
         marker.write_text("")

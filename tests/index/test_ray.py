@@ -179,19 +179,19 @@ def test_a_node_that_is_lost_during_a_bank(tmp_path, nodes, three):
 
 
 def test_a_job_that_hangs(tmp_path, three, monkeypatch):
-    import errands
+    import worker_jobs
 
     monkeypatch.setattr(three, "timeout", 3)
     jobs = [(i,) for i in range(4)]
-    assert sorted(three.run(errands.hang_once, tmp_path, jobs)) == jobs
+    assert sorted(three.run(worker_jobs.hang_first_time, tmp_path, jobs)) == jobs
 
 
 def test_what_fails_again_and_again_is_named_and_the_rest_is_done(tmp_path, three):
-    import errands
+    import worker_jobs
 
     for job, bad, said in (
-        (errands.fail_always, 1, "never"),
-        (errands.die_always, 2, "3 workers died of it"),
+        (worker_jobs.fail_always, 1, "never"),
+        (worker_jobs.die_always, 2, "3 workers died of it"),
     ):
         folder = tmp_path / str(bad)
         folder.mkdir()
