@@ -37,7 +37,7 @@ from unde.methods import TracIn
 from unde.projection import VERSION
 from unde.scoring import GroupScores
 from unde.store.codec import codec
-from unde.store.manifest import SCHEMA, Manifest, Settled
+from unde.store.manifest import SCHEMA, Manifest, ResolvedSettings
 from unde.store.shards import write_shard
 
 EXAMPLES, WIDTH, QUERIES, ROUNDS = 50_000, 4096, 1000, 3
@@ -74,7 +74,7 @@ def write_index(folder: Path, examples: int, width: int, dtype: str, unit: int =
         ids="",
         factors=False,
         matrices="",
-        settled=Settled(rows, rows, None),
+        settled=ResolvedSettings(rows, rows, None),
     )
     (folder / "shards").mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(seed)

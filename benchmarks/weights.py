@@ -30,7 +30,7 @@ from unde.weights import retrieval
 from unde.weights.adamw import adamw
 from unde.weights.contributions import Contributions
 from unde.weights.fixed_point import fixed_point, fixed_points
-from unde.weights.objective import Problem
+from unde.weights.objective import WeightProblem
 from unde.weights.settings import EPOCHS, LEARNING_RATE
 
 SIZES = {"full": (500, 5_000, 256), "quick": (100, 2_000, 128)}
@@ -64,7 +64,7 @@ def solvers(values: Tensor, ks: tuple[int, ...], turns: int) -> list[dict[str, A
     data = Contributions(from_arrays(values, groups=names, memory=16 * GB))
     rows = []
     for k in ks:
-        problem = Problem(data, torch.arange(len(values)), k, "top-k")
+        problem = WeightProblem(data, torch.arange(len(values)), k, "top-k")
         unweighted = float(problem.values(torch.ones(data.groups)).mean())
         runs: dict[str, Callable[[], Any]] = {
             "fixed-point": lambda p=problem: fixed_point(p, 0.0),
@@ -107,7 +107,7 @@ def candidates(values: Tensor) -> dict[str, Any]:
     everything = torch.arange(len(values))
 
     def run() -> list[bool | None]:
-        problems = [Problem(data, everything, k, "top-k") for k, _ in asked]
+        problems = [WeightProblem(data, everything, k, "top-k") for k, _ in asked]
         return [found.converged for found in fixed_points(problems, [decay for _, decay in asked])]
 
     seconds, converged, beside = measured(run)
@@ -126,7 +126,7 @@ def streamed(values: Tensor, memory: int) -> dict[str, Any]:
 
         def run(name: str = name) -> None:
             data = Contributions(from_arrays(values, memory=memory))
-            problem = Problem(data, torch.arange(len(values)), 10, "top-k")
+            problem = WeightProblem(data, torch.arange(len(values)), 10, "top-k")
             _ = (
                 fixed_point(problem, 0.1)
                 if name == "fixed-point"

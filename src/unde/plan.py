@@ -32,7 +32,7 @@ from unde.index.reader import shard_bytes
 from unde.methods import Fisher, Method
 from unde.projection import Spec, feature_size
 from unde.store import factored
-from unde.store.manifest import SCHEMA, Manifest, Settled
+from unde.store.manifest import SCHEMA, Manifest, ResolvedSettings
 from unde.tasks.base import Task, kind_of
 
 PASSES, SECONDS = 3, 10.0  # passes that are timed, and when to stop earlier
@@ -381,7 +381,7 @@ class _Job:
             ids="",
             factors=part.factors,
             matrices="",
-            settled=Settled(
+            settled=ResolvedSettings(
                 pass_size, choose_shard_size(pass_size, width, self.memory), torch.get_num_threads()
             ),
         )

@@ -135,7 +135,7 @@ def test_weights_count_where_influence_ranks(built):
     ("arguments", "says"),
     [
         (["squared", "--labels"], "this is Squared"),
-        (["few", "--labels"], "has 2 names, the model tells 3 classes apart"),
+        (["few", "--labels"], "has 2 names, the model has 3 classes"),
         (["make", "--labels", "--query", 3], "--labels looks at training examples"),
         (["make", "--csv", "s.csv"], "--csv goes with --labels"),
         (["make", "--by", "opposition"], "--by goes with --labels"),

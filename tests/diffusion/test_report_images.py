@@ -75,14 +75,14 @@ def asked(made, tmp_path, **options):
     index = Index.build(made.model, made.task, made.train_data, tmp_path / "idx", method="d-trak")
     shown = ExampleView(made, **options)
     ways = {"unweighted": None}
-    panels = query_panels(made, queries, index.score(queries), ways, which=[0, 1], count=3, shown=shown)
-    return parse(Page("t", queries=panels, note=shown.what_is_missing).html()), shown
+    panels = query_panels(made, queries, index.score(queries), ways, which=[0, 1], count=3, view=shown)
+    return parse(Page("t", queries=panels, note=shown.missing_note).html()), shown
 
 
 def test_a_page_has_pictures_of_queries_and_examples(tmp_path):
     vae = VAE()
     root, shown = asked(setup(vae), tmp_path)
-    assert len(root.all(".rows .picture")) == 12 and not root.all(".missing") and not shown.left_out
+    assert len(root.all(".rows .picture")) == 12 and not root.all(".missing") and not shown.omitted
     assert len(root.all(".asked .picture")) == 2
     assert vae.decoded <= 8 + 2  # none of them twice
 
@@ -95,6 +95,6 @@ def test_pictures_that_take_too_long_are_left_out_and_that_is_said(tmp_path, mon
     root, shown = asked(setup(vae), tmp_path, seconds=3)
     assert vae.decoded == 3  # the queries first
     assert len(root.all(".asked .picture")) == 2 and not root.all(".asked .missing")
-    assert shown.left_out == len({n.text for n in root.all(".missing")}) > 0
-    assert f"{shown.left_out} pictures could not be drawn within 3 s" in root.one("aside").text
+    assert shown.omitted == len({n.text for n in root.all(".missing")}) > 0
+    assert f"{shown.omitted} pictures could not be drawn within 3 s" in root.one("aside").text
     assert any("could not be drawn" in note for note in notes)

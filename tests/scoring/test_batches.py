@@ -103,4 +103,4 @@ def test_what_is_made_together():
 @pytest.mark.parametrize(("queries", "groups", "rows"), [(1, 1, 2**21), (1000, 64, 32), (10**4, 64, 3)])
 def test_rows_at_once(queries, groups, rows):
     """By sixteens, where there are so many."""
-    assert blocks.rows_at_once(queries, groups, 10**12) == rows
+    assert blocks.rows_per_block(queries, groups, 10**12) == rows

@@ -4,14 +4,14 @@ from weights_fakes import CosineScores, FakeScores, random_scores
 
 from unde.weights.adamw import adamw
 from unde.weights.contributions import Contributions
-from unde.weights.objective import LOSSES, Problem, objective
+from unde.weights.objective import LOSSES, WeightProblem, objective
 
 POSITIVES = torch.arange(12) * 3
 
 
-def problem_of(source, loss="top-k", k=5) -> Problem:
+def problem_of(source, loss="top-k", k=5) -> WeightProblem:
     positives = POSITIVES if loss == "supervised" else None
-    return Problem(Contributions(source), torch.arange(source.shape[0]), k, loss, positives)
+    return WeightProblem(Contributions(source), torch.arange(source.shape[0]), k, loss, positives)
 
 
 def algorithm_1(source, loss, k, weight_decay, epochs, lr, seed) -> torch.Tensor:
@@ -84,7 +84,7 @@ def test_unit_of_the_scores_does_not_matter(loss):
 def test_only_the_wanted_queries_are_learned_from():
     values = random_scores()
     wanted = torch.tensor([1, 2, 7, 11])
-    some = Problem(Contributions(FakeScores(values, memory=4 * 60 * 5 * 4, rows=9)), wanted, 5, "top-k")
+    some = WeightProblem(Contributions(FakeScores(values, memory=4 * 60 * 5 * 4, rows=9)), wanted, 5, "top-k")
     alone = problem_of(FakeScores(values[wanted]))
     for problem in (some, alone):
         assert len(problem.values(torch.ones(5))) == 4

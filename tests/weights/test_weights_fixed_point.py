@@ -11,16 +11,16 @@ from unde.weights.adamw import adamw
 from unde.weights.contributions import Contributions
 from unde.weights.fixed_point import fixed_point
 from unde.weights.nnls import nonnegative_minimum, units
-from unde.weights.objective import Problem, objective, select
+from unde.weights.objective import WeightProblem, objective, select
 
 LOSSES = ["top-k", "supervised", "bottom-k", "top-k-bottom-k"]
 POSITIVES = torch.arange(12) * 3
 
 
-def problem_of(values, loss="top-k", k=5, **options) -> Problem:
+def problem_of(values, loss="top-k", k=5, **options) -> WeightProblem:
     positives = POSITIVES if loss == "supervised" else None
     data = Contributions(FakeScores(values, **options))
-    return Problem(data, torch.arange(len(values)), k, loss, positives)
+    return WeightProblem(data, torch.arange(len(values)), k, loss, positives)
 
 
 def regularised(values, w, loss, weight_decay, k=5) -> torch.Tensor:
@@ -188,7 +188,7 @@ def test_only_the_wanted_queries_are_learned_from():
     expected = fixed_point(problem_of(values[wanted]), 0.1).weights
     for options in ({}, {"memory": 8 * 5 * 7, "rows": 9}):
         data = Contributions(FakeScores(values, **options))
-        got = fixed_point(Problem(data, wanted, 5, "top-k"), 0.1).weights
+        got = fixed_point(WeightProblem(data, wanted, 5, "top-k"), 0.1).weights
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-8)
 
 

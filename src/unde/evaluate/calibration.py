@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtrit  # scipy.stats is slow to import
 
 from unde.evaluate.estimate import Estimate, SubsetBootstrap
 from unde.weights.retrained import fit_to_retrained
@@ -32,7 +31,7 @@ Predictions = Mapping[str, np.ndarray]  # setting → (S, Q, M)
 
 
 @dataclass(frozen=True, eq=False)
-class Selection:
+class ChosenSetting:
     """A setting with its weights; None for uniform ones."""
 
     setting: str
@@ -63,7 +62,7 @@ def select(
     utility: np.ndarray,
     curves: Sequence[Sequence[str]] | None = None,
     seed: int = 0,
-) -> Selection:
+) -> ChosenSetting:
     """Choose a setting, and weights for it if they gain on what they were not fitted to.
 
     Args:
@@ -75,11 +74,11 @@ def select(
     setting = select_setting(predictions, utility, curves)
     resolved = predictions[setting].astype(np.float64)
     if resolved.shape[2] == 1 or len(utility) < FEWEST_FOR_WEIGHTS:
-        return Selection(setting)
+        return ChosenSetting(setting)
     decay = choose_decay(resolved, utility, seed)
     if decay is None:
-        return Selection(setting)
-    return Selection(setting, fit_to_retrained(resolved, average_ranks(utility), decay), decay)
+        return ChosenSetting(setting)
+    return ChosenSetting(setting, fit_to_retrained(resolved, average_ranks(utility), decay), decay)
 
 
 def select_setting(
@@ -111,14 +110,14 @@ def smooth(means: Mapping[str, float], curves: Sequence[Sequence[str]]) -> dict[
 
 def choose_decay(resolved: np.ndarray, utility: np.ndarray, seed: int = 0) -> float | None:
     """The weight decay that gains most on models and queries left out; None if none surely gains."""
-    ranks, plain = average_ranks(utility), Selection("").predict({"": resolved})
+    ranks, plain = average_ranks(utility), ChosenSetting("").predict({"": resolved})
     gains = {}
     for decay in DECAYS:
         weighted = np.empty_like(plain)
         for models, queries in _folds(*utility.shape, seed):
             fit, rest = np.ix_(~models, ~queries), np.ix_(models, queries)
             fitted = fit_to_retrained(resolved[fit], ranks[fit], decay)
-            weighted[rest] = Selection("", fitted).predict({"": resolved})[rest]
+            weighted[rest] = ChosenSetting("", fitted).predict({"": resolved})[rest]
         gain = float((pearson(weighted, utility) - pearson(plain, utility)).mean())
         left_out = jackknife(weighted, utility) - jackknife(plain, utility)
         gains[decay] = (gain, standard_error(left_out))
@@ -250,4 +249,6 @@ def standard_error(left_out: np.ndarray) -> float:
 
 def quantile(level: float, degrees: int) -> float:
     """Student's t; infinite without degrees of freedom."""
+    from scipy.special import stdtrit  # scipy is slow to import
+
     return float(stdtrit(degrees, level)) if degrees > 0 else math.inf

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit  # Student's t quantiles; scipy.stats is slow to import
 
 from unde.errors import UndeError
 from unde.evaluate.arrays import numbers
@@ -174,6 +173,8 @@ def _paired_bootstrap(a: SubsetBootstrap | None, b: SubsetBootstrap | None) -> S
 
 
 def _t95(degrees: int) -> float:
+    from scipy.special import stdtrit  # scipy is slow to import
+
     return float(stdtrit(degrees, 0.975)) if degrees > 0 else math.nan
 
 

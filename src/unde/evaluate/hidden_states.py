@@ -35,7 +35,7 @@ class States:
 
 
 @dataclass(frozen=True)
-class _Call:
+class _LayerCall:
     """One call of a module."""
 
     module: nn.Module
@@ -125,13 +125,15 @@ def _output_embedding(model: nn.Module) -> nn.Module | None:
 
 
 @contextmanager
-def _last_calls(modules: list[nn.Module], output: nn.Module | None = None) -> Generator[dict[str, _Call]]:
+def _last_calls(
+    modules: list[nn.Module], output: nn.Module | None = None
+) -> Generator[dict[str, _LayerCall]]:
     """Record the last call of the modules as "last", and that of `output`, if it is one of them, as "output"."""
-    calls: dict[str, _Call] = {}
+    calls: dict[str, _LayerCall] = {}
 
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         x = args[0] if args else next(iter(kwargs.values()), None)
-        call = _Call(module, x, result.numel() if isinstance(result, Tensor) else 0)
+        call = _LayerCall(module, x, result.numel() if isinstance(result, Tensor) else 0)
         calls["last"] = call
         if module is output:
             calls["output"] = call

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from scipy.special import expit, logit
 
 from unde.errors import UndeError
 from unde.evaluate.arrays import Array, booleans, numbers
@@ -49,6 +48,8 @@ def mislabel_auc_interval(self_influence: Array, is_mislabeled: Array) -> tuple[
         return math.nan, math.nan
     variance = wrong.var(ddof=1) / len(wrong) + right.var(ddof=1) / len(right)
     half = 1.959964 * math.sqrt(variance) / (area * (1 - area))
+    from scipy.special import expit, logit  # slow to import
+
     return float(expit(logit(area) - half)), float(expit(logit(area) + half))
 
 

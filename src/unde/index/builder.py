@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from unde import console, methods, projection
 from unde.checkpoints import resolve_checkpoint_weights
-from unde.data import Rows, evenly, to_device
+from unde.data import evenly, to_device
 from unde.errors import UndeError, unknown
-from unde.fingerprints import ids_fingerprint, plain_ids
+from unde.fingerprints import ids_fingerprint
 from unde.gradients import Unit, adam_preconditioner, make_units
 from unde.gradients.coverage import EXAMPLES
 from unde.gradients.feature_pass import largest, torch_threads
@@ -45,7 +45,7 @@ from unde.store.codec import Int8
 from unde.store.factored import AUTO
 from unde.store.files import clear_partial
 from unde.store.locks import locked
-from unde.store.manifest import SCHEMA, Manifest, Settled
+from unde.store.manifest import SCHEMA, Manifest, ResolvedSettings
 from unde.store.remote import StorePath, exists
 from unde.store.shards import is_valid_shard
 from unde.tasks.base import kind_of
@@ -112,7 +112,7 @@ def begin_index(
     """
     names, partition, scales = settings.check(inputs, method)
     existing = Manifest.read(folder) if (folder / layout.MANIFEST).exists() else None
-    new = Settled(0, 0, settings.threads or torch.get_num_threads())
+    new = ResolvedSettings(0, 0, settings.threads or torch.get_num_threads())
     wanted = Manifest(
         schema=SCHEMA,
         projection_version=projection.VERSION,
@@ -374,16 +374,6 @@ def compute_missing(writer: ShardWriter, executor: Executor, progress: bool) -> 
         shards.print_summary(writer.runner, count)
     with console.progress("features", count, progress, estimate="examples") as writer.advance:
         shards.compute_shards(writer, jobs, executor)
-
-
-def parse_ids(rows: Rows, ids: Sequence[Any] | None) -> list[Any] | None:
-    """The ids as plain values; raises unless there is one for each example."""
-    if ids is None:
-        return None
-    values = plain_ids(ids)
-    if len(values) != len(rows):
-        raise UndeError(f"{len(values)} ids for {len(rows)} examples: expected one for each")
-    return values
 
 
 def recorded_options(m: Manifest, model: nn.Module) -> dict[str, Any]:

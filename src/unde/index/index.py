@@ -1,4 +1,4 @@
-"""Index: the features of a training set on disk; build, open and change it. `query_api` answers questions."""
+"""Index: the features of a training set on disk; build, open and change it. Its base classes answer questions."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from unde.gradients import adam_preconditioner
 from unde.groups import Groups, trainable, unwrap_compiled
 from unde.index import builder, segments, updates
 from unde.index.builder import BuildSettings
-from unde.index.query_api import QueryableIndex
+from unde.index.retrieval_curve import RetrievalIndex
 from unde.index.state import IndexState
-from unde.index.validation import check_inputs, open_store, read_ids
+from unde.index.validation import check_inputs, open_store, parse_ids, read_ids
 from unde.methods import Method
 from unde.parallel import Executor, close_workers, get_executor
 from unde.parallel.model_transport import BuildInputs
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from unde.plan import Plan
 
 
-class Index(QueryableIndex):
+class Index(RetrievalIndex):
     """The features of a training set on disk. Make one with `Index.build` or `Index.open`."""
 
     # --- building and opening -------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class Index(QueryableIndex):
                 seed=seed,
                 on_bad=on_bad,
                 checkpoint_weights=checkpoint_weights,
-                ids=builder.parse_ids(rows, ids),
+                ids=parse_ids(rows, ids),
                 memory=parse_bytes(memory),
                 threads=threads or runs.threads,
                 second_moments=second_moments,

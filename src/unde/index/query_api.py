@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from unde import console, methods
 from unde.data import Rows, choose_collate
-from unde.errors import NotRetrievable, UndeError
+from unde.errors import UndeError
 from unde.evaluate.baselines import baseline_scores
 from unde.groups import Groups
 from unde.index.calibrate import calibrate
@@ -20,8 +20,6 @@ from unde.index.calibration import Calibration
 from unde.index.diagnose import diagnose
 from unde.index.query_features import QueryFeatures
 from unde.index.rescore import IndexRescorer
-from unde.index.retrieval_curve import SHOWN, Trust, of_several
-from unde.index.self_retrieval import EXAMPLES, Retrieval
 from unde.index.state import IndexState
 from unde.index.token_scores import TokenScores
 from unde.index.verify import verify
@@ -38,7 +36,6 @@ from unde.store.manifest import Manifest
 from unde.store.remote import StorePath, exists, place
 from unde.store.verify_report import VerifyReport
 from unde.tasks.base import Task, kind_of
-from unde.weights import Weights, learn_weights
 
 R = TypeVar("R", bound="QueryableIndex")
 
@@ -46,9 +43,8 @@ R = TypeVar("R", bound="QueryableIndex")
 class QueryableIndex:
     """The part of `Index` that answers questions; `Index` adds building, opening and changing."""
 
-    def __init__(self, opened: IndexState) -> None:
-        self._state = opened
-        self._retrieved: tuple[Any, Any] | None = None
+    def __init__(self, state: IndexState) -> None:
+        self._state = state
         self._use_calibration = True
         self._announced = False  # whether the calibration was mentioned
         self._calibration: Calibration | None = None
@@ -167,18 +163,16 @@ class QueryableIndex:
                 )
             return queries
         rows = Rows(queries, choose_collate(self._state.collate, queries))
-        kept, m = None if path is None else place(path), self.manifest
-        if kept is not None and exists(kept):
-            found = QueryFeatures.load(kept, m.lineage, (m.terms, m.width))
-            if found.digests != rows.digests():
-                raise UndeError(
-                    f"{path} holds the features of other queries: choose another path, or delete it"
-                )
-            return found
-        made = self._state.runner.features(rows)
-        if kept is not None:
-            made.save(kept)
-        return made
+        file, m = None if path is None else place(path), self.manifest
+        if file is None or not exists(file):
+            features = self._state.runner.features(rows)
+            if file is not None:
+                features.save(file)
+            return features
+        features = QueryFeatures.load(file, m.lineage, (m.terms, m.width))
+        if features.digests != rows.digests():
+            raise UndeError(f"{path} holds the features of other queries: choose another path, or delete it")
+        return features
 
     def score(self, queries: Any, method: str | Method | None = None) -> GroupScores:
         """Score all training examples for each query, resolved by groups of parameters.
@@ -198,17 +192,17 @@ class QueryableIndex:
         """
         calibration = self.calibration if method is None else None
         chosen = self.method_for(method) if calibration is None else calibration.method
-        made = self.features(queries)
+        features = self.features(queries)
         if not isinstance(queries, QueryFeatures):
             chosen.check_query(Rows(queries)[0])
         at = self._state
-        rows = None if made is queries else Rows(queries, choose_collate(at.collate, queries))
+        rows = None if features is queries else Rows(queries, choose_collate(at.collate, queries))
         rescorer = IndexRescorer(at.stored, lambda: at.runner, at.rows, rows)
         if calibration is None:
-            return replace(at.scorer.scores(chosen, made.features, made.digests), rescorer=rescorer)
+            return replace(at.scorer.scores(chosen, features.features, features.digests), rescorer=rescorer)
         self._announce(calibration)
         last = calibration.setting.last_checkpoint
-        scores = at.scorer.scores(chosen, made.features, made.digests, last_checkpoint=last)
+        scores = at.scorer.scores(chosen, features.features, features.digests, last_checkpoint=last)
         provenance = scores.provenance | {"calibration": str(calibration)}
         return replace(scores, rescorer=rescorer, default_weights=calibration.weights, provenance=provenance)
 
@@ -262,7 +256,7 @@ class QueryableIndex:
         self._state.check_finished()
         runs = self._state.executor if executor is None else get_executor(executor)
         with nullcontext() if executor is None else close_workers(executor, runs):
-            made = calibrate(
+            calibration = calibrate(
                 self._state,
                 queries,
                 train,
@@ -274,11 +268,10 @@ class QueryableIndex:
                 runs,
                 self._baselines(queries, baselines),
             )
-        made.save(self.folder / layout.CALIBRATION)
-        self._calibration = made
-        self._announced = True
-        console.note(str(made))
-        return made
+        calibration.save(self.folder / layout.CALIBRATION)
+        self._calibration, self._announced = calibration, True
+        console.note(str(calibration))
+        return calibration
 
     @property
     def calibration(self) -> Calibration | None:
@@ -287,21 +280,21 @@ class QueryableIndex:
             return None
         if self._calibration is None and exists(self.folder / layout.CALIBRATION):
             self._calibration = Calibration.load(self.folder / layout.CALIBRATION)
-        found = self._calibration
-        if found is not None and found.index != self.manifest.id:
+        calibration = self._calibration
+        if calibration is not None and calibration.index != self.manifest.id:
             if not self._announced:
                 console.note(
                     f"{self.folder} has changed since it was calibrated: calibrate it again. Until then it is not used"
                 )
                 self._announced = True
             return None
-        return found
+        return calibration
 
     def uncalibrated(self: R) -> R:
         """The same index without its calibration: the method that it was built for, and uniform weights."""
-        made = type(self)(self._state)
-        made._use_calibration = False
-        return made
+        index = type(self)(self._state)
+        index._use_calibration = False
+        return index
 
     def _announce(self, calibration: Calibration) -> None:
         if not self._announced:
@@ -399,101 +392,8 @@ class QueryableIndex:
         scorer, chosen = self._state.scorer, self.method_for(method)
         return scorer.self_influence(chosen, weights, normalize_top, where)
 
-    def learn_weights(
-        self,
-        method: str | Method | None = None,
-        perturb: Any = None,
-        examples: int = EXAMPLES,
-        seed: int = 0,
-        *,
-        queries: Any = None,
-    ) -> Weights:
-        """Learn weights with which perturbed training examples find themselves: no labels, no queries, no k.
-
-        Costs as much as 600 queries, and `examples` more, at most.
-
-        Args:
-            method: The method to learn for; by default that of the calibration or of the index.
-            perturb: A function (example, strength, random) -> example, with a strength from 0.05 to 1 and a NumPy
-                generator to draw from; "weights" for noise on the model's weights; None for the perturbations of the
-                task: noise, replaced tokens, augmented images. The strength is searched.
-            examples: Copies to learn from. Others judge and report, all of different training examples.
-            seed: Seed of the examples and their copies.
-            queries: Learn from these queries by the paper's objective instead, judged by self-retrieval:
-                `unde.learn_weights(index.score(queries, method), seed=seed, judge=index)`.
-
-        Returns:
-            The weights; uniform ones where no candidate passes the guard. `weights.provenance` records why.
-
-        Raises:
-            UndeError: If the index was opened without model, task or training data, or has too few examples.
-
-        >>> weights = index.learn_weights()  # doctest: +SKIP
-        """
-        if queries is not None:
-            if (perturb, examples) != (None, EXAMPLES):
-                raise UndeError("perturb= and examples= belong to learning without queries: leave them out")
-            return learn_weights(self.score(queries, method), seed=seed, judge=self)
-        chosen = self._method(method)
-        if (perturb, examples, seed) == (None, EXAMPLES, 0):
-            return self._default_retrieval(chosen, self.groups).weights()
-        self._retrieved = None  # free its memory
-        return Retrieval.run(self._state, chosen, perturb, examples, seed).weights()
-
-    def trust(
-        self,
-        weights: Weights | None = None,
-        method: str | Method | None = None,
-        examples: int = SHOWN,
-        seed: int = 0,
-        perturb: Any = None,
-    ) -> Trust:
-        """Measure how many training examples retrieve themselves through a perturbation, by its strength.
-
-        Args:
-            weights: Weights of the groups; unweighted by default.
-            method: A method or its name; by default the one that the index was built for.
-            examples: How many examples to perturb.
-            seed: Seeds the choice of examples and the perturbations.
-            perturb: As in `learn_weights`.
-
-        Returns:
-            The curve; printing it draws it.
-
-        >>> index.trust()  # doctest: +SKIP
-        """
-        given = {} if weights is None else {"weighted": weights}
-        return next(iter(self.trust_of(given, method, examples, seed, perturb).values()))
-
-    def trust_of(
-        self,
-        weights: Mapping[str, Weights],
-        method: str | Method | None = None,
-        examples: int = SHOWN,
-        seed: int = 0,
-        perturb: Any = None,
-    ) -> dict[str, Trust]:
-        """`trust` for each named set of weights on the same perturbed copies; without any, of the unweighted method."""
-        chosen = self.method_for(method)
-        return of_several(self._state, weights, chosen, examples, seed, perturb)
-
     def _method(self, method: str | Method | None) -> Method:
         """The method to ask with: that of the calibration where none is named."""
         if method is None and self.calibration is not None:
             return self.calibration.method
         return self.method_for(method)
-
-    def self_retrieval(self, scores: GroupScores) -> Retrieval:
-        """Judge of `unde.learn_weights`: self-retrieval under the method and groups of `scores`."""
-        if None in (self.model, self.task, self.train_data):
-            raise NotRetrievable("the index was opened without its model, task or training data")
-        return self._default_retrieval(scores.method, scores.partition)
-
-    def _default_retrieval(self, method: Method, groups: Groups) -> Retrieval:
-        """Self-retrieval with default settings under one method and partition; the last one is cached."""
-        key = (method, tuple(groups.members.items()))
-        if self._retrieved is None or self._retrieved[0] != key:
-            self._retrieved = None  # free its memory
-            few, run = EXAMPLES, Retrieval.run
-            self._retrieved = (key, run(self._state, method, None, few, 0, groups))
-        return self._retrieved[1]

@@ -207,12 +207,12 @@ class _CandidatePass:
         self.train_squares, self.query_squares = torch.zeros(count, groups), torch.zeros(len(scores), groups)
         self.extra_values = torch.zeros(count, len(measure.method.extra_measures))
         row = 4 * m.terms * m.width
-        self.queries_at_once = max(1, scores.memory // (QUERY_SHARE * row))
+        self.queries_per_block = max(1, scores.memory // (QUERY_SHARE * row))
         size = m.settled.pass_size
         self.step = size * max(1, scores.memory // (TRAIN_SHARE * row) // size)
 
     def run(self, method: Method) -> CandidateScores:
-        blocks = list(cut(slice(0, len(self.scores)), self.queries_at_once))
+        blocks = list(cut(slice(0, len(self.scores)), self.queries_per_block))
         sets = [self.where[q].unique() for q in blocks]
         with console.progress("rescoring", sum(map(len, sets)), unit="examples") as advance:
             for q, some in zip(blocks, sets):

@@ -23,13 +23,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unde.errors import UndeError
+from unde.errors import NotRetrievable, UndeError
 from unde.evaluate.estimate import Estimate
-from unde.index.self_retrieval import EXAMPLES, FEWEST, Copier, Parts
+from unde.groups import Groups
+from unde.index.query_api import QueryableIndex
+from unde.index.self_retrieval import EXAMPLES, FEWEST, Copier, Parts, Retrieval
 from unde.index.state import IndexState
 from unde.methods import Method
+from unde.scoring.group_scores import GroupScores
 from unde.tasks.perturb import Perturbation
-from unde.weights import Weights
+from unde.weights import Weights, learn_weights
 
 STRENGTHS = 5
 SHOWN = 60  # examples; with five strengths, 300 passes
@@ -209,3 +212,103 @@ def _rows(curve: Curve) -> list[list[str]]:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
+
+
+class RetrievalIndex(QueryableIndex):
+    """The part of `Index` that judges scores and weights by self-retrieval."""
+
+    def __init__(self, state: IndexState) -> None:
+        super().__init__(state)
+        self._retrieved: tuple[Any, Retrieval] | None = None
+
+    def learn_weights(
+        self,
+        method: str | Method | None = None,
+        perturb: Any = None,
+        examples: int = EXAMPLES,
+        seed: int = 0,
+        *,
+        queries: Any = None,
+    ) -> Weights:
+        """Learn weights with which perturbed training examples find themselves: no labels, no queries, no k.
+
+        Costs as much as 600 queries, and `examples` more, at most.
+
+        Args:
+            method: The method to learn for; by default that of the calibration or of the index.
+            perturb: A function (example, strength, random) -> example, with a strength from 0.05 to 1 and a NumPy
+                generator to draw from; "weights" for noise on the model's weights; None for the perturbations of the
+                task: noise, replaced tokens, augmented images. The strength is searched.
+            examples: Copies to learn from. Others judge and report, all of different training examples.
+            seed: Seed of the examples and their copies.
+            queries: Learn from these queries by the paper's objective instead, judged by self-retrieval:
+                `unde.learn_weights(index.score(queries, method), seed=seed, judge=index)`.
+
+        Returns:
+            The weights; uniform ones where no candidate passes the guard. `weights.provenance` records why.
+
+        Raises:
+            UndeError: If the index was opened without model, task or training data, or has too few examples.
+
+        >>> weights = index.learn_weights()  # doctest: +SKIP
+        """
+        if queries is not None:
+            if (perturb, examples) != (None, EXAMPLES):
+                raise UndeError("perturb= and examples= belong to learning without queries: leave them out")
+            return learn_weights(self.score(queries, method), seed=seed, judge=self)
+        chosen = self._method(method)
+        if (perturb, examples, seed) == (None, EXAMPLES, 0):
+            return self._default_retrieval(chosen, self.groups).weights()
+        self._retrieved = None  # free its memory
+        return Retrieval.run(self._state, chosen, perturb, examples, seed).weights()
+
+    def trust(
+        self,
+        weights: Weights | None = None,
+        method: str | Method | None = None,
+        examples: int = SHOWN,
+        seed: int = 0,
+        perturb: Any = None,
+    ) -> Trust:
+        """Measure how many training examples retrieve themselves through a perturbation, by its strength.
+
+        Args:
+            weights: Weights of the groups; unweighted by default.
+            method: A method or its name; by default the one that the index was built for.
+            examples: How many examples to perturb.
+            seed: Seeds the choice of examples and the perturbations.
+            perturb: As in `learn_weights`.
+
+        Returns:
+            The curve; printing it draws it.
+
+        >>> index.trust()  # doctest: +SKIP
+        """
+        named = {} if weights is None else {"weighted": weights}
+        return next(iter(self.trust_of(named, method, examples, seed, perturb).values()))
+
+    def trust_of(
+        self,
+        weights: Mapping[str, Weights],
+        method: str | Method | None = None,
+        examples: int = SHOWN,
+        seed: int = 0,
+        perturb: Any = None,
+    ) -> dict[str, Trust]:
+        """`trust` for each named set of weights on the same perturbed copies; without any, of the unweighted method."""
+        chosen = self.method_for(method)
+        return of_several(self._state, weights, chosen, examples, seed, perturb)
+
+    def self_retrieval(self, scores: GroupScores) -> Retrieval:
+        """Judge of `unde.learn_weights`: self-retrieval under the method and groups of `scores`."""
+        if None in (self.model, self.task, self.train_data):
+            raise NotRetrievable("the index was opened without its model, task or training data")
+        return self._default_retrieval(scores.method, scores.partition)
+
+    def _default_retrieval(self, method: Method, groups: Groups) -> Retrieval:
+        """Self-retrieval with default settings under one method and partition; the last one is cached."""
+        key = (method, tuple(groups.members.items()))
+        if self._retrieved is None or self._retrieved[0] != key:
+            self._retrieved = None  # free its memory
+            self._retrieved = (key, Retrieval.run(self._state, method, None, EXAMPLES, 0, groups))
+        return self._retrieved[1]

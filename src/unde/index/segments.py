@@ -52,15 +52,14 @@ class Source:
     manifest: Manifest
     removal_mask: Tensor | None = None  # (N,) bool
 
-    def selections(self) -> Iterator[Selection]:
+    def selections(self) -> Iterator[ShardRows]:
         """The rows that are kept of each shard."""
         for s, shard in enumerate(self.manifest.shards):
             positions = torch.arange(shard.start, shard.stop)
-            is_whole = self.removal_mask is None or not self.removal_mask[shard].any()
-            if self.removal_mask is not None and not is_whole:
+            if self.removal_mask is not None:
                 positions = positions[~self.removal_mask[shard]]
             if len(positions):
-                yield Selection(self, s, positions, is_whole)
+                yield ShardRows(self, s, positions, len(positions) == shard.stop - shard.start)
 
     @cached_property
     def shapes(self) -> Shapes:
@@ -72,7 +71,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Selection:
+class ShardRows:
     """Examples of one stored shard, by their positions in the index."""
 
     source: Source
@@ -111,7 +110,7 @@ class Selection:
 class NewShard:
     """A shard of the rewritten index, and the number and owner of its file."""
 
-    parts: list[Selection]
+    parts: list[ShardRows]
     number: int
     owner: str
     is_written: bool
@@ -122,9 +121,6 @@ class NewShard:
 
     def __len__(self) -> int:
         return sum(len(part.positions) for part in self.parts)
-
-
-# --- rewriting --------------------------------------------------------------------------------------------
 
 
 def rewrite(
@@ -182,14 +178,14 @@ def _plan_shards(home: StorePath, sources: Sequence[Source], owner: str) -> list
     """Join neighbours where one is new or loses rows and both fit into one shard; number the new files."""
     size = sources[0].manifest.settled.shard_size
 
-    def is_settled(part: Selection) -> bool:
+    def is_final(part: ShardRows) -> bool:
         return part.is_file_in(home) and part.source.manifest.files[part.s][1] != owner
 
-    groups: list[list[Selection]] = []
+    groups: list[list[ShardRows]] = []
     for part in (part for source in sources for part in source.selections()):
         joined = [*groups[-1], part] if groups else []
         fits = sum(len(p.positions) for p in joined) <= size
-        if joined and fits and not all(map(is_settled, joined)):
+        if joined and fits and not all(map(is_final, joined)):
             groups[-1] = joined
         else:
             groups.append([part])
@@ -263,7 +259,7 @@ def _encode(shard: dict[str, Tensor], before: Manifest, after: Manifest) -> dict
 
 
 def _sum_covariances(writer: ShardWriter, c: int, rows: list[int]) -> Tensor:
-    """Covariances of some examples from the model, in passes of the settled size."""
+    """Covariances of some examples from the model, in passes of the recorded size."""
     settled = writer.manifest.settled
     with torch_threads(settled.threads):
         run = writer.runner.open_pass(c)

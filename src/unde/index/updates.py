@@ -30,7 +30,7 @@ from unde.index.reader import IndexReader
 from unde.index.segments import Source, make_entry, make_token, rewrite, today
 from unde.index.shard_writer import ShardsFailed, ShardWriter
 from unde.index.state import IndexState
-from unde.index.validation import read_ids
+from unde.index.validation import parse_ids, read_ids
 from unde.parallel.model_transport import BuildInputs, recipe_for_data
 from unde.store import layout
 from unde.store.cache import delete, delete_folder
@@ -53,7 +53,7 @@ def append(state: IndexState, data: Any, ids: Sequence[Any] | None, progress: bo
             "this index was opened without its model and task: pass both to Index.open to append examples"
         )
     rows = Rows(data, state.collate or choose_collate(state.task.collate, data))
-    new_ids, digests = builder.parse_ids(rows, ids), rows.digests()
+    new_ids, digests = parse_ids(rows, ids), rows.digests()
     token = partial(make_token, APPEND, digests, ids_fingerprint(new_ids))
     with transaction(state.stored.folder, m, token) as change:
         if change.earlier_commit is None:

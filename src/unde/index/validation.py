@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from unde.checkpoints import Checkpoint, fingerprints, loaded, select_checkpoint
 from unde.data import Rows, choose_collate, evenly, to_device
 from unde.errors import UndeError
-from unde.fingerprints import ModelWatch, align_rows, changed_example, ids_fingerprint
+from unde.fingerprints import ModelWatch, align_rows, changed_example, ids_fingerprint, plain_ids
 from unde.gradients.coverage import try_coverage
 from unde.gradients.coverage_check import TOLERANCE, CoverageTrial
 from unde.groups import Groups
@@ -150,6 +150,16 @@ def read_ids(folder: StorePath, manifest: Manifest) -> list[Any] | None:
     if ids_fingerprint(ids) != manifest.ids:
         raise UndeError(f"{path} is missing or damaged: run the same Index.build again to repair it")
     return ids
+
+
+def parse_ids(rows: Rows, ids: Sequence[Any] | None) -> list[Any] | None:
+    """The ids as plain values; raises unless there is one for each example."""
+    if ids is None:
+        return None
+    values = plain_ids(ids)
+    if len(values) != len(rows):
+        raise UndeError(f"{len(values)} ids for {len(rows)} examples: expected one for each")
+    return values
 
 
 def write_ids(folder: StorePath, ids: Sequence[Any] | None, generation: int = 0) -> None:

@@ -53,14 +53,14 @@ class LowRankGram(BoundKernel):
         return [[slice(0, self.sizes.width)]]
 
     @property
-    def kept(self) -> int:
+    def used_rank(self) -> int:
         """t: not more than the rank that Φ can have."""
         return min(self.rank, self.sizes.examples, self.sizes.width)
 
     @property
-    def tried(self) -> int:
+    def sketch_rank(self) -> int:
         """Directions of the iteration."""
-        return min(self.kept + MORE, self.sizes.width)
+        return min(self.used_rank + MORE, self.sizes.width)
 
     @property
     def precision(self) -> torch.dtype:
@@ -70,7 +70,7 @@ class LowRankGram(BoundKernel):
 
     @property
     def key(self) -> str:
-        return f"truncated {self.kept} {self.precision}".replace("torch.", "")
+        return f"truncated {self.used_rank} {self.precision}".replace("torch.", "")
 
     @property
     def rounds(self) -> Sequence[Round]:
@@ -81,7 +81,7 @@ class LowRankGram(BoundKernel):
     def _span(self, source: KernelSource, i: int, before: Moments) -> Moments:
         """Φᵀ Φ Q of a run of blocks, and the diagonal of ΦᵀΦ: products in `precision`, summed in float64."""
         basis = (before["basis"] if before else self._drawn()).to(self.precision)
-        span = torch.zeros(self.sizes.width, self.tried, dtype=torch.float64)
+        span = torch.zeros(self.sizes.width, self.sketch_rank, dtype=torch.float64)
         diagonal = torch.zeros(self.sizes.width, dtype=torch.float64)
         for phi in chunks(source, self.sizes.runs()[i]):
             phi = phi.to(self.precision)
@@ -94,7 +94,7 @@ class LowRankGram(BoundKernel):
     def _drawn(self) -> Tensor:
         """(D, ·): the same whoever draws it."""
         drawing = torch.Generator().manual_seed(0)
-        return torch.randn(self.sizes.width, self.tried, generator=drawing, dtype=torch.float64)
+        return torch.randn(self.sizes.width, self.sketch_rank, generator=drawing, dtype=torch.float64)
 
     def _orthonormal(self, summed: Moments) -> Moments:
         span, diagonal = summed["basis"], summed["diagonal"]
@@ -107,7 +107,10 @@ class LowRankGram(BoundKernel):
 
     def _small(self, source: KernelSource, i: int, before: Moments) -> Moments:
         """Qᵀ ΦᵀΦ Q of a run of blocks."""
-        basis, small = before["basis"].to(self.precision), torch.zeros(self.tried, self.tried).double()
+        basis, small = (
+            before["basis"].to(self.precision),
+            torch.zeros(self.sketch_rank, self.sketch_rank).double(),
+        )
         for phi in chunks(source, self.sizes.runs()[i]):
             along = numbers.product(phi.to(self.precision), basis)
             small += numbers.product(along.T, along)
@@ -125,8 +128,8 @@ class LowRankGram(BoundKernel):
                 "form='primal' or 'dual'"
             )
         values, vectors = torch.linalg.eigh(moments["small"])
-        values, vectors = values[-self.kept :].clamp(min=0), vectors[:, -self.kept :]
-        others = min(self.sizes.examples, self.sizes.width) - self.kept
+        values, vectors = values[-self.used_rank :].clamp(min=0), vectors[:, -self.used_rank :]
+        others = min(self.sizes.examples, self.sizes.width) - self.used_rank
         left = max(0.0, trace - float(values.sum())) / others if others else 0.0  # τ
         share = (values - left) / (values + lam)
         leading = moments["basis"] @ vectors  # V
@@ -142,19 +145,19 @@ class LowRankGram(BoundKernel):
         )
 
     def needs(self) -> Needs:
-        d, tried = self.sizes.width, self.tried
-        whole, small, wide = 8 * d * (tried + 1), 8 * tried**2, 8 * d * tried
+        d, sketch = self.sizes.width, self.sketch_rank
+        whole, small, wide = 8 * d * (sketch + 1), 8 * sketch**2, 8 * d * sketch
         added = whole if len(self.sizes.runs()) == 1 else 2 * whole + wide  # while partial results are summed
         memory = whole + max(added, whole + 2 * wide + small)
         moments = {
-            "basis": meta_tensor(d, tried),
+            "basis": meta_tensor(d, sketch),
             "diagonal": meta_tensor(d),
-            "small": meta_tensor(tried, tried),
+            "small": meta_tensor(sketch, sketch),
         }
         return Needs(memory, moments)
 
     def check(self, memory: int) -> None:
-        what = f"the kernel of {self.kept:,} singular vectors ({self.sizes.width:,} × {self.tried:,}) needs"
+        what = f"the kernel of {self.used_rank:,} singular vectors ({self.sizes.width:,} × {self.sketch_rank:,}) needs"
         self.needs().check(memory, what)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from unde.errors import UndeError
 from unde.scoring.base import Scores, WeightsLike
-from unde.scoring.blocks import TopK, cut, rows_at_once
+from unde.scoring.blocks import TopK, cut, rows_per_block
 from unde.scoring.train_features import TrainFeatures
 
 ALL = "all"  # the one group of scores that are not resolved
@@ -180,7 +180,7 @@ class ArrayScores(Scores):
         """(training examples, (q, n, M) contributions); all at once where they are in memory."""
         examples, count = self.shape[1], len(range(*queries.indices(len(self))))
         in_memory = isinstance(self.values, Tensor)
-        step = examples if in_memory else rows_at_once(count, len(self._groups), self.memory)
+        step = examples if in_memory else rows_per_block(count, len(self._groups), self.memory)
         for rows in cut(slice(0, examples), max(1, step)):
             yield rows, _float(self.values[queries, rows])
 

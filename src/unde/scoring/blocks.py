@@ -36,17 +36,17 @@ def cut(rows: slice, step: int) -> Iterator[slice]:
     return (slice(a, min(a + step, rows.stop)) for a in range(rows.start, rows.stop, step))
 
 
-def queries_at_once(query_bytes: int, preconditioned: bool, memory: int) -> int:
+def queries_per_block(query_bytes: int, preconditioned: bool, memory: int) -> int:
     """Number of queries whose weighted features are in memory; preconditioned ones are there three times."""
     return max(1, memory // (QUERY_SHARE * query_bytes * (3 if preconditioned else 1)))
 
 
-def scores_at_once(rows: int, memory: int) -> int:
+def scores_per_block(rows: int, memory: int) -> int:
     """Number of queries whose scores with `rows` training examples are computed together."""
     return max(1, memory // (4 * SCORE_SHARE * rows))
 
 
-def rows_at_once(queries: int, groups: int, memory: int) -> int:
+def rows_per_block(queries: int, groups: int, memory: int) -> int:
     """Number of training examples whose contributions to queries are computed together."""
     rows = max(1, min(CACHE, memory // STREAM_SHARE) // (4 * max(1, queries) * groups))
     return rows // ALIGN * ALIGN or rows

@@ -256,7 +256,7 @@ class GroupScores(Scores):
         # An array takes a whole block at once: products of one group with few rows are slow.
         joint = any(factor.joint for of_checkpoint in factors for factor in of_checkpoint)
         whole = into is not None and not joint and not self.method.groupwise
-        step = self.train.examples if whole else budget.rows_at_once(count, m, self.spare)
+        step = self.train.examples if whole else budget.rows_per_block(count, m, self.spare)
         reach = [
             max((float(f.queries.norm()) for f in of_checkpoint), default=0.0) for of_checkpoint in factors
         ]
@@ -347,7 +347,7 @@ class GroupScores(Scores):
         for rows, blocks in self.train.blocks() if several else self.train.runs():
             for block in query_blocks:
                 factors = self._select_block(block).query_side.precondition(w) if whole is None else whole
-                for q in cut(block, budget.scores_at_once(rows.stop - rows.start, self.memory)):
+                for q in cut(block, budget.scores_per_block(rows.stop - rows.start, self.memory)):
                     some = factors[:, q.start - block.start : q.stop - block.start]
                     out = into[q, rows] if into is not None and self.method.linear else None
                     linear = seen.update(q, _products(some, blocks, out))
@@ -372,7 +372,7 @@ class GroupScores(Scores):
     @property
     def query_blocks(self) -> list[slice]:
         """Queries that are in memory together."""
-        step = budget.queries_at_once(
+        step = budget.queries_per_block(
             4 * self.queries.shape[0] * self.queries.shape[2],
             self.train.kernel_blocks is not None,
             self.memory,

@@ -28,7 +28,7 @@ _FILES = 10**9  # numbers that names of shards have room for
 
 
 @dataclass(frozen=True)
-class Settled:
+class ResolvedSettings:
     """Sizes and choices that the last bits of features depend on: decided by the first build, read by later ones."""
 
     pass_size: int  # examples that go through the model together
@@ -148,7 +148,7 @@ class Manifest:
     ids: str  # fingerprint of the user's ids, or ""
     factors: bool  # whether shards hold the covariances that EKFAC is made of
     matrices: str  # fingerprint of the matrices that are not drawn (pca, second moments), or ""
-    settled: Settled
+    settled: ResolvedSettings
     changes: Changes | None = None  # since it was built
 
     @cached_property
@@ -283,7 +283,7 @@ def _read_fisher(folder: StorePath) -> Manifest | None:
 
 
 def _parse(content: Mapping[str, Any]) -> Manifest:
-    fields: dict[str, Any] = {**content, "settled": Settled(**content["settled"])}
+    fields: dict[str, Any] = {**content, "settled": ResolvedSettings(**content["settled"])}
     if fields.get("changes") is not None:
         fields["changes"] = Changes.parse(fields["changes"])
     manifest = Manifest(**fields)

@@ -12,7 +12,7 @@ DAMAGED, FOREIGN, MISSING = "damaged", "foreign", "missing"
 
 
 @dataclass(frozen=True)
-class Problem:
+class Damage:
     """A file that is damaged, foreign or missing, and what restores it."""
 
     name: str  # relative to what was verified
@@ -35,7 +35,7 @@ class VerifyReport:
     bytes: int = 0
     unfinished: str = ""
     notes: list[str] = field(default_factory=list)  # what could not be checked, or does no harm
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[Damage] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return not self.problems
@@ -57,7 +57,7 @@ class VerifyReport:
 
     def report(self, path: StorePath, kind: str, why: object, advice: str) -> None:
         name = str(path).removeprefix(str(self.path)).lstrip(os.sep + "/") or str(path)
-        self.problems.append(Problem(name, kind, str(why), advice))
+        self.problems.append(Damage(name, kind, str(why), advice))
 
     def add_unfinished(self, what: str) -> None:
         self.unfinished = f"{self.unfinished}; {what}" if self.unfinished else what

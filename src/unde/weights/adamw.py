@@ -7,12 +7,12 @@ from torch import Tensor
 
 from unde import console
 from unde.weights.contributions import Blocks
-from unde.weights.objective import Fit, Problem, objective, zero_contributions_error
+from unde.weights.objective import Fit, WeightProblem, objective, zero_contributions_error
 
 _INIT = 0.01  # standard deviation of the raw weights at the start: near uniform, and no two alike
 
 
-def adamw(problem: Problem, weight_decay: float, epochs: int, lr: float, seed: int) -> Fit:
+def adamw(problem: WeightProblem, weight_decay: float, epochs: int, lr: float, seed: int) -> Fit:
     """Raw weights v with w = M·softmax(v), moved by AdamW with cosine annealing.
 
     Queries are visited in their order, as the algorithm is written, which also lets them be read in blocks;
@@ -48,7 +48,7 @@ def adamw(problem: Problem, weight_decay: float, epochs: int, lr: float, seed: i
 
 
 def _value_and_slope(
-    problem: Problem, query: int, place: int, blocks: Blocks, weights: Tensor
+    problem: WeightProblem, query: int, place: int, blocks: Blocks, weights: Tensor
 ) -> tuple[float, Tensor]:
     """The objective of one query at `weights`, and its gradient (M,).
 

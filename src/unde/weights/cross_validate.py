@@ -12,7 +12,7 @@ from unde import console
 from unde.errors import UndeError
 from unde.scoring.data_splits import refuse_training
 from unde.weights.contributions import Contributions
-from unde.weights.objective import Problem, normalise
+from unde.weights.objective import WeightProblem, normalise
 from unde.weights.protocol import ResolvedScores
 from unde.weights.settings import Settings, fit
 
@@ -99,7 +99,7 @@ def choose(
     judged = torch.zeros(len(candidates) + 1, 2)  # sums over queries; the last row is the unweighted method
     with console.progress("choosing k and weight decay", folds, unit="folds") as advance:
         for learned_from, held_out in _folds(data.queries, folds, seed):
-            fits = fit([Problem(data, learned_from, c.k, c.loss) for c in candidates], candidates)
+            fits = fit([WeightProblem(data, learned_from, c.k, c.loss) for c in candidates], candidates)
             weights = [*(f.weights for f in fits), torch.ones(data.groups)]
             judged += _judge(data, held_out, weights, max(ks))
             advance(1)

@@ -39,12 +39,11 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 from torch import Tensor
 
 from unde.weights.contributions import Contributions
 from unde.weights.nnls import nonnegative_minimum, units
-from unde.weights.objective import Fit, Problem, select, zero_contributions_error
+from unde.weights.objective import Fit, WeightProblem, select, zero_contributions_error
 
 Array = NDArray[np.float64]
 
@@ -55,18 +54,18 @@ _SLOPE = 1e-9  # where the gradient of J counts as zero, in units in which H has
 _PROXIMAL = 1e-9  # pull to the present w, for what H leaves undetermined: equal groups, dead groups
 
 
-def fixed_point(problem: Problem, weight_decay: float) -> Fit:
+def fixed_point(problem: WeightProblem, weight_decay: float) -> Fit:
     """Weights by turns of selection and the fixed-point iteration, until nothing changes."""
     return fixed_points([problem], [weight_decay])[0]
 
 
-def fixed_points(problems: Sequence[Problem], weight_decays: Sequence[float]) -> list[Fit]:
+def fixed_points(problems: Sequence[WeightProblem], weight_decays: Sequence[float]) -> list[Fit]:
     """Solve several problems with the same queries, which share the matrices G_q."""
     grams = Grams(problems[0].data, problems[0].queries)
     return [_solve(problem, decay, grams) for problem, decay in zip(problems, weight_decays)]
 
 
-def _solve(problem: Problem, weight_decay: float, grams: Grams) -> Fit:
+def _solve(problem: WeightProblem, weight_decay: float, grams: Grams) -> Fit:
     w = np.ones(problem.data.groups)
     chosen, mean = select(problem, torch.from_numpy(w))
     rho, _ = _ratios(mean.numpy(), w, grams.apply(w))
@@ -187,6 +186,8 @@ class RatioObjective:
             rho, inverse = _ratios(a, x, gx)
             along = (a @ step) * inverse - rho * inverse**2 * (gx @ step)  # (Q',)
             return float(along.mean()) / self.scale - self.weight_decay / len(w) * float(x @ step)
+
+        from scipy.optimize import brentq  # slow to import
 
         length = 1.0 if slope(1.0) >= 0 or slope(0.0) <= 0 else float(brentq(slope, 0.0, 1.0, xtol=1e-6))
         # A top need not be the highest one: J must have risen (Armijo), but for rounding.

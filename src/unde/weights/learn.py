@@ -16,7 +16,7 @@ from unde.scoring.arrays import Array, as_scores
 from unde.scoring.data_splits import refuse_training
 from unde.weights.contributions import Contributions
 from unde.weights.cross_validate import choose
-from unde.weights.objective import Fit, Problem
+from unde.weights.objective import Fit, WeightProblem
 from unde.weights.protocol import ResolvedScores
 from unde.weights.retrieval import Judge, SelfRetrieval, best_confirmed, judge_weights
 from unde.weights.settings import EPOCHS, LEARNING_RATE, WEIGHT_DECAY, Settings, fit
@@ -207,7 +207,7 @@ def _confirm(source: ResolvedScores, candidates: Sequence[Settings], judge: Self
     """Take the candidate that self-retrieval confirms most surely; uniform weights if it confirms none."""
     data = Contributions(source, candidates[0].noise, candidates[0].seed)
     everything = torch.arange(data.queries)
-    fits = fit([Problem(data, everything, c.k, c.loss) for c in candidates], candidates)
+    fits = fit([WeightProblem(data, everything, c.k, c.loss) for c in candidates], candidates)
     labels = [{"k": c.k, "weight_decay": c.weight_decay} for c in candidates]
     judged = judge_weights(zip(labels, (f.weights.float() for f in fits)), judge.trials)
     best = best_confirmed(judged, judge.candidates)
@@ -243,7 +243,7 @@ def _learn(source: ResolvedScores, settings: Settings, positives: Positives | No
     known = _check_positives(source, settings.loss, positives)
     data = Contributions(source, settings.noise, settings.seed)
     everything = torch.arange(data.queries)
-    (result,) = fit([Problem(data, everything, settings.k, settings.loss, known)], [settings])
+    (result,) = fit([WeightProblem(data, everything, settings.k, settings.loss, known)], [settings])
     return Weights(
         result.weights, source.groups, origins(source.query_digests), _provenance(source, settings, result)
     )

@@ -9,8 +9,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.linalg import cholesky, solve_triangular
-from scipy.optimize import nnls
 
 Array = NDArray[np.float64]
 
@@ -48,5 +46,8 @@ def nonnegative_minimum(h: Array, b: Array, w: Array, unit: Array, proximal: flo
         if not wrong.any():
             return x / unit
         free ^= wrong
+    from scipy.linalg import cholesky, solve_triangular  # slow to import
+    from scipy.optimize import nnls
+
     root = cholesky(scaled, lower=True)
     return nnls(root.T, solve_triangular(root, right, lower=True))[0] / unit

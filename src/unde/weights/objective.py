@@ -66,7 +66,7 @@ def normalise(scores: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Problem:
+class WeightProblem:
     """Find the weights that maximise the mean objective of some queries."""
 
     data: Contributions
@@ -105,7 +105,7 @@ def zero_contributions_error() -> UndeError:
     )
 
 
-def select(problem: Problem, weights: Tensor) -> tuple[Tensor, Tensor]:
+def select(problem: WeightProblem, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Select the training examples that count for each query at `weights`, while blocks stream.
 
     Returns their indices, (Q', r) and sorted, and their mean contributions, a (Q', M) in float64: as long as the

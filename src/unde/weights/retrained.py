@@ -40,11 +40,11 @@ def fit_to_retrained(predictions: Array, utility: Array, weight_decay: float) ->
     unweighted = np.abs(signal @ ones).mean() if len(signal) else 0.0
     if not unweighted > 0:
         return ones
-    objective = RatioObjective(_Grams(x), scale=float(unweighted), weight_decay=weight_decay)
+    objective = RatioObjective(_MomentMatrices(x), scale=float(unweighted), weight_decay=weight_decay)
     return objective.ascend(signal, ones)[0]
 
 
-class _Grams:
+class _MomentMatrices:
     """G_q = P_qᵀ P_q, in memory."""
 
     def __init__(self, x: Array) -> None:

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from unde.weights.contributions import Contributions
-from unde.weights.objective import Problem
+from unde.weights.objective import WeightProblem
 from unde.weights.protocol import ResolvedScores
 from unde.weights.settings import Settings, fit
 
@@ -52,7 +52,7 @@ class Copies:
         self.scores, self.originals, self.content = scores, originals, content  # (Q, N), (Q,), (N,)
         self._data = Contributions(scores)
         everything = torch.arange(self._data.queries)
-        self._problem = Problem(self._data, everything, 1, "supervised", originals)
+        self._problem = WeightProblem(self._data, everything, 1, "supervised", originals)
 
     def retrieved(self, weights: Tensor | None = None) -> Tensor:
         """(Q,) bool: whether the original scores higher than all that is not equal to it."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from unde.errors import UndeError, unknown
 from unde.weights.adamw import adamw
 from unde.weights.fixed_point import fixed_points
-from unde.weights.objective import LOSSES, Fit, Problem
+from unde.weights.objective import LOSSES, Fit, WeightProblem
 from unde.weights.protocol import ResolvedScores
 
 # Raw weights under AdamW settle within ± 1 / decay: 1 keeps weights within a factor e of uniform ones, where 0.1 would
@@ -81,7 +81,7 @@ class Settings:
             )
 
 
-def fit(problems: Sequence[Problem], settings: Sequence[Settings]) -> list[Fit]:
+def fit(problems: Sequence[WeightProblem], settings: Sequence[Settings]) -> list[Fit]:
     """Solve checked problems, which differ in settings other than the solver and have the same queries."""
     if settings[0].solver_for(problems[0].data.source) == "fixed-point":
         return fixed_points(problems, [s.weight_decay for s in settings])

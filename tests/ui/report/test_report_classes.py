@@ -128,9 +128,7 @@ def test_classes_that_are_none_are_refused(classes, says):
 
 
 def test_another_number_of_classes_is_refused(asked):
-    with pytest.raises(
-        UndeError, match="has 2 names, the model tells 3 classes apart: expected one for each"
-    ):
+    with pytest.raises(UndeError, match="has 2 names, the model has 3 classes: expected one for each"):
         asked[0](classes=["cat", "dog"])
 
 

@@ -73,7 +73,7 @@ def run(out: Path, method: str = "trak", seed: int = 0) -> Path:
             model = train("resnet", *data.train, seed=seed, on_epoch=lambda _: advance(1))
         right = accuracy(model, *data.evaluate)
     setup = _setup(model, data)
-    shown = ExampleView(setup)
+    view = ExampleView(setup)
     with clock.step("Build the index", "projected gradients of every training digit, layer by layer"):
         index = Index.build(
             model, setup.task, data.train, out / "index", method=method, batch_size=64, seed=seed
@@ -94,11 +94,11 @@ def run(out: Path, method: str = "trak", seed: int = 0) -> Path:
             scores,
             ways,
             which=_interesting(setup, queries),
-            shown=shown,
+            view=view,
         )
     with clock.step("Look for wrong labels", f"by {DEFAULT}, with other rankings side by side"):
         rankings = side_by_side(index, list(ways.values())[-1], progress=False)
-        labels = label_panel(index, shown, rankings, ways, count=SUSPECTS, details=False)
+        labels = label_panel(index, view, rankings, ways, count=SUSPECTS, details=False)
     page = Page(
         "Which training digits made it say that?",
         f"A ResNet trained on 4,000 handwritten digits, and {NAMES.get(method, method)} attributions"

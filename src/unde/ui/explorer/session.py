@@ -1,4 +1,4 @@
-"""An open index with its model, and everything that a page asks of it. Nothing here knows the web."""
+"""An open index with its model, and the answers of the live page; independent of the web."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from unde.ui.explorer.jobs import BackgroundJob, Jobs
 from unde.ui.explorer.query_builder import ExplorerQuery, Inquiry, QueryBuilder, read_method, subtract_means
 from unde.ui.explorer.ranking import Answer, Pool, ScoreCache, Sliders, move_sliders, scored, select_example
 from unde.ui.report.items import shaded_passage
+from unde.ui.report.panels import pair_pieces
 from unde.version import __version__
 from unde.weights import Weights
 
@@ -67,10 +68,10 @@ class Session:
                 f"{len(self.train)} training examples for an index of {len(index)}: give what it was made from"
             )
         self.train.load_true_labels()
-        given = {"eval": setup.eval_queries, "learn": setup.learn_queries}
+        queries = {"eval": setup.eval_queries, "learn": setup.learn_queries}
         self.roles = {
             role: Catalogue(setup.rows(data), setup, (names or {}).get(role))
-            for role, data in given.items()
+            for role, data in queries.items()
             if data is not None
         }
         self._calibration = index.calibration
@@ -102,7 +103,7 @@ class Session:
     # --- what there is ----------------------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
-        """All that the page needs to know before the first question."""
+        """What the page needs before the first question."""
         return {
             "version": __version__,
             "title": self.title,
@@ -145,14 +146,14 @@ class Session:
         return self.setup.pieces is not None and hasattr(self.setup.task, "token_losses")
 
     def check_unchanged(self) -> None:
-        """Raises if what lies on disk is no longer what was opened."""
+        """Raise if the index on disk is not the one that was opened."""
         try:
-            there = Manifest.read(self.index.folder)
+            manifest = Manifest.read(self.index.folder)
         except UndeError as e:
             raise UndeError(
                 f"the index is gone, or no longer whole ({e}): start `unde serve` again"
             ) from None
-        if there != self.index.manifest:
+        if manifest != self.index.manifest:
             raise UndeError("the index was changed since the page was opened: start `unde serve` again")
 
     # --- asking -----------------------------------------------------------------------------------------
@@ -273,15 +274,15 @@ class Session:
                 held.popitem(last=False)
 
     def answer(self, key: Any) -> Answer:
-        found = self._recall(key) if isinstance(key, str) else None
-        if found is None:
+        answer = self._recall(key) if isinstance(key, str) else None
+        if answer is None:
             raise ExpiredAnswer("this answer is not held any more: ask again")
-        return found
+        return answer
 
     # --- ranking ----------------------------------------------------------------------------------------
 
     def read_weights(self, body: Mapping[str, Any]) -> tuple[str, Tensor]:
-        """The weights that the page says, and what they are called."""
+        """The weights of a request, and their name."""
         name = body.get("weights") or UNWEIGHTED
         if not isinstance(name, str) or name not in self.bases:
             raise unknown("weights", str(name)[:40], self.bases)
@@ -321,11 +322,11 @@ class Session:
         }
 
     def _row(self, answer: Answer, name: str, w: Tensor, count: int, among: Tensor | None) -> dict[str, Any]:
-        held = answer.cache
-        total = held.total(w)
+        cache = answer.cache
+        total = cache.total(w)
         if not np.isfinite(total.numpy()).all():
             raise UndeError("these weights give scores that are not finite: bring the sliders back")
-        high, low = (held.best(total, count, among, largest) for largest in (True, False))
+        high, low = (cache.best(total, count, among, largest) for largest in (True, False))
         signed = bool(total.numpy().min() < 0)
         if not total.any():  # neither for nor against: their order means nothing
             high, low = [], []
@@ -357,24 +358,17 @@ class Session:
         if not isinstance(wanted, list) or not 0 < len(wanted) <= SHADED:
             raise UndeError(f"which passages? Expected 1 to {SHADED} positions")
         _, w = self.read_weights(body)
-        found, made, key = {}, None, w.numpy().tobytes()
+        passages, tokens, key = {}, None, w.numpy().tobytes()
         if len(answer.shades) > SHADES:
             answer.shades.clear()
         for done, at in enumerate(map(self.train.check, wanted)):
             job.tell("shading tokens", done, len(wanted))
             if (key, at) not in answer.shades:
-                made = made or self.index.tokens(answer.scores, w)
+                tokens = tokens or self.index.tokens(answer.scores, w)
                 row = self.train.rows[at]
-                values = made(0, row)
-                pieces = self.setup.pieces(row) if self.setup.pieces is not None else []
-                if len(pieces) != len(values):
-                    raise UndeError(
-                        f"Setup.pieces gives {len(pieces)} pieces for training example {at}, which has {len(values)} "
-                        "tokens: expected one for each"
-                    )
-                answer.shades[key, at] = shaded_passage(list(zip(pieces, map(float, values))))
-            found[at] = answer.shades[key, at]
-        return {"passages": found}
+                answer.shades[key, at] = shaded_passage(pair_pieces(self.setup, row, at, tokens(0, row)))
+            passages[at] = answer.shades[key, at]
+        return {"passages": passages}
 
 
 def method_name(method: Method) -> str:

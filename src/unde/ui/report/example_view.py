@@ -1,4 +1,4 @@
-"""How the examples of a setup are shown: as what its `show` says, or as the image or text that they plainly are."""
+"""Examples of a setup as items of a page, their class names and labels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from unde.ui.report.pixels import to_pixels
 
 Show = Callable[[Any], Any]
 SECONDS = 300.0  # that the pictures of one page may take: one of a large VAE on a CPU takes some
-_SHOWN = [f.name for f in fields(Item) if f.name != "id"]
+_FIELDS = [f.name for f in fields(Item) if f.name != "id"]
 
 
 def as_item(
@@ -42,7 +42,7 @@ def as_item(
 
 
 class ExampleView:
-    """The training examples and the queries of a setup as a page shows them, each made once."""
+    """The training examples and the queries of a setup as items, each made once."""
 
     def __init__(self, setup: Setup, classes: Sequence[str] | None = None, seconds: float = SECONDS) -> None:
         self.setup = setup
@@ -53,32 +53,31 @@ class ExampleView:
         self.omitted = 0  # pictures that would have taken too long
         self._show = setup.show or (show_diffusion(setup.task) if isinstance(setup.task, Diffusion) else None)
         self._seconds, self._late = seconds, False
-        self._made: dict[tuple[str, int], Item] = {}
+        self._items: dict[tuple[str, int], Item] = {}
 
     def example(self, i: int) -> Item:
         """Training example i."""
-        if ("train", i) not in self._made:
+        if ("train", i) not in self._items:
             name = i if self.setup.ids is None else self.setup.ids[i]
-            self._made["train", i] = self._corrected(self._item(self.train, i, name), i)
-        return self._made["train", i]
+            self._items["train", i] = self._corrected(self._item(self.train, i, name), i)
+        return self._items["train", i]
 
     def query(self, queries: Rows, q: int, name: int | str) -> Item:
-        if ("query", q) not in self._made:
-            self._made["query", q] = self._item(queries, q, name)
-        return self._made["query", q]
+        if ("query", q) not in self._items:
+            self._items["query", q] = self._item(queries, q, name)
+        return self._items["query", q]
 
     def prepare(self, making: Iterable[Callable[[], Item]]) -> None:
-        """Pictures of a diffusion model, which have to be decoded, with a bar and within the time there is; what comes
-        first in `making` is there first, and the rest goes without."""
+        """Decode pictures of a diffusion model in the order of `making`; those after the time limit are omitted."""
         making = list(making)
         if not isinstance(self.setup.task, Diffusion):
             return
         end = time.monotonic() + self._seconds
         with console.progress("drawing pictures", len(making), unit="pictures") as advance:
             for make in making:
-                before, self._late = len(self._made), time.monotonic() > end
+                before, self._late = len(self._items), time.monotonic() > end
                 make()
-                self.omitted += self._late and len(self._made) > before
+                self.omitted += self._late and len(self._items) > before
                 advance(1)
         self._late = True
         if self.omitted:
@@ -86,7 +85,7 @@ class ExampleView:
 
     @property
     def missing_note(self) -> str:
-        """A sentence about pictures that are not there; nothing if all are."""
+        """A sentence about omitted pictures; empty if there are none."""
         if not self.omitted:
             return ""
         missing, within = console.counted(self.omitted, "picture"), console.duration(self._seconds)
@@ -105,7 +104,7 @@ class ExampleView:
         return item
 
     def _corrected(self, item: Item, i: int) -> Item:
-        """With the true label where it is known to be another one. Numbers tell, whatever labels are called."""
+        """Add the true label where it is known to differ. Class numbers are compared, not names."""
         if self.true is None or int(self.true[i]) == self._label(self.train, i):
             return item
         return replace(item, true_label=class_name(int(self.true[i]), self.classes), mislabelled=True)
@@ -122,14 +121,14 @@ class ExampleView:
 
 
 def show_diffusion(task: Diffusion) -> Show:
-    """What a page shows of an example of a diffusion task: its image, through the VAE where the task has one and the
-    example is given by its latents, and its prompt."""
+    """A `show` for examples of a diffusion task: the image, decoded from latents where the task has a VAE, and the
+    prompt."""
 
     def show(example: Any) -> Any:
         if isinstance(example, (tuple, list)) and len(example) == 1:
             example = example[0]
-        given = example if isinstance(example, Mapping) else {"images": example}
-        image, latents, vae = given.get("images"), given.get("latents"), task.inputs.vae
+        columns = example if isinstance(example, Mapping) else {"images": example}
+        image, latents, vae = columns.get("images"), columns.get("latents"), task.inputs.vae
         if image is None and isinstance(latents, Tensor):
             if vae is not None:
                 with frozen_eval(vae):
@@ -144,20 +143,20 @@ def show_diffusion(task: Diffusion) -> Show:
 
 
 def _prompt(example: Any) -> str | None:
-    found = example.get("text") if isinstance(example, Mapping) else None
-    return found if isinstance(found, str) else None
+    text = example.get("text") if isinstance(example, Mapping) else None
+    return text if isinstance(text, str) else None
 
 
-def _as_item(shown: Any, name: int | str) -> Item:
-    if isinstance(shown, str):
-        return Item(name, text=shown)
-    if isinstance(shown, Mapping):
-        for key in shown:
-            if key not in _SHOWN:
-                raise unknown("key in what Setup.show returns", key, _SHOWN)
-        return Item(name, **shown)
-    if isinstance(shown, (Tensor, np.ndarray)) or _is_pillow(shown):
-        return Item(name, image=shown)
+def _as_item(content: Any, name: int | str) -> Item:
+    if isinstance(content, str):
+        return Item(name, text=content)
+    if isinstance(content, Mapping):
+        for key in content:
+            if key not in _FIELDS:
+                raise unknown("key in what Setup.show returns", key, _FIELDS)
+        return Item(name, **content)
+    if isinstance(content, (Tensor, np.ndarray)) or _is_pillow(content):
+        return Item(name, image=content)
     return Item(name)
 
 
@@ -189,7 +188,7 @@ def _is_image(x: Any) -> bool:
 
 
 def label_of(example: Any) -> int | str | None:
-    """The one label that an example plainly carries; None if it has none, or several.
+    """The label of an example; None if it has none, or several.
 
     >>> label_of(("a picture", np.int64(3))), label_of({"label": "cat"}), label_of({"text": "to be"})
     (3, 'cat', None)
@@ -213,16 +212,16 @@ def class_names(setup: Setup, outputs: int | None = None) -> list[str] | None:
         names = [str(name) for name in setup.classes]
         if outputs is not None and len(names) != outputs:
             raise UndeError(
-                f"Setup(classes=) has {len(names)} names, the model tells {outputs} classes apart: expected one for "
-                "each, in the order of its outputs"
+                f"Setup(classes=) has {len(names)} names, the model has {outputs} classes: expected one for each, in "
+                "the order of its outputs"
             )
         return names
-    found = _of_features(setup.train_data) or _of_config(setup.model)
-    return found if found is None or outputs in (None, len(found)) else None
+    classes = _of_features(setup.train_data) or _of_config(setup.model)
+    return classes if classes is None or outputs in (None, len(classes)) else None
 
 
 def _of_features(data: Any) -> list[str] | None:
-    """Of the label column of a data set of Hugging Face."""
+    """Class names of the label column of a Hugging Face data set."""
     features = getattr(getattr(data, "dataset", data), "features", None)
     if not isinstance(features, Mapping):
         return None
@@ -234,17 +233,17 @@ def _of_features(data: Any) -> list[str] | None:
 
 
 def _of_config(model: Any) -> list[str] | None:
-    """Of the config of a model of Hugging Face, unless its names are the ones that it makes up."""
-    named = getattr(getattr(model, "config", None), "id2label", None)
-    if not isinstance(named, Mapping) or sorted(map(str, named)) != sorted(map(str, range(len(named)))):
+    """Class names in the config of a Hugging Face model; None for the default names LABEL_0, …"""
+    mapping = getattr(getattr(model, "config", None), "id2label", None)
+    if not isinstance(mapping, Mapping) or sorted(map(str, mapping)) != sorted(map(str, range(len(mapping)))):
         return None
-    names = [str(named.get(i, named.get(str(i)))) for i in range(len(named))]
-    made_up = all(name == f"LABEL_{i}" for i, name in enumerate(names))
-    return None if made_up or len(set(names)) < len(names) else names
+    names = [str(mapping.get(i, mapping.get(str(i)))) for i in range(len(mapping))]
+    default = all(name == f"LABEL_{i}" for i, name in enumerate(names))
+    return None if default or len(set(names)) < len(names) else names
 
 
 def class_name(label: Any, classes: Sequence[str] | None) -> Any:
-    """A label as it is shown: the name of a class number, and whatever else it is as it is.
+    """The name of a class number; other labels are returned unchanged.
 
     >>> class_name(1, ["cat", "dog"]), class_name("a fox", ["cat", "dog"]), class_name(torch.tensor(0), ["cat", "dog"])
     ('dog', 'a fox', 'cat')
@@ -256,12 +255,12 @@ def class_name(label: Any, classes: Sequence[str] | None) -> Any:
 
 
 def label_predictions(setup: Setup, rows: Rows) -> LabelPredictions | None:
-    """What the model says of some examples beside what they are labelled; None where there are no classes."""
+    """Predictions and labels of some examples; None where the task has no classes."""
     if not isinstance(setup.task, Classification):
         return None
-    found = predict_labels(setup.model, setup.task, rows)
-    class_names(setup, found.classes)  # refused here, before anything long is computed
-    return found
+    predictions = predict_labels(setup.model, setup.task, rows)
+    class_names(setup, predictions.classes)  # raises before anything long is computed
+    return predictions
 
 
 def true_numbers(setup: Setup, classes: Sequence[str] | None, examples: int) -> Tensor | None:
@@ -278,16 +277,16 @@ def true_numbers(setup: Setup, classes: Sequence[str] | None, examples: int) -> 
         raise UndeError(
             f"Setup(true_labels=) is a {type(setup.true_labels).__name__}: expected a label for each training example"
         )
-    known: Any = setup.true_labels
-    given = known.tolist() if hasattr(known, "tolist") else list(known)
+    labels: Any = setup.true_labels
+    labels = labels.tolist() if hasattr(labels, "tolist") else list(labels)
     number = {name: i for i, name in enumerate(classes or ())}
-    found = [number.get(label) if isinstance(label, str) else label for label in given]
-    bad = next((i for i, n in enumerate(found) if not isinstance(n, int) or isinstance(n, bool)), None)
+    numbers = [number.get(label) if isinstance(label, str) else label for label in labels]
+    bad = next((i for i, n in enumerate(numbers) if not isinstance(n, int) or isinstance(n, bool)), None)
     if bad is not None:
         known = f"one of {', '.join(list(classes)[:5])}" if classes else "a class number"
-        raise UndeError(f"Setup(true_labels=) has {given[bad]!r} for example {bad}: expected {known}")
-    if len(found) != examples:
+        raise UndeError(f"Setup(true_labels=) has {labels[bad]!r} for example {bad}: expected {known}")
+    if len(numbers) != examples:
         raise UndeError(
-            f"Setup(true_labels=) has {len(found)} labels for {examples} training examples: expected one for each"
+            f"Setup(true_labels=) has {len(numbers)} labels for {examples} training examples: expected one for each"
         )
-    return torch.tensor(found)
+    return torch.tensor(numbers)

@@ -54,7 +54,7 @@ def page_of(
     takes some hundred passes of the model. `baselines` adds the top examples of BM25 and of hidden-state similarity for
     models of text, the second from a pass over the training data. The rest is as in `query_panels`.
     """
-    shown = ExampleView(setup)
+    view = ExampleView(setup)
     weights = {**_calibrated(scores, weights), **weights}
     ways: dict[str, Weights | None] = {UNWEIGHTED: Weights.uniform(scores.groups), **weights}
     count, shaded = min(count, scores.shape[1]), _has_tokens(setup)
@@ -73,10 +73,10 @@ def page_of(
             contributors=contributors,
             answers=answers,
             labelled=labelled,
-            shown=shown,
+            view=view,
         )
     if baselines:
-        panels = add_baselines(panels, setup, queries, scores, shown, count)
+        panels = add_baselines(panels, setup, queries, scores, view, count)
     return Page(
         title,
         f"{scores.shape[1]:,} training examples, {scores.method.name} attributions",
@@ -85,7 +85,7 @@ def page_of(
         trust=_trust(index, scores, weights) if trust else None,
         meaning=meaning(scores.method, setup.task),
         calibration=calibration_panel(index.calibration if "calibration" in scores.provenance else None),
-        note=shown.missing_note,
+        note=view.missing_note,
         warnings=_warnings(index, scores, names),
         provenance={
             "unde": __version__,
@@ -116,7 +116,7 @@ def _slack(index: Index) -> float:
 
 
 def _has_tokens(setup: Setup) -> bool:
-    """Whether the parts that single tokens have in a score can be computed, and shown."""
+    """Whether the parts that single tokens have in a score can be computed and shown."""
     return setup.pieces is not None and hasattr(setup.task, "token_losses")
 
 

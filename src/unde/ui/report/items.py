@@ -13,6 +13,7 @@ from unde.data import to_numpy
 from unde.errors import UndeError
 from unde.markup import Child, Html, el, mark, score
 from unde.ui.report.pixels import data_uri, to_pixels
+from unde.ui.report.tables import bar
 from unde.ui.report.tokens import cut_at, joined, shades
 
 MAX_SIDE = 192  # pixels kept of a picture's longer side: twice what the page shows, for dense screens
@@ -23,7 +24,7 @@ _FOLD_SLACK = 60  # a rest shorter than this is not worth a fold
 
 @dataclass(frozen=True, eq=False)
 class Item:
-    """One example, with whatever is known of it.
+    """One example with what is known of it.
 
     `label` is the label that the example carries. Where the right one is known to be another, `true_label`
     says so; `mislabelled=True` says that the label is wrong without saying what is right. `image` is
@@ -56,7 +57,7 @@ class Item:
 
     @property
     def kind(self) -> str:
-        """What there is to show: "text", "image" or "id"."""
+        """What can be shown: "text", "image" or "id"."""
         return "text" if self.text is not None else "image" if self.image is not None else "id"
 
 
@@ -97,7 +98,7 @@ class ScoredItem:
 
 
 def same(one: object, other: object) -> bool:
-    """Whether two labels are one, whichever types they come in (3, "3", a 0-d tensor)."""
+    """Whether two labels are equal, whatever their types (3, "3", a 0-d tensor)."""
     return str(_plain(one)) == str(_plain(other))
 
 
@@ -115,7 +116,7 @@ def label_text(label: object) -> str:
 
 
 def kind_of(items: Iterable[Item]) -> str:
-    """How a list of examples is laid out: as text if any has text, else as pictures if any has one."""
+    """The layout of a list of examples: text if any has text, else image if any has one, else id."""
     kinds = {item.kind for item in items}
     return "text" if "text" in kinds else "image" if "image" in kinds else "id"
 
@@ -170,21 +171,21 @@ def folded(head: Child, rest: Child, more: str, kind: str = "passage") -> Html:
 
 
 def shaded_passage(tokens: Sequence[tuple[str, float]]) -> Html:
-    """A passage whose tokens are shaded by what they add to the score, folded as any other."""
+    """A passage whose tokens are shaded by what they add to the score; a long one is folded."""
     spans = shades(tokens)
     head, rest = fold("".join(span.text for span in spans))
     at = cut_at(spans, len(head))
-    shown, hidden = spans[:at], spans[at:]
+    visible, hidden = spans[:at], spans[at:]
     more = ""
     if rest:
         more = f"… {sum(len(span.text) for span in hidden):,} more characters"
-        if max(span.level for span in hidden) > max((span.level for span in shown), default=0):
+        if max(span.level for span in hidden) > max((span.level for span in visible), default=0):
             more += ", the strongest token among them"
-    return folded(joined(shown), joined(hidden), more, "passage shaded")
+    return folded(joined(visible), joined(hidden), more, "passage shaded")
 
 
 def fold(text: str) -> tuple[str, str]:
-    """Split a passage into what is shown and what is folded away, between words where there are words.
+    """Split a passage into its visible beginning and the folded rest, between words where possible.
 
     >>> fold("short")
     ('short', '')
@@ -235,16 +236,11 @@ MISLABELLED = mark("mislabelled", "!", "mislabelled", "its label is known to be 
 
 
 def score_of(scored: ScoredItem, largest: float) -> Html:
-    """A score as a number and as a bar relative to `largest`, the largest magnitude shown beside it."""
+    """A score as a number and as a bar relative to `largest`, the largest magnitude of its row."""
     share = abs(scored.score) / largest if largest > 0 else 0.0
     tone = "pro" if scored.score >= 0 else "opp"
-    length = el("i", {"style": f"width:{100 * share:.4g}%"})
-    return el(
-        "span",
-        {"class": "value"},
-        el("span", {"class": "score"}, score(scored.score)),
-        el("span", {"class": f"bar {tone}", "aria-hidden": "true"}, length),
-    )
+    number = el("span", {"class": "score"}, score(scored.score))
+    return el("span", {"class": "value"}, number, bar(share, tone))
 
 
 def largest_score(*lists: Sequence[ScoredItem]) -> float:
@@ -321,12 +317,12 @@ def marks_for(names: Iterable[str]) -> dict[str, Mark]:
     >>> [m.letter for m in marks_for(["subject", "style", "background", "brush"]).values()]
     ['P', 'S', 'B', 'R']
     """
-    made: dict[str, Mark] = {}
+    marks: dict[str, Mark] = {}
     for name in names:
-        taken = {m.letter for m in made.values()}
-        wanted = [_PAPERS.get(name, ""), *(c for c in name.upper() if c.isalnum()), *map(str, range(1, 10))]
-        made[name] = Mark(next((c for c in wanted if c and c not in taken), "?"), name)
-    return made
+        taken = {m.letter for m in marks.values()}
+        letters = [_PAPERS.get(name, ""), *(c for c in name.upper() if c.isalnum()), *map(str, range(1, 10))]
+        marks[name] = Mark(next((c for c in letters if c and c not in taken), "?"), name)
+    return marks
 
 
 def legend_of(marks: Iterable[Mark]) -> list[Mark]:
@@ -345,8 +341,8 @@ def legend_of(marks: Iterable[Mark]) -> list[Mark]:
 def contributor_flags(
     contributors: Mapping[str, object], shape: tuple[int, ...], of: str
 ) -> dict[str, np.ndarray]:
-    """The flags of each kind of contributor as bool arrays of one shape; `of` says what that shape is."""
-    made = {}
+    """The flags of each kind of contributor as bool arrays of one shape; `of` describes the shape in errors."""
+    out = {}
     for name, flags in contributors.items():
         array = to_numpy(flags)
         if array.shape != shape or not np.isin(array, (0, 1)).all():
@@ -354,5 +350,5 @@ def contributor_flags(
                 f"the contributors {name!r} are {array.dtype} of shape {array.shape}: expected true or false for {of}, "
                 f"{shape}"
             )
-        made[name] = array.astype(bool)
-    return made
+        out[name] = array.astype(bool)
+    return out

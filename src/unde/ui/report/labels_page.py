@@ -52,8 +52,8 @@ def label_page(
     """
     rankings = side_by_side(index, list(ways.values())[-1], by=by, method=method)
     suspects = rankings[by]
-    shown = ExampleView(setup, class_names(setup, suspects.classes))
-    panel = label_panel(index, shown, rankings, ways, by=by, count=count, method=method)
+    view = ExampleView(setup, class_names(setup, suspects.classes))
+    panel = label_panel(index, view, rankings, ways, by=by, count=count, method=method)
     differing = int((suspects.labels != suspects.predicted).sum())
     cards = [
         Card("Training examples", f"{len(suspects.labels):,}", f"{suspects.classes} classes"),
@@ -96,7 +96,7 @@ def side_by_side(
 
 def label_panel(
     index: Index,
-    shown: ExampleView,
+    view: ExampleView,
     rankings: Mapping[str, Suspects],
     ways: Ways,
     *,
@@ -109,7 +109,7 @@ def label_panel(
 
     Args:
         index: The index of a classifier.
-        shown: How examples look.
+        view: The examples as items.
         rankings: Rankings by name, under the last of the `ways`.
         ways: Weights by name.
         by: The ranking to show.
@@ -119,9 +119,9 @@ def label_panel(
     """
     suspects, (name, weights) = rankings[by], list(ways.items())[-1]
     first = suspects.order[: max(count, 1)].tolist()
-    wrong = None if shown.true is None else suspects.wrong(shown.true)
+    wrong = None if view.true is None else suspects.wrong(view.true)
     both = wrong is not None and bool(wrong[suspects.order].any()) and not bool(wrong[suspects.order].all())
-    of_tokens = TOKENS if isinstance(shown.setup.task, TokenClassification) else ""
+    of_tokens = TOKENS if isinstance(view.setup.task, TokenClassification) else ""
     weighted = len(ways) > 1 and RANKINGS[by].cost != "model"
     each = {by: suspects}
     if weighted:
@@ -130,15 +130,15 @@ def label_panel(
         each[name] = suspects
     other = _other(by)
     return MislabelPanel(
-        [ScoredItem(shown.example(i), float(suspects.scores[i])) for i in first],
+        [ScoredItem(view.example(i), float(suspects.scores[i])) for i in first],
         _curves({other: rankings[other], **each}, wrong) if both and wrong is not None else (),
         examples=len(suspects.order),
         mislabelled=None if wrong is None else int(wrong[suspects.order].sum()),
         ranked_by=(f"{name}: " if weighted else "") + RANKINGS[by].words,
-        note=_unseen(shown.train, weights, each, wrong)
+        note=_unseen(view.train, weights, each, wrong)
         if weighted and both and wrong is not None
         else of_tokens,
-        evidence=_evidence(index, shown, rankings, by, first, weights, method) if details else (),
+        evidence=_evidence(index, view, rankings, by, first, weights, method) if details else (),
         rankings=_table(rankings, by, len(first), wrong if both else None),
     )
 
@@ -149,7 +149,7 @@ def _other(by: str) -> str:
 
 
 def _table(rankings: Mapping[str, Suspects], by: str, count: int, wrong: Tensor | None) -> ResultTable:
-    """What each ranking finds; where the truth is not known, what it has in common with the one that is shown."""
+    """What each ranking finds; where the truth is not known, the overlap with the ranking shown."""
     chosen = set(rankings[by].order[:count].tolist())
     rows = []
     for name, found in rankings.items():
@@ -178,7 +178,7 @@ def _curves(rankings: Mapping[str, Suspects], wrong: Tensor) -> list[RocCurve]:
 
 def _evidence(
     index: Index,
-    shown: ExampleView,
+    view: ExampleView,
     rankings: Mapping[str, Suspects],
     by: str,
     first: list[int],
@@ -190,11 +190,11 @@ def _evidence(
     places, count = rankings[other].rank(), len(suspects.order)
 
     def labels(positions: list[int]) -> list[int | str]:
-        return [class_name(int(suspects.labels[n]), shown.classes) for n in positions]
+        return [class_name(int(suspects.labels[n]), view.classes) for n in positions]
 
     return [
         LabelEvidence(
-            class_name(int(suspects.predicted[i]), shown.classes),
+            class_name(int(suspects.predicted[i]), view.classes),
             labels(a),
             labels(b),
             {f"by {other}": f"{places[i]:,} of {count:,}"},

@@ -1,4 +1,4 @@
-"""From an index, queries and weights to the panels of a page."""
+"""Panels of a page, made of an index, queries and weights."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ Tokens = Callable[[int, int, Weights | None], Sequence[float] | Tensor | None]  
 
 def predictions(setup: Setup, queries: Rows) -> list[int] | None:
     """The classes a classifier gives the queries; None for other tasks."""
-    found = label_predictions(setup, queries)
-    return None if found is None else found.predicted.tolist()
+    result = label_predictions(setup, queries)
+    return None if result is None else result.predicted.tolist()
 
 
 def query_panels(
@@ -54,7 +54,7 @@ def query_panels(
     contributors: Mapping[str, Any] | None = None,
     answers: LabelPredictions | None = None,
     labelled: bool = True,
-    shown: ExampleView | None = None,
+    view: ExampleView | None = None,
 ) -> list[QueryPanel]:
     """Panels of some queries: a row for each named way of weighting, proponents and opponents in it.
 
@@ -64,20 +64,20 @@ def query_panels(
     name. `answers` are the model's, if they are at hand. Without `labelled`, the labels of queries are only what
     was asked about: nobody knows the true ones.
     """
-    shown = shown or ExampleView(setup)
-    train = shown.train
+    view = view or ExampleView(setup)
+    train = view.train
     known = contributor_flags(
         contributors or {}, (len(queries), len(train)), "each query and training example"
     )
     marks = marks_for(known)
-    told = answers or label_predictions(setup, queries)
-    make = item or shown.example
+    predictions = answers or label_predictions(setup, queries)
+    make = item or view.example
 
     def named_query(q: int) -> int | str:
         return q if names is None else names[q]
 
     def scored(q: int, top: Top, w: Weights | None) -> list[ScoredItem]:
-        found = zip(top.indices[q].tolist(), top.values[q].tolist())
+        pairs = zip(top.indices[q].tolist(), top.values[q].tolist())
         return [
             ScoredItem(
                 make(i),
@@ -86,13 +86,13 @@ def query_panels(
                 [marks[name] for name, flags in known.items() if flags[q, i]],
                 slack,
             )
-            for i, v in found
+            for i, v in pairs
         ]
 
     tops = {name: (scores.top(count, w), scores.top(count, w, largest=False)) for name, w in weights.items()}
-    shown.prepare(
+    view.prepare(
         [
-            *(partial(shown.query, queries, q, named_query(q)) for q in which),
+            *(partial(view.query, queries, q, named_query(q)) for q in which),
             *(partial(make, i) for i in _in_order(tops, which)),
         ]
     )
@@ -107,8 +107,8 @@ def query_panels(
             )
             for name, (best, worst) in tops.items()
         ]
-        query = shown.query(queries, q, named_query(q))
-        panels.append(_panel(query, rows, told, q, shown, labelled))
+        query = view.query(queries, q, named_query(q))
+        panels.append(_panel(query, rows, predictions, q, view, labelled))
     return panels
 
 
@@ -119,21 +119,26 @@ def _in_order(tops: Mapping[str, tuple[Top, Top]], which: Sequence[int]) -> list
 
 
 def _panel(
-    query: Item, rows: list[Row], told: LabelPredictions | None, q: int, shown: ExampleView, labelled: bool
+    query: Item,
+    rows: list[Row],
+    predictions: LabelPredictions | None,
+    q: int,
+    view: ExampleView,
+    labelled: bool,
 ) -> QueryPanel:
-    """A query with what the model says. Right and wrong are told by class numbers, whatever labels are called."""
-    if told is None:
+    """A query with its prediction. Class numbers decide whether it is right, not names."""
+    if predictions is None:
         return QueryPanel(query, rows)
-    given, predicted = int(told.labels[q]), int(told.predicted[q])
-    answer = class_name(predicted, shown.classes)
+    label, predicted = int(predictions.labels[q]), int(predictions.predicted[q])
+    answer = class_name(predicted, view.classes)
     if not labelled:
         return QueryPanel(
-            replace(query, label=None), rows, predicted=answer, asked=class_name(given, shown.classes)
+            replace(query, label=None), rows, predicted=answer, asked=class_name(label, view.classes)
         )
     if query.true_label is not None:  # the label of the query is one that somebody asks about
         return QueryPanel(query, rows, predicted=answer)
-    right = given == predicted
-    if shown.classes is None and query.label is not None and not same(given, query.label):
+    right = label == predicted
+    if view.classes is None and query.label is not None and not same(label, query.label):
         answer = query.label if right else f"class {predicted}"  # `show` has names that nobody else knows
     return QueryPanel(query, rows, predicted=answer, right=right)
 
@@ -143,9 +148,12 @@ def _parts(
 ) -> list[tuple[str, float]] | None:
     """The pieces of training example i, each with what it adds to the score for query q; None if not known."""
     values = None if tokens is None or setup.pieces is None else tokens(q, i, weights)
-    if values is None or setup.pieces is None:
-        return None
-    pieces = setup.pieces(train[i])
+    return None if values is None else pair_pieces(setup, train[i], i, values)
+
+
+def pair_pieces(setup: Setup, row: Any, i: int, values: Sequence[float] | Tensor) -> list[tuple[str, float]]:
+    """The pieces of training example i with a value for each."""
+    pieces = [] if setup.pieces is None else setup.pieces(row)
     if len(pieces) != len(values):
         raise UndeError(
             f"Setup.pieces gives {len(pieces)} pieces for training example {i}, which has {len(values)} tokens: "
@@ -170,16 +178,16 @@ def weights_panels(weights: Mapping[str, Weights], groups: Sequence[str]) -> lis
 def trust_panel(
     trusts: Mapping[str, Trust], weights: Mapping[str, Weights], unweighted: str = "unweighted"
 ) -> TrustPanel:
-    """What each named set of weights does to the curves; uniform weights have none of their own."""
+    """The curves unweighted and under each named set of weights that is not uniform."""
     first = next(iter(trusts.values()))
-    drawn = [name for name, w in weights.items() if not uniform(w)]
+    names = [name for name, w in weights.items() if not uniform(w)]
     curves = []
     for i, curve in enumerate(first.curves):
-        found = {unweighted: curve.before}
-        found |= {name: trusts[name].curves[i].after or [] for name in drawn}
-        shares = {way: [(s, *curve.interval(s)) for s in some] for way, some in found.items()}
+        points = {unweighted: curve.before}
+        points |= {name: trusts[name].curves[i].after or [] for name in names}
+        shares = {way: [(s, *curve.interval(s)) for s in some] for way, some in points.items()}
         curves.append(TrustCurve(curve.kind, curve.examples, curve.strengths, shares))
-    means = {unweighted: _in_percent(first.before), **{name: _after(trusts[name]) for name in drawn}}
+    means = {unweighted: _in_percent(first.before), **{name: _after(trusts[name]) for name in names}}
     verdicts = {name: words for name, w in weights.items() if (words := verdict(w))}
     note = "" if first.held_out else FEW
     return TrustPanel(curves, means, verdicts, note)
@@ -201,7 +209,7 @@ FEW = (
 
 
 def verdict(weights: Weights) -> str:
-    """What the guard of self-retrieval thought of weights, in a sentence; nothing if it was not asked.
+    """The verdict of the guard of self-retrieval on weights, as a sentence; empty without one.
 
     >>> verdict(Weights.uniform(["a"])), verdict(Weights(torch.ones(1), ["a"], [], {"confirmed": True}))
     ('', 'The guard of self-retrieval confirmed these weights.')
@@ -241,7 +249,7 @@ def add_baselines(
     setup: Setup,
     queries: Rows,
     scores: GroupScores,
-    shown: ExampleView,
+    view: ExampleView,
     count: int,
 ) -> list[QueryPanel]:
     """Panels with one more row for each baseline, for models of text; other panels are returned as they are.
@@ -251,26 +259,26 @@ def add_baselines(
         setup: The setup of the model.
         queries: The queries.
         scores: Scores of the queries.
-        shown: How examples are shown.
+        view: The examples as items.
         count: Examples in a row.
     """
-    baselines = _scores(setup, queries, shown.train)
+    baselines = _scores(setup, queries, view.train)
     if not baselines:
         return list(panels)
-    k = min(TOP, len(shown.train))
+    k = min(TOP, len(view.train))
     best = scores.top(k).indices  # (Q, k)
     ranked = {name: values.sort(descending=True, stable=True) for name, values in baselines.items()}
-    made = []
+    out = []
     for q, panel in enumerate(panels):
         rows = list(panel.rows)
         for name, top in ranked.items():
             longest = max(k, count)
             pairs = list(zip(top.indices[q, :longest].tolist(), top.values[q, :longest].tolist()))
             shared = set(best[q].tolist()) & {i for i, _ in pairs[:k]}
-            examples = [ScoredItem(_beginning(shown.example(i)), value) for i, value in pairs[:count]]
+            examples = [ScoredItem(_beginning(view.example(i)), value) for i, value in pairs[:count]]
             rows.append(Row(name, examples, shared=(len(shared), k)))
-        made.append(replace(panel, rows=rows))
-    return made
+        out.append(replace(panel, rows=rows))
+    return out
 
 
 def _scores(setup: Setup, queries: Rows, train: Rows) -> dict[str, Tensor]:
@@ -281,9 +289,9 @@ def _scores(setup: Setup, queries: Rows, train: Rows) -> dict[str, Tensor]:
     query_texts = None if train_texts is None else setup.texts(queries)
     if train_texts is None or query_texts is None:
         return {}
-    found: dict[str, Tensor] = {}
+    out: dict[str, Tensor] = {}
     try:
-        found[BM25] = bm25(train_texts, query_texts)
+        out[BM25] = bm25(train_texts, query_texts)
     except UndeError as e:
         console.note(f"the page has no {BM25} column: {e}")
     try:
@@ -294,8 +302,8 @@ def _scores(setup: Setup, queries: Rows, train: Rows) -> dict[str, Tensor]:
         console.note(f"the page has no column of {HIDDEN_STATES}: {e}")
     else:
         if similarity is not None:
-            found[HIDDEN_STATES] = similarity
-    return found
+            out[HIDDEN_STATES] = similarity
+    return out
 
 
 def _limited(advance: console.Advance, total: int) -> console.Advance:

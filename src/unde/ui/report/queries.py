@@ -1,4 +1,4 @@
-"""Queries and the training examples behind them: a panel for each query, a row for each way of scoring."""
+"""Queries and their training examples: a panel for each query, a row for each way of scoring."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from unde.ui.report.items import (
     picture,
     same,
 )
+from unde.ui.report.tables import note, section
 from unde.ui.report.tokens import key
 
 RIGHT = mark("right", "✓", "right", "the prediction equals the true label")
@@ -36,11 +37,11 @@ WRONG = mark("wrong", "✗", "wrong", "the prediction differs from the true labe
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """What one way of scoring found for a query: the highest scores first, the lowest first.
+    """The training examples of a query under one way of scoring: the highest scores and the lowest.
 
-    Where not even the lowest scores are negative, as with methods whose scores are squares, they are shown as the
-    lowest ones and not as opponents. The row of a baseline has `shared`: how many of its top examples are also among
-    those of the first row, and of how many. Such rows are hidden until they are switched on.
+    Where not even the lowest scores are negative (methods whose scores are squares), they are titled lowest scores, not
+    opponents. The row of a baseline has `shared`: how many of its top examples are among those of the first row, and
+    of how many. Such rows are hidden until they are switched on.
 
     >>> row = Row("unweighted", [ScoredItem(Item(3), 0.9)], [ScoredItem(Item(8), -0.4)])
     >>> row.name, len(row.opponents)
@@ -59,7 +60,7 @@ class Row:
 
     @property
     def signed(self) -> bool:
-        """Whether scores tell for from against; not known without the lowest ones, and then assumed."""
+        """Whether scores have signs; assumed where the lowest scores are not known."""
         if self.shared is not None:
             return False
         return not len(self.opponents) or any(scored.score < 0 for scored in self.opponents)
@@ -67,7 +68,7 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class QueryPanel:
-    """A query, what the model made of it, and its rows, in the order they are read (unweighted first).
+    """A query, its prediction, and its rows (unweighted first).
 
     Three labels are kept apart: the true one (`query.true_label`, or else `query.label`), the one that was
     `predicted`, and the one `asked` about, whose loss was attributed: by default that of the query. `right` says
@@ -101,7 +102,7 @@ class QueryPanel:
         count: int = 5,
         contributors: Mapping[str, object] | None = None,
     ) -> QueryPanel:
-        """The panel of a query's scores (N,) under each of several names; `example` shows training example n.
+        """Make the panel of a query of its scores (N,) by name; `example` gives the item of training example n.
 
         `contributors` marks the examples (N,) that are known to have given the query its subject, style, …
 
@@ -140,7 +141,7 @@ class QueryPanel:
 
     @property
     def true_label(self) -> int | str | None:
-        """What the query really is, if that is known."""
+        """The true label of the query, if it is known."""
         return self.query.label if self.query.true_label is None else self.query.true_label
 
     @property
@@ -160,12 +161,12 @@ class QueryPanel:
 
     @property
     def kind(self) -> str:
-        """How the panel is laid out: as "text", "image" or "id", after the training examples in it."""
+        """The layout of the panel, from its training examples: "text", "image" or "id"."""
         return "text" if self.shaded else kind_of(scored.item for scored in self._scored())
 
     @property
     def shaded(self) -> bool:
-        """Whether some example shows what its tokens add to the score."""
+        """Whether some example has scores of its tokens."""
         return any(scored.tokens is not None for scored in self._scored())
 
     def _scored(self) -> Iterator[ScoredItem]:
@@ -179,12 +180,11 @@ def _is_number(label: object) -> bool:
 
 
 def queries_section(panels: Sequence[QueryPanel]) -> Html:
-    """The section with all query panels, behind a strip of links to them."""
+    """The section with all query panels, after a strip of links to them."""
     marks = legend_of(m for panel in panels for scored in panel._scored() for m in scored.marks)
-    return el(
-        "section",
-        {"id": "queries", "aria-labelledby": "queries-title"},
-        el("h2", {"id": "queries-title"}, "Queries and the examples behind them"),
+    return section(
+        "queries",
+        "Queries and the examples behind them",
         _legend(panels, marks),
         _switches(panels),
         _contents(panels) if len(panels) > 2 else None,
@@ -276,7 +276,7 @@ def _panel(panel: QueryPanel, position: int, marks: Sequence[Mark], baselines: S
             )
             if facts
             else None,
-            el("p", {"class": "note"}, panel.note) if panel.note else None,
+            note(panel.note),
         ),
         el(
             "div",
@@ -290,7 +290,7 @@ def _panel(panel: QueryPanel, position: int, marks: Sequence[Mark], baselines: S
 
 
 def _layout(panel: QueryPanel) -> str:
-    """Classes of the rows: beside each other where there are several, those of baselines when they are shown."""
+    """Classes of the rows: side by side where there are several; baselines when they are switched on."""
     compared = any(row.shared is not None for row in panel.rows)
     several = sum(row.shared is None for row in panel.rows) > 1
     return "rows" + (" beside" if several else "") + (" compared" if compared else "")
@@ -340,27 +340,27 @@ def _remarks(panel: QueryPanel, row: Row, first: Row | None, marks: Sequence[Mar
         agreeing = sum(same(scored.item.label, panel.target_label) for scored in labelled)
         yield f"{agreeing} of {counted(len(labelled), 'proponent')} with the label asked about"
     if marks:
-        found = [m for scored in row.proponents for m in scored.marks]
-        amounts = ", ".join(f"{found.count(each)} {each.contribution}" for each in marks)
+        present = [m for scored in row.proponents for m in scored.marks]
+        amounts = ", ".join(f"{present.count(each)} {each.contribution}" for each in marks)
         yield f"of the first {len(row.proponents)}: {amounts}"
     if first is not None and row.shared is not None:
         yield f"shares {row.shared[0]} of its top {row.shared[1]} with “{first.name}”"
     elif first is not None:
         high, low = ("proponent", "opponent") if row.signed else ("high score", "low score")
         new = [
-            counted(_new(here, there), noun)
-            for noun, here, there in (
+            counted(_new(scored, others), noun)
+            for noun, scored, others in (
                 (high, row.proponents, first.proponents),
                 (low, row.opponents, first.opponents),
             )
-            if _new(here, there)
+            if _new(scored, others)
         ]
         yield f"{' and '.join(new)} not in “{first.name}”" if new else f"the same examples as “{first.name}”"
 
 
-def _new(here: Sequence[ScoredItem], there: Sequence[ScoredItem]) -> int:
-    known = {scored.item.id for scored in there}
-    return sum(scored.item.id not in known for scored in here)
+def _new(items: Sequence[ScoredItem], others: Sequence[ScoredItem]) -> int:
+    known = {scored.item.id for scored in others}
+    return sum(scored.item.id not in known for scored in items)
 
 
 def _side(
@@ -381,8 +381,8 @@ def _side(
 
 
 def _differs(item: Item, panel: QueryPanel) -> bool:
-    asked = panel.target_label
-    return item.label is not None and asked is not None and not same(item.label, asked)
+    target = panel.target_label
+    return item.label is not None and target is not None and not same(item.label, target)
 
 
 def _marks(scored: ScoredItem, panel: QueryPanel) -> list[Html]:
