@@ -36,7 +36,7 @@ WAYS = (PLAIN, "fused optimizer", "channels last", f"stacks of {STACKED}", "stac
 def make_step(training: TrainingSpec, way: str) -> tuple[Callable[[], Any], int]:
     """A function that takes one step, and the number of models that it trains."""
     if way.startswith("stacks"):
-        members = subsets(int(way.split()[-1]))
+        members = subsets(int(way.rsplit(maxsplit=1)[-1]))
         stack = StackedTrainer(training, members)
         stack.batches = repeat(partial(stacked_batches, training, members))
         stack.schedule = None  # more steps are taken than a schedule has

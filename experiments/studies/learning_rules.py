@@ -25,7 +25,7 @@ def data_set(bank: str) -> str:
     >>> data_set("cifar10-vit"), data_set("robots")
     ('cifar10', 'robots')
     """
-    return bank.split("-")[0]
+    return bank.split("-", maxsplit=1)[0]
 
 
 def run(variant: str | None) -> list[dict[str, Any]]:

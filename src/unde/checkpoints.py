@@ -27,40 +27,42 @@ def fingerprints(model: nn.Module, checkpoints: Sequence[Checkpoint] | None) -> 
         raise UndeError(
             "checkpoints=[] names no checkpoint: expected at least one, or None for the model as is"
         )
-    found = [model_fingerprint(read_checkpoint(c)) for c in checkpoints]
-    twins = [(found.index(f), c) for c, f in enumerate(found) if found.index(f) < c]
+    prints = [model_fingerprint(read_checkpoint(c)) for c in checkpoints]
+    twins = [(prints.index(f), c) for c, f in enumerate(prints) if prints.index(f) < c]
     if twins:
         console.note(
             f"checkpoints {twins[0][0]} and {twins[0][1]} hold the same weights. A state_dict() follows the "
             "model as it trains: copy.deepcopy it when you take it"
         )
-    return found
+    return prints
 
 
 @contextmanager
-def loaded(model: nn.Module, checkpoint: Checkpoint | None) -> Generator[None]:
-    """The model with a checkpoint's weights inside the block, and its own after it."""
-    if checkpoint is None:
+def load_checkpoint(
+    model: nn.Module, checkpoints: Sequence[Checkpoint] | None, c: int = 0
+) -> Generator[None]:
+    """Load checkpoint c, if there are any, for the time of the block; then restore the weights of the model."""
+    if checkpoints is None:
         yield
         return
-    own = {k: v.detach().clone() for k, v in model.state_dict().items()}
+    before = {k: v.detach().clone() for k, v in model.state_dict().items()}
     try:
-        _load(model, read_checkpoint(checkpoint))
+        _load(model, read_checkpoint(checkpoints[c]))
         yield
     finally:
-        model.load_state_dict(own)
+        model.load_state_dict(before)
 
 
 def _load(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     live = model.state_dict()
-    given = {live[k].data_ptr() for k in state if k in live}
-    # Files leave out tied tensors: what shares memory with a given one is given.
-    left_out = {k for k, v in live.items() if k not in state and not (v.numel() and v.data_ptr() in given)}
+    memory = {live[k].data_ptr() for k in state if k in live}
+    # Files leave out tied tensors, which share memory with one that is in the file.
+    missing = {k for k, v in live.items() if k not in state and not (v.numel() and v.data_ptr() in memory)}
     try:
         result = model.load_state_dict(state, strict=False)
     except RuntimeError as e:
         raise UndeError(f"a checkpoint does not fit the model: {e}") from None
-    wrong = [f"leaves out {sorted(left_out)[:3]}"] * bool(left_out)
+    wrong = [f"leaves out {sorted(missing)[:3]}"] * bool(missing)
     wrong += [f"has unknown {result.unexpected_keys[:3]}"] * bool(result.unexpected_keys)
     if wrong:
         raise UndeError(f"a checkpoint does not fit the model: it {' and '.join(wrong)}")
@@ -98,8 +100,3 @@ def resolve_checkpoint_weights(given: Sequence[float] | None, count: int, terms:
     if not all(0 <= x < float("inf") for x in weights) or not any(weights):
         raise UndeError(f"checkpoint_weights {weights}: expected numbers ≥ 0, not all zero")
     return weights
-
-
-def select_checkpoint(checkpoints: Sequence[Checkpoint] | None, c: int) -> Checkpoint | None:
-    """Checkpoint c, or None for the model as it is."""
-    return None if checkpoints is None else checkpoints[c]

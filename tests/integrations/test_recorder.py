@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from unde import Index, UndeError
-from unde.checkpoints import loaded
+from unde.checkpoints import load_checkpoint
 from unde.integrations.transformers import CheckpointRecorder, recorded
 from unde.methods import TracIn
 from unde.tasks import CausalLM
@@ -71,7 +71,7 @@ def test_weights_and_rates_are_those_of_the_step(tmp_path):
     assert rates == pytest.approx([schedule(s) for s in (2, 4, 6)])
     model = gpt2(seed=1)
     for path, step in zip(checkpoints, (2, 4, 6)):
-        with loaded(model, path):
+        with load_checkpoint(model, [path]):
             assert set(watch.weights[step]) == set(model.state_dict())
             assert all(torch.equal(v, watch.weights[step][k]) for k, v in model.state_dict().items())
         assert "lm_head.weight" not in load_file(path) or "transformer.wte.weight" not in load_file(

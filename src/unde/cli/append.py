@@ -25,10 +25,10 @@ def append(
     model: TrainingOptions,
     worker: WorkerOptions,
 ) -> None:
-    """Add training examples to an index: what is in it already, by content, is not computed again.
+    """Add training examples to an index. Examples that it holds already, by content, are skipped.
 
-    Give all training data as it is now, or only what is new. The model and its settings are remembered. After a kill
-    the index is as it was, and the same command resumes.
+    Give all training data, or only the new part. The index remembers the model and its settings. After a kill the index
+    is unchanged, and the same command resumes.
 
     Examples:
 
@@ -102,8 +102,8 @@ def remove(
 ) -> None:
     """Remove training examples from an index and erase their bytes.
 
-    Only the shards that hold them are rewritten. The model is needed for EKFAC alone, whose covariances are sums over
-    examples. Copies (push, backups) are not touched.
+    Only the shards that hold them are rewritten. EKFAC needs the model, since its covariances are sums over examples.
+    Copies (push, backups) are not changed.
 
     Examples:
 
@@ -140,7 +140,7 @@ def merge(
 ) -> None:
     """Merge indexes of the same model, task, method, projection and groups into a new one.
 
-    The old ones stay as they are. Nothing is computed again.
+    The old indexes stay unchanged. Nothing is computed again.
 
     Example:
 
@@ -161,7 +161,7 @@ def repack(
 ) -> None:
     """Store the features of an index in another precision, as a new index: int8 takes a quarter of float32.
 
-    The old one stays as it is. Nothing is computed again.
+    The old index stays unchanged. Nothing is computed again.
 
     Example:
 

@@ -57,7 +57,7 @@ def build(
 ) -> None:
     """Compute the gradient features of the training data.
 
-    `unde plan` takes the same options, and tells what this will need.
+    `unde plan` takes the same options and estimates disk, memory and time.
 
     Examples:
 
@@ -126,9 +126,9 @@ def finish(
     cluster: ClusterOptions,
     memory: Memory = "2GB",
 ) -> None:
-    """Finish an index with the settings that its build recorded, and check all of it.
+    """Finish an index with the settings of its build, and check all of it.
 
-    Run it when all workers of an array have ended: it computes what they left.
+    Run it when all workers of an array have ended. It computes the shards that are missing.
 
     Examples:
 

@@ -61,11 +61,10 @@ def calibrate(
     ] = None,
     query_field: QueryField = None,
 ) -> None:
-    """Choose method, damping and weights by models retrained on random halves, and tell how good scores are.
+    """Choose method, damping and weights by models retrained on random halves, and measure the LDS of the choice.
 
-    Every setting that the index can give is judged by what the retrained models do on the queries. The choice is kept
-    in the index: attribute, report, serve and learn use it from then on. An interrupted calibration goes on where it
-    stopped.
+    Retrained models judge every setting of the index on the queries. The index stores the choice, and attribute,
+    report, serve and learn use it. An interrupted calibration resumes.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""What the shell offers when Tab is pressed: names of methods, and folders that hold an index."""
+"""Shell completion: names of methods, and folders that hold an index."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def one_of(*names: str) -> Callable[[str], list[str]]:
 
 
 def indexes(incomplete: str) -> list[str]:
-    """Folders that hold an index, below what was typed. With none, shells offer files as they do anyway."""
+    """Folders below the typed one that hold an index. Without any, shells complete files."""
     folder, begun = os.path.split(incomplete)
     budget = iter(range(_MOST))
     return sorted(_below(Path(folder).expanduser(), folder, begun, _DEEP, budget))
@@ -33,12 +33,12 @@ def indexes(incomplete: str) -> list[str]:
 
 def _below(real: Path, typed: str, begun: str, depth: int, budget: Iterator[int]) -> Iterator[str]:
     try:
-        found = sorted(
+        folders = sorted(
             p for p in real.iterdir() if p.name.startswith(begun) and p.is_dir() and not p.is_symlink()
         )
     except OSError:
         return
-    for path in found:
+    for path in folders:
         if (path.name.startswith(".") and not begun) or next(budget, None) is None:
             continue
         name = os.path.join(typed, path.name)

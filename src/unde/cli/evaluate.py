@@ -45,8 +45,8 @@ def evaluate(
 ) -> None:
     """Measure the linear datamodeling score (LDS) of the queries, with and without weights, beside simple baselines.
 
-    How well scores predict models that were retrained on parts of the data; such a bank is made with
-    unde.evaluate.Bank.run. Baselines are BM25 (texts), hidden-state similarity and the training loss; the last column
+    The LDS measures how well scores predict models retrained on parts of the data. unde.evaluate.Bank.run makes such a
+    bank. Baselines are BM25 (texts), hidden-state similarity and the training loss; the last column
     is the paired difference.
 
     Examples:

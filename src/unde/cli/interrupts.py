@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: one line that says how far a command got and how to go on, and the exit code of the signal."""
+"""Ctrl-C and SIGTERM: one line with the progress and how to resume, and the exit code of the signal."""
 
 from __future__ import annotations
 
@@ -11,16 +11,8 @@ from typing import Any
 
 from typer.core import TyperGroup
 
-_RESUMED = {
-    "build",
-    "finish",
-    "append",
-    "remove",
-    "merge",
-    "repack",
-    "push",
-    "pull",
-}  # commands that find what they did before
+# Commands that resume an interrupted run.
+_RESUMED = frozenset(["build", "finish", "append", "remove", "merge", "repack", "push", "pull"])
 
 
 class Terminated(KeyboardInterrupt):
@@ -28,18 +20,18 @@ class Terminated(KeyboardInterrupt):
 
 
 class Interrupted(Exception):
-    """A command that a signal ended; the message is all that its user needs to know."""
+    """A command that a signal ended; the message is for its user."""
 
     def __init__(self, command: str | None, interrupt: KeyboardInterrupt) -> None:
         how = "it goes on where it stopped" if command in _RESUMED else "it starts from the beginning"
-        reached = f" {interrupt}" if interrupt.args else ""  # said by the progress bar that was open
+        reached = f" {interrupt}" if interrupt.args else ""  # from the open progress bar
         super().__init__(f"interrupted{reached}; run the same command again, {how}")
         number = signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT
         self.code = 128 + number
 
 
 class Commands(TyperGroup):
-    """The group of all commands. Interrupts are caught here, as typer would end without a word."""
+    """The group of all commands. It catches interrupts, since typer would end silently."""
 
     def invoke(self, ctx: Any) -> Any:
         try:

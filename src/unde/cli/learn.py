@@ -83,9 +83,9 @@ def learn(
 ) -> None:
     """Learn how much each group of parameters should count, without labels.
 
-    With nothing but an index: training examples are perturbed, and weights are learned with which they find
-    themselves; where weights would not help they stay uniform. With --queries: by the paper's objective, from data of
-    the same kind that is neither trained on nor evaluated on.
+    Without --queries, weights are learned with which perturbed training examples find their originals; weights that
+    would not help stay uniform. With --queries, weights follow the paper's objective; the queries must be neither in
+    the training data nor in the evaluation data.
 
     Examples:
 

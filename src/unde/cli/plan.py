@@ -56,7 +56,7 @@ def plan(
     format: Annotated[str, typer.Option(help="table or json")] = "table",
     config: Config = None,
 ) -> None:
-    """Tell what an index will take: bytes on disk, peak memory, minutes.
+    """Estimate the cost of an index: bytes on disk, peak memory, minutes.
 
     Bytes follow from shapes; minutes and memory are measured in a few passes of the model on this machine. Checkpoints
     that are not there yet are given as a number, --checkpoints 5.

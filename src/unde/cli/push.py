@@ -24,8 +24,7 @@ Url = Annotated[Any, typer.Argument(parser=place, metavar="URL", help="such as s
 def push(source: Local, url: Url) -> None:
     """Copy an index, a bank or weights to an object store, and check them on the way.
 
-    What is there and equal is skipped, so a copy that was interrupted goes on. A place that holds something else is
-    refused.
+    Equal files are skipped, so an interrupted copy resumes. A target that holds something else is refused.
 
     Examples:
 
@@ -40,8 +39,7 @@ def push(source: Local, url: Url) -> None:
 def pull(url: Url, target: Local) -> None:
     """Copy an index, a bank or weights from an object store, and check them on the way.
 
-    What is there and equal is skipped, so a copy that was interrupted goes on. A place that holds something else is
-    refused.
+    Equal files are skipped, so an interrupted copy resumes. A target that holds something else is refused.
 
     Example:
 

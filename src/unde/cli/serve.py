@@ -37,7 +37,7 @@ def serve(
     open: Annotated[bool, typer.Option("--open", help="open the page in a browser")] = False,
     uncalibrated: Uncalibrated = False,
 ) -> None:
-    """Ask an index in a live page: type, drop or choose a query, move weights, filter, mark examples.
+    """Open a live page on an index: type, drop or choose a query, move weights, filter, mark examples.
 
     Examples:
 

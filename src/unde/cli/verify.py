@@ -32,7 +32,7 @@ def verify(
 ) -> None:
     """Check every byte of an index, a bank or weights; say what is damaged and what restores it.
 
-    Exit code 1 if anything is damaged. What is not finished yet is said, and is no damage.
+    The exit code is 1 if anything is damaged. Unfinished parts are listed and are no damage.
 
     Examples:
 

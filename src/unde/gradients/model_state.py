@@ -41,9 +41,8 @@ def frozen_eval(model: nn.Module) -> Generator[None]:
             model.eval()
         for p, _, _ in parameters:
             p.requires_grad_(False)
-        for m in modules:
-            if m._forward_hooks:  # one may start a graph, as gradient checkpointing does
-                ends.append(m.register_forward_hook(_end_of_graph))
+        # A hook may start a graph, as gradient checkpointing does.
+        ends.extend(m.register_forward_hook(_end_of_graph) for m in modules if m._forward_hooks)
         yield
     finally:
         stance.__exit__(None, None, None)

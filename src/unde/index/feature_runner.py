@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from unde import console, methods
-from unde.checkpoints import fingerprints, loaded, select_checkpoint
+from unde.checkpoints import fingerprints, load_checkpoint
 from unde.data import Rows, evenly, to_device
 from unde.errors import BadExample, UndeError
 from unde.fingerprints import SAMPLED, ModelWatch, reads_differently, to_digest, to_signed
@@ -119,7 +119,7 @@ class FeatureRunner:
         model, method = self.inputs.model, self.method
         with ExitStack() as stack:
             if self.inputs.checkpoints is not None:
-                stack.enter_context(loaded(model, self.inputs.checkpoints[self._checkpoint(c)]))
+                stack.enter_context(load_checkpoint(model, self.inputs.checkpoints, self._checkpoint(c)))
             stack.enter_context(patch(model))
             task = task_at_step(set_rows(self.inputs.task, self.manifest.settled.rows), method, c)
             what = replace(self.measurement, measure=method.measure_of(c))
@@ -229,7 +229,7 @@ class FeatureRunner:
         coverage: list[dict[str, Any]] = []
         trials: list[CoverageTrial | None] = []
         for c in range(len(self.manifest.models)):
-            with loaded(inputs.model, select_checkpoint(inputs.checkpoints, c)):
+            with load_checkpoint(inputs.model, inputs.checkpoints, c):
                 decided, trial = try_coverage(inputs.model, inputs.task, rows, what.units, what.measure)
                 trials.append(trial if self.method.terms == 1 else None)
                 task, cost = (

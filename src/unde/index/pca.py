@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from unde import console
-from unde.checkpoints import loaded, select_checkpoint
+from unde.checkpoints import load_checkpoint
 from unde.errors import UndeError
 from unde.gradients.feature_pass import set_rows, torch_threads
 from unde.gradients.pca import CovariancePass
@@ -54,7 +54,7 @@ class _DirectionJobs:
     @cached_property
     def covariance_pass(self) -> CovariancePass:
         inputs = self.inputs
-        self._open.enter_context(loaded(inputs.model, select_checkpoint(inputs.checkpoints, 0)))
+        self._open.enter_context(load_checkpoint(inputs.model, inputs.checkpoints))
         task = set_rows(inputs.task, self.rows)
         return self._open.enter_context(CovariancePass(inputs.model, task, inputs.rows, **self.settings))
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.func import functional_call, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from unde.checkpoints import loaded, select_checkpoint
+from unde.checkpoints import load_checkpoint
 from unde.data import Collate, Rows, to_device
 from unde.errors import UndeError
 from unde.gradients.feature_pass import exclusive
@@ -75,7 +75,7 @@ class TokenScores:
         with exclusive(model):
             self.runner.check_model()
             for c, directions in enumerate(self.directions):
-                with loaded(model, select_checkpoint(checkpoints, c)):
+                with load_checkpoint(model, checkpoints, c):
                     part = self._along(directions[q].to(device, dtype), batch)
                 total = part if total is None else total + part
         assert total is not None

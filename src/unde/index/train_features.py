@@ -342,7 +342,7 @@ def _total_run(
     return {"scores": out, "sizes": sizes.largest[q]}
 
 
-def _leverage_run(features: StoredFeatures, inputs: dict[str, Tensor], settings: None) -> dict[str, Tensor]:
+def _leverage_run(features: StoredFeatures, inputs: dict[str, Tensor], settings: None) -> dict[str, Tensor]:  # noqa: ARG001
     """⟨g(n), K g(n)⟩ of the selected shards."""
     parts = []
     for s in features.selected:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unde.checkpoints import Checkpoint, fingerprints, loaded, select_checkpoint
+from unde.checkpoints import Checkpoint, fingerprints, load_checkpoint
 from unde.data import Rows, choose_collate, evenly, to_device
 from unde.errors import UndeError
 from unde.fingerprints import ModelWatch, align_rows, changed_example, ids_fingerprint, plain_ids
@@ -264,7 +264,7 @@ def _probe_features(runner: FeatureRunner, rows: Rows, where: list[int]) -> Tens
 def restore_probe(runner: FeatureRunner, rows: Rows) -> None:
     """Write the probe again, by the same computation."""
     inputs, what = runner.inputs, runner.measurement
-    with loaded(inputs.model, select_checkpoint(inputs.checkpoints, 0)):
+    with load_checkpoint(inputs.model, inputs.checkpoints):
         _, trial = try_coverage(inputs.model, inputs.task, rows, what.units, what.measure)
     write_probe(runner, rows, trial if runner.method.terms == 1 else None)
 

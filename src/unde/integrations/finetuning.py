@@ -168,5 +168,5 @@ def _linear_decay(optimizer: Optimizer, steps: int) -> LambdaLR:
     return LambdaLR(optimizer, lambda step: max(0.0, 1 - step / max(1, steps)))
 
 
-def _unused(seed: int) -> nn.Module:
+def _unused(seed: int) -> nn.Module:  # noqa: ARG001
     raise UndeError("a continued training starts from the final model")

@@ -1,10 +1,9 @@
 """Executors of numbered jobs; results do not depend on who runs them, or in which order."""
 
-from unde.parallel.array import Array
 from unde.parallel.base import SERIAL, Executor, Job, JobsFailed, Serial
 from unde.parallel.processes import Processes
 from unde.parallel.ray import Ray
-from unde.parallel.registry import close_workers, get_executor, run_with_progress
+from unde.parallel.registry import Array, close_workers, get_executor, run_with_progress
 
 __all__ = [
     "SERIAL",

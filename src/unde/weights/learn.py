@@ -117,7 +117,6 @@ def learn_weights(
         >>> learn_weights(scores, k=5, weight_decay=0.0).values[0] > 1.5
         tensor(True)
     """
-
     settings = Settings(1, 0.0, loss, solver, epochs, lr, noise, seed)
     if not isinstance(scores, Mapping):
         if isinstance(positives, Mapping):

@@ -103,7 +103,7 @@ def run(out: Path, method: str = "trak", seed: int = 0) -> Path:
         "Which training digits made it say that?",
         f"A ResNet trained on 4,000 handwritten digits, and {NAMES.get(method, method)} attributions"
         + (" with weights learned without labels" if len(ways) > 1 else ", unweighted: see Trust for why"),
-        cards=_cards(data, labels, right, clock),
+        cards=_cards(labels, right, clock),
         queries=panels,
         weights=None
         if uniform(weights)
@@ -115,7 +115,7 @@ def run(out: Path, method: str = "trak", seed: int = 0) -> Path:
         tables=[_agreement(scores, ways, data)],
         steps=clock.steps,
         meaning=meaning(index.method, setup.task),
-        provenance=_provenance(method, seed, index),
+        provenance=_provenance(seed, index),
     )
     return page.write(out / "report.html")
 
@@ -173,7 +173,7 @@ def _agreement(scores: GroupScores, ways: Ways, data: Digits) -> ResultTable:
     )
 
 
-def _cards(data: Digits, labels: MislabelPanel, right: float, clock: Clock) -> list[Card]:
+def _cards(labels: MislabelPanel, right: float, clock: Clock) -> list[Card]:
     first, last = labels.curves[0], labels.curves[-1]
     seconds = sum(step.seconds for step in clock.steps)
     return [
@@ -196,7 +196,7 @@ def _cards(data: Digits, labels: MislabelPanel, right: float, clock: Clock) -> l
     ]
 
 
-def _provenance(method: str, seed: int, index: Index) -> dict[str, object]:
+def _provenance(seed: int, index: Index) -> dict[str, object]:
     return {
         "unde": __version__,
         "command": "unde demo",
