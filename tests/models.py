@@ -142,16 +142,14 @@ def mlp():
 def resnet(norm="batch"):
     from transformers import ResNetConfig, ResNetForImageClassification
 
-    model = ResNetForImageClassification(
-        ResNetConfig(
-            num_channels=2,
-            embedding_size=6,
-            hidden_sizes=[6, 8],
-            depths=[1, 2],
-            layer_type="basic",
-            num_labels=3,
-        )
-    )
+    sizes = {
+        "num_channels": 2,
+        "embedding_size": 6,
+        "hidden_sizes": [6, 8],
+        "depths": [1, 2],
+        "num_labels": 3,
+    }
+    model = ResNetForImageClassification(ResNetConfig(layer_type="basic", **sizes))
     if norm == "group":
         for module in list(model.modules()):
             for name, child in module.named_children():
@@ -163,49 +161,22 @@ def resnet(norm="batch"):
 def vit():
     from transformers import ViTConfig, ViTForImageClassification
 
-    return ViTForImageClassification(
-        ViTConfig(
-            image_size=8,
-            patch_size=4,
-            num_channels=2,
-            hidden_size=12,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=16,
-            num_labels=3,
-        )
-    )
+    images = {"image_size": 8, "patch_size": 4, "num_channels": 2, "num_labels": 3}
+    layers = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    return ViTForImageClassification(ViTConfig(**images, **layers))
 
 
 def gpt2(attention="sdpa"):
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    return GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=23,
-            n_positions=16,
-            n_embd=12,
-            n_layer=2,
-            n_head=2,
-            bos_token_id=0,
-            eos_token_id=0,
-            attn_implementation=attention,
-        )
-    )
+    tokens = {"vocab_size": 23, "n_positions": 16, "bos_token_id": 0, "eos_token_id": 0}
+    sizes = {"n_embd": 12, "n_layer": 2, "n_head": 2}
+    return GPT2LMHeadModel(GPT2Config(**tokens, **sizes, attn_implementation=attention))
 
 
 def llama(attention="sdpa"):
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=23,
-            hidden_size=12,
-            intermediate_size=16,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            max_position_embeddings=16,
-            attn_implementation=attention,
-        )
-    )
+    layers = {"hidden_size": 12, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    tokens = {"vocab_size": 23, "max_position_embeddings": 16, "num_key_value_heads": 1}
+    return LlamaForCausalLM(LlamaConfig(**layers, **tokens, attn_implementation=attention))

@@ -10,17 +10,13 @@ from unde.tasks import CausalLM, MaskedLM, Seq2SeqLM, TokenClassification
 
 SMALL = {
     "vocab_size": 23,
-    "hidden_size": 12,
-    "intermediate_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,  # grouped queries
-    "head_dim": 4,
     "max_position_embeddings": 16,
     "bos_token_id": 0,
     "eos_token_id": 0,
     "pad_token_id": 0,
 }
+SMALL |= {"hidden_size": 12, "intermediate_size": 16, "num_hidden_layers": 2, "head_dim": 4}
+SMALL |= {"num_attention_heads": 4, "num_key_value_heads": 2}  # grouped queries
 
 
 def language_model(family, **options):
@@ -49,17 +45,9 @@ def gpt2(tied):
 def bert():
     from transformers import BertConfig, BertForSequenceClassification
 
-    return BertForSequenceClassification(
-        BertConfig(
-            vocab_size=23,
-            hidden_size=12,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            intermediate_size=16,
-            max_position_embeddings=16,
-            num_labels=3,
-        )
-    )
+    layers = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    config = BertConfig(vocab_size=23, max_position_embeddings=16, num_labels=3, **layers)
+    return BertForSequenceClassification(config)
 
 
 def texts(n):
@@ -80,18 +68,9 @@ def opt():
     from transformers import OPTConfig, OPTForCausalLM
 
     sides = {"hidden_size": 12, "word_embed_proj_dim": 12, "ffn_dim": 16}
-    return OPTForCausalLM(
-        OPTConfig(
-            vocab_size=23,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            max_position_embeddings=16,
-            pad_token_id=1,
-            bos_token_id=0,
-            eos_token_id=0,
-            **sides,
-        )
-    )
+    tokens = {"vocab_size": 23, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 0}
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 16}
+    return OPTForCausalLM(OPTConfig(**sides, **tokens, **layers))
 
 
 def padded(examples):

@@ -114,19 +114,20 @@ class Setup:
         return [self.text(rows[i]) or "" for i in range(len(rows))]
 
 
-def _class_names(given: Any) -> list[str]:
+def _class_names(classes: Any) -> list[str]:
     """Names in the order of the model's outputs."""
-    if isinstance(given, Mapping):
-        numbers = sorted(int(n) for n in given)
-        if numbers != list(range(len(given))):
+    if isinstance(classes, Mapping):
+        by_number = {int(n): name for n, name in classes.items()}
+        numbers = sorted(by_number)
+        if numbers != list(range(len(classes))):
             raise UndeError(
-                f"Setup(classes=) numbers its classes {numbers[:5]}…: expected 0 to {len(given) - 1}, the order of the "
-                "model's outputs"
+                f"Setup(classes=) numbers its classes {numbers[:5]}…: expected 0 to {len(classes) - 1}, the order of "
+                "the model's outputs"
             )
-        given = [name for _, name in sorted(given.items(), key=lambda entry: int(entry[0]))]
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise UndeError(f"Setup(classes={given!r}): expected a list of names, one for each class")
-    names = list(given)
+        classes = [by_number[n] for n in numbers]
+    if isinstance(classes, str) or not isinstance(classes, Iterable):
+        raise UndeError(f"Setup(classes={classes!r}): expected a list of names, one for each class")
+    names = list(classes)
     bad = next((name for name in names if not isinstance(name, str)), None)
     if bad is not None:
         raise UndeError(

@@ -143,10 +143,7 @@ def chat() -> dict[str, Any]:
 
     def talk(line: str) -> dict[str, Any]:
         return {
-            "messages": [
-                {"role": "user", "content": line[:20]},
-                {"role": "assistant", "content": line[20:]},
-            ]
+            "messages": [{"role": "user", "content": line[:20]}, {"role": "assistant", "content": line[20:]}]
         }
 
     json_lines("chats.jsonl", [talk(line) for line in LINES[:130]])

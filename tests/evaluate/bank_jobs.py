@@ -95,15 +95,9 @@ def stall_after_some(indices, seed):
 
 
 def run(path, **changes):
-    arguments = {
-        "train": train,
-        "utility": utility,
-        "n_train": N_TRAIN,
-        "subsets": SUBSETS,
-        "seeds_per_subset": 2,
-        "name": "linear regression",
-    }
-    return Bank.run(path, **{**arguments, **changes})
+    arguments = {"train": train, "utility": utility, "name": "linear regression"}
+    sizes = {"n_train": N_TRAIN, "subsets": SUBSETS, "seeds_per_subset": 2}
+    return Bank.run(path, **{**arguments, **sizes, **changes})
 
 
 def assert_same(a, b):

@@ -70,15 +70,8 @@ def sgd(parameters):
 
 
 def training(**changes):
-    given = {
-        "model": make,
-        "data": (X, Y),
-        "loss": cross_entropy,
-        "optimizer": adamw,
-        "epochs": 4,
-        "batch_size": 5,
-    }
-    return TrainingSpec(**{**given, **changes})
+    given = {"model": make, "data": (X, Y), "loss": cross_entropy, "optimizer": adamw}
+    return TrainingSpec(**{**given, "epochs": 4, "batch_size": 5, **changes})
 
 
 def written_out(indices, seed, *, optimizer, schedule=None, clip=None, prepare=None):
@@ -183,16 +176,6 @@ class Dropping(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Flatten(), nn.Dropout(0.5), nn.Linear(108, 3))
         self.double()
-
-
-class Recurring(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.cell, self.head = nn.LSTM(18, 4, batch_first=True), nn.Linear(4, 3)
-        self.double()
-
-    def forward(self, x):
-        return self.head(self.cell(x.flatten(2).unflatten(2, (2, 18)).flatten(1, 2))[0][:, -1])
 
 
 def cut(batch, generator):

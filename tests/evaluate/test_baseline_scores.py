@@ -88,11 +88,7 @@ def test_heads_of_transformers():
     cases = {
         "lm_head": (models.gpt2(), CausalLM(), ids),
         "cls.predictions.decoder": (zoo.encoder("Bert", "MaskedLM")(), MaskedLM(mask_token_id=3), ids),
-        "classifier": (
-            zoo.bert(),
-            Classification(),
-            zoo.texts(4),
-        ),
+        "classifier": (zoo.bert(), Classification(), zoo.texts(4)),
     }
     for layer, (model, task, data) in cases.items():
         rows = Rows(data, zoo.padded if layer == "classifier" else task.collate)

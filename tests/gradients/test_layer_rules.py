@@ -107,10 +107,7 @@ LAYERS = {
     "conv2d-groups-1x1": (conv2d(6, 12, 1, groups=3), (6, 4, 4)),
     "conv2d-depthwise": (conv2d(8, 8, 3, groups=8, padding=1), (8, 5, 4)),
     "conv2d-depthwise-two-each": (conv2d(4, 8, 3, groups=4, padding=1, stride=2), (4, 5, 4)),
-    "conv2d-depthwise-circular": (
-        conv2d(8, 8, 3, groups=8, padding=1, padding_mode="circular"),
-        (8, 5, 4),
-    ),
+    "conv2d-depthwise-circular": (conv2d(8, 8, 3, groups=8, padding=1, padding_mode="circular"), (8, 5, 4)),
     "conv3d": (conv3d(2, 7, 2), (2, 4, 3, 3)),
     "conv3d-all": (
         conv3d(4, 6, (3, 2, 1), groups=2, padding=(1, 1, 0), stride=(2, 1, 1), dilation=(1, 2, 1)),

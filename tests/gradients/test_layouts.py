@@ -163,11 +163,7 @@ HOOKED = {
         floats(2, 7),
         "front",
     ),
-    "part-without-gradient": (
-        lambda: Net(part_without_gradient, a=nn.Linear(6, 7)),
-        floats(6),
-        "front",
-    ),
+    "part-without-gradient": (lambda: Net(part_without_gradient, a=nn.Linear(6, 7)), floats(6), "front"),
     "checkpointed": (
         lambda: Net(
             recomputed, a=nn.Linear(6, 7), b=nn.Linear(7, 7), norm=nn.LayerNorm(7), c=nn.Linear(7, 5)

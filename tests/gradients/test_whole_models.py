@@ -7,11 +7,7 @@ from cases import BY_NAME, CASES
 from oracles import TOLERANCE, assert_features, collect, explicit, plan, slow_gradients, ways
 
 EVERY = [
-    pytest.param(
-        case,
-        dtype,
-        id=f"{case}-{label}",
-    )
+    pytest.param(case, dtype, id=f"{case}-{label}")
     for case in CASES
     for dtype, label in [(torch.float32, "fp32"), (torch.float64, "fp64")]
 ]

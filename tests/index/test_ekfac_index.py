@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from test_index_tokens import gpt2, sentences
 from torch.testing import assert_close
-from transformers import GPT2Config, GPT2LMHeadModel
 
 import toy
 from unde import Index, UndeError
@@ -91,30 +91,9 @@ def test_bad_examples_leave_the_covariances_alone(tmp_path):
     close(a / a.norm(), b / b.norm(), 1e-4)  # the mean is over 22 in one and 21 in the other
 
 
-def small_gpt2():
-    torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=40,
-        n_positions=12,
-        n_embd=8,
-        n_layer=1,
-        n_head=2,
-        resid_pdrop=0,
-        embd_pdrop=0,
-        attn_pdrop=0,
-    )
-    return GPT2LMHeadModel(config).eval()
-
-
-def sentences(n, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(3, 12, (n,), generator=g).tolist()
-    return [{"input_ids": torch.randint(40, (length,), generator=g)} for length in lengths]
-
-
 def test_padding_is_not_counted(tmp_path):
     """Batches of ragged lengths give the covariances of the sequences alone."""
-    model, train = small_gpt2(), sentences(9)
+    model, train = gpt2(), sentences(9)
     made = {
         size: Index.build(
             model, CausalLM(), train, tmp_path / f"{size}", method=EKFAC(projection="kron(3)"), batch_size=size,
@@ -132,16 +111,9 @@ def test_padding_is_not_counted(tmp_path):
 
 def test_an_input_covariance_by_hand(tmp_path):
     """Of the inputs of c_fc, one sequence at a time, projected with the index's own matrices."""
-    model, train = small_gpt2(), sentences(9)
-    index = Index.build(
-        model,
-        CausalLM(),
-        train,
-        tmp_path / "i",
-        method=EKFAC(projection="kron(3)"),
-        batch_size=4,
-        progress=False,
-    )
+    model, train = gpt2(), sentences(9)
+    options = {"method": EKFAC(projection="kron(3)"), "batch_size": 4, "progress": False}
+    index = Index.build(model, CausalLM(), train, tmp_path / "i", **options)
     from unde.projection import Projection
 
     kept = []
@@ -175,14 +147,8 @@ def test_padding_of_a_text_classifier_is_not_counted(tmp_path):
     from transformers import BertConfig, BertForSequenceClassification
 
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=30,
-        hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=12,
-        num_labels=2,
-    )
+    layers = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12}
+    config = BertConfig(vocab_size=30, num_labels=2, **layers)
     model = BertForSequenceClassification(config).eval()
     rows = []
     for i, length in enumerate((4, 9, 6)):

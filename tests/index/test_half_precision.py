@@ -45,18 +45,11 @@ def case(request, tmp_path_factory):
     if request.param == "dual":  # many dimensions: only examples that are nearly alike are dependent there
         twins = x[:60] + 1e-4 * torch.randn(60, 20, generator=torch.Generator().manual_seed(1))
         x, y = torch.cat([x[:60], twins]), y[:60].repeat(2)
-    built = {
-        dtype: Index.build(
-            model,
-            Classification(),
-            (x, y),
-            tmp_path_factory.mktemp(dtype) / "i",
-            method=method,
-            store_dtype=dtype,
-            progress=False,
-        )
-        for dtype in ("float32", "float16", "bfloat16", "int8")
-    }
+    built = {}
+    for dtype in ("float32", "float16", "bfloat16", "int8"):
+        folder = tmp_path_factory.mktemp(dtype) / "i"
+        options = {"method": method, "store_dtype": dtype, "progress": False}
+        built[dtype] = Index.build(model, Classification(), (x, y), folder, **options)
     return method, built, built["float32"].features(queries).features
 
 

@@ -28,15 +28,8 @@ def on_disk(index) -> int:
 def test_bytes_are_predicted(tmp_path, capsys, dtype, checkpoints):
     model = nn.Sequential(nn.Linear(5, 40), nn.Tanh(), nn.Linear(40, 40), nn.Tanh(), nn.Linear(40, 3))
     states = [model.state_dict(), {k: v * 2 for k, v in model.state_dict().items()}][:checkpoints]
-    index = toy.build(
-        tmp_path / "i",
-        100,
-        model=model,
-        store_dtype=dtype,
-        checkpoints=states,
-        progress=True,
-        shard_passes=10,
-    )
+    options = {"store_dtype": dtype, "checkpoints": states, "progress": True, "shard_passes": 10}
+    index = toy.build(tmp_path / "i", 100, model=model, **options)
     assert sum(shard_bytes(index.manifest, torch.float32).values()) == pytest.approx(on_disk(index), rel=0.02)
     printed = re.search(r"([\d.]+) ([kM])B on disk", said(capsys))
     assert float(printed[1]) * {"k": 1e3, "M": 1e6}[printed[2]] == pytest.approx(on_disk(index), rel=0.03)

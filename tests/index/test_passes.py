@@ -32,13 +32,8 @@ def test_features_of_another_pass_size(tmp_path, size):
     """Within the tolerance that is promised, and not bit for bit."""
     made = {}
     for name, most in (("a", 16), ("b", size)):
-        options = {
-            "model": conv(),
-            "train_data": images(60),
-            "pass_size": most,
-            "method": TracIn(projection="kron(4)"),
-        }
-        index = toy.build(tmp_path / name, **options)
+        options = {"model": conv(), "train_data": images(60), "method": TracIn(projection="kron(4)")}
+        index = toy.build(tmp_path / name, **options, pass_size=most)
         assert index.manifest.settled.pass_size == most
         made[name] = toy.stored(index).rows(torch.arange(60))[0]
     error = (made["a"] - made["b"]).norm(dim=1) / made["a"].norm(dim=1)

@@ -63,10 +63,7 @@ def test_candidates_that_the_judge_confirms_are_taken():
     assert {c["k"] for c in judged} == {2, 3, 10}  # 1 % and 5 % of 200 are 2 and 10
     assert {c["weight_decay"] for c in judged} == {0.1, 1.0}
     best = max((c for c in judged if c["refused"] is None), key=lambda c: c["gains"][0]["gain"])
-    assert (best["k"], best["weight_decay"]) == (
-        weights.provenance["k"],
-        weights.provenance["weight_decay"],
-    )
+    assert (best["k"], best["weight_decay"]) == (weights.provenance["k"], weights.provenance["weight_decay"])
 
 
 def test_weights_are_uniform_where_self_retrieval_gains_far_more():

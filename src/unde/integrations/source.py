@@ -70,15 +70,15 @@ class ModelSource:
                 f"--hf-model {stored.model} if that is what you trust"
             )
         options: dict[str, Any] = self.options
-        whole = replace(stored, target=None, trust_remote_code=self.trust_remote_code, **options)
-        if whole.model is None or whole.data is None:
-            raise _incomplete(whole, index)
-        whole = replace(whole, model=newest(os.path.expanduser(whole.model)))
-        names = {f"the model {whole.model}": self.model, f"the texts {whole.data}": self.data}
-        filled = [name for name, value in names.items() if value is None]
-        if filled:
-            console.note(f"using {' and '.join(filled)}, as remembered by {index}")
-        return whole
+        source = replace(stored, target=None, trust_remote_code=self.trust_remote_code, **options)
+        if source.model is None or source.data is None:
+            raise _incomplete(source, index)
+        source = replace(source, model=newest(os.path.expanduser(source.model)))
+        names = {f"the model {source.model}": self.model, f"the texts {source.data}": self.data}
+        defaults = [name for name, value in names.items() if value is None]
+        if defaults:
+            console.note(f"using {' and '.join(defaults)}, as remembered by {index}")
+        return source
 
     def setup(
         self, learn: Texts | None = None, evaluate: Texts | None = None, query_field: str | None = None
@@ -183,20 +183,19 @@ def _list_file() -> Path:
 def _read_list() -> dict[str, str]:
     """MODULE:FUNCTION by path of the indexes that this user has built; empty if the list cannot be read."""
     try:
-        listed = read_json(_list_file(), _LONGEST)
+        targets = read_json(_list_file(), _LONGEST)
     except (OSError, ValueError):
         return {}
-    return listed if isinstance(listed, dict) else {}
+    return targets if isinstance(targets, dict) else {}
 
 
 def _list_index(index: StorePath, target: str) -> None:
-    listed = {name: value for name, value in _read_list().items() if not _missing(name)} | {
-        _name(index): target
-    }
+    targets = {name: value for name, value in _read_list().items() if not _missing(name)}
+    targets[_name(index)] = target
     file = _list_file()
     with suppress(OSError):  # without a home folder, the function is typed each time
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomically(file, (json.dumps(listed, indent=1) + "\n").encode())
+        write_atomically(file, (json.dumps(targets, indent=1) + "\n").encode())
 
 
 def _name(index: StorePath) -> str:

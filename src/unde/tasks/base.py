@@ -1,4 +1,7 @@
-"""Task: what a model is trained on and what is attributed, one value for each example of a batch."""
+"""Task: the loss and the measurements of each example; Batching: how batches go through the model; identity of a task.
+
+Entries of an identity that begin with $ stand for values that are not written out, such as {"$tensor": digest}.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +36,133 @@ _LONG = 64  # longer lists are stored as a digest
 _NO_SETTINGS = {"batching", "version"}  # `batching` changes no number, `version` has an entry
 _NO_NUMBERS = {"training", "gradient_checkpointing", "name_or_path"}  # of modules: they change no result
 _MISSING = "(nothing)"
+
+
+AnyTask = TypeVar("AnyTask", bound=Any)
+
+
+class Batching:
+    """A batch is one pass. Subclass where an example is many rows to the model, as in diffusion."""
+
+    def passes(self, batch: Any, ids: Sequence[int] | None) -> Iterator[Any]:
+        """Batches to run for one batch of examples; measures and gradients add up over them."""
+        yield batch
+
+    def portions(self, batch: Any) -> Iterator[tuple[slice, Any]]:
+        """Parts of the batch that go through the model one after the other, each with the examples that it holds."""
+        yield slice(None), batch
+
+    def fit_memory(self, memory: int, example: Any, peak: Callable[[Any, int], int]) -> Batching:
+        """The same with passes that fit into `memory` bytes.
+
+        `example` is a batch of one; `peak(part, B)` is how many bytes a pass of B examples takes.
+        """
+        return self
+
+    @property
+    def examples_per_pass(self) -> int:
+        """Examples in one pass, where an example is many rows."""
+        return 1
+
+    @property
+    def row_limit(self) -> int | None:
+        """Rows in a pass if `fit_memory` decided it; a build that goes on passes it to `with_rows`."""
+        return None
+
+    def with_rows(self, rows: int) -> Batching:
+        return self
+
+    def reduced(self) -> Batching:
+        """The same code on less of an example, for checks."""
+        return self
+
+    def shorten(self, batch: Any) -> Any | None:
+        """A batch of shorter examples that go through the same code, for checks; None if there is none."""
+        return None
+
+    def step(self, c: int, steps: int) -> Batching:
+        """One step of a trajectory of `steps`, for methods that sum over steps."""
+        raise UndeError(
+            "the method sums over the steps of a sampler, and examples of this task have none: expected "
+            "unde.tasks.Diffusion. Choose another method"
+        )
+
+
+def with_batching(task: AnyTask, batching: Batching) -> AnyTask:
+    """A copy of the task with another batching."""
+    if batching is task.batching:
+        return task
+    other = copy.copy(task)
+    other.batching = batching
+    return other
+
+
+def even_slices(count: int, most: int) -> Iterator[slice]:
+    """As few slices of at most `most` as possible, equally long.
+
+    >>> list(even_slices(10, 8))
+    [slice(0, 5, None), slice(5, 10, None)]
+    """
+    parts = -(-count // max(1, most))
+    return (slice(count * i // parts, count * (i + 1) // parts) for i in range(parts))
+
+
+class Task:
+    """Subclass and define `loss`; override `measure` to differentiate something else, `collate` to batch otherwise.
+
+    Losses are (B,) tensors: entry b depends on example b alone. Optional are `perturbations`, for weights learned from
+    perturbed examples, `mask`, where batches are padded, and `check`, to refuse models.
+
+    Attributes:
+        version: Raise it when the code begins to compute other numbers: an index of another version is refused.
+
+    >>> class Regression(Task):
+    ...     def loss(self, model, batch):
+    ...         x, y = batch
+    ...         return (model(x).squeeze(-1) - y) ** 2
+    """
+
+    version = 1
+    batching: Batching = Batching()
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        raise TypeError(f"{type(self).__name__} defines no loss(model, batch) -> (B,) tensor")
+
+    def measure(
+        self, model: nn.Module, batch: Any, *, name: str = "loss", ids: Sequence[int] | None = None
+    ) -> Tensor:
+        """What is differentiated; `name` is the method's choice, `ids` are the examples' positions."""
+        if name != "loss":
+            raise unknown(f"measure of {type(self).__name__}", name, ["loss"])
+        return self.loss(model, batch)
+
+    def outputs(self, model: nn.Module, batch: Any) -> int | None:
+        """How many labels `measure` enumerates for fisher="true", as "true 0", "true 1", …; None: it cannot."""
+        return None
+
+    def collate(self, examples: list[Any]) -> Any:
+        return default_collate(examples)
+
+    def identity(self) -> dict[str, Any]:
+        """Name, version, settings and tensors as JSON: an index refuses a task of another identity.
+
+        All attributes count. Override it to leave out one that changes no number, such as a counter.
+        """
+        return identity(self)
+
+    def perturbations(self, model: nn.Module, examples: Sequence[Any]) -> list[Perturbation]:
+        """One or two ways to perturb training examples, to learn weights from; `examples` are some of them."""
+        return [InputNoise()]
+
+    def mask(self, batch: Any) -> Tensor | Sequence[Tensor] | None:
+        """(B, T), True at positions that are no padding; several for sequences of several lengths; None if all are."""
+        return None
+
+    def check(self, model: nn.Module, batch: Any) -> None:
+        """Raise an UndeError if the loss of this model means nothing. Called before a build, on one batch."""
+
+
+# --- identity: name, version, settings and digests of tensors; code is not part of it ---------------------
 
 
 def identity(task: Any) -> dict[str, Any]:
@@ -232,127 +362,3 @@ def _brief(value: Any) -> str:
         return str(next((value[k] for k in ("$number", "$name", "$type", "of") if k in value), "a dict"))
     text = repr(value)
     return text if len(text) <= 80 else text[:80] + "…"
-
-
-AnyTask = TypeVar("AnyTask", bound=Any)
-
-
-class Batching:
-    """A batch is one pass. Subclass where an example is many rows to the model, as in diffusion."""
-
-    def passes(self, batch: Any, ids: Sequence[int] | None) -> Iterator[Any]:
-        """Batches to run for one batch of examples; measures and gradients add up over them."""
-        yield batch
-
-    def portions(self, batch: Any) -> Iterator[tuple[slice, Any]]:
-        """Parts of the batch that go through the model one after the other, each with the examples that it holds."""
-        yield slice(None), batch
-
-    def fit_memory(self, memory: int, example: Any, peak: Callable[[Any, int], int]) -> Batching:
-        """The same with passes that fit into `memory` bytes.
-
-        `example` is a batch of one; `peak(part, B)` is how many bytes a pass of B examples takes.
-        """
-        return self
-
-    @property
-    def examples_per_pass(self) -> int:
-        """Examples in one pass, where an example is many rows."""
-        return 1
-
-    @property
-    def row_limit(self) -> int | None:
-        """Rows in a pass if `fit_memory` decided it; a build that goes on passes it to `with_rows`."""
-        return None
-
-    def with_rows(self, rows: int) -> Batching:
-        return self
-
-    def reduced(self) -> Batching:
-        """The same code on less of an example, for checks."""
-        return self
-
-    def shorten(self, batch: Any) -> Any | None:
-        """A batch of shorter examples that go through the same code, for checks; None if there is none."""
-        return None
-
-    def step(self, c: int, steps: int) -> Batching:
-        """One step of a trajectory of `steps`, for methods that sum over steps."""
-        raise UndeError(
-            "the method sums over the steps of a sampler, and examples of this task have none: expected "
-            "unde.tasks.Diffusion. Choose another method"
-        )
-
-
-def with_batching(task: AnyTask, batching: Batching) -> AnyTask:
-    """A copy of the task with another batching."""
-    if batching is task.batching:
-        return task
-    other = copy.copy(task)
-    other.batching = batching
-    return other
-
-
-def even_slices(count: int, most: int) -> Iterator[slice]:
-    """As few slices of at most `most` as possible, equally long.
-
-    >>> list(even_slices(10, 8))
-    [slice(0, 5, None), slice(5, 10, None)]
-    """
-    parts = -(-count // max(1, most))
-    return (slice(count * i // parts, count * (i + 1) // parts) for i in range(parts))
-
-
-class Task:
-    """Subclass and define `loss`; override `measure` to differentiate something else, `collate` to batch otherwise.
-
-    Losses are (B,) tensors: entry b depends on example b alone. Optional are `perturbations`, for weights learned from
-    perturbed examples, `mask`, where batches are padded, and `check`, to refuse models.
-
-    Attributes:
-        version: Raise it when the code begins to compute other numbers: an index of another version is refused.
-
-    >>> class Regression(Task):
-    ...     def loss(self, model, batch):
-    ...         x, y = batch
-    ...         return (model(x).squeeze(-1) - y) ** 2
-    """
-
-    version = 1
-    batching: Batching = Batching()
-
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        raise TypeError(f"{type(self).__name__} defines no loss(model, batch) -> (B,) tensor")
-
-    def measure(
-        self, model: nn.Module, batch: Any, *, name: str = "loss", ids: Sequence[int] | None = None
-    ) -> Tensor:
-        """What is differentiated; `name` is the method's choice, `ids` are the examples' positions."""
-        if name != "loss":
-            raise unknown(f"measure of {type(self).__name__}", name, ["loss"])
-        return self.loss(model, batch)
-
-    def outputs(self, model: nn.Module, batch: Any) -> int | None:
-        """How many labels `measure` enumerates for fisher="true", as "true 0", "true 1", …; None: it cannot."""
-        return None
-
-    def collate(self, examples: list[Any]) -> Any:
-        return default_collate(examples)
-
-    def identity(self) -> dict[str, Any]:
-        """Name, version, settings and tensors as JSON: an index refuses a task of another identity.
-
-        All attributes count. Override it to leave out one that changes no number, such as a counter.
-        """
-        return identity(self)
-
-    def perturbations(self, model: nn.Module, examples: Sequence[Any]) -> list[Perturbation]:
-        """One or two ways to perturb training examples, to learn weights from; `examples` are some of them."""
-        return [InputNoise()]
-
-    def mask(self, batch: Any) -> Tensor | Sequence[Tensor] | None:
-        """(B, T), True at positions that are no padding; several for sequences of several lengths; None if all are."""
-        return None
-
-    def check(self, model: nn.Module, batch: Any) -> None:
-        """Raise an UndeError if the loss of this model means nothing. Called before a build, on one batch."""

@@ -1,8 +1,7 @@
-"""Perturbed copies of training examples: what self-retrieval asks to find its original.
+"""Perturbed copies of training examples, the queries of self-retrieval, and augmented images.
 
-Each kind has a strength. What is drawn does not depend on it: with the same random numbers a stronger copy is the
-weaker one taken further (more noise of the same sign, the same tokens and more), so that a search over strengths
-compares like with like.
+Each kind has a strength, and the random numbers do not depend on it: a stronger copy goes further in the same direction
+(more of the same noise, the same tokens and more), so that a search over strengths compares like with like.
 """
 
 from __future__ import annotations

@@ -65,17 +65,9 @@ def language() -> Setup:
 
 
 def session(setup: Setup, folder: Path, method: object = None, **more: object) -> Session:
-    index = Index.build(
-        setup.model,
-        setup.task,
-        setup.train_data,
-        folder,
-        method=method or TRAK(projection="kron(4)"),
-        ids=setup.ids,
-        collate=setup.collate,
-        progress=False,
-        memory="50MB",
-    )
+    options = {"method": method or TRAK(projection="kron(4)"), "progress": False, "memory": "50MB"}
+    options |= {"ids": setup.ids, "collate": setup.collate}
+    index = Index.build(setup.model, setup.task, setup.train_data, folder, **options)
     groups = index.groups.names
     learned = Weights(torch.linspace(0.2, 1.8, len(groups)), groups, provenance={"how": "made up"})
     return Session(index, setup, {"learned": learned}, **more)

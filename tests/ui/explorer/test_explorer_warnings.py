@@ -32,14 +32,8 @@ def outliers() -> Setup:
 
 def test_warnings_come_with_answers(tmp_path):
     setup = outliers()
-    index = Index.build(
-        setup.model,
-        setup.task,
-        setup.train_data,
-        tmp_path / "i",
-        method=TracIn(projection="none"),
-        progress=False,
-    )
+    options = {"method": TracIn(projection="none"), "progress": False}
+    index = Index.build(setup.model, setup.task, setup.train_data, tmp_path / "i", **options)
     with pages.client(Session(index, setup)) as client:
         [zero] = client.ask({"kind": "eval", "at": 5})["warnings"][1:]
         assert zero.startswith("The query has a gradient of zero: all its scores are 0.")

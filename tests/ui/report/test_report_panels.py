@@ -7,15 +7,7 @@ import torch
 from report_dom import parse, words
 from unde import UndeError
 from unde.console import duration
-from unde.ui.report import (
-    Item,
-    QueryPanel,
-    ResultTable,
-    Row,
-    ScoredItem,
-    Step,
-    WeightsPanel,
-)
+from unde.ui.report import Item, QueryPanel, ResultTable, Row, ScoredItem, Step, WeightsPanel
 from unde.ui.report.queries import queries_section
 from unde.ui.report.tables import evaluation_section, provenance_section, steps_section
 from unde.ui.report.weights import block_names, weights_section
