@@ -1,7 +1,6 @@
 """Speed and memory of the feature pass, as ratios to a plain training pass of the same round, beside other libraries.
 
     python -m benchmarks run features               # all models; or features.gpt2
-    python -m benchmarks.features gpt2 --rounds 5   # prints what was found, keeps nothing
 
 In every round, in an order of its own: the plain pass in batches as in training and in passes of the size that the
 build settles, the frozen pass of that size, builds at ranks 16 and 64 in float32 and in int8 (writing included;
@@ -11,8 +10,6 @@ memory is the high-water mark of a process of its own for each pass. Multiplicat
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import tempfile
 import time
@@ -212,11 +209,7 @@ def _of_peers(seconds: Seconds, told: dict[str, Any], errors: dict[str, str]) ->
             entry[str(rank)] = {
                 **ratio(took, plain),
                 "to ours": ratio(took, ours),
-                **(
-                    {"to ours in int8": ratio(took, seconds[f"int8 {rank}"])}
-                    if f"int8 {rank}" in seconds
-                    else {}
-                ),
+                "to ours in int8": ratio(took, seconds[f"int8 {rank}"]),
                 "planning": seconds_of(seconds[f"{peer} {rank}, planning"]),
                 "rounds": int(np.isfinite(took).sum()),
             }
@@ -257,18 +250,3 @@ def one_pass(name: str, what: str, rank: int) -> Callable[[], float]:
     if what == "build at batch":  # its passes as large as those of training
         passes.LEAST = passes.MOST = case.batch
     return lambda: bench.build(setup, rows, TracIn(projection=f"kron({rank})"))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("case", choices=list(CASES))
-    parser.add_argument("--rounds", type=int)
-    parser.add_argument("--quick", action="store_true", help="few rounds, without peers")
-    options = parser.parse_args()
-    print(json.dumps(measure(options.case, options.quick, rounds=options.rounds), indent=1))
-
-
-if __name__ == "__main__":
-    main()

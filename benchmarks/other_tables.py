@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -270,12 +269,3 @@ SECTIONS: dict[str, Callable[[Found], str]] = {
     "weights": weights,
     "banks": banks,
 }
-
-
-def section(name: str, found: Found) -> str:
-    """Of a benchmark by its name; one that nobody wrote a table for shows what it prints (`told` or `shown`)."""
-    if name in SECTIONS:
-        return SECTIONS[name](found)
-    module = importlib.import_module(f"benchmarks.{name}")
-    says = getattr(module, "told", None) or getattr(module, "shown", None)
-    return f"## {name.capitalize()}\n\n```text\n{says(found).strip()}\n```" if says else ""

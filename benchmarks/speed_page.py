@@ -19,7 +19,7 @@ from experiments.pages.book import table
 from benchmarks import registry, speed_figure
 from benchmarks.cases import CASES
 from benchmarks.features import GOALS, MORE_MEMORY
-from benchmarks.other_tables import NAMES, languages, mib, section, told
+from benchmarks.other_tables import NAMES, SECTIONS, languages, mib, told
 from benchmarks.peers import PEERS
 
 ROOT = Path(__file__).parent.parent
@@ -347,9 +347,7 @@ def diffusion(found: Results) -> str:
 
 
 def others(found: Results) -> str:
-    own = ("features", "language", "queries", "growth")
-    names = [name for name in registry.benchmarks() if name in found and name.partition(".")[0] not in own]
-    return "\n\n".join(filter(None, (section(name, found[name]["found"]) for name in names)))
+    return "\n\n".join(write(found[name]["found"]) for name, write in SECTIONS.items() if name in found)
 
 
 def _listed(words: list[str]) -> str:

@@ -50,7 +50,7 @@ def _both(cell: Cell, name: str, strength: float) -> tuple[Tensor, Tensor]:
     rows, copier = Rows(cell.queries("learn")), Copier(index._state, method, None, seed=0)
     [kind] = copier.kinds
     made = [kind(rows[i], strength, np.random.default_rng([0, i])) for i in range(QUERIES)]
-    copies = index._state.query_runner.features(Rows(made, index._state.collate))
+    copies = index.features(Rows(made, index._state.collate))
     pair = [cell.learn_scores(name).contributions(slice(0, QUERIES))]
     pair.append(index.score(copies, method).contributions(slice(0, QUERIES)))
     return tuple(c - c.mean(0, keepdim=True) for c in pair)  # type: ignore[return-value]

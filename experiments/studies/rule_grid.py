@@ -84,7 +84,7 @@ class _Grid:
         at = self._strength(kind, target)
         key = (kind, at, decay, count)
         if key not in self._learned:
-            self._learned[key] = self._part(kind, at, slice(0, count)).learn(decay)
+            [self._learned[key]] = self._part(kind, at, slice(0, count)).learn(decay)
         w = self._learned[key]
         if not guard:
             return w

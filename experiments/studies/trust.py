@@ -81,7 +81,7 @@ class _Copied:
                 [self.copier.copy(self.kind, int(i), strength) for i in self.which],
                 self.index._state.collate,
             )
-            self._features.append(self.index._state.query_runner.features(rows))
+            self._features.append(self.index.features(rows))
 
     def shares(self, method: Method, weights: Weights | None = None) -> list[float]:
         chosen = replace(method, projection=self.index.method.projection).signed

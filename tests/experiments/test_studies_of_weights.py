@@ -9,11 +9,16 @@ import pytest
 import torch
 from experiments.shared import banks, reference
 from experiments.shared.banks import Recipe
-from experiments.studies import learning_rules, reliability
+from experiments.studies import calibration, learning_rules, query_agreement, reliability, rule_grid, trust
 from experiments.studies.query_agreement import agreeing
+from torch import nn
 
+from unde import Index
 from unde.errors import UndeError
 from unde.evaluate import Bank
+from unde.index.settings import list_settings
+from unde.methods import TRAK
+from unde.tasks import Classification
 
 
 def planted(queries: int = 12, subsets: int = 40, groups: int = 4) -> tuple[torch.Tensor, np.ndarray]:
@@ -108,3 +113,26 @@ def test_agreement_favours_what_both_copies_share():
     b[:, :, 1] = a[:, :, 1]
     w = agreeing(a, b)
     assert w[1] > 2 * w[[0, 2]].max()
+
+
+def test_studies_that_read_the_inside_of_an_index(tmp_path, one_thread):
+    """Each of these calls what the package does not publish."""
+    torch.manual_seed(0)
+    model, x, method = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(900, 6), TRAK()
+    data, queries = (x, x[:, :3].argmax(1)), (torch.randn(120, 6), torch.randint(3, (120,)))
+    index = Index.build(model, Classification(), data, tmp_path / "index", method=method, progress=False)
+    cell = types.SimpleNamespace(
+        methods={"TRAK": method},
+        index_for=lambda method: index,
+        queries=lambda role: queries,
+        learn_scores=lambda name: index.score(queries),
+    )
+    assert 0 < trust._Copied(cell, method).trust(method) <= 1
+    grid = rule_grid._Grid(cell, "TRAK")
+    assert grid.weights(grid.kinds[0], 0.25, 0.1, 70, True).shape == (len(index.groups.names),)
+    a, b = query_agreement._both(cell, "TRAK", 0.2)
+    assert a.shape == b.shape == (query_agreement.QUERIES, 900, len(index.groups.names))
+    masks = np.random.default_rng(0).random((8, 900)) < 0.5
+    curves = list_settings(index._state.stored)
+    found = calibration._predictions(cell, index, tmp_path / "index", "eval", masks, curves)
+    assert {p.shape[:2] for p in found.values()} == {(8, 120)}

@@ -356,24 +356,9 @@ def _build_homes(
             writer = begin_index(home, inputs, method, settings, executor)
             if not executor.exclusive:
                 lock.close()  # other workers compute shards of the same index
-            compute_missing(writer, executor, progress)
+            shards.compute_missing(writer, executor, progress)
             writers.append(writer)
     return writers
-
-
-def compute_missing(writer: ShardWriter, executor: Executor, progress: bool) -> None:
-    """Compute the missing shards of an index."""
-    jobs = shards.list_missing(writer, executor)
-    if not jobs:
-        if executor.exclusive:
-            shards.check_data_unchanged(writer)
-        return
-    m = writer.manifest
-    count = sum(m.shards[s].stop - m.shards[s].start for _, s in jobs)
-    if progress:
-        shards.print_summary(writer.runner, count)
-    with console.progress("features", count, progress, estimate="examples") as writer.advance:
-        shards.compute_shards(writer, jobs, executor)
 
 
 def recorded_options(m: Manifest, model: nn.Module) -> dict[str, Any]:

@@ -120,6 +120,20 @@ def _compute_tensors(writer: ShardWriter, c: int, s: int) -> dict[str, Tensor]:
         return _concatenate(parts) | m.codec.pack(features, m.columns)
 
 
+def compute_missing(writer: ShardWriter, executor: Executor, progress: bool) -> None:
+    """Compute the missing shards of an index."""
+    jobs = list_missing(writer, executor)
+    if not jobs:
+        if executor.exclusive:
+            check_data_unchanged(writer)
+        return
+    count = sum(_length(writer, s) for _, s in jobs)
+    if progress:
+        print_summary(writer.runner, count)
+    with console.progress("features", count, progress, estimate="examples") as writer.advance:
+        compute_shards(writer, jobs, executor)
+
+
 def compute_shards(writer: ShardWriter, jobs: list[Job], executor: Executor) -> None:
     """Run the jobs and log their time; then check that the data did not change meanwhile."""
     started = time.perf_counter()

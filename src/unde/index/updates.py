@@ -25,10 +25,9 @@ from unde import console
 from unde.data import Rows, choose_collate
 from unde.errors import UndeError
 from unde.fingerprints import ids_fingerprint, plain_ids
-from unde.index import builder
 from unde.index.reader import IndexReader
 from unde.index.segments import Source, make_entry, make_token, rewrite, today
-from unde.index.shard_writer import ShardsFailed, ShardWriter
+from unde.index.shard_writer import ShardsFailed, ShardWriter, compute_missing
 from unde.index.state import IndexState
 from unde.index.validation import parse_ids, read_ids
 from unde.parallel.model_transport import BuildInputs, recipe_for_data
@@ -68,9 +67,7 @@ def append(state: IndexState, data: Any, ids: Sequence[Any] | None, progress: bo
 
             def sources(home: StorePath, manifest: Manifest) -> list[Source]:
                 segment = _new_segment(manifest, change.token, inputs, new_ids)
-                builder.compute_missing(
-                    ShardWriter(home, segment, inputs, ids=new_ids), state.executor, progress
-                )
+                compute_missing(ShardWriter(home, segment, inputs, ids=new_ids), state.executor, progress)
                 return [Source(home, manifest), Source(home, segment)]
 
             ids = None if new_ids is None else [*(state.ids or ()), *new_ids]

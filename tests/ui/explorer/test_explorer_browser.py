@@ -97,7 +97,7 @@ def test_asking_sliding_and_a_link(browser, pictures):
         tab.goto(link(pictures))
         tab.locator("#pane-eval .pick").nth(2).click()
         answered(tab)
-        [total] = scores._some(slice(1, 2)).total()
+        [total] = scores.select(torch.tensor([1])).total()
         same(ranked(tab), total)
         same(ranked(tab, 0, ".opp"), total, largest=False)
         assert tab.locator("#rows > .row").count() == 1
@@ -105,7 +105,7 @@ def test_asking_sliding_and_a_link(browser, pictures):
         slide(tab, 2, 2.5)
         tab.wait_for_selector("#rows > .row[data-row='your weights']")
         w = torch.tensor([0.0, 1.0, 2.5])
-        [weighted] = scores._some(slice(1, 2)).total(w)
+        [weighted] = scores.select(torch.tensor([1])).total(w)
         same(ranked(tab, 1), weighted)
         same(ranked(tab), total)
         tab.wait_for_url("**values=*")
@@ -117,7 +117,7 @@ def test_asking_sliding_and_a_link(browser, pictures):
         until(other, "document.querySelectorAll('#rows > .row').length === 1")
         other.locator("[name=weights]").select_option("learned")
         other.wait_for_selector("#rows > .row[data-row='learned']")
-        same(ranked(other, 1), scores._some(slice(1, 2)).total(session.weights["learned"])[0])
+        same(ranked(other, 1), scores.select(torch.tensor([1])).total(session.weights["learned"])[0])
         other.locator("[name=method]").select_option("tracin-cosine")
         until(other, "document.querySelector('#subtitle').textContent.includes('tracin-cosine')")
         cosine = session.index.score([rows[2]], "tracin-cosine").total(session.weights["learned"])[0]
