@@ -41,7 +41,7 @@ def run(variant: str | None) -> dict[str, Any]:
 def _method(cell: Cell, bank: Bank, name: str) -> dict[str, Any]:
     learn, evaluate = cell.learn_scores(name), cell.eval_scores(name)
     index, method = cell.index_for(cell.methods[name]), cell.methods[name]
-    found = index.learn_weights(method)
+    found = index.learn_weights(method=method)
     queried = learn_weights(learn, judge=index)
     mean = Weights((found.values + queried.values) / 2, found.groups)
     rules = {

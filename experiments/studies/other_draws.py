@@ -22,6 +22,6 @@ def run(variant: str | None) -> dict[str, Any]:
     def learned(cell, title):
         method = cell.methods[title]
         index = cell.index_for(method)
-        return {str(seed): index.learn_weights(method, seed=seed) for seed in SEEDS}
+        return {str(seed): index.learn_weights(method=method, seed=seed) for seed in SEEDS}
 
     return sweep(variant, learned)

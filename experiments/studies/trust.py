@@ -41,7 +41,7 @@ def run(variant: str | None) -> dict[str, Any]:
     choice: dict[str, Any] = {}
     for name, method in cell.methods.items():
         copied = _Copied(cell, method)
-        weights = cell.index_for(method).learn_weights(method)
+        weights = cell.index_for(method).learn_weights(method=method)
         curves[name] = copied.curve(method, weights)
         found: dict[float | None, tuple[float, Estimate]] = {}
         for damping in DAMPINGS if isinstance(method, Damped) else (None,):

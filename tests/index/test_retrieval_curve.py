@@ -85,7 +85,7 @@ def test_strengths_are_fixed_and_even_in_the_logarithm(index):
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_examples_that_nothing_else_has_used(index, asked, seed):
-    weights = index.learn_weights("tracin", seed=1)
+    weights = index.learn_weights(method="tracin", seed=1)
     asked.clear()
     told = index.trust(weights, examples=10, seed=seed)
     used = {i for part in weights.provenance["examples"].values() for i in part}
@@ -109,7 +109,7 @@ def test_examples_that_weights_saw_as_queries_are_left_out(index, asked, skewed)
 
 
 def test_where_there_are_few_the_reported_ones_are_taken(small, asked):
-    weights = small.learn_weights("tracin")
+    weights = small.learn_weights(method="tracin")
     asked.clear()
     told = small.trust(weights, examples=40)
     parts = weights.provenance["examples"]

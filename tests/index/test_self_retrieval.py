@@ -293,7 +293,7 @@ def diffusion(tmp_path_factory):
 )
 def test_a_denoiser(diffusion, counted, built, asked):
     index = diffusion(built)
-    weights = sane(index.learn_weights(asked, examples=FEW), index)
+    weights = sane(index.learn_weights(method=asked, examples=FEW), index)
     assert set(weights.provenance["strength"]) == {"augmented", "noise"}
     assert weights.provenance["method"] == (asked or index.method).name
     steps = index.manifest.terms
@@ -318,7 +318,7 @@ def test_several_checkpoints(tmp_path, method, perturb):
 
 
 def test_another_method_on_the_same_index(index):
-    weights = sane(index.learn_weights(TRAK(projection="none"), examples=FEW), index)
+    weights = sane(index.learn_weights(method=TRAK(projection="none"), examples=FEW), index)
     assert weights.provenance["method"] == "trak"
 
 
@@ -423,9 +423,9 @@ def test_copies_stay_within_the_memory_budget(cosine, memory, method):
     small = toy.reopen(cosine, train_data=cosine.train_data, memory=memory)
     with mock.patch.object(Contributions, "__init__", noted):
         small._default_retrieval(method, small.groups)  # held on to until another comes
-        got = small.learn_weights(method, examples=FEW, seed=3)
+        got = small.learn_weights(method=method, examples=FEW, seed=3)
         small._default_retrieval(method, small.groups)
-    want = cosine.learn_weights(method, examples=FEW, seed=3)
+    want = cosine.learn_weights(method=method, examples=FEW, seed=3)
     torch.testing.assert_close(got.values, want.values, rtol=1e-5, atol=1e-5)
     assert got.provenance["strength"] == want.provenance["strength"]
     assert most[0] <= memory

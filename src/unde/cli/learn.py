@@ -113,7 +113,7 @@ def learn(
     project = Project(model, index=index, learn=texts, query_field=query_field)
     if queries is None:
         opened = project.index(index, worker.executor(), uncalibrated=uncalibrated)
-        weights = opened.learn_weights(method, perturb, 200 if examples is None else examples, seed)
+        weights = opened.learn_weights(None, method, perturb, 200 if examples is None else examples, seed)
     else:
         rows = project.disjoint_queries("learn")
         opened = project.index(index, worker.executor(), uncalibrated=uncalibrated)

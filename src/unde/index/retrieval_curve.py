@@ -223,26 +223,25 @@ class RetrievalIndex(QueryableIndex):
 
     def learn_weights(
         self,
+        queries: Any = None,
         method: str | Method | None = None,
         perturb: Any = None,
         examples: int = EXAMPLES,
         seed: int = 0,
-        *,
-        queries: Any = None,
     ) -> Weights:
-        """Learn weights with which perturbed training examples find themselves: no labels, no queries, no k.
+        """Learn weights with which perturbed training examples find themselves, without labels.
 
         Costs as much as 600 queries, and `examples` more, at most.
 
         Args:
+            queries: Learn from these queries by the paper's objective instead, judged by self-retrieval:
+                `unde.learn_weights(index.score(queries, method), seed=seed, judge=index)`.
             method: The method to learn for; by default that of the calibration or of the index.
             perturb: A function (example, strength, random) -> example, with a strength from 0.05 to 1 and a NumPy
                 generator to draw from; "weights" for noise on the model's weights; None for the perturbations of the
                 task: noise, replaced tokens, augmented images. The strength is searched.
             examples: Copies to learn from. Others judge and report, all of different training examples.
             seed: Seed of the examples and their copies.
-            queries: Learn from these queries by the paper's objective instead, judged by self-retrieval:
-                `unde.learn_weights(index.score(queries, method), seed=seed, judge=index)`.
 
         Returns:
             The weights; uniform ones where no candidate passes the guard. `weights.provenance` records why.

@@ -180,6 +180,11 @@ def _learn_one(
     decays = DECAYS[solver] if decay is None else (decay,)
     if concept and source.shape[0] > 1:
         return _cross_validate(source, cautious, ks, decays)
+    if judge is None and k is None:
+        console.note(
+            "no judge: k is 5 % of the training examples and weights are held near uniform ones. Pass judge=index to "
+            "try several, or k= and weight_decay="
+        )
     retrieval = None if judge is None else _self_retrieval(source, judge)
     if retrieval is None:
         return _learn(source, cautious, positives)
