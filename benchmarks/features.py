@@ -91,7 +91,7 @@ def build_once(
         setup,
         rows,
         TracIn(projection=f"kron({rank})"),
-        lambda index: settled.update({rank: index.manifest.settled}),
+        lambda index: settled.update({rank: index.manifest.resolved}),
         store_dtype=store_dtype,
     )
     return {"": took, "planning": time.perf_counter() - begun - took}

@@ -171,7 +171,7 @@ def rank(sizes: Sequence[int], folder: Path) -> dict[str, Run]:
         def run(size: int = size) -> dict[str, float]:
             settled: list[Any] = []
             method = TracIn(projection=f"kron({size})")
-            took = bench.build(setup, rows, method, lambda index: settled.append(index.manifest.settled))
+            took = bench.build(setup, rows, method, lambda index: settled.append(index.manifest.resolved))
             frozen = bench.passes(setup, rows, bench.frozen_pass, settled[0].pass_size)
             return {"features": took, "frozen": frozen}
 

@@ -44,7 +44,7 @@ def one(name: str, quick: bool) -> dict[str, Any]:
     rows = rows_of(setup, case.examples)
     methods = {m: METHODS[m] for m in list(METHODS)[:2]} if quick else METHODS
     settled: list[Any] = []
-    bench.build(setup, rows, METHODS["LoGRA 16"], lambda index: settled.append(index.manifest.settled))
+    bench.build(setup, rows, METHODS["LoGRA 16"], lambda index: settled.append(index.manifest.resolved))
     size = settled[0].pass_size
     runs: dict[str, Run] = {
         "plain": lambda: bench.passes(setup, rows, bench.plain_pass, case.batch),

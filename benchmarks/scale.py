@@ -82,7 +82,7 @@ def million(folder: str, examples: int, budget: str) -> None:
         found = {
             "features": index.manifest.width,
             "shards": len(index.manifest.shards),
-            "pass_size": index.manifest.settled.pass_size,
+            "pass_size": index.manifest.resolved.pass_size,
             "bytes_on_disk": sum(f.stat().st_size for f in Path(place).rglob("*") if f.is_file()),
             "same_label": round(right.float().mean().item(), 4),
             "high_water": _status("VmHWM"),

@@ -74,7 +74,7 @@ def write_index(folder: Path, examples: int, width: int, dtype: str, unit: int =
         ids="",
         factors=False,
         matrices="",
-        settled=ResolvedSettings(rows, rows, None),
+        resolved=ResolvedSettings(rows, rows, None),
     )
     (folder / "shards").mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(seed)

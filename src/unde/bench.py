@@ -69,7 +69,7 @@ def measure(setup: Setup, rank: int = 16, batch_size: int = 32, runs: int = 15, 
     with console.progress("timing", runs + 1, unit="runs") as advance:
         for _ in range(runs + 1):
             start = time.perf_counter()
-            took = build(setup, rows, method, lambda index: settings.append(index.manifest.settled))
+            took = build(setup, rows, method, lambda index: settings.append(index.manifest.resolved))
             seconds["build"].append(took)
             seconds["planning"].append(time.perf_counter() - start - took)
             seconds["plain"].append(passes(setup, rows, plain_pass, batch_size))

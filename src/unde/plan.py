@@ -277,10 +277,10 @@ def _group_sizes(m: Manifest) -> dict[str, GroupSize]:
     }
 
 
-def _notes(settled: Any, memory: int, timing: Timing | None) -> tuple[str, ...]:
+def _notes(bound: Any, memory: int, timing: Timing | None) -> tuple[str, ...]:
     notes = []
     try:
-        settled.check(memory)
+        bound.check(memory)
     except UndeError as e:
         notes.append(f"the kernel would stop with an error: {e}")
     if timing is None:
@@ -315,12 +315,12 @@ class _Job:
         drafts = [self._manifest(part, pass_size) for part in parts]
         index, kernel_source = drafts[0], drafts[-1]
         _, precision = placement(self.model)
-        settled = self.method.kernel.bind(sizes_of(kernel_source))
+        bound = self.method.kernel.bind(sizes_of(kernel_source))
         disk = shard_bytes(index, precision)
         if kernel_source is not index:
             disk["gradients with other labels"] = sum(shard_bytes(kernel_source, precision).values())
         if timing is not None:
-            shard = 4 * index.width * min(self.examples, index.settled.shard_size)
+            shard = 4 * index.width * min(self.examples, index.resolved.shard_size)
             timing = replace(timing, memory=timing.memory + _SHARD_COPIES * shard)
         return Plan(
             model=type(self.model).__name__,
@@ -332,10 +332,10 @@ class _Job:
             shards=index.terms * len(index.shards),
             workers=1,
             groups=_group_sizes(index),
-            disk=disk | kernel_files(index, settled),
-            kernel_memory=settled.needs().memory,
+            disk=disk | kernel_files(index, bound),
+            kernel_memory=bound.needs().memory,
             timing=timing,
-            notes=_notes(settled, self.memory, timing),
+            notes=_notes(bound, self.memory, timing),
         )
 
     @property
@@ -381,7 +381,7 @@ class _Job:
             ids="",
             factors=part.factors,
             matrices="",
-            settled=ResolvedSettings(
+            resolved=ResolvedSettings(
                 pass_size, choose_shard_size(pass_size, width, self.memory), torch.get_num_threads()
             ),
         )

@@ -29,7 +29,7 @@ def test_compiled_models_are_unwrapped(tmp_path):
     for m, name in ((model, "plain"), (compiled, "compiled")):
         index = Index.build(m, task, rows.data, tmp_path / name, method=method, progress=False)
         assert index.manifest.unit_names == [n for n, _ in model.named_parameters()]
-        assert not index.manifest.settled.coverage[0]["looped"]
+        assert not index.manifest.resolved.coverage[0]["looped"]
         found.append(index.score(rows.data[:2]).total())
     assert torch.equal(*found)
     opened = Index.open(tmp_path / "plain", model=compiled, task=task)

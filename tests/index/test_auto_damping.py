@@ -25,7 +25,7 @@ def test_kinds_of_tasks():
 def test_it_is_settled_recorded_and_printed(tmp_path, capsys):
     index = toy.build(tmp_path / "i", method=TRAK(projection="none"), progress=True)
     assert index.manifest.method["damping"] == usual("trak") == index.method.damping
-    assert f"settled: damping {usual('trak'):g} (trak, classification)" in capsys.readouterr().err
+    assert f"chosen: damping {usual('trak'):g} (trak, classification)" in capsys.readouterr().err
     queries = toy.data(5, seed=3)
     for method in (TRAK, LoGRA):
         got = index.score(queries, method()).total()

@@ -226,7 +226,7 @@ def test_passes_are_those_that_were_settled_also_when_resumed(tmp_path):
     toy.shard_files(index)[1].unlink()
     toy.build(tmp_path / "i", 24, task=Watched(), pass_size=4, memory="3kB")
     assert runs() == [5, 5]
-    assert toy.build(tmp_path / "j", 24, pass_size=5, memory="3kB").manifest.settled.pass_size < 5
+    assert toy.build(tmp_path / "j", 24, pass_size=5, memory="3kB").manifest.resolved.pass_size < 5
 
 
 def test_the_shards_hold_no_time_and_no_place(tmp_path):

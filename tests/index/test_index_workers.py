@@ -161,12 +161,12 @@ def test_an_array_asks_no_index(tmp_path):
 
 
 def test_threads_of_each_job_are_settled(tmp_path):
-    assert toy.build(tmp_path / "i", threads=2).manifest.settled.threads == 2
-    assert toy.build(tmp_path / "j", executor=Serial(3)).manifest.settled.threads == 3
+    assert toy.build(tmp_path / "i", threads=2).manifest.resolved.threads == 2
+    assert toy.build(tmp_path / "j", executor=Serial(3)).manifest.resolved.threads == 3
     assert (
         toy.build(
             tmp_path / "k", executor=Processes(1, threads=2), recipe="projects:make"
-        ).manifest.settled.threads
+        ).manifest.resolved.threads
         == 2
     )
 

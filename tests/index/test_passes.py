@@ -34,7 +34,7 @@ def test_features_of_another_pass_size(tmp_path, size):
     for name, most in (("a", 16), ("b", size)):
         options = {"model": conv(), "train_data": images(60), "method": TracIn(projection="kron(4)")}
         index = toy.build(tmp_path / name, **options, pass_size=most)
-        assert index.manifest.settled.pass_size == most
+        assert index.manifest.resolved.pass_size == most
         made[name] = toy.stored(index).rows(torch.arange(60))[0]
     error = (made["a"] - made["b"]).norm(dim=1) / made["a"].norm(dim=1)
     assert error.max() <= TOLERANCE
@@ -54,7 +54,7 @@ def test_passes_have_the_batch_size_of_the_user(tmp_path, monkeypatch, size):
         conv(), Classification(), images(20), tmp_path / "i", method="tracin", batch_size=size, progress=False
     )
     assert counts == [min(size, 20 - at) for at in range(0, 20, size)]
-    assert index.manifest.settled.pass_size == min(size, 20)
+    assert index.manifest.resolved.pass_size == min(size, 20)
 
 
 @pytest.mark.parametrize("budget", [300_000, 1_000_000, 10_000_000])
@@ -91,7 +91,7 @@ def test_small_models_get_large_passes_and_large_ones_small(tmp_path):
         index = Index.build(
             model, Classification(), data, tmp_path / name, method=TRAK(projection="kron(4)"), progress=False
         )
-        sizes[name] = index.manifest.settled.pass_size
+        sizes[name] = index.manifest.resolved.pass_size
     assert sizes["small"] == MOST
     assert 8 <= sizes["large"] < 64
 

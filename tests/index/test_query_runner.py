@@ -65,7 +65,7 @@ def test_coverage_is_restored_as_it_was_decided(index):
     stored, model = toy.stored(index), index.model
     units = index._state.runner.units
     decided = plan_coverage(model, index.task, Rows(toy.data(22)), units)
-    again = restore_coverage(stored.manifest.settled.coverage[0], model, units)
+    again = restore_coverage(stored.manifest.resolved.coverage[0], model, units)
     assert again.describe() == decided.describe()
     assert [type(u.rule) for u in again.modules] == [type(u.rule) for u in decided.modules]
 

@@ -121,8 +121,8 @@ def test_moments_do_not_depend_on_who_computes_what(tmp_path, monkeypatch):
     two = toy.build(tmp_path / "b", model=net(), method=EKFAC(projection="kron(3)"))
     want = one.score(QUERIES).total()
     source = FeatureSource(toy.stored(two), 0)
-    settled = two.method.kernel.bind(source.sizes)
-    [first, _] = settled.rounds
+    resolved = two.method.kernel.bind(source.sizes)
+    [first, _] = resolved.rounds
     assert first.jobs == 3
     made = {i: first.job(source, i, {}) for i in (2, 0, 1)}
     from unde.index.kernel_cache import KernelCache

@@ -64,7 +64,7 @@ def test_settled_once_whatever_the_budget_and_the_threads_of_who_goes_on(tmp_pat
     try:
         again = begun(tmp_path / "i", memory=2000)
         assert again.manifest == first.manifest
-        assert again.manifest.settled.threads == 1
+        assert again.manifest.resolved.threads == 1
         assert list_missing(again) == [(0, 0), (0, 2)]
         for job in list_missing(again):
             compute_shard(again, *job)

@@ -36,9 +36,9 @@ def source(phi, parts, sizes=()):
 
 def applied(kernel, phi, parts, sizes=(), fit=None):
     at = source(phi if fit is None else fit, parts, sizes)
-    settled = kernel.bind(at.sizes)
-    settled.check(GIB)
-    fitted = settled.fit(compute_moments(settled, at), at)
+    bound = kernel.bind(at.sizes)
+    bound.check(GIB)
+    fitted = bound.fit(compute_moments(bound, at), at)
     if fit is None:
         rows = torch.cat([fitted.train([s]) for s in range(len(at.sizes.cuts))])
         torch.testing.assert_close(fitted.apply(phi), rows)

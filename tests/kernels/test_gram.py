@@ -36,9 +36,9 @@ def source(phi, sizes=None):
 def applied(kernel, phi, sizes=None, memory=GIB):
     """K g(n) of the rows that the kernel is fitted to, in the blocks that they are stored in."""
     at = source(phi, sizes)
-    settled = kernel.bind(at.sizes)
-    settled.check(memory)
-    fitted = settled.fit(compute_moments(settled, at), at)
+    bound = kernel.bind(at.sizes)
+    bound.check(memory)
+    fitted = bound.fit(compute_moments(bound, at), at)
     return torch.cat([fitted.train(blocks) for blocks in at.sizes.joined()])
 
 
@@ -73,9 +73,9 @@ def test_layers_wider_than_rows_are_inverted_in_the_dual_form(scope, joined, mon
     }
     parts = [ParameterColumns(name, slice(*at)) for name, at in places.items()]
     at = TensorSource(phi, parts, [slice(0, 5), slice(5, 12)])
-    settled = Gram(0.3, blocks="layer", damping_scope=scope).bind(at.sizes)
-    assert max(t.shape[0] for t in settled.needs().moments.values()) == 12
-    fitted = settled.fit(compute_moments(settled, at), at)
+    bound = Gram(0.3, blocks="layer", damping_scope=scope).bind(at.sizes)
+    assert max(t.shape[0] for t in bound.needs().moments.values()) == 12
+    fitted = bound.fit(compute_moments(bound, at), at)
     layers = [[*range(26), *range(30, 34)], [*range(26, 30)], [*range(36, 40)]]
     want = torch.zeros(2, 12, 40, dtype=torch.float64)
     for rows, out in ((phi, want[0]), (others, want[1])):
@@ -92,10 +92,10 @@ def test_layers_wider_than_rows_are_inverted_in_the_dual_form(scope, joined, mon
 
 def test_the_dual_form_of_layers_is_what_the_memory_budget_must_hold():
     phi = features(20, 3_000)
-    settled = Gram(0.1, blocks="layer").bind(source(phi).sizes)
-    settled.check(2 * 8 * 20 * 20)
+    bound = Gram(0.1, blocks="layer").bind(source(phi).sizes)
+    bound.check(2 * 8 * 20 * 20)
     with pytest.raises(UndeError, match=r"1 layers \(up to 20 × 20\) need"):
-        settled.check(8 * 20 * 20)
+        bound.check(8 * 20 * 20)
 
 
 @pytest.mark.parametrize(("n", "d"), [(30, 8), (8, 30)])
@@ -136,8 +136,8 @@ def test_cuts_do_not_matter(form, sizes, joined, monkeypatch):
 def test_rows_that_it_was_not_fitted_to(form):
     phi, others = features(24, 10), features(5, 10, seed=1)
     at = source(phi, [7, 17])
-    settled = Gram(0.5, relative=False, form=form).bind(at.sizes)
-    got = settled.fit(compute_moments(settled, at), at).apply(others)
+    bound = Gram(0.5, relative=False, form=form).bind(at.sizes)
+    got = bound.fit(compute_moments(bound, at), at).apply(others)
     inverse = torch.linalg.inv(phi.T @ phi + 0.5 * torch.eye(10, dtype=torch.float64))
     torch.testing.assert_close(got, others @ inverse, rtol=1e-9, atol=1e-12)
 
@@ -149,8 +149,8 @@ def test_another_damping_needs_no_other_moments(form):
     one, two = (Gram(x, relative=False, form=form).bind(at.sizes) for x in (0.5, 3.0))
     assert one.key == two.key
     moments = compute_moments(one, at)
-    for settled, lam in ((one, 0.5), (two, 3.0), (one, 0.5)):  # fitting leaves them as they are
-        got = torch.cat([settled.fit(moments, at).train([s]) for s in range(2)])
+    for bound, lam in ((one, 0.5), (two, 3.0), (one, 0.5)):  # fitting leaves them as they are
+        got = torch.cat([bound.fit(moments, at).train([s]) for s in range(2)])
         torch.testing.assert_close(got, explicit(phi, lam), rtol=1e-9, atol=1e-12)
 
 
@@ -159,12 +159,12 @@ def test_the_order_of_additions_depends_on_the_number_of_jobs_alone(monkeypatch)
     monkeypatch.setattr(base_module, "JOINED", 1)
     phi = features(24, 10, dtype=torch.float32)
     at = source(phi, [1] * 24)
-    settled = Gram(0.5, form="primal").bind(at.sizes)
-    [round_] = settled.rounds
+    bound = Gram(0.5, form="primal").bind(at.sizes)
+    [round_] = bound.rounds
     made = {i: round_.job(at, i, {}) for i in reversed(range(round_.jobs))}
     whole = base_module.add_partials([lambda i=i: made[i] for i in range(round_.jobs)])
     assert round_.jobs == 16
-    assert torch.equal(whole["gram"], compute_moments(settled, at)["gram"])
+    assert torch.equal(whole["gram"], compute_moments(bound, at)["gram"])
 
 
 @pytest.mark.parametrize(("n", "d"), [(200, 40), (40, 200)])

@@ -89,14 +89,14 @@ def test_close_singular_values_take_more_directions_than_are_kept():
 
 def test_k_is_symmetric_and_neither_n_nor_d_squared_is_made():
     phi = features(400, 900, 0.97, dtype=torch.float32)
-    settled = Gram(0.1, form="svd(30)").bind(source(phi).sizes)
-    assert isinstance(settled, LowRankGram)
-    moments = compute_moments(settled, source(phi))
+    bound = Gram(0.1, form="svd(30)").bind(source(phi).sizes)
+    assert isinstance(bound, LowRankGram)
+    moments = compute_moments(bound, source(phi))
     assert max(t.numel() for t in moments.values()) == 900 * (30 + 16)
     assert {name: tuple(t.shape) for name, t in moments.items()} == {
-        name: tuple(t.shape) for name, t in settled.needs().moments.items()
+        name: tuple(t.shape) for name, t in bound.needs().moments.items()
     }
-    k = settled.fit(moments, source(phi)).apply(torch.eye(900))
+    k = bound.fit(moments, source(phi)).apply(torch.eye(900))
     assert (k - k.T).norm() <= 1e-5 * k.norm()
 
 
@@ -113,9 +113,9 @@ def test_another_damping_needs_no_other_moments():
     phi = features(60, 30, 0.8)
     keys = {Gram(damping, form="svd(8)").bind(source(phi).sizes).key for damping in (0.1, 1.0, 0.01)}
     assert len(keys) == 1
-    settled = [Gram(damping, form="svd(30)").bind(source(phi).sizes) for damping in (0.1, 1.0)]
-    moments = compute_moments(settled[0], source(phi))
-    got = settled[1].fit(moments, source(phi)).apply(torch.eye(30, dtype=torch.float64))
+    bound = [Gram(damping, form="svd(30)").bind(source(phi).sizes) for damping in (0.1, 1.0)]
+    moments = compute_moments(bound[0], source(phi))
+    got = bound[1].fit(moments, source(phi)).apply(torch.eye(30, dtype=torch.float64))
     assert (got - dense(phi, 1.0)[0]).norm() <= 1e-9
 
 
@@ -155,7 +155,7 @@ def test_what_cannot_be_inverted():
 
 
 def test_the_memory_budget():
-    settled = Gram(0.1, form="svd(256)").bind(source(torch.ones(2, 100_000)).sizes)
-    settled.check(2**30)
+    bound = Gram(0.1, form="svd(256)").bind(source(torch.ones(2, 100_000)).sizes)
+    bound.check(2**30)
     with pytest.raises(UndeError, match=r"kernel of 2 singular vectors \(100,000 × 18\) needs .*budget"):
-        settled.check(2**20)
+        bound.check(2**20)

@@ -54,8 +54,8 @@ def source():
 def test_moments_have_the_shapes_that_a_kernel_names(method, joined, monkeypatch):
     monkeypatch.setattr("unde.kernels.base.JOINED", 4 * WIDTH * CUT * joined)
     at = source()
-    settled = method.kernel.bind(at.sizes)
-    moments, named = compute_moments(settled, at), settled.needs().moments
+    bound = method.kernel.bind(at.sizes)
+    moments, named = compute_moments(bound, at), bound.needs().moments
     assert {k: (t.shape, t.dtype) for k, t in moments.items()} == {
         k: (t.shape, t.dtype) for k, t in named.items()
     }

@@ -108,7 +108,7 @@ def size(folder, *parents: str) -> int:
 @pytest.mark.parametrize("case", [MLP, CONV, GPT2], ids=str)
 def test_an_index_of_every_model(case, tmp_path):
     index, made = built(case, tmp_path), planned(case)
-    assert made.timing.pass_size == index.manifest.settled.pass_size
+    assert made.timing.pass_size == index.manifest.resolved.pass_size
     assert made.bytes_on_disk == size(tmp_path, "shards", "kernels")
     assert made.disk["moments of the kernel"] == size(tmp_path, "kernels")
     factors = toy.stored(index).shard(0, 0)["factors"]
@@ -140,7 +140,7 @@ def test_an_index_for_every_method(method, store_dtype, tmp_path):
         index = built(MLP, tmp_path, method, store_dtype=store_dtype)
         made = planned(MLP, method, store_dtype=store_dtype)
     assert len(index.manifest.shards) == 4
-    assert made.timing.pass_size == index.manifest.settled.pass_size == 16
+    assert made.timing.pass_size == index.manifest.resolved.pass_size == 16
     assert made.bytes_on_disk == size(tmp_path, "shards", "kernels")
 
 
@@ -158,7 +158,7 @@ def test_an_index_of_a_denoiser(method, tmp_path):
     with toy.cut(16, 2):
         index = built(case, tmp_path, method, memory="40MB")
         made = planned(case, method, memory="40MB")
-    assert made.timing.pass_size == index.manifest.settled.pass_size
+    assert made.timing.pass_size == index.manifest.resolved.pass_size
     assert made.bytes_on_disk == size(tmp_path, "shards", "kernels")
 
 
@@ -180,7 +180,7 @@ def test_several_steps_and_checkpoints_are_counted():
 def test_passes_keep_to_the_budget(memory, tmp_path):
     index = built(CONV, tmp_path, memory=memory, method="tracin")
     made = planned(CONV, "tracin", memory=memory)
-    assert made.timing.pass_size == index.manifest.settled.pass_size
+    assert made.timing.pass_size == index.manifest.resolved.pass_size
     assert made.timing.pass_size < planned(CONV, "tracin").timing.pass_size
 
 
@@ -321,4 +321,4 @@ def test_a_shard_takes_two_copies_in_memory(tmp_path):
     writer = shards.ShardWriter(index.folder, m, BuildInputs(index.model, index.task, index.train_data))
     with Meter() as meter:
         shards.compute_shard(writer, 0, 0)
-    assert meter.peak <= 2 * 4 * m.settled.shard_size * m.width + 2**20
+    assert meter.peak <= 2 * 4 * m.resolved.shard_size * m.width + 2**20

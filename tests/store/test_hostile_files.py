@@ -91,8 +91,8 @@ HUGE = [10**9, 10**15, 10**30, -1, 0, 2.5, float("nan"), float("inf"), "12", Non
     "where",
     [
         ("examples",),
-        ("settled", "shard_size"),
-        ("settled", "pass_size"),
+        ("resolved", "shard_size"),
+        ("resolved", "pass_size"),
         ("units", 0, "size"),
         ("units", 0, "shape", 0),
         ("checkpoint_weights", 0),
@@ -102,7 +102,7 @@ HUGE = [10**9, 10**15, 10**30, -1, 0, 2.5, float("nan"), float("inf"), "12", Non
 )
 def test_counts_in_a_manifest(whole, copy, where):
     for value in HUGE:
-        if where == ("settled", "pass_size") and value == 10**9:
+        if where == ("resolved", "pass_size") and value == 10**9:
             continue  # it fits all examples, and says no more
 
         def change(found, value=value):

@@ -124,7 +124,7 @@ def test_whoever_begins_first_has_settled_it(tmp_path, memory, monkeypatch):
     monkeypatch.setattr(Remote, "create", create)
     index = toy.build(memory / "i", **options)
     assert began
-    assert index.manifest.settled.pass_size == 2
+    assert index.manifest.resolved.pass_size == 2
     assert content(memory / "i") == whole
 
 

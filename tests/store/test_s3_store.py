@@ -93,7 +93,7 @@ def test_what_others_write_is_seen(s3):
 
 
 def test_two_coordinators_at_once(tmp_path, s3):
-    """Each would settle another pass size; both end with the index that one of them has settled."""
+    """Each would settle another pass size; both end with the index that one of them has resolved."""
     method, made, wanted, both = LoGRA(projection="pca(2)"), [], set(), threading.Barrier(2)
 
     def create(self, data, real=Remote.create):

@@ -163,7 +163,7 @@ def _resolved(project: Project, index: Index) -> dict[str, Any]:
     options = project.memory.absolute()
     options["hf_model"] = options.pop("model")
     m = index.manifest
-    chosen = {"projection": str(index.method.projection), "threads": m.settled.threads}
+    chosen = {"projection": str(index.method.projection), "threads": m.resolved.threads}
     return options | chosen | {"store_dtype": m.store_dtype}
 
 

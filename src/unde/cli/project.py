@@ -62,9 +62,11 @@ class Project:
                 )
             self.name, self.setup = target, Recipe(target).make()
         else:
-            settled = source.complete(index)
-            self.name, self.setup = str(settled.model), settled.setup(learn, evaluate, query_field)
-            self.source = replace(settled, seq_len=getattr(self.setup.train_data, "length", settled.seq_len))
+            complete = source.complete(index)
+            self.name, self.setup = str(complete.model), complete.setup(learn, evaluate, query_field)
+            self.source = replace(
+                complete, seq_len=getattr(self.setup.train_data, "length", complete.seq_len)
+            )
         self.checkpoints, self.rates = source.checkpoints_of(self.setup.model, index)
         self.shares: Sequence[float] | None = None  # of checkpoints, for all methods
         if self.checkpoints is None and self.setup.checkpoints is not None:

@@ -132,14 +132,14 @@ def begin_index(
         ids=ids_fingerprint(settings.ids),
         factors=method.factors,
         matrices="",
-        settled=new if existing is None else existing.settled,
+        resolved=new if existing is None else existing.resolved,
     )
 
     def suspects() -> list[int]:
         return sorted({*evenly(len(inputs.rows), EXAMPLES), largest(inputs.rows)})
 
     with (
-        torch_threads(wanted.settled.threads),
+        torch_threads(wanted.resolved.threads),
         raise_failing_example(inputs.model, inputs.task, inputs.rows, suspects, settings.ids),
     ):
         spec = Spec.parse(str(method.projection))
@@ -168,8 +168,8 @@ def _begin(
     draft = FeatureRunner(folder, wanted, inputs)
     draft.units = units
     manifest, trial = draft.choose_passes(inputs.rows, settings.memory, settings.batch_size)
-    size = choose_shard_size(manifest.settled.pass_size, wanted.width, settings.memory)
-    manifest = replace(manifest, settled=replace(manifest.settled, shard_size=size))
+    size = choose_shard_size(manifest.resolved.pass_size, wanted.width, settings.memory)
+    manifest = replace(manifest, resolved=replace(manifest.resolved, shard_size=size))
     writer = ShardWriter(folder, manifest, inputs, settings.workers, settings.ids)
     writer.runner.units = units
     (folder / layout.SHARDS).mkdir(exist_ok=True)
@@ -178,7 +178,7 @@ def _begin(
     existing = manifest.begin(folder)
     if existing.id == manifest.id:
         return writer
-    with torch_threads(existing.settled.threads):
+    with torch_threads(existing.resolved.threads):
         return _resume(folder, inputs, settings, wanted, existing)
 
 
@@ -256,7 +256,7 @@ def resolve_method(
     if isinstance(resolved, methods.Damped) and getattr(wanted, "damping", None) == "auto":
         words.append(f"damping {resolved.damping:g} ({resolved.name}, {kind or 'other tasks'})")
     if progress and words:
-        console.line(f"settled: {'; '.join(words)}")
+        console.line(f"chosen: {'; '.join(words)}")
     return resolved
 
 
@@ -328,7 +328,11 @@ def add_fisher(state: IndexState, kind: str, progress: bool) -> None:
     options = recorded_options(m, state.model)
     method = options.pop("method")
     settings = BuildSettings(
-        **options, scoring_method=method, ids=state.ids, memory=state.stored.memory, threads=m.settled.threads
+        **options,
+        scoring_method=method,
+        ids=state.ids,
+        memory=state.stored.memory,
+        threads=m.resolved.threads,
     )
     probe = methods.Fisher(method.projection, m.factors, kind == "true", 0 if kind == "true" else 1)
     with on_device(state.model, state.device):

@@ -105,7 +105,7 @@ class FeatureRunner:
 
     def coverage(self, c: int) -> Coverage:
         """How the gradient of each parameter is taken under checkpoint or step c, as the manifest records it."""
-        at, record = self._checkpoint(c), self.manifest.settled.coverage or []
+        at, record = self._checkpoint(c), self.manifest.resolved.coverage or []
         at = min(at, len(record) - 1)
         if at not in self._coverage:
             self._coverage[at] = restore_coverage(record[at], self.inputs.model, self.units)
@@ -121,7 +121,7 @@ class FeatureRunner:
             if self.inputs.checkpoints is not None:
                 stack.enter_context(load_checkpoint(model, self.inputs.checkpoints, self._checkpoint(c)))
             stack.enter_context(patch(model))
-            task = task_at_step(set_rows(self.inputs.task, self.manifest.settled.rows), method, c)
+            task = task_at_step(set_rows(self.inputs.task, self.manifest.resolved.rows), method, c)
             what = replace(self.measurement, measure=method.measure_of(c))
             what = what if factors else replace(what, factors=None)
             run = stack.enter_context(FeaturePass(model, task, what, self.coverage(c)))
@@ -188,7 +188,7 @@ class FeatureRunner:
         """
         m = self.manifest
         work = _RowJobs(
-            self, rows, split_range(range(len(rows)), m.settled.pass_size), numbers, names, what, patch
+            self, rows, split_range(range(len(rows)), m.resolved.pass_size), numbers, names, what, patch
         )
         features, values = torch.empty(m.terms, len(rows), m.width), torch.empty(m.terms, len(rows))
         beside, digests = torch.empty(len(rows), len(self.method.extra_measures)), [""] * len(rows)
@@ -241,8 +241,8 @@ class FeatureRunner:
         size, rows_per_pass = min(sizes, key=lambda s: s[0])
         size = size if batch_size is None else min(batch_size, len(rows))
         distinct = coverage[:1] if all(record == coverage[0] for record in coverage) else coverage
-        settled = replace(self.manifest.settled, pass_size=size, rows=rows_per_pass, coverage=distinct)
-        return replace(self.manifest, settled=settled), trials[0]
+        resolved = replace(self.manifest.resolved, pass_size=size, rows=rows_per_pass, coverage=distinct)
+        return replace(self.manifest, resolved=resolved), trials[0]
 
     def with_method(self, method: Method, rows: Rows, memory: int) -> FeatureRunner:
         """A runner for another projection or measure: units, coverage and pass size are decided anew."""
@@ -281,7 +281,7 @@ class _RowJobs:
     def compute_pass(self, c: int, i: int) -> dict[str, Tensor]:
         """Features of pass i under checkpoint or step c."""
         here, inputs = self.passes[i], self.runner.inputs
-        task = set_rows(inputs.task, self.runner.manifest.settled.rows)
+        task = set_rows(inputs.task, self.runner.manifest.resolved.rows)
         try:
             with (
                 raise_failing_example(inputs.model, task, self.rows, lambda: here, self.names, self.what),

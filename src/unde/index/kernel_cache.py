@@ -53,12 +53,12 @@ class KernelCache:
         self.stored, self.kernel, self.checkpoint, self.executor = stored, kernel, checkpoint, executor
         self.source = stored.source(kernel.fisher, checkpoint)
         self._features = FeatureSource(stored, checkpoint)  # what K is applied to
-        self.settled = kernel.bind(self.source.sizes)
+        self.bound = kernel.bind(self.source.sizes)
         self._fitted: Fitted | None = None
         self.watch = FileWatch()
         fisher = self.source.stored.manifest.id
         self._moments = _KernelFolder(
-            stored.folder, f"{VERSION} {fisher} {self.settled.key}{code_key(kernel)} {self.source.checkpoint}"
+            stored.folder, f"{VERSION} {fisher} {self.bound.key}{code_key(kernel)} {self.source.checkpoint}"
         )
         self._rows = _KernelFolder(
             stored.folder, f"{VERSION} {stored.manifest.id} {describe_kernel(kernel)} {checkpoint}"
@@ -67,8 +67,8 @@ class KernelCache:
     def fitted(self) -> Fitted:
         """K, fitted once and kept."""
         if self._fitted is None:
-            self.settled.check(self.stored.memory)
-            self._fitted = self.settled.fit(self._load_moments(), self.source)
+            self.bound.check(self.stored.memory)
+            self._fitted = self.bound.fit(self._load_moments(), self.source)
         return self._fitted
 
     def path(self, s: int) -> StorePath:
@@ -128,7 +128,7 @@ class KernelCache:
             write_shard(self._rows.shard(s), self._rows.owner, packed)
 
     def _load_moments(self) -> Moments:
-        if not self.settled.rounds:
+        if not self.bound.rounds:
             return {}
         at = self._moments
         with contextlib.suppress(ShardError):
@@ -146,12 +146,12 @@ class KernelCache:
         at, moments = self._moments, {}
         if is_valid_shard(at.path / MOMENTS, at.owner):
             return  # another process computed it
-        for n, r in enumerate(self.settled.rounds):
+        for n, r in enumerate(self.bound.rounds):
             moments |= r.finish(add_partials(self._partial_results(n, r, moments)))
-            if any(later.jobs > 1 for later in self.settled.rounds[n + 1 : n + 2]):
+            if any(later.jobs > 1 for later in self.bound.rounds[n + 1 : n + 2]):
                 write_shard(at.before(n + 1), at.owner, moments)
         write_shard(at.path / MOMENTS, at.owner, moments)
-        for n, r in enumerate(self.settled.rounds):
+        for n, r in enumerate(self.bound.rounds):
             for i in range(r.jobs):
                 at.partial(r, i).unlink(missing_ok=True)
             at.before(n).unlink(missing_ok=True)
@@ -170,7 +170,7 @@ class KernelCache:
 
     def write_partial(self, n: int, i: int) -> None:
         """The result of job i of round n."""
-        at, r = self._moments, self.settled.rounds[n]
+        at, r = self._moments, self.bound.rounds[n]
         before = read_shard(at.before(n), at.owner) if n else {}
         write_shard(at.partial(r, i), at.owner, r.job(self.source, i, before))
 
@@ -201,12 +201,12 @@ def sizes_of(m: Manifest) -> FeatureLayout:
     return FeatureSource(IndexReader(Path(), m, 0), 0).sizes
 
 
-def kernel_files(m: Manifest, settled: BoundKernel) -> dict[str, int]:
+def kernel_files(m: Manifest, bound: BoundKernel) -> dict[str, int]:
     """Bytes on disk of a kernel of the index `m`: its moments, and K g(n) where K mixes all columns."""
-    moments = settled.needs().moments
+    moments = bound.needs().moments
     fits = 1 if methods.parse(m.method).steps > 1 else m.terms  # one for the mean of all steps
     sizes = {"moments of the kernel": fits * file_bytes(moments, MOMENTS)} if moments else {}
-    if settled.blocks is None:
+    if bound.blocks is None:
         sizes["K g(n)"] = m.terms * sum(_row_file(m, r.stop - r.start) for r in m.shards)
     return sizes
 

@@ -136,7 +136,7 @@ class MatrixSource:
             stored = read(place, existing)  # of the examples that the index was built on
             if all(name in stored and torch.equal(stored[name], x) for name, x in self.scales.items()):
                 matrices = stored
-            wanted = _with_directions(wanted, existing.settled.directions)
+            wanted = _with_directions(wanted, existing.resolved.directions)
         elif spec.kind == "pca":
             scales = fingerprint(self.scales)
             origin = [wanted.models, wanted.data, self.names, str(spec), wanted.seed, scales]
@@ -150,7 +150,7 @@ class MatrixSource:
 
     def _directions(self, wanted: Manifest, spec: Spec) -> dict[str, Tensor]:
         """Directions from passes over a sample, which are jobs; the scales; and the size of the passes."""
-        size, rows = wanted.settled.directions or (None, None)
+        size, rows = wanted.resolved.directions or (None, None)
         settings: dict[str, Any] = {
             "names": self.names,
             "spec": spec,
@@ -158,7 +158,7 @@ class MatrixSource:
             "memory": self.memory,
         }
         settings |= {"measure": self.method.measure, "size": size}
-        work = _DirectionJobs(self.inputs, wanted.settled.threads, rows, settings, Results("directions"))
+        work = _DirectionJobs(self.inputs, wanted.resolved.threads, rows, settings, Results("directions"))
         try:
             run = work.covariance_pass
             work.settings["size"], work.rows = run.size, run.rows  # as they were decided here
@@ -176,4 +176,4 @@ class MatrixSource:
 
 
 def _with_directions(manifest: Manifest, directions: list[int | None] | None) -> Manifest:
-    return replace(manifest, settled=replace(manifest.settled, directions=directions))
+    return replace(manifest, resolved=replace(manifest.resolved, directions=directions))

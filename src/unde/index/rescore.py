@@ -208,7 +208,7 @@ class _CandidatePass:
         self.extra_values = torch.zeros(count, len(measure.method.extra_measures))
         row = 4 * m.terms * m.width
         self.queries_per_block = max(1, scores.memory // (QUERY_SHARE * row))
-        size = m.settled.pass_size
+        size = m.resolved.pass_size
         self.step = size * max(1, scores.memory // (TRAIN_SHARE * row) // size)
 
     def run(self, method: Method) -> CandidateScores:

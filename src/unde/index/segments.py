@@ -149,7 +149,7 @@ def rewrite(
         examples=sum(map(len, plan)),
         data=fingerprint_of(_digests(home, plan)),
         ids=ids_fingerprint(ids),
-        settled=replace(target.settled, shard_size=max(target.settled.shard_size, *map(len, plan))),
+        resolved=replace(target.resolved, shard_size=max(target.resolved.shard_size, *map(len, plan))),
         changes=Changes(first.lineage, count, _segments(plan), history, inside),
     )
     _write_probe(home, sources[0], after, plan)
@@ -176,7 +176,7 @@ def today() -> str:
 
 def _plan_shards(home: StorePath, sources: Sequence[Source], owner: str) -> list[NewShard]:
     """Join neighbours where one is new or loses rows and both fit into one shard; number the new files."""
-    size = sources[0].manifest.settled.shard_size
+    size = sources[0].manifest.resolved.shard_size
 
     def is_final(part: ShardRows) -> bool:
         return part.is_file_in(home) and part.source.manifest.files[part.s][1] != owner
@@ -260,11 +260,11 @@ def _encode(shard: dict[str, Tensor], before: Manifest, after: Manifest) -> dict
 
 def _sum_covariances(writer: ShardWriter, c: int, rows: list[int]) -> Tensor:
     """Covariances of some examples from the model, in passes of the recorded size."""
-    settled = writer.manifest.settled
-    with torch_threads(settled.threads):
+    resolved = writer.manifest.resolved
+    with torch_threads(resolved.threads):
         run = writer.runner.open_pass(c)
         total = covariances(writer, run, [])
-        for part in split_range(range(len(rows)), settled.pass_size):
+        for part in split_range(range(len(rows)), resolved.pass_size):
             total += covariances(writer, run, rows[part.start : part.stop])
     return total
 
@@ -375,7 +375,7 @@ def _check_alike(first: Source, other: Source) -> None:
         raise UndeError(f"{first.folder} and {other.folder} are one index: expected different ones")
     differ = list_differences(a, replace(b, examples=a.examples, data=a.data, ids=a.ids), _OTHER)
     differ += differences(a.task, b.task)
-    if a.settled.coverage != b.settled.coverage:
+    if a.resolved.coverage != b.resolved.coverage:
         differ.append("which way parameters go")
     if bool(a.ids) != bool(b.ids):
         differ.append(

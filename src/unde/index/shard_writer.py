@@ -79,7 +79,7 @@ class ShardWriter:
     def cuts(self, s: int) -> list[range]:
         """The rows of each pass of a shard."""
         rows = self.manifest.shards[s]
-        return split_range(range(rows.start, rows.stop), self.manifest.settled.pass_size)
+        return split_range(range(rows.start, rows.stop), self.manifest.resolved.pass_size)
 
     def close(self) -> None:
         """Restore the model; stop reading ahead."""
@@ -109,7 +109,7 @@ def compute_shard(writer: ShardWriter, c: int, s: int) -> None:
 
 def _compute_tensors(writer: ShardWriter, c: int, s: int) -> dict[str, Tensor]:
     m = writer.manifest
-    with torch_threads(m.settled.threads):
+    with torch_threads(m.resolved.threads):
         run = writer.runner.open_pass(c)
         features = torch.empty(_length(writer, s), m.width)
         parts: list[dict[str, Tensor]] = []
@@ -346,7 +346,7 @@ def print_summary(runner: FeatureRunner, missing: int) -> None:
     )
     if missing < m.examples * terms:
         console.line(f"  going on: {missing:,} of {m.examples * terms:,} are still to do")
-    _print_routes(runner.coverage(0), m.settled.pass_size)
+    _print_routes(runner.coverage(0), m.resolved.pass_size)
 
 
 def _print_routes(coverage: Coverage, pass_size: int) -> None:

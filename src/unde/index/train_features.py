@@ -56,7 +56,7 @@ class StoredFeatures(TrainFeatures):
         self.units, self.columns, self.cuts = m.unit_names, m.columns, m.shards
         self.checkpoint_weights = checkpoint_weights or m.checkpoint_weights
         self._caches = [KernelCache(reader, kernel, c, executor) for c in range(m.terms)]
-        self.kernel_blocks = self._caches[0].settled.blocks
+        self.kernel_blocks = self._caches[0].bound.blocks
         if self.kernel_blocks is None and reader.codec.lossy:
             raise UndeError(
                 f"{reader.folder} is stored as {m.store_dtype}, in which K g(n) cannot be: {kernel} has to act on the "

@@ -129,7 +129,7 @@ def _apply(
 
 def _new_segment(m: Manifest, owner: str, inputs: BuildInputs, ids: Sequence[Any] | None) -> Manifest:
     """New examples as an index in the same folder; the first of them fill up the last shard."""
-    count, size = len(inputs.rows), m.settled.shard_size
+    count, size = len(inputs.rows), m.resolved.shard_size
     head = min(size - m.segments[-1].rows[-1], count)
     rows = [head] * bool(head) + [min(size, count - start) for start in range(head, count, size)]
     first = 1 + max(number for number, _ in m.files)

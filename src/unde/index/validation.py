@@ -169,7 +169,7 @@ def write_ids(folder: StorePath, ids: Sequence[Any] | None, generation: int = 0)
 
 
 def list_differences(there: Manifest, wanted: Manifest, other: str = "asked for") -> list[str]:
-    """What differs between an index on disk and one that is asked for, but for the task and what was settled."""
+    """What differs between an index on disk and one that is asked for, but for the task and what was resolved."""
     out = []
     for name, value in request_fields(wanted).items():
         old = getattr(there, name)

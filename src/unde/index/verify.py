@@ -105,7 +105,7 @@ def _verify_history(folder: StorePath, manifest: Manifest, report: VerifyReport)
     """Note how the index was changed; report an unfinished change."""
     if manifest.changes is not None:
         report.notes += manifest.changes.lines
-        if manifest.settled.directions is not None:
+        if manifest.resolved.directions is not None:
             built = manifest.changes.build_examples
             report.notes.append(f"pca directions are those of the {built} examples it was built on")
     note = read_note(folder)

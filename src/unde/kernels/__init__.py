@@ -1,4 +1,4 @@
-"""Similarity kernels K: objects that are settled on sizes, fitted to features in rounds, and applied to rows."""
+"""Similarity kernels K: objects that are bound to sizes, fitted to features in rounds, and applied to rows."""
 
 from unde.kernels.base import (
     BoundKernel,

@@ -219,10 +219,10 @@ def add_partials(parts: Sequence[Callable[[], Moments]]) -> Moments:
     return total
 
 
-def compute_moments(settled: BoundKernel, source: KernelSource) -> dict[str, Tensor]:
+def compute_moments(bound: BoundKernel, source: KernelSource) -> dict[str, Tensor]:
     """Run all rounds in memory."""
     moments: dict[str, Tensor] = {}
-    for r in settled.rounds:
+    for r in bound.rounds:
         before = dict(moments)
         parts = [lambda i=i, r=r, before=before: r.job(source, i, before) for i in range(r.jobs)]
         moments |= r.finish(add_partials(parts))
@@ -238,8 +238,8 @@ def fit_kernel(kernel: Kernel, source: KernelSource) -> Fitted:
     >>> torch.allclose(K.apply(phi), phi @ torch.linalg.inv(phi.T @ phi + 2 * torch.eye(3, dtype=torch.float64)))
     True
     """
-    settled = kernel.bind(source.sizes)
-    return settled.fit(compute_moments(settled, source), source)
+    bound = kernel.bind(source.sizes)
+    return bound.fit(compute_moments(bound, source), source)
 
 
 class TensorSource:

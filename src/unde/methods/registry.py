@@ -79,7 +79,7 @@ def for_building(
     recorded: dict[str, Any] | None = None,
     projection: str = PROJECTION,
 ) -> Method:
-    """The method to build an index for, with its projection and its damping settled.
+    """The method to build an index for, with its projection and its damping resolved.
 
     Args:
         method: What is asked for.

@@ -35,7 +35,7 @@ ADDED_AGAIN = "index.add_fisher makes it again, exactly as it was"
 MADE_ON_DEMAND = "it is made again when it is needed"
 _ALL = "build, append, remove, merge"
 ENTRIES = (
-    Entry(MANIFEST, "what the index is and what was settled for it", BUILT_AGAIN, _ALL),
+    Entry(MANIFEST, "what the index is and its resolved settings", BUILT_AGAIN, _ALL),
     Entry(IDS, "the user's names of examples", BUILT_AGAIN, _ALL),
     Entry(MATRICES, "pca directions and second moments", BUILT_AGAIN, "build, merge"),
     Entry(PROBE, "features of a few examples, to tell changed code by", BUILT_AGAIN, _ALL),

@@ -1,4 +1,4 @@
-"""The manifest of an index: a JSON file with its request, its settled sizes, and its segments."""
+"""The manifest of an index: a JSON file with its request, its resolved settings, and its segments."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class Manifest:
     ids: str  # fingerprint of the user's ids, or ""
     factors: bool  # whether shards hold the covariances that EKFAC is made of
     matrices: str  # fingerprint of the matrices that are not drawn (pca, second moments), or ""
-    settled: ResolvedSettings
+    resolved: ResolvedSettings
     changes: Changes | None = None  # since it was built
 
     @cached_property
@@ -196,7 +196,7 @@ class Manifest:
     def segments(self) -> list[Segment]:
         if self.changes is not None:
             return self.changes.segments
-        step = self.settled.shard_size
+        step = self.resolved.shard_size
         rows = [min(step, self.examples - start) for start in range(0, self.examples, step)]
         return [Segment(self.id, 0, rows, [0, self.examples])]
 
@@ -230,8 +230,8 @@ class Manifest:
         return Groups({k: tuple(v) for k, v in self.groups.items()})
 
     def as_dict(self) -> dict[str, Any]:
-        out = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("settled", "changes")}
-        out["settled"] = self.settled.as_dict()
+        out = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("resolved", "changes")}
+        out["resolved"] = self.resolved.as_dict()
         return out if self.changes is None else out | {"changes": self.changes.as_dict()}
 
     def text(self) -> bytes:
@@ -283,13 +283,13 @@ def _read_fisher(folder: StorePath) -> Manifest | None:
 
 
 def _parse(content: Mapping[str, Any]) -> Manifest:
-    fields: dict[str, Any] = {**content, "settled": ResolvedSettings(**content["settled"])}
+    fields: dict[str, Any] = {**content, "resolved": ResolvedSettings(**content["resolved"])}
     if fields.get("changes") is not None:
         fields["changes"] = Changes.parse(fields["changes"])
     manifest = Manifest(**fields)
     bounds.check(manifest.as_dict())
     if manifest.changes is not None:
-        manifest.changes.check(manifest.examples, manifest.settled.shard_size, manifest.terms)
+        manifest.changes.check(manifest.examples, manifest.resolved.shard_size, manifest.terms)
         for inside in manifest.changes.fishers.values():
             _parse(inside)
     return manifest
@@ -324,7 +324,7 @@ def damaged(path: StorePath, why: object) -> UndeError:
 def request_fields(manifest: Manifest) -> dict[str, Any]:
     """Fields of the request: a resumed build compares them."""
     return {
-        f.name: getattr(manifest, f.name) for f in fields(manifest) if f.name not in ("settled", "changes")
+        f.name: getattr(manifest, f.name) for f in fields(manifest) if f.name not in ("resolved", "changes")
     }
 
 

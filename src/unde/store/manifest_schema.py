@@ -18,13 +18,13 @@ def check(content: Mapping[str, Any]) -> None:
         if not isinstance(content[name], kind) or isinstance(content[name], bool) is not (kind is bool):
             raise ValueError(f"{name} is a {type(content[name]).__name__}")
     _task(content["task"])
-    settled = content["settled"]
+    resolved = content["resolved"]
     examples = _count("examples", content["examples"])
-    size = _count("shard_size", settled["shard_size"])
-    _count("pass_size", settled["pass_size"])
+    size = _count("shard_size", resolved["shard_size"])
+    _count("pass_size", resolved["pass_size"])
     for name, most in (("threads", 2**16), ("rows", MOST)):
-        if settled[name] is not None:
-            _count(name, settled[name], most)
+        if resolved[name] is not None:
+            _count(name, resolved[name], most)
     terms = len(_list("checkpoint_weights", content["checkpoint_weights"], float | int))
     if not terms or not all(math.isfinite(eta) and eta >= 0 for eta in content["checkpoint_weights"]):
         raise ValueError("checkpoint_weights are not finite numbers ≥ 0")
@@ -40,8 +40,8 @@ def check(content: Mapping[str, Any]) -> None:
         name: tuple(_list(f"group {name!r}", params, str)) for name, params in content["groups"].items()
     }
     Groups(groups).of([u["name"] for u in content["units"]])
-    _coverage(settled["coverage"], terms)
-    directions = settled["directions"]
+    _coverage(resolved["coverage"], terms)
+    directions = resolved["directions"]
     if directions is not None:
         if len(_list("directions", directions, int | None)) != 2:
             raise ValueError("directions are not two numbers")
@@ -59,7 +59,7 @@ _KINDS: dict[str, type] = {
     "ids": str,
     "factors": bool,
     "matrices": str,
-    "settled": dict,
+    "resolved": dict,
 }
 
 
