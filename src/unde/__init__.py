@@ -44,8 +44,24 @@ _MODULES = {
 }
 
 
+_SUBMODULES = (
+    *(
+        "diffusion",
+        "evaluate",
+        "groups",
+        "index",
+        "integrations",
+        "kernels",
+        "methods",
+        "parallel",
+        "projection",
+    ),
+    *("scoring", "setup", "tasks", "ui", "weights"),
+)
+
+
 def __getattr__(name: str) -> Any:
-    if name in ("evaluate", "methods", "tasks"):
+    if name in _SUBMODULES:
         return importlib.import_module(f"unde.{name}")
     if name in _MODULES:
         return getattr(importlib.import_module(_MODULES[name]), name)

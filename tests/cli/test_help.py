@@ -92,3 +92,10 @@ def test_as_a_module(monkeypatch, capsys):
     with pytest.raises(SystemExit, match="0"):
         runpy.run_module("unde", run_name="__main__")
     assert capsys.readouterr().out.startswith("unde 0.")
+
+
+@pytest.mark.parametrize(
+    "name", ["scoring.from_arrays", "tasks.Classification", "index.Index", "evaluate.lds"]
+)
+def test_submodules_are_loaded_on_first_use(name):
+    subprocess.run([sys.executable, "-c", f"import unde; unde.{name}"], check=True)
