@@ -42,22 +42,19 @@ _MODULES = {
     "Weights": "unde.weights",
     "learn_weights": "unde.weights",
 }
-
-
-_SUBMODULES = (
-    *(
-        "diffusion",
-        "evaluate",
-        "groups",
-        "index",
-        "integrations",
-        "kernels",
-        "methods",
-        "parallel",
-        "projection",
-    ),
-    *("scoring", "setup", "tasks", "ui", "weights"),
-)
+_SUBMODULES = [
+    "evaluate",
+    "groups",
+    "index",
+    "kernels",
+    "methods",
+    "parallel",
+    "projection",
+    "scoring",
+    "setup",
+    "tasks",
+    "weights",
+]
 
 
 def __getattr__(name: str) -> Any:
