@@ -22,6 +22,7 @@ from unde.gradients.feature_pass import Batch, FeaturePass, PassResult, split_ra
 from unde.index.feature_runner import FeatureRunner, close_on_error, raise_failing_example
 from unde.index.kernel_cache import kernel_files, sizes_of
 from unde.index.reader import Shapes, shard_bytes
+from unde.malloc import keep_memory
 from unde.parallel import SERIAL, Executor, Job, JobsFailed
 from unde.parallel.model_transport import BuildInputs
 from unde.store import layout
@@ -93,6 +94,7 @@ class ShardsFailed(UndeError):
     """Some shards failed repeatedly; the others are done, and the same call resumes."""
 
 
+@keep_memory()
 def compute_shard(writer: ShardWriter, c: int, s: int) -> None:
     """Compute and write shard s under checkpoint c; the bytes do not depend on the process."""
     m, inputs = writer.manifest, writer.inputs
@@ -134,6 +136,7 @@ def compute_missing(writer: ShardWriter, executor: Executor, progress: bool) -> 
         compute_shards(writer, jobs, executor)
 
 
+@keep_memory()
 def compute_shards(writer: ShardWriter, jobs: list[Job], executor: Executor) -> None:
     """Run the jobs and log their time; then check that the data did not change meanwhile."""
     started = time.perf_counter()
