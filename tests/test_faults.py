@@ -27,7 +27,7 @@ def test_it_would_find_scores_that_are_wrong(tmp_path, monkeypatch):
     """Without checksums a flipped bit goes through."""
     monkeypatch.setattr("unde.store.shards.checksum", lambda tensors, of=None: "0")
     tally = trial.Tally()
-    damage.run(tally, tmp_path, random.Random(0), 60)
+    damage.run(tally, tmp_path, random.Random(0), 200)
     assert tally.counts[damage.CATEGORY][trial.WRONG] > 0 and tally.examples
 
 
