@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-import pca
 import toy
 from unde import Index, UndeError
 from unde.data import Rows
@@ -35,7 +34,9 @@ def fitted(r=2):
     rows = Rows(toy.data(22))
     task = Classification()
     with toy.cut():
-        found = pca.fit(toy.net(), task, rows, names, Spec("pca", r), seed=0, measure="loss", memory=2**30)
+        found = directions.compute_directions(
+            toy.net(), task, rows, names, Spec("pca", r), seed=0, measure="loss", memory=2**30
+        )
     assert found.size == 4
     return found.matrices
 
@@ -89,7 +90,7 @@ def test_a_resumed_build_reads_them_back(tmp_path, monkeypatch):
     toy.build(tmp_path / "whole", method=method)
     cut = toy.build(tmp_path / "cut", method=method)
     toy.shard_files(cut)[1].unlink()
-    monkeypatch.setattr(building.MatrixSource, "_directions", lambda *a, **k: pytest.fail("fitted again"))
+    monkeypatch.setattr(building, "_directions", lambda *a, **k: pytest.fail("fitted again"))
     toy.build(tmp_path / "cut", method=method)
     assert toy.content(tmp_path / "cut") == toy.content(tmp_path / "whole")
 
@@ -126,7 +127,7 @@ def test_embeddings_keep_random_rows_and_wide_sides_too(monkeypatch):
     rows = Rows([{"input_ids": torch.randint(40, (9,))} for _ in range(6)], CausalLM().collate)
     names = [n for n, _ in model.named_parameters()]
     monkeypatch.setattr(directions, "LIMIT", 30)
-    got = pca.fit(
+    got = directions.compute_directions(
         model, CausalLM(), rows, names, Spec("pca", 3), seed=0, measure="loss", memory=2**30
     ).matrices
     assert "rows/transformer.wte.weight" not in got

@@ -7,11 +7,12 @@ and the rows of embeddings, whose inputs are one-hot, keep the random directions
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from unde import console
 from unde.data import Rows, evenly
 from unde.errors import UndeError
 from unde.gradients.coverage import plan_coverage
@@ -26,63 +27,53 @@ from unde.tasks.base import Task
 SAMPLE = 256  # examples, evenly spaced
 
 
-class CovariancePass:
-    """The covariances of a sample, pass by pass. Passes have `size` examples, or as many as fit the memory."""
+class Directions(NamedTuple):
+    matrices: dict[str, Tensor]  # "rows/<name>" (r, R) and "cols/<name>" (r, C)
+    size: int  # examples in a pass
+    rows: int | None  # rows in a pass, where a task makes several of an example
 
-    def __init__(
-        self,
-        model: nn.Module,
-        task: Task,
-        rows: Rows,
-        names: Sequence[str],
-        spec: Spec,
-        *,
-        seed: int,
-        measure: str,
-        memory: int,
-        size: int | None = None,
-    ) -> None:
-        units = make_units(model, names, Spec("kron", spec.size), seed)
-        coverage = plan_coverage(model, task, rows, units, measure)
-        sizes = {u.name: pca_sides(u, spec.size, coverage.modules) for u in units}
-        self.sizes = {name: pair for name, pair in sizes.items() if any(pair)}
-        for u in units:  # these sides reach the factors unprojected
-            u.projection.widen(*(n is not None for n in sizes[u.name]))
-        what = Measurement(units, measure, factors=self.sizes, emit=False)
-        self.spec, self.size, self.rows = spec, size, task.batching.row_limit
-        if size is None:
-            self.size, self.rows = choose_pass_size(model, task, rows, what, coverage, memory)
-        self._sample = Rows([rows[i] for i in evenly(len(rows), SAMPLE)], rows.collate)
-        self.passes = split_range(range(len(self._sample)), self.size or 1)
-        self._run = FeaturePass(model, set_rows(task, self.rows), what, coverage)
-        self._open = ExitStack()
 
-    def __enter__(self) -> CovariancePass:
-        self._open.enter_context(self._run)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
-
-    def covariances(self, i: int) -> Tensor:
-        """The covariances of pass i, as one vector."""
-        for _ in self._run.over(self._sample.batches([self.passes[i]])):
-            pass
-        assert self._run.factors is not None
-        return self._run.factors.take().cpu()
-
-    def directions(self, total: Tensor) -> dict[str, Tensor]:
-        """ "rows/<name>" (r, R) and "cols/<name>" (r, C), from the sum of all covariances."""
-        directions, start = {}, 0
-        for name, pair in self.sizes.items():
-            for side, n in zip(("rows", "cols"), pair):
-                if n is None:
-                    continue
-                covariance = total[start : start + n * n].view(n, n)
-                start += n * n
-                if covariance.any():
-                    directions[f"{side}/{name}"] = _leading(covariance, self.spec.size, name)
-        return directions
+def compute_directions(
+    model: nn.Module,
+    task: Task,
+    rows: Rows,
+    names: Sequence[str],
+    spec: Spec,
+    *,
+    seed: int,
+    measure: str,
+    memory: int,
+    passes: tuple[int, int | None] | None = None,
+) -> Directions:
+    """The directions of a sample of `rows`, in passes as given or as they fit the memory."""
+    units = make_units(model, names, Spec("kron", spec.size), seed)
+    coverage = plan_coverage(model, task, rows, units, measure)
+    sizes = {u.name: pca_sides(u, spec.size, coverage.modules) for u in units}
+    for u in units:  # these sides reach the factors unprojected
+        u.projection.widen(*(n is not None for n in sizes[u.name]))
+    sizes = {name: pair for name, pair in sizes.items() if any(pair)}
+    what = Measurement(units, measure, factors=sizes, emit=False)
+    size, in_pass = passes or choose_pass_size(model, task, rows, what, coverage, memory)
+    sample = Rows([rows[i] for i in evenly(len(rows), SAMPLE)], rows.collate)
+    cuts = split_range(range(len(sample)), size)
+    with (
+        FeaturePass(model, set_rows(task, in_pass), what, coverage) as run,
+        console.progress("pca directions", len(cuts), unit="passes") as advance,
+    ):
+        for _ in run.over(sample.batches(cuts)):
+            advance(1)
+        assert run.factors is not None
+        total = run.factors.take().cpu()
+    matrices, start = {}, 0
+    for name, pair in sizes.items():
+        for side, n in zip(("rows", "cols"), pair):
+            if n is None:
+                continue
+            covariance = total[start : start + n * n].view(n, n)
+            start += n * n
+            if covariance.any():
+                matrices[f"{side}/{name}"] = _leading(covariance, spec.size, name)
+    return Directions(matrices, size, in_pass)
 
 
 def pca_sides(unit: Unit, r: int, modules: Sequence[HookedModule]) -> tuple[int | None, int | None]:

@@ -37,7 +37,7 @@ from unde.index.validation import (
 )
 from unde.kernels.precision import could_refuse
 from unde.methods import DEFAULT_DAMPING, TRAK, Damped, Method
-from unde.parallel import SERIAL, Executor
+from unde.parallel import Executor
 from unde.parallel.model_transport import BuildInputs
 from unde.projection import Spec
 from unde.store import factored, layout
@@ -104,9 +104,8 @@ def begin_index(
     inputs: BuildInputs,
     method: Method,
     settings: BuildSettings,
-    executor: Executor = SERIAL,
 ) -> ShardWriter:
-    """Begin an index, or resume the one in the folder; pca directions are computed by `executor`.
+    """Begin an index, or resume the one in the folder.
 
     Everything that the bytes of an index depend on is decided here and recorded before the first shard.
     """
@@ -145,8 +144,7 @@ def begin_index(
         spec = Spec.parse(str(method.projection))
         matrices: dict[str, Tensor] = {}
         if scales or spec.kind == "pca" or (existing is not None and existing.matrices):
-            source = pca.MatrixSource(folder, inputs, method, names, scales, settings.memory, executor)
-            wanted, matrices = source.resolve(wanted, existing)
+            wanted, matrices = pca.resolve(folder, inputs, names, scales, settings.memory, wanted, existing)
         units = make_units(inputs.model, names, str(method.projection), settings.seed, matrices)
         wanted = replace(wanted, units=describe_units(units))
         if settings.store_dtype == AUTO:
@@ -357,7 +355,7 @@ def _build_homes(
             clear_partial(home)
             if not executor.in_process:
                 inputs = inputs.portable(folder / layout.SCRATCH, inputs.rows)
-            writer = begin_index(home, inputs, method, settings, executor)
+            writer = begin_index(home, inputs, method, settings)
             if not executor.exclusive:
                 lock.close()  # other workers compute shards of the same index
             shards.compute_missing(writer, executor, progress)

@@ -7,64 +7,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from unde import console
+from unde import console, methods
 from unde.checkpoints import load_checkpoint
 from unde.errors import UndeError
-from unde.gradients.feature_pass import set_rows, torch_threads
-from unde.gradients.pca import CovariancePass
-from unde.methods import Method
-from unde.parallel import SERIAL, Executor, Job, run_with_progress
+from unde.gradients.pca import compute_directions
 from unde.parallel.model_transport import BuildInputs
 from unde.projection import Spec
-from unde.store.job_results import Results, scratch
 from unde.store.layout import FISHERS, MANIFEST, MATRICES
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath
 from unde.store.shards import ShardError, checksum, copy_tensors, create_shard, read_shard, write_shard
 
 PASSES = "passes"  # among the matrices: examples and rows in the passes that computed them
-
-
-class _DirectionJobs:
-    """The context of jobs that compute covariances; `settings` are those of `CovariancePass`."""
-
-    def __init__(
-        self,
-        inputs: BuildInputs,
-        threads: int | None,
-        rows: int | None,
-        settings: dict[str, Any],
-        results: Results,
-    ) -> None:
-        self.inputs, self.threads, self.rows, self.settings = inputs, threads, rows, settings
-        self.results = results
-        self._open = ExitStack()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _DirectionJobs, (self.inputs, self.threads, self.rows, self.settings, self.results)
-
-    @cached_property
-    def covariance_pass(self) -> CovariancePass:
-        inputs = self.inputs
-        self._open.enter_context(load_checkpoint(inputs.model, inputs.checkpoints))
-        task = set_rows(inputs.task, self.rows)
-        return self._open.enter_context(CovariancePass(inputs.model, task, inputs.rows, **self.settings))
-
-    def close(self) -> None:
-        self._open.close()
-
-
-def _compute_covariances(work: _DirectionJobs, i: int) -> None:
-    with torch_threads(work.threads):
-        work.results.put((i,), {"sums": work.covariance_pass.covariances(i)})
 
 
 def home(folder: StorePath) -> StorePath:
@@ -116,63 +75,54 @@ def read(folder: StorePath, manifest: Manifest) -> dict[str, Tensor]:
     return matrices
 
 
-@dataclass(frozen=True)
-class MatrixSource:
-    """The matrices of a projection that are not drawn from the seed: pca directions and second moments."""
+def resolve(
+    folder: StorePath,
+    inputs: BuildInputs,
+    names: list[str],
+    scales: dict[str, Tensor],
+    memory: int,
+    wanted: Manifest,
+    existing: Manifest | None,
+) -> tuple[Manifest, dict[str, Tensor]]:
+    """Read or compute the matrices of an index; return its manifest with their fingerprint, and them."""
+    spec, place, matrices = Spec.parse(str(wanted.method["projection"])), home(folder), scales
+    if existing is not None and existing.changes is not None and existing.matrices:
+        stored = read(place, existing)  # of the examples that the index was built on
+        if all(name in stored and torch.equal(stored[name], x) for name, x in scales.items()):
+            matrices = stored
+        wanted = _with_directions(wanted, existing.resolved.directions)
+    elif spec.kind == "pca":
+        origin = [wanted.models, wanted.data, names, str(spec), wanted.seed, fingerprint(scales)]
 
-    folder: StorePath
-    inputs: BuildInputs
-    method: Method
-    names: list[str]
-    scales: dict[str, Tensor]
-    memory: int
-    executor: Executor
+        def compute() -> dict[str, Tensor]:
+            return _directions(inputs, names, spec, memory, wanted) | scales
 
-    def resolve(self, wanted: Manifest, existing: Manifest | None) -> tuple[Manifest, dict[str, Tensor]]:
-        """Read or compute them; the manifest with their fingerprint."""
-        spec, place = Spec.parse(str(self.method.projection)), home(self.folder)
-        matrices = self.scales
-        if existing is not None and existing.changes is not None and existing.matrices:
-            stored = read(place, existing)  # of the examples that the index was built on
-            if all(name in stored and torch.equal(stored[name], x) for name, x in self.scales.items()):
-                matrices = stored
-            wanted = _with_directions(wanted, existing.resolved.directions)
-        elif spec.kind == "pca":
-            scales = fingerprint(self.scales)
-            origin = [wanted.models, wanted.data, self.names, str(spec), wanted.seed, scales]
-            matrices = read_or_make(place, repr(origin), existing, lambda: self._directions(wanted, spec))
-            size, rows = matrices[PASSES].tolist()
-            wanted = _with_directions(wanted, [size, rows or None])
-        elif matrices:
-            origin = [self.names, fingerprint(matrices)]
-            matrices = read_or_make(place, repr(origin), existing, lambda: self.scales)
-        return replace(wanted, matrices=fingerprint(matrices)), matrices
+        matrices = read_or_make(place, repr(origin), existing, compute)
+        size, rows = matrices[PASSES].tolist()
+        wanted = _with_directions(wanted, [size, rows or None])
+    elif scales:
+        matrices = read_or_make(place, repr([names, fingerprint(scales)]), existing, lambda: scales)
+    return replace(wanted, matrices=fingerprint(matrices)), matrices
 
-    def _directions(self, wanted: Manifest, spec: Spec) -> dict[str, Tensor]:
-        """Directions from passes over a sample, which are jobs; the scales; and the size of the passes."""
-        size, rows = wanted.resolved.directions or (None, None)
-        settings: dict[str, Any] = {
-            "names": self.names,
-            "spec": spec,
-            "seed": wanted.seed,
-            "memory": self.memory,
-        }
-        settings |= {"measure": self.method.measure, "size": size}
-        work = _DirectionJobs(self.inputs, wanted.resolved.threads, rows, settings, Results("directions"))
-        try:
-            run = work.covariance_pass
-            work.settings["size"], work.rows = run.size, run.rows  # as they were decided here
-            jobs: list[Job] = [(i,) for i in range(len(run.passes))]
-            executor = self.executor if len(jobs) > 1 and self.executor.exclusive else SERIAL
-            with nullcontext() if executor.in_process else scratch(self.folder) as work.results.folder:
-                done = sorted(run_with_progress(executor, _compute_covariances, work, jobs, "pca directions"))
-                total = work.results.take(done[0])["sums"].clone()
-                for job in done[1:]:
-                    total += work.results.take(job)["sums"]
-            passes = {PASSES: torch.tensor([run.size or 1, run.rows or 0])}
-            return run.directions(total) | self.scales | passes
-        finally:
-            work.close()
+
+def _directions(
+    inputs: BuildInputs, names: list[str], spec: Spec, memory: int, wanted: Manifest
+) -> dict[str, Tensor]:
+    """The pca directions under the first checkpoint, and the size of the passes."""
+    recorded = wanted.resolved.directions
+    with load_checkpoint(inputs.model, inputs.checkpoints):
+        directions = compute_directions(
+            inputs.model,
+            inputs.task,
+            inputs.rows,
+            names,
+            spec,
+            seed=wanted.seed,
+            measure=methods.parse(wanted.method).measure,
+            memory=memory,
+            passes=None if recorded is None else (recorded[0] or 1, recorded[1]),
+        )
+    return directions.matrices | {PASSES: torch.tensor([directions.size, directions.rows or 0])}
 
 
 def _with_directions(manifest: Manifest, directions: list[int | None] | None) -> Manifest:
