@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from unde import cli
-from unde.cli.completion import indexes
+from unde.cli.options import indexes
 
 
 def offered(line):

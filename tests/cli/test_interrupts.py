@@ -11,7 +11,7 @@ from commands import invoke
 from typer.testing import CliRunner
 
 from unde import cli, console
-from unde.cli.interrupts import Interrupted, Terminated, unwinding_on_sigterm
+from unde.cli.app import Interrupted, Terminated, unwinding_on_sigterm
 
 WAITING = """
 import os, time

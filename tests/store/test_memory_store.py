@@ -11,7 +11,7 @@ from remote_toy import content, objects
 
 import toy
 from unde import Index, UndeError, Weights
-from unde.cli.verify import verify_path
+from unde.cli.store import verify_path
 from unde.evaluate import Bank
 from unde.methods import EKFAC, TRAK, LoGRA, TracIn
 from unde.store import layout

@@ -12,7 +12,7 @@ from remote_toy import content, objects
 
 import toy
 from unde import Index, UndeError, Weights
-from unde.cli.interrupts import Interrupted
+from unde.cli.app import Interrupted
 from unde.evaluate import Bank
 from unde.methods import EKFAC, TRAK
 from unde.store import layout

@@ -1,28 +1,56 @@
-"""The `unde` command: all commands, and errors as one line without a traceback."""
+"""The `unde` command: all commands; errors and interrupts as one line without a traceback."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+import signal
+from collections.abc import Generator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from unde import console
 from unde.cli.append import append, merge, remove, repack
-from unde.cli.attribute import attribute
-from unde.cli.build import build, finish
-from unde.cli.calibrate import calibrate
-from unde.cli.demo import demo
-from unde.cli.evaluate import evaluate
-from unde.cli.interrupts import Commands, Interrupted, unwinding_on_sigterm
-from unde.cli.learn import learn
+from unde.cli.attribute import attribute, evaluate
+from unde.cli.build import bench, build, finish, plan
+from unde.cli.learn import calibrate, learn
 from unde.cli.options import expand_groups
-from unde.cli.plan import bench, plan
-from unde.cli.push import pull, push
-from unde.cli.report import report
-from unde.cli.serve import serve
-from unde.cli.verify import verify
+from unde.cli.report import demo, report, serve
+from unde.cli.store import pull, push, verify
 from unde.errors import UndeError
 from unde.version import __version__
+
+# Commands that resume an interrupted run.
+_RESUMED = frozenset(["build", "finish", "append", "remove", "merge", "repack", "push", "pull"])
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM. It unwinds as Ctrl-C does, so that files and processes are closed."""
+
+
+class Interrupted(Exception):
+    """A command that a signal ended: the message has its progress and how to resume, the code is that of the signal."""
+
+    def __init__(self, command: str | None, interrupt: KeyboardInterrupt) -> None:
+        how = "it goes on where it stopped" if command in _RESUMED else "it starts from the beginning"
+        reached = f" {interrupt}" if interrupt.args else ""  # from the open progress bar
+        super().__init__(f"interrupted{reached}; run the same command again, {how}")
+        number = signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT
+        self.code = 128 + number
+
+
+class Commands(TyperGroup):
+    """The group of all commands. It catches interrupts, since typer would end silently."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as e:
+            raise Interrupted(ctx.invoked_subcommand, e) from None
+
 
 app = typer.Typer(
     name="unde",
@@ -68,3 +96,20 @@ def main() -> None:
         except Interrupted as e:
             console.note(str(e))
             raise SystemExit(e.code) from None
+
+
+@contextmanager
+def unwinding_on_sigterm() -> Generator[None]:
+    owner = os.getpid()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == owner:
+            raise Terminated
+        signal.signal(number, signal.SIG_DFL)  # a forked process that reads data just ends
+        os.kill(os.getpid(), number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -11,8 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from unde import console
-from unde.cli.completion import one_of
-from unde.cli.options import CODECS, IndexPath, TrainingOptions, WorkerOptions, join_names
+from unde.cli.options import CODECS, IndexPath, TrainingOptions, WorkerOptions, join_names, one_of, option
 from unde.errors import UndeError
 from unde.store.remote import StorePath, is_local, place
 
@@ -88,16 +87,16 @@ def remove(
     index: IndexPath,
     ids: Annotated[
         str,
-        typer.Option(
-            metavar="FILE|1,2,3",
-            help="ids, or positions where the index has no ids: in a list, or a file with one on each line, a .csv or "
+        option(
+            "ids, or positions where the index has no ids: in a list, or a file with one on each line, a .csv or "
             ".jsonl with a column id, such as the marks of the live page",
+            metavar="FILE|1,2,3",
         ),
     ],
     model: TrainingOptions,
     mark: Annotated[
         list[str] | None,
-        typer.Option(help="of a file with a column mark, take those marked so; repeatable (default: remove)"),
+        option("of a file with a column mark, take those marked so; repeatable (default: remove)"),
     ] = None,
 ) -> None:
     """Remove training examples from an index and erase their bytes.
@@ -155,9 +154,7 @@ def merge(
 def repack(
     out: Annotated[Any, typer.Argument(parser=place, metavar="OUT", help="folder or URL for the new index")],
     index: Annotated[Any, typer.Argument(parser=place, metavar="INDEX", help="the index to repack")],
-    store_dtype: Annotated[
-        str, typer.Option(help=join_names(CODECS), autocompletion=one_of(*CODECS))
-    ] = "int8",
+    store_dtype: Annotated[str, option(join_names(CODECS), autocompletion=one_of(*CODECS))] = "int8",
 ) -> None:
     """Store the features of an index in another precision, as a new index: int8 takes a quarter of float32.
 

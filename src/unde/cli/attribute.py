@@ -1,28 +1,30 @@
-"""`unde attribute`: the training examples that mattered most, on a terminal or for another program."""
+"""`unde attribute` and `unde evaluate`: the training examples that mattered most, and how good scores are."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.markup import escape
 
 from unde import console
 from unde.cli.options import (
-    HF,
     IndexPath,
     MethodOfIndex,
     ModelOptions,
+    Queries,
     QueryField,
     Uncalibrated,
     WeightsFile,
     WorkerOptions,
     check_format,
     check_out,
+    hf_option,
+    option,
     place_option,
 )
 from unde.errors import UndeError, unknown
@@ -30,8 +32,11 @@ from unde.store.remote import StorePath, exists
 
 if TYPE_CHECKING:
     from unde.data import Rows
+    from unde.evaluate import Estimate
+    from unde.index.calibration import Calibration
     from unde.scoring import Pieces, Top
     from unde.setup import Setup
+
 
 TABLE = "table"
 
@@ -40,33 +45,27 @@ def attribute(
     index: IndexPath,
     model: ModelOptions,
     worker: WorkerOptions,
-    query: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TEXT", help="a text to ask about; repeatable", rich_help_panel=HF),
-    ] = None,
+    query: Annotated[list[str] | None, hf_option("a text to ask about; repeatable", metavar="TEXT")] = None,
     queries: Annotated[
         str | None,
-        typer.Option(
-            help="a file of texts as in --data; with MODULE:FUNCTION: eval (the default), learn, or a folder of saved "
+        option(
+            "a file of texts as in --data; with MODULE:FUNCTION: eval (the default), learn, or a folder of saved "
             "samples"
         ),
     ] = None,
     query_field: QueryField = None,
     weights: WeightsFile = None,
     method: MethodOfIndex = None,
-    top: Annotated[int, typer.Option(help="how many training examples for each query")] = 5,
-    opponents: Annotated[
-        bool, typer.Option("--opponents", help="the lowest scores instead of the highest")
-    ] = False,
+    top: Annotated[int, option("how many training examples for each query")] = 5,
+    opponents: Annotated[bool, option("the lowest scores instead of the highest", "--opponents")] = False,
     by: Annotated[
-        str,
-        typer.Option(help="example, or document: those with ids document:piece as wholes, scores added up"),
+        str, option("example, or document: those with ids document:piece as wholes, scores added up")
     ] = "example",
     format: Annotated[
-        str | None, typer.Option(help="table, csv, json, jsonl or parquet (default: table, or as --out ends)")
+        str | None, option("table, csv, json, jsonl or parquet (default: table, or as --out ends)")
     ] = None,
-    out: Annotated[Any, place_option("--out", help="file to write, .csv, .json, .jsonl or .parquet")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace --out if it is there")] = False,
+    out: Annotated[Any, place_option("file to write, .csv, .json, .jsonl or .parquet", "--out")] = None,
+    overwrite: Annotated[bool, option("replace --out if it is there", "--overwrite")] = False,
     uncalibrated: Uncalibrated = False,
 ) -> None:
     """Print the training examples that mattered most for each query, or write them to a file.
@@ -82,8 +81,7 @@ def attribute(
     `unde attribute my_project.setup:make --index runs/idx --weights weights.json --format csv > top.csv`
     """
     from unde import methods
-    from unde.cli.project import Project, cached_scores, load_weights
-    from unde.cli.queries import use_samples
+    from unde.cli.project import Project, cached_scores, load_weights, use_samples
     from unde.scoring import documents
 
     format = _check_output(format, out, overwrite)
@@ -105,7 +103,7 @@ def attribute(
     rows = project.queries(role) if query else project.disjoint_queries(role)
     whole = None if by == "example" else documents(opened.ids or range(len(opened)))
     scores = opened.score(rows, method) if query else cached_scores(opened, rows, method)
-    learned = None if weights is None else load_weights(weights, scores)
+    learned = None if weights is None else load_weights(weights, scores.groups, scores.query_digests)
     wholes = whole_queries(rows)
     best = scores.top(top, learned, largest=not opponents, by=whole, queries=wholes)
     lists = best if whole is None and not opponents else None
@@ -234,3 +232,100 @@ def _brief(text: str, characters: int) -> str:
         return line
     space = line.rfind(" ", 0, characters - 1)
     return f"{line[: space if space > 0 else characters - 2]} …"
+
+
+UNWEIGHTED = "unweighted"
+
+
+def evaluate(
+    index: IndexPath,
+    bank: Annotated[Any, place_option("file of a retraining bank (unde.evaluate.Bank)")],
+    model: ModelOptions,
+    worker: WorkerOptions,
+    queries: Queries = None,
+    query_field: QueryField = None,
+    weights: WeightsFile = None,
+    method: MethodOfIndex = None,
+    utility: Annotated[str, option("which utility of the bank belongs to the queries")] = "eval",
+    format: Annotated[str, option("table or json")] = "table",
+    uncalibrated: Uncalibrated = False,
+) -> None:
+    """Measure the linear datamodeling score (LDS) of the queries, with and without weights, beside simple baselines.
+
+    The LDS measures how well scores predict models retrained on parts of the data. unde.evaluate.Bank.run makes such a
+    bank. Baselines are BM25 (texts), hidden-state similarity and the training loss; the last column
+    is the paired difference.
+
+    Examples:
+
+    `unde evaluate --index runs/idx --queries eval.jsonl --bank runs/bank.npz --weights weights.json`
+
+    `unde evaluate my_project.setup:make --index runs/idx --bank runs/bank.npz --weights weights.json`
+    """
+    from unde.cli.project import Project, cached_scores, load_weights
+    from unde.evaluate import Bank, compare, lds, paired
+    from unde.evaluate.baselines import setup_baselines
+
+    check_format(format, "table", "json")
+    project = Project(model.remembered(index), index=index, evaluate=queries, query_field=query_field)
+    rows = project.disjoint_queries("eval")
+    opened = project.index(index, worker.executor(), uncalibrated=uncalibrated)
+    scores = cached_scores(opened, rows, method)
+    retrained = Bank.open(bank)
+    if utility not in retrained.utility:
+        raise unknown("utility of the bank", utility, retrained.utility)
+    masks, values = retrained.masks, retrained.utility[utility]
+    refuse_calibrated_on(scores.query_digests, opened.calibration if method is None else None)
+    learned: Any = (
+        scores.default_weights
+        if weights is None
+        else load_weights(weights, scores.groups, scores.query_digests)
+    )
+    if learned is None:
+        estimates = {UNWEIGHTED: lds(scores.total(), masks, values)}
+    else:
+        both = compare(scores, learned, masks, values)
+        estimates = {UNWEIGHTED: both.unweighted, "weighted": both.weighted, "difference": both.difference}
+    best = estimates.get("weighted", estimates[UNWEIGHTED])
+    draws = 0 if best.subset_bootstrap is None else len(best.subset_bootstrap.means)
+    baselines = {
+        name: lds(baseline, masks, values, bootstrap=draws)
+        for name, baseline in setup_baselines(project.setup, rows).items()
+    }
+    differences = {name: paired(baseline, best) for name, baseline in baselines.items()}
+    if format == "json":
+        summary: dict[str, Any] = {n: e.as_dict() for n, e in estimates.items()}
+        summary["baselines"] = {
+            name: e.as_dict() | {"difference": differences[name].as_dict()} for name, e in baselines.items()
+        }
+        console.echo(json.dumps(summary, indent=1))
+    else:
+        way = "weighted" if learned is not None else UNWEIGHTED
+        lines = [[n, f"{100 * e.mean:.2f}", f"± {100 * e.ci95:.2f}", ""] for n, e in estimates.items()]
+        lines += [
+            [n, f"{100 * e.mean:.2f}", f"± {100 * e.ci95:.2f}", _signed(differences[n])]
+            for n, e in baselines.items()
+        ]
+        console.show_table("LDS (%)", ["", "mean", "95 % CI", f"{way} − baseline"], lines)
+    for name, difference in differences.items():
+        if difference.mean + difference.ci95 < 0:
+            console.note(
+                f"the baseline {name} predicts the retrained models better than {scores.method.name}: "
+                f"LDS {100 * baselines[name].mean:.1f} against {100 * best.mean:.1f}"
+            )
+
+
+def refuse_calibrated_on(digests: Sequence[str], calibration: Calibration | None) -> None:
+    """Raise if queries to evaluate on are among those that chose the setting."""
+    from unde.scoring.data_splits import shared
+
+    seen = [] if calibration is None else shared(digests, calibration.query_digests)
+    if seen:
+        raise UndeError(
+            f"the index was calibrated on {len(seen)} of these queries: evaluate on other ones, or leave the "
+            "calibration out (--uncalibrated)"
+        )
+
+
+def _signed(difference: Estimate) -> str:
+    return f"{100 * difference.mean:+.2f} ± {100 * difference.ci95:.2f}".replace("-", "−")

@@ -1,13 +1,15 @@
-"""`unde build` and `unde finish`: write the gradient features of the training data to disk."""
+"""`unde build`, `finish`, `plan` and `bench`: the features of the training data on disk, and what they cost."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from unde import console
-from unde.cli import completion
 from unde.cli.config import Config, write_config
 from unde.cli.options import (
     BatchSize,
@@ -16,12 +18,19 @@ from unde.cli.options import (
     GroupsName,
     Memory,
     MethodName,
+    ModelOptions,
     Projection,
     StoreDtype,
     TrainingOptions,
     build_method,
+    check_format,
+    hf_option,
+    indexes,
+    local_path,
+    option,
     place_option,
 )
+from unde.errors import UndeError
 from unde.store.remote import StorePath, place
 
 if TYPE_CHECKING:
@@ -31,9 +40,7 @@ if TYPE_CHECKING:
 
 def build(
     context: typer.Context,
-    out: Annotated[
-        Any, place_option("--out", help="folder or URL for the index; a half-built one is finished")
-    ],
+    out: Annotated[Any, place_option("folder or URL for the index; a half-built one is finished", "--out")],
     model: TrainingOptions,
     cluster: ClusterOptions,
     method: MethodName = "trak",
@@ -41,17 +48,14 @@ def build(
     groups: GroupsName = "layer",
     exclude: Exclude = None,
     batch_size: BatchSize = None,
-    num_workers: Annotated[int, typer.Option(help="processes that read the data")] = 0,
+    num_workers: Annotated[int, option("processes that read the data")] = 0,
     store_dtype: StoreDtype = "auto",
     memory: Memory = "2GB",
-    seed: Annotated[int, typer.Option(help="seed of the random projection")] = 0,
-    on_bad: Annotated[str, typer.Option(help="NaN gradients: error, or skip and record")] = "error",
+    seed: Annotated[int, option("seed of the random projection")] = 0,
+    on_bad: Annotated[str, option("NaN gradients: error, or skip and record")] = "error",
     worker: Annotated[
         str | None,
-        typer.Option(
-            metavar="3/64",
-            help="which worker of how many, for array (default: from SLURM, PBS or torchrun)",
-        ),
+        option("which worker of how many, for array (default: from SLURM, PBS or torchrun)", metavar="3/64"),
     ] = None,
     config: Config = None,
 ) -> None:
@@ -119,7 +123,7 @@ def finish(
             parser=place,
             metavar="DIR",
             help="folder or URL of an unfinished index",
-            autocompletion=completion.indexes,
+            autocompletion=indexes,
         ),
     ],
     model: TrainingOptions,
@@ -174,3 +178,106 @@ def _summary(index: Index, out: StorePath) -> str:
             f"it ended. When all workers have ended: unde finish {out}"
         )
     return f"{out}: {console.counted(len(index), 'example')} in {console.counted(len(index.groups), 'group')}"
+
+
+def plan(
+    model: TrainingOptions,
+    hf_config: Annotated[
+        Path | None,
+        hf_option(
+            "config.json of a model, or its folder, where there are no weights and no data yet: bytes on disk "
+            "alone; give --examples",
+            metavar="FILE",
+            parser=local_path,
+        ),
+    ] = None,
+    examples: Annotated[int | None, option("training examples (default: those of the data)")] = None,
+    method: MethodName = "trak",
+    projection: Projection = None,
+    groups: GroupsName = "layer",
+    exclude: Exclude = None,
+    batch_size: BatchSize = None,
+    store_dtype: StoreDtype = "auto",
+    memory: Memory = "2GB",
+    workers: Annotated[
+        int, option("processes or machines that build, each as fast as this one", metavar="N")
+    ] = 1,
+    format: Annotated[str, option("table or json")] = "table",
+    config: Config = None,
+) -> None:
+    """Estimate the cost of an index: bytes on disk, peak memory, minutes.
+
+    Bytes follow from shapes; minutes and memory are measured in a few passes of the model on this machine. Checkpoints
+    that are not there yet are given as a number, --checkpoints 5.
+
+    Examples:
+
+    `unde plan my_project.setup:make --method ekfac`
+
+    `unde plan --hf-model ./my-gpt2 --data train.jsonl --seq-len 512 --workers 8`
+
+    `unde plan --hf-config my_model/ --examples 100000 --projection "kron(16)"`
+    """
+    from unde.cli.project import Project
+    from unde.integrations.language import model_of_config
+    from unde.plan import plan as make_plan
+
+    check_format(format, "table", "json")
+    sources = [
+        model.target,
+        model.hf_model or model.data or model.text_field or model.target_field,
+        hf_config,
+    ]
+    checkpoints = model.checkpoints or ""
+    count = int(checkpoints) if checkpoints.isdecimal() else None
+    if count is not None:
+        model = replace(model, checkpoints=None)
+    if len([source for source in sources if source is not None]) != 1:
+        raise UndeError(
+            "expected one of three things to plan for: MODULE:FUNCTION of a setup, --hf-model with --data, or "
+            "--hf-config with the config of a Hugging Face language model"
+        )
+    if hf_config is not None:
+        if examples is None:
+            raise UndeError("--examples is missing: a config does not say how much data there will be")
+        if model.checkpoints is not None:
+            raise UndeError(f"--checkpoints {model.checkpoints}: with --hf-config give a number")
+        network, task = model_of_config(hf_config, model.trust_remote_code)
+        data = collate = None
+    else:
+        project = Project(model)
+        setup = project.setup
+        network, task, data, collate = setup.model, setup.task, setup.train_data, setup.collate
+        count = len(project.checkpoints) if project.checkpoints is not None else count
+    result = make_plan(
+        network,
+        task,
+        data,
+        n_examples=examples,
+        method=build_method(method, projection),
+        groups=groups,
+        exclude=exclude or (),
+        batch_size=batch_size,
+        collate=collate,
+        store_dtype=store_dtype,
+        checkpoints=1 if count is None else count,
+        memory=memory,
+        workers=workers,
+    )
+    console.echo(json.dumps(result.as_dict(), indent=1) if format == "json" else str(result))
+
+
+def bench(
+    model: ModelOptions,
+    rank: Annotated[int, option("rank of the two-sided projection")] = 16,
+    batch_size: Annotated[int, option("examples in one pass; fewer need less memory")] = 32,
+    runs: Annotated[int, option("how often each is timed, in turns")] = 15,
+) -> None:
+    """Measure the cost of features on your model, as a ratio to one plain training pass.
+
+    Example: `unde bench my_project.setup:make --rank 16`, or with --hf-model and --data
+    """
+    from unde.bench import measure
+    from unde.cli.project import Project
+
+    console.echo(measure(Project(model).setup, rank=rank, batch_size=batch_size, runs=runs))

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unde.cli.options import local_path
+from unde.cli.options import local_path, option
 from unde.errors import UndeError, unknown
 from unde.store.files import checksum, read_bounded, write_bytes
 from unde.store.layout import CHECKSUM, MANIFEST, RUN
@@ -32,13 +32,13 @@ def _configure(context: typer.Context, path: Path | None) -> Path | None:
 
 Config = Annotated[
     Path | None,
-    typer.Option(
+    option(
+        "options as keys of a TOML file, such as the run.toml in the folder of an index; the command line wins",
         "--config",
+        metavar="FILE",
         is_eager=True,
         callback=_configure,
         parser=local_path,
-        metavar="FILE",
-        help="options as keys of a TOML file, such as the run.toml in the folder of an index; the command line wins",
     ),
 ]
 

@@ -1,12 +1,11 @@
-"""`unde learn`: how much each group of parameters should count."""
+"""`unde learn` and `unde calibrate`: weights of groups of parameters, and the choice of a method."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from unde import console
 from unde.cli.options import (
@@ -18,66 +17,60 @@ from unde.cli.options import (
     Uncalibrated,
     WorkerOptions,
     check_out,
+    hf_option,
+    option,
     place_option,
 )
 from unde.errors import UndeError, unknown
 from unde.store.remote import StorePath
 
+if TYPE_CHECKING:
+    from unde.cli.project import Project
+
+
 Number = TypeVar("Number", int, float)
-WITH_QUERIES = "With --queries"
+_queries_option = partial(option, panel="With --queries")
 
 
 def learn(
     index: IndexPath,
     model: ModelOptions,
     worker: WorkerOptions,
-    out: Annotated[Any, place_option("--out", help="where to save the weights")] = "weights.json",
+    out: Annotated[Any, place_option("where to save the weights", "--out")] = "weights.json",
     method: MethodOfIndex = None,
-    examples: Annotated[
-        int | None, typer.Option(help="training examples to learn from (default: 200)")
-    ] = None,
+    examples: Annotated[int | None, option("training examples to learn from (default: 200)")] = None,
     perturb: Annotated[
         str | None,
-        typer.Option(
-            help="weights: noise on the model's weights, for inputs that cannot be perturbed "
+        option(
+            "weights: noise on the model's weights, for inputs that cannot be perturbed "
             "(default: what the task knows)"
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="of which examples are drawn, and of the adamw solver")] = 0,
+    seed: Annotated[int, option("of which examples are drawn, and of the adamw solver")] = 0,
     no_trust: NoTrust = False,
     queries: Annotated[
         str | None,
-        typer.Option(
+        _queries_option(
+            "texts to learn from, as in --data; with MODULE:FUNCTION: learn, for its learn_queries",
             metavar="FILE",
-            help="texts to learn from, as in --data; with MODULE:FUNCTION: learn, for its learn_queries",
-            rich_help_panel=WITH_QUERIES,
         ),
     ] = None,
     k: Annotated[
         str | None,
-        typer.Option(
-            metavar="NUMBER",
-            help="top-ranked examples taken for true; auto (the default) tries several",
-            rich_help_panel=WITH_QUERIES,
+        _queries_option(
+            "top-ranked examples taken for true; auto (the default) tries several", metavar="NUMBER"
         ),
     ] = None,
     weight_decay: Annotated[
         str | None,
-        typer.Option(
-            metavar="NUMBER",
-            help="pull towards the unweighted method; auto (the default) tries several",
-            rich_help_panel=WITH_QUERIES,
+        _queries_option(
+            "pull towards the unweighted method; auto (the default) tries several", metavar="NUMBER"
         ),
     ] = None,
     loss: Annotated[
-        str | None,
-        typer.Option(
-            help="top-k (the default), bottom-k, top-k-bottom-k or no-norm", rich_help_panel=WITH_QUERIES
-        ),
+        str | None, _queries_option("top-k (the default), bottom-k, top-k-bottom-k or no-norm")
     ] = None,
-    solver: Annotated[
-        str | None, typer.Option(help="fixed-point or adamw", rich_help_panel=WITH_QUERIES)
-    ] = None,
+    solver: Annotated[str | None, _queries_option("fixed-point or adamw")] = None,
     query_field: QueryField = None,
     uncalibrated: Uncalibrated = False,
 ) -> None:
@@ -163,3 +156,133 @@ def _number(name: str, text: str | None, kind: Callable[[str], Number], what: st
         return kind(text)
     except ValueError:
         raise UndeError(f"--{name} is {text!r}: expected {what}, or auto") from None
+
+
+def calibrate(
+    index: IndexPath,
+    model: ModelOptions,
+    worker: WorkerOptions,
+    queries: Annotated[
+        str | None,
+        option(
+            "texts like those that will be asked about, none of them trained on; with MODULE:FUNCTION: learn (the "
+            "default, its learn_queries) or eval",
+            metavar="FILE",
+        ),
+    ] = None,
+    halves: Annotated[int, option("random halves to train on: 8 choose a setting, 16 fit weights too")] = 16,
+    budget: Annotated[
+        str | None, option("no model is begun after this, such as 30min or 2h", metavar="TIME")
+    ] = None,
+    how: Annotated[
+        str, option("retrain, or local: one more epoch from the final model, which is cheaper")
+    ] = "retrain",
+    bank: Annotated[
+        Any, place_option("a bank of retrained models of the same queries: nothing is trained", "--bank")
+    ] = None,
+    utility: Annotated[str | None, option("which utility of the bank belongs to the queries")] = None,
+    seed: Annotated[int, option("of halves, trainings and folds")] = 0,
+    base: Annotated[str | None, hf_option("checkpoint that fine-tuning started from", metavar="DIR")] = None,
+    epochs: Annotated[
+        float | None, hf_option("of the fine-tuning (default: as Trainer recorded it, or 3)")
+    ] = None,
+    lr: Annotated[float | None, hf_option("learning rate (default: as Trainer recorded it, or 5e-5)")] = None,
+    batch_size: Annotated[
+        int | None, hf_option("examples in a step (default: as Trainer recorded it, or 8)")
+    ] = None,
+    query_field: QueryField = None,
+) -> None:
+    """Choose method, damping and weights by models retrained on random halves, and measure the LDS of the choice.
+
+    Retrained models judge every setting of the index on the queries. The index stores the choice, and attribute,
+    report, serve and learn use it. An interrupted calibration resumes.
+
+    Examples:
+
+    `unde calibrate my_project.setup:make --index runs/idx --halves 16 --budget 2h`
+
+    `unde calibrate --index runs/lm --queries held-out.jsonl --base ./gpt2`
+
+    `unde calibrate --index runs/lm --queries held-out.jsonl --how local`
+
+    `unde calibrate my_project.setup:make --index runs/idx --bank bank.npz --utility learn`
+    """
+    from unde.cli.project import Project
+    from unde.evaluate.baselines import setup_baselines
+
+    if how not in ("retrain", "local"):
+        raise unknown("--how", how, ("retrain", "local"))
+    model = model.remembered(index)
+    if model.target is None and queries is None:
+        raise UndeError("no queries: give texts that are not in the training data (--queries FILE.jsonl)")
+    texts = None if model.target is not None else Path(str(queries))
+    project = Project(model, index=index, learn=texts, query_field=query_field)
+    role = "learn"
+    if model.target is not None:
+        role = queries or ("learn" if project.setup.learn_queries is not None else "eval")
+    rows = project.disjoint_queries(role)
+    opened = project.index(index, worker.executor())
+    result = opened.calibrate(
+        None if bank is not None else _training(project, how, base, epochs, lr, batch_size),
+        rows,
+        halves=halves,
+        budget=budget,
+        how=how,
+        bank=None if bank is None else _bank(bank, utility),
+        seed=seed,
+        baselines=setup_baselines(project.setup, rows),
+    )
+    opened.close()
+    console.echo(result.table())
+    cost = (
+        f"{result.trainings} trainings, {console.duration(result.seconds)}"
+        if result.trainings
+        else "nothing was trained"
+    )
+    console.echo(f"{index}: {console.counted(len(result.settings), 'setting')} judged; {cost}")
+
+
+def _bank(path: Any, utility: str | None) -> Any:
+    from unde.evaluate import Bank
+
+    bank = Bank.open(path)
+    if utility is None:
+        return bank
+    if utility not in bank.utility:
+        raise unknown("utility of the bank", utility, bank.utility)
+    return bank.masks, bank.utility[utility]
+
+
+def _training(
+    project: Project,
+    how: str,
+    base: str | None,
+    epochs: float | None,
+    lr: float | None,
+    batch_size: int | None,
+) -> Any:
+    if project.source is not None:
+        from unde.integrations.finetuning import fine_tuning
+
+        return fine_tuning(
+            project.setup,
+            project.name,
+            base=base,
+            epochs=epochs,
+            lr=lr,
+            batch_size=batch_size,
+            local=how == "local",
+            trust_remote_code=project.source.trust_remote_code,
+        )
+    options = {"--base": base, "--epochs": epochs, "--lr": lr, "--batch-size": batch_size}
+    superfluous = [name for name, value in options.items() if value is not None]
+    if superfluous:
+        raise UndeError(
+            f"{superfluous[0]} goes with --hf-model: {project.name} says how to train, Setup(train=...)"
+        )
+    if project.setup.train is None:
+        raise UndeError(
+            f"there is no way to train: {project.name} gives none. Set Setup(..., train=...), a function (indices, "
+            "seed) -> model or an unde.evaluate.TrainingSpec, or give a --bank of retrained models"
+        )
+    return project.setup.train

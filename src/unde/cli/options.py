@@ -6,30 +6,29 @@ Nothing here imports torch: help and completion must be fast.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from unde import console
-from unde.cli import completion
 from unde.errors import UndeError, unknown
+from unde.store.layout import MANIFEST
 from unde.store.remote import StorePath, is_local, place
 
 if TYPE_CHECKING:
     from unde.integrations.source import ModelSource
     from unde.methods import Method
     from unde.parallel import Executor
-import os
-from collections.abc import Sequence
+
 
 # Copies of unde.methods.NAMES and unde.store.factored.NAMES, which import torch; a test compares them.
 METHODS = ("tracin", "trak", "logra", "ekfac", "d-trak", "journey-trak", "das", "tracin-cosine")
 CODECS = ("float32", "float16", "bfloat16", "int8", "int4", "factored(1)")
-RUN_ON = "Where jobs run (the bytes are the same)"
 HF = "Hugging Face language models (instead of MODULE:FUNCTION)"
 
 
@@ -55,89 +54,105 @@ def local_path(text: str) -> Path:
     return path
 
 
-def path_option(*names: str, help: str, metavar: str = "PATH", panel: str | None = None) -> Any:
-    return typer.Option(*names, parser=local_path, metavar=metavar, help=help, rich_help_panel=panel)
+_DEEP = 3  # folders below what was typed
+_MOST = 500  # folders that are looked at
 
 
-def place_option(*names: str, help: str, complete: Callable[[str], list[str]] | None = None) -> Any:
-    """Declare a path or URL. Annotate it with Any: typer has no unions."""
-    return typer.Option(*names, parser=place, metavar="PATH", help=help, autocompletion=complete)
+def one_of(*names: str) -> Callable[[str], list[str]]:
+    """
+    >>> one_of("serial", "processes:4", "array")("s")
+    ['serial']
+    """
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names if name.startswith(incomplete)]
+
+    return complete
 
 
-def _hf(help: str, metavar: str | None = None, **more: Any) -> Any:
-    return typer.Option(help=help, metavar=metavar, rich_help_panel=HF, **more)
+def indexes(incomplete: str) -> list[str]:
+    """Folders below the typed one that hold an index. Without any, shells complete files."""
+    folder, begun = os.path.split(incomplete)
+    budget = iter(range(_MOST))
+    return sorted(_below(Path(folder).expanduser(), folder, begun, _DEEP, budget))
 
 
-def _run_on(help: str, metavar: str | None = None) -> Any:
-    return typer.Option(help=help, metavar=metavar, rich_help_panel=RUN_ON)
+def _below(real: Path, typed: str, begun: str, depth: int, budget: Iterator[int]) -> Iterator[str]:
+    try:
+        folders = sorted(
+            p for p in real.iterdir() if p.name.startswith(begun) and p.is_dir() and not p.is_symlink()
+        )
+    except OSError:
+        return
+    for path in folders:
+        if (path.name.startswith(".") and not begun) or next(budget, None) is None:
+            continue
+        name = os.path.join(typed, path.name)
+        if (path / MANIFEST).is_file():
+            yield name
+        elif depth > 1:
+            yield from _below(path, name, "", depth - 1, budget)
+
+
+def option(help: str, *names: str, metavar: str | None = None, panel: str | None = None, **more: Any) -> Any:
+    """Declare an option; `panel` is the part of the help page that it is in."""
+    return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=panel, **more)
+
+
+path_option = partial(option, metavar="PATH", parser=local_path)
+place_option = partial(option, metavar="PATH", parser=place)  # or a URL; of type Any, as typer has no unions
+hf_option = partial(option, panel=HF)
+_run_option = partial(option, panel="Where jobs run (the bytes are the same)")
 
 
 # --- single options -------------------------------------------------------------------------------------
 
-Target = Annotated[
-    str | None, typer.Argument(metavar="MODULE:FUNCTION", help="a function that returns an unde.Setup")
-]
 IndexPath = Annotated[
     Any,
     place_option(
-        "--index",
-        help="folder or URL of the index; it remembers what it was built from",
-        complete=completion.indexes,
+        "folder or URL of the index; it remembers what it was built from", "--index", autocompletion=indexes
     ),
 ]
-WeightsFile = Annotated[Any, place_option("--weights", help="weights from `unde learn`")]
+WeightsFile = Annotated[Any, place_option("weights from `unde learn`", "--weights")]
 WeightsFiles = Annotated[
     list[str] | None,
-    typer.Option(
-        "--weights", metavar="[NAME=]FILE", help="weights from `unde learn`; several: NAME=FILE each"
-    ),
+    option("weights from `unde learn`; several: NAME=FILE each", "--weights", metavar="[NAME=]FILE"),
 ]
-Device = Annotated[str | None, typer.Option(help="where the model runs: cpu, cuda, cuda:1, mps, …")]
-
 _METHOD_HELP = f"{join_names(METHODS)}, or MODULE:NAME of your own"
-MethodName = Annotated[
-    str, typer.Option("--method", help=_METHOD_HELP, autocompletion=completion.one_of(*METHODS))
-]
+MethodName = Annotated[str, option(_METHOD_HELP, "--method", autocompletion=one_of(*METHODS))]
 MethodOfIndex = Annotated[
-    str | None,
-    typer.Option(
-        "--method", help=f"{_METHOD_HELP} (default: as built)", autocompletion=completion.one_of(*METHODS)
-    ),
+    str | None, option(f"{_METHOD_HELP} (default: as built)", "--method", autocompletion=one_of(*METHODS))
 ]
 Projection = Annotated[
     str | None,
-    typer.Option(
-        help="none, kron(16), pca(16), sjlt(4096) or dense(512) (default: none for small models, else kron(16))"
+    option(
+        "none, kron(16), pca(16), sjlt(4096) or dense(512) (default: none for small models, else kron(16))"
     ),
 ]
-GroupsName = Annotated[str, typer.Option("--groups", help="layer, tensor or consecutive(128)")]
-Exclude = Annotated[list[str] | None, typer.Option(help="regex of parameters to leave out; repeatable")]
+GroupsName = Annotated[str, option("layer, tensor or consecutive(128)", "--groups")]
+Exclude = Annotated[list[str] | None, option("regex of parameters to leave out; repeatable")]
 DTYPES = ("auto", *CODECS)
 StoreDtype = Annotated[
     str,
-    typer.Option(
-        help=f"{join_names(DTYPES)}; auto is float32 up to 256 MiB and int8 beyond",
-        autocompletion=completion.one_of(*DTYPES),
+    option(
+        f"{join_names(DTYPES)}; auto is float32 up to 256 MiB and int8 beyond", autocompletion=one_of(*DTYPES)
     ),
 ]
-BatchSize = Annotated[
-    int | None, typer.Option(help="examples in one pass (default: as many as fit --memory)")
-]
-Memory = Annotated[str, typer.Option(help="memory budget of computations, besides the model")]
+BatchSize = Annotated[int | None, option("examples in one pass (default: as many as fit --memory)")]
+Memory = Annotated[str, option("memory budget of computations, besides the model")]
 Uncalibrated = Annotated[
-    bool, typer.Option("--uncalibrated", help="ignore the calibration: the method as built, uniform weights")
+    bool, option("ignore the calibration: the method as built, uniform weights", "--uncalibrated")
 ]
 NoTrust = Annotated[
     bool,
-    typer.Option(
-        "--no-trust", help="leave out how many training examples find themselves (300 passes of the model)"
-    ),
+    option("leave out how many training examples find themselves (300 passes of the model)", "--no-trust"),
 ]
 Queries = Annotated[
-    Path | None,
-    path_option("--queries", metavar="FILE", help="texts to ask about, as in --data", panel=HF),
+    Path | None, path_option("texts to ask about, as in --data", "--queries", metavar="FILE", panel=HF)
 ]
-QueryField = Annotated[str | None, _hf("field of the text in the queries (default: as --text-field)", "NAME")]
+QueryField = Annotated[
+    str | None, hf_option("field of the text in the queries (default: as --text-field)", metavar="NAME")
+]
 
 
 # --- groups of options ----------------------------------------------------------------------------------
@@ -147,47 +162,48 @@ QueryField = Annotated[str | None, _hf("field of the text in the queries (defaul
 class ModelOptions:
     """A model and its training data: MODULE:FUNCTION, or a Hugging Face model and texts."""
 
-    target: Target = None
+    target: Annotated[
+        str | None, typer.Argument(metavar="MODULE:FUNCTION", help="a function that returns an unde.Setup")
+    ] = None
     hf_model: Annotated[
         str | None,
-        _hf(
+        hf_option(
             "folder of save_pretrained, of a PEFT adapter, of a Trainer's run (its newest checkpoint), or a hub name",
-            "DIR",
+            metavar="DIR",
         ),
     ] = None
     data: Annotated[
         Path | None,
-        _hf(
+        hf_option(
             "training data: .jsonl, .json, .csv, .txt (a text on each line), also as .gz; .parquet; a folder of "
             "datasets' save_to_disk. Fields: text, messages, or prompt and completion",
-            "FILE",
+            metavar="FILE",
             parser=local_path,
         ),
     ] = None
     text_field: Annotated[
         str | None,
-        _hf(
+        hf_option(
             "field of the text or the messages (default: text, messages or prompt, whichever there is)",
-            "NAME",
+            metavar="NAME",
         ),
     ] = None
     seq_len: Annotated[
         int | None,
-        _hf(
+        hf_option(
             "texts are cut into sequences of this length; each is an example with the id text:part (default: 512, or "
             "the model's context)",
-            "TOKENS",
+            metavar="TOKENS",
         ),
     ] = None
     trust_remote_code: Annotated[
         bool,
-        typer.Option(
+        hf_option(
+            "run Python code that comes with --hf-model, if it has any; never done otherwise",
             "--trust-remote-code",
-            help="run Python code that comes with --hf-model, if it has any; never done otherwise",
-            rich_help_panel=HF,
         ),
     ] = False
-    device: Device = None
+    device: Annotated[str | None, option("where the model runs: cpu, cuda, cuda:1, mps, …")] = None
 
     def source(self) -> ModelSource:
         """The Hugging Face model and texts, as far as they were named."""
@@ -221,18 +237,18 @@ class TrainingOptions(ModelOptions):
 
     target_field: Annotated[
         str | None,
-        _hf(
+        hf_option(
             "field of what the model was trained to give for the text; the loss is on it alone (default: completion, "
             "if there is a prompt)",
-            "NAME",
+            metavar="NAME",
         ),
     ] = None
     checkpoints: Annotated[
         str | None,
-        typer.Option(
-            metavar="DIR",
-            help="folder with several checkpoints of the model: a Trainer's run (checkpoint-100, …; learning rates of "
+        option(
+            "folder with several checkpoints of the model: a Trainer's run (checkpoint-100, …; learning rates of "
             "its log weigh them for tracin), a CheckpointRecorder's, or .safetensors files",
+            metavar="DIR",
         ),
     ] = None
 
@@ -242,13 +258,13 @@ class WorkerOptions:
     """The processes that compute."""
 
     engine: Annotated[
-        str, _run_on("serial; processes:4 on this machine; array: one of many jobs of a cluster; ray")
+        str, _run_option("serial; processes:4 on this machine; array: one of many jobs of a cluster; ray")
     ] = "serial"
     threads: Annotated[
-        int | None, _run_on("threads of each job (default: all of this machine; 1 of each worker)")
+        int | None, _run_option("threads of each job (default: all of this machine; 1 of each worker)")
     ] = None
     workers: Annotated[
-        int | None, _run_on("number of workers, for array and ray (default: as many as fit)")
+        int | None, _run_option("number of workers, for array and ray (default: as many as fit)")
     ] = None
 
     def executor(self, worker: str | None = None) -> Executor:
@@ -262,11 +278,13 @@ class WorkerOptions:
 class ClusterOptions(WorkerOptions):
     """The same for builds, which also run on clusters."""
 
-    gpus: Annotated[float, _run_on("GPUs of each worker of ray")] = 0
+    gpus: Annotated[float, _run_option("GPUs of each worker of ray")] = 0
     address: Annotated[
-        str | None, _run_on("address of the Ray cluster (default: RAY_ADDRESS, or this machine)")
+        str | None, _run_option("address of the Ray cluster (default: RAY_ADDRESS, or this machine)")
     ] = None
-    timeout: Annotated[float | None, _run_on("seconds after which a job counts as hung", "SECONDS")] = None
+    timeout: Annotated[
+        float | None, _run_option("seconds after which a job counts as hung", metavar="SECONDS")
+    ] = None
 
 
 def expand_groups(function: Callable[..., None]) -> Callable[..., None]:
@@ -318,34 +336,3 @@ def check_out(out: StorePath) -> None:
         raise UndeError(f"--out {out} is a folder: give a file in it")
     if is_local(out) and not out.absolute().parent.is_dir():
         raise UndeError(f"no folder {out.parent} for --out {out}: make it, or write elsewhere")
-
-
-UNWEIGHTED = "unweighted"  # the name of scores without weights
-
-
-def weight_paths(texts: Sequence[str]) -> dict[str, StorePath]:
-    """Parse files of weights by name: one path is "weighted", several are NAME=FILE each.
-
-    >>> weight_paths(["subject=w1.json", "style=w2.json"])["style"].name
-    'w2.json'
-    """
-    files: dict[str, StorePath] = {}
-    for text in texts:
-        name, equals, file = text.partition("=")
-        # A path may hold the sign too, as in runs/lr=0.1/w.json.
-        if not equals or os.sep in name or os.path.exists(text):
-            if len(texts) > 1:
-                raise UndeError(
-                    f"--weights {text} has no name: with several, name each, as in --weights subject={text}"
-                )
-            name, file = "weighted", text
-        if not name or not file:
-            raise UndeError(f"cannot read --weights {text}: expected FILE or NAME=FILE, such as style=w.json")
-        if name in files:
-            raise UndeError(f"--weights {name}=… is given twice: give each set a name of its own")
-        if name == UNWEIGHTED:
-            raise UndeError(
-                f"--weights {text}: {UNWEIGHTED!r} names the scores without weights, choose another"
-            )
-        files[name] = place(file)
-    return files

@@ -1,39 +1,43 @@
-"""`unde report`: one page of what an index says about some queries."""
+"""`unde report`, `serve` and `demo`: pages of what an index says."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from unde import console
 from unde.cli.options import (
-    UNWEIGHTED,
     IndexPath,
+    MethodName,
     MethodOfIndex,
     ModelOptions,
     NoTrust,
+    Queries,
     QueryField,
     Uncalibrated,
     WeightsFiles,
     join_names,
+    option,
     path_option,
-    weight_paths,
 )
 from unde.errors import UndeError, unknown
-from unde.store.remote import StorePath
+from unde.integrations import require
+from unde.store.remote import StorePath, place
 
 if TYPE_CHECKING:
     from unde.cli.project import Project
     from unde.index import Index
     from unde.ui.report.page import Page
 
+
 LABELS = "Wrong labels"
 # A copy of the keys of unde.index.labels.RANKINGS, the default first; a test compares them.
 RANKINGS = ("adjusted-loss", "loss", "margin", "self-influence", "normalised", "opposition")
 SUSPECTS = 48  # on a page
+UNWEIGHTED = "unweighted"  # the name of scores without weights
 
 
 def report(
@@ -41,44 +45,41 @@ def report(
     model: ModelOptions,
     query: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="TEXT|NUMBER|IMAGE",
-            help="just this query: a text, a number of the held-out queries from 0 on, or the file of an image; "
+        option(
+            "just this query: a text, a number of the held-out queries from 0 on, or the file of an image; "
             "repeatable",
+            metavar="TEXT|NUMBER|IMAGE",
         ),
     ] = None,
     queries: Annotated[
         Path | None,
         path_option(
-            "--queries", metavar="PATH", help="texts to ask about, as in --data; a folder of saved samples"
+            "texts to ask about, as in --data; a folder of saved samples", "--queries", metavar="PATH"
         ),
     ] = None,
     labels: Annotated[
-        bool, typer.Option("--labels", help="look for wrong labels among the training examples instead")
+        bool, option("look for wrong labels among the training examples instead", "--labels")
     ] = False,
-    by: Annotated[
-        str, typer.Option(help=f"ranking of --labels: {join_names(RANKINGS)}", rich_help_panel=LABELS)
-    ] = RANKINGS[0],
+    by: Annotated[str, option(f"ranking of --labels: {join_names(RANKINGS)}", panel=LABELS)] = RANKINGS[0],
     csv: Annotated[
         Path | None,
-        path_option("--csv", metavar="FILE", help="the ranking of --labels of all examples", panel=LABELS),
+        path_option("the ranking of --labels of all examples", "--csv", metavar="FILE", panel=LABELS),
     ] = None,
     query_field: QueryField = None,
-    out: Annotated[Path, path_option("--out", help="the page to write")] = Path("report.html"),
+    out: Annotated[Path, path_option("the page to write", "--out")] = Path("report.html"),
     weights: WeightsFiles = None,
     method: MethodOfIndex = None,
     first: Annotated[
-        int | None,
-        typer.Option(min=1, help=f"how many queries to show (default: 12), or suspects ({SUSPECTS})"),
+        int | None, option(f"how many queries to show (default: 12), or suspects ({SUSPECTS})", min=1)
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="training examples on each side")] = 5,
+    top: Annotated[int, option("training examples on each side", min=1)] = 5,
     no_trust: NoTrust = False,
     uncalibrated: Uncalibrated = False,
     no_baselines: Annotated[
         bool,
-        typer.Option(
+        option(
+            "leave out BM25 and hidden-state similarity (a pass of the model over the training texts)",
             "--no-baselines",
-            help="leave out BM25 and hidden-state similarity (a pass of the model over the training texts)",
         ),
     ] = False,
 ) -> None:
@@ -126,8 +127,7 @@ def _queries(
     method: str | None,
     parts: Mapping[str, bool],
 ) -> Page:
-    from unde.cli.project import cached_scores, load_weights
-    from unde.cli.queries import select_queries
+    from unde.cli.project import cached_scores, load_weights, select_queries
     from unde.data import Rows
     from unde.ui.report.example_view import label_predictions
     from unde.ui.report.index_page import page_of
@@ -136,9 +136,7 @@ def _queries(
     everything = select_queries(project, opened.method, query, queries, method)
     selection = everything.first(first or (len(query) if query else 12))
     setup = project.setup
-    answers = label_predictions(
-        setup, selection.rows
-    )  # so that names of classes that do not fit are refused at once
+    answers = label_predictions(setup, selection.rows)  # refuses names of classes that do not fit, at once
     known = {} if selection.held_out is None else setup.contributors or {}
     if known:
         of = (len(project.queries("eval")), len(Rows(setup.train_data)))
@@ -151,7 +149,7 @@ def _queries(
         setup,
         rows,
         scores,
-        {name: load_weights(file, scores) for name, file in files.items()},
+        {name: load_weights(file, scores.groups, scores.query_digests) for name, file in files.items()},
         title=f"What made {named} do that?",
         count=top,
         names=selection.names,
@@ -210,3 +208,88 @@ def _check(
         )
     if not labels and (csv is not None or by != RANKINGS[0]):
         raise UndeError(f"--{'csv' if csv is not None else 'by'} goes with --labels: add it, or leave it out")
+
+
+def serve(
+    index: IndexPath,
+    model: ModelOptions,
+    queries: Queries = None,
+    query_field: QueryField = None,
+    weights: WeightsFiles = None,
+    host: Annotated[
+        str, option("the address to listen at; another than this is open to others")
+    ] = "127.0.0.1",
+    port: Annotated[int, option("0: any that is free")] = 8765,
+    open: Annotated[bool, option("open the page in a browser", "--open")] = False,
+    uncalibrated: Uncalibrated = False,
+) -> None:
+    """Open a live page on an index: type, drop or choose a query, move weights, filter, mark examples.
+
+    Examples:
+
+    `unde serve --index runs/idx --weights weights.json --open`
+
+    `unde serve my_project.setup:make --index runs/idx`
+    """
+    for library in ("starlette", "uvicorn", "PIL"):
+        require(library, "unde[serve]")
+    from unde.cli.project import Project, load_weights
+    from unde.ui.explorer.app import open_socket
+    from unde.ui.explorer.app import serve as run
+    from unde.ui.explorer.session import Session
+
+    with closing(open_socket(host, port)) as listening:
+        project = Project(model.remembered(index), index=index, evaluate=queries, query_field=query_field)
+        files = weight_paths(weights or ())
+        names = {"eval": project.names("eval")} if project.setup.eval_queries is not None else {}
+        with project.index(index, uncalibrated=uncalibrated) as opened:
+            weight_sets = {name: load_weights(file, opened.groups.names) for name, file in files.items()}
+            title = f"What made {Path(project.name.partition(':')[0]).name} do that?"
+            session = Session(
+                opened, project.setup, weight_sets, title=title, names={k: v for k, v in names.items() if v}
+            )
+            with suppress(KeyboardInterrupt):  # how one ends it
+                run(session, listening, host, open)
+            console.note("the page is closed")
+
+
+def demo(
+    out: Annotated[Path, path_option("folder for the page, the index and the weights")] = Path("demo"),
+    method: MethodName = "trak",
+    seed: Annotated[int, option("seed of the training and the projection")] = 0,
+) -> None:
+    """Train a small ResNet on real digits and see which of them mattered, in a page.
+
+    Example: `unde demo --out demo` writes demo/report.html
+    """
+    from unde.ui.demo.run import run
+
+    console.echo(f"Open {run(out, method, seed).resolve()} in a browser.")
+
+
+def weight_paths(texts: Sequence[str]) -> dict[str, StorePath]:
+    """Parse files of weights by name: one path is "weighted", several are NAME=FILE each.
+
+    >>> weight_paths(["subject=w1.json", "style=w2.json"])["style"].name
+    'w2.json'
+    """
+    files: dict[str, StorePath] = {}
+    for text in texts:
+        name, equals, file = text.partition("=")
+        # A path may hold the sign too, as in runs/lr=0.1/w.json.
+        if not equals or os.sep in name or os.path.exists(text):
+            if len(texts) > 1:
+                raise UndeError(
+                    f"--weights {text} has no name: with several, name each, as in --weights subject={text}"
+                )
+            name, file = "weighted", text
+        if not name or not file:
+            raise UndeError(f"cannot read --weights {text}: expected FILE or NAME=FILE, such as style=w.json")
+        if name in files:
+            raise UndeError(f"--weights {name}=… is given twice: give each set a name of its own")
+        if name == UNWEIGHTED:
+            raise UndeError(
+                f"--weights {text}: {UNWEIGHTED!r} names the scores without weights, choose another"
+            )
+        files[name] = place(file)
+    return files
