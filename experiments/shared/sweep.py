@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from unde import Weights, learn_weights
 from unde.evaluate import lds, paired
-from unde.evaluate.compare import refuse_seen
+from unde.scoring.data_splits import refuse_seen
 
 if TYPE_CHECKING:
     from experiments.shared.cells import Cell

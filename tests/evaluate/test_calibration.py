@@ -9,7 +9,7 @@ from scipy.stats import rankdata, spearmanr
 from unde.evaluate import calibration
 from unde.evaluate.calibration import (
     average_ranks,
-    jackknife_means,
+    jackknife,
     large_sample_factor,
     spearman,
     standard_error,
@@ -63,7 +63,7 @@ def test_the_jackknife_has_the_spread_of_fresh_models():
         total = resolved.sum(2) + common
         utility = utility + 2 * np.random.default_rng(seed + 555).normal(size=(S, 1))
         means.append(float(spearman(total, utility).mean()))
-        errors.append(standard_error(jackknife_means(total, utility)))
+        errors.append(standard_error(jackknife(total, utility, spearman)))
     assert np.mean(errors) == pytest.approx(np.std(means), rel=0.5)
 
 

@@ -12,7 +12,7 @@ from sklearn.metrics import precision_score
 
 from unde import UndeError, Weights
 from unde.evaluate import fine_grained, recall_at_k
-from unde.evaluate.recall import rank
+from unde.evaluate.metrics import rank
 
 UNITS = {"styled": 6, "shaped": 6, "noisy": 6}
 Q, N = 25, 40

@@ -2,9 +2,8 @@
 
 from unde.evaluate.bank import Bank, TrainingSpec
 from unde.evaluate.baselines import baseline_scores, bm25, random_indices
-from unde.evaluate.compare import Comparison, compare
+from unde.evaluate.compare import Comparison, FineGrained, compare, fine_grained
 from unde.evaluate.estimate import Estimate, paired
-from unde.evaluate.fine_grained import FineGrained, fine_grained
 from unde.evaluate.group_strength import (
     Heatmap,
     lds_strength,
@@ -13,9 +12,7 @@ from unde.evaluate.group_strength import (
     unet_cell,
 )
 from unde.evaluate.hidden_states import representation_distance, representation_similarity
-from unde.evaluate.lds import lds
-from unde.evaluate.mislabel import mislabel_auc, mislabel_auc_interval
-from unde.evaluate.recall import recall_at_k
+from unde.evaluate.metrics import lds, mislabel_auc, mislabel_auc_interval, recall_at_k
 from unde.evaluate.tail_patch import TailPatch, tail_patch
 
 Training = TrainingSpec  # its name before 0.3

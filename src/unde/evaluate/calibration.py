@@ -14,12 +14,12 @@ reported is Spearman's, as LDS is.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from unde.evaluate.estimate import Estimate, SubsetBootstrap
+from unde.evaluate.estimate import Estimate, SubsetBootstrap, quantile
 from unde.weights.retrained import fit_to_retrained
 
 MODEL_FOLDS, QUERY_FOLDS = 4, 2
@@ -50,7 +50,7 @@ class ChosenSetting:
 def measure(predicted: np.ndarray, utility: np.ndarray) -> Estimate:
     """The LDS over many models of predictions (S, Q), estimated from few; its interval covers models and queries."""
     models = len(utility)
-    rho, left_out = spearman(predicted, utility), jackknife_means(predicted, utility)
+    rho, left_out = spearman(predicted, utility), jackknife(predicted, utility, spearman)
     factor = large_sample_factor(float(np.nanmean(rho)), models)
     # Replicates of the jackknife, spread so that their standard deviation is its standard error.
     replicates = left_out.mean() + (left_out - left_out.mean()) * (models - 1) / np.sqrt(models)
@@ -169,10 +169,14 @@ def pearson(predicted: np.ndarray, actual: np.ndarray) -> np.ndarray:
     return (x * y).sum(0) / np.where(scale > 0, scale, np.inf)
 
 
-def jackknife(predicted: np.ndarray, actual: np.ndarray) -> np.ndarray:
-    """(S,) mean correlations with each model left out in turn."""
-    everything = np.arange(len(actual))
-    return np.array([pearson(predicted[everything != s], actual[everything != s]).mean() for s in everything])
+def jackknife(
+    predicted: np.ndarray,
+    actual: np.ndarray,
+    correlation: Callable[[np.ndarray, np.ndarray], np.ndarray] = pearson,
+) -> np.ndarray:
+    """(S,) means over queries with each model left out in turn."""
+    others = ~np.eye(len(actual), dtype=bool)
+    return np.array([np.nanmean(correlation(predicted[s], actual[s])) for s in others])
 
 
 def _folds(models: int, queries: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -234,21 +238,6 @@ def _mean_of_sample(r: float, n: int) -> float:
     return 6 / (math.pi * (n + 1)) * (math.asin(r) + (n - 2) * math.asin(r / 2))
 
 
-def jackknife_means(predicted: np.ndarray, actual: np.ndarray) -> np.ndarray:
-    """(S,) mean ρ over queries with each model left out in turn."""
-    everything = np.arange(len(actual))
-    return np.array(
-        [np.nanmean(spearman(predicted[everything != s], actual[everything != s])) for s in everything]
-    )
-
-
 def standard_error(left_out: np.ndarray) -> float:
     """The jackknife's standard error from the values with each model left out."""
     return math.sqrt((len(left_out) - 1) * float(np.var(left_out)))
-
-
-def quantile(level: float, degrees: int) -> float:
-    """Student's t; infinite without degrees of freedom."""
-    from scipy.special import stdtrit  # scipy is slow to import
-
-    return float(stdtrit(degrees, level)) if degrees > 0 else math.inf

@@ -79,7 +79,7 @@ class Estimate:
     def ci95(self) -> float:
         """Half width of the 95 % interval of the mean over queries, by Student's t; nan for a single query."""
         count = len(self.per_query) - self.undefined
-        return _t95(count - 1) * self._standard_error()
+        return quantile(0.975, count - 1) * self._standard_error()
 
     @property
     def ci95_total(self) -> float | None:
@@ -91,7 +91,7 @@ class Estimate:
             return None
         spread = math.hypot(self._standard_error(), self.subset_bootstrap.standard_error())
         count = min(len(self.per_query) - self.undefined, self.subset_bootstrap.subsets)
-        return _t95(count - 1) * spread
+        return quantile(0.975, count - 1) * spread
 
     def as_dict(self) -> dict[str, float | int | None]:
         """The summary, ready for JSON (a missing interval is None).
@@ -172,10 +172,11 @@ def _paired_bootstrap(a: SubsetBootstrap | None, b: SubsetBootstrap | None) -> S
     return SubsetBootstrap(b.means - a.means, a.subsets, a.key)
 
 
-def _t95(degrees: int) -> float:
+def quantile(level: float, degrees: int) -> float:
+    """Quantile of Student's t; infinite without degrees of freedom."""
     from scipy.special import stdtrit  # scipy is slow to import
 
-    return float(stdtrit(degrees, 0.975)) if degrees > 0 else math.nan
+    return float(stdtrit(degrees, level)) if degrees > 0 else math.inf
 
 
 def _or_none(value: Any) -> float | None:

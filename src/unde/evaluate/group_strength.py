@@ -14,8 +14,7 @@ import torch
 from unde import console
 from unde.errors import UndeError
 from unde.evaluate.arrays import Array, finite, numbers
-from unde.evaluate.lds import lds
-from unde.evaluate.recall import check_contributors, rank, recall_at_k, skipped_examples
+from unde.evaluate.metrics import check_contributors, lds, rank, recall_at_k, skipped_examples
 from unde.groups import unet_cell
 from unde.scoring.data_splits import refuse_training
 from unde.weights.protocol import ResolvedScores

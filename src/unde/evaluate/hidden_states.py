@@ -40,7 +40,7 @@ class _LayerCall:
 
     module: nn.Module
     input: Any
-    outputs: int  # number of values in the output
+    output: Any
 
 
 class HiddenStates:
@@ -69,7 +69,8 @@ class HiddenStates:
             return
         call = calls.get("output", calls["last"])
         self._head, x = call.module, call.input
-        self.batch_size = max(1, min(_MAX_BATCH, _MAX_OUTPUTS * len(probe) // max(1, call.outputs)))
+        outputs = call.output.numel() if isinstance(call.output, Tensor) else 1
+        self.batch_size = max(1, min(_MAX_BATCH, _MAX_OUTPUTS * len(probe) // max(1, outputs)))
         if not isinstance(x, Tensor) or x.dim() < 2 or len(x) != len(probe):
             what = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
             self.problem = f"the head {self.layer!r} gets {what} for a batch of {len(probe)} examples"
@@ -85,22 +86,18 @@ class HiddenStates:
         with frozen_eval(self.model), torch.no_grad(), _last_calls(heads) as calls:
             batch = to_device(rows.batch(positions), placement(self.model)[0])
             loss = self.task.loss(self.model, batch).float().cpu()
-            hidden = None if self.problem else self._pool(calls["last"].input, batch).cpu()
+            hidden = None if self.problem else self._average(calls["last"].input, batch).cpu()
         return States(hidden, loss)
 
     def ranges(self, rows: Rows) -> list[range]:
         """Positions of `rows`, batch by batch."""
         return _ranges(rows, self.batch_size)
 
-    def _pool(self, x: Tensor, batch: Any) -> Tensor:
+    def _average(self, x: Tensor, batch: Any) -> Tensor:
         """(B, d) from the input of the head."""
-        x = x.float()
-        if isinstance(self._head, _CONVOLUTIONS):
-            return x.flatten(2).mean(2)
-        if x.dim() == 2:
-            return x
-        mask = self._mask(batch, x.shape[:2]) if x.dim() == 3 else None
-        return x.flatten(1, -2).mean(1) if mask is None else _masked_mean(x, mask)
+        convolution = isinstance(self._head, _CONVOLUTIONS)
+        mask = self._mask(batch, x.shape[:2]) if x.dim() == 3 and not convolution else None
+        return _pool(x, mask, convolution)
 
     def _mask(self, batch: Any, shape: tuple[int, ...]) -> Tensor | None:
         """(B, T) mask of real tokens: the one of this shape, of the task or else of the batch."""
@@ -133,7 +130,7 @@ def _last_calls(
 
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         x = args[0] if args else next(iter(kwargs.values()), None)
-        call = _LayerCall(module, x, result.numel() if isinstance(result, Tensor) else 0)
+        call = _LayerCall(module, x, result)
         calls["last"] = call
         if module is output:
             calls["output"] = call
@@ -192,28 +189,21 @@ def representation_similarity(
         names = [name for name in modules if name]
         near = difflib.get_close_matches(layer, names, n=_SHORT_LIST, cutoff=0.3)
         raise unknown("layer", layer, names if len(names) <= _SHORT_LIST else near or names[:_SHORT_LIST])
-    outputs: list[Any] = []
-    handle = modules[layer].register_forward_hook(
-        lambda _module, _args, output: outputs.__setitem__(slice(None), [output])
-    )
 
     def features(rows: Rows, r: range) -> Tensor:
         batch = to_device(rows.batch(r), _device(model))
         task.loss(model, batch)
-        if not outputs:
+        if not calls:
             raise UndeError(
                 f"layer {layer!r} takes no part in the loss: expected a module that the model calls"
             )
-        return _pool(outputs.pop(), f"layer {layer!r}", batch, len(r))
+        return _features(calls.pop("last").output, f"layer {layer!r}", batch, len(r))
 
     train, query_rows = (
         Rows(data, collate or choose_collate(task.collate, data)) for data in (train_data, queries)
     )
-    try:
-        with frozen_eval(model), torch.no_grad():
-            return _similarities(features, train, query_rows, batch_size, metric)
-    finally:
-        handle.remove()
+    with frozen_eval(model), torch.no_grad(), _last_calls([modules[layer]]) as calls:
+        return _similarities(features, train, query_rows, batch_size, metric)
 
 
 def representation_distance(
@@ -251,7 +241,7 @@ def representation_distance(
     def features(rows: Rows, r: range) -> Tensor:
         batch = rows.batch(r)
         batch = batch if module is None else to_device(batch, _device(module))
-        return _pool(encoder(batch), "the encoder", batch, len(r))
+        return _features(encoder(batch), "the encoder", batch, len(r))
 
     with nullcontext() if module is None else frozen_eval(module), torch.no_grad():
         return _similarities(features, Rows(train_data, collate), Rows(queries, collate), batch_size, "l2")
@@ -285,7 +275,7 @@ def similarity(a: Tensor, b: Tensor, metric: str) -> Tensor:
     return -torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
 
 
-def _pool(x: Any, source: str, batch: Any, examples: int) -> Tensor:
+def _features(x: Any, source: str, batch: Any, examples: int) -> Tensor:
     """(B, d) from the output of `source`."""
     while not isinstance(x, Tensor):
         if isinstance(x, Mapping) and x:  # outputs of transformers, too
@@ -299,22 +289,24 @@ def _pool(x: Any, source: str, batch: Any, examples: int) -> Tensor:
             f"{source} gives shape {tuple(x.shape)} for {examples} examples: expected (B, d), (B, T, d) or "
             "(B, C, H, W), the examples first"
         )
-    x = x.float()
-    if x.dim() != 3:
-        return x.flatten(2).mean(2) if x.dim() == 4 else x
-    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
-    if mask is None:
-        return x.mean(1)
-    if mask.shape != x.shape[:2]:
+    mask = batch.get("attention_mask") if isinstance(batch, Mapping) and x.dim() == 3 else None
+    if mask is not None and mask.shape != x.shape[:2]:
         raise UndeError(
             f"{source} gives shape {tuple(x.shape)}, but attention_mask has shape {tuple(mask.shape)}: "
             f"expected {tuple(x.shape[:2])}, to tell tokens from padding. Take features that see all tokens"
         )
-    return _masked_mean(x, mask)
+    return _pool(x, mask, channels_second=x.dim() == 4)
 
 
-def _masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """(B, d) mean of (B, T, d) over the tokens that `mask` (B, T) marks."""
+def _pool(x: Tensor, mask: Tensor | None, channels_second: bool) -> Tensor:
+    """(B, d) mean over space, or over the tokens that `mask` (B, T) marks; None marks all."""
+    x = x.float()
+    if x.dim() == 2:
+        return x
+    if channels_second:
+        return x.flatten(2).mean(2)
+    if mask is None:
+        return x.flatten(1, -2).mean(1)
     tokens = (mask != 0).to(x.dtype).unsqueeze(2)  # (B, T, 1)
     return (x * tokens).sum(1) / tokens.sum(1).clamp(min=1)
 

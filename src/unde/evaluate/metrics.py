@@ -1,15 +1,17 @@
-"""The linear datamodeling score: rank correlation of summed scores with the outcomes of retraining on subsets."""
+"""Metrics of arrays: the linear datamodeling score, Recall@k, and the detection of wrong labels."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import Protocol, runtime_checkable
+import math
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
 
 from unde.errors import UndeError
-from unde.evaluate.arrays import Array, booleans, finite, numbers
+from unde.evaluate.arrays import Array, booleans, finite, numbers, top_positions
 from unde.evaluate.estimate import Estimate, SubsetBootstrap
 from unde.scoring.data_splits import refuse_training
 
@@ -152,3 +154,145 @@ def _bootstrap(predicted: np.ndarray, actual: np.ndarray, draws: int, seed: int)
     defined = ~np.isnan(rho)
     with np.errstate(invalid="ignore"):  # 0/0 in a draw that leaves no query defined
         return np.where(defined, rho, 0).sum(0) / defined.sum(0)  # (B,)
+
+
+def recall_at_k(top_indices: Array, relevant: Array) -> Estimate:
+    """Compute the fraction of each query's k top-ranked training examples that are relevant to it.
+
+    As in the paper, hits are divided by k, not by the number of contributors.
+
+    Args:
+        top_indices: (Q, k) positions in the training data, such as `scores.top(k).indices`.
+        relevant: (Q, N) bool, the true contributors of each query. A query without any scores 0.
+
+    Returns:
+        The recall of each query, and its mean.
+
+    Raises:
+        UndeError: Shapes do not fit, or positions are out of range or repeated.
+
+    Example:
+        >>> relevant = np.array([[True, True, False, False], [False, False, False, True]])
+        >>> recall_at_k(np.array([[0, 1], [2, 3]]), relevant).per_query
+        array([1. , 0.5])
+    """
+    truth = booleans(relevant, "relevant", "(Q, N)")
+    top = top_positions(top_indices, *truth.shape)
+    return Estimate(np.take_along_axis(truth, top, axis=1).mean(axis=1))
+
+
+def rank(total_scores: Array, k: int, excluded: Array | None = None) -> np.ndarray:
+    """(Q, k) positions of the k highest of each query's scores (Q, N), best first; of equal ones the earlier.
+
+    Training examples that `excluded` (N,) marks are no candidates.
+
+    >>> rank(np.array([[0.1, 0.7, 0.7, 0.3]]), 3, excluded=np.array([False, False, False, True]))
+    array([[1, 2, 0]])
+    """
+    total = numbers(total_scores, "total_scores", "(Q, N)")
+    finite(total, "total_scores", ("query", "training example"), "find out where the scores broke")
+    candidates = np.arange(total.shape[1])
+    if excluded is not None:
+        candidates = np.flatnonzero(~booleans(excluded, "excluded", "(N,)"))
+    if not 1 <= k <= len(candidates):
+        raise UndeError(f"k is {k}: expected 1 to {len(candidates)}, the number of training examples")
+    order = np.argsort(-total[:, candidates].astype(np.float64), axis=1, kind="stable")
+    return candidates[order[:, :k]]
+
+
+def check_contributors(relevant: Mapping[str, Array], shape: tuple[int, int]) -> dict[str, np.ndarray]:
+    """The (Q, N) marks of each attribute, checked against the shape of scores."""
+    if not isinstance(relevant, Mapping) or not relevant:
+        what = "empty" if isinstance(relevant, Mapping) else f"a {type(relevant).__name__}"
+        raise UndeError(
+            f"relevant is {what}: expected {{attribute: (Q, N) marks}}, such as {{'style': marks}}"
+        )
+    truth = {a: booleans(m, f"relevant[{a!r}]", "(Q, N)") for a, m in relevant.items()}
+    for attribute, marks in truth.items():
+        if marks.shape != tuple(shape):
+            raise UndeError(
+                f"relevant[{attribute!r}] has shape {marks.shape}: expected {tuple(shape)}, as the scores have"
+            )
+        if not marks.any():
+            raise UndeError(
+                f"relevant[{attribute!r}] marks no contributor of any query: leave out an attribute that these "
+                "queries do not name"
+            )
+    return truth
+
+
+def skipped_examples(scores: Any) -> np.ndarray | None:
+    """(N,) training examples that an index left out; None for scores that do not come from one."""
+    train = getattr(scores, "train", None)
+    return None if train is None else train.skipped().numpy()
+
+
+def mislabel_auc(self_influence: Array, is_mislabeled: Array) -> float:
+    """Compute the chance that a mislabelled example has more self-influence than a correct one (a tie counts half).
+
+    Args:
+        self_influence: (N,) scores, such as `index.self_influence(normalize_top=10)`, which the paper uses.
+        is_mislabeled: (N,) bool.
+
+    Returns:
+        The area under the ROC curve: 1 for a perfect detector, 0.5 for a random one.
+
+    Raises:
+        UndeError: Shapes differ, a score is NaN, or all examples are of one kind.
+
+    Example:
+        >>> mislabel_auc(np.array([5.0, 1.0, 3.0, 2.0]), np.array([True, False, True, True]))
+        1.0
+        >>> mislabel_auc(np.array([5.0, 1.0, 1.0, 2.0]), np.array([True, False, True, False]))
+        0.625
+    """
+    return float(_placements(self_influence, is_mislabeled)[0].mean())
+
+
+def mislabel_auc_interval(self_influence: Array, is_mislabeled: Array) -> tuple[float, float]:
+    """Compute a 95 % confidence interval for `mislabel_auc`: DeLong's variance on the logit of the area.
+
+    (nan, nan) if one class has a single member or the separation is perfect.
+
+    >>> scores, flags = np.array([6.0, 1.0, 3.0, 2.0, 4.0]), np.array([True, False, True, False, False])
+    >>> low, high = mislabel_auc_interval(scores, flags)
+    >>> low < mislabel_auc(scores, flags) < high
+    True
+    """
+    wrong, right = _placements(self_influence, is_mislabeled)
+    area = float(wrong.mean())
+    if min(len(wrong), len(right)) < 2 or area in (0.0, 1.0):
+        return math.nan, math.nan
+    variance = wrong.var(ddof=1) / len(wrong) + right.var(ddof=1) / len(right)
+    half = 1.959964 * math.sqrt(variance) / (area * (1 - area))
+    from scipy.special import expit, logit  # slow to import
+
+    return float(expit(logit(area) - half)), float(expit(logit(area) + half))
+
+
+def _placements(self_influence: Array, is_mislabeled: Array) -> tuple[np.ndarray, np.ndarray]:
+    """For each mislabelled example, the share of correct ones below it; for each correct one, the share of
+    mislabelled ones above it; ties half. The mean of either is the area under the curve."""
+    scores = numbers(self_influence, "self_influence", "(N,)").astype(np.float64)
+    flags = booleans(is_mislabeled, "is_mislabeled", "(N,)")
+    if scores.shape != flags.shape:
+        raise UndeError(
+            f"self_influence has {len(scores)} examples and is_mislabeled {len(flags)}: both must be (N,)"
+        )
+    missing = np.flatnonzero(np.isnan(scores))
+    if len(missing):
+        raise UndeError(
+            f"self_influence is NaN for {len(missing)} examples, the first at {missing[0]}: "
+            "they have no rank. Leave them out of both arguments"
+        )
+    if flags.all() or not flags.any():
+        which = "mislabelled" if flags.all() else "correctly labelled"
+        raise UndeError(f"all {len(flags)} examples are {which}: the area needs some of both kinds")
+    return _share_below(scores[flags], scores[~flags]), 1 - _share_below(scores[~flags], scores[flags])
+
+
+def _share_below(values: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """For each value, the share of the others that are smaller, equal ones counted half."""
+    ordered = np.sort(others)
+    smaller, upto = (np.searchsorted(ordered, values, side) for side in ("left", "right"))
+    return (smaller + upto) / (2 * len(others))
