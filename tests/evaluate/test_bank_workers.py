@@ -80,7 +80,7 @@ def test_processes_that_are_killed_while_starting_or_training_are_replaced(tmp_p
 
 
 def test_processes_that_are_always_killed_while_starting_are_not_blamed_on_the_script(tmp_path, monkeypatch):
-    monkeypatch.setattr("unde.parallel.worker_pool.STARTS", 3)
+    monkeypatch.setattr("unde.parallel.base.STARTS", 3)
     train = bank_jobs.Deadly(tmp_path, 99, bank_jobs.die)
     with pytest.raises(
         UndeError, match=r"3 workers in a row did not get to work: .* killed \(signal 9\), often .* memory"

@@ -16,7 +16,7 @@ from unde.store.remote import StorePath, exists, is_local, place
 
 if TYPE_CHECKING:
     from unde.store.sync import CopyCount
-    from unde.store.verify_report import VerifyReport
+    from unde.store.layout import VerifyReport
 
 
 Local = Annotated[

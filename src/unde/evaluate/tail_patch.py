@@ -28,9 +28,9 @@ from unde.parallel.model_transport import BuildInputs
 from unde.scoring import Top
 from unde.scoring.data_splits import refuse_shared, shared
 from unde.setup import Recipe
-from unde.store.job_results import Results
-from unde.store.job_results import scratch as scratch_in
 from unde.store.remote import StorePath, place
+from unde.store.shards import Results
+from unde.store.shards import scratch as scratch_in
 from unde.tasks import Task
 from unde.tasks.tokens import TokenTask
 

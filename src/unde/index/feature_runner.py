@@ -35,10 +35,10 @@ from unde.index.query_features import BadQuery, QueryFeatures
 from unde.methods import Method
 from unde.parallel import SERIAL, Executor, Job, run_with_progress
 from unde.parallel.model_transport import ModelInputs
-from unde.store.job_results import Results, scratch
 from unde.store.layout import SCRATCH
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath
+from unde.store.shards import Results, scratch
 from unde.tasks.base import Task, with_batching
 from unde.tasks.tokens import Unreadable
 

@@ -21,7 +21,16 @@ from unde.projection import Spec
 from unde.store.layout import FISHERS, MANIFEST, MATRICES
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath
-from unde.store.shards import ShardError, checksum, copy_tensors, create_shard, read_shard, write_shard
+from unde.store.shards import (
+    Results,
+    ShardError,
+    checksum,
+    copy_tensors,
+    create_shard,
+    read_shard,
+    scratch,
+    write_shard,
+)
 
 PASSES = "passes"  # among the matrices: examples and rows in the passes that computed them
 

@@ -32,9 +32,9 @@ from unde.scoring.documents import Pieces
 from unde.scoring.group_scores import GroupScores
 from unde.scoring.top import Top
 from unde.store import layout
+from unde.store.layout import VerifyReport
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath, exists, place
-from unde.store.verify_report import VerifyReport
 from unde.tasks.base import Task, kind_of
 
 R = TypeVar("R", bound="QueryableIndex")

@@ -25,9 +25,8 @@ from unde.parallel import SERIAL, Executor, Job, run_with_progress
 from unde.scoring.blocks import ScoreRange, TopK
 from unde.scoring.group_scores import GroupScores
 from unde.scoring.train_features import ScoringWorkers, TrainFeatures
-from unde.store.job_results import Results, scratch
 from unde.store.remote import StorePath
-from unde.store.shards import read_shard, write_shard
+from unde.store.shards import Results, read_shard, scratch, write_shard
 
 HELD_SHARE = 4  # blocks stay in memory if all of them take at most 1/4 of the budget
 RUN_BYTES = 2**23  # of each thread that are unpacked together: with fewer, threads wait too often

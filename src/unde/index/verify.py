@@ -17,10 +17,10 @@ from unde.index.updates import is_committed, read_note
 from unde.index.validation import probe_path, read_ids
 from unde.store import layout
 from unde.store.files import PARTIAL, check_plain, check_settings, checksum, read_bounded, read_json
+from unde.store.layout import DAMAGED, FOREIGN, MISSING, VerifyReport
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath, Unreachable, exists
 from unde.store.shards import ShardError, read_shard
-from unde.store.verify_report import DAMAGED, FOREIGN, MISSING, VerifyReport
 
 _NOT_OURS = "nothing here reads it: move it elsewhere"
 

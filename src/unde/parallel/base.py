@@ -1,13 +1,22 @@
-"""Executors of numbered jobs. A job is a pure function of a context and its number that writes files."""
+"""Executors of numbered jobs, and the pool of workers in other processes.
+
+A job is a pure function of a context and its number that writes files. Workers start when there are jobs, load the
+context once, and stay for the next run. A worker that dies is replaced and its job is retried; a job that takes longer
+than `timeout` seconds counts as hung, and its worker is ended.
+"""
 
 from __future__ import annotations
 
 import pickle
+import signal
+import time
 import traceback
+from abc import ABC, abstractmethod
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from unde.errors import BadExample, UndeError
 
@@ -137,3 +146,196 @@ def _catch(run: Callable[[], None]) -> Answer:
     except Exception:
         return False, traceback.format_exc().strip()
     return None
+
+
+STARTS = 10  # workers that may die in a row before one has begun to work
+_STARTING: Job = ()
+Worker = TypeVar("Worker")
+Message = bytes | Job
+
+
+@dataclass(frozen=True)
+class WorkerExit:
+    """End of a worker: why, and whether a new worker would end the same way (`fatal`)."""
+
+    reason: str
+    fatal: bool = False
+
+
+class WorkerPool(ABC, Generic[Worker]):
+    """An executor with workers; subclasses start them, send messages and receive answers."""
+
+    in_process, exclusive = False, True
+
+    def __init__(self, count: int, threads: int, timeout: float | None) -> None:
+        for what, value in (("workers", count), ("threads", threads)):
+            if value < 1:
+                raise UndeError(f"{value} {what}: expected at least one")
+        if timeout is not None and not timeout > 0:
+            raise UndeError(f"a timeout of {timeout} s: expected more than 0, or None to wait for ever")
+        self.count, self.threads, self.timeout = count, threads, timeout
+        self.workers: list[Worker] = []
+
+    def owns(self, job: Job) -> bool:
+        return True
+
+    def run(self, function: Callable[..., None], context: Any, jobs: Sequence[Job]) -> Iterator[Job]:
+        if not jobs:
+            return
+        payload = pack_job(function, context)
+        try:
+            yield from _PoolRun(self, payload, jobs).run()
+        except BaseException:  # also when the caller stops early: running jobs are not wanted either
+            self.close()
+            raise
+
+    def close(self) -> None:
+        while self.workers:
+            self.end(self.workers.pop())
+
+    @abstractmethod
+    def start(self) -> Worker: ...
+
+    @abstractmethod
+    def send(self, worker: Worker, message: Message) -> None:
+        """Send bytes to load, or a job to run. A dead worker is noticed in `receive`."""
+        ...
+
+    @abstractmethod
+    def receive(
+        self, workers: Sequence[Worker], seconds: float | None
+    ) -> Sequence[tuple[Worker, Answer | WorkerExit]]:
+        """Wait for an answer or until the time is over; returns all answers."""
+        ...
+
+    @abstractmethod
+    def end(self, worker: Worker) -> WorkerExit:
+        """End a worker at once."""
+        ...
+
+
+class _PoolRun(Generic[Worker]):
+    """State of one run of jobs."""
+
+    def __init__(self, pool: WorkerPool[Worker], payload: bytes, jobs: Sequence[Job]) -> None:
+        self._pool, self._payload = pool, payload
+        self._waiting = deque(jobs)
+        self._busy: dict[Worker, Job] = {}  # the job of each worker
+        self._since: dict[Worker, float] = {}
+        self._idle: list[Worker] = []  # no job left for them, so far
+        self._attempts: Counter[Job] = Counter()
+        self._failed: dict[Job, str] = {}
+
+    def run(self) -> Iterator[Job]:
+        self._start_workers()
+        while self._waiting or any(job != _STARTING for job in self._busy.values()):
+            answers = self._pool.receive(list(self._busy), self._wait_seconds())
+            for worker in (worker for worker, answer in answers if isinstance(answer, WorkerExit)):
+                self._pool.workers.remove(worker)
+            for worker, answer in answers:
+                job = self._busy.pop(worker)
+                if isinstance(answer, WorkerExit):
+                    self._handle_exit(job, answer)
+                    continue
+                if answer is not None:
+                    self._handle_failure(job, *answer)
+                elif job == _STARTING:
+                    self._attempts[_STARTING] = 0
+                else:
+                    yield job
+                self._assign(worker)
+            self._end_hung()
+        for worker in self._busy:  # still starting, and not needed any more
+            self._pool.workers.remove(worker)
+            self._pool.end(worker)
+        if self._failed:
+            raise JobsFailed(self._failed)
+
+    def _start_workers(self) -> None:
+        """Start as many workers as there are jobs for; idle ones first."""
+        wanted = min(self._pool.count, len(self._waiting))
+        for worker in self._pool.workers[:wanted]:
+            self._load(worker)
+        while len(self._busy) < wanted:
+            self._add_worker()
+
+    def _add_worker(self) -> None:
+        worker = self._pool.start()
+        self._pool.workers.append(worker)
+        self._load(worker)
+
+    def _load(self, worker: Worker) -> None:
+        self._mark_busy(worker, _STARTING)
+        self._pool.send(worker, self._payload)
+
+    def _mark_busy(self, worker: Worker, job: Job) -> None:
+        self._busy[worker], self._since[worker] = job, time.monotonic()
+
+    def _assign(self, worker: Worker) -> None:
+        if not self._waiting:
+            self._idle.append(worker)
+            return
+        job = self._waiting.popleft()
+        self._mark_busy(worker, job)
+        self._pool.send(worker, job)
+
+    def _reassign(self) -> None:
+        """Give the job of a dead worker to an idle one, else to a new one: beside idle ones it may find no room."""
+        if not self._waiting:
+            return
+        if self._idle:
+            self._assign(self._idle.pop())
+        else:
+            self._add_worker()
+
+    def _handle_failure(self, job: Job, refused: bool, reason: str) -> None:
+        if refused:
+            raise UndeError(reason)
+        if job == _STARTING:
+            raise UndeError(f"a worker process could not make what it is to work on: {reason}")
+        self._retry(job, reason)
+
+    def _retry(self, job: Job, reason: str) -> None:
+        """Queue a failed job again, or give it up."""
+        self._attempts[job] += 1
+        if self._attempts[job] <= RETRIES:
+            self._waiting.append(job)
+        else:
+            self._failed[job] = reason
+
+    def _handle_exit(self, job: Job, outcome: WorkerExit) -> None:
+        """Retry the job of a dead worker, unless it has killed too many."""
+        if job == _STARTING:
+            self._attempts[_STARTING] += 1
+            if outcome.fatal:
+                raise UndeError(f"a worker {outcome.reason}")
+            if self._attempts[_STARTING] == STARTS:
+                raise UndeError(f"{STARTS} workers in a row did not get to work: the last {outcome.reason}")
+        else:
+            self._retry(job, f"{RETRIES + 1} workers died of it: the last {outcome.reason}")
+        self._reassign()
+
+    def _wait_seconds(self) -> float | None:
+        return None if self._pool.timeout is None else min(1.0, self._pool.timeout)
+
+    def _end_hung(self) -> None:
+        limit = self._pool.timeout
+        if limit is None:
+            return
+        for worker, job in list(self._busy.items()):
+            if job != _STARTING and time.monotonic() - self._since[worker] > limit:
+                del self._busy[worker]
+                self._pool.workers.remove(worker)
+                self._pool.end(worker)
+                self._retry(job, f"it took longer than {limit:g} s, {RETRIES + 1} times")
+                self._reassign()
+
+
+def describe_exit(code: int) -> str:
+    """
+    >>> describe_exit(-9)
+    'was killed (signal 9), often a sign of too little memory: try fewer workers'
+    """
+    if code == -signal.SIGKILL:
+        return "was killed (signal 9), often a sign of too little memory: try fewer workers"
+    return f"ended by signal {-code}" if code < 0 else f"ended with code {code}"

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from unde.parallel.base import Answer, JobRunner
-from unde.parallel.worker_pool import Message, WorkerExit, WorkerPool, describe_exit
+from unde.parallel.base import Answer, JobRunner, Message, WorkerExit, WorkerPool, describe_exit
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext, SpawnContext

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from unde.errors import UndeError
-from unde.parallel.base import Answer, JobRunner
-from unde.parallel.worker_pool import Message, WorkerExit, WorkerPool
+from unde.parallel.base import Answer, JobRunner, Message, WorkerExit, WorkerPool
 
 _PULSE = 1.0  # seconds between looks at the actors
 _ANSWER = 10.0  # seconds in which a cluster must answer

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import secrets
+import shutil
+import tempfile
+import time
 import zlib
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
@@ -16,8 +21,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from unde.errors import UndeError
-from unde.store.cache import Cache
+from unde.store.cache import Cache, delete_folder
 from unde.store.files import check_header, create_bytes, write_bytes
+from unde.store.layout import SCRATCH
 from unde.store.remote import StorePath, is_local
 
 _META = "unde"
@@ -227,3 +233,59 @@ def block_sums(data: memoryview) -> bytes:
     """CRC-32 of every block: enough to find damage, in 0.4 of the time of a hash of all."""
     parts = (zlib.crc32(data[i : i + _BLOCK]) for i in range(0, len(data), _BLOCK))
     return b"".join(part.to_bytes(4, "little") for part in parts)
+
+
+_ABANDONED = 86_400.0  # seconds after which files of a killed process are deleted
+
+
+@contextmanager
+def scratch(folder: StorePath) -> Generator[StorePath]:
+    """A temporary folder in that of an index, which all workers see; a local one if the index cannot be written."""
+    try:
+        _clear(folder / SCRATCH)
+        shared = folder / SCRATCH / secrets.token_hex(8)
+        shared.mkdir(parents=True)
+    except OSError:
+        with tempfile.TemporaryDirectory(prefix="unde-") as temporary:
+            yield Path(temporary)
+        return
+    try:
+        yield shared
+    finally:
+        with contextlib.suppress(OSError):
+            delete_folder(shared)
+        with contextlib.suppress(OSError):
+            shared.parent.rmdir()  # unless other processes use it
+
+
+def _clear(folder: StorePath) -> None:
+    """Delete what killed processes left in a local folder; object stores expire old objects by their own rules."""
+    for old in folder.glob("*") if is_local(folder) else ():
+        if time.time() - old.stat().st_mtime > _ABANDONED:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+class Results:
+    """Results of jobs by number: in memory if `folder` is None, else in files."""
+
+    def __init__(self, owner: str, folder: StorePath | None = None) -> None:
+        self.owner, self.folder = owner, folder
+        self._memory: dict[tuple[int, ...], Mapping[str, Tensor]] = {}
+
+    def put(self, job: tuple[int, ...], result: Mapping[str, Tensor]) -> None:
+        if self.folder is None:
+            self._memory[job] = result
+        else:
+            write_shard(self._file(job), self.owner, result)
+
+    def take(self, job: tuple[int, ...]) -> Mapping[str, Tensor]:
+        """Return a result and delete it."""
+        if self.folder is None:
+            return self._memory.pop(job)
+        result = read_shard(self._file(job), self.owner)
+        self._file(job).unlink()  # mapped tensors stay valid
+        return result
+
+    def _file(self, job: tuple[int, ...]) -> StorePath:
+        assert self.folder is not None
+        return self.folder / ("-".join(map(str, job)) + ".safetensors")

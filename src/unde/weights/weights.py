@@ -15,8 +15,8 @@ from torch import Tensor
 from unde.errors import UndeError
 from unde.markup import bars
 from unde.store.files import read_json, write_atomically
+from unde.store.layout import DAMAGED, VerifyReport
 from unde.store.remote import StorePath, Unreachable, exists, place
-from unde.store.verify_report import DAMAGED, VerifyReport
 
 _FORMAT = "unde weights"
 _VERSION = 1
