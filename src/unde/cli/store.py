@@ -15,8 +15,8 @@ from unde.store.layout import MANIFEST
 from unde.store.remote import StorePath, exists, is_local, place
 
 if TYPE_CHECKING:
-    from unde.store.sync import CopyCount
     from unde.store.layout import VerifyReport
+    from unde.store.sync import CopyCount
 
 
 Local = Annotated[

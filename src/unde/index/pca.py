@@ -22,13 +22,11 @@ from unde.store.layout import FISHERS, MANIFEST, MATRICES
 from unde.store.manifest import Manifest
 from unde.store.remote import StorePath
 from unde.store.shards import (
-    Results,
     ShardError,
     checksum,
     copy_tensors,
     create_shard,
     read_shard,
-    scratch,
     write_shard,
 )
 
