@@ -7,7 +7,8 @@ A study is a file in experiments/studies with
 - `run(variant)`, which returns what goes into the result file as JSON;
 - where it has several data sets, `VARIANTS`, their names: each has a result of its own;
 - where it needs retrained models or data, `BANKS` and `DATA`: {variant (None if there are none): names}. Banks are
-  those of experiments/shared/banks.py, data are files in the folder that UNDE_DATA names.
+  those of experiments/shared/banks.py; a variant that is named as one needs it unless `BANKS` is stated. Data are
+  files in the folder that UNDE_DATA names.
 
 The result of a study is experiments/results/STUDY.json, or STUDY_VARIANT.json.
 """
@@ -22,7 +23,6 @@ import platform
 import re
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -33,7 +33,7 @@ import numpy as np
 from experiments.shared.paths import BANKS, HERE, RESULTS
 
 PACKAGE = "experiments.studies"
-_CONSTANTS = {"PAPER": "", "VARIANTS": (), "BANKS": {}, "DATA": {}}
+_CONSTANTS = ("PAPER", "VARIANTS", "BANKS", "DATA")
 DATA_OF_BANK = {  # what the model of a bank was trained on, where that is no part of a package
     "cifar10-resnet": "cifar10_10k.npz",
     "cifar10-vit": "cifar10_10k.npz",
@@ -105,41 +105,31 @@ def from_root(path: Path) -> Path:
 @cache
 def studies(folder: Path = HERE / "studies") -> dict[str, Study]:
     """All of them, by name. Reading them does not import the models that they are about."""
-    found = {}
-    for path in sorted(folder.glob("[a-z]*.py")):
-        study = _read(path)
-        if study is not None:
-            found[study.name] = study
-    return found
+    return {path.stem: _read(path) for path in sorted(folder.glob("[a-z]*.py"))}
 
 
-def _read(path: Path) -> Study | None:
+def _read(path: Path) -> Study:
+    from experiments.shared.banks import MADE_BY
+
     tree = ast.parse(path.read_text())
-    if not any(isinstance(node, ast.FunctionDef) and node.name == "run" for node in tree.body):
-        return None
-    doc = ast.get_docstring(tree)
-    if not doc:
-        raise Refused(f"{path.name} has no docstring: its first line should be the title of the study")
-    stated = {k: v for k, v in _assigned(tree) if k in _CONSTANTS}
+    assigned = [
+        (target, node.value) for node in tree.body if isinstance(node, ast.Assign) for target in node.targets
+    ]
+    stated = {t.id: v for t, v in assigned if isinstance(t, ast.Name) and t.id in _CONSTANTS}
     try:
         values = {k: ast.literal_eval(v) for k, v in stated.items()}
     except ValueError:  # computed, so it has to be imported
         module = importlib.import_module(f"{PACKAGE}.{path.stem}")
         values = {k: getattr(module, k) for k in stated}
-    if "PAPER" not in values:
-        raise Refused(f'{path.name} says no PAPER: expected a table or figure of the paper, or ""')
-    values = {**_CONSTANTS, **values}
-    named = {k: {variant: tuple(names) for variant, names in values[k].items()} for k in ("BANKS", "DATA")}
+    doc = ast.get_docstring(tree)
+    if not doc or "PAPER" not in values:
+        raise Refused(
+            f'{path.name} says no title (a docstring) or no PAPER (a table or figure of the paper, or "")'
+        )
+    variants = tuple(values.get("VARIANTS", ()))
+    banks = values.get("BANKS", {v: (v,) for v in variants if v in MADE_BY})
     title = doc.splitlines()[0].rstrip(".")
-    return Study(path.stem, title, values["PAPER"], tuple(values["VARIANTS"]), named["BANKS"], named["DATA"])
-
-
-def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
-    for node in tree.body:
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        for target in targets:
-            if isinstance(target, ast.Name) and getattr(node, "value", None) is not None:
-                yield target.id, node.value  # ty: ignore
+    return Study(path.stem, title, values["PAPER"], variants, banks, values.get("DATA", {}))
 
 
 def named(names: list[str]) -> list[tuple[Study, str, str | None]]:

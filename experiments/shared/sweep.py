@@ -33,11 +33,6 @@ BOOTSTRAP = 1000
 Learned = Callable[["Cell", str], Mapping[str, Weights]]
 
 
-def needed(variants: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-    """`BANKS` of a study whose variants are banks."""
-    return {name: (name,) for name in variants}
-
-
 def objective(scores: GroupScores, **given: Any) -> Weights:
     """The paper's objective as it stands, with the k and the decay that version 0.1 had unless others are `given`.
 

@@ -15,7 +15,7 @@ import numpy as np
 from experiments.shared import cells
 from experiments.shared.cells import Cell
 from experiments.shared.paths import RUNS
-from experiments.shared.sweep import EVERY_BANK, needed
+from experiments.shared.sweep import EVERY_BANK
 from unde import Index
 from unde.evaluate import calibration as statistics
 from unde.evaluate.calibration import spearman
@@ -25,7 +25,6 @@ from unde.methods import DAS, DTRAK, EKFAC, TRAK, Method
 
 PAPER = ""
 VARIANTS = EVERY_BANK
-BANKS = needed(VARIANTS)
 DRAWS, HALVES = 12, (8, 16)
 NEAR = 0.015  # the goal: the chosen setting is within so much LDS of the best
 
@@ -38,8 +37,7 @@ BUILT: dict[str, dict[str, Method]] = {
 MORE: dict[str, dict[str, Method]] = {"finetuned-gpt2": {"kron(64)": EKFAC("kron(64)", fisher="sampled")}}
 
 
-def run(variant: str | None) -> dict[str, Any]:
-    assert variant is not None
+def run(variant: str) -> dict[str, Any]:
     cell = cells.get(variant)
     methods = BUILT[cell.domain] | MORE.get(variant, {})
     return {name: _index(cell, name, method) for name, method in methods.items()}

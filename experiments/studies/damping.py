@@ -12,13 +12,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from experiments.shared.sweep import EVERY_BANK, needed
+from experiments.shared.sweep import EVERY_BANK
 from unde.errors import UndeError
 from unde.evaluate import lds
 
 PAPER = ""
 VARIANTS = EVERY_BANK
-BANKS = needed(VARIANTS)
 DAMPINGS = (0.001, 0.01, 0.1, 1.0, 3.0, 10.0, 30.0, 100.0)
 USUAL = 0.1
 DATA_SETS = {  # kind of task → data set → banks
@@ -32,14 +31,13 @@ DATA_SETS = {  # kind of task → data set → banks
 }
 
 
-def run(variant: str | None) -> dict[str, Any]:
+def run(variant: str) -> dict[str, Any]:
     """{method: {damping: estimate}}, and TracIn under damping 0."""
     from experiments.shared import cells
     from experiments.shared.paths import RUNS
     from unde import Index
     from unde.methods import DAS, DTRAK, EKFAC, TRAK, LoGRA, TracIn
 
-    assert variant is not None
     cell = cells.get(variant)
     bank = cell.bank()
     if cell.domain == "diffusion":

@@ -36,6 +36,7 @@ from unde.ui.report import HeatmapPanel, Item, Page, QueryPanel, WeightsPanel
 
 PAPER = "Table 6, Figures 2, 3 and 4"
 VARIANTS = ("robots", "emoji")
+BANKS = {}  # variants are named as banks are, which are not needed
 DATA = {"emoji": ("emoji_subject_style_background_32.npz",)}
 STUDIES = {"robots": robots, "emoji": emoji}
 METHOD = DTRAK()
@@ -145,8 +146,7 @@ def galleries(
     ][:SHOWN]
 
 
-def run(variant: str | None) -> dict[str, Any]:
-    assert variant is not None
+def run(variant: str) -> dict[str, Any]:
     torch.set_num_threads(1)
     study = variant
     cell, data = denoiser(study, STUDIES[study]), STUDIES[study].data()

@@ -9,12 +9,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from experiments.shared.sweep import EVERY_BANK, needed
+from experiments.shared.sweep import EVERY_BANK
 from unde.evaluate import lds, lds_strength, unet_cell
 
 PAPER = "Figures 1 and 6a"
 VARIANTS = EVERY_BANK
-BANKS = needed(VARIANTS)
 OUTSIDE = "(no block)"
 
 
@@ -32,10 +31,9 @@ def place(name: str) -> tuple[str, str]:
     return found[1], ".".join(words)
 
 
-def run(variant: str | None) -> dict[str, Any]:
+def run(variant: str) -> dict[str, Any]:
     from experiments.shared import cells
 
-    assert variant is not None
     cell = cells.get(variant)
     retrained, where = cell.bank(), unet_cell if cell.domain == "diffusion" else place
     truth = retrained.masks, retrained.utility["eval"]

@@ -22,8 +22,7 @@ K, LR = 128, PEAK_LR / 10
 QUERIES = {"sotu": 48, "wikitext": 24}
 
 
-def run(variant: str | None) -> dict[str, Any]:
-    assert variant is not None
+def run(variant: str) -> dict[str, Any]:
     there, count = attributed(variant, study="language_tail_patch"), QUERIES[variant]
     queries, train = there.data.evaluate[:count], {"input_ids": there.data.train}
 

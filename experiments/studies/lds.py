@@ -16,18 +16,16 @@ import torch
 
 from experiments.shared import cells, reference
 from experiments.shared.cells import Cell
-from experiments.shared.sweep import BOOTSTRAP, EVERY_BANK, needed, objective
+from experiments.shared.sweep import BOOTSTRAP, EVERY_BANK, objective
 from unde import Weights, learn_weights
 from unde.evaluate import Bank, Estimate, lds, paired
 from unde.scoring import GroupScores
 
 PAPER = "Tables 1, 2 and 5"
 VARIANTS = EVERY_BANK
-BANKS = needed(VARIANTS)
 
 
-def run(variant: str | None) -> dict[str, Any]:
-    assert variant is not None
+def run(variant: str) -> dict[str, Any]:
     cell = cells.get(variant)
     bank = cell.bank()
     methods = {}

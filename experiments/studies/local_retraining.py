@@ -20,21 +20,18 @@ from torch import Tensor, nn
 from experiments.shared import cells
 from experiments.shared.cells import Cell
 from experiments.shared.paths import RUNS
-from experiments.shared.sweep import needed
 from unde.data import Rows
 from unde.evaluate import Bank, lds
 from unde.methods import Damped
 
 PAPER = ""
 VARIANTS = ("mnist-resnet", "mnist-vit", "sotu-gpt2", "finetuned-gpt2")
-BANKS = needed(VARIANTS)
 SUBSETS, BATCH = 32, 64
 RATE = {"images": 1e-3, "text": 3e-4}
 DAMPINGS = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 
 
-def run(variant: str | None) -> dict[str, Any]:
-    assert variant is not None
+def run(variant: str) -> dict[str, Any]:
     cell = cells.get(variant)
     full = cell.bank()
     local = Bank.run(

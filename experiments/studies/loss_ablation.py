@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.shared.sweep import EVERY_BANK, needed, objective, sweep
+from experiments.shared.sweep import EVERY_BANK, objective, sweep
 
 PAPER = "Table 10"
 VARIANTS = EVERY_BANK
-BANKS = needed(VARIANTS)
 LOSSES = ("top-k", "bottom-k", "top-k-bottom-k", "no-norm")
 
 
-def run(variant: str | None) -> dict[str, Any]:
-    assert variant is not None
-
+def run(variant: str) -> dict[str, Any]:
     def learned(cell, title):
         scores = cell.learn_scores(title)
         weights = {loss: objective(scores, loss=loss) for loss in LOSSES}

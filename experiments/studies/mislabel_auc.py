@@ -54,8 +54,7 @@ def unseen(weights: Weights, count: int) -> Tensor:
     return kept
 
 
-def run(variant: str | None) -> dict[str, Any]:
-    assert variant is not None
+def run(variant: str) -> dict[str, Any]:
     torch.set_num_threads(1)  # one thread trains and indexes the same bits on every machine of a kind
     data, train = data_of(variant)
     wrong = data.train[1] != data.true_labels

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.shared.sweep import EVERY_BANK, needed, objective, sweep
+from experiments.shared.sweep import EVERY_BANK, objective, sweep
 
 PAPER = "Figure 7"
 VARIANTS = EVERY_BANK
-BANKS = needed(VARIANTS)
 NOISE = (0.0, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 
-def run(variant: str | None) -> dict[str, Any]:
-    assert variant is not None
-
+def run(variant: str) -> dict[str, Any]:
     def learned(cell, title):
         scores = cell.learn_scores(title)
         return {f"{s:g}": objective(scores, noise=s) for s in NOISE}

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.shared.sweep import EVERY_BANK, needed, sweep
+from experiments.shared.sweep import EVERY_BANK, sweep
 
 PAPER = ""
 VARIANTS = EVERY_BANK
-BANKS = needed(VARIANTS)
 SEEDS = (1, 2, 3)
 
 
-def run(variant: str | None) -> dict[str, Any]:
-    assert variant is not None
-
+def run(variant: str) -> dict[str, Any]:
     def learned(cell, title):
         method = cell.methods[title]
         index = cell.index_for(method)

@@ -15,19 +15,17 @@ from torch import Tensor
 
 from experiments.shared import cells
 from experiments.shared.cells import Cell
-from experiments.shared.sweep import BOOTSTRAP, needed
+from experiments.shared.sweep import BOOTSTRAP
 from unde.data import Rows
 from unde.evaluate import lds, paired
 from unde.index.self_retrieval import Copier
 
 PAPER = ""
 VARIANTS = ("mnist-resnet", "mnist-vit", "sotu-gpt2", "wikitext-gpt2")
-BANKS = needed(VARIANTS)
 QUERIES, STRENGTHS, COST = 100, (0.2, 0.5), 0.01
 
 
-def run(variant: str | None) -> dict[str, Any]:
-    assert variant is not None
+def run(variant: str) -> dict[str, Any]:
     cell = cells.get(variant)
     bank = cell.bank()
     out: dict[str, Any] = {}

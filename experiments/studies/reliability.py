@@ -24,8 +24,7 @@ VARIANTS = EVERY_BANK
 BANKS = {name: (name, name + AGAIN) for name in VARIANTS}
 
 
-def run(variant: str | None) -> dict[str, Any]:
-    assert variant is not None
+def run(variant: str) -> dict[str, Any]:
     first, second = (Bank.open(FOLDER / f"{name}.npz") for name in BANKS[variant])
     count = len(second.masks)
     if not np.array_equal(first.masks[:count], second.masks):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from experiments.shared import cells
 from experiments.shared.cells import Cell
-from experiments.shared.sweep import EVERY_BANK, needed
+from experiments.shared.sweep import EVERY_BANK
 from unde.evaluate import lds, paired
 from unde.index.self_retrieval import Copier
 from unde.scoring.arrays import ArrayScores
@@ -25,14 +25,12 @@ from unde.weights.retrieval import Copies, JudgedWeights, StrengthSearch, Trial
 
 PAPER = ""
 VARIANTS = EVERY_BANK
-BANKS = needed(VARIANTS)
 LEARN, HELD_OUT = 140, 60
 STRENGTHS = 4
 TARGETS, DECAYS, COUNTS, GUARDS = (0.1, 0.25, 0.5), (0.1, 1.0, 10.0), (70, 140), (True, False)
 
 
-def run(variant: str | None) -> dict[str, Any]:
-    assert variant is not None
+def run(variant: str) -> dict[str, Any]:
     cell = cells.get(variant)
     bank = cell.bank()
     out: dict[str, Any] = {}

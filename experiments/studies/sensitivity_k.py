@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.shared.sweep import EVERY_BANK, needed, objective, sweep
+from experiments.shared.sweep import EVERY_BANK, objective, sweep
 
 PAPER = "Table 9"
 VARIANTS = EVERY_BANK
-BANKS = needed(VARIANTS)
 KS = (1, 3, 5, 10, 20, 50, 100)
 
 
-def run(variant: str | None) -> dict[str, Any]:
-    assert variant is not None
-
+def run(variant: str) -> dict[str, Any]:
     def learned(cell, title):
         scores = cell.learn_scores(title)
         return {str(k): objective(scores, k=k) for k in KS}

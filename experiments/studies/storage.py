@@ -25,7 +25,7 @@ from torch import Tensor
 from experiments.shared import cells
 from experiments.shared.cells import Cell
 from experiments.shared.paths import RUNS
-from experiments.shared.sweep import EVERY_BANK, needed
+from experiments.shared.sweep import EVERY_BANK
 from unde import Index, UndeError
 from unde.evaluate import Bank, Estimate, lds, paired, recall_at_k
 from unde.index import QueryFeatures
@@ -36,7 +36,6 @@ from unde.store.shards import read_shard, write_shard
 
 PAPER = ""
 VARIANTS = EVERY_BANK
-BANKS = needed(VARIANTS)
 USUAL = "float32"
 MATRICES = "matrices, "
 STORES = (
@@ -51,8 +50,7 @@ K = 10
 DRAWS = 200  # of retrained models: there are many estimates, and their intervals need few digits
 
 
-def run(variant: str | None) -> dict[str, Any]:
-    assert variant is not None
+def run(variant: str) -> dict[str, Any]:
     return measured(variant, (USUAL, *STORES))
 
 

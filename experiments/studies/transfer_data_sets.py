@@ -9,20 +9,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.shared.sweep import needed, objective, sweep
+from experiments.shared.sweep import objective, sweep
 from unde import Weights
 
 PAPER = "Table 11"
 FAMILIES = (("mnist-resnet", "cifar10-resnet"), ("sotu-gpt2", "wikitext-gpt2", "finetuned-gpt2"))
 VARIANTS = tuple(bank for family in FAMILIES for bank in family)
-BANKS = needed(VARIANTS)
 DATA = {"mnist-resnet": ("cifar10_10k.npz",), "sotu-gpt2": ("wikitext-2",)}  # of the others of their family
 
 
-def run(variant: str | None) -> dict[str, Any]:
+def run(variant: str) -> dict[str, Any]:
     from experiments.shared import cells
 
-    assert variant is not None
     [family] = [family for family in FAMILIES if variant in family]
     learned: dict[tuple[str, str], Weights] = {}
 

@@ -8,16 +8,14 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from experiments.shared.sweep import EVERY_BANK, needed, objective, sweep
+from experiments.shared.sweep import EVERY_BANK, objective, sweep
 from unde import Weights
 
 PAPER = "Table 12"
 VARIANTS = EVERY_BANK
-BANKS = needed(VARIANTS)
 
 
-def run(variant: str | None) -> dict[str, Any]:
-    assert variant is not None
+def run(variant: str) -> dict[str, Any]:
 
     @cache
     def weights_of(cell, title: str) -> Weights:

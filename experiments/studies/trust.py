@@ -16,7 +16,7 @@ from scipy.stats import spearmanr
 
 from experiments.shared import cells
 from experiments.shared.cells import Cell
-from experiments.shared.sweep import BOOTSTRAP, EVERY_BANK, needed
+from experiments.shared.sweep import BOOTSTRAP, EVERY_BANK
 from unde import Weights
 from unde.data import Rows
 from unde.evaluate import Estimate, lds, paired
@@ -28,12 +28,10 @@ from unde.weights.retrieval import Copies
 
 PAPER = ""
 VARIANTS = EVERY_BANK
-BANKS = needed(VARIANTS)
 DAMPINGS = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 
 
-def run(variant: str | None) -> dict[str, Any]:
-    assert variant is not None
+def run(variant: str) -> dict[str, Any]:
     cell = cells.get(variant)
     bank = cell.bank()
     curves: dict[str, Any] = {}

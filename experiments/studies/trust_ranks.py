@@ -12,18 +12,16 @@ from typing import Any
 from scipy.stats import spearmanr
 
 from experiments.shared import cells
-from experiments.shared.sweep import BOOTSTRAP, needed
+from experiments.shared.sweep import BOOTSTRAP
 from experiments.studies.trust import _Copied
 from unde.evaluate import Estimate, lds, paired
 
 PAPER = ""
 VARIANTS = ("mnist-resnet", "mnist-vit", "cifar10-resnet", "sotu-gpt2", "finetuned-gpt2")
-BANKS = needed(VARIANTS)
 RANKS, USUAL = (4, 8, 16, 32), 16
 
 
-def run(variant: str | None) -> dict[str, Any]:
-    assert variant is not None
+def run(variant: str) -> dict[str, Any]:
     cell = cells.get(variant)
     bank, results = cell.bank(), {}
     found: dict[str, dict[int, tuple[float, Estimate]]] = {name: {} for name in cell.methods}
