@@ -6,11 +6,10 @@
     python -m benchmarks.scale render               # docs/scale.md and its figure, from results/scale.json
 
 Every row is a process of its own, which does what a user would: `Index.build`, `Index.open`, features of 100 queries,
-`index.score` (which fits the kernel), `top(10)`. Its resident memory is sampled from outside every 20 ms, and the
-system notes the highest; what it had with the model, the data and a small index built is told apart. Rows are kept as
-soon as they are there, and a row that is there is not measured again unless --again is given. Engines are measured in
-turn, a round of all of them after the other, so that noise of the machine hits all alike. Everything runs on one
-thread, and all seeds are fixed.
+`index.score` (which fits the kernel), `top(10)`. The system notes the highest resident memory of each stage; what the
+process had with the model, the data and a small index built is told apart. Rows are kept as soon as they are there, and
+a row that is there is not measured again unless --again is given. Engines are measured in turn, a round of all of them
+after the other, so that noise of the machine hits all alike. Everything runs on one thread, and all seeds are fixed.
 """
 
 from __future__ import annotations
@@ -21,20 +20,16 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from benchmarks import scale_page
 from benchmarks.digits import make, prepare
-from benchmarks.machine import machine
-from benchmarks.machine import status as _status
+from benchmarks.machine import forget_peak, machine, status
 from unde import Index
 from unde.setup import Recipe
 
@@ -44,7 +39,7 @@ BUDGETS = ("512MB", "2GB")  # the second for the largest size alone
 METHOD = {"method": "ekfac", "store_dtype": "float16"}
 ENGINES = ("serial", "processes:1", "processes:2", "array:0/1", "ray:1", "ray:2")
 MINUTE = 1_000_000  # examples whose build takes one core about a minute
-KEPT, SAMPLED = 10, 0.02  # best examples of a query; seconds between two looks
+KEPT = 10  # best examples of a query
 ALLOCATORS = {"usual": {}, "exact": {"MALLOC_MMAP_THRESHOLD_": str(2**18)}}
 PARTS = ("memory", "engines")
 Row = dict[str, Any]
@@ -53,126 +48,79 @@ Row = dict[str, Any]
 # --- in the process that is measured --------------------------------------------------------------------
 
 
-def million(folder: str, examples: int, budget: str) -> None:
-    """Build, open and ask an index; the name of each stage is printed when it begins."""
+def million(folder: str, examples: int, budget: str) -> Row:
+    """Build, open and ask an index: seconds and peak memory of each stage."""
     setup = make(folder, examples)
     options: dict[str, Any] = METHOD | {"memory": budget, "progress": False}
-    given: dict[str, Any] = {"model": setup.model, "task": setup.task}
     with tempfile.TemporaryDirectory(dir=folder) as small:  # libraries are loaded, their work space is there
-        few = make(folder, 600).train_data
-        index = Index.build(setup.model, setup.task, few, small, **options)
+        index = Index.build(setup.model, setup.task, make(folder, 600).train_data, small, **options)
         index.score(setup.eval_queries).top(KEPT)
+    before, seconds, peaks = status("VmRSS"), {}, {}
+
+    def stage(name: str, run: Callable[[], Any]) -> Any:
+        forget_peak()
+        begun = time.monotonic()
+        result = run()
+        seconds[name], peaks[name] = round(time.monotonic() - begun, 3), status("VmHWM")
+        return result
+
+    data = setup.train_data
     with tempfile.TemporaryDirectory(dir=folder) as place:
-        with _stage("ready"):
-            time.sleep(5 * SAMPLED)
-        Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-        with _stage("build"):
-            Index.build(setup.model, setup.task, setup.train_data, place, **options)
-        with _stage("open"):
-            index = Index.open(place, train_data=setup.train_data, memory=budget, **given)
-        with _stage("query features"):
-            queries = index.features(setup.eval_queries)
-        with _stage("kernel"):
-            scores = index.score(queries)
-        with _stage("scoring"):
-            top = scores.top(KEPT)
-        right = (
-            setup.train_data.labels[top.indices % len(setup.train_data.labels)].T == setup.eval_queries[1]
-        ).T
-        found = {
+        stage("build", lambda: Index.build(setup.model, setup.task, data, place, **options))
+        given: dict[str, Any] = {
+            "model": setup.model,
+            "task": setup.task,
+            "train_data": data,
+            "memory": budget,
+        }
+        index = stage("open", lambda: Index.open(place, **given))
+        queries = stage("query features", lambda: index.features(setup.eval_queries))
+        scores = stage("kernel", lambda: index.score(queries))
+        top = stage("scoring", lambda: scores.top(KEPT))
+        right = (data.labels[top.indices % len(data.labels)].T == setup.eval_queries[1]).T
+        return {
+            "seconds": seconds,
+            "before": before,
+            "peak": max(peaks.values()),
+            "beyond": {name: max(0, peak - before) for name, peak in peaks.items()},
             "features": index.manifest.width,
             "shards": len(index.manifest.shards),
             "pass_size": index.manifest.resolved.pass_size,
             "bytes_on_disk": sum(f.stat().st_size for f in Path(place).rglob("*") if f.is_file()),
             "same_label": round(right.float().mean().item(), 4),
-            "high_water": _status("VmHWM"),
         }
-        print(json.dumps(found), flush=True)
 
 
-@contextmanager
-def _stage(name: str) -> Iterator[None]:
-    print(json.dumps({"stage": name, "begins": time.monotonic()}), flush=True)
-    yield
-    print(json.dumps({"stage": name, "ends": time.monotonic()}), flush=True)
-
-
-def build(folder: str, examples: int, engine: str) -> None:
+def build(folder: str, examples: int, engine: str) -> Row:
     """One build under an engine: seconds in all, and until the first shard was there."""
     setup = make(folder, examples)
+    recipe = Recipe("benchmarks.digits:make", {"folder": folder, "examples": examples})
+    options: dict[str, Any] = METHOD | {"executor": engine, "recipe": recipe, "progress": False}
     with tempfile.TemporaryDirectory(dir=folder) as place:
         begun = time.time()
-        Index.build(
-            setup.model,
-            setup.task,
-            setup.train_data,
-            place,
-            executor=engine,
-            recipe=Recipe("benchmarks.digits:make", {"folder": folder, "examples": examples}),
-            progress=False,
-            **METHOD,
-        )
+        Index.build(setup.model, setup.task, setup.train_data, place, **options)
         seconds = time.time() - begun
         shards = [f.stat().st_mtime for f in (Path(place) / "shards").iterdir()]
-    print(
-        json.dumps({"seconds": seconds, "first_shard": min(shards) - begun, "shards": len(shards)}),
-        flush=True,
-    )
+    return {"seconds": seconds, "first_shard": min(shards) - begun, "shards": len(shards)}
 
 
 # --- from outside ---------------------------------------------------------------------------------------
 
 
 def measured(folder: str, examples: int, budget: str, allocator: str) -> Row:
-    """A row of the first part: seconds and peak of each stage."""
-    samples: list[tuple[float, int]] = []
-    with _started("million", folder, str(examples), budget, environment=ALLOCATORS[allocator]) as child:
-        threading.Thread(target=_sample, args=(child.pid, samples), daemon=True).start()
-        assert child.stdout is not None
-        lines = [json.loads(line) for line in child.stdout]
-    times: dict[str, dict[str, float]] = {}
-    for line in lines[:-1]:
-        times.setdefault(line.pop("stage"), {}).update(line)
-    peaks = {
-        name: max((rss for at, rss in samples if t["begins"] <= at <= t["ends"]), default=0)
-        for name, t in times.items()
-    }
-    before = peaks.pop("ready")
-    return {
-        "examples": examples,
-        "budget": budget,
-        "allocator": allocator,
-        "seconds": {name: round(t["ends"] - t["begins"], 3) for name, t in times.items() if name != "ready"},
-        "before": before,
-        "peak": max(peaks.values()),
-        "beyond": {name: max(0, peak - before) for name, peak in peaks.items() if peak},
-        **lines[-1],
-    }
+    """A row of the first part."""
+    row = {"examples": examples, "budget": budget, "allocator": allocator}
+    return row | _started("million", folder, str(examples), budget, environment=ALLOCATORS[allocator])
 
 
-def _sample(process: int, samples: list[tuple[float, int]]) -> None:
-    """Bytes resident, every now and then, as long as the process lives."""
-    try:
-        watched = psutil.Process(process)
-        while watched.is_running() and watched.status() != psutil.STATUS_ZOMBIE:
-            samples.append((time.monotonic(), watched.memory_info().rss))
-            time.sleep(SAMPLED)
-    except psutil.NoSuchProcess:
-        pass
-
-
-@contextmanager
-def _started(
-    *arguments: str, environment: Mapping[str, str] | None = None
-) -> Iterator[subprocess.Popen[str]]:
-    """A process of this file with one thread, which must end well."""
+def _started(*arguments: str, environment: Mapping[str, str] | None = None) -> Row:
+    """What a process of this file with one thread finds."""
     one = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "benchmarks.scale", "--inside", *arguments]
-    there = os.environ | one | dict(environment or {})
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=there) as child:
-        yield child
-    if child.returncode:
-        raise SystemExit(f"{' '.join(arguments)} ended with code {child.returncode}")
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=True, env=os.environ | one | dict(environment or {})
+    )
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def memory(folder: str, sizes: list[int], budgets: list[str], again: bool) -> None:
@@ -197,10 +145,8 @@ def engines(folder: str, examples: int, names: list[str], runs: int, again: bool
     for run in range(runs):
         for name in names:
             if again or not _there("engines", engine=name, examples=examples, run=run):
-                with _started("build", folder, str(examples), name) as child:
-                    assert child.stdout is not None
-                    told = child.stdout.read()
-                row = {"engine": name, "examples": examples, "run": run} | json.loads(told)
+                row = {"engine": name, "examples": examples, "run": run}
+                row |= _started("build", folder, str(examples), name)
                 keep("engines", row, ("engine", "examples", "run"))
                 print(f"run {run}, {name}: {row['seconds']:.1f} s", flush=True)
 
@@ -223,10 +169,6 @@ def keep(part: str, row: Row, key: tuple[str, ...]) -> None:
         "machine": machine(),
     }
     found[part] = [there[k] for k in sorted(there)]
-    _write(found)
-
-
-def _write(found: dict[str, Any]) -> None:
     half = RESULTS.with_suffix(".partial")
     half.write_text(json.dumps(found, indent=1) + "\n")
     half.replace(RESULTS)
@@ -270,7 +212,7 @@ def main() -> None:
 def _inside(what: str, folder: str, examples: str, how: str) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    {"million": million, "build": build}[what](folder, int(examples), how)
+    print(json.dumps({"million": million, "build": build}[what](folder, int(examples), how)), flush=True)
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def memory(found: Found) -> str | None:
 
 def beyond(row: Found) -> int:
     """Bytes that an index took at its highest, as the system noted it, beside what the process had before."""
-    return max(row["peak"], row["high_water"]) - row["before"]
+    return max(row["peak"], row.get("high_water", 0)) - row["before"]
 
 
 def engines(found: Found) -> str | None:
