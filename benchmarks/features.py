@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.cases import CASES, SEED, Case, rows_of
 from benchmarks.peaks import peaks
-from benchmarks.peers import PEERS, pool
+from benchmarks.peers import PEERS, host
 from benchmarks.peers.host import Peer
 from benchmarks.rounds import Failed, Run, Seconds, estimate, interleaved, ratio, seconds_of
 from unde import Setup, bench
@@ -29,7 +29,7 @@ from unde.data import Rows
 from unde.gradients import Unit, make_units, plan_coverage
 from unde.gradients import feature_pass as passes
 from unde.gradients.meter import Meter
-from unde.methods import TracIn
+from unde.methods import Method, TracIn
 
 RANKS = (16, 64)
 SMALL = 32  # examples of a small build
@@ -59,7 +59,7 @@ def measure(name: str, quick: bool = False, peers: bool = True, rounds: int | No
             )
     told: dict[str, dict[str, Any]] = {}
     errors: dict[str, str] = {}
-    alive = {} if quick or not peers else pool.start(PEERS, torch.get_num_threads(), errors)
+    alive = {} if quick or not peers else host.start_all(PEERS, torch.get_num_threads(), errors)
     for peer, found in alive.items():
         try:
             told[peer] = found.ask("load", case=name, seed=SEED)
@@ -220,17 +220,15 @@ def _of_peers(seconds: Seconds, told: dict[str, Any], errors: dict[str, str]) ->
 def _small(setup: Setup, rows: Rows, peers: dict[str, Peer]) -> dict[str, Any]:
     """Seconds of whole builds of a few examples at the smaller rank, planning included."""
     few: dict[str, Run] = {"ours": lambda: sum(build_once(setup, rows, RANKS[0], {}).values())}
-    few |= {name: _whole(peer) for name, peer in peers.items()}
+    for name, peer in peers.items():
+
+        def run(peer: Peer = peer) -> float:
+            answer = peer.ask("run", rank=RANKS[0], examples=SMALL)
+            return answer["seconds"] + answer["planning"]
+
+        few[name] = run
     seconds, _ = interleaved(few, 6, SEED)
     return {"examples": SMALL, "rank": RANKS[0], **{name: seconds_of(s) for name, s in seconds.items()}}
-
-
-def _whole(peer: Peer) -> Callable[[], float]:
-    def run() -> float:
-        answer = peer.ask("run", rank=RANKS[0], examples=SMALL)
-        return answer["seconds"] + answer["planning"]
-
-    return run
 
 
 def peak_memory(case: str) -> dict[str, int]:
@@ -241,12 +239,17 @@ def peak_memory(case: str) -> dict[str, int]:
 
 
 def one_pass(name: str, what: str, rank: int) -> Callable[[], float]:
+    if what == "build at batch":  # its passes as large as those of training
+        passes.LEAST = passes.MOST = CASES[name].batch
+    return pass_of(name, None if what == "plain" else TracIn(projection=f"kron({rank})"))
+
+
+def pass_of(name: str, method: Method | None) -> Callable[[], float]:
+    """A build under a method, or the plain pass, of a process that has its libraries loaded."""
     case = CASES[name]
     setup = case.setup()
     rows = rows_of(setup, case.examples)
-    bench.passes(setup, rows_of(setup, 1), bench.frozen_pass, 1)  # libraries are loaded
-    if what == "plain":
+    bench.passes(setup, rows_of(setup, 1), bench.frozen_pass, 1)
+    if method is None:
         return lambda: bench.passes(setup, rows, bench.plain_pass, case.batch)
-    if what == "build at batch":  # its passes as large as those of training
-        passes.LEAST = passes.MOST = case.batch
-    return lambda: bench.build(setup, rows, TracIn(projection=f"kron({rank})"))
+    return lambda: bench.build(setup, rows, method)

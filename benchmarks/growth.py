@@ -20,9 +20,10 @@ from torch import nn
 import unde
 from benchmarks.cases import SEED, gpt2, resnet, rows_of
 from benchmarks.peaks import peaks
-from benchmarks.rounds import Run, interleaved, timed
+from benchmarks.rounds import interleaved, timed
 from unde import Groups, Index, Setup, bench
 from unde.bench import median_interval
+from unde.data import Rows
 from unde.methods import TracIn
 from unde.tasks import Classification
 
@@ -43,19 +44,30 @@ def measure(quick: bool = False) -> dict[str, Any]:
     for name, sizes in AXES.items():
         sizes = sizes[:: max(1, len(sizes) // 2)] if quick else sizes
         with tempfile.TemporaryDirectory() as folder:
-            runs = MAKERS[name](sizes, Path(folder))
-            tell = _quiet if quick else lambda line, name=name: print(f"growth, {name}: {line}", flush=True)
+            runs = {}
+            for size in sizes:
+                parts = curves_of(name, size, Path(folder) / ("index" if name == "groups" else str(size)))
+                runs[str(size)] = lambda parts=parts: {curve: run() for curve, run in parts.items()}
+            tell = (
+                (lambda line: None)
+                if quick
+                else lambda line, name=name: print(f"growth, {name}: {line}", flush=True)
+            )
             seconds, _ = interleaved(runs, 3 if quick else ROUNDS, SEED, tell=tell)
         curves: dict[str, dict[int, list[float]]] = {}
         for key, values in seconds.items():
             size, _, curve = key.partition(", ")
             curves.setdefault(curve, {})[int(size)] = values
         if name == "rank":
-            curves["over the frozen pass"] = _over(curves.pop("frozen"), curves["features"])
+            frozen, features = curves.pop("frozen"), curves["features"]
+            over = {
+                size: [max(a - b, 1e-4) for a, b in zip(features[size], frozen[size])] for size in features
+            }
+            curves["over the frozen pass"] = over
         found[name] = {curve: fitted(values) for curve, values in curves.items()}
     if not quick:
-        jobs = [(f"benchmarks.growth:peak_{axis}", size) for axis, sizes in PEAKS.items() for size in sizes]
-        bytes_of = dict(zip([(job[0].rpartition("_")[2], job[1]) for job in jobs], peaks(jobs)))
+        jobs = [("benchmarks.growth:peak", axis, size) for axis, sizes in PEAKS.items() for size in sizes]
+        bytes_of = dict(zip([(axis, size) for _, axis, size in jobs], peaks(jobs)))
         for axis, sizes in PEAKS.items():
             found[axis]["peak memory"] = {
                 "sizes": list(sizes),
@@ -89,13 +101,6 @@ def slope(sizes: Sequence[float], values: Sequence[float] | np.ndarray) -> float
     return float(np.polyfit(np.log(np.asarray(sizes, dtype=float)), np.log(kept), 1)[0])
 
 
-def _over(frozen: dict[int, list[float]], features: dict[int, list[float]]) -> dict[int, list[float]]:
-    return {size: [max(a - b, 1e-4) for a, b in zip(features[size], frozen[size])] for size in features}
-
-
-def _quiet(line: str) -> None: ...
-
-
 def network(layers: int, width: int) -> nn.Module:
     body = [step for _ in range(layers) for step in (nn.Linear(width, width), nn.ReLU())]
     return nn.Sequential(*body, nn.Linear(width, 10))
@@ -108,120 +113,50 @@ def plain_setup(layers: int, width: int, count: int) -> Setup:
     return Setup(network(layers, width), Classification(), data, eval_queries=queries)
 
 
-def _index(setup: Setup, folder: Path, rank: int = 16) -> Index:
-    return Index.build(
-        setup.model, setup.task, setup.train_data, folder, method=TracIn(projection=f"kron({rank})"), progress=False
-    )  # fmt: skip
+# axis → a setup of that size, how many examples (None: all it has), rank
+SETUPS: dict[str, Callable[[int], tuple[Setup, int | None, int]]] = {
+    "examples": lambda size: (plain_setup(2, 256, size), None, 16),
+    "groups": lambda size: (plain_setup(128, 32, 2_000), None, 8),
+    "rank": lambda size: (resnet(), 128, size),
+    "tokens": lambda size: (gpt2(tokens=size), 8, 16),
+    "width": lambda size: (gpt2(tokens=128, width=size), 8, 16),
+}
 
 
-def examples(sizes: Sequence[int], folder: Path) -> dict[str, Run]:
-    """Three layers, 256 wide: features, the scores of 64 queries, and weights from group scores."""
-    runs: dict[str, Run] = {}
-    for size in sizes:
-        setup = plain_setup(2, 256, size)
-        index = _index(setup, folder / str(size))
-        queries = index.features(setup.eval_queries)
-        resolved = torch.rand(QUERIES, size, 16)
-
-        def run(
-            setup: Setup = setup,
-            index: Index = index,
-            queries: Any = queries,
-            resolved: torch.Tensor = resolved,
-        ) -> dict[str, float]:
-            return {
-                "features": bench.build(setup, setup.rows(setup.train_data), TracIn(projection="kron(16)")),
-                "scores of 64 queries": timed(lambda: index.score(queries).total()),
-                "by group": timed(lambda: index.score(queries).by_group()),
-                "learning weights": timed(lambda: unde.learn_weights(resolved, k=50, weight_decay=0.1)),
-            }
-
-        runs[str(size)] = run
-    return runs
+def prepare(axis: str, size: int) -> tuple[Setup, Rows, TracIn]:
+    torch.manual_seed(SEED)
+    setup, count, rank = SETUPS[axis](size)
+    rows = setup.rows(setup.train_data) if count is None else rows_of(setup, count)
+    return setup, rows, TracIn(projection=f"kron({rank})")
 
 
-def groups(sizes: Sequence[int], folder: Path) -> dict[str, Run]:
-    """128 layers, 32 wide, 2,000 examples: group scores of 64 queries, and weights from them."""
-    setup = plain_setup(128, 32, 2_000)
-    index = _index(setup, folder / "index", rank=8)
+def curves_of(axis: str, size: int, folder: Path) -> dict[str, Callable[[], float]]:
+    """What is timed at one size, each giving its seconds."""
+    setup, rows, method = prepare(axis, size)
+    resolved: list[Any] = []
+    features = {
+        "features": lambda: bench.build(setup, rows, method, lambda i: resolved.append(i.manifest.resolved))
+    }
+    if axis == "rank":
+        return features | {
+            "frozen": lambda: bench.passes(setup, rows, bench.frozen_pass, resolved[-1].pass_size)
+        }
+    if axis in ("tokens", "width"):
+        return features | {"plain pass": lambda: bench.passes(setup, rows, bench.plain_pass, 8)}
+    index = Index.build(setup.model, setup.task, setup.train_data, folder, method=method, progress=False)
     queries = index.features(setup.eval_queries)
-    runs: dict[str, Run] = {}
-    for size in sizes:
-        made = Groups.consecutive(setup.model, size)
-        resolved = torch.rand(QUERIES, 2_000, size)
-
-        def run(made: Groups = made, resolved: torch.Tensor = resolved) -> dict[str, float]:
-            return {
-                "by group": timed(lambda: index.score(queries).regroup(made).by_group()),
-                "learning weights": timed(lambda: unde.learn_weights(resolved, k=50, weight_decay=0.1)),
-            }
-
-        runs[str(size)] = run
-    return runs
+    groups = Groups.consecutive(setup.model, size) if axis == "groups" else index.groups
+    values = torch.rand(QUERIES, len(rows), size if axis == "groups" else 16)
+    grouped = {
+        "by group": lambda: timed(lambda: index.score(queries).regroup(groups).by_group()),
+        "learning weights": lambda: timed(lambda: unde.learn_weights(values, k=50, weight_decay=0.1)),
+    }
+    if axis == "groups":
+        return grouped
+    return features | {"scores of 64 queries": lambda: timed(lambda: index.score(queries).total())} | grouped
 
 
-def rank(sizes: Sequence[int], folder: Path) -> dict[str, Run]:
-    """ResNet-18 on 128 images."""
-    torch.manual_seed(SEED)
-    setup = resnet()
-    rows = rows_of(setup, 128)
-    runs: dict[str, Run] = {}
-    for size in sizes:
-
-        def run(size: int = size) -> dict[str, float]:
-            settled: list[Any] = []
-            method = TracIn(projection=f"kron({size})")
-            took = bench.build(setup, rows, method, lambda index: settled.append(index.manifest.resolved))
-            frozen = bench.passes(setup, rows, bench.frozen_pass, settled[0].pass_size)
-            return {"features": took, "frozen": frozen}
-
-        runs[str(size)] = run
-    return runs
-
-
-def _language(setups: dict[int, Setup]) -> dict[str, Run]:
-    """8 sequences at rank 16, and a plain pass over them."""
-    runs: dict[str, Run] = {}
-    for size, setup in setups.items():
-        rows = rows_of(setup, 8)
-
-        def run(setup: Setup = setup, rows: Any = rows) -> dict[str, float]:
-            return {
-                "features": bench.build(setup, rows, TracIn(projection="kron(16)")),
-                "plain pass": bench.passes(setup, rows, bench.plain_pass, 8),
-            }
-
-        runs[str(size)] = run
-    return runs
-
-
-def tokens(sizes: Sequence[int], folder: Path) -> dict[str, Run]:
-    torch.manual_seed(SEED)
-    return _language({size: gpt2(tokens=size) for size in sizes})
-
-
-def width(sizes: Sequence[int], folder: Path) -> dict[str, Run]:
-    torch.manual_seed(SEED)
-    return _language({size: gpt2(tokens=128, width=size) for size in sizes})
-
-
-MAKERS = {"examples": examples, "groups": groups, "rank": rank, "tokens": tokens, "width": width}
-
-
-def peak_examples(size: int) -> Callable[[], Any]:
-    setup = plain_setup(2, 256, size)
-    return lambda: bench.build(setup, setup.rows(setup.train_data), TracIn(projection="kron(16)"))
-
-
-def peak_rank(size: int) -> Callable[[], Any]:
-    torch.manual_seed(SEED)
-    setup = resnet()
-    rows = rows_of(setup, 128)
-    return lambda: bench.build(setup, rows, TracIn(projection=f"kron({size})"))
-
-
-def peak_tokens(size: int) -> Callable[[], Any]:
-    torch.manual_seed(SEED)
-    setup = gpt2(tokens=size)
-    rows = rows_of(setup, 8)
-    return lambda: bench.build(setup, rows, TracIn(projection="kron(16)"))
+def peak(axis: str, size: int) -> Callable[[], Any]:
+    """A job of benchmarks/peaks.py."""
+    setup, rows, method = prepare(axis, size)
+    return lambda: bench.build(setup, rows, method)

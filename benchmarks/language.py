@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.cases import CASES, SEED, rows_of
+from benchmarks.features import pass_of
 from benchmarks.peaks import peaks
 from benchmarks.rounds import Run, interleaved, ratio, seconds_of
 from unde import Index, Setup, bench
@@ -89,10 +90,4 @@ def _build(setup: Setup, rows: Rows, method: Method, rounds: int) -> Run:
 
 
 def one_pass(name: str, what: str) -> Callable[[], float]:
-    case = CASES[name]
-    setup = case.setup()
-    rows = rows_of(setup, case.examples)
-    bench.passes(setup, rows_of(setup, 1), bench.frozen_pass, 1)  # libraries are loaded
-    if what == "plain":
-        return lambda: bench.passes(setup, rows, bench.plain_pass, case.batch)
-    return lambda: bench.build(setup, rows, METHODS[what])
+    return pass_of(name, METHODS.get(what))

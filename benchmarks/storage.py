@@ -1,4 +1,4 @@
-"""What the precisions of `store_dtype` cost: bytes of an example, time to build and to score, error of scores.
+"""What the precisions of `store_dtype` cost: bytes of an example, and time to build and to score.
 
     python -m benchmarks run storage                # about three minutes
 
@@ -16,43 +16,31 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.stats import spearmanr
 
 from benchmarks import digits
 from benchmarks.machine import drop_cache
 from benchmarks.rounds import timed
-from unde import Index, methods
+from unde import Index
+from unde.methods import TracIn
 from unde.store.codec import CODECS
 
 STORES = (*CODECS, "factored(1)", "factored(4)")
-METHODS = {
-    "tracin": methods.TracIn(projection="kron(48)"),
-    "logra": methods.LoGRA(projection="kron(48)"),
-    "ekfac": methods.EKFAC(projection="kron(48)"),
-    "trak": methods.TRAK(projection="kron(32)"),
-}
+METHOD = TracIn(projection="kron(48)")
 MEMORY = "32MB"  # for scoring: blocks are not kept
 
 
 def measure(quick: bool = False) -> dict[str, Any]:
-    """{"examples", "width", "stores": {store: {"bytes", "times smaller", "build", "score": {…}, "errors": {…}}}}; times
-    are ratios to float32."""
+    """{"examples", "width", "stores": {store: {"bytes", "times smaller", "build", "score": {…}}}}; times are ratios to
+    float32."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with tempfile.TemporaryDirectory() as temporary:
-            return _measured(Path(temporary), 2000 if quick else 20_000, 1 if quick else 3, quick)
+        with tempfile.TemporaryDirectory() as folder:
+            digits.prepare(Path(folder))
+            setup = digits.make(folder, 2000 if quick else 20_000)
+            return speed(setup, Path(folder) / "speed", 1 if quick else 3)
     finally:
         torch.set_num_threads(before)
-
-
-def _measured(folder: Path, examples: int, runs: int, quick: bool = False) -> dict[str, Any]:
-    digits.prepare(folder)
-    found = speed(digits.make(str(folder), examples), folder / "speed", runs)
-    small = digits.make(str(folder), min(examples, 1000 if quick else 4000))
-    for store, of in errors(small, folder / "errors").items():
-        found["stores"][store]["errors"] = of
-    return found
 
 
 def size(index: Index) -> float:
@@ -66,7 +54,10 @@ def speed(setup: Any, folder: Path, runs: int) -> dict[str, Any]:
     for run in range(runs):
         for dtype in STORES:
             begun = time.perf_counter()
-            made[dtype] = built(setup, folder / f"{run}-{dtype}", "tracin", dtype)
+            made[dtype] = Index.build(
+                setup.model, setup.task, setup.train_data, folder / f"{run}-{dtype}", method=METHOD,
+                store_dtype=dtype, progress=False,
+            )  # fmt: skip
             builds[dtype].append(time.perf_counter() - begun)
     opened = {
         dtype: Index.open(index.folder, model=setup.model, task=setup.task, memory=MEMORY)
@@ -79,7 +70,7 @@ def speed(setup: Any, folder: Path, runs: int) -> dict[str, Any]:
         for queries, some in asked.items():
             for cold in (False, True):
                 for dtype, index in opened.items():
-                    scores = index._state.scorer.scores(METHODS["tracin"], some, [""] * queries)
+                    scores = index._state.scorer.scores(METHOD, some, [""] * queries)
                     if cold:
                         drop_cache(index.folder)
                     times.setdefault((dtype, queries, cold), []).append(timed(scores.total))
@@ -105,35 +96,3 @@ def speed(setup: Any, folder: Path, runs: int) -> dict[str, Any]:
 def _ratio(times: list[float], to: list[float]) -> float:
     """The median over turns."""
     return float(np.median(np.array(times) / to))
-
-
-def built(setup: Any, folder: Path, method: str, dtype: str) -> Index:
-    return Index.build(
-        setup.model,
-        setup.task,
-        setup.train_data,
-        folder,
-        method=METHODS[method],
-        store_dtype=dtype,
-        progress=False,
-    )
-
-
-def errors(setup: Any, folder: Path) -> dict[str, dict[str, dict[str, float]]]:
-    """{store: {method: error of scores, rank correlation, share of the ten best}}, against float32."""
-    out: dict[str, dict[str, dict[str, float]]] = {dtype: {} for dtype in STORES}
-    for method in METHODS:
-        given = built(setup, folder / method, method, "float32")
-        asked = given.features(setup.eval_queries)
-        true = given.score(asked).total().double()
-        for dtype in STORES[1:]:
-            found = given.repack(folder / f"{method}-{dtype}", dtype).score(asked).total().double()
-            ranks = [float(spearmanr(a, b).statistic) for a, b in zip(found, true)]
-            best = zip(found.topk(10).indices.tolist(), true.topk(10).indices.tolist())
-            out[dtype][method] = {
-                "error": float(((found - true).norm(dim=1) / true.norm(dim=1)).median()),
-                "spearman": float(np.mean(ranks)),
-                "least spearman": min(ranks),
-                "shared": float(np.mean([len(set(a) & set(b)) / 10 for a, b in best])),
-            }
-    return out

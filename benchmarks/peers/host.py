@@ -1,15 +1,17 @@
-"""Our end of a peer's process."""
+"""Our end of the processes of peers, which stay from one case to the next: loading their libraries takes longer than a
+round."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
 import selectors
 import subprocess
-import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from benchmarks.peers.environment import ROOT, python_of
 from benchmarks.rounds import Failed
@@ -17,18 +19,10 @@ from benchmarks.rounds import Failed
 PATIENCE = 240.0  # seconds for one answer
 
 
-class Process(Protocol):
-    stdin: Any
-    stdout: Any
-
-    def kill(self) -> None: ...
-    def wait(self, timeout: float | None = None) -> int: ...
-
-
 class Peer:
     """Answers are waited for; one that is late, or a process that ended, is a failure like any other."""
 
-    def __init__(self, name: str, process: Process, patience: float = PATIENCE) -> None:
+    def __init__(self, name: str, process: Any, patience: float = PATIENCE) -> None:
         self.name, self.process, self.patience = name, process, patience
         self._left, self.ended = b"", False
 
@@ -89,11 +83,22 @@ def start(name: str, threads: int) -> Peer:
     return Peer(name, process)
 
 
-if __name__ == "__main__":  # one run of one peer, to try it: python -m benchmarks.peers.host dattri gpt2 16
-    peer = start(sys.argv[1], 2)
-    try:
-        print(peer.ask("load", case=sys.argv[2]))
-        for examples in map(int, sys.argv[4:] or ["32"]):
-            print(peer.ask("run", rank=int(sys.argv[3]), examples=examples))
-    finally:
-        peer.close()
+_alive: dict[str, Peer] = {}
+
+
+def start_all(names: Iterable[str], threads: int, errors: dict[str, str]) -> dict[str, Peer]:
+    """Those that could be started, beside one another; of the others, why not."""
+    for name in names:
+        if name in _alive and not _alive[name].ended:
+            continue
+        try:
+            _alive[name] = start(name, threads)
+        except Failed as e:
+            errors[name] = str(e)
+    return {name: _alive[name] for name in names if name in _alive and name not in errors}
+
+
+@atexit.register
+def close_all() -> None:
+    for name in list(_alive):
+        _alive.pop(name).close()

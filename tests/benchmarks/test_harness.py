@@ -15,7 +15,7 @@ import torch
 from benchmarks.cases import Case
 from benchmarks.compare import Change, Estimate, compare, ratios
 from benchmarks.machine import machine, same_processor
-from benchmarks.peers import host, pool, worker
+from benchmarks.peers import host, worker
 from scipy import stats
 from torch import nn
 
@@ -275,7 +275,7 @@ def test_features_and_peers_of_the_same_rounds(monkeypatch, one_thread):
         return Fake(name)
 
     monkeypatch.setattr(host, "start", start)
-    monkeypatch.setattr(pool, "_alive", {})
+    monkeypatch.setattr(host, "_alive", {})
     found = features.measure("toy", rounds=3)
     assert found["peers"]["broken"] == {"error": "TypeError: no"}
     assert found["peers"]["absent"] == {"error": "no environment: offline"}
@@ -290,9 +290,9 @@ def test_features_and_peers_of_the_same_rounds(monkeypatch, one_thread):
     assert ours["writing"]["ratio"] > 0 and ours["multiplications"] == pytest.approx(
         0.5
     )  # forward, and one backward
-    assert asked.count(("twice", "run")) == 8 and list(pool._alive) == ["twice", "broken"]
-    pool.close()
-    assert {("twice", "close"), ("broken", "close")} <= set(asked) and not pool._alive
+    assert asked.count(("twice", "run")) == 8 and list(host._alive) == ["twice", "broken"]
+    host.close_all()
+    assert {("twice", "close"), ("broken", "close")} <= set(asked) and not host._alive
     assert asked.count(("broken", "run")) == 2  # once at each rank
     json.dumps(found)
 
