@@ -1,12 +1,13 @@
 """Pages from results: docs/results.md and its figures, and the marked tables of other pages.
 
-A page takes a table by its name:
+docs/results.md is experiments/pages/results.md with its places filled in: `{{ lds cifar2 robots }}` is what the part
+`lds` writes for these banks. Other pages take a part by its name:
 
     <!-- table: lds_cifar2 -->
     … whatever stands here is replaced …
     <!-- end -->
 
-`TABLES` has the names. No number is copied by hand, and `python -m experiments render --check` fails if a page is not
+`PARTS` has the names. No number is copied by hand, and `python -m experiments render --check` fails if a page is not
 what `render` would write.
 """
 
@@ -17,88 +18,85 @@ from collections.abc import Callable
 from pathlib import Path
 
 from experiments import runner
-from experiments.pages import ablations, calibration, downstream, extensions, labels, lds, settings, storage
-from experiments.pages.book import Book, Section, command, table
+from experiments.pages import ablations, downstream, extensions, labels, lds, settings, storage
+from experiments.pages.book import Book, command, table
 from experiments.shared.paths import HERE
 
 ROOT = HERE.parent
 DOCS = ROOT / "docs"
+TEMPLATE = HERE / "pages" / "results.md"
 RESULTS_PAGE, FIGURES = DOCS / "results.md", DOCS / "figures"
 _MARKED = re.compile(r"^(<!-- table: (?P<name>[\w-]+) -->\n).*?^(<!-- end -->)", re.S | re.M)
+_PLACE = re.compile(r"\{\{ (\w+)([^}]*) \}\}")
 
-SECTIONS: list[Section] = [
-    *lds.SECTIONS[:2],
-    downstream.SECTIONS[0],
-    labels.SECTION,
-    downstream.SECTIONS[1],
-    lds.SECTIONS[2],
-    downstream.SECTIONS[2],
-    ablations.STRENGTH,
-    *downstream.FIGURES,
-    *ablations.APPENDIX,
-    *downstream.TEXTS,
-    lds.RELIABILITY,
-    *extensions.SECTIONS,
-    calibration.SECTION,
-    *settings.SECTIONS,
-    *storage.SECTIONS,
-]
-
-TABLES: dict[str, Callable[[Book], str]] = {
-    "summary": lds.summary_table,
-    "lds_resnet": lambda book: lds.lds_table(book, ("cifar10-resnet", "mnist-resnet"), {}),
-    "lds_vit": lambda book: lds.lds_table(book, ("cifar10-vit", "mnist-vit"), {}),
-    "lds_language": lambda book: lds.lds_table(book, ("wikitext-gpt2", "sotu-gpt2", "finetuned-gpt2"), {}),
-    "lds_cifar2": lambda book: lds.lds_table(book, ("cifar2",), {}),
-    "lds_robots": lambda book: lds.lds_table(book, ("robots",), {}),
-    "mislabel_auc": downstream.mislabel_table,
-    "tail_patch": lambda book: downstream.tail_patch_table(book, {}, downstream.CORPORA),
-    "llama_tail_patch": lambda book: downstream.tail_patch_table(
-        book, {}, {"llama_tail_patch": "State of the Union"}
-    ),
-    "recall_train": lambda book: downstream.recall_table(book, "fine_grained_recall_robots", "train", False),
-    "recall_validation": lambda book: downstream.recall_table(
-        book, "fine_grained_recall_robots", "validation", False
-    ),
-    "recall_gains": lambda book: downstream.recall_gains_table(book, "fine_grained_recall_robots"),
-    "recall_gains_emoji": lambda book: downstream.recall_gains_table(book, "fine_grained_recall_emoji"),
-    "calibration": calibration.calibration_table,
-    "checkpoints": settings.checkpoints_table,
-    "storage": storage.storage_table,
-    "storage_kernels": storage.kernel_table,
-    "label_rankings": lambda book: labels.rankings_table(book, "TRAK"),
+PARTS: dict[str, Callable[..., str]] = {
+    **lds.PARTS,
+    **downstream.PARTS,
+    **labels.PARTS,
+    **ablations.PARTS,
+    **extensions.PARTS,
+    **settings.PARTS,
+    **storage.PARTS,
+    "lds_resnet": lambda book: lds.lds_table(book, "cifar10-resnet", "mnist-resnet"),
+    "lds_vit": lambda book: lds.lds_table(book, "cifar10-vit", "mnist-vit"),
+    "lds_language": lambda book: lds.lds_table(book, "wikitext-gpt2", "sotu-gpt2", "finetuned-gpt2"),
+    "lds_cifar2": lambda book: lds.lds_table(book, "cifar2"),
+    "lds_robots": lambda book: lds.lds_table(book, "robots"),
+    "contents": lambda book: "\n".join(f"- [{heading}](#{anchor(heading)})" for heading in sections()),
     "studies": lambda book: studies_table(),
 }
+
+
+def sections() -> dict[str, str]:
+    """The template's sections that name a command, by heading."""
+    found = [part.partition("\n") for part in re.split(r"^## ", TEMPLATE.read_text(), flags=re.M)[1:]]
+    return {heading: text.strip() for heading, _, text in found if "Command: `" in text}
+
+
+def anchor(heading: str) -> str:
+    """As GitHub makes it.
+
+    >>> anchor("LDS, language models (Table 2)")
+    'lds-language-models-table-2'
+    """
+    return "".join(c for c in heading.lower() if c.isalnum() or c in " -_").replace(" ", "-")
+
+
+def shown_in(study: runner.Study) -> list[str]:
+    """The headings of the sections whose command makes results of a study."""
+    names = {study.name, *study.results()}
+    commands = {
+        h: re.search(r"Command: `python -m experiments run ([^`]*)`", text) for h, text in sections().items()
+    }
+    return [heading for heading, found in commands.items() if found and names & set(found[1].split())]
 
 
 def studies_table() -> str:
     """Paper → command → result → where it is shown, of every study that there is."""
     rows = []
     for study in runner.studies().values():
-        places = [s for s in SECTIONS if study.name in s.studies]
-        links = ", ".join(f"[{s.title}](../docs/results.md#{s.anchor})" for s in places)
+        titles = {heading: re.sub(r" \((Table|Figure).*\)$", "", heading) for heading in shown_in(study)}
+        links = ", ".join(f"[{title}](../docs/results.md#{anchor(h)})" for h, title in titles.items())
         files = study.name + ("_{" + ", ".join(study.variants) + "}" if study.variants else "") + ".json"
         rows.append([study.paper or "not in the paper", f"`{command(study.name)}`", f"`{files}`", links])
     return table(["in the paper", "command", "results", "shown in"], rows)
 
 
-def results_page(book: Book) -> str:
-    """All of docs/results.md."""
-    contents = "\n".join(f"- [{s.heading}](#{s.anchor})" for s in SECTIONS)
-    parts = [
-        "# Results",
-        "<!-- Written by `python -m experiments render` from experiments/results and experiments/paper_numbers.py. -->",
-        "Every result of the paper beside ours. This page is written by a program from the files in "
-        "`experiments/results`, which also say what made them and on which machine. All models here are small enough "
-        "for one processor: what that means is said with each result. What was not measured yet is said too, with its "
-        "command.",
-        "## Do weights help?",
-        lds.summary(book),
-        "## Contents",
-        contents,
-        *(f"## {s.heading}\n\n{s.write(book).strip()}" for s in SECTIONS),
-    ]
-    return "\n\n".join(parts) + "\n"
+def part(book: Book, name: str, *words: str) -> str:
+    if name not in PARTS:
+        raise runner.Refused(f"no table is called {name!r}: known are {', '.join(PARTS)}")
+    return PARTS[name](book, *words)
+
+
+def placed(template: str, book: Book) -> str:
+    """A template with its places filled in."""
+    made = _PLACE.sub(lambda match: part(book, match[1], *match[2].split()), template)
+    return re.sub(r"\n{3,}", "\n\n", made)
+
+
+def filled(text: str, book: Book) -> str:
+    """A page with its marked tables as they are now."""
+    return _MARKED.sub(lambda match: f"{match[1]}{part(book, match['name'])}\n{match[3]}", text)
 
 
 def pages() -> list[Path]:
@@ -108,21 +106,9 @@ def pages() -> list[Path]:
     return [ROOT / "README.md", HERE / "README.md", *others, *tutorials]
 
 
-def filled(text: str, book: Book) -> str:
-    """A page with its marked tables as they are now."""
-
-    def fill(found: re.Match[str]) -> str:
-        name = found["name"]
-        if name not in TABLES:
-            raise runner.Refused(f"no table is called {name!r}: known are {', '.join(TABLES)}")
-        return f"{found[1]}{TABLES[name](book)}\n{found[3]}"
-
-    return _MARKED.sub(fill, text)
-
-
 def written(book: Book) -> dict[Path, str]:
     """Every file that `render` writes, and what it writes."""
-    out = {RESULTS_PAGE: results_page(book)}
+    out = {RESULTS_PAGE: placed(TEMPLATE.read_text(), book)}
     out |= {FIGURES / name: svg for name, svg in book.figures.items()}
     for path in pages():
         if path.exists():

@@ -10,19 +10,8 @@ import numpy as np
 from experiments import paper_numbers as paper
 from experiments.pages import figures
 from experiments.pages.bank_results import BANKS, of_bank
-from experiments.pages.book import NONE, Book, Section, command, made_by, number, paragraphs, shown, table
+from experiments.pages.book import NONE, Book, command, half_width, number, paragraphs, shown, table
 from unde.evaluate import pattern_similarity
-
-LEGEND = (
-    "LDS in %. ▲ above unweighted by more than the noise of queries and retrained models, ▼ below it by more than the "
-    "noise of queries; a cell without either may be anything. No correction for the number of cells."
-)
-OBJECTIVE = (
-    "Weights are learned by the paper's objective as it stands, with k = 3 and decay 0.1 (1 for DAS) where nothing "
-    "else is said, and used whatever they do. By default `learn_weights(scores)` asks self-retrieval, which confirms "
-    "few of them on these banks, and keeps to uniform weights otherwise.\n\n"
-)
-
 
 # --- sweeps: other k, losses, noise, other methods' and data sets' weights -------------------------------
 
@@ -49,8 +38,7 @@ def _marked(cell: Mapping[str, Any] | None) -> str:
     d, text = cell["difference"], number(100 * cell["estimate"]["mean"])
     if not d or d["ci95"] is None:
         return text
-    gain = d["ci95"] if d.get("ci95_total") is None else d["ci95_total"]
-    return text + (" ▲" if d["mean"] - gain > 0 else " ▼" if d["mean"] + d["ci95"] < 0 else "")
+    return text + (" ▲" if d["mean"] - half_width(d) > 0 else " ▼" if d["mean"] + d["ci95"] < 0 else "")
 
 
 def all_columns(book: Book, study: str, banks: Sequence[str], key: Callable[[str], Any]) -> list[str]:
@@ -64,11 +52,7 @@ def sensitivity_to_k(book: Book) -> str:
     for (where, method), values in paper.SENSITIVITY_TO_K.items():
         at = dict(zip(paper.K, values))
         theirs[f"{where}, {method}"] = [number(at.get(c)) for c in ("none", *columns)]
-    return paragraphs(
-        f"{OBJECTIVE}{LEGEND} Columns: k.",
-        swept_table(book, "sensitivity_k", tuple(BANKS), columns, theirs),
-        made_by("sensitivity_k"),
-    )
+    return swept_table(book, "sensitivity_k", tuple(BANKS), columns, theirs)
 
 
 def losses(book: Book) -> str:
@@ -76,11 +60,7 @@ def losses(book: Book) -> str:
         f"ArtBench-2, {method}": [number(mean) for mean, _ in values]
         for method, values in paper.LOSS_ABLATION.items()
     }
-    return paragraphs(
-        f"{OBJECTIVE}{LEGEND}",
-        swept_table(book, "loss_ablation", tuple(BANKS), paper.LOSSES[1:], theirs),
-        made_by("loss_ablation"),
-    )
+    return swept_table(book, "loss_ablation", tuple(BANKS), paper.LOSSES[1:], theirs)
 
 
 def noise(book: Book) -> str:
@@ -99,14 +79,7 @@ def noise(book: Book) -> str:
         title = "LDS (%) with weights learned from noisy scores; dashed: unweighted"
         svg = figures.lines(panels, columns, title=title, x_label="noise, in standard deviations", flat=flat)
         shown_figure = book.figure("noise", svg, title)
-    return paragraphs(
-        f"{OBJECTIVE}{LEGEND} Columns: noise in the scores that weights are learned from, in standard deviations of "
-        "each group. The paper shows a figure and no numbers: there weights stay better than none up to 10 standard "
-        "deviations.",
-        shown_figure,
-        swept_table(book, "noise_sensitivity", tuple(BANKS), columns, {}),
-        made_by("noise_sensitivity"),
-    )
+    return paragraphs(shown_figure, swept_table(book, "noise_sensitivity", tuple(BANKS), columns, {}))
 
 
 def across_methods(book: Book) -> str:
@@ -117,12 +90,7 @@ def across_methods(book: Book) -> str:
         (("wikitext-gpt2", "sotu-gpt2", "finetuned-gpt2"), ("TracIn", "TRAK", "LoGRA", "EKFAC"), {}),
         (("cifar10-resnet", "mnist-resnet", "cifar10-vit", "mnist-vit"), ("TracIn", "TRAK"), {}),
     )
-    tables = [swept_table(book, "transfer_methods", *kind) for kind in kinds]
-    return paragraphs(
-        f"{OBJECTIVE}{LEGEND} Columns: the method that weights were learned for.",
-        *tables,
-        made_by("transfer_methods"),
-    )
+    return paragraphs(*(swept_table(book, "transfer_methods", *kind) for kind in kinds))
 
 
 def across_data_sets(book: Book) -> str:
@@ -132,13 +100,9 @@ def across_data_sets(book: Book) -> str:
         for where, methods in paper.TRANSFER_DATA_SETS.items()
         for method, values in methods.items()
     ]
-    parts = [
-        f"{OBJECTIVE}{LEGEND} Columns: where weights were learned; only models with the same layers can lend each "
-        "other weights.",
-        table(["paper", "w/o w", "w", "w of the other (Naruto for ArtBench-2 and back)"], rows),
-        *(swept_table(book, "transfer_data_sets", family, family, {}) for family in families),
-    ]
-    return paragraphs(*parts, made_by("transfer_data_sets"))
+    head = ["paper", "w/o w", "w", "w of the other (Naruto for ArtBench-2 and back)"]
+    ours = [swept_table(book, "transfer_data_sets", family, family, {}) for family in families]
+    return paragraphs(table(head, rows), *ours)
 
 
 # --- single groups ---------------------------------------------------------------------------------------
@@ -154,10 +118,7 @@ def strength_of(book: Book, bank: str) -> tuple[str, dict[str, Any]] | None:
 
 
 def single_groups(book: Book) -> str:
-    parts = [
-        "LDS in % of the scores of one parameter group, block or component alone. In the paper single groups of "
-        f"`up_blocks.1` and `up_blocks.2` of Stable Diffusion have {paper.STRENGTH_OF_UP_BLOCKS} on average, the most."
-    ]
+    parts = []
     for bank, setting in BANKS.items():
         found = strength_of(book, bank)
         parts.append(f"### {setting.name}")
@@ -172,7 +133,7 @@ def single_groups(book: Book) -> str:
                 by_block = values["block of"] if what == "groups" else None
                 svg = figures.bars(lds, title=title, unit="%", block_of=by_block)
                 parts.append(book.figure(f"strength-{bank}-{what}", svg, title))
-    return paragraphs(*parts, made_by("group_strength"))
+    return paragraphs(*parts)
 
 
 # --- likeness --------------------------------------------------------------------------------------------
@@ -226,22 +187,15 @@ def likeness(book: Book) -> str:
             title = f"{family}: cosine similarity across data sets and methods"
             name = f"similarity-{banks[0]}"
             parts.append(book.figure(name, figures.heat(maps, title=title, digits=2), title))
-    words = (
-        "Mean cosine similarity of the patterns of two settings: of the LDS of single groups, and of learned weights "
-        "(by the paper's objective, k = 3 and decay 0.1). Weights are positive, so that even unrelated ones are fairly "
-        "alike."
-    )
-    return paragraphs(
-        words, table(["model", *paper.SIMILARITY], rows), *parts, made_by("group_strength", "lds")
-    )
+    return paragraphs(table(["model", *paper.SIMILARITY], rows), *parts)
 
 
-STRENGTH = Section("What single groups are worth", "Figure 1", ("group_strength",), single_groups)
-APPENDIX = [
-    Section("Likeness of settings", "Figure 6", ("group_strength", "lds"), likeness),
-    Section("Sensitivity to k", "Table 9", ("sensitivity_k",), sensitivity_to_k),
-    Section("Noise", "Figure 7", ("noise_sensitivity",), noise),
-    Section("Other losses", "Table 10", ("loss_ablation",), losses),
-    Section("Weights of another data set", "Table 11", ("transfer_data_sets",), across_data_sets),
-    Section("Weights of another method", "Table 12", ("transfer_methods",), across_methods),
-]
+PARTS = {
+    "group_strength": single_groups,
+    "likeness": likeness,
+    "sensitivity_k": sensitivity_to_k,
+    "noise": noise,
+    "losses": losses,
+    "transfer_data_sets": across_data_sets,
+    "transfer_methods": across_methods,
+}

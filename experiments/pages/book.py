@@ -1,9 +1,9 @@
-"""What the sections of the page write with: results, figures and the words for what was not measured."""
+"""What the parts of the page are written with: results, figures and the words for what was not measured."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -26,9 +26,10 @@ class Book:
         found = _read(self.folder / f"{name}.json")
         return None if found is None else found["results"]
 
-    def provenance(self, name: str) -> dict[str, Any]:
-        found = _read(self.folder / f"{name}.json")
-        return {} if found is None else found["provenance"]
+    def results(self, study: str, banks: Iterable[str]) -> dict[str, Any]:
+        """The results of a study by bank, of those that are there."""
+        found = {bank: self.get(f"{study}_{bank}") for bank in banks}
+        return {bank: result for bank, result in found.items() if result is not None}
 
     def figure(self, name: str, svg: str, words: str) -> str:
         """Keeps the picture for docs/figures; returns the line that shows it on a page of docs."""
@@ -39,26 +40,6 @@ class Book:
         """A line for each result that is not there; nothing if all are."""
         lacking = [name for name in names if self.get(name) is None]
         return "\n".join(f"Not measured: `{command(name)}`." for name in lacking)
-
-
-@dataclass(frozen=True)
-class Section:
-    """One result of the paper (or one of ours) on the page."""
-
-    title: str
-    paper: str  # which table or figure; "" if it is not in the paper
-    studies: tuple[str, ...]  # whose results it shows
-    write: Callable[[Book], str]
-
-    @property
-    def anchor(self) -> str:
-        """As GitHub makes it from the heading."""
-        kept = "".join(c for c in self.heading.lower() if c.isalnum() or c in " -_")
-        return kept.replace(" ", "-")
-
-    @property
-    def heading(self) -> str:
-        return f"{self.title} ({self.paper})" if self.paper else self.title
 
 
 @cache
@@ -114,20 +95,11 @@ def shown(e: Estimate | None, scale: float = 100.0, digits: int = 2, sign: bool 
     return text
 
 
-def printed(pair: tuple[float, float] | None, sign: bool = False) -> str:
-    """A number of the paper with its interval."""
-    return NONE if pair is None else f"{number(pair[0], sign=sign)} ± {pair[1]:.2f}"
+def half_width(difference: Estimate) -> float:
+    """Of the 95 % interval over queries and subsets, where it is known, else over queries."""
+    return difference["ci95"] if difference.get("ci95_total") is None else difference["ci95_total"]
 
 
 def paragraphs(*parts: str) -> str:
     """Parts with a blank line between them, empty ones left out."""
     return "\n\n".join(part.strip("\n") for part in parts if part)
-
-
-def folded(title: str, body: str) -> str:
-    """What only some readers want."""
-    return f"<details><summary>{title}</summary>\n\n{body}\n\n</details>"
-
-
-def made_by(*names: str) -> str:
-    return f"Command: `{command(' '.join(names))}`."

@@ -8,19 +8,7 @@ from typing import Any
 from experiments import paper_numbers as paper
 from experiments.pages import figures
 from experiments.pages.bank_results import of_bank
-from experiments.pages.book import (
-    NONE,
-    Book,
-    Section,
-    command,
-    folded,
-    made_by,
-    number,
-    paragraphs,
-    printed,
-    shown,
-    table,
-)
+from experiments.pages.book import NONE, Book, command, number, paragraphs, shown, table
 from unde.groups import unet_block
 
 # --- wrong labels ----------------------------------------------------------------------------------------
@@ -66,28 +54,14 @@ def others_table(book: Book) -> str:
         for cell, row in (book.get(name) or {}).items()
         if "self-retrieval normalised, others" in row
     ]
-    if not rows:
-        return ""
-    words = "Without the training examples that self-retrieval learned from:"
-    return paragraphs(words, table(["", "w/o w", "w, self-retrieval"], rows))
-
-
-def mislabel(book: Book) -> str:
-    return paragraphs(
-        "AUC in % of self-influence divided by the sum of the top-10 (ResNet) or top-100 (ViT) scores, 10 % wrong "
-        "labels; 95 % intervals by DeLong's method. The paper gives none.",
-        mislabel_table(book),
-        others_table(book),
-        folded("Raw self-influence, not normalised", mislabel_table(book, "raw")),
-        "What is smaller here: 4,000 training images, all ranked (paper: 50,000, of which 5,000 are ranked).",
-        made_by(*DATA),
-    )
+    return table(["", "w/o w", "w, self-retrieval"], rows)
 
 
 # --- tail-patch ------------------------------------------------------------------------------------------
 
 WEIGHED = ("w/o w", "w, paper's objective", "paired difference", "w, self-retrieval", "paired difference")
 CORPORA = {"language_tail_patch_wikitext": "WikiText-2", "language_tail_patch_sotu": "State of the Union"}
+LLAMA = {"llama_tail_patch": "State of the Union"}
 
 
 def tail_patch_table(
@@ -103,7 +77,8 @@ def tail_patch_table(
         for where, numbers in printed_in.items():
             if method in numbers:
                 plain, weighted, gain = numbers[method]
-                cells = [number(plain), number(weighted), printed(gain, sign=True), "", ""]
+                paired = NONE if gain is None else f"{number(gain[0], sign=True)} ± {gain[1]:.2f}"
+                cells = [number(plain), number(weighted), paired, "", ""]
                 rows.append([f"**{method}**", f"paper: {where}", *cells])
         for name, title in results.items():
             if found[name] is None:
@@ -133,53 +108,38 @@ def _weighed(found: Mapping[str, Any], differences: Mapping[str, Any], digits: i
 
 
 def tail_patch(book: Book) -> str:
-    return paragraphs(
-        "100 × Δ log p a token of a query after one more training step on its top 128 sequences; 95 % intervals over "
-        "queries. The paper does not say whether its numbers are for tokens or sequences: compare signs and orders, "
-        "not sizes.",
-        tail_patch_table(book, {"WikiText-103, GPT-2-small": paper.TAIL_PATCH_WIKITEXT}, CORPORA),
-        "What is smaller here: models of about 1.1 M parameters, sequences of 64 tokens, 24 and 48 queries (paper: "
-        "GPT-2-small, 512 tokens, 487 queries).",
-        made_by(*CORPORA),
-    )
+    return tail_patch_table(book, {"WikiText-103, GPT-2-small": paper.TAIL_PATCH_WIKITEXT}, CORPORA)
 
 
 def llama(book: Book) -> str:
     results = {"llama_tail_patch": "State of the Union, Llama-like"}
-    return paragraphs(
-        "As above, with the top-1 sequence alone, on texts that the model wrote itself.",
-        tail_patch_table(book, {"OpenWebText, Llama3-8B-Instruct": paper.TAIL_PATCH_LLAMA}, results),
-        "What is smaller here: 4 layers, 128 wide, trained from scratch on 2,048 sequences of 64 tokens; 128 queries, "
-        "whose first 16 tokens are from a training sequence and masked (paper: 8 B parameters, 99,642 sequences of 512 "
-        "tokens, 500 queries).",
-        made_by(*results),
-    )
+    return tail_patch_table(book, {"OpenWebText, Llama3-8B-Instruct": paper.TAIL_PATCH_LLAMA}, results)
 
 
 # --- recall ----------------------------------------------------------------------------------------------
 
 ATTRIBUTES = ("subject", "style", "background")
-PICTURES = {"fine_grained_recall_robots": "robots", "fine_grained_recall_emoji": "emoji"}
+PICTURES = ("robots", "emoji")
 
 
-def recall_table(book: Book, name: str, split: str, beside_paper: bool = True) -> str:
+def recall_table(book: Book, name: str, split: str, beside_paper: str = "") -> str:
     """The paper's rows and columns; ours below each."""
-    found = book.get(name)
+    found = book.get(f"fine_grained_recall_{name}")
     rows = []
     for target, numbers in paper.RECALL[split].items():
         if beside_paper:
             rows.append([f"**{target}**", "paper: SB-Pokemon", *(f"{v:.1f}" for v in numbers)])
         if found is not None:
             got, first = found[split]["recall"][target], "" if beside_paper else f"**{target}**"
-            rows.append([first, PICTURES[name], *(shown(got[a], digits=1) for a in (*ATTRIBUTES, "all"))])
+            rows.append([first, name, *(shown(got[a], digits=1) for a in (*ATTRIBUTES, "all"))])
     if found is None:
-        rows.append(["", PICTURES[name], f"not measured: `{command(name)}`", "", "", ""])
+        rows.append(["", name, f"not measured: `{command(f'fine_grained_recall_{name}')}`", "", "", ""])
     return table(["weights for", "data", "subject", "style", "background", "all three"], rows)
 
 
 def recall_gains_table(book: Book, name: str) -> str:
     """What weights for an attribute change in the recall of that attribute."""
-    found = book.get(name)
+    found = book.get(f"fine_grained_recall_{name}")
     if found is None:
         return ""
     splits = [s for s in found if isinstance(found[s], dict) and "difference" in found[s]]
@@ -195,38 +155,9 @@ def recall_gains_table(book: Book, name: str) -> str:
     return table(["queries", *(f"weights for {a}: its recall" for a in ATTRIBUTES)], rows)
 
 
-def recall(book: Book) -> str:
-    robots, emoji = PICTURES
-    return paragraphs(
-        "Recall@10 of D-TRAK in %: how many of the top 10 are known contributors; 95 % intervals over queries. By "
-        "chance 3.3 for each attribute of robots.",
-        "### Categories that weights were learned on (train)",
-        recall_table(book, robots, "train"),
-        "### Other categories (validation)",
-        recall_table(book, robots, "validation"),
-        "### What weights for an attribute add to its own recall",
-        "Paired differences to no weights. Weights are those of the paper's objective with k = 3 and a decay of 0.1. "
-        "*By default*: `learn_weights` judges candidates on held-out queries of the concept, and keeps uniform weights "
-        "where none gains. *Tuned*: k and weight decay that do best on train categories. *Drawn*: pictures that a "
-        "perfect model would have generated.",
-        recall_gains_table(book, robots),
-        "### Emoji, real pictures as queries",
-        "Each of these shows a category of all three attributes, so that *all three* is out of 300.",
-        recall_table(book, emoji, "validation", beside_paper=False),
-        recall_gains_table(book, emoji),
-        "What is smaller here: a UNet of 4.7 M parameters on 32 × 32 pixels (paper: Stable Diffusion at 256 × 256). "
-        "What the data sets are: [robots](robots.md).",
-        made_by(*PICTURES),
-    )
-
-
 def heat_maps(book: Book) -> str:
-    parts = ["Recall@10 in % of the scores of one block and component of the UNet alone (D-TRAK)."]
-    for name, title in PICTURES.items():
-        found = book.get(name)
-        if found is None:
-            parts.append(book.missing([name]))
-            continue
+    parts = [book.missing([f"fine_grained_recall_{name}" for name in PICTURES])]
+    for title, found in book.results("fine_grained_recall", PICTURES).items():
         strength = found["strength"]
         maps = {
             a: (
@@ -238,7 +169,7 @@ def heat_maps(book: Book) -> str:
         }
         words = f"Recall@10 (%) of each part of the UNet alone, {title}"
         parts.append(book.figure(f"recall-{title}", figures.heat(maps, title=words), words))
-    return paragraphs(*parts, made_by(*PICTURES))
+    return paragraphs(*parts)
 
 
 def weights_over_the_network(book: Book) -> str:
@@ -259,16 +190,7 @@ def weights_over_the_network(book: Book) -> str:
         words = f"D-TRAK, {title}: robots, {len(values)} matrices of LoRA, mean 1"
         svg = figures.bars(values, title=words, unit="", block_of={g: unet_block(g) for g in values})
         parts.append(book.figure(title.replace(" ", "-"), svg, words))
-    return paragraphs(*parts, made_by("lds_robots", "fine_grained_recall_robots"))
-
-
-def gallery(book: Book) -> str:
-    return paragraphs(
-        "A query, and the training pictures that each set of weights finds for it; contributors are marked. The study "
-        "writes a page with more of them to experiments/runs.",
-        "![A query, the training images that each set of weights finds, contributors marked](diffusion.png)",
-        made_by("fine_grained_recall_robots"),
-    )
+    return paragraphs(*parts)
 
 
 # --- texts -----------------------------------------------------------------------------------------------
@@ -276,7 +198,7 @@ def gallery(book: Book) -> str:
 
 def qualitative(book: Book) -> str:
     """The first cases where weights change the top-1 passage; none is chosen."""
-    parts = ["The first queries whose top-1 passage weights change, not chosen by hand."]
+    parts = []
     for name, title, methods in (
         ("sotu_recall", "GPT-2-like", ("EKFAC", "weighted EKFAC")),
         ("llama_tail_patch", "Llama-like", ("LoGRA", "weighted LoGRA")),
@@ -287,7 +209,7 @@ def qualitative(book: Book) -> str:
             continue
         rows = [[_one_line(case[k]) for k in ("query", *methods)] for case in found["qualitative"]]
         parts += [f"### {title}", table([f"{title}: query", *methods], rows)]
-    return paragraphs(*parts, made_by("sotu_recall", "llama_tail_patch"))
+    return paragraphs(*parts)
 
 
 def _one_line(text: str) -> str:
@@ -298,9 +220,7 @@ def speakers(book: Book) -> str:
     found = book.get("sotu_recall")
     if found is None:
         return book.missing(["sotu_recall"])
-    parts = [
-        "Recall@10 in % of passages by the same president, and of the same decade; 95 % intervals over queries."
-    ]
+    parts = []
     for what in ("president", "decade"):
         rows = [["by chance", number(found[what]["chance"]), "", "", "", ""]]
         for title, row in found[what].items():
@@ -312,21 +232,23 @@ def speakers(book: Book) -> str:
                 )
                 rows.append([title, *cells])
         parts.append(table([f"same {what}", *WEIGHED], rows))
-    return paragraphs(*parts, made_by("sotu_recall"))
+    return paragraphs(*parts)
 
 
-SECTIONS = [
-    Section("Finding wrong labels", "Table 3", ("mislabel_auc",), mislabel),
-    Section("Tail-patch", "Table 4", ("language_tail_patch",), tail_patch),
-    Section("Subject, style and background", "Table 6", ("fine_grained_recall",), recall),
-]
-FIGURES = [
-    Section("Recall of single parts of the network", "Figure 2", ("fine_grained_recall",), heat_maps),
-    Section("Weights over the network", "Figure 3", ("lds", "fine_grained_recall"), weights_over_the_network),
-    Section("Gallery", "Figure 4", ("fine_grained_recall",), gallery),
-]
-TEXTS = [
-    Section("Tail-patch on a Llama-type model", "Table 13", ("llama_tail_patch",), llama),
-    Section("Texts", "Figures 8 to 11", ("sotu_recall", "llama_tail_patch"), qualitative),
-    Section("The right speaker", "", ("sotu_recall",), speakers),
-]
+PARTS = {
+    "mislabel_auc": mislabel_table,
+    "mislabel_auc_others": others_table,
+    "tail_patch": lambda book: tail_patch_table(book, {}, CORPORA),
+    "tail_patch_beside_paper": tail_patch,
+    "llama_tail_patch": lambda book: tail_patch_table(book, {}, LLAMA),
+    "llama_tail_patch_beside_paper": llama,
+    "recall": recall_table,
+    "recall_train": lambda book: recall_table(book, "robots", "train"),
+    "recall_validation": lambda book: recall_table(book, "robots", "validation"),
+    "recall_gains": lambda book, name="robots": recall_gains_table(book, name),
+    "recall_gains_emoji": lambda book: recall_gains_table(book, "emoji"),
+    "recall_maps": heat_maps,
+    "weights_over_the_network": weights_over_the_network,
+    "texts": qualitative,
+    "speakers": speakers,
+}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import t
 
-from experiments.pages.book import Book, Section, folded, made_by, number, paragraphs, table
+from experiments.pages.book import Book, number, table
 
 NAMES = {
     "cifar10-resnet": "CIFAR-10, ResNet",
@@ -24,9 +24,9 @@ Settings = Mapping[str, Any]  # by name: "unfitted, 5%", …
 
 
 def settings(book: Book) -> dict[str, Settings]:
-    """The settings of every data set that is there."""
-    found = {name: book.get(f"wrong_labels_{name}") for name in NAMES}
-    return {name: result["settings"] for name, result in found.items() if result is not None}
+    """The settings of every data set, if all are there."""
+    found = book.results("wrong_labels", NAMES)
+    return {name: r["settings"] for name, r in found.items()} if len(found) == len(NAMES) else {}
 
 
 def trainings(found: Settings, ranking: str, measure: str) -> np.ndarray:
@@ -52,6 +52,8 @@ def overall(found: Settings, ranking: str) -> float:
 def rankings_table(book: Book, method: str | None = None) -> str:
     """Every ranking and combination (of one method), averaged over the settings of each data set."""
     sets = settings(book)
+    if not sets:
+        return book.missing([f"wrong_labels_{name}" for name in NAMES])
     head = [f"{NAMES[name]}: {words}" for name in sets for words in ("AUC", "1 %", "5 %")]
     names = dict.fromkeys(r for found in sets.values() for s in found.values() for r in s["rankings"])
     rows = [
@@ -88,7 +90,7 @@ def choice_table(book: Book) -> str:
     """The best ranking of the trainings of one data set, judged on the other data set against the loss."""
     sets = settings(book)
     rows = []
-    for chosen_on in DRAFTED:
+    for chosen_on in DRAFTED if sets else ():
         ranking = best(sets[chosen_on])
         for name, found in sets.items():
             if name.partition("-")[0] != chosen_on.partition("-")[0]:
@@ -111,37 +113,19 @@ def settings_table(book: Book) -> str:
     return table(head, rows)
 
 
-def rankings(book: Book) -> str:
-    sets = settings(book)
-    names = [f"wrong_labels_{name}" for name in NAMES]
-    if len(sets) < len(NAMES):
-        return book.missing(names)
-    one = book.get(names[0]) or {}
-    seconds = sum((book.get(name) or {})["seconds of trainings"] for name in names)
-    return paragraphs(
-        f"Models trained on {one['images']:,} images, of whose labels 5 % or 10 % are wrong, until they are unfitted, "
-        "fitted (most right labels, fewer of the wrong ones) or memorised (wrong labels too): six settings for each "
-        f"model, {one['trainings']} trainings each with their own flips, initial weights and order. Numbers in %: AUC, "
-        "and the share of wrong labels among the first 1 % and 5 % of the examples. A number is the mean over the six "
-        "settings, its 95 % interval is over trainings. Rankings by influence use kron(16) and the default damping.",
-        rankings_table(book),
-        "The default is `adjusted-loss`: the loss over the root of its mean in the class. It needs one pass of the "
-        "model and no method. Paired with the loss, which is the one-line baseline:",
-        gains_table(book),
-        "Its form was chosen among several dozen that were tried on the ResNets, whose rows therefore flatter it, and "
-        "fixed before any ranking of the CNN and the MLP was looked at. On the MLP it is no "
-        "better than the loss; in single settings it is below the loss among the first 1 % (by up to 3 points).",
-        "The best of all rankings on the ResNets of one data set, by the mean of the three measures, judged on the "
-        "other data set against the loss:",
-        choice_table(book),
-        "Both choices are the adjusted loss plus normalised self-influence, so this rule would not "
-        "choose the default. It compares all pairs of "
-        "examples and depends on the method (with TracIn it gains nothing on the CIFAR-10 ResNet), so it is not the "
-        "default.",
-        folded("Setting by setting", settings_table(book)),
-        f"All trainings and rankings took {seconds / 60:.0f} minutes, one thread each on a busy machine. "
-        f"{made_by(*names)}",
-    )
+def fact(book: Book, what: str) -> str:
+    """One number of the text: images, trainings or minutes."""
+    found = list(book.results("wrong_labels", NAMES).values())
+    if what == "minutes":
+        return f"{sum(r['seconds of trainings'] for r in found) / 60:.0f}"
+    return f"{found[0][what]:,}" if found else "–"
 
 
-SECTION = Section("Rankings of wrong labels", "", ("wrong_labels",), rankings)
+PARTS = {
+    "label_rankings_all": rankings_table,
+    "label_rankings": lambda book: rankings_table(book, "TRAK"),
+    "label_gains": gains_table,
+    "label_choice": choice_table,
+    "label_settings": settings_table,
+    "label_fact": fact,
+}

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from experiments import paper_numbers as paper
 from experiments.pages import figures
 from experiments.pages.bank_results import BANKS, CHIEF, RULES, differences, of_bank
-from experiments.pages.book import (
-    NONE,
-    Book,
-    Section,
-    command,
-    folded,
-    made_by,
-    number,
-    paragraphs,
-    printed,
-    shown,
-    table,
-)
-from experiments.pages.verdicts import count, verdicts
+from experiments.pages.book import NONE, Book, command, half_width, number, paragraphs, shown, table
+from experiments.pages.verdicts import COUNTED, count, verdicts
 
 MARK = {"better": " ▲", "worse": " ▼", "same": ""}
-LEGEND = (
-    "LDS in %. First interval: 95 % over queries, as in the paper. In brackets: over queries and retrained models, the "
-    "one to believe. Differences are paired. ▲ better, ▼ worse: significant after Holm's correction over all cells of "
-    "the rule."
-)
+PRINTED = {  # beside the table that begins with a bank
+    "cifar10-resnet": {"ImageNet, ResNet-18": paper.LDS_CLASSIFICATION["ResNet-18"]},
+    "cifar10-vit": {"ImageNet, ViT-B/16": paper.LDS_CLASSIFICATION["ViT-B/16"]},
+    "wikitext-gpt2": {"WikiText-103, GPT-2-small": paper.LDS_LANGUAGE},
+    "cifar2": paper.LDS_DIFFUSION,
+}
 
 
 # --- the count -------------------------------------------------------------------------------------------
@@ -43,37 +32,15 @@ def summary_table(book: Book) -> str:
                 rows.append([words, "0", *[NONE] * 5])
             continue
         c = count({bank: list(cells.values()) for bank, cells in found.items()})
-        pooled = f"{number(100 * c.pooled, sign=True)} ± {100 * c.ci95:.2f}"
-        rows.append([words, *map(str, (c.cells, c.better, c.same, c.worse, c.worse_alone)), pooled])
-    head = [
-        "weights learned by",
-        "cells",
-        "better",
-        "no difference",
-        "worse",
-        "worse, uncorrected",
-        "mean difference",
-    ]
-    return table(head, rows)
+        rows.append([words, *c.row])
+    return table(["weights learned by", *COUNTED], rows)
 
 
-def summary(book: Book) -> str:
-    words = (
-        "A cell is a bank of retrained models and a method. Weights are *better* in a cell if the paired difference of "
-        "LDS to the unweighted method stands out of the noise of queries and of retrained models, and *worse* if it "
-        "falls below zero by more than the noise of queries alone; both with Holm's correction over the cells of a "
-        "row. The last column is the mean over cells, in points of LDS, with a 95 % interval in which the errors of "
-        "methods on one bank count as one. The paper's objective is taken as it stands, with k = 3 and a decay of 0.1 "
-        "(1 for DAS), on queries that serve nothing else; the paper searches both for each task. *Judged*, it is "
-        "`learn_weights(scores)` with its defaults: several k and decays, of which self-retrieval confirms one or "
-        "none. Self-retrieval alone is `index.learn_weights()`."
-    )
-    unmeasured = [b for b in BANKS if book.get(f"lds_{b}") is None]
-    names = ", ".join(f"`{b}`" for b in unmeasured)
-    waiting = (
+def waiting(book: Book) -> str:
+    names = ", ".join(f"`{b}`" for b in BANKS if book.get(f"lds_{b}") is None)
+    return (
         f"Not measured with the present version: {names} (`python -m experiments run lds`)." if names else ""
     )
-    return paragraphs(words, summary_table(book), forest(book), waiting)
 
 
 def forest(book: Book) -> str:
@@ -87,7 +54,9 @@ def forest(book: Book) -> str:
             rows.append((setting.name, {}))
         for method in methods:
             cells = {rule: found[rule][bank][method] for rule in rules if method in found[rule].get(bank, {})}
-            rows.append((method, {RULES[rule]: _interval(d) for rule, d in cells.items()}))
+            rows.append(
+                (method, {RULES[rule]: (100 * d["mean"], 100 * half_width(d)) for rule, d in cells.items()})
+            )
     if not rows:
         return ""
     title = (
@@ -95,11 +64,6 @@ def forest(book: Book) -> str:
     )
     svg = figures.intervals(rows, title=title, unit="points of LDS", series=[RULES[r] for r in rules])
     return book.figure("lds-differences", svg, title)
-
-
-def _interval(d: Mapping[str, Any]) -> tuple[float, float]:
-    half = d["ci95"] if d.get("ci95_total") is None else d["ci95_total"]
-    return 100 * d["mean"], 100 * half
 
 
 # --- tables ----------------------------------------------------------------------------------------------
@@ -111,7 +75,13 @@ def marks(book: Book, rule: str) -> dict[tuple[str, str], str]:
     return {cell: MARK[v] for cell, v in zip(cells, verdicts(list(cells.values())))}
 
 
-def lds_table(book: Book, banks: Sequence[str], printed_in: Mapping[str, paper.WithAndWithout]) -> str:
+def beside_paper(book: Book, *banks: str) -> str:
+    return lds_table(book, *banks, printed_in=PRINTED[banks[0]])
+
+
+def lds_table(
+    book: Book, *banks: str, printed_in: Mapping[str, paper.WithAndWithout] = MappingProxyType({})
+) -> str:
     """Method by method: the paper's rows, then ours."""
     chief = {rule: marks(book, rule) for rule in CHIEF}
     found = {bank: of_bank(book, bank) for bank in banks}
@@ -126,7 +96,8 @@ def lds_table(book: Book, banks: Sequence[str], printed_in: Mapping[str, paper.W
             if method in numbers:
                 plain, weighted = numbers[method]
                 gain = number(weighted[0] - plain[0], sign=True)
-                rows.append(["", f"paper: {where}", printed(plain), printed(weighted), gain, "", ""])
+                both = [f"{number(mean)} ± {half:.2f}" for mean, half in (plain, weighted)]
+                rows.append(["", f"paper: {where}", *both, gain, "", ""])
         for bank, there in found.items():
             row = (there or {"methods": {}})["methods"].get(method)
             name = BANKS[bank].name
@@ -150,16 +121,11 @@ def lds_table(book: Book, banks: Sequence[str], printed_in: Mapping[str, paper.W
     return table(head, rows)
 
 
-def rules_table(book: Book, banks: Sequence[str]) -> str:
-    """Paired differences under every rule that was measured."""
+def rules_table(book: Book, *banks: str) -> str:
+    """Paired differences under every rule that was measured, and notes."""
     found = {bank: of_bank(book, bank) for bank in banks}
-    rules = [
-        rule
-        for rule in RULES
-        if any(rule in row["rules"] for t in found.values() if t for row in t["methods"].values())
-    ]
-    if len(rules) < 2 or set(rules) <= set(CHIEF):  # the chief table has it all
-        return ""
+    measured = {r for t in found.values() if t for row in t["methods"].values() for r in row["rules"]}
+    rules = [rule for rule in RULES if rule in measured]
     rows, notes = [], []
     for bank, there in found.items():
         for method, row in (there or {"methods": {}})["methods"].items():
@@ -174,38 +140,11 @@ def rules_table(book: Book, banks: Sequence[str]) -> str:
                 if c and c.get("note")
             ]
     body = table(["difference to unweighted", *(RULES[rule] for rule in rules)], rows)
-    return folded("All ways of learning weights", paragraphs(body, "\n".join(notes)))
+    return paragraphs(body, "\n".join(notes))
 
 
-def smaller(banks: Sequence[str]) -> str:
+def smaller(book: Book, *banks: str) -> str:
     return "\n".join(f"- {s.name}: {s.what} (paper: {s.smaller})." for s in (BANKS[b] for b in banks))
-
-
-def section(banks: Sequence[str], printed_in: Mapping[str, paper.WithAndWithout], words: str = ""):
-    def write(book: Book) -> str:
-        return paragraphs(
-            LEGEND,
-            lds_table(book, banks, printed_in),
-            words,
-            rules_table(book, banks),
-            f"What is smaller here:\n\n{smaller(banks)}",
-            made_by(*(f"lds_{b}" for b in banks)),
-        )
-
-    return write
-
-
-def classification(book: Book) -> str:
-    parts = []
-    for architecture, banks in (
-        ("ResNet-18", ("cifar10-resnet", "mnist-resnet")),
-        ("ViT-B/16", ("cifar10-vit", "mnist-vit")),
-    ):
-        numbers = {f"ImageNet, {architecture}": paper.LDS_CLASSIFICATION[architecture]}
-        parts.append(f"### {architecture.split('-')[0]}\n\n{lds_table(book, banks, numbers)}")
-    banks = ("cifar10-resnet", "mnist-resnet", "cifar10-vit", "mnist-vit")
-    parts += [rules_table(book, banks), f"What is smaller here:\n\n{smaller(banks)}"]
-    return paragraphs(LEGEND, *parts, made_by(*(f"lds_{b}" for b in banks)))
 
 
 def reliability(book: Book) -> str:
@@ -226,28 +165,16 @@ def reliability(book: Book) -> str:
                 number(100 * accuracy if accuracy is not None else None),
             ]
         )
-    words = (
-        "Models that are retrained on the same subset with another seed do not agree perfectly. `r` is the rank "
-        "correlation, over subsets, of how well two such models do on a query, averaged over queries, with a 95 % "
-        "interval by leaving subsets out. No attribution can be expected to reach an LDS above the ceiling that "
-        "follows from it, √r. Models are those that were trained once and those that were trained again."
-    )
-    head = ["bank", "models", "r", "ceiling of LDS, %", "accuracy of the models, %"]
-    return paragraphs(words, table(head, rows), made_by("reliability"))
+    return table(["bank", "models", "r", "ceiling of LDS, %", "accuracy of the models, %"], rows)
 
 
-SECTIONS = [
-    Section("LDS, image classification", "Table 1", ("lds",), classification),
-    Section(
-        "LDS, language models",
-        "Table 2",
-        ("lds",),
-        section(
-            ("wikitext-gpt2", "sotu-gpt2", "finetuned-gpt2"),
-            {"WikiText-103, GPT-2-small": paper.LDS_LANGUAGE},
-            "BM25 compares words, *similarity* the mean hidden states of the last block: neither sees a gradient.",
-        ),
-    ),
-    Section("LDS, diffusion models", "Table 5", ("lds",), section(("cifar2", "robots"), paper.LDS_DIFFUSION)),
-]
-RELIABILITY = Section("Reliability of the banks", "", ("reliability",), reliability)
+PARTS = {
+    "summary": summary_table,
+    "forest": forest,
+    "waiting": waiting,
+    "lds": lds_table,
+    "lds_beside_paper": beside_paper,
+    "rules": rules_table,
+    "smaller": smaller,
+    "reliability": reliability,
+}

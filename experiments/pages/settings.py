@@ -1,21 +1,19 @@
-"""Settings of an index, measured: damping by the kind of task, and several checkpoints."""
+"""Settings of an index, measured: damping by the kind of task, several checkpoints, and calibration on halves."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from experiments.pages.bank_results import BANKS
-from experiments.pages.book import NONE, Book, Section, made_by, number, paragraphs, shown, table
+from experiments.pages.book import NONE, Book, half_width, number, shown, table
 from experiments.studies import damping
 
 
 def damping_table(book: Book) -> str:
     """What the damping chosen on other data sets gets on each bank, beside 0.1 and the best."""
-    results = {bank: book.get(f"damping_{bank}") for bank in damping.VARIANTS}
-    missing = book.missing([f"damping_{bank}" for bank, found in results.items() if found is None])
-    if missing:
-        return missing
-    found: dict[str, Any] = {bank: result for bank, result in results.items() if result is not None}
+    found = book.results("damping", damping.VARIANTS)
+    if len(found) < len(damping.VARIANTS):
+        return book.missing([f"damping_{bank}" for bank in damping.VARIANTS])
     rows = []
     for kind, data_sets in damping.DATA_SETS.items():
         first = next(iter(data_sets.values()))[0]
@@ -47,32 +45,60 @@ def _with_gain(cell: dict[str, Any] | None) -> str:
     """An LDS with its paired gain, the interval over queries and subsets."""
     if cell is None:
         return NONE
-    gain, total = cell["difference"], cell["difference"].get("ci95_total") or cell["difference"]["ci95"]
-    lds = number(100 * cell["estimate"]["mean"], 1)
-    return f"{lds} ({number(100 * gain['mean'], 1, sign=True)} ± {100 * total:.1f})"
+    gain, lds = cell["difference"], number(100 * cell["estimate"]["mean"], 1)
+    return f"{lds} ({number(100 * gain['mean'], 1, sign=True)} ± {100 * half_width(gain):.1f})"
 
 
-def damping_section(book: Book) -> str:
-    words = (
-        "Unweighted LDS in % under `kron(16)`: at a relative damping of 0.1, at the one of 0.001 to 100 with the "
-        "highest mean LDS on the other data sets of the same kind of task, and at the best (in brackets the "
-        'damping). What was chosen on other data is what a default can do; so `damping="auto"` is 100 for '
-        "diffusion models and 0.1 for all others. Intervals are over queries, 95 %."
+def calibration_table(book: Book) -> str:
+    """One row for each index of each bank, calibrated on 16 halves."""
+    found = book.results("calibration", damping.VARIANTS)
+    if len(found) < len(damping.VARIANTS):
+        return book.missing([f"calibration_{bank}" for bank in damping.VARIANTS])
+    rows = [_row(f"{BANKS[b].name}, {name}", index) for b, r in found.items() for name, index in r.items()]
+    head = [
+        "bank, index", "TRAK, D-TRAK or DAS at damping 0.1", "best setting", "chosen with 8 halves", "with 16 halves",
+        "weights add (16)", "expected (16)", "within its interval (8, 16)",
+    ]  # fmt: skip
+    return table(head, rows)
+
+
+def _row(name: str, index: dict[str, Any]) -> list[str]:
+    few, many = index["8"], index["16"]
+    best = index["settings"][index["best"]]
+
+    def chosen(draws: dict[str, Any]) -> str:
+        judged = draws["judged"] - draws["gain"]
+        return f"{_percent(judged)} ({_percent(draws['behind'])} behind; {100 * draws['near']:.0f} %)"
+
+    gain = (
+        f"{number(100 * many['gain'], 1, sign=True)} (least {number(100 * many['gain least'], 1, sign=True)})"
     )
-    return paragraphs(words, damping_table(book), made_by("damping"))
+    return [
+        name,
+        _percent(index["default"]["lds"]),
+        f"{_percent(best)} ({index['best']})",
+        chosen(few),
+        chosen(many),
+        gain,
+        f"{_percent(many['expected'])} ± {_percent(many['half width'])}, got {_percent(many['judged'])}",
+        f"{100 * few['covered']:.0f} %, {100 * many['covered']:.0f} %",
+    ]
 
 
-def checkpoints_section(book: Book) -> str:
-    words = (
-        "The network and the training of [banks](banks.md) on 300 digits, 100 others as queries, 128 halves with three "
-        "seeds each. Features under the final weights, under five checkpoints of the same training, and under the "
-        "final weights of five trainings; all dampings are 0.1, the Fisher matrix is the empirical one. In brackets "
-        "the gain, with its 95 % interval over queries and halves."
-    )
-    return paragraphs(words, checkpoints_table(book), made_by("checkpoints"))
+def _percent(value: float) -> str:
+    return number(100 * value, 1)
 
 
-SECTIONS = [
-    Section("Damping by the kind of task", "", ("damping",), damping_section),
-    Section("Checkpoints and ensembles", "", ("checkpoints",), checkpoints_section),
-]
+def calibration_worse(book: Book) -> str:
+    """In how many draws weights were significantly worse."""
+    found = [index for result in book.results("calibration", BANKS).values() for index in result.values()]
+    halves = [index[h] for index in found for h in ("8", "16")]
+    return f"{sum(h['worse'] for h in halves)} of {sum(len(h['draws']) for h in halves)}"
+
+
+PARTS = {
+    "damping": damping_table,
+    "checkpoints": checkpoints_table,
+    "calibration": calibration_table,
+    "calibration_worse": calibration_worse,
+}

@@ -6,15 +6,10 @@ from statistics import fmean
 from typing import Any
 
 from experiments.pages.bank_results import BANKS
-from experiments.pages.book import NONE, Book, Section, made_by, number, paragraphs, table
+from experiments.pages.book import NONE, Book, half_width, number, table
 from experiments.pages.verdicts import count
 
 USUAL = "float32"
-
-
-def _found(book: Book) -> dict[str, dict[str, Any]]:
-    each = {bank: book.get(f"storage_{bank}") for bank in BANKS}
-    return {bank: result for bank, result in each.items() if result is not None}
 
 
 def _names(found: dict[str, dict[str, Any]]) -> list[str]:
@@ -53,8 +48,7 @@ def _pooled(cells: dict[str, list[dict[str, Any]]]) -> list[str]:
     known = [r["recall"] for r in every if "recall" in r]
     return [
         f"{len(every)} in {len(measured)} banks",
-        f"{number(100 * c.pooled, sign=True)} ± {100 * c.ci95:.2f}"
-        + (f" ({refused} of {refused + len(every)} refused)" if refused else ""),
+        c.mean + (f" ({refused} of {refused + len(every)} refused)" if refused else ""),
         number(100 * worst, sign=True),
         f"{100 * fmean(r['error'] for r in every):.2g} %",
         f"{100 * fmean(r['shared'] for r in every):.1f} %",
@@ -70,7 +64,7 @@ def _smaller(found: dict[str, dict[str, Any]], store: str) -> list[float]:
 
 def storage_table(book: Book) -> str:
     """All stores, over all banks and methods."""
-    found = _found(book)
+    found = book.results("storage", BANKS)
     if not found:
         return book.missing([f"storage_{bank}" for bank in BANKS])
     rows = []
@@ -93,7 +87,7 @@ def storage_table(book: Book) -> str:
 
 def kernel_table(book: Book) -> str:
     """TRAK and its kin with kernels from singular vectors."""
-    found = _found(book)
+    found = book.results("storage", BANKS)
     if not found:
         return book.missing([f"storage_{bank}" for bank in BANKS])
     rows = []
@@ -112,11 +106,9 @@ def kernel_table(book: Book) -> str:
     return table(head, rows)
 
 
-def storage(book: Book) -> str:
-    found = _found(book)
-    asked = [f"storage_{bank}" for bank in BANKS]
-    if not found:
-        return book.missing(asked)
+def cells_table(book: Book) -> str:
+    """Cell by cell, the difference of LDS and in brackets the error of scores."""
+    found = book.results("storage", BANKS)
     names = [store for store in _names(found) if store != USUAL]
     cells = []
     for bank, result in found.items():
@@ -125,28 +117,7 @@ def storage(book: Book) -> str:
             cells.append(
                 [f"{BANKS[bank].name}, {method}", *(_shown(stores.get(s, {}).get(method)) for s in names)]
             )
-    words = (
-        "Features of every bank, repacked from float32. Differences of LDS to float32 are paired by query, in points, "
-        "with the 95 % interval over queries and subsets; pooled over all methods of all banks, methods of a bank "
-        "being taken as one. The error is relative to the norm of a query's scores (median over queries, mean over "
-        "cells). Recall@10 is over banks whose contributors are known. *matrices*: biases and norms are left out, as "
-        "`exclude=` does; sizes and differences are to float32 with all of it."
-    )
-    kernels = (
-        'TRAK and its kin with a kernel from t singular vectors of the features, `form="svd(t)"`, in place of an '
-        "inverse of D × D or N × N; against float32 and the exact kernel:"
-    )
-    head = ["", *(f"`{s}`" for s in names)]
-    return paragraphs(
-        words,
-        storage_table(book),
-        kernels,
-        kernel_table(book),
-        "Cell by cell, the difference of LDS and in brackets the error of scores:",
-        table(head, cells),
-        book.missing(asked),
-        made_by("storage"),
-    )
+    return table(["", *(f"`{s}`" for s in names)], cells)
 
 
 def _shown(row: dict[str, Any] | None) -> str:
@@ -155,8 +126,7 @@ def _shown(row: dict[str, Any] | None) -> str:
     if "refused" in row:
         return "refused"
     d = row["difference"]
-    half = d["ci95"] if d["ci95_total"] is None else d["ci95_total"]
-    return f"{number(100 * d['mean'], sign=True)} ± {100 * half:.2f} [{100 * row['error']:.2g} %]"
+    return f"{number(100 * d['mean'], sign=True)} ± {100 * half_width(d):.2f} [{100 * row['error']:.2g} %]"
 
 
-SECTIONS = [Section("Smaller stores", "", ("storage",), storage)]
+PARTS = {"storage": storage_table, "storage_kernels": kernel_table, "storage_cells": cells_table}

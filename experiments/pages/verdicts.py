@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from experiments.pages.book import half_width, number
+
 LEVEL = 0.05
 _Z95 = 1.96
 
@@ -77,6 +79,19 @@ class Count:
     def same(self) -> int:
         return self.cells - self.better - self.worse
 
+    @property
+    def mean(self) -> str:
+        """In points of LDS."""
+        return f"{number(100 * self.pooled, sign=True)} ± {100 * self.ci95:.2f}"
+
+    @property
+    def row(self) -> list[str]:
+        """The cells of a table under COUNTED."""
+        return [*map(str, (self.cells, self.better, self.same, self.worse, self.worse_alone)), self.mean]
+
+
+COUNTED = ("cells", "better", "no difference", "worse", "worse, uncorrected", "mean difference")
+
 
 def count(banks: Mapping[str, Sequence[Mapping[str, Any]]]) -> Count:
     """{bank: differences of its methods} → the count, and the mean over cells with its interval.
@@ -88,8 +103,7 @@ def count(banks: Mapping[str, Sequence[Mapping[str, Any]]]) -> Count:
     found = verdicts(cells)
     variance = 0.0
     for differences in banks.values():
-        widths = [d["ci95"] if d.get("ci95_total") is None else d["ci95_total"] for d in differences]
-        variance += (sum(widths) / len(cells)) ** 2
+        variance += (sum(map(half_width, differences)) / len(cells)) ** 2
     return Count(
         len(cells),
         found.count("better"),

@@ -1,5 +1,6 @@
 """The page of results: from files to tables, what is missing included, and nothing out of date."""
 
+import doctest
 import json
 import re
 import xml.etree.ElementTree as ET
@@ -7,7 +8,7 @@ import xml.etree.ElementTree as ET
 import pytest
 from experiments.pages import ablations, extensions, lds
 from experiments.pages.bank_results import BANKS
-from experiments.pages.book import Book, Section, shown
+from experiments.pages.book import Book, shown
 
 from experiments import paper_numbers as paper
 from experiments import runner, tables
@@ -93,6 +94,10 @@ def book(tmp_path):
     return Book(tmp_path)
 
 
+def section(book, heading):
+    return tables.placed(tables.sections()[heading], book)
+
+
 def row(text, *words):
     """The one line of a table that has all the words."""
     [line] = [line for line in text.splitlines() if line.startswith("|") and all(w in line for w in words)]
@@ -153,7 +158,7 @@ def test_summary_counts_cells_by_rule(book):
 
 
 def test_a_cell_stands_below_the_papers_with_its_verdict(book):
-    text = lds.SECTIONS[1].write(book)
+    text = section(book, "LDS, language models (Table 2)")
     assert row(text, "paper: WikiText-103", "**TracIn**")[2:5] == ["6.31 ± 0.88", "9.23 ± 0.96", "+2.92"]
     ours = [
         line for line in text.splitlines() if "State of the Union" in line and "10.00 ± 1.00 (2.00)" in line
@@ -177,7 +182,7 @@ def test_reliability_shows_what_is_known(book):
 
 
 def test_other_draws_stand_beside_the_first(book):
-    text = extensions.other_draws(book)
+    text = section(book, "Other draws")
     cut = (re.findall(r"[^|]+", line) for line in text.splitlines() if re.match(r"\| \d+ \|", line))
     counted = {seed.strip(): [cell.strip() for cell in cells] for seed, *cells in cut}
     assert counted["0"] == ["1", "1", "0", "0", "0", "+5.67 ± 2.00"]  # what the study lds found
@@ -192,14 +197,14 @@ def test_every_section_says_what_is_not_measured(tmp_path):
     """Nothing is left out: an empty folder gives a page of commands, each of which there is."""
     empty = Book(tmp_path)
     known = {*runner.studies(), *(r for s in runner.studies().values() for r in s.results())}
-    for section in tables.SECTIONS:
-        text = section.write(empty)
+    for heading in tables.sections():
+        text = section(empty, heading)
         named = re.findall(r"python -m experiments run ([^`]+)`", text)
-        assert named, section.title
+        assert named, heading
         for name in " ".join(named).split():
             assert name in known, name
-        if section.title != "Gallery":
-            assert "ot measured" in text, section.title
+        if heading != "Gallery (Figure 4)":
+            assert "ot measured" in text, heading
 
 
 def test_sweeps_mark_gains_and_losses(book):
@@ -210,7 +215,7 @@ def test_sweeps_mark_gains_and_losses(book):
 
 
 def test_figures_are_sound_and_shown_once(book):
-    page = tables.results_page(book)
+    page = tables.placed(tables.TEMPLATE.read_text(), book)
     assert len(book.figures) >= 6
     for name, svg in book.figures.items():
         assert page.count(f"(figures/{name})") == 1
@@ -221,7 +226,7 @@ def test_figures_are_sound_and_shown_once(book):
 
 
 def test_trust_and_rules_are_shown(book):
-    told = extensions.trust(book)
+    told = section(book, "Trust curves")
     assert row(told, "MNIST, ResNet |")[1:] == ["2", "0.61"]
     assert row(told, "MNIST, ResNet, TRAK")[1:] == ["1", "−1.20 ± 1.00 (2.00)"]
     assert "by −1.20 points" in told
@@ -241,8 +246,9 @@ def test_only_marked_places_are_filled(book):
 
 
 def test_every_table_can_be_made_without_results(tmp_path):
-    for name, make in tables.TABLES.items():
-        assert isinstance(make(Book(tmp_path)), str), name
+    for page in tables.pages():
+        for name in re.findall(r"^<!-- table: ([\w-]+) -->", page.read_text(), re.M):
+            assert isinstance(tables.part(Book(tmp_path), name), str), name
 
 
 def test_check_finds_a_page_that_was_changed(monkeypatch, tmp_path):
@@ -262,7 +268,7 @@ def test_check_finds_a_page_that_was_changed(monkeypatch, tmp_path):
 
 
 def test_headings_become_the_anchors_of_github():
-    assert Section("LDS, language models", "Table 2", (), str).anchor == "lds-language-models-table-2"
+    assert doctest.testmod(tables).failed == 0
 
 
 def test_estimates_without_intervals():

@@ -3,7 +3,9 @@
 import json
 
 from experiments.pages.book import Book
-from experiments.pages.storage import kernel_table, storage, storage_table
+from experiments.pages.storage import kernel_table, storage_table
+
+from experiments import tables
 
 
 def row(mean, half=0.001, error=0.02):
@@ -52,7 +54,7 @@ def test_kernels_have_a_table_of_their_own(tmp_path):
 
 
 def test_a_page_says_what_is_refused_and_missing(tmp_path):
-    page = storage(book(tmp_path))
+    page = tables.placed(tables.sections()["Smaller stores"], book(tmp_path))
     assert "| MNIST, ResNet, TRAK | −0.30 ± 0.10 [2 %] | refused |" in page
     assert "Not measured: `python -m experiments run storage_cifar2`." in page
     assert "Not measured" in storage_table(Book(tmp_path / "none"))
