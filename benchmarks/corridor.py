@@ -76,7 +76,7 @@ def count(name: str, run: Callable[[], T], verbose: bool) -> T:
 
 def main() -> None:
     import_all()
-    from unde.ui.report.index_page import page_of
+    from unde.ui.report.panels import page_of
 
     verbose = "-v" in sys.argv[1:]
     torch.manual_seed(0)

@@ -42,7 +42,8 @@ from unde.plan import plan
 from unde.scoring import GroupScores
 from unde.tasks import Diffusion
 from unde.ui.report import Item, Page
-from unde.ui.report.panels import query_panels, weights_panel
+from unde.ui.report.panels import query_panels
+from unde.ui.report.weights import weights_panel
 
 WEIGHT_DECAY, WARM_UP = 1e-6, 0.1
 LORA = "pytorch_lora_weights.safetensors"  # as diffusers names it

@@ -12,7 +12,8 @@ from unde.data import Rows
 from unde.evaluate import compare, fine_grained, lds, lds_strength
 from unde.scoring import from_arrays
 from unde.scoring.arrays import ArrayScores
-from unde.ui.report.panels import query_panels, weights_panels
+from unde.ui.report.panels import query_panels
+from unde.ui.report.weights import weights_panels
 
 W = [0.3, 2.0, 1.0]
 

@@ -130,8 +130,8 @@ def _queries(
     from unde.cli.project import cached_scores, load_weights, select_queries
     from unde.data import Rows
     from unde.ui.report.example_view import label_predictions
-    from unde.ui.report.index_page import page_of
     from unde.ui.report.items import contributor_flags
+    from unde.ui.report.panels import page_of
 
     everything = select_queries(project, opened.method, query, queries, method)
     selection = everything.first(first or (len(query) if query else 12))

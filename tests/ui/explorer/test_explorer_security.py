@@ -8,7 +8,8 @@ import threading
 import pytest
 
 import pages
-from unde.cli import serve
+from unde.cli.options import ModelOptions
+from unde.cli.report import serve
 from unde.errors import UndeError
 from unde.ui.explorer import app as run
 from unde.ui.explorer.jobs import Jobs
@@ -228,4 +229,4 @@ def test_a_port_in_use():
 def test_a_missing_extra_is_one_line(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "uvicorn", None)
     with pytest.raises(UndeError, match=r"needs uvicorn: pip install 'unde\[serve\]'"):
-        serve._check_extra()
+        serve("idx", ModelOptions())

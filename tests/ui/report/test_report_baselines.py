@@ -13,7 +13,7 @@ from unde.methods import TRAK
 from unde.tasks import Classification
 from unde.ui.report import Item, QueryPanel, Row, ScoredItem
 from unde.ui.report import panels as baselines
-from unde.ui.report.index_page import page_of
+from unde.ui.report.panels import page_of
 from unde.ui.report.queries import queries_section
 
 HIDDEN = "hidden-state similarity"

@@ -7,7 +7,8 @@ import toy
 from unde import Setup, UndeError, Weights
 from unde.data import Rows
 from unde.tasks import Task
-from unde.ui.report.panels import query_panels, weights_panels
+from unde.ui.report.panels import query_panels
+from unde.ui.report.weights import weights_panels
 
 WORDS = ["to", " be", " or", " not"]
 

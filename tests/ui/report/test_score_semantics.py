@@ -9,7 +9,7 @@ from unde.methods import DAS, DTRAK, EKFAC, METHODS, TRAK, JourneyTRAK, LoGRA, M
 from unde.tasks import CausalLM, Classification, Diffusion
 from unde.tasks.base import Task
 from unde.ui.report import Item, Page, QueryPanel, Row, ScoredItem
-from unde.ui.report.score_semantics import meaning
+from unde.ui.report.page import meaning
 
 
 def after(model, measure, example, other, step):

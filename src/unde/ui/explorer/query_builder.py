@@ -45,15 +45,7 @@ class QueryHeader:
     question: dict[str, Any] | None = None  # the one it is
 
     def as_dict(self, minus: bool) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "html": self.html,
-            "notes": self.notes,
-            "own": self.own,
-            "predicted": self.predicted,
-            "label": self.label,
-            "minus": minus,
-        }
+        return {k: v for k, v in asdict(self).items() if k != "question"} | {"minus": minus}
 
 
 @dataclass

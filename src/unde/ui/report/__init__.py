@@ -1,7 +1,7 @@
 """Reports: plain values in, one self-contained HTML page out.
 
 A `Page` is put together from what the rest of the package found. Its parts read no models, indexes or files: `panels`
-makes them of scores and weights, and `of_index` a whole page of what an index says about some queries.
+makes them of scores and weights, and a whole page of what an index says about some queries.
 
 >>> from unde.ui.report import Item, Page, QueryPanel, Row, ScoredItem
 >>> row = Row("unweighted", [ScoredItem(Item(12, label="cat"), 0.8)], [ScoredItem(Item(7, label="dog"), -0.3)])
@@ -12,11 +12,10 @@ makes them of scores and weights, and `of_index` a whole page of what an index s
 from unde.ui.report.heatmap import HeatmapPanel
 from unde.ui.report.items import Item, Mark, ScoredItem
 from unde.ui.report.mislabel import LabelEvidence, MislabelPanel, RocCurve
-from unde.ui.report.page import Page
+from unde.ui.report.page import Meaning, Page, meaning
 from unde.ui.report.queries import QueryPanel, Row
-from unde.ui.report.score_semantics import Meaning, meaning
 from unde.ui.report.tables import Card, ResultTable, Step
-from unde.ui.report.trust import TrustCurve, TrustPanel
+from unde.ui.report.trust import TrustPanel
 from unde.ui.report.weights import WeightsPanel
 
 __all__ = [
@@ -34,7 +33,6 @@ __all__ = [
     "Row",
     "ScoredItem",
     "Step",
-    "TrustCurve",
     "TrustPanel",
     "WeightsPanel",
     "meaning",

@@ -1,12 +1,13 @@
-"""Panels of a page, made of an index, queries and weights."""
+"""A page of what an index says about some queries, with and without weights, and the panels of it."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,18 +17,24 @@ from unde.data import Rows
 from unde.errors import UndeError
 from unde.evaluate.baselines import BM25, HIDDEN_STATES, bm25, state_scores
 from unde.evaluate.hidden_states import HiddenStates
+from unde.index import Index
 from unde.index.labels import LabelPredictions
-from unde.index.retrieval_curve import Trust
-from unde.index.self_retrieval import summary
+from unde.index.self_retrieval import WeightNoise
 from unde.scoring import GroupScores, Top
 from unde.setup import Setup
 from unde.tasks import Diffusion
 from unde.ui.report.example_view import ExampleView, class_name, label_predictions
 from unde.ui.report.items import Item, ScoredItem, contributor_flags, fold, marks_for, same
+from unde.ui.report.page import Page, meaning
 from unde.ui.report.queries import QueryPanel, Row
-from unde.ui.report.trust import TrustCurve, TrustPanel
-from unde.ui.report.weights import WeightsPanel
+from unde.ui.report.trust import TrustPanel
+from unde.ui.report.weights import weights_panels
+from unde.version import __version__
 from unde.weights import Weights
+
+if TYPE_CHECKING:
+    from unde.index.token_scores import TokenScores
+
 
 ALL_ZERO = "all scores are 0: these are neither proponents nor opponents"
 Tokens = Callable[[int, int, Weights | None], Sequence[float] | Tensor | None]  # of query, example, weights
@@ -162,79 +169,6 @@ def pair_pieces(setup: Setup, row: Any, i: int, values: Sequence[float] | Tensor
     return list(zip(pieces, map(float, values)))
 
 
-def weights_panel(weights: Weights, note: str = "", name: str = "") -> WeightsPanel:
-    curve = weights.provenance.get("objective", {}).get("curve") or None
-    return WeightsPanel(weights.groups, weights.values.numpy(), objective=curve, note=note, name=name)
-
-
-def weights_panels(weights: Mapping[str, Weights], groups: Sequence[str]) -> list[WeightsPanel]:
-    """A panel for each named set of weights, all in the order of `groups`."""
-    return [
-        weights_panel(replace(w, values=w.aligned_to(groups), groups=list(groups)), name=name)
-        for name, w in weights.items()
-    ]
-
-
-def trust_panel(
-    trusts: Mapping[str, Trust], weights: Mapping[str, Weights], unweighted: str = "unweighted"
-) -> TrustPanel:
-    """The curves unweighted and under each named set of weights that is not uniform."""
-    first = next(iter(trusts.values()))
-    names = [name for name, w in weights.items() if not uniform(w)]
-    curves = []
-    for i, curve in enumerate(first.curves):
-        points = {unweighted: curve.before}
-        points |= {name: trusts[name].curves[i].after or [] for name in names}
-        shares = {way: [(s, *curve.interval(s)) for s in some] for way, some in points.items()}
-        curves.append(TrustCurve(curve.kind, curve.examples, curve.strengths, shares))
-    means = {unweighted: _in_percent(first.before), **{name: _after(trusts[name]) for name in names}}
-    verdicts = {name: words for name, w in weights.items() if (words := verdict(w))}
-    note = "" if first.held_out else FEW
-    return TrustPanel(curves, means, verdicts, note)
-
-
-def uniform(weights: Weights) -> bool:
-    """Whether weights are the unweighted method.
-
-    >>> uniform(Weights.uniform(["a", "b"]))
-    True
-    """
-    return bool((weights.values == 1).all())
-
-
-FEW = (
-    "There are too few training examples to leave some alone: these are the ones that self-retrieval reports on. "
-    "Weights were not learned from them."
-)
-
-
-def verdict(weights: Weights) -> str:
-    """The verdict of the guard of self-retrieval on weights, as a sentence; empty without one.
-
-    >>> verdict(Weights.uniform(["a"])), verdict(Weights(torch.ones(1), ["a"], [], {"confirmed": True}))
-    ('', 'The guard of self-retrieval confirmed these weights.')
-    """
-    p = weights.provenance
-    if "found" in p:
-        words = summary(weights).replace("= -", "= −")
-        return f"{words[0].upper()}{words[1:]}."
-    if "confirmed" not in p:
-        return ""
-    if p["confirmed"]:
-        return "The guard of self-retrieval confirmed these weights."
-    return "The guard of self-retrieval confirmed none of the candidates: these weights are uniform."
-
-
-def _in_percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
-def _after(trust: Trust) -> str:
-    assert trust.after is not None and trust.gain is not None and trust.gain_ci95 is not None
-    change = f"{100 * trust.gain:+.1f} ± {100 * trust.gain_ci95:.1f}".replace("-", "−")
-    return f"{_in_percent(trust.after)} ({change})"
-
-
 SECONDS = 300.0  # limit for the pass that reads hidden states
 TOP = 10  # examples that are compared with those of the method
 _FIRST_SECONDS = 5.0  # before the duration of the pass is estimated
@@ -328,3 +262,123 @@ def _beginning(item: Item) -> Item:
     """The item with the beginning of its text: whole texts twice would double the page."""
     head, rest = fold(item.text or "")
     return replace(item, text=f"{head.rstrip()} …") if rest else item
+
+
+UNWEIGHTED, CALIBRATED = "unweighted", "calibrated"
+
+
+def page_of(
+    index: Index,
+    setup: Setup,
+    queries: Rows,
+    scores: GroupScores,
+    weights: Mapping[str, Weights],
+    *,
+    title: str,
+    count: int = 5,
+    names: Sequence[int | str] | None = None,
+    contributors: Mapping[str, Any] | None = None,
+    trust: bool = True,
+    answers: LabelPredictions | None = None,
+    labelled: bool = True,
+    baselines: bool = True,
+) -> Page:
+    """The `count` strongest proponents and opponents of each query: unweighted, and under each named set of weights.
+
+    Tokens are shaded where the setup knows their text. `trust` adds how many training examples find themselves, which
+    takes some hundred passes of the model. `baselines` adds the top examples of BM25 and of hidden-state similarity for
+    models of text, the second from a pass over the training data. The rest is as in `query_panels`.
+    """
+    view = ExampleView(setup)
+    weights = {**_calibrated(scores, weights), **weights}
+    ways: dict[str, Weights | None] = {UNWEIGHTED: Weights.uniform(scores.groups), **weights}
+    count, shaded = min(count, scores.shape[1]), _has_tokens(setup)
+    steps = 2 * count * len(ways) * len(queries)
+    with console.progress("shading tokens", steps, shaded, unit="passages") as advance:
+        panels = query_panels(
+            setup,
+            queries,
+            scores,
+            ways,
+            which=range(len(queries)),
+            count=count,
+            names=names,
+            tokens=_tokens(index, setup, scores, advance) if shaded else None,
+            slack=_slack(index),
+            contributors=contributors,
+            answers=answers,
+            labelled=labelled,
+            view=view,
+        )
+    if baselines:
+        panels = add_baselines(panels, setup, queries, scores, view, count)
+    return Page(
+        title,
+        f"{scores.shape[1]:,} training examples, {scores.method.name} attributions",
+        queries=panels,
+        weights=weights_panels(weights, scores.groups),
+        trust=_trust(index, scores, weights) if trust else None,
+        meaning=meaning(scores.method, setup.task),
+        calibration=index.calibration if "calibration" in scores.provenance else None,
+        note=view.missing_note,
+        warnings=_warnings(index, scores, names),
+        provenance={
+            "unde": __version__,
+            "index": str(index.folder),
+            **scores.provenance["method"],
+        },
+    )
+
+
+def _calibrated(scores: GroupScores, weights: Mapping[str, Weights]) -> dict[str, Weights]:
+    """The weights of the calibration by their name on the page, unless other weights have it."""
+    known = scores.default_weights
+    return {CALIBRATED: known} if isinstance(known, Weights) and CALIBRATED not in weights else {}
+
+
+def _warnings(index: Index, scores: GroupScores, names: Sequence[int | str] | None) -> list[str]:
+    """What to know before the answers are read, said in lines too."""
+    found = index.diagnose(scores if names is None else replace(scores, query_ids=names))
+    for sentence in found:
+        console.note(sentence)
+    return found
+
+
+def _slack(index: Index) -> float:
+    """The share of a score that the parts of its tokens may miss: they are not rounded as what is stored is."""
+    stored = index.manifest.codec
+    return math.inf if stored.lossy else max(0.01, 3 * stored.rounding)
+
+
+def _has_tokens(setup: Setup) -> bool:
+    """Whether the parts that single tokens have in a score can be computed and shown."""
+    return setup.pieces is not None and hasattr(setup.task, "token_losses")
+
+
+def _tokens(index: Index, setup: Setup, scores: GroupScores, advance: console.Advance) -> Tokens:
+    made: dict[int, TokenScores] = {}
+
+    def tokens(q: int, i: int, weights: Weights | None) -> Tensor:
+        if id(weights) not in made:
+            made[id(weights)] = index.tokens(scores, weights)
+        advance(1)
+        return made[id(weights)](q, setup.train_data[i])
+
+    return tokens
+
+
+def _trust(index: Index, scores: GroupScores, weights: Mapping[str, Weights]) -> TrustPanel | None:
+    """The panel, or None where copies cannot be made or examples are few, which is said in a line."""
+    try:
+        return TrustPanel(
+            index.trust_of(weights, scores.method, perturb=_perturb(weights)), weights, UNWEIGHTED
+        )
+    except UndeError as e:
+        console.note(f"the page has no panel of trust: {e}")
+        return None
+
+
+def _perturb(weights: Mapping[str, Weights]) -> str | None:
+    """Noise on the model's weights where that is what weights were learned with: the task may know nothing else."""
+    kinds = [set(w.provenance.get("strength", ())) for w in weights.values()]
+    return "weights" if kinds and all(kind == {WeightNoise().name} for kind in kinds) else None

@@ -1,4 +1,4 @@
-"""Trust in the scores on the data at hand: the share of perturbed copies that find their original."""
+"""How good scores are on the data at hand: copies that find their originals, and the LDS of a calibration."""
 
 from __future__ import annotations
 
@@ -7,10 +7,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from unde.console import counted
-from unde.errors import UndeError
+from unde.index.calibration import LOCAL, Calibration
+from unde.index.retrieval_curve import Curve, Trust
+from unde.index.self_retrieval import summary
 from unde.markup import Html, el, number
-from unde.ui.report.svg import Line, curve_key, line_plot
+from unde.ui.report.svg import (
+    Line,
+    PlotFrame,
+    caption,
+    curve_key,
+    dot,
+    grid_lines,
+    line_plot,
+    rect,
+    stroke,
+    svg,
+)
 from unde.ui.report.tables import ResultTable, lead, note, result_table, section
+from unde.weights import Weights
 
 MEANING = (
     "Each of these training examples was changed a little, then more, and the method ranked all training examples for "
@@ -24,107 +38,219 @@ LIMITS = (
 
 
 @dataclass(frozen=True)
-class TrustCurve:
-    """One kind of perturbation: for each way of scoring, the share found at each strength with its interval.
-
-    >>> TrustCurve("noise", 20, [0.1, 1.0], {"unweighted": [(0.8, 0.6, 0.9), (0.1, 0.0, 0.3)]}).kind
-    'noise'
-    """
-
-    kind: str
-    examples: int
-    strengths: Sequence[float]
-    shares: Mapping[str, Sequence[tuple[float, float, float]]]  # share, and the ends of its interval
-
-    def __post_init__(self) -> None:
-        if not self.strengths or not all(math.isfinite(s) and s > 0 for s in self.strengths):
-            raise UndeError(
-                f"strengths of {self.kind!r} are {list(self.strengths)}: expected positive numbers, one at least"
-            )
-        if not self.shares:
-            raise UndeError(f"no shares of {self.kind!r}: expected those of one way of scoring at least")
-        for way, shares in self.shares.items():
-            if len(shares) != len(self.strengths):
-                raise UndeError(
-                    f"{len(shares)} shares of {way!r} for {len(self.strengths)} strengths of {self.kind!r}: expected "
-                    "one each"
-                )
-            if not all(0 <= low <= share <= high <= 1 for share, low, high in shares):
-                raise UndeError(f"the shares of {way!r}: expected numbers from 0 to 1 inside their intervals")
-
-
-@dataclass(frozen=True)
 class TrustPanel:
-    """Curves for each kind of perturbation; `means` is the mean share of each way of scoring, as text.
+    """Results of `index.trust` by the names of their weights; the unweighted shares are the same in all."""
 
-    `verdicts` are the verdicts of the guard on named weights.
-    """
+    trusts: Mapping[str, Trust]
+    weights: Mapping[str, Weights] = field(default_factory=dict)
+    unweighted: str = "unweighted"  # the name of scores without weights
 
-    curves: Sequence[TrustCurve]
-    means: Mapping[str, str]
-    verdicts: Mapping[str, str] = field(default_factory=dict)
-    note: str = ""
+    @property
+    def means(self) -> dict[str, str]:
+        """The mean share of each way of scoring, as text: unweighted, and under weights that are not uniform."""
+        first = next(iter(self.trusts.values()))
+        means = {self.unweighted: f"{100 * first.before:.0f} %"}
+        return means | {name: _after(self.trusts[name]) for name, w in self.weights.items() if not uniform(w)}
 
-    def __post_init__(self) -> None:
-        ways = {way for curve in self.curves for way in curve.shares}
-        if not ways or not ways <= set(self.means):
-            raise UndeError(
-                f"curves of {sorted(ways)} and mean shares of {sorted(self.means)}: expected a mean for every way of "
-                "scoring, and one curve at least"
-            )
+    def shares(self, number: int) -> dict[str, list[float]]:
+        """The shares of each way of scoring on one of the curves."""
+        ways = {way: self.trusts[way].curves[number].after or [] for way in list(self.means)[1:]}
+        return {self.unweighted: next(iter(self.trusts.values())).curves[number].before, **ways}
+
+
+def _after(trust: Trust) -> str:
+    assert trust.after is not None and trust.gain is not None and trust.gain_ci95 is not None
+    change = f"{100 * trust.gain:+.1f} ± {100 * trust.gain_ci95:.1f}".replace("-", "−")
+    return f"{100 * trust.after:.0f} % ({change})"
 
 
 def trust_section(panel: TrustPanel) -> Html:
-    """The section with a plot and a table for each kind of perturbation."""
-    several = len(panel.verdicts) > 1
+    """The section with the verdicts of the guard, and a plot and a table for each kind of perturbation."""
+    first = next(iter(panel.trusts.values()))
+    verdicts = {name: words for name, w in panel.weights.items() if (words := verdict(w))}
     return section(
         "trust",
         "Trust: do training examples find themselves?",
         lead(MEANING, " ", LIMITS),
         [
-            lead(el("strong", None, f"{name}: " if several else ""), verdict)
-            for name, verdict in panel.verdicts.items()
+            lead(el("strong", None, f"{name}: " if len(verdicts) > 1 else ""), words)
+            for name, words in verdicts.items()
         ],
-        note(panel.note),
-        [_kind(curve, panel) for curve in panel.curves],
+        note("" if first.held_out else FEW),
+        [_kind(c, panel.shares(i), panel.means, len(first.curves) > 1) for i, c in enumerate(first.curves)],
         kind="trust",
     )
 
 
-def _kind(curve: TrustCurve, panel: TrustPanel) -> Html:
+def _kind(
+    curve: Curve, shares: Mapping[str, Sequence[float]], means: Mapping[str, str], several: bool
+) -> Html:
     ends = "; ".join(
-        f"{way} from {number(100 * shares[0][0])} % to {number(100 * shares[-1][0])} %"
-        for way, shares in curve.shares.items()
+        f"{way} from {number(100 * some[0])} % to {number(100 * some[-1])} %" for way, some in shares.items()
     )
     x = [math.log(s) for s in curve.strengths]
     plot = line_plot(
-        [Line(way, x, *zip(*shares)) for way, shares in curve.shares.items()],
+        [Line(way, x, some, *zip(*map(curve.interval, some))) for way, some in shares.items()],
         title=f"Share of copies that find their original, by strength of {curve.kind}: {ends}",
         x_label=f"strength of {curve.kind}, logarithmic",
         y_label="share found",
         y_range=(0.0, 1.0),
         x_ticks=[(math.log(s), f"{s:.2g}") for s in curve.strengths],
     )
-    caption = el(
+    legend = el(
         "figcaption",
         None,
-        curve_key([(way, panel.means[way]) for way in curve.shares]),
-        "The number beside each name is the mean share over all strengths"
-        f"{' and kinds' if len(panel.curves) > 1 else ''}; bands are 95 % intervals.",
+        curve_key(list(means.items())),
+        f"The number beside each name is the mean share over all strengths{' and kinds' if several else ''}; "
+        "bands are 95 % intervals.",
     )
     heading = el("h3", None, f"Copies that find their original: {curve.kind}")
-    return el("div", {"class": "pair"}, el("figure", None, heading, plot, caption), _table(curve))
+    return el("div", {"class": "pair"}, el("figure", None, heading, plot, legend), _table(curve, shares))
 
 
-def _table(curve: TrustCurve) -> Html:
+def _table(curve: Curve, shares: Mapping[str, Sequence[float]]) -> Html:
     rows = [
-        [f"{strength:.2g}", *(_share(*shares[i]) for shares in curve.shares.values())]
+        [f"{strength:.2g}", *(_share(some[i], *curve.interval(some[i])) for some in shares.values())]
         for i, strength in enumerate(curve.strengths)
     ]
     title = f"In %, {counted(curve.examples, 'example')}"
     remark = "With 95 % intervals (Wilson). Strengths are the same for all methods."
-    return result_table(ResultTable(title, ["strength", *curve.shares], rows, note=remark))
+    return result_table(ResultTable(title, ["strength", *shares], rows, note=remark))
 
 
 def _share(share: float, low: float, high: float) -> str:
     return f"{100 * share:.0f} [{100 * low:.0f}, {100 * high:.0f}]"
+
+
+def uniform(weights: Weights) -> bool:
+    """Whether weights are the unweighted method.
+
+    >>> uniform(Weights.uniform(["a", "b"]))
+    True
+    """
+    return bool((weights.values == 1).all())
+
+
+FEW = (
+    "There are too few training examples to leave some alone: these are the ones that self-retrieval reports on. "
+    "Weights were not learned from them."
+)
+
+
+def verdict(weights: Weights) -> str:
+    """The verdict of the guard of self-retrieval on weights, as a sentence; empty without one.
+
+    >>> verdict(Weights.uniform(["a"])), verdict(Weights(torch.ones(1), ["a"], [], {"confirmed": True}))
+    ('', 'The guard of self-retrieval confirmed these weights.')
+    """
+    p = weights.provenance
+    if "found" in p:
+        words = summary(weights).replace("= -", "= −")
+        return f"{words[0].upper()}{words[1:]}."
+    if "confirmed" not in p:
+        return ""
+    if p["confirmed"]:
+        return "The guard of self-retrieval confirmed these weights."
+    return "The guard of self-retrieval confirmed none of the candidates: these weights are uniform."
+
+
+WIDTH, HEIGHT = 760.0, 250.0
+LEFT, RIGHT, TOP, BOTTOM = 44.0, 190.0, 16.0, 26.0  # margins
+BEST = 8  # settings in the table
+LDS_MEANING = (
+    "LDS (linear datamodeling score): models were retrained on random halves of the training data, and this is the "
+    "rank correlation, in %, of predicted and actual results of these models, averaged over queries. The "
+    "number to expect is cross-fitted: no model or query was judged by a setting that it helped to choose."
+)
+
+
+def calibration_section(calibration: Calibration) -> Html:
+    """The section with the sentence of a calibration, the bars of all its settings and a table of the best."""
+    chosen, settings = calibration.setting.name, list(calibration.settings)
+    rows = [
+        [f"{s['name']} (chosen)" if s["name"] == chosen else s["name"], _percent(s["lds"], s["ci95"])]
+        for i, s in enumerate(settings)
+        if i < BEST or s["name"] == chosen
+    ]
+    rows += [[f"baseline: {name}", f"{100 * b['lds']:.1f}"] for name, b in calibration.baselines.items()]
+    remark = f"Unweighted; {len(settings)} settings were judged. 95 % intervals over queries and models."
+    return section(
+        "calibration",
+        "Calibration: how good are these scores?",
+        lead(el("strong", None, f"{calibration}.")),
+        lead(LDS_MEANING),
+        el("figure", None, bar_strip(calibration), el("figcaption", None, _caption(calibration))),
+        result_table(ResultTable("LDS, %", ["setting", "LDS"], rows, note=remark)),
+        kind="calibration",
+    )
+
+
+def _percent(mean: float, half: float) -> str:
+    return f"{100 * mean:.1f} ± {100 * half:.1f}"
+
+
+def bar_strip(calibration: Calibration) -> Html:
+    """All settings as bars, the best first; baselines and the ceiling as lines."""
+    settings, chosen = calibration.settings, calibration.setting.name
+    lines = [
+        (f"{name} {100 * b['lds']:.0f}", b["lds"], "baseline") for name, b in calibration.baselines.items()
+    ]
+    if calibration.ceiling is not None:
+        lines.append((f"at most {100 * calibration.ceiling:.0f}", calibration.ceiling, "ceiling"))
+    mean = calibration.expected.mean
+    half = calibration.expected.ci95_total or calibration.expected.ci95
+    values = [100 * value for value in (*(s["lds"] for s in settings), *(value for _, value, _ in lines))]
+    y_range = min(0.0, *values), max(1.0, *values, 100 * (mean + half)) * 1.04
+    frame = PlotFrame(LEFT, WIDTH - RIGHT, TOP, HEIGHT - BOTTOM, (0, len(settings)), y_range)
+
+    def y(share: float) -> float:
+        return frame.y(100 * share)
+
+    bars = [
+        rect(
+            "setting chosen" if s["name"] == chosen else "setting",
+            frame.x(i),
+            y(max(s["lds"], 0)),
+            max(1.0, 0.8 * (frame.x(1) - frame.x(0))),
+            abs(y(s["lds"]) - y(0)),
+            f"{s['name']}: {_percent(s['lds'], s['ci95'])}",
+        )
+        for i, s in enumerate(settings)
+    ]
+    middle = frame.x(0.4 + next((i for i, s in enumerate(settings) if s["name"] == chosen), 0))
+    labels = _spread([(text, y(value), kind) for text, value, kind in lines])
+    return svg(
+        WIDTH,
+        HEIGHT,
+        f"LDS of {len(settings)} settings, sorted; chosen: {chosen}",
+        "plot settings-strip",
+        grid_lines(frame),
+        bars,
+        stroke("whisker", middle, y(mean - half), middle, y(mean + half)),
+        dot("expected", middle, y(mean), 4),
+        [stroke(kind, frame.left, y(value), frame.right, y(value)) for _, value, kind in lines],
+        [caption(f"label {kind}", frame.right + 8, height + 4, text) for text, height, kind in labels],
+        caption("tick", LEFT, HEIGHT - 6, "settings, the best first"),
+    )
+
+
+def _caption(calibration: Calibration) -> str:
+    models = "short continued trainings" if calibration.how == LOCAL else "retrained models"
+    limit = ", the solid line is the limit set by noise between two training seeds"
+    return (
+        f"Each bar is a setting, judged on {models}; the filled one is {calibration.setting.name}. The dot is the LDS "
+        "to expect of it, with its 95 % interval. Dashed lines are simple baselines"
+        f"{limit if calibration.ceiling is not None else ''}."
+    )
+
+
+def _spread(labels: list[tuple[str, float, str]], room: float = 14.0) -> list[tuple[str, float, str]]:
+    """Move labels down until none covers another.
+
+    >>> _spread([("a", 20.0, ""), ("b", 22.0, "")])
+    [('a', 20.0, ''), ('b', 34.0, '')]
+    """
+    out: list[tuple[str, float, str]] = []
+    for text, height, kind in sorted(labels, key=lambda label: label[1]):
+        out.append((text, max(height, out[-1][1] + room) if out else height, kind))
+    return out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +14,7 @@ from unde.groups import unet_order, unet_stages
 from unde.markup import Html, el, number
 from unde.ui.report.svg import Bar, Line, bar_plot, block_tones, line_plot
 from unde.ui.report.tables import ResultTable, bar, fold, lead, note, result_table, scroll, section, table
+from unde.weights import Weights
 
 _TOP = 10  # groups in the table of the largest weights
 _RANKED = 5  # bars that carry their rank
@@ -351,3 +352,16 @@ def _objective(panel: WeightsPanel, heading: str) -> Html:
     )
     caption = f"{number(course[0], 4)} at the start, {number(course[-1], 4)} at the end."
     return el("figure", None, el(heading, None, "Course of learning"), plot, el("figcaption", None, caption))
+
+
+def weights_panel(weights: Weights, note: str = "", name: str = "") -> WeightsPanel:
+    curve = weights.provenance.get("objective", {}).get("curve") or None
+    return WeightsPanel(weights.groups, weights.values.numpy(), objective=curve, note=note, name=name)
+
+
+def weights_panels(weights: Mapping[str, Weights], groups: Sequence[str]) -> list[WeightsPanel]:
+    """A panel for each named set of weights, all in the order of `groups`."""
+    return [
+        weights_panel(replace(w, values=w.aligned_to(groups), groups=list(groups)), name=name)
+        for name, w in weights.items()
+    ]
