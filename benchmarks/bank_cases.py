@@ -16,16 +16,11 @@ from unde.evaluate import TrainingSpec
 N = 512
 
 
-def digits(architecture: str) -> TrainingSpec:
+def images(data_set: str, architecture: str) -> TrainingSpec:
     from experiments.shared.classification_bank import training
 
-    return training(architecture, (torch.rand(N, 1, 28, 28), torch.randint(0, 10, (N,))))
-
-
-def cifar10(architecture: str) -> TrainingSpec:
-    from experiments.shared.cifar10_bank import training
-
-    return training(architecture, (torch.randn(N, 3, 32, 32), torch.randint(0, 10, (N,))))
+    shape = (1, 28, 28) if data_set == "mnist" else (3, 32, 32)
+    return training(data_set, architecture, (torch.rand(N, *shape), torch.randint(0, 10, (N,))))
 
 
 def language(vocabulary: int, **changes: Any) -> TrainingSpec:
@@ -78,10 +73,10 @@ def tiny(make: Callable[[], nn.Module]) -> TrainingSpec:
 CASES: dict[str, Callable[[], TrainingSpec]] = {
     "linear": lambda: tiny(lambda: nn.Linear(64, 10)),
     "mlp": lambda: tiny(lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))),
-    "mnist-resnet": lambda: digits("resnet"),
-    "mnist-vit": lambda: digits("vit"),
-    "cifar10-resnet": lambda: cifar10("resnet"),
-    "cifar10-vit": lambda: cifar10("vit"),
+    "mnist-resnet": lambda: images("mnist", "resnet"),
+    "mnist-vit": lambda: images("mnist", "vit"),
+    "cifar10-resnet": lambda: images("cifar10", "resnet"),
+    "cifar10-vit": lambda: images("cifar10", "vit"),
     "sotu-gpt2": lambda: language(2048),
     "wikitext-gpt2": lambda: language(3072),
     "finetuned-gpt2": lambda: language(4096, epochs=3),

@@ -1,4 +1,4 @@
-"""Sections of docs/speed.md about benchmarks that are files of their own, each from what that file found."""
+"""Tables of docs/speed.md about benchmarks that are files of their own, each from what that file found."""
 
 from __future__ import annotations
 
@@ -61,72 +61,32 @@ def fixed(found: Found) -> str:
     for r in found["rows"]:
         now, query = r["now"], r["query"]
         low, high = now["interval95"]
-        rows.append(
-            [
-                f"{NAMES.get(r['case'], r['case'])}, rank {r['rank']}",
-                f"{now['intercept']:.2f} s [{low:.2f}, {high:.2f}]",
-                f"{found['goals'][r['case']]:.1f} s",
-                f"{now['first_build']:.2f} s",
-                f"{query['ratio']:.2f}",
-                f"{query['first_ratio']:.2f}",
-            ]
-        )
-    head = [
-        "",
-        "fixed cost of a build",
-        "aimed at",
-        "first build of a process",
-        "one more query",
-        "the first",
-    ]
-    return (
-        "## Fixed costs\n\nWhat a build takes whatever its number of examples: seconds of builds of few examples, as a "
-        "line through their number meets none. A query is relative to a plain pass of it.\n\n"
-        + table(head, rows)
-    )
+        seconds = [f"{now['intercept']:.2f} s [{low:.2f}, {high:.2f}]", f"{found['goals'][r['case']]:.1f} s"]
+        costs = [f"{now['first_build']:.2f} s", f"{query['ratio']:.2f}", f"{query['first_ratio']:.2f}"]
+        rows.append([f"{NAMES.get(r['case'], r['case'])}, rank {r['rank']}", *seconds, *costs])
+    head = "| fixed cost of a build | aimed at | first build of a process | one more query | the first"
+    return table(head, rows)
 
 
 def scoring(found: Found) -> str:
-    rows = [
-        [f"{name}, {found['queries']:,} queries × {found['examples']:,} examples × {found['features']:,} features",
-         "sgemm of that shape", _ratio(e), _seconds(e["seconds"])]
-        for name, e in found.get("totals", {}).items()
-    ]  # fmt: skip
+    size = f"{found['queries']:,} queries × {found['examples']:,} examples × {found['features']:,} features"
+    rows = [(f"{name}, {size}", "sgemm of that shape", e) for name, e in found.get("totals", {}).items()]
     for e in found.get("groups", ()):
-        rows.append(
-            [
-                f"{e['groups']} groups, in blocks",
-                "totals",
-                _ratio(e["blocks"]),
-                _seconds(e["blocks"]["seconds"]),
-            ]
-        )
-        what = f"{e['groups']} groups, one array of {e['array_queries']:,} queries"
-        rows.append([what, "totals", _ratio(e["array"]), _seconds(e["array"]["seconds"])])
-        if "writing" in e:  # not in results of before
-            alone = [f"{e['groups']} groups, writing the output alone", "totals", _ratio(e["writing"])]
-            rows.append([*alone, _seconds(e["writing"]["seconds"])])
+        rows += [
+            (f"{e['groups']} groups, in blocks", "totals", e["blocks"]),
+            (f"{e['groups']} groups, one array of {e['array_queries']:,} queries", "totals", e["array"]),
+            (f"{e['groups']} groups, writing the output alone", "totals", e["writing"]),
+        ]
     for part, where in (("stores", "page cache"), ("disk", "disk")):
-        for e in found.get(part, ()):
-            if e["store"] != "float32":
-                what = f"{e['store']}, {_queries(e['queries'])}, from the {where}"
-                rows.append([what, "float32", _ratio(e), _seconds(e["seconds"])])
+        rows += [
+            (f"{e['store']}, {_queries(e['queries'])}, from the {where}", "float32", e)
+            for e in found.get(part, ())
+            if e["store"] != "float32"
+        ]
     for e in found.get("million", ()):
         what = f"top 100 of {e['examples']:,} × {e['features']:,} in int8 for {_queries(e['queries'])}, from the disk"
-        most = (
-            f", at most {e['peak_bytes'] / 1e6:.0f} MB" if "peak_bytes" in e else ""
-        )  # not in results of before
-        rows.append([what, "reading the files", _ratio(e), _seconds(e["seconds"]) + most])
-    head = ["", "relative to", "ratio", "time"]
-    return (
-        "## Scoring\n\nScores relative to torch's own product of the same matrices, to reading the same files, and to "
-        "one another:\n\n"
-        + table(head, rows)
-        + "\n\nTotals are below torch's product where oneDNN is the faster library. Scores by group and from int8 "
-        "are measured against totals and float32, which gain most from it. Scores by group take the multiplications of "
-        "totals and M times their output. Nothing that returns the whole array goes below the larger of totals and of "
-        "writing the output alone, a number into new memory; their sum is what it costs where the two do not overlap."
-    )
+        rows.append((what, "reading the files", e))
+    return table("| relative to | ratio | time", [[what, to, _ratio(e), _seconds(e)] for what, to, e in rows])
 
 
 def _ratio(e: Found) -> str:
@@ -134,48 +94,39 @@ def _ratio(e: Found) -> str:
     return f"{e['ratio']:.2f} [{spread[0]:.2f}, {spread[1]:.2f}]" if spread else f"{e['ratio']:.2f}"
 
 
-def _seconds(value: float) -> str:
-    return f"{value:.2f} s" if value >= 1 else f"{1e3 * value:.0f} ms"
+def _seconds(e: Found) -> str:
+    took = f"{e['seconds']:.2f} s" if e["seconds"] >= 1 else f"{1e3 * e['seconds']:.0f} ms"
+    return took + (f", at most {e['peak_bytes'] / 1e6:.0f} MB" if "peak_bytes" in e else "")
 
 
 def weights(found: Found) -> str:
-    rows = []
+    rows: list[tuple[str, Found, str]] = []  # what, with its seconds and bytes, a remark
     for e in found.get("solvers", ()):
         shape = " × ".join(f"{n:,}" for n in e["shape"])
-        solver, other = e["fixed-point"], e["adamw"]
-        rows += [
-            [
-                f"fixed point, {shape}, k = {e['k']}",
-                f"{solver['seconds']:.1f} s",
-                mib(solver["bytes_beside_contributions"]),
-                f"{e['times_faster']:.1f} times as fast, objective {e['objective_ratio']:.4f} of the other's",
-            ],
-            [
-                "Algorithm 1 as it is written",
-                f"{other['seconds']:.1f} s",
-                mib(other["bytes_beside_contributions"]),
-                "",
-            ],
-        ]
+        remark = f"{e['times_faster']:.1f} times as fast, objective {e['objective_ratio']:.4f} of the other's"
+        rows.append((f"fixed point, {shape}, k = {e['k']}", e["fixed-point"], remark))
+        rows.append(("Algorithm 1 as it is written", e["adamw"], ""))
     if e := found.get("default"):
-        what = f"`learn_weights` as it is, k = {e['k']:,}"
-        rows.append([what, f"{e['seconds']:.1f} s", mib(e["bytes_beside_contributions"]), ""])
+        rows.append((f"`learn_weights` as it is, k = {e['k']:,}", e, ""))
     if e := found.get("candidates"):
-        what = f"all {e['candidates']} candidates of k and decay"
-        rows.append([what, f"{e['seconds']:.1f} s", mib(e["bytes_beside_contributions"]), ""])
+        rows.append((f"all {e['candidates']} candidates of k and decay", e, ""))
     if e := found.get("streamed"):
-        budget = f"within {mib(e['memory'])}"
         for key, name in (("fixed-point", "fixed point"), ("adamw", "an epoch of Algorithm 1")):
-            rows.append(
-                [f"{name}, in blocks {budget}", f"{e[key]['seconds']:.1f} s", mib(e[key]["bytes"]), ""]
-            )
+            rows.append((f"{name}, in blocks within {mib(e['memory'])}", e[key], ""))
     if e := found.get("self_retrieval"):
         what = f"self-retrieval, {e['examples']:,} examples, {e['groups']} groups, within {mib(e['memory'])}"
-        rows.append([what, f"{e['seconds']:.1f} s", mib(e["bytes"]), ""])
-    return (
-        "## Learning weights\n\nFrom group scores (queries × examples × groups) in memory; bytes are beside them.\n\n"
-        + table(["", "time", "memory", ""], rows)
+        rows.append((what, e, ""))
+    return table(
+        "| time | memory |",
+        [
+            [what, f"{e['seconds']:.1f} s", mib(e.get("bytes_beside_contributions", e.get("bytes"))), remark]
+            for what, e, remark in rows
+        ],
     )
+
+
+def _best(way: Found) -> float:
+    return way.get("best_ms", way["ms"])
 
 
 def banks(found: Found) -> str:
@@ -183,68 +134,34 @@ def banks(found: Found) -> str:
     for row in found["rows"]:
         ways = {way: e for way, e in row["ways"].items() if "ms" in e}
         best = max(ways, key=lambda way: ways[way]["times_plain"])
-        plain = next(iter(ways.values()))
-        rows.append(
-            [
-                row["case"],
-                f"{plain.get('best_ms', plain['ms']):.2f} ms",
-                f"{ways[best].get('best_ms', ways[best]['ms']):.2f} ms",
-                best,
-                f"{ways[best]['times_plain']:.2f}",
-                row.get("chosen", ""),
-            ]
-        )
-    head = [
-        "",
-        "a step of a model, plain loop",
-        "fastest way",
-        "which is",
-        "times as fast",
-        "what a bank takes",
-    ]
-    return (
-        "## Retraining banks\n\nTraining many small models on random halves of the data, best of several turns "
-        "(`python -m benchmarks run banks` prints all ways):\n\n" + table(head, rows) + _bank_floors(found)
-    )
+        times = [f"{_best(e):.2f} ms" for e in (next(iter(ways.values())), ways[best])]
+        rows.append([row["case"], *times, best, f"{ways[best]['times_plain']:.2f}", row.get("chosen", "")])
+    head = "| a step of a model, plain loop | fastest way | which is | times as fast | what a bank takes"
+    return table(head, rows)
 
 
-def _bank_floors(found: Found) -> str:
-    """What arithmetic alone allows; not in results of before."""
-    rows, rates = [], {}
+def bank_floors(found: Found) -> str:
+    """What arithmetic alone allows."""
+    rows = []
     for row in found["rows"]:
-        if "floor" not in row:
-            continue
-        floor, ways = row["floor"], [e for e in row["ways"].values() if "ms" in e]
-        best = min(e.get("best_ms", e["ms"]) for e in ways)
-        plain = ways[0].get("best_ms", ways[0]["ms"])
-        for library, rate in floor["gflop_per_second"].items():
-            rates[library] = max(rate, rates.get(library, 0.0))
-        rows.append(
-            [
-                row["case"],
-                f"{floor['gflop']:.2g}",
-                f"{floor['ms']:.2g} ms",
-                f"{plain / floor['ms']:.1f}",
-                f"{floor['ms'] / best:.0%}".replace("%", " %"),
-            ]
-        )
-    if not rows:
-        return ""
-    told = " and ".join(f"{rate:.0f} by {library}" for library, rate in rates.items())
-    return (
-        "\n\nNo way goes below the arithmetic of a step, at the rate of large float32 products on all cores (GFLOP a "
-        f"second: {told}). What is left is memory: norms, activations and optimizers multiply little and move much.\n\n"
-        + table(
-            [
-                "",
-                "GFLOP of a step",
-                "floor",
-                "times as fast as the plain loop at the floor",
-                "floor of the fastest way",
-            ],
-            rows,
-        )
+        if "floor" in row:
+            floor, times = row["floor"], [_best(e) for e in row["ways"].values() if "ms" in e]
+            share = f"{floor['ms'] / min(times):.0%}".replace("%", " %")
+            cells = [f"{floor['gflop']:.2g}", f"{floor['ms']:.2g} ms", f"{times[0] / floor['ms']:.1f}", share]
+            rows.append([row["case"], *cells])
+    head = (
+        "| GFLOP of a step | floor | times as fast as the plain loop at the floor | floor of the fastest way"
     )
+    return table(head, rows)
+
+
+def bank_rates(found: Found) -> str:
+    """GFLOP a second of large products, by library."""
+    rates: dict[str, float] = {}
+    for row in found["rows"]:
+        for library, rate in row.get("floor", {}).get("gflop_per_second", {}).items():
+            rates[library] = max(rate, rates.get(library, 0.0))
+    return " and ".join(f"{rate:.0f} by {library}" for library, rate in rates.items())
 
 
 def storage(found: Found) -> str:
@@ -254,18 +171,21 @@ def storage(found: Found) -> str:
         + [f"{e['score'][kind]:.2f}" for kind in kinds]
         for store, e in found["stores"].items()
     ]
-    head = ["", "bytes an example", "times smaller", "build", *(f"scores: {kind}" for kind in kinds)]
-    return (
-        f"## Smaller stores\n\n{found['examples']:,} digits, {found['width']:,} features; times relative to float32, "
-        "scores of so many queries from the page cache or the disk. What smaller stores do to scores is in [from a "
-        "laptop to a cluster](scale.md).\n\n" + table(head, rows)
+    return table(
+        ["", "bytes an example", "times smaller", "build", *(f"scores: {kind}" for kind in kinds)], rows
     )
 
 
-SECTIONS: dict[str, Callable[[Found], str]] = {
-    "fixed": fixed,
-    "storage": storage,
-    "scoring": scoring,
-    "weights": weights,
-    "banks": banks,
+# part → the benchmark that it is about, what writes it
+PARTS: dict[str, tuple[str, Callable[[Found], str]]] = {
+    "language": ("language", languages),
+    "fixed": ("fixed", fixed),
+    "storage": ("storage", storage),
+    "storage_examples": ("storage", lambda found: f"{found['examples']:,}"),
+    "storage_width": ("storage", lambda found: f"{found['width']:,}"),
+    "scoring": ("scoring", scoring),
+    "weights": ("weights", weights),
+    "banks": ("banks", banks),
+    "bank_floors": ("banks", bank_floors),
+    "bank_rates": ("banks", bank_rates),
 }

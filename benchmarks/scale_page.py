@@ -58,16 +58,7 @@ def memory(found: Found) -> str | None:
         ]
         for r in sorted(found["memory"], key=lambda r: (r["budget"], r["allocator"], r["examples"]))
     ]
-    head = [
-        "examples",
-        "budget",
-        "allocator",
-        "peak beyond",
-        "what was there before",
-        "build",
-        "open",
-        "kernel",
-    ]
+    head = "examples | budget | allocator | peak beyond | what was there before | build | open | kernel"
     return table([*head, "features of 100 queries", "top 10 of each", "on disk"], rows) if rows else None
 
 

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from benchmarks.machine import drop_cache
 from benchmarks.peaks import peaks
-from benchmarks.rounds import timed
+from benchmarks.rounds import Seconds, interleaved, ratio, timed
 from unde import Groups
 from unde.index.reader import IndexReader
 from unde.index.scorer import Scorer
@@ -120,41 +120,26 @@ def read_through(folder: Path) -> None:
 # --- what is measured ------------------------------------------------------------------------------------
 
 
-def in_turns(
-    runs: Mapping[str, Callable[[], Any]],
-    rounds: int,
-    before: Callable[[str], None] = lambda name: None,
-) -> dict[str, list[float]]:
-    """Seconds of each, round by round; a first one is not counted, nor is what is done `before`."""
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    for i in range(rounds + 1):
-        for name, run in runs.items():
-            before(name)
-            taken = timed(run)
-            if i:
-                seconds[name].append(taken)
-    return seconds
+def ratios(runs: Mapping[str, Callable[[], Any]], to: str, rounds: int) -> dict[str, dict[str, Any]]:
+    """Of each, in turns: the median ratio over rounds with its interval, and seconds of both."""
+    timers = {name: lambda run=run: timed(run) for name, run in runs.items()}
+    return ratios_of(interleaved(timers, rounds)[0], to)
 
 
-def ratio(seconds: dict[str, list[float]], of: str, to: str) -> dict[str, Any]:
-    """The median over rounds, the least and the most, and seconds of both."""
-    found = np.array(seconds[of]) / np.array(seconds[to])
+def ratios_of(seconds: Seconds, to: str) -> dict[str, dict[str, Any]]:
+    median = {name: round(float(np.median(each)), 4) for name, each in seconds.items()}
     return {
-        "ratio": round(float(np.median(found)), 3),
-        "range": [round(float(found.min()), 3), round(float(found.max()), 3)],
-        "seconds": round(float(np.median(seconds[of])), 4),
-        f"seconds_{to}": round(float(np.median(seconds[to])), 4),
+        name: {**ratio(each, seconds[to]), "seconds": median[name], f"seconds_{to}": median[to]}
+        for name, each in seconds.items()
     }
 
 
 def totals(folder: Path, queries: Tensor, memory: int, rounds: int) -> dict[str, Any]:
     scores = scored(folder, queries, memory)
     train = torch.cat([block[0] for _, block in scores.train.blocks()])
-    seconds = in_turns(
-        {"sgemm": lambda: queries @ train.T, "totals": scores.total, "top 100": lambda: scores.top(100)},
-        rounds,
-    )
-    return {name: ratio(seconds, name, "sgemm") for name in ("totals", "top 100")}
+    runs = {"sgemm": lambda: queries @ train.T, "totals": scores.total, "top 100": lambda: scores.top(100)}
+    found = ratios(runs, "sgemm", rounds)
+    return {name: found[name] for name in ("totals", "top 100")}
 
 
 def groups(folder: Path, queries: Tensor, memory: int, rounds: int) -> list[dict[str, Any]]:
@@ -172,18 +157,10 @@ def groups(folder: Path, queries: Tensor, memory: int, rounds: int) -> list[dict
         def written(count: int = count, few: int = few, n: int = n) -> None:
             torch.from_numpy(np.empty((count, few, n), dtype=np.float32)).fill_(1.0)
 
-        seconds = in_turns({"totals": scores.total, "blocks": blocks}, rounds)
-        few_seconds = in_turns({"totals": some.total, "array": some.by_group, "writing": written}, rounds)
-        found.append(
-            {
-                "groups": count,
-                "queries": q,
-                "blocks": ratio(seconds, "blocks", "totals"),
-                "array_queries": few,
-                "array": ratio(few_seconds, "array", "totals"),
-                "writing": ratio(few_seconds, "writing", "totals"),
-            }
-        )
+        whole = ratios({"totals": scores.total, "blocks": blocks}, "totals", rounds)
+        part = ratios({"totals": some.total, "array": some.by_group, "writing": written}, "totals", rounds)
+        row = {"groups": count, "queries": q, "blocks": whole["blocks"], "array_queries": few}
+        found.append(row | {name: part[name] for name in ("array", "writing")})
     return found
 
 
@@ -191,18 +168,23 @@ def stores(
     folders: Mapping[str, Path], queries: Tensor, memory: int, rounds: int, cold: bool
 ) -> list[dict[str, Any]]:
     """Blocks are not kept: files are mapped, and read, each time."""
-
-    def before(dtype: str) -> None:
-        if cold:
-            drop_cache(folders[dtype])
-
     found = []
     for count in (1, 10, len(queries)):
-        runs = {dtype: scored(folder, queries[:count], memory).total for dtype, folder in folders.items()}
-        seconds = in_turns(runs, rounds if cold or count > 10 else 5 * rounds, before)
-        for dtype in folders:
-            found.append({"store": dtype, "queries": count} | ratio(seconds, dtype, "float32"))
+        runs = {}
+        for dtype, folder in folders.items():
+            total = scored(folder, queries[:count], memory).total
+            runs[dtype] = lambda folder=folder, total=total: after_drop(folder if cold else None, total)
+        seconds, _ = interleaved(runs, rounds if cold or count > 10 else 5 * rounds)
+        rows = ratios_of(seconds, "float32")
+        found += [{"store": dtype, "queries": count} | row for dtype, row in rows.items()]
     return found
+
+
+def after_drop(folder: Path | None, run: Callable[[], Any]) -> float:
+    """Seconds, without those of giving the pages of an index back."""
+    if folder is not None:
+        drop_cache(folder)
+    return timed(run)
 
 
 def asking(folder: str, count: int, memory: int) -> Callable[[], Any]:
@@ -216,14 +198,11 @@ def million(folder: Path, queries: Tensor, memory: int, rounds: int) -> list[dic
     found = []
     for count in (1, 10, 100):
         scores = scored(folder, queries[:count], memory)
-
-        def ask(scores: GroupScores = scores) -> None:
-            scores.top(100)
-
-        runs = {"disk": lambda: read_through(folder), "scores": ask}
-        seconds = in_turns(runs, rounds, lambda name: drop_cache(folder))
+        runs = {"disk": lambda: read_through(folder), "scores": lambda scores=scores: scores.top(100)}
+        timers = {name: lambda run=run: after_drop(folder, run) for name, run in runs.items()}
+        seconds, _ = interleaved(timers, rounds)
         row = {"examples": scores.shape[1], "features": queries.shape[1], "queries": count, "bytes": size}
-        row |= ratio(seconds, "scores", "disk")
+        row |= ratios_of(seconds, "disk")["scores"]
         [row["peak_bytes"]] = peaks([("benchmarks.scoring:asking", str(folder), count, memory)])
         found.append(row | {"disk_gb_per_second": round(size / row["seconds_disk"] / 1e9, 3)})
     return found

@@ -8,16 +8,12 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from experiments.pages.figures import _line
+
 TONES = ("#3f83c4", "#d9822b", "#4f9e68", "#c2577a", "#8a6fc0", "#9a8c3c")
 GREY, FAINT = "#808890", "#80889055"
 WIDE, HIGH, LEFT, TOP, COLUMNS = 232.0, 150.0, 52.0, 40.0, 3
-TITLES = {
-    "examples": "examples",
-    "groups": "groups",
-    "rank": "rank (ResNet-18)",
-    "tokens": "tokens (GPT-2)",
-    "width": "width (GPT-2)",
-}
+TITLES = {"rank": "rank (ResNet-18)", "tokens": "tokens (GPT-2)", "width": "width (GPT-2)"}
 
 
 def drawn(found: Mapping[str, Mapping[str, Any]]) -> str:
@@ -106,8 +102,3 @@ def _text(x: float, y: float, words: str, anchor: str = "start", bold: bool = Fa
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{GREY}"{weight}>{escape(words)}</text>'
     )
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, colour: str, width: float = 1) -> str:
-    ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
-    return f'<line {ends} stroke="{colour}" stroke-width="{width:g}"/>'

@@ -16,20 +16,19 @@ from typing import Any
 
 from experiments.pages.book import table
 
-from benchmarks import registry, speed_figure
+from benchmarks import other_tables, registry, speed_figure
 from benchmarks.cases import CASES
 from benchmarks.features import GOALS, MORE_MEMORY
-from benchmarks.other_tables import NAMES, SECTIONS, languages, mib, told
+from benchmarks.other_tables import NAMES, mib, told
 from benchmarks.peers import PEERS
 
 ROOT = Path(__file__).parent.parent
-TEMPLATE, PAGE, FIGURE = (
-    Path(__file__).parent / "speed.md",
-    ROOT / "docs" / "speed.md",
-    ROOT / "docs" / "growth.svg",
-)
+TEMPLATE = Path(__file__).parent / "speed.md"
+PAGE, FIGURE = ROOT / "docs" / "speed.md", ROOT / "docs" / "growth.svg"
 OTHERS = (ROOT / "README.md", ROOT / "docs" / "language-models.md", ROOT / "docs" / "diffusion.md")
 IMAGES_AND_TEXT, DIFFUSION = ("resnet", "vit", "gpt2", "llama"), ("ddpm", "text", "lora")
+LESSER = ("traker", "captum", "kronfluence")  # these keep less of an example, or nothing
+AXES = {"rank": "rank, ResNet-18", "tokens": "tokens of a sequence, GPT-2", "width": "width, GPT-2"}
 _PLACE = re.compile(r"\{\{ (\w+) \}\}")
 _MARKED = re.compile(r"^(<!-- bench: (?P<name>\w+) -->\n).*?^(<!-- end -->)", re.S | re.M)
 Found = dict[str, Any]
@@ -119,9 +118,7 @@ def denominators(found: Results) -> str:
     for name, case in _cases(found).items():
         for rank in GOALS:
             r = case["ranks"][str(rank)]
-            through = (
-                f"{r['pass_size']}" if r["rows"] is None else f"{r['pass_size']} ({r['rows']} rows at a time)"
-            )
+            through = f"{r['pass_size']}" + ("" if r["rows"] is None else f" ({r['rows']} rows at a time)")
             rows.append(
                 [
                     f"{CASES[name].title}" if rank == 16 else "",
@@ -135,17 +132,10 @@ def denominators(found: Results) -> str:
                     f"{r['planning']['seconds']:.2f} s",
                 ]
             )
-    head = [
-        "",
-        "rank",
-        "examples in a pass",
-        "plain pass of that size",
-        "index, of that",
-        "overhead, of that",
-        "multiplications of features",
-        "writing float32 alone",
-        "planning",
-    ]
+    head = (
+        "| rank | examples in a pass | plain pass of that size | index, of that | overhead, of that | "
+        "multiplications of features | writing float32 alone | planning"
+    )
     return table(head, rows) if rows else missing("features")
 
 
@@ -194,9 +184,7 @@ def verdict(found: Results) -> str:
                 if rank not in entry:
                     continue
                 low, high = entry[rank]["to ours"]["interval95"]
-                times = [entry[rank]["to ours"]] + [
-                    entry[rank][k] for k in ("to ours in int8",) if k in entry[rank]
-                ]
+                times = [entry[rank][k] for k in ("to ours", "to ours in int8") if k in entry[rank]]
                 share = ", in int8 ".join(f"{t['ratio']:.2f}" for t in times)
                 words = f"{peer} on {NAMES[name]} at rank {rank} ({share} of our time)"
                 if high < 1:
@@ -211,9 +199,6 @@ def verdict(found: Results) -> str:
     if lesser:
         lines.append(f"Faster because they do less: {_listed(lesser)}.")
     return " ".join(lines)
-
-
-LESSER = ("traker", "captum", "kronfluence")  # these keep less of an example, or nothing
 
 
 def peer_notes(found: Results) -> str:
@@ -258,7 +243,7 @@ def small_count(found: Results) -> str:
 
 
 def memory(found: Results) -> str:
-    rows = []
+    rows, worst = [], []
     for name, case in _cases(found).items():
         if "peak_bytes" not in case:
             continue
@@ -272,23 +257,15 @@ def memory(found: Results) -> str:
                 *(mib(p[f"build, rank {rank}"]) for rank in GOALS),
             ]
         )
+        if max(over) > MORE_MEMORY:
+            worst.append(CASES[name].title)
     if not rows:
         return missing("features")
-    head = ["", "plain pass", "rank 16 beyond it", "rank 64", "passes as settled, rank 16", "rank 64"]
-    worst = [
-        row[0]
-        for row, case in zip(rows, (c for c in _cases(found).values() if "peak_bytes" in c))
-        if _over(case)
-    ]
+    head = "| plain pass | rank 16 beyond it | rank 64 | passes as settled, rank 16 | rank 64"
     aim = f"Aimed at is at most {mib(MORE_MEMORY)} beyond the plain pass"
     return f"{table(head, rows)}\n\n{aim}" + (
         f"; over that are {_listed(worst)}." if worst else ", which all cases keep."
     )
-
-
-def _over(case: Found) -> bool:
-    p = case["peak_bytes"]
-    return any(p[f"build at batch, rank {rank}"] - p["plain"] > MORE_MEMORY for rank in GOALS)
 
 
 def queries(found: Results) -> str:
@@ -300,15 +277,6 @@ def queries(found: Results) -> str:
         numbers = [f"{e[k]:.1f} ms" for k in ("plain_ms", "product_ms", "first_query_ms")]
         rows.append([f"{NAMES.get(name, name)}, {method}", told(e), *numbers])
     return table(["", "one more query", "plain pass", "product", "the first query"], rows)
-
-
-AXES = {
-    "examples": "examples",
-    "groups": "groups",
-    "rank": "rank, ResNet-18",
-    "tokens": "tokens of a sequence, GPT-2",
-    "width": "width, GPT-2",
-}
 
 
 def growth(found: Results) -> str:
@@ -324,14 +292,10 @@ def growth(found: Results) -> str:
                 low, high = e["interval95"]
                 exponent = f"{e['exponent']:.2f} [{low:.2f}, {high:.2f}]"
                 cost = f"{e['seconds'][0]:.3g} to {e['seconds'][-1]:.3g} s"
-            where = f"{AXES[axis]}" if number == 0 else ""
+            where = AXES.get(axis, axis) if number == 0 else ""
             rows.append([where, curve, f"{first:,} to {last:,}", exponent.replace("-", "−"), cost])
     made = table(["against", "cost of", "sizes", "exponent", "from, to"], rows)
     return f"{made}\n\n![Cost against size on logarithmic axes](growth.svg)"
-
-
-def language(found: Results) -> str:
-    return languages(found["language"]["found"]) if "language" in found else missing("language")
 
 
 def diffusion(found: Results) -> str:
@@ -346,8 +310,8 @@ def diffusion(found: Results) -> str:
     return table(head, rows) if rows else missing("features")
 
 
-def others(found: Results) -> str:
-    return "\n\n".join(write(found[name]["found"]) for name, write in SECTIONS.items() if name in found)
+def _of(name: str, write: Callable[[Found], str]) -> Callable[[Results], str]:
+    return lambda found: write(found[name]["found"]) if name in found else missing(name)
 
 
 def _listed(words: list[str]) -> str:
@@ -373,7 +337,6 @@ PARTS: dict[str, Callable[[Results], str]] = {
     "memory": memory,
     "queries": queries,
     "growth": growth,
-    "language": language,
     "diffusion": diffusion,
-    "others": others,
+    **{part: _of(*given) for part, given in other_tables.PARTS.items()},
 }

@@ -4,7 +4,8 @@ A study is a file in experiments/studies with
 
 - a docstring, whose first line is its title;
 - `PAPER`, the table or figure of the paper that it stands for ("" if none);
-- `run(variant)`, which returns what goes into the result file as JSON;
+- `run(variant)`, which returns what goes into the result file as JSON, or `learn(cell, method)`, which gives sets of
+  weights whose LDS is the result (experiments/shared/sweep.py);
 - where it has several data sets, `VARIANTS`, their names: each has a result of its own;
 - where it needs retrained models or data, `BANKS` and `DATA`: {variant (None if there are none): names}. Banks are
   those of experiments/shared/banks.py; a variant that is named as one needs it unless `BANKS` is stated. Data are
@@ -165,10 +166,12 @@ def run(study: Study, result: str, variant: str | None, *, again: bool, yes: boo
             make_bank(needed.name, yes=yes, wanted_by=result)
     print(f"{result}: {study.title}", flush=True)
     start = time.monotonic()
-    from unde import UndeError  # here and not above: `list` needs no torch
+    from experiments.shared.sweep import sweep  # here and not above: `list` needs no torch
+    from unde import UndeError
 
     try:
-        found = importlib.import_module(f"{PACKAGE}.{study.name}").run(variant)
+        module = importlib.import_module(f"{PACKAGE}.{study.name}")
+        found = sweep(variant, module.learn) if hasattr(module, "learn") else module.run(variant)
     except (UndeError, SystemExit) as e:  # both come with a sentence for people
         raise Refused(f"{result}: {e}") from e
     store(result, found, time.monotonic() - start)

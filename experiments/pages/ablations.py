@@ -49,9 +49,10 @@ def all_columns(book: Book, study: str, banks: Sequence[str], key: Callable[[str
 def sensitivity_to_k(book: Book) -> str:
     columns = sorted({*paper.K[1:], *all_columns(book, "sensitivity_k", tuple(BANKS), float)}, key=int)
     theirs = {}
-    for (where, method), values in paper.SENSITIVITY_TO_K.items():
-        at = dict(zip(paper.K, values))
-        theirs[f"{where}, {method}"] = [number(at.get(c)) for c in ("none", *columns)]
+    for where, methods in paper.SENSITIVITY_TO_K.items():
+        for method, values in methods.items():
+            at = dict(zip(paper.K, values))
+            theirs[f"{where}, {method}"] = [number(at.get(c)) for c in ("none", *columns)]
     return swept_table(book, "sensitivity_k", tuple(BANKS), columns, theirs)
 
 

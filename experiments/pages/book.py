@@ -51,14 +51,15 @@ def command(name: str) -> str:
     return f"python -m experiments run {name}"
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; the first column has the names.
+def table(head: str | Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; the first column has the names. The head may be one text with bars between its columns.
 
-    >>> print(table(["", "LDS"], [["TracIn", "4.15"]]))
+    >>> print(table("| LDS", [["TracIn", "4.15"]]))
     | | LDS |
     |---|---|
     | TracIn | 4.15 |
     """
+    head = [cell.strip() for cell in head.split("|")] if isinstance(head, str) else head
     lines = [head, ["---"] * len(head), *rows]
     made = ["|" + "|".join(f" {cell} " if cell else " " for cell in row) + "|" for row in lines]
     made[1] = "|" + "---|" * len(head)

@@ -55,10 +55,10 @@ def calibration_table(book: Book) -> str:
     if len(found) < len(damping.VARIANTS):
         return book.missing([f"calibration_{bank}" for bank in damping.VARIANTS])
     rows = [_row(f"{BANKS[b].name}, {name}", index) for b, r in found.items() for name, index in r.items()]
-    head = [
-        "bank, index", "TRAK, D-TRAK or DAS at damping 0.1", "best setting", "chosen with 8 halves", "with 16 halves",
-        "weights add (16)", "expected (16)", "within its interval (8, 16)",
-    ]  # fmt: skip
+    head = (
+        "bank, index | TRAK, D-TRAK or DAS at damping 0.1 | best setting | chosen with 8 halves | "
+        "with 16 halves | weights add (16) | expected (16) | within its interval (8, 16)"
+    )
     return table(head, rows)
 
 

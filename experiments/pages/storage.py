@@ -72,16 +72,10 @@ def storage_table(book: Book) -> str:
         times = _smaller(found, store)
         size = f"{fmean(times):.1f} ({min(times):.1f} to {max(times):.1f})"
         rows.append([f"`{store}`", size if store != USUAL else "1", *_pooled(_cells(found, store))])
-    head = [
-        "",
-        "times smaller",
-        "cells",
-        "difference of LDS, points",
-        "worst cell",
-        "error of scores",
-        "ten best shared",
-        "Recall@10, %",
-    ]
+    head = (
+        "| times smaller | cells | difference of LDS, points | worst cell | error of scores | "
+        "ten best shared | Recall@10, %"
+    )
     return table(head, rows)
 
 

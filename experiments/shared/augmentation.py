@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 
 from experiments.shared.denoising import scheduler, seeds
 from experiments.shared.diffusion_bank import STUDIES
-from experiments.shared.sweep import objective
+from experiments.shared.sweep import Cell, objective
 from unde import Weights
 from unde.diffusion import augment
 from unde.methods import JourneyTRAK, Method
-from unde.scoring import GroupScores
 from unde.tasks.timesteps import sampler_timesteps
 
 STEPS = 50  # of the sampler
@@ -38,11 +35,11 @@ def straight_journeys(columns: dict[str, torch.Tensor]) -> dict[str, torch.Tenso
     return {**columns, "trajectory": trajectory, "timesteps": t.expand(len(x), -1)}
 
 
-def supervised(
-    study: str, method: Method, score: Callable[[dict[str, torch.Tensor]], GroupScores]
-) -> Weights:
-    """Weights with which changed training images find themselves; `score` says what a method makes of them."""
-    rows, columns = augmented(study)
+def supervised(cell: Cell, method: Method) -> Weights:
+    """Weights with which changed training images find themselves."""
+    rows, columns = augmented(cell.name)
     if isinstance(method, JourneyTRAK):
         columns = straight_journeys(columns)
-    return objective(score(columns), loss="supervised", positives=rows.tolist())
+    index = cell.index_for(method)
+    scores = index.score(index.features(columns), method)
+    return objective(scores, loss="supervised", positives=rows.tolist())

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -40,14 +39,14 @@ class Recipe:
 
 # name → (module with `recipe`, its arguments); imported only when a bank has to be made
 MADE_BY: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "mnist-resnet": ("classification_bank", ("resnet",)),
-    "mnist-vit": ("classification_bank", ("vit",)),
+    "mnist-resnet": ("classification_bank", ("mnist", "resnet")),
+    "mnist-vit": ("classification_bank", ("mnist", "vit")),
     "sotu-gpt2": ("language_bank", ("sotu",)),
     "wikitext-gpt2": ("language_bank", ("wikitext",)),
     "cifar2": ("diffusion_bank", ("cifar2",)),
     "robots": ("diffusion_bank", ("robots",)),
-    "cifar10-resnet": ("cifar10_bank", ("resnet",)),
-    "cifar10-vit": ("cifar10_bank", ("vit",)),
+    "cifar10-resnet": ("classification_bank", ("cifar10", "resnet")),
+    "cifar10-vit": ("classification_bank", ("cifar10", "vit")),
     "finetuned-gpt2": ("finetuning", ()),
 }
 
@@ -91,13 +90,8 @@ def make(name: str, processes: int | None = None) -> Bank:
     )
 
 
-def open_or_ask(name: str) -> Bank:
-    """The bank if it is there. If it is not, retraining it is hours of work: asks, and says no without a terminal."""
+def open_bank(name: str) -> Bank:
     path = BANKS / f"{name}.npz"
-    if path.exists():
-        return Bank.open(path)
-    recipe(name)  # says so if there is none
-    question = f"the bank {name} is not there; retrain its models now (about an hour of one core)? [y/N] "
-    if not sys.stdin.isatty() or input(question).strip().lower() not in ("y", "yes"):
+    if not path.exists():
         raise UndeError(f"the bank {name} is not there: make it with `python -m experiments bank {name}`")
-    return make(name)
+    return Bank.open(path)

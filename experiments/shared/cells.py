@@ -6,8 +6,8 @@ once: models are kept in experiments/models with the bank they belong to, the re
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from pathlib import Path
 from types import ModuleType
@@ -22,7 +22,7 @@ from experiments.shared.paths import RUNS
 from unde import Index
 from unde.evaluate import Bank
 from unde.index import QueryFeatures
-from unde.methods import DAS, DTRAK, EKFAC, TRAK, JourneyTRAK, LoGRA, Method, TracIn
+from unde.methods import DAS, DTRAK, EKFAC, TRAK, Damped, JourneyTRAK, LoGRA, Method, TracIn
 from unde.scoring import GroupScores
 from unde.tasks import CausalLM, Classification
 from unde.tasks.base import Task
@@ -60,14 +60,14 @@ class Cell:
         return self.load()
 
     def bank(self) -> Bank:
-        return banks.open_or_ask(self.name)
+        return banks.open_bank(self.name)
 
     def index_for(self, method: Method) -> Index:
-        return self._indexes(method.measure)
-
-    @cached_property
-    def index(self) -> Index:
-        return self._indexes("loss")
+        measure = method.measure
+        if measure not in self._built:
+            folder, size = RUNS / self.name / measure / "index", 64 if self.domain == "images" else 32
+            self._built[measure] = self.build(folder, self.built_for[measure], batch_size=size)
+        return self._built[measure]
 
     def features(self, method: Method, role: str) -> QueryFeatures:
         asked = f"{role}{' journey' * isinstance(method, JourneyTRAK)}"
@@ -78,6 +78,13 @@ class Cell:
         journey = "-journey" * isinstance(method, JourneyTRAK)
         return RUNS / self.name / method.measure / f"{role}{journey}.safetensors"
 
+    def damped(self, name: str, dampings: Iterable[float]) -> dict[str, tuple[float | None, Method]]:
+        """A method at each damping, by title: (damping, method); one that has no damping as it is."""
+        method = self.methods[name]
+        if not isinstance(method, Damped):
+            return {name: (None, method)}
+        return {f"{name}, damping {d:g}": (d, replace(method, damping=d)) for d in dampings}
+
     def scores(self, method: Method, role: str) -> GroupScores:
         return self.index_for(method).score(self.features(method, role), method)
 
@@ -87,79 +94,44 @@ class Cell:
     def eval_scores(self, name: str) -> GroupScores:
         return self.scores(self.methods[name], "eval")
 
-    def _indexes(self, measure: str) -> Index:
-        if measure not in self._built:
-            self._built[measure] = Index.build(
-                self.model,
-                self.task(),
-                self.train(),
-                RUNS / self.name / measure / "index",
-                method=self.built_for[measure],
-                groups=self.groups,
-                batch_size=64 if self.domain == "images" else 32,
-                store_dtype="float32",
-                memory="4GB",
-            )
-        return self._built[measure]
+    def build(self, folder: Path, method: Method, **options: Any) -> Index:
+        """An index of the training data in float32."""
+        return Index.build(
+            self.model, self.task(), self.train(), folder, method=method, groups=self.groups, store_dtype="float32",
+            memory="4GB", **options,
+        )  # fmt: skip
 
 
 # --- the banks -------------------------------------------------------------------------------------------
 
 
-def _mnist(architecture: str) -> Cell:
-    data = digits.digits
-    return Cell(
-        f"mnist-{architecture}",
-        "images",
-        IMAGES,
-        load=lambda: kept(
-            f"mnist-{architecture}",
-            digits.RECIPES[architecture][0],
-            lambda: digits.train(architecture, *data().train),
-        ),
-        task=Classification,
-        train=lambda: data().train,
-        queries=lambda role: data().learn if role == "learn" else data().evaluate,
-        built_for={"loss": TRAK(damping=DAMPING)},
-    )
-
-
-def _cifar10(architecture: str) -> Cell:
+def _images(data_set: str, architecture: str) -> Cell:
     from experiments.shared import cifar10
+    from experiments.shared.classification_bank import images
 
+    name = f"{data_set}-{architecture}"
+    source = digits if data_set == "mnist" else cifar10
+    make = digits.RECIPES[architecture][0] if data_set == "mnist" else partial(cifar10.initial, architecture)
     return Cell(
-        f"cifar10-{architecture}",
+        name,
         "images",
         IMAGES,
-        load=lambda: kept(
-            f"cifar10-{architecture}",
-            lambda: cifar10.initial(architecture),
-            lambda: cifar10.train(architecture, *cifar10.images().train),
-        ),
+        load=lambda: kept(name, make, lambda: source.train(architecture, *images(data_set).train)),
         task=Classification,
-        train=lambda: cifar10.images().train,
-        queries=lambda role: cifar10.images().learn if role == "learn" else cifar10.images().evaluate,
+        train=lambda: images(data_set).train,
+        queries=lambda role: images(data_set).learn if role == "learn" else images(data_set).evaluate,
         built_for={"loss": TRAK(damping=DAMPING)},
     )
 
 
 def _corpus(name: str) -> Cell:
-    from experiments.shared import corpora, language
+    from experiments.shared import corpora, finetuning, language
 
-    def data() -> corpora.Corpus:
-        return corpora.corpus(name)
-
-    def load() -> nn.Module:
-        make = partial(corpora.gpt2, corpora.VOCABULARY[name])
-        return kept(f"{name}-gpt2", make, lambda: language.trained(name, "gpt2")[0])
-
-    return _text(f"{name}-gpt2", load, data)
-
-
-def _finetuned() -> Cell:
-    from experiments.shared import finetuning
-
-    return _text("finetuned-gpt2", finetuning.attributed, lambda: finetuning.corpus()[1])
+    if name == "finetuned":
+        return _text("finetuned-gpt2", finetuning.attributed, lambda: finetuning.corpus()[1])
+    make = partial(corpora.gpt2, corpora.VOCABULARY[name])
+    load = partial(kept, f"{name}-gpt2", make, lambda: language.trained(name, "gpt2")[0])
+    return _text(f"{name}-gpt2", load, partial(corpora.corpus, name))
 
 
 def _text(name: str, load: Callable[[], nn.Module], data: Callable[[], Any]) -> Cell:
@@ -207,13 +179,13 @@ def _diffusion(name: str) -> Cell:
 
 
 CELLS: dict[str, Callable[[], Cell]] = {
-    "mnist-resnet": lambda: _mnist("resnet"),
-    "mnist-vit": lambda: _mnist("vit"),
-    "cifar10-resnet": lambda: _cifar10("resnet"),
-    "cifar10-vit": lambda: _cifar10("vit"),
+    "mnist-resnet": lambda: _images("mnist", "resnet"),
+    "mnist-vit": lambda: _images("mnist", "vit"),
+    "cifar10-resnet": lambda: _images("cifar10", "resnet"),
+    "cifar10-vit": lambda: _images("cifar10", "vit"),
     "sotu-gpt2": lambda: _corpus("sotu"),
     "wikitext-gpt2": lambda: _corpus("wikitext"),
-    "finetuned-gpt2": _finetuned,
+    "finetuned-gpt2": lambda: _corpus("finetuned"),
     "cifar2": lambda: _diffusion("cifar2"),
     "robots": lambda: _diffusion("robots"),
 }

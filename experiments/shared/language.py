@@ -10,11 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.shared.corpora import EPOCHS, VOCABULARY, Corpus, corpus, gpt2, llama, train
+from experiments.shared.corpora import EPOCHS, PEAK_LR, VOCABULARY, Corpus, adamw, corpus, gpt2, llama, train
 from experiments.shared.paths import HERE
 from experiments.shared.sweep import objective
 from unde import Index, Weights
-from unde.evaluate import Estimate, bm25, paired, representation_similarity
+from unde.evaluate import (
+    Estimate,
+    TailPatch,
+    bm25,
+    paired,
+    random_indices,
+    representation_similarity,
+    tail_patch,
+)
 from unde.index import QueryFeatures
 from unde.methods import EKFAC, TRAK, LoGRA, Method, TracIn
 from unde.tasks import CausalLM
@@ -35,25 +43,27 @@ class Attributed:
     index: Index
     architecture: str
 
-    def similarity(self, queries: Tensor) -> Tensor:
-        """(Q, N) cosine similarity of mean-pooled hidden states of the last block."""
-        layer = LAST_BLOCK[self.architecture]
-        rows = {"input_ids": self.data.train}
-        return representation_similarity(self.model, CausalLM(), rows, {"input_ids": queries}, layer=layer)
+    def baselines(self, queries: Tensor) -> dict[str, Tensor]:
+        return baselines(self.data, self.model, queries, LAST_BLOCK[self.architecture])
 
-    def bm25(self, queries: Tensor) -> Tensor:
-        texts = [[self.data.text(row) for row in rows] for rows in (self.data.train, queries)]
-        return bm25(*texts)
+    def patch(self, queries: dict[str, Tensor], **step: Any) -> Callable[[Tensor], TailPatch]:
+        """What one more step, at a tenth of the peak rate, on some training sequences does to queries."""
+        train = {"input_ids": self.data.train}
+        return lambda indices: tail_patch(
+            self.model, CausalLM(), train, queries, indices, optimizer=adamw, optimizer_state=self.optimizer_state,
+            lr=PEAK_LR / 10, max_grad_norm=1.0, **step,
+        )  # fmt: skip
 
 
-def baselines(cell: Any) -> dict[str, Tensor]:
-    """(Q, N) scores that need no gradients, of the evaluation queries of a text cell of experiments/shared/cells.py."""
-    data, task = cell.corpus(), CausalLM()
-    texts = [[data.text(row) for row in rows] for rows in (data.train, data.evaluate)]
-    columns = [{"input_ids": rows} for rows in (data.train, data.evaluate)]
+def baselines(
+    data: Corpus, model: nn.Module, queries: Tensor, layer: str = LAST_BLOCK["gpt2"]
+) -> dict[str, Tensor]:
+    """(Q, N) scores that need no gradients: of words, and of mean-pooled hidden states of the last block."""
+    texts = [[data.text(row) for row in rows] for rows in (data.train, queries)]
+    columns = [{"input_ids": rows} for rows in (data.train, queries)]
     return {
         "BM25": bm25(*texts),
-        "similarity": representation_similarity(cell.model, task, *columns, layer=LAST_BLOCK["gpt2"]),
+        "similarity": representation_similarity(model, CausalLM(), *columns, layer=layer),
     }
 
 
@@ -87,6 +97,21 @@ def attributed(name: str, architecture: str = "gpt2", study: str = "language") -
         memory="4GB",
     )
     return Attributed(data, model, state, index, architecture)
+
+
+def patch_baselines(
+    there: Attributed, patch: Callable[[Tensor], TailPatch], queries: Tensor, k: int
+) -> dict[str, Any]:
+    """Tail-patch of random sequences, and of those that baselines find."""
+    found = {"random": random_indices(len(there.data.train), len(queries), k)}
+    found |= {title: scores.topk(k).indices for title, scores in there.baselines(queries).items()}
+    results = {}
+    for title, indices in found.items():
+        patched = patch(indices)
+        results[title] = patched.as_dict()
+        print(row(title, patched.per_token), flush=True)
+    print(row("", *HEAD))
+    return results
 
 
 def ways_to_weigh(index: Index, learn: QueryFeatures, method: Method) -> dict[str, Weights | None]:

@@ -6,15 +6,15 @@ Columns of such a study are there to be looked at, not to choose from: nothing i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import Any
 
+from experiments.shared import cells
+from experiments.shared.cells import Cell
 from unde import Weights, learn_weights
 from unde.evaluate import lds, paired
+from unde.scoring import GroupScores
 from unde.scoring.data_splits import refuse_seen
-
-if TYPE_CHECKING:
-    from experiments.shared.cells import Cell
-    from unde.scoring import GroupScores
 
 EVERY_BANK = (
     "mnist-resnet",
@@ -30,7 +30,7 @@ EVERY_BANK = (
 BOOTSTRAP = 1000
 
 # (cell, name of a method) → {column: weights}
-Learned = Callable[["Cell", str], Mapping[str, Weights]]
+Learned = Callable[[Cell, str], Mapping[str, Weights]]
 
 
 def objective(scores: GroupScores, **given: Any) -> Weights:
@@ -42,10 +42,14 @@ def objective(scores: GroupScores, **given: Any) -> Weights:
     return learn_weights(scores, **({"k": 3, "weight_decay": 0.1 if scores.method.linear else 1.0} | given))
 
 
+@cache
+def objective_of(cell: Cell, title: str) -> Weights:
+    """Of the learning queries of a cell."""
+    return objective(cell.learn_scores(title))
+
+
 def sweep(bank: str, learned: Learned) -> dict[str, Any]:
     """{method: {"unweighted": estimate, "columns": {column: {"estimate", "difference"}}}}, estimates as fractions."""
-    from experiments.shared import cells
-
     cell = cells.get(bank)
     retrained = cell.bank()
     truth = retrained.masks, retrained.utility["eval"]

@@ -45,10 +45,7 @@ def run(variant: str) -> dict[str, Any]:
 
 def _index(cell: Cell, name: str, method: Method) -> dict[str, Any]:
     folder = RUNS / cell.name / "calibration" / name.strip(")").replace("(", "-")
-    index = Index.build(
-        cell.model, cell.task(), cell.train(), folder, method=method, groups=cell.groups, store_dtype="float32",
-        memory="4GB",
-    )  # fmt: skip
+    index = cell.build(folder, method)
     curves = list_settings(index._state.stored)
     bank = cell.bank()
     learn, evaluate = (

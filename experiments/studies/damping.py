@@ -35,7 +35,6 @@ def run(variant: str) -> dict[str, Any]:
     """{method: {damping: estimate}}, and TracIn under damping 0."""
     from experiments.shared import cells
     from experiments.shared.paths import RUNS
-    from unde import Index
     from unde.methods import DAS, DTRAK, EKFAC, TRAK, LoGRA, TracIn
 
     cell = cells.get(variant)
@@ -51,10 +50,7 @@ def run(variant: str) -> dict[str, Any]:
         built = {"loss": replace(sampled, projection="kron(16)")}
     home, indexes, queries = RUNS / variant / "damping", {}, {}
     for measure, method in built.items():
-        indexes[measure] = Index.build(
-            cell.model, cell.task(), cell.train(), home / measure, method=replace(method, damping=USUAL),
-            groups=cell.groups, store_dtype="float32", memory="4GB",
-        )  # fmt: skip
+        indexes[measure] = cell.build(home / measure, replace(method, damping=USUAL))
         queries[measure] = indexes[measure].features(
             cell.queries("eval"), home / f"{measure}-eval.safetensors"
         )

@@ -10,39 +10,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.shared.corpora import PEAK_LR, adamw
-from experiments.shared.language import HEAD, METHODS, attributed, gains, row, ways_to_weigh
-from unde.evaluate import TailPatch, random_indices, tail_patch
-from unde.tasks import CausalLM
+from experiments.shared.corpora import PEAK_LR
+from experiments.shared.language import METHODS, attributed, gains, patch_baselines, ways_to_weigh
 
 PAPER = "Table 4"
 VARIANTS = ("sotu", "wikitext")
 DATA = {"wikitext": ("wikitext-2",)}
-K, LR = 128, PEAK_LR / 10
+K = 128
 QUERIES = {"sotu": 48, "wikitext": 24}
 
 
 def run(variant: str) -> dict[str, Any]:
     there, count = attributed(variant, study="language_tail_patch"), QUERIES[variant]
-    queries, train = there.data.evaluate[:count], {"input_ids": there.data.train}
-
-    def patch(indices) -> TailPatch:
-        return tail_patch(
-            there.model, CausalLM(), train, {"input_ids": queries}, indices, optimizer=adamw,
-            optimizer_state=there.optimizer_state, lr=LR, micro_batch=64, max_grad_norm=1.0,
-        )  # fmt: skip
-
-    results: dict[str, dict] = {"setting": {"k": K, "queries": count, "lr": LR}}
-    for title, indices in (
-        ("random", random_indices(len(there.data.train), count, K)),
-        ("BM25", there.bm25(queries).topk(K).indices),
-        ("similarity", there.similarity(queries).topk(K).indices),
-    ):
-        found = patch(indices)
-        results[title] = found.as_dict()
-        print(row(title, found.per_token), flush=True)
+    queries = there.data.evaluate[:count]
+    patch = there.patch({"input_ids": queries}, micro_batch=64)
+    results: dict[str, dict] = {"setting": {"k": K, "queries": count, "lr": PEAK_LR / 10}}
+    results |= patch_baselines(there, patch, queries, K)
     learn, evaluate = (there.index.features({"input_ids": rows}) for rows in (there.data.learn, queries))
-    print(row("", *HEAD))
     for title, method in METHODS.items():
         scores = there.index.score(evaluate, method)
         ways = ways_to_weigh(there.index, learn, method)

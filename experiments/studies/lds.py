@@ -108,5 +108,5 @@ def _baselines(cell: Cell, bank: Bank) -> dict[str, Any]:
 
     return {
         name: lds(scores, bank.masks, bank.utility["eval"], bootstrap=BOOTSTRAP).as_dict()
-        for name, scores in baselines(cell).items()
+        for name, scores in baselines(cell.corpus(), cell.model, cell.corpus().evaluate).items()
     }

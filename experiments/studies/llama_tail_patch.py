@@ -16,14 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from experiments.shared.corpora import LENGTH, PEAK_LR, adamw
-from experiments.shared.language import HEAD, METHODS, attributed, gains, row, ways_to_weigh
-from unde.evaluate import random_indices, tail_patch
-from unde.tasks import CausalLM
+from experiments.shared.corpora import LENGTH, PEAK_LR
+from experiments.shared.language import METHODS, attributed, gains, patch_baselines, ways_to_weigh
 from unde.tasks.language import IGNORE
 
 PAPER = "Table 13, Figures 10 and 11"
-SNIPPET, QUERIES, LR = 16, 128, PEAK_LR / 10
+SNIPPET, QUERIES = 16, 128
 SHOWN = 4
 
 
@@ -52,24 +50,9 @@ def run(variant: str | None) -> dict[str, Any]:
         for seed, which in enumerate(snippets[: 2 * QUERIES].split(QUERIES))
     ]
     learn, evaluate = (there.index.features(asked(rows)) for rows in roles)
-    queries, train = asked(roles[1]), {"input_ids": there.data.train}
-
-    def patch(indices):
-        return tail_patch(
-            there.model, CausalLM(), train, queries, indices, optimizer=adamw,
-            optimizer_state=there.optimizer_state, lr=LR, max_grad_norm=1.0,
-        )  # fmt: skip
-
-    results: dict = {"setting": {"k": 1, "queries": QUERIES, "lr": LR, "snippet": SNIPPET}}
-    for title, indices in (
-        ("random", random_indices(len(there.data.train), QUERIES, 1)),
-        ("BM25", there.bm25(roles[1][:, SNIPPET:]).topk(1).indices),
-        ("similarity", there.similarity(roles[1][:, SNIPPET:]).topk(1).indices),
-    ):
-        found = patch(indices)
-        results[title] = found.as_dict()
-        print(row(title, found.per_token), flush=True)
-    print(row("", *HEAD))
+    patch = there.patch(asked(roles[1]))
+    results: dict = {"setting": {"k": 1, "queries": QUERIES, "lr": PEAK_LR / 10, "snippet": SNIPPET}}
+    results |= patch_baselines(there, patch, roles[1][:, SNIPPET:], 1)
     source = snippets[QUERIES : 2 * QUERIES]
     for title in ("TracIn", "LoGRA"):
         scores = there.index.score(evaluate, METHODS[title])

@@ -9,7 +9,6 @@ all settings of a bank.
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,6 @@ from experiments.shared.cells import Cell
 from experiments.shared.paths import RUNS
 from unde.data import Rows
 from unde.evaluate import Bank, lds
-from unde.methods import Damped
 
 PAPER = ""
 VARIANTS = ("mnist-resnet", "mnist-vit", "sotu-gpt2", "finetuned-gpt2")
@@ -44,12 +42,10 @@ def run(variant: str) -> dict[str, Any]:
         name=f"{variant}, one epoch more",
     )
     rows = {}
-    for name, method in cell.methods.items():
-        dampings = DAMPINGS if isinstance(method, Damped) else (None,)
-        for damping in dampings:
-            chosen = method if damping is None else replace(method, damping=damping)
-            total = cell.scores(chosen, "eval").total()
-            rows[name if damping is None else f"{name}, damping {damping:g}"] = {
+    for name in cell.methods:
+        for title, (_, method) in cell.damped(name, DAMPINGS).items():
+            total = cell.scores(method, "eval").total()
+            rows[title] = {
                 "full": lds(total, full.masks, full.utility["eval"]).as_dict(),
                 "local": lds(total, local.masks, local.utility["queries"]).as_dict(),
             }

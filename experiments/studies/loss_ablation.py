@@ -6,26 +6,18 @@ the paper. What self-retrieval makes of that idea is in the study of LDS.
 
 from __future__ import annotations
 
-from typing import Any
-
-from experiments.shared.sweep import EVERY_BANK, objective, sweep
+from experiments.shared.sweep import EVERY_BANK, Cell, Weights, objective
 
 PAPER = "Table 10"
 VARIANTS = EVERY_BANK
 LOSSES = ("top-k", "bottom-k", "top-k-bottom-k", "no-norm")
 
 
-def run(variant: str) -> dict[str, Any]:
-    def learned(cell, title):
-        scores = cell.learn_scores(title)
-        weights = {loss: objective(scores, loss=loss) for loss in LOSSES}
-        if cell.domain == "diffusion":
-            from experiments.shared.augmentation import supervised
+def learn(cell: Cell, title: str) -> dict[str, Weights]:
+    scores = cell.learn_scores(title)
+    weights = {loss: objective(scores, loss=loss) for loss in LOSSES}
+    if cell.domain == "diffusion":
+        from experiments.shared.augmentation import supervised
 
-            method, index = cell.methods[title], cell.index_for(cell.methods[title])
-            weights["supervised"] = supervised(
-                cell.name, method, lambda columns: index.score(index.features(columns), method)
-            )
-        return weights
-
-    return sweep(variant, learned)
+        weights["supervised"] = supervised(cell, cell.methods[title])
+    return weights

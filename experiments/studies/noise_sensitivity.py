@@ -6,18 +6,13 @@ group's scores. LDS is then measured on clean scores.
 
 from __future__ import annotations
 
-from typing import Any
-
-from experiments.shared.sweep import EVERY_BANK, objective, sweep
+from experiments.shared.sweep import EVERY_BANK, Cell, Weights, objective
 
 PAPER = "Figure 7"
 VARIANTS = EVERY_BANK
 NOISE = (0.0, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
 
-def run(variant: str) -> dict[str, Any]:
-    def learned(cell, title):
-        scores = cell.learn_scores(title)
-        return {f"{s:g}": objective(scores, noise=s) for s in NOISE}
-
-    return sweep(variant, learned)
+def learn(cell: Cell, title: str) -> dict[str, Weights]:
+    scores = cell.learn_scores(title)
+    return {f"{s:g}": objective(scores, noise=s) for s in NOISE}

@@ -6,19 +6,14 @@ and their copies, anew. Nothing else differs from the study lds, which has the s
 
 from __future__ import annotations
 
-from typing import Any
-
-from experiments.shared.sweep import EVERY_BANK, sweep
+from experiments.shared.sweep import EVERY_BANK, Cell, Weights
 
 PAPER = ""
 VARIANTS = EVERY_BANK
 SEEDS = (1, 2, 3)
 
 
-def run(variant: str) -> dict[str, Any]:
-    def learned(cell, title):
-        method = cell.methods[title]
-        index = cell.index_for(method)
-        return {str(seed): index.learn_weights(method=method, seed=seed) for seed in SEEDS}
-
-    return sweep(variant, learned)
+def learn(cell: Cell, title: str) -> dict[str, Weights]:
+    method = cell.methods[title]
+    index = cell.index_for(method)
+    return {str(seed): index.learn_weights(method=method, seed=seed) for seed in SEEDS}

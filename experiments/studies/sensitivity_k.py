@@ -6,18 +6,13 @@ examples of each query, at one fixed decay. The paper chooses k and the decay fo
 
 from __future__ import annotations
 
-from typing import Any
-
-from experiments.shared.sweep import EVERY_BANK, objective, sweep
+from experiments.shared.sweep import EVERY_BANK, Cell, Weights, objective
 
 PAPER = "Table 9"
 VARIANTS = EVERY_BANK
 KS = (1, 3, 5, 10, 20, 50, 100)
 
 
-def run(variant: str) -> dict[str, Any]:
-    def learned(cell, title):
-        scores = cell.learn_scores(title)
-        return {str(k): objective(scores, k=k) for k in KS}
-
-    return sweep(variant, learned)
+def learn(cell: Cell, title: str) -> dict[str, Weights]:
+    scores = cell.learn_scores(title)
+    return {str(k): objective(scores, k=k) for k in KS}

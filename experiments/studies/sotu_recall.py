@@ -30,7 +30,7 @@ def run(variant: str | None) -> dict[str, Any]:
     )
     scored = {title: there.index.score(evaluate, method) for title, method in METHODS.items()}
     ways = {title: ways_to_weigh(there.index, learn, method) for title, method in METHODS.items()}
-    simple = {"BM25": there.bm25(there.data.evaluate), "similarity": there.similarity(there.data.evaluate)}
+    simple = there.baselines(there.data.evaluate)
     results: dict = {}
     for what, truth in relevant.items():
         print(row(f"same {what}, %", *HEAD))

@@ -7,10 +7,8 @@ partner here: the two ViTs differ in depth, and of the diffusion models one has 
 
 from __future__ import annotations
 
-from typing import Any
-
-from experiments.shared.sweep import objective, sweep
-from unde import Weights
+from experiments.shared import cells
+from experiments.shared.sweep import Cell, Weights, objective_of
 
 PAPER = "Table 11"
 FAMILIES = (("mnist-resnet", "cifar10-resnet"), ("sotu-gpt2", "wikitext-gpt2", "finetuned-gpt2"))
@@ -18,15 +16,6 @@ VARIANTS = tuple(bank for family in FAMILIES for bank in family)
 DATA = {"mnist-resnet": ("cifar10_10k.npz",), "sotu-gpt2": ("wikitext-2",)}  # of the others of their family
 
 
-def run(variant: str) -> dict[str, Any]:
-    from experiments.shared import cells
-
-    [family] = [family for family in FAMILIES if variant in family]
-    learned: dict[tuple[str, str], Weights] = {}
-
-    def weights_of(bank: str, title: str) -> Weights:
-        if (bank, title) not in learned:
-            learned[bank, title] = objective(cells.get(bank).learn_scores(title))
-        return learned[bank, title]
-
-    return sweep(variant, lambda cell, title: {bank: weights_of(bank, title) for bank in family})
+def learn(cell: Cell, title: str) -> dict[str, Weights]:
+    [family] = [family for family in FAMILIES if cell.name in family]
+    return {bank: objective_of(cells.get(bank), title) for bank in family}

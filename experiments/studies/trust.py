@@ -23,7 +23,7 @@ from unde.evaluate import Estimate, lds, paired
 from unde.index import QueryFeatures
 from unde.index.retrieval_curve import SHOWN, strengths
 from unde.index.self_retrieval import EXAMPLES, Copier, Parts
-from unde.methods import Damped, Method
+from unde.methods import Method
 from unde.weights.retrieval import Copies
 
 PAPER = ""
@@ -42,12 +42,10 @@ def run(variant: str) -> dict[str, Any]:
         weights = cell.index_for(method).learn_weights(method=method)
         curves[name] = copied.curve(method, weights)
         found: dict[float | None, tuple[float, Estimate]] = {}
-        for damping in DAMPINGS if isinstance(method, Damped) else (None,):
-            chosen = method if damping is None else replace(method, damping=damping)
+        for title, (damping, chosen) in cell.damped(name, DAMPINGS).items():
             total = cell.scores(chosen, "eval").total()
             judged = lds(total, bank.masks, bank.utility["eval"], bootstrap=BOOTSTRAP)
             found[damping] = (copied.trust(chosen), judged)
-            title = name if damping is None else f"{name}, damping {damping:g}"
             settings[title] = {"trust": found[damping][0], "lds": judged.mean}
         if len(found) > 1:
             best = max(found, key=lambda d: found[d][0])

@@ -30,34 +30,22 @@ def alike(a, b, *, within):
 
 
 @pytest.mark.parametrize("architecture", ["resnet", "vit"])
-def test_digits(architecture, monkeypatch):
-    from experiments.shared import classification_bank
+@pytest.mark.parametrize(("data_set", "shape"), [("mnist", (1, 28, 28)), ("cifar10", (3, 32, 32))])
+def test_images(data_set, shape, architecture, monkeypatch):
+    from experiments.shared import cifar10
+    from experiments.shared.classification_bank import training
 
     from unde.ui.demo import digits
 
-    make, _, lr, decay = digits.RECIPES[architecture]
-    monkeypatch.setitem(digits.RECIPES, architecture, (make, 3, lr, decay))
+    source = digits if data_set == "mnist" else cifar10
+    make, _, lr, decay = source.RECIPES[architecture]
+    monkeypatch.setitem(source.RECIPES, architecture, (make, 3, lr, decay))
     generator = torch.Generator().manual_seed(0)
-    x, y = torch.rand(40, 1, 28, 28, generator=generator), torch.randint(0, 10, (40,), generator=generator)
-    described = classification_bank.training(architecture, (x, y))
-    expected = digits.train(architecture, x[ROWS], y[ROWS], seed=5)
+    x, y = torch.rand(40, *shape, generator=generator), torch.randint(0, 10, (40,), generator=generator)
+    described = training(data_set, architecture, (x, y))
+    expected = source.train(architecture, x[ROWS], y[ROWS], seed=5)
     alike(logits(expected, x), logits(described(ROWS, 5), x), within=1e-2)
     stacked = train_stacked(described, [(ROWS, 5), (ROWS[::-1].copy(), 6)])
-    alike(logits(expected, x), logits(stacked[0], x), within=1e-2)
-
-
-@pytest.mark.parametrize("architecture", ["resnet", "vit"])
-def test_cifar10(architecture, monkeypatch):
-    from experiments.shared import cifar10, cifar10_bank
-
-    make, _, lr, decay = cifar10.RECIPES[architecture]
-    monkeypatch.setitem(cifar10.RECIPES, architecture, (make, 3, lr, decay))
-    generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(40, 3, 32, 32, generator=generator), torch.randint(0, 10, (40,), generator=generator)
-    described = cifar10_bank.training(architecture, (x, y))
-    expected = cifar10.train(architecture, x[ROWS], y[ROWS], seed=5)
-    alike(logits(expected, x), logits(described(ROWS, 5), x), within=1e-2)
-    stacked = train_stacked(described, [(ROWS, 5), (ROWS, 6)])
     alike(logits(expected, x), logits(stacked[0], x), within=1e-2)
 
 

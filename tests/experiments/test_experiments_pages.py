@@ -135,7 +135,8 @@ def test_tables_of_the_paper_agree_with_each_other():
     for method, (none, *weights) in paper.TRANSFER_METHODS.items():
         own = weights[paper.METHODS.index(method)]
         assert (none, own) == tuple(mean for mean, _ in paper.LDS_DIFFUSION["ArtBench-2"][method])
-    for (where, method), values in paper.SENSITIVITY_TO_K.items():
+    cells = [(w, m, values) for w, methods in paper.SENSITIVITY_TO_K.items() for m, values in methods.items()]
+    for where, method, values in cells:
         plain, weighted = paper.LDS_DIFFUSION[where][method]
         assert values[0] == plain[0] and max(values) == weighted[0] and len(values) == len(paper.K)
     for split in paper.RECALL.values():
