@@ -46,13 +46,12 @@ class Benchmark:
 def benchmarks() -> dict[str, Benchmark]:
     """Those that are here, by name, in the order in which they are run."""
     made = [
-        Benchmark(f"features.{name}", f"the feature pass and peers: {case.title}", _of_case(name))
+        Benchmark(
+            f"features.{name}", f"the feature pass and peers: {case.title}", _of_module("features", name)
+        )
         for name, case in CASES.items()
     ]
-    for name in MODULES:
-        path = HERE / f"{name}.py"
-        if path.exists() and (about := _about(path)) is not None:
-            made.append(Benchmark(name, about, _of_module(name)))
+    made += [Benchmark(name, _about(HERE / f"{name}.py"), _of_module(name)) for name in MODULES]
     return {b.name: b for b in made}
 
 
@@ -98,24 +97,11 @@ def load(name: str) -> dict[str, Any] | None:
     return None if about is None else {"provenance": about, "found": found}
 
 
-def _of_case(name: str) -> Callable[[bool], dict[str, Any]]:
-    def measure(quick: bool) -> dict[str, Any]:
-        from benchmarks import features
-
-        return features.measure(name, quick)
-
-    return measure
+def _of_module(name: str, *given: str) -> Callable[[bool], dict[str, Any]]:
+    return lambda quick: importlib.import_module(f"benchmarks.{name}").measure(*given, quick=quick)
 
 
-def _of_module(name: str) -> Callable[[bool], dict[str, Any]]:
-    return lambda quick: importlib.import_module(f"benchmarks.{name}").measure(quick=quick)
-
-
-def _about(path: Path) -> str | None:
-    """The first sentence of a file that has `measure(quick)`, which is read and not run."""
-    tree = ast.parse(path.read_text())
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name == "measure" and "quick" in ast.unparse(node.args):
-            words = " ".join((ast.get_docstring(tree) or "").split("\n\n")[0].split())
-            return words.rstrip(".")
-    return None
+def _about(path: Path) -> str:
+    """The first sentence of a file, which is read and not run."""
+    doc = ast.get_docstring(ast.parse(path.read_text())) or ""
+    return " ".join(doc.split("\n\n")[0].split()).rstrip(".")

@@ -120,7 +120,4 @@ def _time(seconds: float) -> str:
     return duration(seconds, exact=True)
 
 
-TABLES: dict[str, Callable[[Found], str | None]] = {
-    "memory": memory,
-    "engines": engines,
-}
+TABLES: dict[str, Callable[[Found], str | None]] = {"memory": memory, "engines": engines}

@@ -10,16 +10,14 @@ shards are read each time: from the page cache, or from the disk (pages are give
 from __future__ import annotations
 
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from benchmarks import digits
 from benchmarks.machine import drop_cache
-from benchmarks.rounds import timed
+from benchmarks.rounds import interleaved, ratio, timed
 from unde import Index
 from unde.methods import TracIn
 from unde.store.codec import CODECS
@@ -49,50 +47,42 @@ def size(index: Index) -> float:
 
 
 def speed(setup: Any, folder: Path, runs: int) -> dict[str, Any]:
-    builds: dict[str, list[float]] = {dtype: [] for dtype in STORES}
     made: dict[str, Index] = {}
-    for run in range(runs):
-        for dtype in STORES:
-            begun = time.perf_counter()
-            made[dtype] = Index.build(
-                setup.model, setup.task, setup.train_data, folder / f"{run}-{dtype}", method=METHOD,
-                store_dtype=dtype, progress=False,
-            )  # fmt: skip
-            builds[dtype].append(time.perf_counter() - begun)
-    opened = {
-        dtype: Index.open(index.folder, model=setup.model, task=setup.task, memory=MEMORY)
-        for dtype, index in made.items()
-    }
+
+    def build(dtype: str) -> None:
+        options: dict[str, Any] = {"method": METHOD, "store_dtype": dtype, "progress": False}
+        place = folder / f"{len(list(folder.iterdir()))}-{dtype}"
+        made[dtype] = Index.build(setup.model, setup.task, setup.train_data, place, **options)
+
+    folder.mkdir()
+    builds, _ = interleaved(
+        {dtype: lambda dtype=dtype: timed(lambda: build(dtype)) for dtype in STORES}, runs
+    )
+    given = {"model": setup.model, "task": setup.task, "memory": MEMORY}
+    opened = {dtype: Index.open(index.folder, **given) for dtype, index in made.items()}
     x, y = setup.eval_queries
     asked = {n: made["float32"].features((x[:n], y[:n])).features for n in (1, digits.QUERIES)}
-    times: dict[tuple[str, int, bool], list[float]] = {}
-    for _ in range(4 * runs):
-        for queries, some in asked.items():
-            for cold in (False, True):
-                for dtype, index in opened.items():
-                    scores = index._state.scorer.scores(METHOD, some, [""] * queries)
-                    if cold:
-                        drop_cache(index.folder)
-                    times.setdefault((dtype, queries, cold), []).append(timed(scores.total))
+
+    def score(dtype: str, queries: int, cold: bool) -> float:
+        scores = opened[dtype]._state.scorer.scores(METHOD, asked[queries], [""] * queries)
+        if cold:
+            drop_cache(opened[dtype].folder)
+        return timed(scores.total)
+
+    kinds = {f"{n}, {'disk' if cold else 'cache'}": (n, cold) for n in asked for cold in (False, True)}
+    cases = {f"{dtype}: {kind}": (dtype, *given) for dtype in STORES for kind, given in kinds.items()}
+    runs_of = {name: lambda case=case: score(*case) for name, case in cases.items()}
+    times, _ = interleaved(runs_of, 4 * runs)
     m = made["float32"].manifest
-    stores = {}
-    for dtype, index in made.items():
-        score = {
-            f"{queries}, {'disk' if cold else 'cache'}": _ratio(
-                times[dtype, queries, cold], times["float32", queries, cold]
-            )
-            for queries in asked
-            for cold in (False, True)
-        }
-        stores[dtype] = {
+    stores = {
+        dtype: {
             "bytes": size(index),
             "times smaller": size(made["float32"]) / size(index),
-            "build": _ratio(builds[dtype], builds["float32"]),
-            "score": score,
+            "build": ratio(builds[dtype], builds["float32"])["ratio"],
+            "score": {
+                kind: ratio(times[f"{dtype}: {kind}"], times[f"float32: {kind}"])["ratio"] for kind in kinds
+            },
         }
+        for dtype, index in made.items()
+    }
     return {"examples": m.examples, "width": m.width, "stores": stores}
-
-
-def _ratio(times: list[float], to: list[float]) -> float:
-    """The median over turns."""
-    return float(np.median(np.array(times) / to))

@@ -62,11 +62,7 @@ def _until_done(run: Callable[[], object], usual: float, chance: random.Random) 
 
 
 def _trial(
-    tally: Tally,
-    run: Callable[[], object],
-    right: Callable[[], bool],
-    usual: float,
-    chance: random.Random,
+    tally: Tally, run: Callable[[], object], right: Callable[[], bool], usual: float, chance: random.Random
 ) -> int:
     kills, well = _until_done(run, usual, chance)
     outcome, why = tried(lambda: (run(), right())[1])

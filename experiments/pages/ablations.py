@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments import paper_numbers as paper
 from experiments.pages import figures
-from experiments.pages.bank_results import BANKS, of_bank
+from experiments.pages.bank_results import BANKS, methods_of
 from experiments.pages.book import NONE, Book, command, half_width, number, paragraphs, shown, table
 from unde.evaluate import pattern_similarity
 
@@ -158,7 +158,7 @@ def patterns(book: Book, banks: Sequence[str]) -> dict[str, dict[str, list[float
             order = order or list(row["groups"])
             if set(order) == set(row["groups"]):
                 out["LDS of single groups"][f"{bank} {method}"] = [row["groups"][name] for name in order]
-        for method, row in (of_bank(book, bank) or {"methods": {}})["methods"].items():
+        for method, row in methods_of(book, bank).items():
             rule = next((r for r in ("top-k 0.1", "top-k") if r in row["rules"]), None)
             if rule:
                 out["learned weights"][f"{bank} {method}"] = row["rules"][rule]["weights"]

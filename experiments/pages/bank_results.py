@@ -72,12 +72,16 @@ def of_bank(book: Book, bank: str) -> dict[str, Any] | None:
     return book.get(f"lds_{bank}")
 
 
+def methods_of(book: Book, bank: str) -> dict[str, Any]:
+    return (of_bank(book, bank) or {"methods": {}})["methods"]
+
+
 def differences(book: Book, rule: str) -> dict[str, dict[str, Mapping[str, Any]]]:
     """{bank: {method: paired difference}} of all cells that a rule was measured on."""
     out: dict[str, dict[str, Mapping[str, Any]]] = {}
     for bank in BANKS:
-        methods = (of_bank(book, bank) or {"methods": {}})["methods"]
-        cells = {m: row["rules"][rule]["difference"] for m, row in methods.items() if rule in row["rules"]}
+        rows = methods_of(book, bank).items()
+        cells = {m: row["rules"][rule]["difference"] for m, row in rows if rule in row["rules"]}
         if cells:
             out[bank] = cells
     return out

@@ -7,7 +7,7 @@ from typing import Any
 
 from experiments import paper_numbers as paper
 from experiments.pages import figures
-from experiments.pages.bank_results import of_bank
+from experiments.pages.bank_results import methods_of
 from experiments.pages.book import NONE, Book, command, number, paragraphs, shown, table
 from unde.groups import unet_block
 
@@ -179,7 +179,7 @@ def weights_over_the_network(book: Book) -> str:
         return book.missing(["fine_grained_recall_robots"])
     sets = {f"weights for {name}": values for name, values in found["weights"].items()}
     groups = next(iter(sets.values()))
-    cell = (of_bank(book, "robots") or {"methods": {}})["methods"].get("D-TRAK")
+    cell = methods_of(book, "robots").get("D-TRAK")
     if cell is not None:
         rule = next((r for r in ("top-k 0.1", "top-k") if r in cell["rules"]), None)
         values = cell["rules"][rule]["weights"] if rule else []

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from experiments.pages import figures
-from experiments.pages.bank_results import BANKS, RULES, of_bank
+from experiments.pages.bank_results import BANKS, RULES, methods_of
 from experiments.pages.book import NONE, Book, number, paragraphs, shown, table
 from experiments.pages.verdicts import COUNTED, count
 from experiments.studies import trust_ranks as trust_ranks_study
@@ -92,7 +92,7 @@ def possible(book: Book) -> str:
     names = tuple(RULES)
     halves: dict[str, dict[str, list[dict[str, Any]]]] = {rule: {} for rule in names}
     for bank in BANKS:
-        for row in (of_bank(book, bank) or {"methods": {}})["methods"].values():
+        for row in methods_of(book, bank).values():
             if "half" in row["rules"].get("reference", {}):
                 for rule in names:
                     halves[rule].setdefault(bank, []).append(row["rules"][rule]["half"])
@@ -110,7 +110,7 @@ def other_draws(book: Book, what: str = "") -> str:
     found = book.results("other_draws", BANKS)
     drawn: dict[str, dict[str, dict[str, Any]]] = {}  # seed → bank → method → difference
     for bank, methods in found.items():
-        first = (of_bank(book, bank) or {"methods": {}})["methods"]
+        first = methods_of(book, bank)
         for method, row in methods.items():
             seeds = {s: c["difference"] for s, c in row["columns"].items()}
             if method in first:

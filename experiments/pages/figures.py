@@ -118,14 +118,7 @@ def heat(
                 share = (value - low) / ((peak - low) or 1.0)
                 words = f"{value:.{digits}f}"
                 parts.append(
-                    _box(
-                        x + 1,
-                        y + 1,
-                        wide - 2,
-                        high - 2,
-                        _shade(share),
-                        f"{row}, {columns[c]}: {words}",
-                    )
+                    _box(x + 1, y + 1, wide - 2, high - 2, _shade(share), f"{row}, {columns[c]}: {words}")
                 )
                 parts.append(
                     _text(

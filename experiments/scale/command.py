@@ -17,15 +17,7 @@ from experiments.scale.diffusion import Generation, layout
 from experiments.scale.language import WikiText
 from experiments.scale.llama import OpenWebText
 from experiments.scale.pokemon import Pokemon
-from experiments.scale.settings import (
-    ARTBENCH2,
-    CIFAR2,
-    IMAGENET,
-    LLAMA_OWT,
-    NARUTO,
-    SB_POKEMON,
-    WIKITEXT103,
-)
+from experiments.scale.settings import ARTBENCH2, CIFAR2, IMAGENET, LLAMA_OWT, NARUTO, SB_POKEMON, WIKITEXT103
 from experiments.scale.sources import Source
 from experiments.scale.study import Place, Study
 from experiments.scale.vision import ImageNet
@@ -41,11 +33,7 @@ class Offer:
     make: Callable[[Place, str], Study]
     data: str  # what --data holds
     model: str  # what --model holds
-    studies: dict[str, Callable[..., Path]]  # by the names of the small studies
-
-
-def _lds(name: str) -> dict[str, Callable[..., Path]]:
-    return {name: lambda study: study.lds()}
+    studies: dict[str, str]  # names of the small studies → the method that runs each
 
 
 _PIPELINE = str(ARTBENCH2.pretrained)
@@ -55,56 +43,51 @@ SETTINGS: dict[str, Offer] = {
         lambda place, architecture: ImageNet(IMAGENET[architecture], place, architecture),
         vision.LAYOUT,
         "nothing",
-        _lds("lds_classification") | {"mislabel_auc": lambda study: study.mislabel()},
+        {"lds_classification": "lds", "mislabel_auc": "mislabel"},
     ),
     "wikitext103": Offer(
         "GPT-2-small on 232,585 sequences of WikiText-103",
         lambda place, _: WikiText(WIKITEXT103, place),
         language.LAYOUT,
         "GPT-2's tokenizer",
-        _lds("lds_language") | {"language_tail_patch": lambda study: study.patches()},
+        {"lds_language": "lds", "language_tail_patch": "patches"},
     ),
     "cifar2": Offer(
         "a DDPM of 35.7M parameters on 5,000 images of two classes of CIFAR-10",
         lambda place, _: Generation(CIFAR2, place),
         layout(CIFAR2),
         "nothing",
-        _lds("lds_diffusion"),
+        {"lds_diffusion": "lds"},
     ),
     "artbench2": Offer(
         "Stable Diffusion with LoRA on 5,000 paintings of two styles of ArtBench",
         lambda place, _: Generation(ARTBENCH2, place),
         layout(ARTBENCH2),
         _PIPELINE,
-        _lds("lds_diffusion"),
+        {"lds_diffusion": "lds"},
     ),
     "naruto": Offer(
         "Stable Diffusion with LoRA on 1,221 captioned images",
         lambda place, _: Generation(NARUTO, place),
         layout(NARUTO),
         _PIPELINE,
-        _lds("lds_diffusion"),
+        {"lds_diffusion": "lds"},
     ),
     "sb-pokemon": Offer(
         "Stable Diffusion with LoRA on 600 images of 30 categories",
         lambda place, _: Pokemon(SB_POKEMON, place),
         layout(SB_POKEMON),
         _PIPELINE,
-        _lds("lds_diffusion") | {"fine_grained_recall": lambda study: study.recall()},
+        {"lds_diffusion": "lds", "fine_grained_recall": "recall"},
     ),
     "llama-owt": Offer(
         "Llama-3-8B-Instruct as it is on 99,642 sequences of OpenWebText",
         lambda place, _: OpenWebText(LLAMA_OWT, place),
         llama.LAYOUT,
         str(LLAMA_OWT.pretrained),
-        {"llama_tail_patch": lambda study: study.patches()},
+        {"llama_tail_patch": "patches"},
     ),
 }
-
-
-def settings_of(study: str) -> list[str]:
-    """The settings that a study can be run in."""
-    return [name for name, offer in SETTINGS.items() if study in offer.studies]
 
 
 def listed() -> str:
@@ -123,18 +106,22 @@ def run(name: str, arguments: Sequence[str]) -> None:
     if name not in known:
         raise unknown("study or setting at the paper's scale", name, known)
     args = options(name).parse_args(list(arguments))
-    setting = name if name in SETTINGS else args.setting
+    setting = args.setting
     offer = SETTINGS[setting]
     if args.device.startswith("cuda"):
         torch.set_float32_matmul_precision("high")
-    study = offer.make(place(args), getattr(args, "architecture", ""))
-    wanted = [title for title in offer.studies if name in (setting, title)]
-    for title in wanted:
-        print(f"{title}: wrote {offer.studies[title](study)}", flush=True)
+    given = vars(args)
+    source = Source(given.pop("data"), given.pop("dataset"))
+    architecture = given.pop("architecture", "")
+    del given["setting"]
+    study = offer.make(Place(source=source, **given), architecture)
+    for title, method in offer.studies.items():
+        if name in (setting, title):
+            print(f"{title}: wrote {getattr(study, method)()}", flush=True)
 
 
 def options(name: str) -> argparse.ArgumentParser:
-    offered = [name] if name in SETTINGS else settings_of(name)
+    offered = [s for s, offer in SETTINGS.items() if name == s or name in offer.studies]
     p = argparse.ArgumentParser(
         prog=f"python -m experiments run {name} --scale paper",
         description="; ".join(f"{setting}: {SETTINGS[setting].what}" for setting in offered),
@@ -169,18 +156,3 @@ def options(name: str) -> argparse.ArgumentParser:
         "--fewer", action="store_true", help="take what data there is, if it is less than the paper's"
     )
     return p
-
-
-def place(args: argparse.Namespace) -> Place:
-    return Place(
-        source=Source(args.data, args.dataset),
-        model=args.model,
-        out=args.out,
-        device=args.device,
-        rows=args.rows,
-        workers=args.workers,
-        processes=args.processes,
-        threads=args.threads,
-        memory=args.memory,
-        fewer=args.fewer,
-    )

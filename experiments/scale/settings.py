@@ -85,12 +85,7 @@ VIT_B16 = Vision(
     features=12_800,  # B.3
     # silent: what is usual for ViTs trained from scratch on ImageNet alone
     recipe=Recipe(
-        epochs=300,
-        batch_size=1024,
-        lr=1e-3,
-        weight_decay=0.05,
-        warm_up=5 / 300,
-        max_grad_norm=1.0,
+        epochs=300, batch_size=1024, lr=1e-3, weight_decay=0.05, warm_up=5 / 300, max_grad_norm=1.0
     ),
     top=100,
 )

@@ -70,8 +70,11 @@ class Cell:
         return self._built[measure]
 
     def features(self, method: Method, role: str) -> QueryFeatures:
-        asked = f"{role}{' journey' * isinstance(method, JourneyTRAK)}"
-        return self.index_for(method).features(self.queries(asked), self.features_path(method, role))
+        return self.index_for(method).features(self.asked(method, role), self.features_path(method, role))
+
+    def asked(self, method: Method, role: str) -> Any:
+        """The queries as a method takes them."""
+        return self.queries(f"{role}{' journey' * isinstance(method, JourneyTRAK)}")
 
     def features_path(self, method: Method, role: str) -> Path:
         """Where they are kept."""

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import ResNetConfig, ResNetForImageClassification, ViTConfig, ViTForImageClassification
 
 from experiments.shared.data import folder
 
@@ -70,6 +69,8 @@ def _balanced(labels: Tensor, each: int, seed: int) -> Tensor:
 
 def resnet() -> nn.Module:
     """A ResNet with BatchNorm: a stem and three stages of one basic block."""
+    from transformers import ResNetConfig, ResNetForImageClassification
+
     return ResNetForImageClassification(
         ResNetConfig(
             embedding_size=32,
@@ -84,6 +85,8 @@ def resnet() -> nn.Module:
 
 def vit() -> nn.Module:
     """A vision transformer: 16 patches of 8 × 8 and a class token."""
+    from transformers import ViTConfig, ViTForImageClassification
+
     return ViTForImageClassification(
         ViTConfig(
             image_size=32,
@@ -142,9 +145,3 @@ def moved(x: Tensor, generator: torch.Generator) -> Tensor:
     rows, columns = shifts[:, :1] + at, shifts[:, 1:] + at  # (B, 32)
     which = torch.arange(len(x))[:, None, None]
     return padded.movedim(1, -1)[which, rows[:, :, None], columns[:, None, :]].movedim(-1, 1).contiguous()
-
-
-@torch.no_grad()
-def accuracy(model: nn.Module, pair: Pair) -> float:
-    x, y = pair
-    return float((model(x).logits.argmax(1) == y).float().mean())

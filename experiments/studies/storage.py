@@ -11,6 +11,7 @@ norms, as an index built with `exclude=` is: vectors are of no low rank, and mos
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -30,9 +31,6 @@ from unde import Index, UndeError
 from unde.evaluate import Bank, Estimate, lds, paired, recall_at_k
 from unde.index import QueryFeatures
 from unde.methods import TRAK, Method
-from unde.store import layout
-from unde.store.manifest import SCHEMA
-from unde.store.shards import read_shard, write_shard
 
 PAPER = ""
 VARIANTS = EVERY_BANK
@@ -69,10 +67,8 @@ def measured(variant: str, stores: Sequence[str], forms: bool = True) -> dict[st
                     continue
                 measure = method.measure
                 if measure not in held:
-                    given = judge.index(method)
-                    held[measure] = (
-                        given if store == USUAL else _repacked(given, Path(folder, measure), store)
-                    )
+                    given, packed = judge.index(method, store), store.removeprefix(MATRICES)
+                    held[measure] = given if packed == USUAL else given.repack(Path(folder, measure), packed)
                 m = held[measure].manifest
                 row["bytes"][measure] = m.codec.nbytes(1, m.columns)
                 made = row["methods"][f"{name}{form}"] = judge(name, held[measure], method, store)
@@ -81,38 +77,6 @@ def measured(variant: str, stores: Sequence[str], forms: bool = True) -> dict[st
     m = judge.index(next(iter(cell.methods.values()))).manifest
     rows = {s: found[s] | {"bytes": float(np.mean([*found[s]["bytes"].values()]))} for s in stores}
     return {"stores": rows, "examples": m.examples, "width": m.width}
-
-
-def _repacked(index: Index, folder: Path, store: str) -> Index:
-    """`index.repack`, which takes no indexes of release 0.1 and leaves out no parameters: its shards as those of a new
-    index, to be read only."""
-    old, kept, packed = index.manifest, _kept(index, store), store.removeprefix(MATRICES)
-    if old.schema == SCHEMA and len(kept) == len(old.units):
-        return index if packed == USUAL else index.repack(folder, packed)
-    columns = _columns(index, kept)
-    units = [old.units[u] for u in kept]
-    names = {u["name"] for u in units}
-    groups = {g: [n for n in of if n in names] for g, of in old.groups.items()}
-    m = replace(old, schema=SCHEMA, ids="", store_dtype=packed, units=units)
-    m = replace(m, groups={g: of for g, of in groups.items() if of})
-    (folder / layout.SHARDS).mkdir(parents=True)
-    for s in range(len(old.shards)):
-        shard = dict(read_shard(old.shard(index.folder, 0, s), old.files[s][1]))
-        features, shard["squares"] = shard.pop("features")[:, columns], shard["squares"][:, kept]
-        write_shard(m.shard(folder, 0, s), m.id, shard | m.codec.pack(features, m.columns))
-    m.begin(folder)
-    return Index.open(folder, memory="4GB", verify=False)
-
-
-def _kept(index: Index, store: str) -> list[int]:
-    """The parameters that are stored."""
-    units = index.manifest.units
-    return [u for u, unit in enumerate(units) if len(unit["shape"]) > 1 or not store.startswith(MATRICES)]
-
-
-def _columns(index: Index, units: Sequence[int]) -> Tensor:
-    """Those of some parameters."""
-    return torch.cat([torch.arange(c.start, c.stop) for c in (index.manifest.columns[u] for u in units)])
 
 
 def _asked(cell: Cell, store: str, forms: bool) -> Iterator[tuple[str, str, Method]]:
@@ -132,28 +96,28 @@ class _Judge:
         self.relevant = _relevant(cell)
         self.truth: dict[str, tuple[Tensor, Estimate]] = {}
 
-    def index(self, method: Method) -> Index:
-        """In float32, as it is there, without its model; made where it is not."""
-        folder = RUNS / self.cell.name / method.measure / "index"
-        if not folder.exists():
+    def index(self, method: Method, store: str = USUAL) -> Index:
+        """In float32; for matrices alone, without parameters that are vectors."""
+        if not store.startswith(MATRICES):
             return self.cell.index_for(method)
-        return Index.open(folder, memory="4GB", verify=False)
+        units = self.index(method).manifest.units
+        vectors = [f"^{re.escape(unit['name'])}$" for unit in units if len(unit["shape"]) < 2]
+        folder = RUNS / self.cell.name / method.measure / "matrices"
+        return self.cell.build(folder, self.cell.built_for[method.measure], exclude=vectors)
 
-    def features(self, method: Method) -> QueryFeatures:
+    def features(self, method: Method, store: str) -> QueryFeatures:
         """Of the evaluation queries."""
-        path, m = self.cell.features_path(method, "eval"), self.index(method).manifest
-        if not path.exists():
+        if not store.startswith(MATRICES):
             return self.cell.features(method, "eval")
-        return QueryFeatures.load(path, m.lineage, (m.terms, m.width))
+        path = self.cell.features_path(method, "eval-matrices")
+        return self.index(method, store).features(self.cell.asked(method, "eval"), path)
 
     def __call__(self, name: str, index: Index, method: Method, store: str) -> dict[str, Any]:
         usual = self.cell.methods[name]
-        features = self.features(usual)
         if name not in self.truth:
-            exact = self.index(usual).score(features, usual).total()
+            exact = self.index(usual).score(self.features(usual, USUAL), usual).total()
             self.truth[name] = exact, _lds(exact, self.bank)
-        columns = _columns(self.index(usual), _kept(self.index(usual), store))
-        features = replace(features, index=index.manifest.lineage, features=features.features[:, :, columns])
+        features = replace(self.features(usual, store), index=index.manifest.lineage)
         try:
             total = index.score(features, method).total()
         except UndeError as e:  # rounding would decide the scores

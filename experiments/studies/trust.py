@@ -74,8 +74,7 @@ class _Copied:
         self._features: list[QueryFeatures] = []
         for strength in self.strengths:
             rows = Rows(
-                [self.copier.copy(self.kind, int(i), strength) for i in self.which],
-                self.index._state.collate,
+                [self.copier.copy(self.kind, int(i), strength) for i in self.which], self.index._state.collate
             )
             self._features.append(self.index.features(rows))
 

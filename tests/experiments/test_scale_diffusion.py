@@ -10,15 +10,7 @@ import torch
 import sd_toy  # isort: skip  (its folder is put on the path by scale_toy)
 from experiments.scale.diffusion import Generation
 from experiments.scale.pokemon import Pokemon
-from experiments.scale.settings import (
-    ARTBENCH2,
-    CATEGORIES,
-    CIFAR2,
-    NARUTO,
-    SB_POKEMON,
-    FineGrained,
-    Recipe,
-)
+from experiments.scale.settings import ARTBENCH2, CATEGORIES, CIFAR2, NARUTO, SB_POKEMON, FineGrained, Recipe
 
 from unde import UndeError
 
