@@ -31,7 +31,6 @@ from unde.index.validation import (
     compare_task,
     list_differences,
     probe_path,
-    restore_probe,
     write_ids,
     write_probe,
 )
@@ -165,13 +164,13 @@ def _begin(
     """
     draft = FeatureRunner(folder, wanted, inputs)
     draft.units = units
-    manifest, trial = draft.choose_passes(inputs.rows, settings.memory, settings.batch_size)
+    manifest = draft.choose_passes(inputs.rows, settings.memory, settings.batch_size)
     size = choose_shard_size(manifest.resolved.pass_size, wanted.width, settings.memory)
     manifest = replace(manifest, resolved=replace(manifest.resolved, shard_size=size))
     writer = ShardWriter(folder, manifest, inputs, settings.workers, settings.ids)
     writer.runner.units = units
     (folder / layout.SHARDS).mkdir(exist_ok=True)
-    write_probe(writer.runner, inputs.rows, trial)
+    write_probe(writer.runner, inputs.rows)
     write_ids(folder, settings.ids)
     existing = manifest.begin(folder)
     if existing.id == manifest.id:
@@ -195,7 +194,7 @@ def _resume(
         )
     (folder / layout.SHARDS).mkdir(exist_ok=True)
     if not is_valid_shard(probe_path(folder, existing), existing.id):
-        restore_probe(writer.runner, inputs.rows)
+        write_probe(writer.runner, inputs.rows)
     write_ids(folder, settings.ids, existing.generation)
     return writer
 
@@ -285,7 +284,9 @@ def build(
     if method.probe is not None:
         homes.append(_fisher_home(folder, inputs, method.probe))  # raises before anything is written
     writers = _build_homes(homes, folder, inputs, settings, executor, progress)
-    unfinished = 0 if executor.exclusive else sum(len(shards.list_unwritten(writer)) for writer in writers)
+    unfinished = 0
+    if not executor.exclusive:
+        unfinished = sum(not exists(path) for writer in writers for path in writer.reader.paths.values())
     inputs = writers[0].inputs
     return IndexState(
         IndexReader(folder, Manifest.read(folder), settings.memory),

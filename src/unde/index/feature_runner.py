@@ -18,7 +18,6 @@ from unde.errors import BadExample, UndeError
 from unde.fingerprints import SAMPLED, ModelWatch, reads_differently, to_digest, to_signed
 from unde.gradients import Coverage, Unit, make_units
 from unde.gradients.coverage import try_coverage
-from unde.gradients.coverage_check import CoverageTrial
 from unde.gradients.factors import factor_sizes
 from unde.gradients.feature_pass import (
     FeaturePass,
@@ -220,29 +219,23 @@ class FeatureRunner:
             ):
                 yield job, work.results.take(job)
 
-    def choose_passes(
-        self, rows: Rows, memory: int, batch_size: int | None = None
-    ) -> tuple[Manifest, CoverageTrial | None]:
-        """Decide coverage and pass size from `rows`: the manifest with both, and the first trial."""
+    def choose_passes(self, rows: Rows, memory: int, batch_size: int | None = None) -> Manifest:
+        """Decide coverage and pass size from `rows`: the manifest with both."""
         inputs, what = self.inputs, self.measurement
         sizes: list[tuple[int, int | None]] = []
         coverage: list[dict[str, Any]] = []
-        trials: list[CoverageTrial | None] = []
         for c in range(len(self.manifest.models)):
             with load_checkpoint(inputs.model, inputs.checkpoints, c):
                 decided, trial = try_coverage(inputs.model, inputs.task, rows, what.units, what.measure)
-                trials.append(trial if self.method.terms == 1 else None)
-                task, cost = (
-                    task_at_step(inputs.task, self.method, c),
-                    trials[-1].cost if trials[-1] else None,
-                )
+                cost = trial.cost if trial is not None and self.method.terms == 1 else None
+                task = task_at_step(inputs.task, self.method, c)
                 sizes.append(choose_pass_size(inputs.model, task, rows, what, decided, memory, cost))
                 coverage.append(decided.describe())
         size, rows_per_pass = min(sizes, key=lambda s: s[0])
         size = size if batch_size is None else min(batch_size, len(rows))
         distinct = coverage[:1] if all(record == coverage[0] for record in coverage) else coverage
         resolved = replace(self.manifest.resolved, pass_size=size, rows=rows_per_pass, coverage=distinct)
-        return replace(self.manifest, resolved=resolved), trials[0]
+        return replace(self.manifest, resolved=resolved)
 
     def with_method(self, method: Method, rows: Rows, memory: int) -> FeatureRunner:
         """A runner for another projection or measure: units, coverage and pass size are decided anew."""
@@ -253,7 +246,7 @@ class FeatureRunner:
         with exclusive(model):
             runner = FeatureRunner(self.folder, manifest, self.inputs)
             runner.units = units
-            runner.manifest, _ = runner.choose_passes(rows, memory)
+            runner.manifest = runner.choose_passes(rows, memory)
             runner._watch = ModelWatch(model, self.inputs.checkpoints)  # weights were replaced and restored
         return runner
 

@@ -33,20 +33,25 @@ class IndexReader:
         self.codec = manifest.codec
         self.watch = FileWatch()
         self._fishers: dict[str, IndexReader] = {}
+        self._shapes: dict[int, dict[str, torch.Size]] = {}  # of the tensors in shards of so many rows
 
     def __reduce__(self) -> tuple[Any, ...]:
         return IndexReader, (self.folder, self.manifest, self.memory)
 
+    @cached_property
+    def paths(self) -> dict[tuple[int, int], StorePath]:
+        """The file of every shard, by checkpoint and number."""
+        m = self.manifest
+        return {(c, s): m.shard(self.folder, c, s) for c in range(m.terms) for s in range(len(m.shards))}
+
     def record_files(self) -> None:
         """Record the state of valid shards, so that later changes are noticed."""
-        m = self.manifest
-        self.watch.record(m.shard(self.folder, c, s) for c in range(m.terms) for s in range(len(m.shards)))
+        self.watch.record(self.paths.values())
 
     def shard(self, checkpoint: int, s: int) -> dict[str, Tensor]:
         """The tensors of a shard, mapped: keep them for the time of a block only."""
-        m = self.manifest
         try:
-            return reread_shard(m.shard(self.folder, checkpoint, s), m.files[s][1], self.watch)
+            return reread_shard(self.paths[checkpoint, s], self.manifest.files[s][1], self.watch)
         except ShardError as e:
             raise self.changed() or e from None
 
@@ -64,13 +69,37 @@ class IndexReader:
     def packed(self, checkpoint: int, s: int) -> dict[str, Tensor]:
         """The tensors of shard s, checked so that they can be unpacked."""
         shard = self.shard(checkpoint, s)
-        self.check(self.manifest.shard(self.folder, checkpoint, s), shard, s)
+        self.check(self.paths[checkpoint, s], shard, s)
         return shard
 
     def check(self, path: StorePath, shard: Mapping[str, Tensor], s: int) -> None:
         rows = self.manifest.shards[s]
         with report_damage(path):
             self.codec.check(shard, rows.stop - rows.start, self.manifest.columns)
+
+    def read_checked(self, checkpoint: int, s: int, verify: bool = True) -> dict[str, Tensor]:
+        """The tensors of a shard as the manifest describes them; wrong shapes are refused before content is read."""
+        path, owner = self.paths[checkpoint, s], self.manifest.files[s][1]
+        if verify and is_local(path):
+            self._check_shapes(path, s, read_shard(path, owner, False))
+        tensors = read_shard(path, owner, verify)
+        self._check_shapes(path, s, tensors)
+        self.check(path, tensors, s)
+        return tensors
+
+    def _check_shapes(self, path: StorePath, s: int, tensors: Mapping[str, Tensor]) -> None:
+        rows = self.manifest.shards[s].stop - self.manifest.shards[s].start
+        if rows not in self._shapes:
+            described = shard_tensors(self.manifest, rows, torch.float32)
+            self._shapes[rows] = {name: t.shape for name, t in described.items()}
+        wanted = dict(self._shapes[rows])
+        for name, t in tensors.items():
+            if wanted.pop(name, None) != t.shape:
+                raise ShardError(
+                    f"shard {path} is damaged: {name!r} of shape {tuple(t.shape)} is not in its plan"
+                )
+        if wanted:
+            raise ShardError(f"shard {path} is damaged: {', '.join(map(repr, wanted))} is not in it")
 
     def block(self, checkpoint: int, s: int) -> Tensor:
         """(n, D) float32 features of shard s."""
@@ -228,53 +257,6 @@ def shard_tensors(m: Manifest, rows: int, precision: torch.dtype) -> dict[str, T
         sizes = factor_sizes(m.units, m.method["projection"])
         tensors["factors"] = empty(sum(r * r + c * c for r, c in sizes.values()), dtype=precision)
     return tensors
-
-
-class Shapes:
-    """The expected shapes of the tensors in the shards of an index."""
-
-    def __init__(self, m: Manifest) -> None:
-        self.m = m
-        self._by_number = {number: s for s, (number, _) in enumerate(m.files)}
-        self._known: dict[int, dict[str, tuple[int, ...]]] = {}
-
-    def read(self, path: StorePath, verify: bool = True) -> dict[str, Tensor]:
-        """Read the tensors of a shard; wrong shapes are refused before its content is read."""
-        place = layout.parse_shard_name(path.name)
-        assert place is not None
-        s = self._by_number[place[1]]
-        owner = self.m.files[s][1]
-        if verify and is_local(path):
-            self._check(path, s, read_shard(path, owner, False))
-        tensors = read_shard(path, owner, verify)
-        self._check(path, s, tensors)
-        rows = self.m.shards[s]
-        with report_damage(path):
-            self.m.codec.check(tensors, rows.stop - rows.start, self.m.columns)
-        return tensors
-
-    def has(self, path: StorePath) -> bool:
-        """Whether the file is named like a shard of the index."""
-        place = layout.parse_shard_name(path.name)
-        return place is not None and place[0] < self.m.terms and place[1] in self._by_number
-
-    def _check(self, path: StorePath, s: int, tensors: Mapping[str, Tensor]) -> None:
-        """Raise if the tensors of a shard have other shapes than the manifest says."""
-        rows = self.m.shards[s]
-        wanted = dict(self._of(rows.stop - rows.start))
-        for name, t in tensors.items():
-            if wanted.pop(name, None) != tuple(t.shape):
-                raise ShardError(
-                    f"shard {path} is damaged: {name!r} of shape {tuple(t.shape)} is not in its plan"
-                )
-        if wanted:
-            raise ShardError(f"shard {path} is damaged: {', '.join(map(repr, wanted))} is not in it")
-
-    def _of(self, rows: int) -> dict[str, tuple[int, ...]]:
-        if rows not in self._known:
-            tensors = shard_tensors(self.m, rows, torch.float32)
-            self._known[rows] = {name: tuple(t.shape) for name, t in tensors.items()}
-        return self._known[rows]
 
 
 def shard_bytes(m: Manifest, precision: torch.dtype) -> dict[str, int]:

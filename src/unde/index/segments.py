@@ -11,11 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -28,8 +27,8 @@ from unde.errors import UndeError
 from unde.fingerprints import fingerprint_of, ids_fingerprint
 from unde.gradients.feature_pass import split_range, torch_threads
 from unde.index import pca as matrices
-from unde.index.reader import IndexReader, Shapes
-from unde.index.shard_writer import ShardWriter, covariances
+from unde.index.reader import IndexReader
+from unde.index.shard_writer import FACTORS, ShardWriter, concatenate, covariances
 from unde.index.validation import PROBE_SIZE, check_shards, list_differences, probe_path, read_ids, write_ids
 from unde.parallel.model_transport import BuildInputs
 from unde.store import factored, layout
@@ -40,7 +39,6 @@ from unde.store.remote import StorePath, exists
 from unde.store.shards import ShardError, is_valid_shard, read_shard, write_shard
 from unde.tasks.base import differences
 
-FACTORS = "factors"
 _OTHER = "in the other"
 
 
@@ -48,62 +46,53 @@ _OTHER = "in the other"
 class Source:
     """An index whose rows a rewritten one takes, but for those that are removed."""
 
-    folder: StorePath
-    manifest: Manifest
+    reader: IndexReader
     removal_mask: Tensor | None = None  # (N,) bool
 
     def selections(self) -> Iterator[ShardRows]:
         """The rows that are kept of each shard."""
-        for s, shard in enumerate(self.manifest.shards):
+        for s, shard in enumerate(self.reader.manifest.shards):
             positions = torch.arange(shard.start, shard.stop)
             if self.removal_mask is not None:
                 positions = positions[~self.removal_mask[shard]]
             if len(positions):
-                yield ShardRows(self, s, positions, len(positions) == shard.stop - shard.start)
-
-    @cached_property
-    def shapes(self) -> Shapes:
-        return Shapes(self.manifest)
-
-    @cached_property
-    def numbers(self) -> Tensor:
-        return torch.tensor(self.manifest.numbers)
+                yield ShardRows(self.reader, s, positions, len(positions) == shard.stop - shard.start)
 
 
 @dataclass(frozen=True)
 class ShardRows:
     """Examples of one stored shard, by their positions in the index."""
 
-    source: Source
+    reader: IndexReader
     s: int
     positions: Tensor
     is_whole: bool  # all of the shard
 
-    def is_file_in(self, home: StorePath) -> bool:
-        return self.is_whole and self.source.folder == home
+    @property
+    def owner(self) -> str:
+        return self.reader.manifest.files[self.s][1]
+
+    @property
+    def numbers(self) -> Tensor:
+        return torch.tensor([self.reader.manifest.numbers[i] for i in self.positions.tolist()])
 
     def read(self, c: int, writer: ShardWriter | None) -> dict[str, Tensor]:
         """Its rows under checkpoint c. The file is checked to its last byte: they get a new checksum."""
-        m = self.source.manifest
-        shard = self.source.shapes.read(m.shard(self.source.folder, c, self.s))
+        shard = self.reader.read_checked(c, self.s)
         if self.is_whole:
             return shard
-        rows = self.positions - m.shards[self.s].start
-        selected = {name: t[rows] for name, t in shard.items() if name != FACTORS}
+        start = self.reader.manifest.shards[self.s].start
+        selected = {name: t[self.positions - start] for name, t in shard.items() if name != FACTORS}
         if FACTORS in shard:
             assert writer is not None
-            selected[FACTORS] = self._covariances(c, shard, writer)
+            counted = start + (~shard["skipped"].bool()).nonzero()[:, 0]
+            is_kept = torch.isin(counted, self.positions)
+            kept, others = counted[is_kept].tolist(), counted[~is_kept].tolist()
+            if len(kept) <= len(others):  # run the fewer through the model
+                selected[FACTORS] = _sum_covariances(writer, c, kept)
+            else:
+                selected[FACTORS] = shard[FACTORS] - _sum_covariances(writer, c, others)
         return selected
-
-    def _covariances(self, c: int, shard: dict[str, Tensor], writer: ShardWriter) -> Tensor:
-        """Sum over the kept examples: computed, or the stored one less that of the others, whichever are fewer."""
-        start = self.source.manifest.shards[self.s].start
-        counted = start + (~shard["skipped"].bool()).nonzero()[:, 0]
-        is_kept = torch.isin(counted, self.positions)
-        kept, others = counted[is_kept].tolist(), counted[~is_kept].tolist()
-        if len(kept) <= len(others):
-            return _sum_covariances(writer, c, kept)
-        return shard[FACTORS] - _sum_covariances(writer, c, others)
 
 
 @dataclass(frozen=True)
@@ -115,10 +104,6 @@ class NewShard:
     owner: str
     is_written: bool
 
-    @property
-    def numbers(self) -> Tensor:
-        return torch.cat([part.source.numbers[part.positions] for part in self.parts])
-
     def __len__(self) -> int:
         return sum(len(part.positions) for part in self.parts)
 
@@ -129,7 +114,7 @@ def rewrite(
     entry: dict[str, Any],
     ids: Sequence[Any] | None,
     *,
-    fishers: dict[str, Manifest] | None = None,
+    fishers: Mapping[str, Manifest] | None = None,
     store_dtype: str | None = None,
     inputs: BuildInputs | None = None,
 ) -> Manifest:
@@ -137,22 +122,23 @@ def rewrite(
 
     The index changes when that is written. `inputs` are model and data for the covariances of removed rows.
     """
-    first = sources[0].manifest
+    reader = sources[0].reader
+    first, in_place = reader.manifest, reader.folder == home
     target = first if store_dtype is None else replace(first, store_dtype=store_dtype)
     plan = _plan_shards(home, sources, entry["token"])
     _write_shards(plan, home, target, inputs)
-    history = [*first.history, entry] if sources[0].folder == home else [entry]
     count = first.examples if first.changes is None else first.changes.build_examples
+    history = [*first.history, entry] if in_place else [entry]
     inside = {name: manifest.as_dict() for name, manifest in (fishers or {}).items()}
     after = replace(
         target,
         examples=sum(map(len, plan)),
-        data=fingerprint_of(_digests(home, plan)),
         ids=ids_fingerprint(ids),
         resolved=replace(target.resolved, shard_size=max(target.resolved.shard_size, *map(len, plan))),
         changes=Changes(first.lineage, count, _segments(plan), history, inside),
     )
-    _write_probe(home, sources[0], after, plan)
+    after = replace(after, data=fingerprint_of(IndexReader(home, after, 0).values("digest")))
+    _write_probe(home, reader, after, plan)
     write_ids(home, ids, after.generation)
     return after
 
@@ -176,24 +162,24 @@ def today() -> str:
 
 def _plan_shards(home: StorePath, sources: Sequence[Source], owner: str) -> list[NewShard]:
     """Join neighbours where one is new or loses rows and both fit into one shard; number the new files."""
-    size = sources[0].manifest.resolved.shard_size
+    size = sources[0].reader.manifest.resolved.shard_size
 
-    def is_final(part: ShardRows) -> bool:
-        return part.is_file_in(home) and part.source.manifest.files[part.s][1] != owner
+    def is_file(part: ShardRows) -> bool:
+        return part.is_whole and part.reader.folder == home
 
     groups: list[list[ShardRows]] = []
     for part in (part for source in sources for part in source.selections()):
-        joined = [*groups[-1], part] if groups else []
+        joined = [*groups[-1], part] if groups else [part]
         fits = sum(len(p.positions) for p in joined) <= size
-        if joined and fits and not all(map(is_final, joined)):
+        if groups and fits and not all(is_file(p) and p.owner != owner for p in joined):
             groups[-1] = joined
         else:
             groups.append([part])
-    used = [n for source in sources if source.folder == home for n, _ in source.manifest.files]
+    used = [n for source in sources if source.reader.folder == home for n, _ in source.reader.manifest.files]
     number, plan = 1 + max(used, default=-1), []
     for parts in groups:
-        if len(parts) == 1 and parts[0].is_file_in(home):
-            plan.append(NewShard(parts, *parts[0].source.manifest.files[parts[0].s], True))
+        if len(parts) == 1 and is_file(parts[0]):
+            plan.append(NewShard(parts, *parts[0].reader.manifest.files[parts[0].s], True))
         else:
             plan.append(NewShard(parts, number, owner, False))
             number += 1
@@ -205,7 +191,7 @@ def _segments(plan: Sequence[NewShard]) -> list[Segment]:
     segments = []
     for (owner, _), group in groupby(enumerate(plan), lambda at: (at[1].owner, at[1].number - at[0])):
         shards = [shard for _, shard in group]
-        runs = to_runs(torch.cat([shard.numbers for shard in shards]))
+        runs = to_runs(torch.cat([part.numbers for shard in shards for part in shard.parts]))
         segments.append(Segment(owner, shards[0].number, [*map(len, shards)], runs))
     return segments
 
@@ -236,16 +222,9 @@ def _write_shards(
         for c, shard in new:
             path = layout.shard_path(home, c, shard.number)
             if not is_valid_shard(path, shard.owner):
-                tensors = _join([part.read(c, writer) for part in shard.parts])
-                write_shard(path, shard.owner, _encode(tensors, shard.parts[0].source.manifest, target))
+                tensors = concatenate([part.read(c, writer) for part in shard.parts])
+                write_shard(path, shard.owner, _encode(tensors, shard.parts[0].reader.manifest, target))
             advance(1)
-
-
-def _join(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0] if name != FACTORS}
-    if FACTORS in parts[0]:
-        whole[FACTORS] = torch.stack([part[FACTORS] for part in parts]).sum(0)
-    return whole
 
 
 def _encode(shard: dict[str, Tensor], before: Manifest, after: Manifest) -> dict[str, Tensor]:
@@ -269,19 +248,13 @@ def _sum_covariances(writer: ShardWriter, c: int, rows: list[int]) -> Tensor:
     return total
 
 
-def _digests(home: StorePath, plan: Sequence[NewShard]) -> Tensor:
-    files = ((layout.shard_path(home, 0, shard.number), shard.owner) for shard in plan)
-    return torch.cat([read_shard(path, owner, verify=False)["digest"].clone() for path, owner in files])
-
-
-def _write_probe(home: StorePath, source: Source, after: Manifest, plan: Sequence[NewShard]) -> None:
+def _write_probe(home: StorePath, source: IndexReader, after: Manifest, plan: Sequence[NewShard]) -> None:
     """Keep the examples of the probe that are left; without any, take stored features."""
-    before = source.manifest
     kept, start = [], 0  # new positions, and rows of the probe
     with suppress(ShardError):
-        probe = read_shard(probe_path(source.folder, before), before.id)
+        probe = read_shard(probe_path(source.folder, source.manifest), source.manifest.id)
         for part in (part for shard in plan for part in shard.parts):
-            if part.source is source:
+            if part.reader is source:
                 hits = (probe["where"].unsqueeze(1) == part.positions).nonzero().tolist()
                 kept += [(start + position, row) for row, position in hits]
             start += len(part.positions)
@@ -303,14 +276,14 @@ def merge(folders: Sequence[StorePath], target: StorePath) -> None:
         raise UndeError(f"{len(folders)} index to merge: expected two or more")
     sources = [_finished_source(folder) for folder in folders]
     for other in sources[1:]:
-        _check_alike(sources[0], other)
-    _create(sources, target, MERGE, make_token(MERGE, [source.manifest.id for source in sources]))
+        _check_alike(sources[0].reader, other.reader)
+    _create(sources, target, MERGE, make_token(MERGE, [source.reader.manifest.id for source in sources]))
 
 
 def repack(folder: StorePath, target: StorePath, store_dtype: str) -> None:
     """Write an index as a new one whose features are stored in another precision."""
     source = _finished_source(folder)
-    m = source.manifest
+    m = source.reader.manifest
     factored.check(store_dtype, str(m.method["projection"]))
     if store_dtype == m.store_dtype:
         raise UndeError(
@@ -329,47 +302,49 @@ def _create(
     sources: Sequence[Source], target: StorePath, what: str, token: str, store_dtype: str | None = None
 ) -> None:
     """Write a new index, unless the target holds this very one."""
-    ids, count = _join_ids(sources), sum(source.manifest.examples for source in sources)
+    manifests = [source.reader.manifest for source in sources]
+    ids, count = _join_ids(sources), sum(m.examples for m in manifests)
     if exists(target / layout.MANIFEST):
         history = Manifest.read(target).history
         if history and history[-1].get("token") == token:
             return
         raise UndeError(f"{target} holds an index already: choose an empty or new folder for the new one")
     layout.prepare(target)
-    names = " and ".join(f"{s.manifest.examples} of {s.folder.name}" for s in sources)
-    source = names if store_dtype is None else f"{sources[0].manifest.store_dtype}, {names},"
+    names = " and ".join(f"{s.reader.manifest.examples} of {s.reader.folder.name}" for s in sources)
+    source = names if store_dtype is None else f"{manifests[0].store_dtype}, {names},"
     with locked(target, doing="writing"):
         clear_partial(target)
         clear_partial(target / layout.SHARDS)
         entry = make_entry(what, count, count, token, "", source)
         fishers: dict[str, Manifest] = {}
         for inside in _fisher_sources(sources):
-            home = target / inside[0].folder.name
+            home = target / inside[0].reader.folder.name
             home.mkdir(parents=True, exist_ok=True)
             fishers[home.name] = rewrite(home, inside, entry, ids, store_dtype=store_dtype)
             write_bytes(home / layout.MANIFEST, fishers[home.name].text())
-        if matrices.read(sources[0].folder, sources[0].manifest):
-            write_bytes(target / layout.MATRICES, (sources[0].folder / layout.MATRICES).read_bytes())
+        first = sources[0].reader.folder
+        if matrices.read(first, manifests[0]):
+            write_bytes(target / layout.MATRICES, (first / layout.MATRICES).read_bytes())
         after = rewrite(target, sources, entry, ids, fishers=fishers, store_dtype=store_dtype)
         create_bytes(target / layout.MANIFEST, after.text())
 
 
 def _finished_source(folder: StorePath) -> Source:
-    manifest = Manifest.read(folder)
-    check_shards(folder, manifest, verify=False)  # each is checked when it is copied
-    return Source(folder, manifest)
+    reader = IndexReader(folder, Manifest.read(folder), 0)
+    check_shards(reader, verify=False)  # each is checked when it is copied
+    return Source(reader)
 
 
 def _fisher_sources(sources: Sequence[Source]) -> Iterator[list[Source]]:
     """Gradients with other labels: those that the method needs, and those that all indexes have."""
-    stored = [IndexReader(source.folder, source.manifest, 0) for source in sources]
-    probe = methods.parse(sources[0].manifest.method).probe
+    stored = [source.reader for source in sources]
+    probe = stored[0].method.probe
     kinds = {kind for kind in layout.FISHERS if all(kind in s.fishers for s in stored)}
     for kind in sorted(kinds | ({probe.kind} if isinstance(probe, methods.Fisher) else set())):
         yield [_finished_source(s.fisher(kind).folder) for s in stored]
 
 
-def _check_alike(first: Source, other: Source) -> None:
+def _check_alike(first: IndexReader, other: IndexReader) -> None:
     a, b = first.manifest, other.manifest
     if other.folder == first.folder or a.id == b.id:
         raise UndeError(f"{first.folder} and {other.folder} are one index: expected different ones")
@@ -390,7 +365,7 @@ def _check_alike(first: Source, other: Source) -> None:
 
 
 def _join_ids(sources: Sequence[Source]) -> list[Any] | None:
-    ids = [i for source in sources for i in read_ids(source.folder, source.manifest) or ()]
+    ids = [i for source in sources for i in read_ids(source.reader.folder, source.reader.manifest) or ()]
     twice = [i for i, n in Counter(ids).items() if n > 1]
     if twice:
         raise UndeError(

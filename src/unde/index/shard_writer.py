@@ -21,15 +21,17 @@ from unde.gradients import Coverage
 from unde.gradients.feature_pass import Batch, FeaturePass, PassResult, split_range, torch_threads
 from unde.index.feature_runner import FeatureRunner, close_on_error, raise_failing_example
 from unde.index.kernel_cache import kernel_files, sizes_of
-from unde.index.reader import Shapes, shard_bytes
+from unde.index.reader import IndexReader, shard_bytes
 from unde.malloc import keep_memory
 from unde.parallel import SERIAL, Executor, Job, JobsFailed
 from unde.parallel.model_transport import BuildInputs
 from unde.store import layout
 from unde.store.files import append_line, clear_partial
 from unde.store.manifest import Manifest
-from unde.store.remote import StorePath, exists
-from unde.store.shards import ShardError, read_shard, write_shard
+from unde.store.remote import StorePath
+from unde.store.shards import ShardError, write_shard
+
+FACTORS = "factors"  # the covariances of EKFAC: sums over the examples of a shard
 
 
 class ShardWriter:
@@ -43,14 +45,9 @@ class ShardWriter:
         workers: int = 0,
         ids: Sequence[Any] | None = None,
     ) -> None:
-        self.folder, self.manifest, self.inputs, self.workers, self.ids = (
-            folder,
-            manifest,
-            inputs,
-            workers,
-            ids,
-        )
-        self.runner = FeatureRunner(folder, manifest, inputs)
+        self.folder, self.manifest, self.inputs = folder, manifest, inputs
+        self.workers, self.ids = workers, ids
+        self.runner, self.reader = FeatureRunner(folder, manifest, inputs), IndexReader(folder, manifest, 0)
         self.advance: Callable[[int], None] = lambda count: None
         self.upcoming: list[Job] = []  # jobs in the order of their computation, if known
         self._stream: tuple[list[Job], Generator[Batch]] | None = None
@@ -117,9 +114,10 @@ def _compute_tensors(writer: ShardWriter, c: int, s: int) -> dict[str, Tensor]:
         parts: list[dict[str, Tensor]] = []
         for rows, result in zip(writer.cuts(s), run.over(_read_batches(writer, c, s), features)):
             parts.append(_pass_tensors(writer, run, rows, result))
-            _add_covariances(parts)
+            if len(parts) > 1 and FACTORS in parts[-1]:  # as large as the model: only the sum stays in memory
+                parts[0][FACTORS] += parts[-1].pop(FACTORS)
             writer.advance(len(rows))
-        return _concatenate(parts) | m.codec.pack(features, m.columns)
+        return concatenate(parts) | m.codec.pack(features, m.columns)
 
 
 def compute_missing(writer: ShardWriter, executor: Executor, progress: bool) -> None:
@@ -157,21 +155,17 @@ def compute_shards(writer: ShardWriter, jobs: list[Job], executor: Executor) -> 
 
 def check_data_unchanged(writer: ShardWriter) -> None:
     """Raise if the data has changed between the first shard and now."""
-    m = writer.manifest
-    _check_checkpoints_agree(writer)
+    m, digests = writer.manifest, writer.reader.values("digest")
+    for c in range(1, m.terms):
+        differ = (digests != writer.reader.values("digest", c)).nonzero()[:, 0]
+        if len(differ):
+            raise reads_differently(int(differ[0]))
     if length_now(writer.inputs.rows) != m.examples:
         raise _length_error(writer)
     where = torch.tensor(evenly(m.examples, SAMPLED))
-    changed = changed_example(writer.inputs.rows, where, _digests(writer)[where])
+    changed = changed_example(writer.inputs.rows, where, digests[where])
     if changed is not None:
         raise reads_differently(changed)
-
-
-def list_unwritten(writer: ShardWriter) -> list[Job]:
-    """Shards without a file."""
-    m = writer.manifest
-    jobs = [(c, s) for c in range(m.terms) for s in range(len(m.shards))]
-    return [job for job in jobs if not exists(m.shard(writer.folder, *job))]
 
 
 def list_missing(writer: ShardWriter, executor: Executor = SERIAL) -> list[Job]:
@@ -180,20 +174,18 @@ def list_missing(writer: ShardWriter, executor: Executor = SERIAL) -> list[Job]:
     where, digests = [torch.empty(0, dtype=torch.int64)], [torch.empty(0, dtype=torch.int64)]
     if executor.exclusive:
         clear_partial(writer.folder / layout.SHARDS)
-    written, shapes = layout.list_names(writer.folder / layout.SHARDS), Shapes(m)
-    for c in range(m.terms):
-        for s, r in enumerate(m.shards):
-            if not executor.owns((c, s)):
+    written = layout.list_names(writer.folder / layout.SHARDS)
+    for (c, s), path in writer.reader.paths.items():
+        if not executor.owns((c, s)):
+            continue
+        try:
+            if path.name in written:
+                digests.append(writer.reader.read_checked(c, s)["digest"].clone())
+                where.append(torch.arange(m.shards[s].start, m.shards[s].stop))
                 continue
-            path = m.shard(writer.folder, c, s)
-            try:
-                if path.name in written:
-                    digests.append(shapes.read(path)["digest"].clone())
-                    where.append(torch.arange(r.start, r.stop))
-                    continue
-            except ShardError as e:
-                console.note(f"{e}: computing it again")
-            jobs.append((c, s))
+        except ShardError as e:
+            console.note(f"{e}: computing it again")
+        jobs.append((c, s))
     changed = changed_example(writer.inputs.rows, torch.cat(where), torch.cat(digests))
     if changed is not None:
         raise UndeError(
@@ -233,9 +225,9 @@ def _pass_tensors(
         result.features[~finite] = squares[~finite] = 0.0
     beside = {"beside": result.extra} if writer.runner.method.extra_measures else {}
     if run.factors is not None:
-        beside["factors"] = run.factors.take().cpu()
+        beside[FACTORS] = run.factors.take().cpu()
         if not finite.all():
-            beside["factors"] = covariances(writer, run, [rows[int(i)] for i in finite.nonzero()[:, 0]])
+            beside[FACTORS] = covariances(writer, run, [rows[int(i)] for i in finite.nonzero()[:, 0]])
     return beside | {
         "squares": squares,
         "loss": result.values,
@@ -263,37 +255,12 @@ def _bad_example(writer: ShardWriter, bad: list[int]) -> UndeError:
     )
 
 
-def _add_covariances(parts: list[dict[str, Tensor]]) -> None:
-    """Add the covariances of the last pass to those of the first."""
-    if len(parts) > 1 and "factors" in parts[-1]:
-        parts[0]["factors"] += parts[-1].pop("factors")
-
-
-def _concatenate(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Concatenate the rows of all passes of a shard; empties `parts`."""
-    whole = dict(parts[0])
-    if len(parts) > 1:
-        whole |= {name: torch.cat([part[name] for part in parts]) for name in whole if name != "factors"}
-    parts.clear()
+def concatenate(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Concatenate the rows of parts of a shard and add up their covariances."""
+    whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0] if name != FACTORS}
+    if FACTORS in parts[0]:
+        whole[FACTORS] = torch.stack([part[FACTORS] for part in parts if FACTORS in part]).sum(0)
     return whole
-
-
-def _digests(writer: ShardWriter, c: int = 0) -> Tensor:
-    m = writer.manifest
-    digests = [
-        read_shard(m.shard(writer.folder, c, s), owner, verify=False)["digest"].clone()  # no views
-        for s, (_, owner) in enumerate(m.files)
-    ]
-    return torch.cat(digests)
-
-
-def _check_checkpoints_agree(writer: ShardWriter) -> None:
-    """Raise unless every checkpoint has read the same data."""
-    first = _digests(writer)
-    for c in range(1, writer.manifest.terms):
-        changed = (first != _digests(writer, c)).nonzero()[:, 0]
-        if len(changed):
-            raise reads_differently(int(changed[0]))
 
 
 def _failure(writer: ShardWriter, reasons: dict[Job, str]) -> UndeError:

@@ -68,7 +68,7 @@ def append(state: IndexState, data: Any, ids: Sequence[Any] | None, progress: bo
             def sources(home: StorePath, manifest: Manifest) -> list[Source]:
                 segment = _new_segment(manifest, change.token, inputs, new_ids)
                 compute_missing(ShardWriter(home, segment, inputs, ids=new_ids), state.executor, progress)
-                return [Source(home, manifest), Source(home, segment)]
+                return [Source(IndexReader(home, of, 0)) for of in (manifest, segment)]
 
             ids = None if new_ids is None else [*(state.ids or ()), *new_ids]
             entry = make_entry(APPEND, len(rows), m.examples + len(rows), change.token, m.id)
@@ -107,7 +107,9 @@ def _remove(state: IndexState, change: Transaction, removed: Tensor, left: list[
     change.begin(f"{REMOVE} {count}")
     ids = None if state.ids is None else [state.ids[i] for i in left]
     entry = make_entry(REMOVE, count, len(left), change.token, m.id)
-    _apply(change, entry, lambda home, manifest: [Source(home, manifest, removed)], ids, inputs)
+    _apply(
+        change, entry, lambda home, manifest: [Source(IndexReader(home, manifest, 0), removed)], ids, inputs
+    )
 
 
 def _apply(

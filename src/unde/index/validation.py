@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,15 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from unde.checkpoints import Checkpoint, fingerprints, load_checkpoint
+from unde.checkpoints import Checkpoint, fingerprints
 from unde.data import Rows, choose_collate, evenly, to_device
 from unde.errors import UndeError
 from unde.fingerprints import ModelWatch, align_rows, changed_example, ids_fingerprint, plain_ids
-from unde.gradients.coverage import try_coverage
-from unde.gradients.coverage_check import TOLERANCE, CoverageTrial
+from unde.gradients.coverage_check import TOLERANCE
 from unde.groups import Groups
 from unde.index.feature_runner import FeatureRunner
-from unde.index.reader import IndexReader, Shapes
+from unde.index.reader import IndexReader
 from unde.index.state import IndexState
 from unde.parallel.model_transport import ModelInputs
 from unde.store import layout
@@ -37,14 +35,14 @@ _SMALL, _LONGEST_ID = 2**20, 2**12  # bytes of the ids of any index, and of an i
 def open_store(folder: StorePath, memory: int, verify: bool) -> IndexReader:
     """Open an index after checking its shards; again if it was changed meanwhile."""
     for left in reversed(range(_TRIES)):
-        manifest = Manifest.read(folder)
+        reader = IndexReader(folder, Manifest.read(folder), memory)
         try:
-            check_shards(folder, manifest, verify)
+            check_shards(reader, verify)
             break
         except ShardError:
-            if not left or Manifest.read(folder).id == manifest.id:
+            if not left or Manifest.read(folder).id == reader.manifest.id:
                 raise
-    return IndexReader(folder, manifest, memory)
+    return reader
 
 
 def check_inputs(state: IndexState, train_data: Any, groups: Groups | None) -> IndexState:
@@ -91,24 +89,23 @@ def _match_examples(stored: IndexReader, rows: Rows) -> tuple[Rows, list[str]]:
     return matched, []
 
 
-def check_shards(folder: StorePath, manifest: Manifest, verify: bool) -> None:
+def check_shards(reader: IndexReader, verify: bool) -> None:
     """Raise unless every shard is there, whole and at its place; one is in memory at a time.
 
     Remote shards are fetched only to verify checksums; without `verify` each is checked when it is first read.
     """
-    count = len(manifest.shards)
-    paths = [manifest.shard(folder, c, s) for c in range(manifest.terms) for s in range(count)]
-    missing = _missing(paths)
+    written = layout.list_names(reader.folder / layout.SHARDS)
+    missing = [path.name for path in reader.paths.values() if path.name not in written]
     if missing:
         raise ShardError(
-            f"{folder} is not finished: {len(missing)} of {len(paths)} shards are missing "
+            f"{reader.folder} is not finished: {len(missing)} of {len(reader.paths)} shards are missing "
             f"({', '.join(missing[:5])}{', …' if missing[5:] else ''}). "
             "Run the same Index.build again to finish it"
         )
-    problems, shapes = [], Shapes(manifest)
-    for path in paths if verify or is_local(folder) else ():
+    problems = []
+    for c, s in reader.paths if verify or is_local(reader.folder) else ():
         try:
-            shapes.read(path, verify)
+            reader.read_checked(c, s, verify)
         except ShardError as e:
             problems.append(str(e))
     if problems:
@@ -116,22 +113,6 @@ def check_shards(folder: StorePath, manifest: Manifest, verify: bool) -> None:
         raise ShardError(
             f"{'; '.join(problems[:5])}{more}. Run the same Index.build again to repair the index"
         )
-
-
-def _missing(paths: Sequence[StorePath]) -> list[str]:
-    """Names of shards that do not exist; one that cannot be accessed raises when it is read."""
-    if not is_local(paths[0]):
-        there = layout.list_names(paths[0].parent)
-        return [p.name for p in paths if p.name not in there]
-    missing = []
-    for path in paths:
-        try:
-            os.lstat(str(path))
-        except FileNotFoundError:
-            missing.append(path.name)
-        except OSError:
-            continue
-    return missing
 
 
 def read_ids(folder: StorePath, manifest: Manifest) -> list[Any] | None:
@@ -261,28 +242,11 @@ def _probe_features(runner: FeatureRunner, rows: Rows, where: list[int]) -> Tens
         runner.close()
 
 
-def restore_probe(runner: FeatureRunner, rows: Rows) -> None:
-    """Write the probe again, by the same computation."""
-    inputs, what = runner.inputs, runner.measurement
-    with load_checkpoint(inputs.model, inputs.checkpoints):
-        _, trial = try_coverage(inputs.model, inputs.task, rows, what.units, what.measure)
-    write_probe(runner, rows, trial if runner.method.terms == 1 else None)
-
-
-def write_probe(runner: FeatureRunner, rows: Rows, tried: CoverageTrial | None) -> None:
-    """Store the features of a few examples, those of a trial if there was one."""
-    if tried is None:
-        where = evenly(len(rows), PROBE_SIZE)
-        features = _probe_features(runner, rows, where)
-    else:
-        first = {i: n for n, i in reversed([*enumerate(tried.where)])}  # the same example may be there twice
-        where = sorted(first)[:PROBE_SIZE]
-        features = tried.features[[first[i] for i in where]].float().cpu()
-    write_shard(
-        probe_path(runner.folder, runner.manifest),
-        runner.manifest.id,
-        {"where": torch.tensor(where), "features": features},
-    )
+def write_probe(runner: FeatureRunner, rows: Rows) -> None:
+    """Store the features of a few examples."""
+    m, where = runner.manifest, evenly(len(rows), PROBE_SIZE)
+    tensors = {"where": torch.tensor(where), "features": _probe_features(runner, rows, where)}
+    write_shard(probe_path(runner.folder, m), m.id, tensors)
 
 
 def probe_path(folder: StorePath, manifest: Manifest) -> StorePath:

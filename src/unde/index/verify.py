@@ -12,7 +12,7 @@ from unde.evaluate.bank.bank_io import PARTS, verify_bank
 from unde.index import pca as matrices
 from unde.index.calibration import Calibration
 from unde.index.query_features import PLACE as QUERIES
-from unde.index.reader import Shapes, belongs
+from unde.index.reader import IndexReader, belongs
 from unde.index.updates import is_committed, read_note
 from unde.index.validation import probe_path, read_ids
 from unde.store import layout
@@ -215,27 +215,20 @@ def _verify_shards(
     folder: StorePath, manifest: Manifest | None, report: VerifyReport, is_changing: bool
 ) -> None:
     """Without a manifest, the checksum of each file alone."""
-    shapes = None if manifest is None else Shapes(manifest)
+    reader = None if manifest is None else IndexReader(folder, manifest, 0)
+    missing = {} if reader is None else {path.name: job for job, path in reader.paths.items()}
     for path in _files(folder / layout.SHARDS, report):
-        if shapes is not None and not shapes.has(path):
+        job = missing.pop(path.name, None)
+        if reader is not None and job is None:
             if not is_changing:
                 report.report(path, FOREIGN, "the index has no such shard", _NOT_OURS)
             continue
         with _counted(path, layout.SHARDS, report):
-            if shapes is None:
-                read_shard(path, None)
-            else:
-                shapes.read(path)
-    if manifest is None:
-        return
-    count = len(manifest.shards)
-    paths = [manifest.shard(folder, c, s) for c in range(manifest.terms) for s in range(count)]
-    written = layout.list_names(folder / layout.SHARDS)
-    missing = [path.name for path in paths if path.name not in written]
-    if missing:
+            read_shard(path, None) if reader is None or job is None else reader.read_checked(*job)
+    if reader is not None and missing:
         report.add_unfinished(
-            f"{len(missing)} of {len(paths)} shards are missing from {folder / layout.SHARDS} "
-            f"({missing[0]}{', …' if missing[1:] else ''}); {layout.BUILT_AGAIN}"
+            f"{len(missing)} of {len(reader.paths)} shards are missing from {folder / layout.SHARDS} "
+            f"({next(iter(missing))}{', …' if len(missing) > 1 else ''}); {layout.BUILT_AGAIN}"
         )
 
 
