@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,18 +19,18 @@ from unde.checkpoints import resolve_checkpoint_weights
 from unde.console import counted, duration, size
 from unde.data import Collate, Rows, choose_collate, parse_bytes, to_device
 from unde.errors import UndeError
-from unde.gradients import Coverage, make_units, placement, plan_coverage
-from unde.gradients.factors import factor_sizes
-from unde.gradients.feature_pass import FeaturePass, Measurement, choose_pass_size, set_rows, split_range
+from unde.gradients import Coverage, placement
+from unde.gradients.feature_pass import FeaturePass, split_range
 from unde.gradients.model_state import frozen_eval
 from unde.gradients.pca import SAMPLE
 from unde.groups import Groups, trainable, unwrap_compiled
 from unde.index.builder import choose_shard_size, default_store_dtype, needs_exact_storage
 from unde.index.defaults import default_projection
-from unde.index.feature_runner import task_at_step
+from unde.index.feature_runner import FeatureRunner
 from unde.index.kernel_cache import kernel_files, sizes_of
 from unde.index.reader import shard_bytes
 from unde.methods import Fisher, Method
+from unde.parallel.model_transport import ModelInputs
 from unde.projection import Spec, feature_size
 from unde.store import factored
 from unde.store.manifest import SCHEMA, Manifest, ResolvedSettings
@@ -233,16 +234,16 @@ def plan(
     (15, 60000)
     """
     model = unwrap_compiled(model)
-    rows = (
-        None if train_data is None else Rows(train_data, collate or choose_collate(task.collate, train_data))
-    )
-    count = _check_counts(
-        rows,
-        n_examples,
-        checkpoints=checkpoints,
-        workers=workers,
-        batch_size=1 if batch_size is None else batch_size,
-    )
+    rows = None
+    if train_data is not None:
+        rows = Rows(train_data, collate or choose_collate(task.collate, train_data))
+    elif n_examples is None:
+        raise UndeError("expected train_data, or n_examples: how many training examples there will be")
+    count = n_examples if n_examples is not None else len(rows or ())
+    counts = {"n_examples": count, "checkpoints": checkpoints, "workers": workers, "batch_size": batch_size}
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise UndeError(f"{name} {value}: expected at least 1")
     usual = default_projection(model, exclude)
     chosen = methods.for_building(method, kind_of(task.identity()), projection=usual)
     if chosen.steps > 1 and checkpoints > 1:
@@ -253,17 +254,6 @@ def plan(
     partition.of(names)
     job = _Job(model, task, rows, chosen, names, partition, count, checkpoints, store_dtype, budget)
     return replace(job.plan(batch_size), workers=workers)
-
-
-def _check_counts(rows: Rows | None, n_examples: int | None, **counts: int) -> int:
-    """The number of examples, after checking all numbers."""
-    if rows is None and n_examples is None:
-        raise UndeError("expected train_data, or n_examples: how many training examples there will be")
-    count = n_examples if n_examples is not None else len(rows or ())
-    for name, value in {"n_examples": count, **counts}.items():
-        if value < 1:
-            raise UndeError(f"{name} {value}: expected at least 1")
-    return count
 
 
 def _group_sizes(m: Manifest) -> dict[str, GroupSize]:
@@ -403,18 +393,18 @@ class _Job:
     def _time(self, part: Method, batch_size: int | None) -> Timing:
         assert self.rows is not None
         start = time.perf_counter()
-        spec = str(part.projection).replace("pca", "kron")  # of the same size, and drawn instead of fitted
-        units = make_units(self.model, self.names, spec, 0)
-        described = [{"name": u.name, "shape": list(u.shape)} for u in units]
-        factors = factor_sizes(described, spec) if part.factors else None
-        what = Measurement(units, part.measure, part.extra_measures, factors)
-        coverage = plan_coverage(self.model, self.task, self.rows, units, part.measure)
-        task = task_at_step(self.task, part, 0)
-        pass_size, in_pass = choose_pass_size(self.model, task, self.rows, what, coverage, self.memory)
-        pass_size, preparation = batch_size or pass_size, time.perf_counter() - start
-        with FeaturePass(self.model, set_rows(task, in_pass), what, coverage) as run:
-            seconds = part.terms * _seconds(run, self.rows, pass_size)
-        return Timing(pass_size, _routes(coverage), preparation, seconds, 0, 0)
+        # pca directions are drawn instead of computed, in the same sizes
+        drawn = replace(part, projection=str(part.projection).replace("pca", "kron"))
+        manifest = replace(self, checkpoints=1)._manifest(drawn, _UNMEASURED)
+        runner = FeatureRunner(Path(), manifest, ModelInputs(self.model, self.task))
+        runner.manifest = runner.choose_passes(self.rows, self.memory)
+        pass_size = batch_size or runner.manifest.resolved.pass_size
+        preparation = time.perf_counter() - start
+        try:
+            seconds = part.terms * _seconds(runner.open_pass(0), self.rows, pass_size)
+        finally:
+            runner.close()
+        return Timing(pass_size, _routes(runner.coverage(0)), preparation, seconds, 0, 0)
 
 
 def _seconds(run: FeaturePass, rows: Rows, pass_size: int) -> float:

@@ -57,7 +57,7 @@ class Counted:
             return read(path, *args, **options)
 
         monkeypatch.setattr(_FullGram, "inverse", count_inverse)
-        for module in ("store.shards", "index.kernel_cache", "index.shard_writer"):
+        for module in ("store.shards", "index.kernel_cache", "index.reader"):
             monkeypatch.setattr(f"unde.{module}.read_shard", count_read)
 
 

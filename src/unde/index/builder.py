@@ -240,29 +240,26 @@ def resolve_method(
     wanted, kind = methods.parse(method), kind_of(inputs.task.identity())
     before = Manifest.read(folder).method if exists(folder / layout.MANIFEST) else None
     words = []
-    if before is None and inputs.checkpoints is None and isinstance(wanted, methods.Damped):
-        regularized = _with_regularization(wanted, inputs, exclude)
-        if regularized is not None:
-            wanted = regularized
-            words = [
-                f"fisher true and λ = {wanted.damping:.3g}, that of the L2 regularization the model is fitted with"
-            ]
+    if before is None and (regularized := _with_regularization(wanted, inputs, exclude)) is not None:
+        wanted = regularized
+        words = [
+            f"fisher true and λ = {wanted.damping:.3g}, that of the L2 regularization the model is fitted with"
+        ]
     resolved = methods.for_building(wanted, kind, before, defaults.default_projection(inputs.model, exclude))
     if wanted.projection is None:
         words.insert(0, f"projection {resolved.projection}")
-    if isinstance(resolved, methods.Damped) and getattr(wanted, "damping", None) == "auto":
+    if isinstance(resolved, Damped) and getattr(wanted, "damping", None) == "auto":
         words.append(f"damping {resolved.damping:g} ({resolved.name}, {kind or 'other tasks'})")
     if progress and words:
         console.line(f"chosen: {'; '.join(words)}")
     return resolved
 
 
-def _with_regularization(
-    method: methods.Damped, inputs: BuildInputs, exclude: Sequence[str]
-) -> methods.Damped | None:
+def _with_regularization(method: Method, inputs: BuildInputs, exclude: Sequence[str]) -> Damped | None:
     """The true Fisher matrix and the λ of a small model at its minimum, if the method leaves both open."""
-    is_open = method.damping == "auto" and getattr(method, "fisher", "") in ("auto", "true")
-    if not is_open or method.measure != "loss":
+    if not isinstance(method, Damped) or inputs.checkpoints is not None or method.measure != "loss":
+        return None
+    if method.damping != "auto" or getattr(method, "fisher", "") not in ("auto", "true"):
         return None
     decay = defaults.weight_decay(inputs.model, inputs.task, inputs.rows, exclude)
     if decay is None:

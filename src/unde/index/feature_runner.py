@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -215,7 +215,7 @@ class FeatureRunner:
         with scratch(self.folder) as folder:
             work.results = Results(self.manifest.id, folder)
             for job in run_with_progress(
-                self.executor, _write_pass, work, jobs, title, describe=work.describe, unit="passes"
+                self.executor, _RowJobs.write_pass, work, jobs, title, describe=work.describe, unit="passes"
             ):
                 yield job, work.results.take(job)
 
@@ -276,9 +276,8 @@ class _RowJobs:
         here, inputs = self.passes[i], self.runner.inputs
         task = set_rows(inputs.task, self.runner.manifest.resolved.rows)
         try:
-            with (
-                raise_failing_example(inputs.model, task, self.rows, lambda: here, self.names, self.what),
-                close_on_error(self.runner),
+            with raise_failing_example(
+                inputs.model, task, self.rows, lambda: here, self.names, self.what, self.close
             ):
                 run = self.runner.open_pass(c, self.patch, factors=False)
                 [(where, batch, digests)] = self.rows.batches([here])
@@ -292,17 +291,12 @@ class _RowJobs:
                 "like those it was indexed on"
             ) from e
         digest = torch.tensor([to_signed(d) for d in digests], dtype=torch.int64)
-        return {
-            "features": result.features,
-            "values": result.values,
-            "beside": result.extra,
-            "digest": digest,
-        }
+        tensors = {"features": result.features, "values": result.values, "digest": digest}
+        return tensors | {"beside": result.extra}
 
-
-def _write_pass(work: _RowJobs, c: int, i: int) -> None:
-    assert work.results is not None
-    work.results.put((c, i), work.compute_pass(c, i))
+    def write_pass(self, c: int, i: int) -> None:
+        assert self.results is not None
+        self.results.put((c, i), self.compute_pass(c, i))
 
 
 def _check_finite(features: Tensor) -> None:
@@ -323,20 +317,6 @@ def task_at_step(task: Task, method: Method, c: int) -> Task:
     return task if method.steps == 1 else with_batching(task, task.batching.step(c, method.steps))
 
 
-class Closable(Protocol):
-    def close(self) -> None: ...
-
-
-@contextmanager
-def close_on_error(jobs: Closable) -> Generator[None]:
-    """Remove hooks after an error inside the block: the model is run again to find the failing example."""
-    try:
-        yield
-    except Exception:
-        jobs.close()
-        raise
-
-
 @contextmanager
 def raise_failing_example(
     model: nn.Module,
@@ -345,14 +325,18 @@ def raise_failing_example(
     where: Callable[[], Iterable[int]],
     names: Sequence[object] | None = None,
     what: str = "example",
+    close: Callable[[], None] = lambda: None,
 ) -> Generator[None]:
-    """Replace an error inside the block by one that names the first example of `where` that fails by itself."""
+    """Replace an error inside the block by one that names the first example of `where` that fails by itself.
+
+    `close` removes the hooks of a pass, before the model is run again.
+    """
     try:
         yield
-    except torch.OutOfMemoryError:
-        raise
-    except _FOREIGN as error:
-        if isinstance(error, UndeError) and not isinstance(error, Unreadable):
+    except Exception as error:
+        close()
+        is_ours = isinstance(error, UndeError) and not isinstance(error, Unreadable)
+        if is_ours or isinstance(error, torch.OutOfMemoryError) or not isinstance(error, _FOREIGN):
             raise
         failing = find_failing_example(model, task, rows, where())
         if failing is None:

@@ -111,7 +111,7 @@ class KernelCache:
             self.fitted()  # before the progress bar
         else:
             self._load_moments()  # others make K from them
-        self._run(apply_kernel, jobs, "K g(n)")
+        self._run(KernelCache.write_rows, jobs, "K g(n)")
 
     def write_rows(self, i: int) -> None:
         """K g(n) of the i-th of the joined blocks."""
@@ -135,9 +135,7 @@ class KernelCache:
             return copy_tensors(read_shard(at.path / MOMENTS, at.owner))
         try:
             at.write_locked(self._write_moments)
-        except (
-            ShardError
-        ):  # in a store of objects, another may have cleared the partial results it is done with
+        except ShardError:  # in an object store, another may have cleared the partial results
             if not is_valid_shard(at.path / MOMENTS, at.owner):
                 raise
         return copy_tensors(read_shard(at.path / MOMENTS, at.owner, verify=False))
@@ -165,7 +163,7 @@ class KernelCache:
                 advance(1)
             return [lambda: result]
         todo: list[Job] = [(n, i) for i in range(r.jobs) if not is_valid_shard(at.partial(r, i), at.owner)]
-        self._run(gather_moments, todo, "kernel")
+        self._run(KernelCache.write_partial, todo, "kernel")
         return [partial(read_shard, at.partial(r, i), at.owner, verify=False) for i in range(r.jobs)]
 
     def write_partial(self, n: int, i: int) -> None:
@@ -188,14 +186,6 @@ class KernelCache:
         self._moments.path, self._rows.path = places  # where they are, should that be elsewhere
 
 
-def gather_moments(files: KernelCache, n: int, i: int) -> None:
-    files.write_partial(n, i)
-
-
-def apply_kernel(files: KernelCache, i: int) -> None:
-    files.write_rows(i)
-
-
 def sizes_of(m: Manifest) -> FeatureLayout:
     """The features of an index as kernels see them."""
     return FeatureSource(IndexReader(Path(), m, 0), 0).sizes
@@ -216,11 +206,6 @@ def _row_file(m: Manifest, rows: int) -> int:
     layouts = m.codec.layout(rows, m.columns)
     packed = {name: torch.empty(shape, dtype=t, device="meta") for name, (shape, t) in layouts.items()}
     return file_bytes(packed, f"{0:06d}.safetensors")
-
-
-def handed_on(m: Manifest) -> bool:
-    """Whether blocks are features as they are mapped."""
-    return m.codec.mapped
 
 
 class _KernelFolder:

@@ -19,7 +19,7 @@ from unde.errors import BadExample, UndeError
 from unde.fingerprints import SAMPLED, changed_example, length_now, reads_differently, to_signed
 from unde.gradients import Coverage
 from unde.gradients.feature_pass import Batch, FeaturePass, PassResult, split_range, torch_threads
-from unde.index.feature_runner import FeatureRunner, close_on_error, raise_failing_example
+from unde.index.feature_runner import FeatureRunner, raise_failing_example
 from unde.index.kernel_cache import kernel_files, sizes_of
 from unde.index.reader import IndexReader, shard_bytes
 from unde.malloc import keep_memory
@@ -95,12 +95,9 @@ class ShardsFailed(UndeError):
 def compute_shard(writer: ShardWriter, c: int, s: int) -> None:
     """Compute and write shard s under checkpoint c; the bytes do not depend on the process."""
     m, inputs = writer.manifest, writer.inputs
-    rows = m.shards[s]
-    with (
-        raise_failing_example(
-            inputs.model, inputs.task, inputs.rows, lambda: range(rows.start, rows.stop), writer.ids
-        ),
-        close_on_error(writer),
+    where = range(m.shards[s].start, m.shards[s].stop)
+    with raise_failing_example(
+        inputs.model, inputs.task, inputs.rows, lambda: where, writer.ids, close=writer.close
     ):
         whole = _compute_tensors(writer, c, s)
     write_shard(m.shard(writer.folder, c, s), m.files[s][1], whole)
